@@ -1,0 +1,48 @@
+# Everything sets itself up: packages, guest images, builds. See CONTRIBUTING.md.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: build setup demo test lint deny bench soak clean
+
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+LAB := $(TARGET)/release/godwit-lab
+HOST := x86_64-unknown-linux-gnu
+
+# Static, because it runs inside guests that have no C library of ours; in a folder of its own, because other flags
+# in the same folder would rebuild everything each time.
+build:
+	cargo build --release --locked --workspace
+	RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked \
+	    -p godwit-load --target $(HOST) --target-dir $(TARGET)/static
+
+setup:
+	scripts/setup.sh tiny
+
+# A guest moves between two sites over 100 Mbit/s and 27 ms, under load. The report stays.
+demo: setup build
+	$(LAB) run scenarios/demo.toml --report $(TARGET)/demo/report.json --plot $(TARGET)/demo/report.html
+	@echo "report: $(TARGET)/demo/report.json and $(TARGET)/demo/report.html"
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# Licences, sources and duplicate versions of what we depend on. Advisories need the internet: see CONTRIBUTING.md.
+deny:
+	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+	cargo deny --all-features check bans licenses sources
+
+test: setup build lint
+	cargo test --workspace --locked
+	scripts/test-lab.sh
+
+# Figures. None of them is asserted: they belong to the machine that made them.
+bench: setup build
+	cargo run --release --locked -p godwit-wan --example goodput
+
+# Long runs, resumable: the ledger knows what was done at this commit.
+soak: setup build
+	scripts/soak.sh
+
+clean:
+	cargo clean

@@ -1,0 +1,206 @@
+//! Sites, and the WAN between them.
+//!
+//! ```text
+//!   site illinois                     emulator's namespace                      site texas
+//!   br0 ── vx0                                                                  vx0 ── br0
+//!    │       └─ 172.31.0.1 ─ wan1 ═══ p0-1 ──[ rate, delay, loss ]── p1-0 ═══ wan0 ─ 172.31.0.2 ┘ │
+//!   tap-web                                                                            tap-web
+//! ```
+//!
+//! Each site is a namespace with one underlay address; a veth for each other site leads into the emulator's namespace,
+//! where a `godwit_wan::Path` joins the two ends. There is no other way between sites: whatever one knows of another
+//! crossed the WAN and was counted there. Neighbours and routes are fixed, so that no ARP adds a round trip to a
+//! measurement.
+//!
+//! The guests' network is one stretched layer-2 segment: a bridge in each site, joined by VXLAN with head-end
+//! replication. This is what an operator without Godwit would have; the network identity of a guest follows by QEMU's
+//! own announcements and the bridges' learning.
+
+use crate::ns::Namespace;
+use crate::scenario::{PathChange, Scenario, same_pair};
+use anyhow::{Context, Result, bail};
+use godwit_wan::{Class, Classifier, Counters, Offload, PathSpec, set_segmentation};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+/// Port of QEMU's migration stream: class memory.
+pub const MEMORY_PORT: u16 = 4444;
+/// Port of NBD: class disk.
+pub const DISK_PORT: u16 = 10809;
+/// Port of VXLAN, all that guests and their clients say: class client.
+pub const VXLAN_PORT: u16 = 4789;
+/// MTU of the guests' segment: the underlay's 1500 less VXLAN's 50.
+pub const GUEST_MTU: u16 = 1450;
+/// First of the ports that the lab counts as memory; several VMs that move at once use one each.
+const MEMORY_PORTS: std::ops::RangeInclusive<u16> = MEMORY_PORT..=MEMORY_PORT + 55;
+/// As [`MEMORY_PORTS`], for disks.
+const DISK_PORTS: std::ops::RangeInclusive<u16> = DISK_PORT..=DISK_PORT + 55;
+
+/// A site under construction or use.
+#[derive(Debug)]
+pub struct Site {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub ns: Namespace,
+    /// The only folder below the work folder that can be seen inside.
+    pub folder: PathBuf,
+    /// Its address on the WAN.
+    pub underlay: Ipv4Addr,
+    /// Its own address on the guests' segment, from which clients speak.
+    pub client: Ipv4Addr,
+}
+
+impl Site {
+    /// The folder in memory that goes with the site: sockets, guests' RAM. Only what is inside sees it.
+    #[must_use]
+    pub fn run_folder(&self) -> PathBuf {
+        crate::sandbox::registry()
+    }
+}
+
+/// All sites and the paths between them.
+#[derive(Debug)]
+pub struct Fabric {
+    // Paths first: they are dropped before the namespaces of the interfaces that they join.
+    paths: Vec<(usize, usize, godwit_wan::Path)>,
+    /// In the scenario's order.
+    pub sites: Vec<Site>,
+    _wan: Namespace,
+}
+
+impl Fabric {
+    /// Builds the sites of a scenario below `work` and joins them.
+    ///
+    /// # Errors
+    /// When the kernel refuses something; nothing that was made stays.
+    pub fn build(scenario: &Scenario, work: &Path) -> Result<Self> {
+        let wan = Namespace::new("wan")?;
+        let parent = work.join("sites");
+        for site in &scenario.site {
+            std::fs::create_dir_all(parent.join(site.name.get_ref()))?;
+        }
+        let mut sites = vec![];
+        for (index, site) in scenario.site.iter().enumerate() {
+            sites.push(build_site(index, site.name.get_ref(), &parent)?);
+        }
+        let mut paths = vec![];
+        for a in 0..sites.len() {
+            for b in a + 1..sites.len() {
+                let spec = scenario.path_spec(&sites[a].name, &sites[b].name);
+                let seed = scenario.seed.wrapping_mul(1000).wrapping_add((a * 100 + b) as u64);
+                paths.push((a, b, join(&wan, (a, &sites[a]), (b, &sites[b]), spec, seed)?));
+            }
+        }
+        for (index, site) in sites.iter().enumerate() {
+            let others = sites.iter().enumerate().filter(|(i, _)| *i != index);
+            site.ns.bridge(others.map(|(_, o)| format!("fdb append 00:00:00:00:00:00 dev vx0 dst {}", o.underlay)))?;
+        }
+        Ok(Self { paths, sites, _wan: wan })
+    }
+
+    /// The site of this name.
+    ///
+    /// # Panics
+    /// When there is none; scenarios are checked for that.
+    #[must_use]
+    pub fn site(&self, name: &str) -> &Site {
+        self.sites.iter().find(|s| s.name == name).expect("a checked scenario names only sites that exist")
+    }
+
+    /// The path between two sites.
+    ///
+    /// # Errors
+    /// When the names are the same or unknown.
+    pub fn path(&self, one: &str, other: &str) -> Result<&godwit_wan::Path> {
+        let pair = [one.to_owned(), other.to_owned()];
+        let found = self.paths.iter().find(|(a, b, _)| same_pair(&pair, &self.sites[*a].name, &self.sites[*b].name));
+        match found {
+            Some((_, _, path)) => Ok(path),
+            None => bail!("there is no path between `{one}` and `{other}`"),
+        }
+    }
+
+    /// Changes a path's figures, and the senders' segmentation with them.
+    ///
+    /// # Errors
+    /// When the figures are out of range.
+    pub fn change(&self, change: &PathChange) -> Result<()> {
+        let [one, other] = change.between.get_ref();
+        let path = self.path(one, other)?;
+        let spec = change.apply(path.spec());
+        let index = |name: &str| self.sites.iter().position(|s| s.name == name);
+        let (a, b) = (index(one).context("unknown site")?, index(other).context("unknown site")?);
+        segment(&self.sites[a], b, &spec)?;
+        segment(&self.sites[b], a, &spec)?;
+        Ok(path.set(spec)?)
+    }
+
+    /// Each path with its two sites' names.
+    pub fn paths(&self) -> impl Iterator<Item = (&str, &str, &godwit_wan::Path)> {
+        self.paths.iter().map(|(a, b, p)| (self.sites[*a].name.as_str(), self.sites[*b].name.as_str(), p))
+    }
+
+    /// Counters of the path between two sites.
+    ///
+    /// # Errors
+    /// As [`Fabric::path`].
+    pub fn counters(&self, one: &str, other: &str) -> Result<Counters> {
+        Ok(self.path(one, other)?.counters())
+    }
+}
+
+fn build_site(index: usize, name: &str, parent: &Path) -> Result<Site> {
+    let ns = Namespace::with_own_folder(name, parent, name)?;
+    let number = u8::try_from(index + 1).expect("at most eight sites");
+    let underlay = Ipv4Addr::new(172, 31, 0, number);
+    let client = Ipv4Addr::new(10, 99, 255, number);
+    // A bandwidth-delay product of 1 Gbit/s and 180 ms is 22 MiB; the default of 6 MiB would hold TCP back.
+    ns.sysctl("net/ipv4/tcp_rmem", "4096 131072 67108864")?;
+    ns.sysctl("net/ipv4/tcp_wmem", "4096 131072 67108864")?;
+    ns.ip([
+        format!("address add {underlay}/32 dev lo"),
+        "link add br0 type bridge stp_state 0 forward_delay 0".into(),
+        format!("link set br0 address 02:67:77:02:00:{number:02x} mtu {GUEST_MTU} up"),
+        format!("link add vx0 type vxlan id 77 local {underlay} dstport {VXLAN_PORT} learning"),
+        format!("link set vx0 mtu {GUEST_MTU} master br0 up"),
+        format!("address add {client}/16 dev br0"),
+    ])?;
+    Ok(Site { name: name.to_owned(), ns, folder: parent.join(name), underlay, client })
+}
+
+fn join(
+    wan: &Namespace,
+    (a, one): (usize, &Site),
+    (b, other): (usize, &Site),
+    spec: PathSpec,
+    seed: u64,
+) -> Result<godwit_wan::Path> {
+    for (i, site, j, peer) in [(a, one, b, other), (b, other, a, one)] {
+        wan.ip([
+            format!("link add p{i}-{j} type veth peer name wan{j} netns {}", site.ns.path().display()),
+            format!("link set p{i}-{j} up"),
+        ])?;
+        site.ns.ip([
+            format!("link set wan{j} address 02:67:77:01:{i:02x}:{j:02x} up"),
+            format!("neighbour add {} lladdr 02:67:77:01:{j:02x}:{i:02x} dev wan{j} nud permanent", peer.underlay),
+            format!("route add {}/32 dev wan{j} src {}", peer.underlay, site.underlay),
+        ])?;
+        segment(site, j, &spec)?;
+    }
+    let name = format!("{}-{}", one.name, other.name);
+    let rules = Classifier::new([
+        (MEMORY_PORTS, Class::Memory),
+        (DISK_PORTS, Class::Disk),
+        (VXLAN_PORT..=VXLAN_PORT, Class::Client),
+    ]);
+    wan.run(move || godwit_wan::Path::start(&name, &format!("p{a}-{b}"), &format!("p{b}-{a}"), spec, rules, seed))
+        .context("cannot start the WAN emulator")
+}
+
+/// Has `site` hand over single packets on its path to site `other` where loss or jitter must hit packets one by one.
+fn segment(site: &Site, other: usize, spec: &PathSpec) -> Result<()> {
+    let offload = if spec.needs_single_packets() { Offload::SinglePackets } else { Offload::SuperFrames };
+    site.ns.run(move || set_segmentation(&format!("wan{other}"), offload))?;
+    Ok(())
+}

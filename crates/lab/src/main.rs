@@ -1,0 +1,331 @@
+//! `godwit-lab`: runs scenarios of moves and measures them.
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use godwit_lab::progress::Progress;
+use godwit_lab::report::{Outcome, Report};
+use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
+use godwit_lab::scenario::Scenario;
+use godwit_lab::{plot, run, table};
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Sites, a WAN and real guests on one machine: move VMs between them and measure it.
+///
+/// Needs root. Everything that a run makes lives in namespaces of its own and in its work folder, and goes with it.
+#[derive(Parser)]
+#[command(name = "godwit-lab", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a scenario and write its report.
+    Run(RunArgs),
+    /// Bring a scenario's sites and guests up and leave them running, without making its steps.
+    Up(UpArgs),
+    /// End what `up` left running, and remove what killed runs left behind.
+    Down {
+        /// Only the run of this scenario (its `name`).
+        scenario: Option<String>,
+    },
+    /// Check a scenario file; says what is wrong, with line and key.
+    Check {
+        /// The scenario (TOML).
+        scenario: PathBuf,
+    },
+    /// Draw a report as a self-contained HTML page.
+    Plot {
+        /// The report (JSON).
+        report: PathBuf,
+        /// Where to write the page. Default: beside the report, as `.html`.
+        #[arg(long, short)]
+        output: Option<PathBuf>,
+    },
+    /// Run a scenario over a matrix of links and baselines; goes on where an earlier run of it stopped.
+    Sweep(SweepArgs),
+    #[command(name = "__init", hide = true)]
+    Init { config: PathBuf },
+    #[command(name = "__engine", hide = true)]
+    Engine { config: PathBuf },
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// The scenario (TOML).
+    scenario: PathBuf,
+    /// Where to write the report (JSON); `-` is standard output.
+    #[arg(long)]
+    report: PathBuf,
+    /// Draw the report too, as an HTML page.
+    #[arg(long)]
+    plot: Option<PathBuf>,
+    /// Folder for disks and logs: empty or not yet there; removed at the end. Default: a fresh one below /var/tmp.
+    #[arg(long)]
+    work: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct UpArgs {
+    /// The scenario (TOML).
+    scenario: PathBuf,
+    /// Folder for disks and logs: empty or not yet there; removed at the end. Default: a fresh one below /var/tmp.
+    #[arg(long)]
+    work: Option<PathBuf>,
+    /// Stay in the foreground until ^C.
+    #[arg(long)]
+    foreground: bool,
+}
+
+#[derive(Args)]
+struct SweepArgs {
+    /// The sweep (TOML): `scenario`, `rate_mbit`, `rtt_ms`, `baseline`, `repeat`.
+    sweep: PathBuf,
+    /// Ledger of results (JSON lines), appended to; what it has already is not run again.
+    #[arg(long)]
+    ledger: PathBuf,
+    /// The version that results belong to. Default: `git rev-parse HEAD` of the current folder.
+    #[arg(long)]
+    commit: Option<String>,
+    /// Only print the table of what the ledger has.
+    #[arg(long)]
+    table: bool,
+}
+
+/// What the engine inside the sandbox is told.
+#[derive(Serialize, Deserialize)]
+struct EngineConfig {
+    scenario_text: String,
+    scenario_path: String,
+    work: PathBuf,
+    /// Where the engine leaves the report; none for `up`.
+    report: Option<PathBuf>,
+    /// Where the engine says that all is up; only for `up`.
+    ready: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match real_main() {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("godwit-lab: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn real_main() -> Result<ExitCode> {
+    match Cli::parse().command {
+        Command::Run(args) => run_command(&args),
+        Command::Up(args) => up_command(&args),
+        Command::Down { scenario } => {
+            let ended = sandbox::down(scenario.as_deref())?;
+            match ended.as_slice() {
+                [] => println!("nothing was up"),
+                names => names.iter().for_each(|n| println!("ended {n}")),
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Check { scenario } => {
+            let checked = Scenario::load(&scenario)?;
+            println!(
+                "{}: {} sites, {} VMs, {} steps; fine",
+                checked.name.get_ref(),
+                checked.site.len(),
+                checked.vm.len(),
+                checked.step.len()
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Plot { report, output } => {
+            let output = output.unwrap_or_else(|| report.with_extension("html"));
+            write_atomically(&output, plot::render_html(&read_report(&report)?).as_bytes())?;
+            println!("{}", output.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Sweep(args) => sweep_command(&args),
+        Command::Init { config } => match sandbox::run_init(&config)? {},
+        Command::Engine { config } => engine(&config),
+    }
+}
+
+fn read_report(path: &Path) -> Result<Report> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is not a report of godwit-lab", path.display()))
+}
+
+/// Writes beside the target and renames, so that nobody ever sees half a file.
+fn write_atomically(target: &Path, body: &[u8]) -> Result<()> {
+    let mut name = target.file_name().context("a file name is needed")?.to_owned();
+    name.push(".new");
+    let fresh = target.with_file_name(name);
+    let context = || format!("cannot write {}", target.display());
+    if let Some(folder) = target.parent().filter(|f| !f.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(context)?;
+    }
+    std::fs::write(&fresh, body).with_context(context)?;
+    std::fs::rename(&fresh, target).with_context(context)
+}
+
+/// Set by SIGINT, SIGTERM and SIGHUP.
+fn told_to_stop() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, stop.clone()).context("cannot listen for signals")?;
+    }
+    Ok(stop)
+}
+
+/// Runs one scenario in a sandbox of its own; `None` when it was told to stop.
+fn run_sandboxed(text: &str, path: &str, work: Option<&Path>, stop: &AtomicBool) -> Result<Option<Report>> {
+    let scenario = Scenario::parse(text, path)?;
+    let folder = WorkFolder::create(work, scenario.name.get_ref(), false)?;
+    let report = folder.path().join("report.json");
+    let config = folder.path().join("engine.json");
+    let engine = EngineConfig {
+        scenario_text: text.to_owned(),
+        scenario_path: path.to_owned(),
+        work: folder.path().to_owned(),
+        report: Some(report.clone()),
+        ready: None,
+    };
+    std::fs::write(&config, serde_json::to_vec(&engine)?)?;
+    let mut sandbox = Sandbox::start(&config)?;
+    let status = loop {
+        if let Some(status) = sandbox.poll()? {
+            break status;
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    if !status.success() {
+        bail!("the run failed; what it said stands above");
+    }
+    read_report(&report).map(Some)
+}
+
+fn run_command(args: &RunArgs) -> Result<ExitCode> {
+    let stop = told_to_stop()?;
+    let text = std::fs::read_to_string(&args.scenario)
+        .with_context(|| format!("cannot read the scenario {}", args.scenario.display()))?;
+    let Some(report) = run_sandboxed(&text, &args.scenario.display().to_string(), args.work.as_deref(), &stop)? else {
+        eprintln!("godwit-lab: told to stop; everything was taken down");
+        return Ok(ExitCode::from(130));
+    };
+    let json = serde_json::to_vec_pretty(&report)?;
+    if args.report == Path::new("-") {
+        std::io::stdout().write_all(&json)?;
+    } else {
+        write_atomically(&args.report, &json)?;
+        print!("{}", table::comparison(&report));
+    }
+    if let Some(page) = &args.plot {
+        write_atomically(page, plot::render_html(&report).as_bytes())?;
+    }
+    let entries = report.moves.iter().chain(report.baselines.iter().map(|b| &b.figures));
+    let all_well = entries.into_iter().all(|m| m.integrity.intact() && m.outcome != Outcome::Failed);
+    // A guest that was hurt is the one thing that nobody may overlook.
+    Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+fn up_command(args: &UpArgs) -> Result<ExitCode> {
+    let text = std::fs::read_to_string(&args.scenario)
+        .with_context(|| format!("cannot read the scenario {}", args.scenario.display()))?;
+    let path = args.scenario.display().to_string();
+    let scenario = Scenario::parse(&text, &path)?;
+    if !args.foreground {
+        return detach(args);
+    }
+    let stop = told_to_stop()?;
+    let folder = WorkFolder::create(args.work.as_deref(), scenario.name.get_ref(), true)?;
+    let ready = folder.path().join("ready");
+    let config = folder.path().join("engine.json");
+    let engine = EngineConfig {
+        scenario_text: text,
+        scenario_path: path,
+        work: folder.path().to_owned(),
+        report: None,
+        ready: Some(ready),
+    };
+    std::fs::write(&config, serde_json::to_vec(&engine)?)?;
+    let mut sandbox = Sandbox::start(&config)?;
+    while !stop.load(Ordering::Relaxed) {
+        if let Some(status) = sandbox.poll()? {
+            bail!("the lab ended by itself ({status}); what it said stands above");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts `up --foreground` in a session of its own and waits until it says that all is up.
+fn detach(args: &UpArgs) -> Result<ExitCode> {
+    use std::os::unix::process::CommandExt;
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.arg("up").arg("--foreground").arg(&args.scenario);
+    if let Some(work) = &args.work {
+        command.arg("--work").arg(work);
+    }
+    // Its own process group: the terminal's ^C is for whoever started it, not for what is to stay.
+    command.stdin(std::process::Stdio::null()).process_group(0);
+    let mut child = command.spawn().context("cannot start the lab")?;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            bail!("the lab did not come up ({status}); what it said stands above");
+        }
+        let mine = sandbox::records()?.into_iter().find(|(_, r, alive)| *alive && r.supervisor == child.id());
+        if let Some((_, record, _)) = mine
+            && let Ok(text) = std::fs::read_to_string(record.work.join("ready"))
+        {
+            print!("{text}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn engine(config: &Path) -> Result<ExitCode> {
+    let config: EngineConfig =
+        serde_json::from_slice(&std::fs::read(config)?).context("the engine's orders are not understood")?;
+    let scenario = Scenario::parse(&config.scenario_text, &config.scenario_path)?;
+    let progress = Arc::new(Progress::default());
+    if let Some(target) = &config.report {
+        let report = run::run(&scenario, &config.work, &progress)?;
+        write_atomically(target, &serde_json::to_vec(&report)?)?;
+    }
+    if let Some(target) = &config.ready {
+        run::hold(&scenario, &config.work, &progress, |pass| {
+            let text = how_to_use(pass, scenario.name.get_ref());
+            if let Err(e) = write_atomically(target, text.as_bytes()) {
+                eprintln!("godwit-lab: {e:#}");
+            }
+        })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn how_to_use(pass: &run::Pass, name: &str) -> String {
+    let mut text = format!("`{name}` is up.\n");
+    for site in &pass.fabric().sites {
+        // Process ids of the sandbox mean nothing outside; these are shown for use by `nsenter` from outside.
+        text += &format!("  site {:<16} {}, clients speak from {}\n", site.name, site.underlay, site.client);
+    }
+    for vm in pass.vms() {
+        let site = vm.site().unwrap_or_default();
+        text += &format!("  VM   {:<16} {} in {site}\n", vm.name(), vm.address());
+    }
+    text + &format!("End it with: godwit-lab down {name}\n")
+}
+
+fn sweep_command(_args: &SweepArgs) -> Result<ExitCode> {
+    bail!("not there yet")
+}

@@ -1,0 +1,611 @@
+//! A move by QEMU's own means: what an operator has without Godwit, and what Godwit is measured against.
+//!
+//! The order is libvirt's, because it is the one that keeps the disk right:
+//!
+//! ```text
+//! reserve   start the destination's QEMU (-S, -incoming), agree on capabilities, export its empty disks by NBD
+//! disk      mirror every disk until the mirror has caught up           (not with migrate -b or a shared disk)
+//! memory    pre-copy, until the stop rule says that the rest is small
+//! stop      the guest stops (pause-before-switchover); the mirrors are ended cleanly; the rest of memory is sent
+//! compare   both stand still: RAM is compared                           (the lab's own time, reported apart)
+//! run       the destination runs and announces itself
+//! release   the source's QEMU quits
+//! ```
+//!
+//! Ending the mirrors while the guest is stopped is part of its pause, and it has to be: a mirror that is cancelled
+//! while the guest still writes leaves the last writes behind.
+//!
+//! The mirror runs in QEMU's `write-blocking` mode (`virsh migrate --copy-storage-synchronous-writes`) at a granularity of
+//! 4 KiB: each write of the guest waits until both disks have it. In the default mode a mirror has caught up only at a
+//! moment when nothing at all is dirty, and over a WAN such a moment hardly comes: a guest that writes 4 KiB every 8 ms
+//! dirties the next block before the last one has made its round trip. In a trial over 200 Mbit/s and 10 ms it took
+//! three minutes and four times the disk's bytes to come. Nor does it come in `write-blocking` mode at the default
+//! granularity of 64 KiB, because smaller writes leave their granule dirty.
+//!
+//! Until `run` every failure is undone: the migration is cancelled, the destination is killed, the source goes on.
+
+use crate::fabric::{DISK_PORT, Fabric, MEMORY_PORT, Site};
+use crate::guest::{Guest, Start};
+use crate::progress::Progress;
+use crate::report::{MemorySample, Outcome, Phase, Round};
+use crate::scenario::Baseline;
+use crate::truth::{self, Difference, PAGE};
+use anyhow::{Context, Result, bail};
+use godwit_qmp::{EventMark, Qmp};
+use godwit_units::Bytes;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often the hypervisor is asked how far it is.
+const POLL: Duration = Duration::from_millis(100);
+/// Well above every link of the lab, so that the link sets the pace and not QEMU's default of 1 Gbit/s.
+const MAX_BANDWIDTH: u64 = 10_000_000_000;
+/// QEMU's own default, in ms.
+const DOWNTIME_LIMIT_MS: u64 = 300;
+/// Makes QEMU stop at the next opportunity: the largest value that it takes, in ms.
+const STOP_NOW_MS: u64 = 2_000_000;
+/// Bound on the steps that take no more than moments when all is well.
+const STEP: Duration = Duration::from_secs(60);
+/// The dirty bitmap that records what the guest wrote since the hand-off.
+const BITMAP: &str = "since-handoff";
+
+/// When pre-copy ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StopRule {
+    /// QEMU: the rest would take at most the downtime limit at the measured bandwidth.
+    DowntimeLimit,
+    /// Xen: fewer than 50 pages dirty, 29 rounds, or 3 times the RAM sent (Akoush et al., section II.B).
+    Xen,
+}
+
+/// Xen's figures.
+const XEN_FEW_PAGES: u64 = 50;
+const XEN_ROUNDS: usize = 29;
+const XEN_TIMES_RAM: u64 = 3;
+
+/// What is particular to a baseline.
+struct Means {
+    rule: StopRule,
+    /// Disk within the memory stream.
+    block: bool,
+    /// Migration capabilities beyond those that all have.
+    capabilities: &'static [&'static str],
+}
+
+impl Means {
+    fn of(kind: Baseline) -> Self {
+        let plain = Self { rule: StopRule::DowntimeLimit, block: false, capabilities: &[] };
+        match kind {
+            Baseline::Qemu => plain,
+            Baseline::QemuXen => Self { rule: StopRule::Xen, ..plain },
+            Baseline::QemuBlock => Self { block: true, ..plain },
+            Baseline::QemuXbzrle => Self { capabilities: &["xbzrle"], ..plain },
+            Baseline::QemuMultifdZstd => Self { capabilities: &["multifd"], ..plain },
+        }
+    }
+}
+
+/// The stop rule in words, for the report.
+#[must_use]
+pub fn stop_rule(kind: Baseline) -> String {
+    match Means::of(kind).rule {
+        StopRule::DowntimeLimit => format!(
+            "QEMU's: stop when the rest takes at most {DOWNTIME_LIMIT_MS} ms at the bandwidth that QEMU measures (downtime-limit)"
+        ),
+        StopRule::Xen => format!(
+            "Xen's, over QMP: stop when fewer than {XEN_FEW_PAGES} pages are dirty, after {XEN_ROUNDS} rounds, or when {XEN_TIMES_RAM} times the RAM was sent"
+        ),
+    }
+}
+
+/// A move's circumstances.
+pub struct Order<'a> {
+    /// The means.
+    pub kind: Baseline,
+    /// The sites.
+    pub fabric: &'a Fabric,
+    /// Where to.
+    pub to: &'a Site,
+    /// Which of the VM's QEMUs the destination's will be.
+    pub life: u32,
+    /// The VM's number, from which its ports follow.
+    pub index: usize,
+    /// Both sites reach the disks.
+    pub shared_disk: bool,
+    /// After this the move is given up.
+    pub timeout: Duration,
+    /// Set from outside to give it up.
+    pub cancel: &'a AtomicBool,
+    /// Who is told how far it is.
+    pub progress: &'a Progress,
+}
+
+/// What a move by QEMU brought.
+pub struct Moved {
+    /// The VM's QEMU now; `None` when the VM was lost.
+    pub guest: Option<Guest>,
+    /// The disks that it had at the source, as they were at the hand-off.
+    pub old_disks: Vec<std::path::PathBuf>,
+    /// What was measured.
+    pub figures: Figures,
+}
+
+/// What was measured on a move.
+#[derive(Debug)]
+pub struct Figures {
+    /// The command's moment; all times count from here.
+    pub began: Instant,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why not well.
+    pub why: Option<String>,
+    /// When it ended.
+    pub ended: Instant,
+    /// The source's STOP event.
+    pub stopped: Option<Instant>,
+    /// The destination's RESUME event.
+    pub resumed: Option<Instant>,
+    /// For how long the lab held the guest.
+    pub held: Duration,
+    /// Share of non-zero pages before.
+    pub nonzero_share: Option<f64>,
+    /// Phases.
+    pub phases: Vec<Phase>,
+    /// Rounds.
+    pub rounds: Vec<Round>,
+    /// Curve.
+    pub memory: Vec<MemorySample>,
+    /// Pages sent as zeroes.
+    pub zero_pages: u64,
+    /// Pages of any kind that were sent, and disk bytes, unreduced.
+    pub raw_bytes: u64,
+    /// Disk bytes within the memory stream, by QEMU's count.
+    pub disk_in_stream: Option<u64>,
+    /// What the RAM comparison found.
+    pub ram: Option<Difference>,
+}
+
+impl Figures {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            began: now,
+            outcome: Outcome::Failed,
+            why: None,
+            ended: now,
+            stopped: None,
+            resumed: None,
+            held: Duration::ZERO,
+            nonzero_share: None,
+            phases: vec![],
+            rounds: vec![],
+            memory: vec![],
+            zero_pages: 0,
+            raw_bytes: 0,
+            disk_in_stream: None,
+            ram: None,
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Ends the phase under way and begins the next.
+    fn phase(&mut self, name: &str) {
+        let now = self.seconds();
+        self.end_phase(now);
+        self.phases.push(Phase { name: name.into(), start_s: now, end_s: now });
+    }
+
+    fn end_phase(&mut self, now: f64) {
+        if let Some(last) = self.phases.last_mut() {
+            last.end_s = now;
+        }
+    }
+}
+
+/// Moves `source`'s guest as `order` says. Whatever happens, the guest runs afterwards at exactly one place, or
+/// [`Moved::guest`] is `None` and the figures say why.
+pub fn run(order: &Order<'_>, source: Guest) -> Moved {
+    let mut figures = Figures::new();
+    let old_disks = source.disk_files.clone();
+    let mut destination = None;
+    let result = attempt(order, &source, &mut destination, &mut figures);
+    let guest = match (result, destination) {
+        (Ok(()), Some(destination)) => {
+            figures.phase("release");
+            let site = order.fabric.site(&source.site);
+            source.quit(site);
+            figures.outcome = Outcome::Completed;
+            Some(destination)
+        }
+        (result, destination) => {
+            let why = result.err().unwrap_or_else(|| anyhow::anyhow!("there is no destination"));
+            figures.outcome = if is_cancelled(order, &figures) { Outcome::Cancelled } else { Outcome::Failed };
+            let gone_on = figures.resumed.is_some();
+            let words = destination.as_ref().map(Guest::last_words).unwrap_or_default();
+            let undone = undo(&source, destination, order, gone_on);
+            figures.why = Some(match &undone {
+                Ok(_) => format!("{why:#}"),
+                Err(lost) => format!("{why:#}; and the source does not run either: {lost:#}; {words}"),
+            });
+            undone.is_ok().then_some(source)
+        }
+    };
+    figures.end_phase(figures.seconds());
+    figures.ended = Instant::now();
+    Moved { guest, old_disks, figures }
+}
+
+fn is_cancelled(order: &Order<'_>, figures: &Figures) -> bool {
+    order.cancel.load(Ordering::Relaxed) || figures.began.elapsed() > order.timeout
+}
+
+fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures: &mut Figures) -> Result<()> {
+    let means = Means::of(order.kind);
+    let mirrored = !means.block && !order.shared_disk;
+    let memory_port = MEMORY_PORT + u16::try_from(order.index)?;
+    let disk_port = DISK_PORT + u16::try_from(order.index)?;
+    let vm = &source.spec.name;
+
+    figures.nonzero_share = Some(truth::nonzero_share(&source.ram, source.spec.memory.0)?);
+    figures.began = Instant::now();
+    figures.phase("reserve");
+    order.progress.phase(vm, "reserve");
+    let destination = &*slot.insert(Guest::start(order.to, &source.spec, order.life, Start::Incoming)?);
+    for guest in [source, destination] {
+        prepare(guest, &means)?;
+    }
+    let disks = source.spec.disks.len();
+    if mirrored {
+        let address =
+            json!({"type": "inet", "data": {"host": order.to.underlay.to_string(), "port": disk_port.to_string()}});
+        destination.qmp("nbd-server-start", json!({"addr": address, "max-connections": 0}))?;
+        for disk in 0..disks {
+            let export = json!({"type": "nbd", "id": format!("export{disk}"), "node-name": format!("node{disk}"),
+                "name": format!("disk{disk}"), "writable": true});
+            destination.qmp("block-export-add", export)?;
+        }
+    }
+    let address = format!("tcp:{}:{memory_port}", order.to.underlay);
+    destination.qmp("migrate-incoming", json!({"uri": address}))?;
+
+    if mirrored {
+        figures.phase("disk");
+        order.progress.phase(vm, "disk");
+        let mark = source.qmp.mark();
+        for disk in 0..disks {
+            let target = json!({"driver": "nbd", "node-name": format!("remote{disk}"), "export": format!("disk{disk}"),
+                "server": {"type": "inet", "host": order.to.underlay.to_string(), "port": disk_port.to_string()}});
+            source.qmp("blockdev-add", target)?;
+            source.qmp("blockdev-mirror", json!({"job-id": format!("mirror{disk}"), "device": format!("node{disk}"),
+                "target": format!("remote{disk}"), "sync": "full", "copy-mode": "write-blocking", "granularity": 4096, "on-source-error": "report", "on-target-error": "report"}))?;
+        }
+        wait_mirrors(order, source, mark, disks, figures)?;
+    }
+
+    figures.phase("memory");
+    order.progress.phase(vm, "memory");
+    let mark = source.qmp.mark();
+    source.qmp("migrate", json!({"uri": address, "blk": means.block}))?;
+    let stopped = precopy(order, source, mark, &means, figures)?;
+    figures.stopped = Some(stopped);
+    figures.phase("stop");
+    order.progress.phase(vm, "stop");
+    if mirrored {
+        end_mirrors(order, source, mark, disks)?;
+    }
+    source.qmp("migrate-continue", json!({"state": "pre-switchover"}))?;
+    let deadline = Instant::now() + order.timeout;
+    for guest in [source, destination] {
+        wait_status(&guest.qmp, deadline, "completed")
+            .with_context(|| format!("the stop phase of `{vm}` in {}", guest.site))?;
+    }
+    close_round(figures, &source.qmp, Instant::now())?;
+
+    figures.phase("compare");
+    let held = Instant::now();
+    figures.ram = Some(truth::compare_ram(&source.ram, &destination.ram, source.spec.memory.0)?);
+    for disk in 0..disks {
+        destination.qmp(
+            "block-dirty-bitmap-add",
+            json!({"node": format!("node{disk}"), "name": BITMAP, "granularity": truth::GRANULE}),
+        )?;
+    }
+    figures.held = held.elapsed();
+
+    figures.phase("run");
+    order.progress.phase(vm, "run");
+    if mirrored {
+        destination.qmp("nbd-server-stop", Value::Null)?;
+    }
+    let mark = destination.qmp.mark();
+    destination.qmp("cont", Value::Null)?;
+    let resumed = destination.qmp.wait_event(mark, Instant::now() + STEP, |e| e.name == "RESUME");
+    figures.resumed = Some(resumed.context("the destination did not say RESUME")?.at);
+    // QEMU's defaults, written out: five announcements, 50 ms apart and then further.
+    destination.qmp("announce-self", json!({"initial": 50, "max": 550, "rounds": 5, "step": 50}))?;
+    Ok(())
+}
+
+/// Capabilities and parameters, the same at both ends.
+fn prepare(guest: &Guest, means: &Means) -> Result<()> {
+    let mut on = vec!["events", "return-path", "pause-before-switchover"];
+    on.extend(means.capabilities);
+    let all = ["events", "return-path", "pause-before-switchover", "xbzrle", "multifd"];
+    let list: Vec<_> = all.iter().map(|c| json!({"capability": c, "state": on.contains(c)})).collect();
+    guest.qmp("migrate-set-capabilities", json!({"capabilities": list}))?;
+    let limit = if means.rule == StopRule::Xen { 1 } else { DOWNTIME_LIMIT_MS };
+    let mut parameters = json!({"max-bandwidth": MAX_BANDWIDTH, "downtime-limit": limit});
+    if means.capabilities.contains(&"xbzrle") {
+        // Room for every page: the baseline is not to suffer from a small cache.
+        parameters["xbzrle-cache-size"] = guest.spec.memory.0.next_power_of_two().into();
+    }
+    if means.capabilities.contains(&"multifd") {
+        parameters["multifd-channels"] = 2.into();
+        parameters["multifd-compression"] = "zstd".into();
+        parameters["multifd-zstd-level"] = 1.into();
+    }
+    guest.qmp("migrate-set-parameters", parameters)?;
+    Ok(())
+}
+
+fn give_up_if_told(order: &Order<'_>, figures: &Figures) -> Result<()> {
+    if order.cancel.load(Ordering::Relaxed) {
+        bail!("cancelled on request");
+    }
+    if figures.began.elapsed() > order.timeout {
+        bail!("did not converge within {} s", order.timeout.as_secs());
+    }
+    Ok(())
+}
+
+/// Waits until every mirror has caught up.
+fn wait_mirrors(order: &Order<'_>, source: &Guest, mark: EventMark, disks: usize, figures: &Figures) -> Result<()> {
+    loop {
+        give_up_if_told(order, figures)?;
+        let events = source.qmp.events_since(mark);
+        if let Some(e) = events
+            .iter()
+            .find(|e| matches!(e.name.as_str(), "BLOCK_JOB_ERROR" | "BLOCK_JOB_COMPLETED" | "BLOCK_JOB_CANCELLED"))
+        {
+            bail!("a disk mirror ended early: {} {}", e.name, e.data);
+        }
+        let ready = events.iter().filter(|e| e.name == "BLOCK_JOB_READY").count();
+        if ready == disks {
+            return Ok(());
+        }
+        let jobs = source.qmp("query-block-jobs", Value::Null)?;
+        let sum = |key: &str| jobs.as_array().into_iter().flatten().filter_map(|j| j[key].as_u64()).sum::<u64>();
+        order.progress.amount(&source.spec.name, Bytes(sum("offset")), Some(Bytes(sum("len"))), "");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Ends the mirrors with both sides equal; the guest is stopped.
+fn end_mirrors(order: &Order<'_>, source: &Guest, mark: EventMark, disks: usize) -> Result<()> {
+    for disk in 0..disks {
+        source.qmp("block-job-cancel", json!({"device": format!("mirror{disk}")}))?;
+    }
+    let deadline = Instant::now() + order.timeout;
+    for disk in 0..disks {
+        let job = format!("mirror{disk}");
+        let ended = source.qmp.wait_event(mark, deadline, |e| {
+            e.data["device"] == job.as_str() && matches!(e.name.as_str(), "BLOCK_JOB_COMPLETED" | "BLOCK_JOB_CANCELLED")
+        });
+        let ended = ended.with_context(|| format!("{job} did not end"))?;
+        if ended.name != "BLOCK_JOB_COMPLETED" || ended.data.get("error").is_some() {
+            bail!("{job} ended without having caught up: {} {}", ended.name, ended.data);
+        }
+        source.qmp("blockdev-del", json!({"node-name": format!("remote{disk}")}))?;
+    }
+    Ok(())
+}
+
+/// Watches pre-copy until the guest has stopped and QEMU waits before the switch-over; returns the STOP event's moment.
+fn precopy(
+    order: &Order<'_>,
+    source: &Guest,
+    mark: EventMark,
+    means: &Means,
+    figures: &mut Figures,
+) -> Result<Instant> {
+    let mut passes = 0;
+    let mut told_to_stop = false;
+    loop {
+        give_up_if_told(order, figures)?;
+        let seen = passes;
+        let fresh = |e: &godwit_qmp::Event| match e.name.as_str() {
+            "MIGRATION_PASS" => e.data["pass"].as_u64().unwrap_or(0) as usize > seen,
+            "MIGRATION" => matches!(e.data["status"].as_str(), Some("pre-switchover" | "failed" | "cancelled")),
+            _ => false,
+        };
+        let event = source.qmp.wait_event(mark, Instant::now() + POLL, fresh);
+        match event.as_ref().map(|e| (e.name.as_str(), &e.data)) {
+            Some(("MIGRATION", data)) if data["status"] == "pre-switchover" => {
+                let stop = source.qmp.events_since(mark).into_iter().find(|e| e.name == "STOP");
+                return Ok(stop.context("QEMU reached the switch-over without STOP")?.at);
+            }
+            Some(("MIGRATION", _)) => {
+                let said = source.qmp("query-migrate", Value::Null)?;
+                bail!("the migration failed: {}", said["error-desc"].as_str().unwrap_or("QEMU does not say why"));
+            }
+            Some((_, data)) => {
+                passes = data["pass"].as_u64().unwrap_or(0) as usize;
+                // The first pass only says that the first synchronisation was done.
+                if passes > 1 {
+                    let at = event.as_ref().map_or_else(Instant::now, |e| e.at);
+                    close_round(figures, &source.qmp, at)?;
+                }
+            }
+            None => {}
+        }
+        let said = source.qmp("query-migrate", Value::Null)?;
+        let Some(ram) = said.get("ram") else { continue };
+        let number = |key: &str| ram[key].as_u64().unwrap_or(0);
+        figures.memory.push(MemorySample {
+            t_s: figures.seconds(),
+            remaining: number("remaining"),
+            dirty_pages_per_s: ram["dirty-pages-rate"].as_f64().unwrap_or(0.0),
+        });
+        order.progress.amount(
+            &source.spec.name,
+            Bytes(number("transferred")),
+            None,
+            &format!("round {}, {} left", passes.max(1), Bytes(number("remaining"))),
+        );
+        if means.rule == StopRule::Xen && !told_to_stop {
+            let few = figures.rounds.last().is_some_and(|r| r.dirtied < XEN_FEW_PAGES);
+            let enough = number("transferred") > XEN_TIMES_RAM * source.spec.memory.0;
+            if few || enough || figures.rounds.len() >= XEN_ROUNDS {
+                source.qmp("migrate-set-parameters", json!({"downtime-limit": STOP_NOW_MS}))?;
+                told_to_stop = true;
+            }
+        }
+    }
+}
+
+/// Adds the round that has just ended, as the difference to those before.
+fn close_round(figures: &mut Figures, qmp: &Qmp, at: Instant) -> Result<()> {
+    let said = qmp.execute("query-migrate", Value::Null)?;
+    let ram = &said["ram"];
+    let number = |key: &str| ram[key].as_u64().unwrap_or(0);
+    let mut total = BTreeMap::from([
+        ("page", number("normal-bytes")),
+        ("multifd", number("multifd-bytes")),
+        ("xbzrle", said["xbzrle-cache"]["bytes"].as_u64().unwrap_or(0)),
+    ]);
+    let known: u64 = total.values().sum();
+    // With multifd the pages count as normal although their bytes travel, compressed, on other connections.
+    if total["multifd"] > 0 {
+        total.insert("page", 0);
+    }
+    total.insert("zero and headers", number("transferred").saturating_sub(known.min(number("transferred"))));
+    let xbzrle_pages = said["xbzrle-cache"]["pages"].as_u64().unwrap_or(0);
+    let pages = number("normal") + number("duplicate") + xbzrle_pages;
+
+    let before = |key: &str| figures.rounds.iter().filter_map(|r| r.bytes_by_encoding.get(key)).sum::<u64>();
+    let bytes_by_encoding =
+        total.iter().map(|(k, v)| ((*k).to_owned(), v.saturating_sub(before(k)))).filter(|(_, v)| *v > 0).collect();
+    let started = figures.phases.iter().find(|p| p.name == "memory").map_or(0.0, |p| p.start_s);
+    let spent: f64 = figures.rounds.iter().map(|r| r.seconds).sum();
+    let sent_before: u64 = figures.rounds.iter().map(|r| r.sent).sum();
+    figures.rounds.push(Round {
+        sent: pages.saturating_sub(sent_before),
+        dirtied: number("remaining") / PAGE as u64,
+        bytes_by_encoding,
+        seconds: (at.saturating_duration_since(figures.began).as_secs_f64() - started - spent).max(0.0),
+    });
+    figures.zero_pages = number("duplicate");
+    let disk = said["disk"]["transferred"].as_u64();
+    figures.disk_in_stream = disk;
+    figures.raw_bytes = pages * PAGE as u64 + disk.unwrap_or(0);
+    Ok(())
+}
+
+fn wait_status(qmp: &Qmp, deadline: Instant, wanted: &str) -> Result<()> {
+    loop {
+        let said = qmp.execute("query-migrate", Value::Null)?;
+        match said["status"].as_str() {
+            Some(status) if status == wanted => return Ok(()),
+            Some("failed" | "cancelled") => {
+                bail!("the migration failed: {}", said["error-desc"].as_str().unwrap_or("QEMU does not say why"))
+            }
+            _ if Instant::now() > deadline => bail!("the migration does not end: {}", said["status"]),
+            _ => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+/// Ends the attempt so that the source runs. Fails when it does not.
+fn undo(source: &Guest, destination: Option<Guest>, order: &Order<'_>, destination_ran: bool) -> Result<()> {
+    if destination_ran {
+        bail!("the destination had begun to run and is not to be trusted; nothing is started a second time");
+    }
+    let _ = source.qmp.execute("migrate_cancel", Value::Null);
+    for disk in 0..source.spec.disks.len() {
+        let _ = source.qmp.execute("block-job-cancel", json!({"device": format!("mirror{disk}"), "force": true}));
+    }
+    if let Some(destination) = destination {
+        let files = destination.disk_files.clone();
+        destination.quit(order.to);
+        if !order.shared_disk {
+            files.iter().for_each(|f| drop(std::fs::remove_file(f)));
+        }
+    }
+    let deadline = Instant::now() + STEP;
+    loop {
+        let migrating = source.qmp("query-migrate", Value::Null)?;
+        let jobs = source.qmp("query-block-jobs", Value::Null)?;
+        let idle = !matches!(
+            migrating["status"].as_str(),
+            Some("setup" | "active" | "pre-switchover" | "device" | "cancelling")
+        );
+        if idle && jobs.as_array().is_none_or(Vec::is_empty) {
+            break;
+        }
+        if Instant::now() > deadline {
+            bail!("QEMU does not give the migration up: {migrating} {jobs}");
+        }
+        std::thread::sleep(POLL);
+    }
+    for disk in 0..source.spec.disks.len() {
+        let _ = source.qmp.execute("blockdev-del", json!({"node-name": format!("remote{disk}")}));
+    }
+    if source.qmp("query-status", Value::Null)?["running"] != true {
+        source.qmp("cont", Value::Null)?;
+    }
+    Ok(())
+}
+
+/// Holds the disks at the destination against what they were at the source when it stopped; what the guest has written
+/// since does not count. Returns the granules that differ and were not written, by disk.
+///
+/// # Errors
+/// When the comparison could not be made.
+pub fn compare_disks(guest: &Guest, site: &Site, old: &[std::path::PathBuf]) -> Result<Vec<Difference>> {
+    let mut found = vec![];
+    for (disk, (old, new)) in old.iter().zip(&guest.disk_files).enumerate() {
+        let mut difference = truth::compare_disks(old, new)?;
+        if !difference.units.is_empty() {
+            let written = written_since(guest, site, disk)?;
+            difference.units.retain(|granule| !written.contains(granule));
+        }
+        found.push(difference);
+    }
+    for disk in 0..guest.disk_files.len() {
+        guest.qmp("block-dirty-bitmap-remove", json!({"node": format!("node{disk}"), "name": BITMAP}))?;
+    }
+    Ok(found)
+}
+
+/// What the guest has written to a disk since the hand-off. The bitmap is frozen and read through a read-only export.
+fn written_since(guest: &Guest, site: &Site, disk: usize) -> Result<std::collections::BTreeSet<u64>> {
+    let node = format!("node{disk}");
+    // A write that the comparison saw is in the bitmap as soon as it has completed.
+    std::thread::sleep(Duration::from_millis(200));
+    guest.qmp("block-dirty-bitmap-disable", json!({"node": node, "name": BITMAP}))?;
+    let socket = site.run_folder().join("truth.nbd");
+    guest.qmp("nbd-server-start", json!({"addr": {"type": "unix", "data": {"path": socket}}}))?;
+    let export = json!({"type": "nbd", "id": "truth", "node-name": node, "name": "truth", "bitmaps": [BITMAP]});
+    let map = guest.qmp("block-export-add", export).and_then(|_| {
+        let image = format!(
+            "driver=nbd,server.type=unix,server.path={},export=truth,x-dirty-bitmap=qemu:dirty-bitmap:{BITMAP}",
+            socket.display()
+        );
+        let run = site
+            .ns
+            .run(move || Command::new("qemu-img").args(["map", "--output=json", "--image-opts", &image]).output());
+        let output = run.context("cannot run qemu-img")?;
+        if !output.status.success() {
+            bail!("qemu-img map: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    });
+    guest.qmp("nbd-server-stop", Value::Null)?;
+    truth::written_granules(&map?)
+}

@@ -1,0 +1,254 @@
+//! What a run measured: the report, as JSON.
+//!
+//! Every figure is measured where it happens: bytes by the WAN emulator, the pause by the hypervisors' own events, the
+//! outage by the client. What was not measured is `null`, never a default that looks like a result.
+
+use crate::scenario::Baseline;
+use serde::{Deserialize, Serialize};
+
+/// One run of a scenario.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// The scenario's name.
+    pub name: String,
+    /// When the run began, seconds since 1970 (UTC).
+    pub started_unix_s: u64,
+    /// The machine and the programs that the figures belong to.
+    pub host: Host,
+    /// The WAN as the scenario asked for it (its default path).
+    pub wan: WanFigures,
+    /// Moves made by Godwit.
+    pub moves: Vec<MoveReport>,
+    /// The same moves without Godwit.
+    pub baselines: Vec<BaselineReport>,
+    /// What the reader has to know beside the figures.
+    pub warnings: Vec<String>,
+}
+
+/// The machine that the figures belong to.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Host {
+    /// `uname -r`.
+    pub kernel: String,
+    /// First line of the hypervisor's `--version`.
+    pub qemu: String,
+    /// `kvm` or `tcg`.
+    pub accel: String,
+    /// Logical processors.
+    pub cpus: usize,
+}
+
+/// Figures of a WAN path.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct WanFigures {
+    /// Mbit/s, each direction.
+    pub rate_mbit: f64,
+    /// ms.
+    pub rtt_ms: f64,
+    /// ms.
+    pub jitter_ms: f64,
+    /// 0 to 1.
+    pub loss: f64,
+    /// ms.
+    pub queue_ms: f64,
+}
+
+/// How a move ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The VM runs at the destination.
+    Completed,
+    /// Given up on request or at the time limit; the VM runs at the source.
+    Cancelled,
+    /// Something broke; `why` says what, and where the VM is.
+    Failed,
+}
+
+/// One move.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MoveReport {
+    /// The VM.
+    pub vm: String,
+    /// Its site before.
+    pub from: String,
+    /// Its site after.
+    pub to: String,
+    /// How the disk came along, as asked (`mirror`, ...).
+    pub strategy: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why it did not complete.
+    pub why: Option<String>,
+    /// From the command to the VM's running at the destination and the source's end, in seconds.
+    pub total_s: f64,
+    /// vCPUs stopped, in ms: from the source's STOP event to the destination's RESUME event, less `held_ms`.
+    pub downtime_ms: Option<f64>,
+    /// How long the lab itself held the stopped guest to compare its RAM at both ends, in ms. Not part of
+    /// `downtime_ms`, but within `outage_ms`.
+    pub held_ms: f64,
+    /// Longest time without an answer at the client, in ms; over all clients of the VM.
+    pub outage_ms: Option<f64>,
+    /// Bytes on the WAN between the two sites.
+    pub bytes: WanBytes,
+    /// Sent before the move began.
+    pub precached_bytes: u64,
+    /// What a sender without any reduction would have sent: pages (zero ones too) and disk blocks, in bytes.
+    pub raw_bytes: u64,
+    /// Pages sent as zeroes, over all rounds.
+    pub zero_pages: u64,
+    /// Share of non-zero guest pages just before the move, 0 to 1.
+    pub nonzero_share: Option<f64>,
+    /// Pre-copy rounds.
+    pub rounds: Vec<Round>,
+    /// What happened when, in seconds from the command.
+    pub phases: Vec<Phase>,
+    /// What was foretold; nothing where nobody foretold.
+    pub predicted: Option<Predicted>,
+    /// The truth checks.
+    pub integrity: Integrity,
+    /// Curves for the plot.
+    #[serde(default)]
+    pub series: Series,
+}
+
+/// A move made without Godwit.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BaselineReport {
+    /// Which means.
+    pub name: Baseline,
+    /// When it stops the guest.
+    pub stop_rule: String,
+    /// The rest.
+    #[serde(flatten)]
+    pub figures: MoveReport,
+}
+
+/// Bytes that crossed the WAN between the two sites during the move, both directions, as the emulator counted them:
+/// layer 2, without preamble and gap.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct WanBytes {
+    /// The memory stream.
+    pub memory: u64,
+    /// Disk blocks.
+    pub disk: u64,
+    /// All else: control, clients, ARP.
+    pub other: u64,
+    /// Whether memory and disk shared one connection, so that only the hypervisor's own count could tell them apart.
+    #[serde(default)]
+    pub split_by_hypervisor: bool,
+}
+
+impl WanBytes {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.memory + self.disk + self.other
+    }
+}
+
+/// One pre-copy round.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Round {
+    /// Pages sent in this round.
+    pub sent: u64,
+    /// Pages dirtied during this round, found at its end.
+    pub dirtied: u64,
+    /// Bytes handed to the network, by encoding (`normal`, `zero`, `xbzrle`, `zstd`, ...).
+    pub bytes_by_encoding: std::collections::BTreeMap<String, u64>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// A named stretch of a move.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Phase {
+    /// `reserve`, `disk`, `memory`, `stop`, `run`, ...
+    pub name: String,
+    /// Seconds from the command.
+    pub start_s: f64,
+    /// Seconds from the command.
+    pub end_s: f64,
+}
+
+/// A prediction, kept for comparing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Predicted {
+    /// Seconds.
+    pub total_s: f64,
+    /// ms.
+    pub downtime_ms: f64,
+    /// On the WAN.
+    pub bytes: u64,
+}
+
+/// The truth checks; `null` is "not checked", with the reason in `notes`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Integrity {
+    /// The guest's own check of every page of its memory load.
+    pub memory_ok: Option<bool>,
+    /// The guest's own check of every acknowledged record, and the replicas' comparison.
+    pub disk_ok: Option<bool>,
+    /// Every echo came back unaltered, in order, on one session.
+    pub tcp_ok: Option<bool>,
+    /// RAM at the destination equals the stopped source's, page for page.
+    pub ram_equal: Option<bool>,
+    /// Incompressible data on the disk appeared as WAN bytes: nothing travelled beside the WAN.
+    pub wan_carried_disk: Option<bool>,
+    /// What was found, and what could not be checked and why.
+    pub notes: Vec<String>,
+}
+
+impl Integrity {
+    /// Whether no check failed. What was not checked does not count.
+    #[must_use]
+    pub fn intact(&self) -> bool {
+        [self.memory_ok, self.disk_ok, self.tcp_ok, self.ram_equal, self.wan_carried_disk]
+            .into_iter()
+            .all(|check| check != Some(false))
+    }
+}
+
+/// Curves over time; `t_s` counts from the move's command and may be negative.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Series {
+    /// Cumulative bytes on the path between the two sites, both directions.
+    pub wan: Vec<WanSample>,
+    /// What the hypervisor said of the memory stream.
+    pub memory: Vec<MemorySample>,
+    /// Round trips seen by the client.
+    pub echo: Vec<EchoPoint>,
+}
+
+/// Cumulative bytes by class.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct WanSample {
+    /// Seconds from the command.
+    pub t_s: f64,
+    /// Memory stream.
+    pub memory: u64,
+    /// Disk blocks.
+    pub disk: u64,
+    /// All else on the path.
+    pub other: u64,
+}
+
+/// The memory stream at one moment.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct MemorySample {
+    /// Seconds from the command.
+    pub t_s: f64,
+    /// Bytes still to send in this round.
+    pub remaining: u64,
+    /// Pages a second that the guest dirties, as the hypervisor estimates.
+    pub dirty_pages_per_s: f64,
+}
+
+/// One echo.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct EchoPoint {
+    /// When it came back, seconds from the command.
+    pub t_s: f64,
+    /// Its round trip in ms.
+    pub rtt_ms: f64,
+}

@@ -1,0 +1,294 @@
+//! Everything that a run makes goes when the run goes, however it goes.
+//!
+//! ```text
+//! godwit-lab run            the supervisor: holds the lock, waits, removes the work folder
+//!   └ init  (PID 1 of a new PID namespace)   ends when the engine ends or the lifeline closes
+//!       └ engine            namespaces, emulator, guests, steps
+//!           ├ qemu ...
+//!           └ ...
+//! ```
+//!
+//! Three things can be left behind, and each has its own cure:
+//! - *Processes.* All of them live in a PID namespace of the run's own. When its PID 1 ends, the kernel kills every
+//!   one of them, whatever they did to escape. PID 1 ends when the *lifeline* closes: a pipe whose writing end only the
+//!   supervisor has, so that even SIGKILL of the supervisor closes it. Nothing is ever killed by name or by a
+//!   number from a file, except the supervisor of `godwit-lab up`, which is known by the lock that it holds.
+//! - *Namespaces, links, mounts.* They have no names (see `ns`) and go with the last process in them.
+//! - *Files.* They are below one work folder, which the supervisor removes at the end. If it is killed, it cannot: so
+//!   each run has a record below [`registry`], locked by the supervisor as long as it lives. A record that nobody
+//!   locks names a folder that nobody needs; every later run, and `godwit-lab down`, removes those.
+//!
+//! A folder is only ever removed when it carries the marker file that [`WorkFolder::create`] put there.
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, wait};
+use rustix::thread::UnshareFlags;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Marks a folder that the lab made and may therefore remove.
+const MARKER: &str = ".godwit-lab";
+
+/// Where runs are recorded: memory, because what it tells does not outlive a restart of the machine.
+#[must_use]
+pub fn registry() -> PathBuf {
+    PathBuf::from("/run/godwit-lab")
+}
+
+/// What a run's record says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Record {
+    /// The supervisor's process id, in the namespace of whoever reads this.
+    pub supervisor: u32,
+    /// The run's work folder.
+    pub work: PathBuf,
+    /// The scenario's name.
+    pub scenario: String,
+    /// Whether `godwit-lab down` is meant to end it.
+    pub up: bool,
+}
+
+/// A work folder with its record, both removed on drop.
+#[derive(Debug)]
+pub struct WorkFolder {
+    record_path: PathBuf,
+    record: Record,
+    /// Locked while the run lives.
+    _lock: File,
+}
+
+impl WorkFolder {
+    /// Makes the folder (or takes an empty one) and its record. Without `at` it is a fresh one below `/var/tmp`.
+    ///
+    /// # Errors
+    /// When the folder is not empty and not an abandoned one of ours, when another run uses it, or when it cannot be
+    /// made.
+    pub fn create(at: Option<&Path>, scenario: &str, up: bool) -> Result<Self> {
+        let supervisor = std::process::id();
+        let work = match at {
+            Some(at) => std::path::absolute(at)?,
+            None => PathBuf::from(format!("/var/tmp/godwit-lab/{supervisor}-{}", unix_seconds())),
+        };
+        std::fs::create_dir_all(registry())
+            .with_context(|| format!("cannot make {}; the lab needs root", registry().display()))?;
+        remove_abandoned()?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&work)
+            .with_context(|| format!("cannot make the work folder {}", work.display()))?;
+        if std::fs::read_dir(&work)?.next().is_some() {
+            bail!(
+                "the work folder {} is not empty; give an empty one, or end the run that uses it with `godwit-lab down`",
+                work.display()
+            );
+        }
+        let record = Record { supervisor, work, scenario: scenario.to_owned(), up };
+        let record_path = registry().join(format!("{supervisor}.json"));
+        let mut lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&record_path)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).context("another run has this run's record")?;
+        lock.set_len(0)?;
+        lock.write_all(&serde_json::to_vec(&record)?)?;
+        // The record stands before the marker does: a folder with a marker always has a record that names it.
+        std::fs::write(
+            record.work.join(MARKER),
+            "made by godwit-lab; removed by its next run or by `godwit-lab down`\n",
+        )?;
+        Ok(Self { record_path, record, _lock: lock })
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.record.work
+    }
+}
+
+impl Drop for WorkFolder {
+    fn drop(&mut self) {
+        if let Err(e) = remove_work(&self.record.work) {
+            eprintln!("godwit-lab: could not remove {}: {e:#}", self.record.work.display());
+            return;
+        }
+        let _ = std::fs::remove_file(&self.record_path);
+    }
+}
+
+fn remove_work(work: &Path) -> Result<()> {
+    if !work.join(MARKER).exists() {
+        return Ok(());
+    }
+    std::fs::remove_dir_all(work).with_context(|| format!("cannot remove {}", work.display()))
+}
+
+fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// The records of runs, each with whether its supervisor still lives.
+///
+/// # Errors
+/// When the registry cannot be read.
+pub fn records() -> Result<Vec<(PathBuf, Record, bool)>> {
+    let mut found = vec![];
+    let Ok(entries) = std::fs::read_dir(registry()) else { return Ok(found) };
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_none_or(|e| e != "json") {
+            continue;
+        }
+        let Ok(mut file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
+        let alive = flock(&file, FlockOperation::NonBlockingLockExclusive).is_err();
+        let mut text = String::new();
+        file.rewind()?;
+        file.read_to_string(&mut text)?;
+        match serde_json::from_str(&text) {
+            Ok(record) => found.push((path, record, alive)),
+            // Killed between making the record and writing it: there is no folder yet.
+            Err(_) if !alive => drop(std::fs::remove_file(&path)),
+            Err(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Removes what killed runs left; says how many there were.
+///
+/// # Errors
+/// When a folder cannot be removed.
+pub fn remove_abandoned() -> Result<usize> {
+    let mut removed = 0;
+    for (path, record, alive) in records()? {
+        if !alive {
+            remove_work(&record.work)?;
+            let _ = std::fs::remove_file(path);
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Ends the runs that `godwit-lab up` left running (all, or those of one scenario), waits until they are gone, and
+/// removes what killed runs left. Returns the scenarios ended.
+///
+/// # Errors
+/// When a run does not end within a minute.
+pub fn down(scenario: Option<&str>) -> Result<Vec<String>> {
+    let mut ended = vec![];
+    for (path, record, alive) in records()? {
+        if !alive || !record.up || scenario.is_some_and(|s| s != record.scenario) {
+            continue;
+        }
+        let pid = Pid::from_raw(i32::try_from(record.supervisor)?).context("a record without a process")?;
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
+        // The lock is still held now that the process is pinned: so this number is still the supervisor's.
+        let still = records()?.iter().any(|(p, r, alive)| *alive && p == &path && r.supervisor == record.supervisor);
+        if still {
+            pidfd_send_signal(&process, Signal::TERM)?;
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while path.exists() {
+            if Instant::now() > deadline {
+                bail!(
+                    "the run of `{}` (process {}) does not end; look at it, then kill it and run `godwit-lab down` again",
+                    record.scenario,
+                    record.supervisor
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        ended.push(record.scenario);
+    }
+    remove_abandoned()?;
+    Ok(ended)
+}
+
+/// A running sandbox: a PID namespace whose PID 1 is `godwit-lab __init`.
+#[derive(Debug)]
+pub struct Sandbox {
+    init: Child,
+}
+
+impl Sandbox {
+    /// Starts `godwit-lab __init CONFIG` as PID 1 of a new PID namespace; all later children of the calling *thread* would
+    /// land there too, so it is called once.
+    ///
+    /// # Errors
+    /// When the kernel refuses namespaces.
+    pub fn start(config: &Path) -> Result<Self> {
+        // SAFETY: the flags do not include FILES, so descriptors stay shared with the other threads.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWPID) }
+            .context("cannot make a PID namespace; the lab needs root")?;
+        let init = Command::new("/proc/self/exe")
+            .arg("__init")
+            .arg(config)
+            .stdin(Stdio::piped())
+            // Not the terminal's ^C: the supervisor hears it and ends the run in order.
+            .process_group(0)
+            .spawn()
+            .context("cannot start the lab's init process")?;
+        Ok(Self { init })
+    }
+
+    /// Whether it has ended, and how.
+    ///
+    /// # Errors
+    /// When the kernel cannot tell, which does not happen to a child of ours.
+    pub fn poll(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.init.try_wait()?)
+    }
+}
+
+/// Kills the sandbox and all that lives in it, and waits until it is gone.
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = self.init.kill();
+        let _ = self.init.wait();
+    }
+}
+
+/// PID 1 of a sandbox: starts `godwit-lab __engine CONFIG`, reaps, and ends with it or with the lifeline. Never returns.
+///
+/// # Errors
+/// When it cannot be set up.
+pub fn run_init(config: &Path) -> Result<std::convert::Infallible> {
+    if std::process::id() != 1 {
+        bail!("`__init` is started by `godwit-lab run`, not by hand");
+    }
+    // SAFETY: the flags do not include FILES, and no other thread exists yet.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.context("cannot make a mount namespace")?;
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("cannot detach mounts")?;
+    // /proc of the new PID namespace, so that process ids seen there are the ones that processes here have.
+    mount("proc", "/proc", "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)
+        .context("cannot mount /proc")?;
+    std::thread::Builder::new().name("lifeline".into()).spawn(|| {
+        let mut nothing = [0; 64];
+        while matches!(std::io::stdin().read(&mut nothing), Ok(n) if n > 0) {}
+        std::process::exit(137)
+    })?;
+    let engine = Command::new("/proc/self/exe")
+        .arg("__engine")
+        .arg(config)
+        .stdin(Stdio::null())
+        .spawn()
+        .context("cannot start the engine")?;
+    let engine = Pid::from_child(&engine);
+    loop {
+        match wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid == engine => {
+                let status = ExitStatus::from_raw(status.as_raw());
+                std::process::exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => bail!("cannot wait for the engine: {e}"),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Scenario files are an interface: the documented one is read, and each mistake is named with its line and its key.
+
+use godwit_lab::scenario::{Action, Baseline, DiskStrategy, Image, Policy, Scenario};
+use proptest::prelude::*;
+
+const BURST: &str = r#"name = "burst"
+baseline = ["qemu"]          # the same move without Godwit: qemu | qemu-block | qemu-xbzrle | qemu-multifd-zstd
+repeat = 1
+[wan]                        # between every two sites unless [[wan.path]] says otherwise
+rate_mbit = 100
+rtt_ms = 27
+jitter_ms = 0
+loss = 0.0
+queue_ms = 50                # drop-tail
+[[site]]
+name = "illinois"
+[[site]]
+name = "texas"
+[[site]]
+name = "california"          # where clients run
+[[vm]]
+name = "web"
+site = "illinois"
+image = "tiny"               # tiny: Debian cloud kernel + busybox + the load program; debian: a full Debian guest
+memory_mib = 512
+vcpus = 1
+disk_gib = 4                 # or disks_gib = [4, 1, 1]
+load = [
+  { kind = "memory", pages_per_s = 2000, pattern = "uniform", working_set_mib = 64, bytes_per_page = 64 },
+  { kind = "disk", kib_per_s = 512, working_set_mib = 256 },
+  { kind = "echo", from = "california", per_s = 100 },
+]
+[[step]]
+after_s = 5
+move = { vm = "web", to = "texas", disk = "mirror", policy = "least-downtime" }
+[[step]]
+verify = { vm = "web" }      # the guest's own memory and disk checks, replicas compared, TCP session alive
+"#;
+
+/// The documented scenario with one thing changed, which has to be there once.
+fn burst_with(old: &str, new: &str) -> String {
+    assert_eq!(BURST.matches(old).count(), 1, "`{old}` stands in the scenario once");
+    BURST.replace(old, new)
+}
+
+/// The scenario is refused, and the message names this line and this key (or value).
+#[track_caller]
+fn refused(text: &str, line: usize, key: &str) {
+    let error = match Scenario::parse(text, "burst.toml") {
+        Ok(_) => panic!("the scenario was accepted"),
+        Err(e) => e.to_string(),
+    };
+    let named = error.contains(&format!("line {line},")) || error.contains(&format!("burst.toml:{line}:"));
+    assert!(named, "line {line} is not named in: {error}");
+    assert!(error.contains(key), "`{key}` is not named in: {error}");
+    assert!(error.starts_with("burst.toml:"), "the file is named first: {error}");
+}
+
+#[test]
+fn the_documented_scenario_is_read_as_it_is_meant() {
+    let scenario = Scenario::parse(BURST, "burst.toml").unwrap();
+    assert_eq!((scenario.name.get_ref().as_str(), scenario.repeat, scenario.godwit), ("burst", 1, true));
+    assert_eq!(scenario.baseline, [Baseline::Qemu]);
+    let path = scenario.path_spec("illinois", "texas");
+    assert_eq!((path.rate.mbit(), path.rtt.as_millis(), path.queue.as_millis()), (100.0, 27, 50));
+    let vm = &scenario.vm[0];
+    assert_eq!((vm.image, *vm.memory_mib.get_ref(), vm.load.len()), (Image::Tiny, 512, 3));
+    assert_eq!(vm.disks().iter().map(|d| d.0).collect::<Vec<_>>(), [4 << 30]);
+    assert_eq!(vm.data_set_mib(), Some(1024));
+    assert_eq!(vm.echoes().collect::<Vec<_>>(), [("california", 100)]);
+    assert_eq!(scenario.step.len(), 2);
+    assert_eq!(scenario.step[0].after_s, 5.0);
+    match &scenario.step[0].action {
+        Action::Move(m) => assert_eq!((m.disk, m.policy), (DiskStrategy::Mirror, Some(Policy::LeastDowntime))),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(scenario.step[1].action, Action::Verify(_)));
+}
+
+#[test]
+fn an_unknown_key_is_named_wherever_it_stands() {
+    refused(&burst_with("repeat = 1", "repeats = 1"), 3, "repeats");
+    refused(&burst_with("jitter_ms = 0", "jitter = 0"), 7, "jitter");
+    refused(&burst_with("vcpus = 1", "cpus = 1"), 21, "cpus");
+    refused(&burst_with("after_s = 5", "after = 5"), 29, "after");
+    refused(&burst_with("disk = \"mirror\"", "disks = \"mirror\""), 30, "disks");
+}
+
+#[test]
+fn a_value_of_the_wrong_kind_is_named() {
+    refused(&burst_with("repeat = 1", "repeat = \"once\""), 3, "repeat");
+    refused(&burst_with("rate_mbit = 100", "rate_mbit = \"fast\""), 5, "rate_mbit");
+    refused(&burst_with("memory_mib = 512", "memory_mib = -512"), 20, "memory_mib");
+    refused(&burst_with("[\"qemu\"]", "[\"xen\"]"), 2, "xen");
+    refused(&burst_with("image = \"tiny\"", "image = \"huge\""), 19, "huge");
+}
+
+#[test]
+fn a_load_that_is_not_understood_is_named() {
+    refused(&burst_with("kib_per_s = 512", "kib_per_h = 512"), 25, "kib_per_h");
+    // The field of a tagged table is not known any more when its value turns out to be of the wrong kind.
+    refused(&burst_with("pages_per_s = 2000", "pages_per_s = \"many\""), 24, "\"many\"");
+    refused(&burst_with("working_set_mib = 64", "working_set_mib = 0"), 24, "vm.load");
+    refused(&burst_with("from = \"california\"", "from = \"nevada\""), 26, "nevada");
+}
+
+#[test]
+fn a_step_that_names_what_is_not_there_is_refused() {
+    refused(&burst_with("to = \"texas\"", "to = \"nevada\""), 30, "step.move.to");
+    refused(&burst_with("verify = { vm = \"web\" }", "verify = { vm = \"db\" }"), 32, "step.verify.vm");
+    refused(&burst_with("site = \"illinois\"", "site = \"nevada\""), 18, "vm.site");
+    let cut = format!("{BURST}[[step]]\ncut = {{ between = [\"texas\", \"nevada\"] }}\n");
+    refused(&cut, 34, "step.cut.between");
+}
+
+#[test]
+fn a_step_does_exactly_one_thing() {
+    refused(&burst_with("after_s = 5\n", "verify = { vm = \"web\" }\n"), 28, "one thing");
+    refused(&format!("{BURST}[[step]]\nafter_s = 1\n"), 33, "a step needs one of");
+    refused(&burst_with("after_s = 5", "after_s = -5"), 28, "after_s");
+}
+
+#[test]
+fn a_guest_needs_a_disk_that_holds_its_data() {
+    let without = burst_with("disk_gib = 4                 # or disks_gib = [4, 1, 1]\n", "");
+    refused(&without, 17, "vm.disk_gib");
+    refused(&burst_with("disk_gib = 4  ", "disk_gib = 4\ndisks_gib = [4]  "), 23, "vm.disks_gib");
+    refused(&burst_with("disk_gib = 4  ", "disk_gib = 1\ndata_mib = 1024  "), 23, "vm.data_mib");
+    refused(&burst_with("disk_gib = 4  ", "disk_gib = 4\ndata_mib = 100  "), 23, "vm.data_mib");
+}
+
+#[test]
+fn names_are_given_once_and_fit_into_file_names() {
+    refused(&burst_with("name = \"texas\"", "name = \"illinois\""), 13, "site.name");
+    refused(&burst_with("name = \"texas\"", "name = \"../texas\""), 13, "site.name");
+    let twice = format!("{BURST}[[vm]]\nname = \"web\"\nsite = \"texas\"\nmemory_mib = 128\ndisk_gib = 1\n");
+    refused(&twice, 34, "vm.name");
+}
+
+#[test]
+fn the_wan_refuses_what_no_link_does() {
+    refused(&burst_with("loss = 0.0", "loss = 1.5"), 8, "wan.loss");
+    refused(&burst_with("loss = 0.0", "loss = -0.1"), 8, "wan.loss");
+    refused(&burst_with("loss = 0.0", "loss = nan"), 8, "wan.loss");
+    refused(&burst_with("rate_mbit = 100", "rate_mbit = 0"), 5, "wan.rate_mbit");
+    let path = "[[wan.path]]\nbetween = [\"texas\", \"illinois\"]\nloss = 7.0\n[[site]]\nname = \"illinois\"";
+    refused(&burst_with("[[site]]\nname = \"illinois\"", path), 11, "wan.path");
+}
+
+#[test]
+fn an_exception_holds_for_its_path_in_both_directions_and_for_no_other() {
+    let path = "[[wan.path]]\nbetween = [\"texas\", \"illinois\"]\nrtt_ms = 100\n[[site]]\nname = \"illinois\"";
+    let scenario = Scenario::parse(&burst_with("[[site]]\nname = \"illinois\"", path), "burst.toml").unwrap();
+    let rtt = |a, b| scenario.path_spec(a, b).rtt.as_millis();
+    assert_eq!((rtt("illinois", "texas"), rtt("texas", "illinois"), rtt("texas", "california")), (100, 100, 27));
+    assert_eq!(scenario.path_spec("illinois", "texas").rate.mbit(), 100.0);
+}
+
+#[test]
+fn text_that_is_not_toml_is_refused_with_its_line() {
+    refused(&burst_with("[wan] ", "[wan "), 4, "wan");
+    refused(&burst_with("repeat = 1", "repeat = 1\nrepeat = 2"), 4, "repeat");
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_parser_panic(text in "\\PC{0,400}") {
+        let _ = Scenario::parse(&text, "any.toml");
+    }
+
+    #[test]
+    fn no_damage_to_a_good_scenario_makes_the_parser_panic(
+        at in 0..BURST.len(),
+        length in 0..40usize,
+        insert in "[-\\[\\]{}=\"'.,#0-9a-z\n]{0,12}",
+    ) {
+        let end = (at + length).min(BURST.len());
+        let _ = Scenario::parse(&format!("{}{insert}{}", &BURST[..at], &BURST[end..]), "any.toml");
+    }
+
+    #[test]
+    fn no_number_makes_the_parser_panic(value: f64, whole: i64, key in 0..6usize) {
+        let (old, new) = [
+            ("rate_mbit = 100", format!("rate_mbit = {value:?}")),
+            ("rtt_ms = 27", format!("rtt_ms = {whole}")),
+            ("queue_ms = 50", format!("queue_ms = {value:?}")),
+            ("disk_gib = 4 ", format!("disk_gib = {value:?} ")),
+            ("after_s = 5", format!("after_s = {value:?}")),
+            ("disk_gib = 4 ", format!("disks_gib = [{value:?}, {whole}] ")),
+        ][key].clone();
+        if let Ok(scenario) = Scenario::parse(&burst_with(old, &new), "any.toml") {
+            let _ = scenario.path_spec("illinois", "texas");
+            let _ = (scenario.vm[0].disks(), scenario.vm[0].data_set_mib());
+        }
+    }
+}

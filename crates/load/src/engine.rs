@@ -1,0 +1,289 @@
+//! Carries out requests.
+//!
+//! `Start`, `Stop`, `Check`, `Warm` and `Corrupt` exclude one another; `Hello` and `Status` are answered at any time,
+//! from counters that the loads publish.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use crate::{
+    arena::{Arena, Chooser},
+    content::Prf,
+    disk::{Access, DiskCounters, DiskLoad, DiskPlace},
+    meminfo::MemInfo,
+    memory::{MemoryCounters, MemoryLoad},
+    page::RunId,
+    protocol::{
+        Activity, Answer, BootId, CheckReport, CorruptReport, CorruptTarget, DiskCheck, HelloReport, LoadSpec,
+        LoadStatus, MemoryCheck, PagePlace, Refusal, Reply, Request, StatusReport,
+    },
+    record::RecordFormat,
+    warm::{Heap, warm},
+    wire::refusal,
+    worker::Worker,
+};
+
+/// What the program was started with.
+#[derive(Debug, Clone, Default)]
+pub struct Resources {
+    /// Disks that loads may write to.
+    pub disks: Vec<DiskPlace>,
+    /// Directory with content to warm memory with.
+    pub content: Option<PathBuf>,
+}
+
+/// The state behind all control connections.
+pub struct Engine {
+    boot_id: BootId,
+    born: Instant,
+    resources: Resources,
+    /// Held for the whole of a request that changes or verifies.
+    exclusive: Mutex<Exclusive>,
+    /// What `Status` looks at; held for a moment only.
+    running: Mutex<Arc<Running>>,
+}
+
+#[derive(Default)]
+struct Exclusive {
+    heap: Heap,
+    /// How many times something was started; makes run ids.
+    runs: u64,
+}
+
+struct Running {
+    activity: Activity,
+    loads: Arc<Vec<Load>>,
+}
+
+enum Load {
+    Memory { worker: Worker, counters: Arc<MemoryCounters>, pages: u32 },
+    Disk { worker: Worker, counters: Arc<DiskCounters>, access: Access },
+    Echo,
+}
+
+impl Load {
+    fn worker(&self) -> Option<&Worker> {
+        match self {
+            Self::Memory { worker, .. } | Self::Disk { worker, .. } => Some(worker),
+            Self::Echo => None,
+        }
+    }
+
+    fn status(&self) -> LoadStatus {
+        match self {
+            Self::Memory { counters, pages, .. } => LoadStatus::Memory(counters.status(*pages)),
+            Self::Disk { counters, access, .. } => LoadStatus::Disk(counters.status(*access)),
+            Self::Echo => LoadStatus::Echo,
+        }
+    }
+}
+
+/// A thread that panicked with the lock held has left nothing half-done that the next request would not replace.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    /// With nothing running, and a fresh boot id.
+    pub fn new(resources: Resources) -> Self {
+        Self {
+            // The standard library seeds its hasher from the kernel's random numbers.
+            boot_id: BootId(RandomState::new().hash_one(std::process::id())),
+            born: Instant::now(),
+            resources,
+            exclusive: Mutex::default(),
+            running: Mutex::new(Arc::new(Running { activity: Activity::Idle, loads: Arc::default() })),
+        }
+    }
+
+    /// This life of the program.
+    pub fn boot_id(&self) -> BootId {
+        self.boot_id
+    }
+
+    /// Carries out one request. Blocks for as long as it takes.
+    pub fn handle(&self, request: Request) -> Reply {
+        let outcome = match request {
+            Request::Hello {} => Ok(Answer::Hello(self.hello())),
+            Request::Status {} => Ok(Answer::Status(self.status())),
+            Request::Warm { free_percent_max } => self.warm(free_percent_max),
+            Request::Start { loads, seed } => self.start(&loads, seed).map(|()| Answer::Started),
+            Request::Check {} => self.check().map(Answer::Check),
+            Request::Stop {} => self.stop().map(|()| Answer::Stopped),
+            Request::Corrupt { what } => self.corrupt(what).map(Answer::Corrupted),
+        };
+        match outcome {
+            Ok(answer) => Reply::Ok(answer),
+            Err(refusal) => Reply::Error(refusal),
+        }
+    }
+
+    fn uptime_s(&self) -> f64 {
+        self.born.elapsed().as_secs_f64()
+    }
+
+    fn hello(&self) -> HelloReport {
+        HelloReport { version: env!("CARGO_PKG_VERSION").to_owned(), boot_id: self.boot_id, uptime_s: self.uptime_s() }
+    }
+
+    fn status(&self) -> StatusReport {
+        let running = lock(&self.running).clone();
+        StatusReport {
+            boot_id: self.boot_id,
+            uptime_s: self.uptime_s(),
+            activity: running.activity,
+            loads: running.loads.iter().map(Load::status).collect(),
+        }
+    }
+
+    fn next_run(&self, exclusive: &mut Exclusive) -> RunId {
+        exclusive.runs += 1;
+        RunId(Prf::new(self.boot_id.0, exclusive.runs, 0).next_u64())
+    }
+
+    fn warm(&self, free_percent_max: u8) -> Result<Answer, Refusal> {
+        if free_percent_max > 100 {
+            return Err(refusal(format_args!("free_percent_max = {free_percent_max} is out of range; give 0 to 100")));
+        }
+        let mut exclusive = lock(&self.exclusive);
+        let run = self.next_run(&mut exclusive);
+        let content = self.resources.content.as_deref();
+        // Seeded by the run: warming twice must not fill memory with two copies of the same pages.
+        let report = warm(content, free_percent_max, run.0, run, &mut exclusive.heap, MemInfo::read);
+        report.map(Answer::Warm).map_err(refusal)
+    }
+
+    fn start(&self, specs: &[LoadSpec], seed: u64) -> Result<(), Refusal> {
+        LoadSpec::validate_all(specs).map_err(refusal)?;
+        let mut exclusive = lock(&self.exclusive);
+        // The loads before end here, and give their memory back before the new ones take theirs.
+        self.publish(Activity::Idle, Arc::default());
+        make_room(&mut exclusive.heap, specs)?;
+        let run = self.next_run(&mut exclusive);
+        let loads = specs.iter().enumerate().map(|(load, spec)| self.start_one(load, spec, seed, run));
+        let loads: Vec<Load> = loads.collect::<Result<_, _>>()?;
+        for worker in loads.iter().filter_map(Load::worker) {
+            worker.resume()?;
+        }
+        self.publish(Activity::Running, Arc::new(loads));
+        Ok(())
+    }
+
+    /// Builds a load, paused.
+    fn start_one(&self, load: usize, spec: &LoadSpec, seed: u64, run: RunId) -> Result<Load, Refusal> {
+        // Two loads of one kind must not do the same.
+        let seed = Prf::new(seed, load as u64, 0).next_u64();
+        match spec {
+            LoadSpec::Memory { pages_per_s, pattern, working_set_mib, bytes_per_page } => {
+                let arena = Arena::build(*working_set_mib, seed, run, *bytes_per_page)
+                    .map_err(|_| refusal(format_args!("no address space for {working_set_mib} MiB of pages")))?;
+                let (pages, counters) = (arena.len(), Arc::<MemoryCounters>::default());
+                let chooser = Chooser::new(*pattern, pages, seed);
+                let work = MemoryLoad {
+                    load,
+                    pages_per_s: *pages_per_s,
+                    arena,
+                    chooser,
+                    damaged: None,
+                    counters: counters.clone(),
+                };
+                let worker = Worker::spawn(format!("memory-{load}"), work, counters.clock.clone()).map_err(refusal)?;
+                Ok(Load::Memory { worker, counters, pages })
+            }
+            LoadSpec::Disk { kib_per_s, working_set_mib, disk } => {
+                let format = RecordFormat { seed, boot: self.boot_id, run };
+                let work = DiskLoad::open(&self.resources.disks, *disk, *working_set_mib, *kib_per_s, format)
+                    .map_err(refusal)?;
+                let (counters, access) = (work.counters(), work.access());
+                let worker = Worker::spawn(format!("disk-{load}"), work, counters.clock.clone()).map_err(refusal)?;
+                Ok(Load::Disk { worker, counters, access })
+            }
+            LoadSpec::Echo { .. } => Ok(Load::Echo),
+        }
+    }
+
+    fn publish(&self, activity: Activity, loads: Arc<Vec<Load>>) {
+        let before = std::mem::replace(&mut *lock(&self.running), Arc::new(Running { activity, loads }));
+        // Dropped without the lock: ending loads takes a while, and `Status` must not wait for it.
+        drop(before);
+    }
+
+    fn check(&self) -> Result<CheckReport, Refusal> {
+        let exclusive = lock(&self.exclusive);
+        let running = lock(&self.running).clone();
+        let begun = Instant::now();
+        let workers: Vec<&Worker> = running.loads.iter().filter_map(Load::worker).collect();
+        if workers.is_empty() && exclusive.heap.is_empty() {
+            return Err(refusal("there is nothing to check: send `start` with a memory or disk load first"));
+        }
+        for worker in &workers {
+            worker.pause()?;
+        }
+        let mut report = CheckReport { memory: MemoryCheck::default(), disk: DiskCheck::default(), seconds: 0.0 };
+        for worker in &workers {
+            report = worker.verify(report)?;
+        }
+        for block in &exclusive.heap {
+            block.check(PagePlace::Heap {}, PagePlace::Heap {}, &mut report.memory);
+        }
+        if running.activity == Activity::Running {
+            for worker in &workers {
+                worker.resume()?;
+            }
+        }
+        report.seconds = begun.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn stop(&self) -> Result<(), Refusal> {
+        let _exclusive = lock(&self.exclusive);
+        let running = lock(&self.running).clone();
+        for worker in running.loads.iter().filter_map(Load::worker) {
+            worker.settle()?;
+        }
+        self.publish(Activity::Stopped, running.loads.clone());
+        Ok(())
+    }
+
+    fn corrupt(&self, what: CorruptTarget) -> Result<CorruptReport, Refusal> {
+        let _exclusive = lock(&self.exclusive);
+        let running = lock(&self.running).clone();
+        let wanted = |load: &&Load| match what {
+            CorruptTarget::MemoryPage => matches!(load, Load::Memory { .. }),
+            CorruptTarget::DiskRecord => matches!(load, Load::Disk { .. }),
+        };
+        let worker = running.loads.iter().find(wanted).and_then(Load::worker);
+        let worker = worker.ok_or_else(|| refusal("no load of that kind runs; send `start` with one first"))?;
+        let outcome = worker.damage()?;
+        if running.activity == Activity::Running {
+            worker.resume()?;
+        }
+        outcome
+    }
+}
+
+/// Sees to it that the memory loads fit, if need be by giving up the heap records.
+fn make_room(heap: &mut Heap, specs: &[LoadSpec]) -> Result<(), Refusal> {
+    let arena_bytes = |spec: &LoadSpec| match spec {
+        LoadSpec::Memory { working_set_mib, .. } => Arena::bytes(*working_set_mib),
+        LoadSpec::Disk { .. } | LoadSpec::Echo { .. } => 0,
+    };
+    let need_kib = specs.iter().map(arena_bytes).sum::<u64>() / 1024;
+    let fits = || MemInfo::read().map_or(true, |now| need_kib + now.floor_kib() <= now.available_kib);
+    if need_kib == 0 || fits() {
+        return Ok(());
+    }
+    *heap = Heap::new();
+    if fits() {
+        return Ok(());
+    }
+    Err(refusal(format_args!(
+        "the memory loads want {} MiB, more than the guest can give without running out; \
+         make the working sets smaller or the guest larger",
+        need_kib / 1024
+    )))
+}

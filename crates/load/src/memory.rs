@@ -1,0 +1,86 @@
+//! The memory load: touches pages at a rate, each verified before it is written.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use crate::{
+    arena::{Arena, Chooser},
+    page::PageIndex,
+    protocol::{CheckReport, CorruptReport, CorruptTarget, MemoryStatus, PagePlace, Refusal},
+    worker::{ErrorLog, Longest, RunClock, Work},
+};
+
+/// What a memory load counts, readable while it runs.
+#[derive(Default)]
+pub(crate) struct MemoryCounters {
+    pub clock: Arc<RunClock>,
+    touches: AtomicU64,
+    max_gap: Longest,
+    errors: ErrorLog,
+}
+
+impl MemoryCounters {
+    pub fn status(&self, pages: u32) -> MemoryStatus {
+        let touches = self.touches.load(Relaxed);
+        MemoryStatus {
+            pages: pages.into(),
+            pages_dirtied: touches,
+            pages_per_s: self.clock.rate(touches),
+            max_gap_ms: self.max_gap.ms(),
+            errors: self.errors.count(),
+            first_error: self.errors.first(),
+        }
+    }
+}
+
+/// The load; see [`crate::worker`] for its life.
+pub(crate) struct MemoryLoad {
+    pub load: usize,
+    pub pages_per_s: u32,
+    pub arena: Arena,
+    pub chooser: Chooser,
+    /// What was damaged on purpose; flipping the same bit twice would heal it.
+    pub damaged: Option<CorruptReport>,
+    pub counters: Arc<MemoryCounters>,
+}
+
+impl Work for MemoryLoad {
+    fn per_s(&self) -> f64 {
+        self.pages_per_s.into()
+    }
+
+    fn step(&mut self, units: u64) {
+        for _ in 0..units {
+            let page = self.chooser.choose();
+            if let Err(fault) = self.arena.touch(page) {
+                self.counters.errors.note(format_args!("page {} is {fault}", page.0));
+            }
+        }
+        self.counters.touches.fetch_add(units, Relaxed);
+    }
+
+    fn note_gap(&mut self, gap: Duration) {
+        self.counters.max_gap.note(gap);
+    }
+
+    fn verify(&mut self, report: &mut CheckReport) {
+        let load = self.load;
+        self.arena.check(PagePlace::Arena { load }, PagePlace::Table { load }, &mut report.memory);
+        report.memory.touch_errors += self.counters.errors.count();
+    }
+
+    fn damage(&mut self) -> Result<CorruptReport, Refusal> {
+        let arena = &mut self.arena;
+        let damage = self.damaged.get_or_insert_with(|| {
+            let index = PageIndex(arena.len() / 2);
+            let byte = arena.damage(index);
+            CorruptReport { what: CorruptTarget::MemoryPage, index: index.0.into(), byte }
+        });
+        Ok(damage.clone())
+    }
+}

@@ -1,0 +1,510 @@
+//! A small client for QMP, QEMU's control protocol.
+//!
+//! QMP is JSON objects, one a line: a greeting, then replies in the order of the commands, with events in between at
+//! any time. The [`Session`] is the protocol without I/O: bytes go in, replies and events come out. [`Qmp`] is the
+//! blocking shell around it for a unix socket, with a reader thread of its own, because an event (STOP!) has to be
+//! stamped with the time at which it arrived even while a command hangs: QEMU answers nothing during the last phase
+//! of a migration, for seconds on a slow link, yet still sends events.
+//!
+//! What can go wrong: QEMU exits (every waiting command gets [`QmpError::Closed`]), a command is refused
+//! ([`QmpError::Refused`], with QEMU's own words), a reply does not come in time ([`QmpError::Timeout`]; the session
+//! stays usable and drops the late reply), a line without end (refused at [`MAX_LINE`]).
+
+#![forbid(unsafe_code)]
+
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest line believed, in bytes. The longest seen from QEMU 7.2 is `query-qmp-schema`'s 180 KiB; a peer that sends
+/// more is not QEMU.
+pub const MAX_LINE: usize = 4 << 20;
+
+/// Events kept for a reader that does not come; the oldest go first. A migration makes a few a second.
+pub const MAX_EVENTS: usize = 65_536;
+
+/// What can go wrong with a command.
+#[derive(Debug, thiserror::Error)]
+pub enum QmpError {
+    /// No connection to QEMU's socket.
+    #[error("cannot connect to QEMU at {path}: {source}; is it running, and was it started with this -qmp socket?")]
+    Connect {
+        /// The socket.
+        path: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// QEMU refused the command.
+    #[error("QEMU refused `{command}`: {class}: {desc}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// QMP error class.
+        class: String,
+        /// QEMU's words.
+        desc: String,
+    },
+    /// QEMU closed the connection, by exiting as a rule.
+    #[error("QEMU closed its control socket while `{command}` waited; look at its log for why it exited")]
+    Closed {
+        /// The command that waited.
+        command: String,
+    },
+    /// No answer in time.
+    #[error("QEMU did not answer `{command}` within {seconds:.1} s")]
+    Timeout {
+        /// The command.
+        command: String,
+        /// How long was waited.
+        seconds: f64,
+    },
+    /// What came is not QMP.
+    #[error("not QMP: {0}")]
+    Protocol(String),
+}
+
+/// Something that QEMU sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// The greeting, with version and capabilities.
+    Greeting(Value),
+    /// The answer to the command with this id.
+    Reply {
+        /// The id that the command carried.
+        id: u64,
+        /// `return`, or class and description of the error.
+        result: Result<Value, (String, String)>,
+    },
+    /// An event.
+    Event {
+        /// Its name: `STOP`, `MIGRATION`, ...
+        name: String,
+        /// Its data, an empty object where QEMU sent none.
+        data: Value,
+    },
+}
+
+/// The protocol without I/O.
+///
+/// `handle_*` takes what arrived; `poll_message` yields what it meant, until `None`.
+#[derive(Debug, Default)]
+pub struct Session {
+    buffer: Vec<u8>,
+    /// How much of `buffer` is known to hold no newline, so that a long line is not scanned over and over.
+    scanned: usize,
+    next_id: u64,
+}
+
+impl Session {
+    /// The line to send for a command, and the id under which its reply will come.
+    pub fn command(&mut self, name: &str, arguments: Value) -> (u64, Vec<u8>) {
+        self.next_id += 1;
+        let mut object = Map::new();
+        object.insert("execute".into(), name.into());
+        if !arguments.is_null() {
+            object.insert("arguments".into(), arguments);
+        }
+        object.insert("id".into(), self.next_id.into());
+        let mut line = Value::Object(object).to_string().into_bytes();
+        line.push(b'\n');
+        (self.next_id, line)
+    }
+
+    /// Bytes arrived.
+    ///
+    /// # Errors
+    /// [`QmpError::Protocol`] when a line grows beyond [`MAX_LINE`].
+    pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<(), QmpError> {
+        if self.buffer.len() + bytes.len() > MAX_LINE {
+            return Err(QmpError::Protocol(format!("a line of more than {MAX_LINE} bytes")));
+        }
+        self.buffer.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The next message, if a whole one is there.
+    ///
+    /// # Errors
+    /// [`QmpError::Protocol`] for a line that is not a QMP object.
+    pub fn poll_message(&mut self) -> Result<Option<Message>, QmpError> {
+        loop {
+            let Some(end) = self.buffer[self.scanned..].iter().position(|b| *b == b'\n') else {
+                self.scanned = self.buffer.len();
+                return Ok(None);
+            };
+            let line: Vec<u8> = self.buffer.drain(..=self.scanned + end).collect();
+            self.scanned = 0;
+            if !line.iter().all(u8::is_ascii_whitespace) {
+                return parse(&line).map(Some);
+            }
+        }
+    }
+}
+
+fn parse(line: &[u8]) -> Result<Message, QmpError> {
+    let value: Value = serde_json::from_slice(line).map_err(|e| QmpError::Protocol(e.to_string()))?;
+    let text = |v: &Value, key: &str| v.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    if let Some(greeting) = value.get("QMP") {
+        return Ok(Message::Greeting(greeting.clone()));
+    }
+    if let Some(name) = value.get("event").and_then(Value::as_str) {
+        let data = value.get("data").cloned().unwrap_or_else(|| json!({}));
+        return Ok(Message::Event { name: name.to_owned(), data });
+    }
+    // Replies to lines that QEMU could not parse carry no id; 0 is never used for a command.
+    let id = value.get("id").and_then(Value::as_u64).unwrap_or(0);
+    if let Some(error) = value.get("error") {
+        return Ok(Message::Reply { id, result: Err((text(error, "class"), text(error, "desc"))) });
+    }
+    match value.get("return") {
+        Some(result) => Ok(Message::Reply { id, result: Ok(result.clone()) }),
+        None => {
+            Err(QmpError::Protocol(format!("neither reply nor event: {}", String::from_utf8_lossy(line).trim_end())))
+        }
+    }
+}
+
+/// An event and when it arrived.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// When its bytes were read.
+    pub at: Instant,
+    /// Its name.
+    pub name: String,
+    /// Its data.
+    pub data: Value,
+}
+
+/// A blocking connection to one QEMU.
+///
+/// Clones share the connection; commands of several threads may be under way at once.
+#[derive(Clone, Debug)]
+pub struct Qmp {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    writer: Mutex<(Session, UnixStream)>,
+    inbox: Mutex<Inbox>,
+    arrived: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    replies: HashMap<u64, Result<Value, (String, String)>>,
+    /// Commands that somebody waits for; a reply to any other id is late and dropped.
+    awaited: HashMap<u64, ()>,
+    events: Vec<Event>,
+    /// Events dropped from the front, so that [`EventMark`]s stay true.
+    dropped: usize,
+    closed: bool,
+}
+
+/// A position in the stream of events: "from now on".
+#[derive(Clone, Copy, Debug)]
+pub struct EventMark(usize);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Qmp {
+    /// Connects to a QMP unix socket and negotiates capabilities, trying until `timeout` has passed (QEMU may be
+    /// just starting).
+    ///
+    /// # Errors
+    /// [`QmpError::Connect`] when nobody listens, [`QmpError::Timeout`] or [`QmpError::Closed`] when no greeting came.
+    pub fn connect(path: &std::path::Path, timeout: Duration) -> Result<Self, QmpError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => return Self::start(stream, deadline.saturating_duration_since(Instant::now())),
+                Err(source) if Instant::now() >= deadline => {
+                    return Err(QmpError::Connect { path: path.display().to_string(), source });
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    /// Takes over a connected stream: starts the reader and leaves negotiation mode.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect`].
+    pub fn start(stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
+        let refuse = |source| QmpError::Connect { path: "(an open socket)".into(), source };
+        let reader = stream.try_clone().map_err(refuse)?;
+        let shared = Arc::new(Shared {
+            writer: Mutex::new((Session::default(), stream)),
+            inbox: Mutex::default(),
+            arrived: Condvar::new(),
+        });
+        let weak = Arc::downgrade(&shared);
+        std::thread::Builder::new()
+            .name("qmp-reader".into())
+            .spawn(move || {
+                let mut reader = reader;
+                let mut session = Session::default();
+                let mut chunk = [0; 16_384];
+                loop {
+                    let read = reader.read(&mut chunk);
+                    let at = Instant::now();
+                    let Some(shared) = weak.upgrade() else { return };
+                    let fine = matches!(read, Ok(n) if n > 0 && shared.take_in(&mut session, &chunk[..n], at));
+                    if !fine {
+                        lock(&shared.inbox).closed = true;
+                        shared.arrived.notify_all();
+                        return;
+                    }
+                    shared.arrived.notify_all();
+                }
+            })
+            .map_err(refuse)?;
+        let qmp = Self { shared };
+        // QEMU takes commands only after its greeting, but queues what was sent before: no need to wait for it.
+        qmp.execute_within("qmp_capabilities", Value::Null, timeout.max(Duration::from_secs(1)))?;
+        Ok(qmp)
+    }
+
+    /// Runs a command, waiting up to 60 s for its answer.
+    ///
+    /// # Errors
+    /// [`QmpError`], naming the command.
+    pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.execute_within(command, arguments, Duration::from_secs(60))
+    }
+
+    /// Runs a command, waiting up to `timeout` for its answer.
+    ///
+    /// # Errors
+    /// [`QmpError`], naming the command.
+    pub fn execute_within(&self, command: &str, arguments: Value, timeout: Duration) -> Result<Value, QmpError> {
+        let closed = || QmpError::Closed { command: command.to_owned() };
+        let id = {
+            let mut writer = lock(&self.shared.writer);
+            let (id, line) = writer.0.command(command, arguments);
+            lock(&self.shared.inbox).awaited.insert(id, ());
+            writer.1.write_all(&line).map_err(|_| closed())?;
+            id
+        };
+        let deadline = Instant::now() + timeout;
+        let mut inbox = lock(&self.shared.inbox);
+        loop {
+            if let Some(result) = inbox.replies.remove(&id) {
+                return result.map_err(|(class, desc)| QmpError::Refused { command: command.to_owned(), class, desc });
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if inbox.closed || left.is_zero() {
+                inbox.awaited.remove(&id);
+                return Err(match inbox.closed {
+                    true => closed(),
+                    false => QmpError::Timeout { command: command.to_owned(), seconds: timeout.as_secs_f64() },
+                });
+            }
+            inbox = self.shared.arrived.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The present position in the stream of events.
+    #[must_use]
+    pub fn mark(&self) -> EventMark {
+        let inbox = lock(&self.shared.inbox);
+        EventMark(inbox.dropped + inbox.events.len())
+    }
+
+    /// All events since `mark` that are still kept, oldest first.
+    #[must_use]
+    pub fn events_since(&self, mark: EventMark) -> Vec<Event> {
+        let inbox = lock(&self.shared.inbox);
+        inbox.events[mark.0.saturating_sub(inbox.dropped).min(inbox.events.len())..].to_vec()
+    }
+
+    /// Waits for the first event since `mark` that `wanted` accepts; `None` at the deadline or when QEMU is gone.
+    pub fn wait_event(
+        &self,
+        mark: EventMark,
+        deadline: Instant,
+        mut wanted: impl FnMut(&Event) -> bool,
+    ) -> Option<Event> {
+        let mut next = mark.0;
+        let mut inbox = lock(&self.shared.inbox);
+        loop {
+            let from = next.saturating_sub(inbox.dropped).min(inbox.events.len());
+            if let Some(found) = inbox.events[from..].iter().find(|e| wanted(e)) {
+                return Some(found.clone());
+            }
+            next = inbox.dropped + inbox.events.len();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if inbox.closed || left.is_zero() {
+                return None;
+            }
+            inbox = self.shared.arrived.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether QEMU has closed the connection.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        lock(&self.shared.inbox).closed
+    }
+}
+
+impl Shared {
+    /// Sorts in what arrived; false when it is not QMP.
+    fn take_in(&self, session: &mut Session, bytes: &[u8], at: Instant) -> bool {
+        if session.handle_bytes(bytes).is_err() {
+            return false;
+        }
+        let mut inbox = lock(&self.inbox);
+        loop {
+            match session.poll_message() {
+                Ok(None) => return true,
+                Ok(Some(Message::Greeting(_))) => {}
+                Ok(Some(Message::Reply { id, result })) => {
+                    if inbox.awaited.remove(&id).is_some() {
+                        inbox.replies.insert(id, result);
+                    }
+                }
+                Ok(Some(Message::Event { name, data })) => {
+                    if inbox.events.len() == MAX_EVENTS {
+                        inbox.events.drain(..MAX_EVENTS / 2);
+                        inbox.dropped += MAX_EVENTS / 2;
+                    }
+                    inbox.events.push(Event { at, name, data });
+                }
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+/// Closing the last clone ends the connection and, with it, the reader thread.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // An error means that it is closed already.
+        let _ = writer.1.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::{BufRead, BufReader};
+
+    fn collect(session: &mut Session) -> Vec<Message> {
+        std::iter::from_fn(|| session.poll_message().unwrap()).collect()
+    }
+
+    #[test]
+    fn messages_come_out_whole_however_the_bytes_arrive() {
+        let text = b"{\"QMP\": {\"version\": 1}}\r\n{\"return\": {}, \"id\": 1}\r\n\
+            {\"timestamp\": {\"seconds\": 1}, \"event\": \"STOP\"}\r\n\
+            {\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"no\"}}\r\n";
+        let mut whole = Session::default();
+        whole.handle_bytes(text).unwrap();
+        let expected = collect(&mut whole);
+        assert_eq!(expected.len(), 4);
+        assert_eq!(expected[2], Message::Event { name: "STOP".into(), data: json!({}) });
+        assert_eq!(expected[3], Message::Reply { id: 2, result: Err(("GenericError".into(), "no".into())) });
+
+        let mut bytewise = Session::default();
+        let mut got = vec![];
+        for byte in text {
+            bytewise.handle_bytes(&[*byte]).unwrap();
+            got.extend(collect(&mut bytewise));
+        }
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut session = Session::default();
+        let chunk = vec![b'x'; MAX_LINE / 2];
+        session.handle_bytes(&chunk).unwrap();
+        session.handle_bytes(&chunk).unwrap();
+        assert!(session.handle_bytes(b"x").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+            let mut session = Session::default();
+            session.handle_bytes(&bytes).unwrap();
+            while let Ok(Some(_)) = session.poll_message() {}
+        }
+    }
+
+    /// A QEMU of a few lines: answers each command by `answer`.
+    fn fake(answer: impl Fn(&Value, &mut UnixStream) + Send + 'static) -> UnixStream {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            theirs.write_all(b"{\"QMP\": {}}\r\n").unwrap();
+            let reader = BufReader::new(theirs.try_clone().unwrap());
+            for line in reader.lines().map_while(Result::ok) {
+                answer(&serde_json::from_str(&line).unwrap(), &mut theirs);
+            }
+        });
+        ours
+    }
+
+    fn reply(to: &Value, stream: &mut UnixStream) {
+        writeln!(stream, "{}", json!({"return": {"did": to["execute"]}, "id": to["id"]})).unwrap();
+    }
+
+    #[test]
+    fn events_are_stamped_while_a_command_hangs() {
+        let qmp = Qmp::start(
+            fake(|command, stream| match command["execute"].as_str().unwrap() {
+                "query-migrate" => writeln!(stream, "{{\"event\": \"STOP\"}}").unwrap(),
+                _ => reply(command, stream),
+            }),
+            Duration::from_secs(5),
+        )
+        .unwrap();
+        let mark = qmp.mark();
+        let hanging = qmp.execute_within("query-migrate", Value::Null, Duration::from_millis(50));
+        assert!(matches!(hanging, Err(QmpError::Timeout { .. })));
+        let stop = qmp.wait_event(mark, Instant::now() + Duration::from_secs(5), |e| e.name == "STOP");
+        assert!(stop.is_some());
+        assert_eq!(qmp.execute("cont", Value::Null).unwrap()["did"], "cont");
+    }
+
+    #[test]
+    fn a_dead_qemu_ends_every_wait() {
+        let qmp = Qmp::start(
+            fake(|command, stream| match command["execute"].as_str().unwrap() {
+                "quit" => stream.shutdown(std::net::Shutdown::Both).unwrap(),
+                _ => reply(command, stream),
+            }),
+            Duration::from_secs(5),
+        )
+        .unwrap();
+        let mark = qmp.mark();
+        assert!(matches!(qmp.execute("quit", Value::Null), Err(QmpError::Closed { .. })));
+        assert!(qmp.wait_event(mark, Instant::now() + Duration::from_secs(60), |_| true).is_none());
+        assert!(qmp.is_closed());
+    }
+
+    #[test]
+    fn a_refusal_carries_qemus_own_words() {
+        let qmp = Qmp::start(
+            fake(|command, stream| match command["execute"].as_str().unwrap() {
+                "migrate" => {
+                    let error = json!({"class": "GenericError", "desc": "disk is busy"});
+                    writeln!(stream, "{}", json!({"error": error, "id": command["id"]})).unwrap();
+                }
+                _ => reply(command, stream),
+            }),
+            Duration::from_secs(5),
+        )
+        .unwrap();
+        let error = qmp.execute("migrate", json!({"uri": "x"})).unwrap_err();
+        assert_eq!(error.to_string(), "QEMU refused `migrate`: GenericError: disk is busy");
+    }
+}

@@ -1,0 +1,81 @@
+# shellcheck shell=bash
+# Boots a guest image by hand, for the checks of the images: the shortest
+# working example of the QEMU command line they want (README.md has the
+# reasons). Sourced after lib.sh, never run.
+
+images=${GODWIT_IMAGES:-/var/cache/godwit-lab/images}
+vcpus=1
+cpu=qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt
+append=''
+initrd=''
+# shellcheck disable=SC2034  # an option of boot-test.sh
+timeout=90
+work=''
+qemu=''
+
+stop_guest() {
+    if [ -n "$qemu" ]; then
+        kill "$qemu" 2>/dev/null || true
+        wait "$qemu" 2>/dev/null || true
+        qemu=''
+    fi
+    [ -z "$work" ] || rm -rf "$work"
+}
+
+# Starts $images/NAME on a sparse copy of TEMPLATE; the console goes to
+# $work/console, and what is written to file descriptor 3 is typed into it.
+start_guest() { # NAME TEMPLATE DISK-SIZE MEMORY-KIB
+    local directory=$images/$1
+    [ -e "$directory/manifest.json" ] || die "no $1 image in $images: run scripts/setup.sh $1"
+    need_command qemu-system-x86_64 qemu-system-x86
+    work=$(mktemp -d "${TMPDIR:-/var/tmp}/godwit-guest.XXXXXX")
+    trap stop_guest EXIT
+    trap 'exit 130' INT TERM HUP
+    cp --sparse=always "$directory/$2" "$work/disk.raw"
+    truncate -s "$3" "$work/disk.raw"
+    mkfifo "$work/typed"
+    : >"$work/console"
+    exec 3<>"$work/typed"
+
+    local words="console=ttyS0 quiet panic=-1 oops=panic"
+    words+=" random.trust_cpu=on no_timer_check tsc=reliable clocksource=tsc"
+    words+=" nowatchdog nosoftlockup rcupdate.rcu_cpu_stall_suppress=1"
+    words+=" godwit.ip=10.99.0.11/16 godwit.mtu=1450 $append"
+
+    # shellcheck disable=SC2034  # read by the callers
+    start=$(date +%s%N)
+    qemu-system-x86_64 \
+        -accel tcg,thread=multi -machine q35 -cpu "$cpu" -smp "$vcpus" -m "${4}k" \
+        -nodefaults -no-user-config -vga none -display none -no-reboot \
+        -kernel "$directory/vmlinuz" -initrd "${initrd:-$directory/initrd}" -append "$words" \
+        -drive "if=none,id=disk0,file=$work/disk.raw,format=raw,discard=unmap" \
+        -device virtio-blk-pci,drive=disk0 \
+        -netdev user,id=net0,restrict=on,ipv6=off,net=10.99.0.0/16 \
+        -device virtio-net-pci,netdev=net0,mac=52:54:00:99:00:0b,romfile= \
+        -device virtio-rng-pci \
+        -chardev stdio,id=serial0,signal=off -serial chardev:serial0 \
+        <&3 >"$work/console" 2>"$work/stderr" &
+    qemu=$!
+}
+
+# Waits until a line of the console matches PATTERN (an extended regular
+# expression), and prints the first such line.
+await_console() { # PATTERN SECONDS
+    local deadline=$(($(date +%s%N) + $2 * 1000000000))
+    until tr -d '\r' <"$work/console" | grep -a -m 1 -E "$1"; do
+        if ! kill -0 "$qemu" 2>/dev/null; then
+            tail -n 20 "$work/console" "$work/stderr" >&2 || true
+            die "QEMU ended before the guest said $1 (its last words are above)"
+        fi
+        if [ "$(date +%s%N)" -gt "$deadline" ]; then
+            tail -n 20 "$work/console" >&2 || true
+            die "the guest did not say $1 within $2 s (the console's last lines are above)"
+        fi
+        sleep 0.05
+    done
+}
+
+seconds_since() { # NANOSECONDS
+    local hundredths=$((($(date +%s%N) - $1) / 10000000))
+    printf '%d.%02d' $((hundredths / 100)) $((hundredths % 100))
+}
