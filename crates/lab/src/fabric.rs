@@ -2,15 +2,19 @@
 //!
 //! ```text
 //!   site illinois                     emulator's namespace                      site texas
-//!   br0 ── vx0                                                                  vx0 ── br0
-//!    │       └─ 172.31.0.1 ─ wan1 ═══ p0-1 ──[ rate, delay, loss ]── p1-0 ═══ wan0 ─ 172.31.0.2 ┘ │
-//!   tap-web                                                                            tap-web
+//!   br0 ── vx0 ┐                                                              ┌ vx0 ── br0
+//!    │         wan ── wan1 ═══ p0-1 ──[ rate, delay, loss ]── p1-0 ═══ wan0 ── wan        │
+//!   tap-web    172.31.0.1                                          172.31.0.2          tap-web
 //! ```
 //!
 //! Each site is a namespace with one underlay address; a veth for each other site leads into the emulator's namespace,
 //! where a `godwit_wan::Path` joins the two ends. There is no other way between sites: whatever one knows of another
-//! crossed the WAN and was counted there. Neighbours and routes are fixed, so that no ARP adds a round trip to a
-//! measurement.
+//! crossed the WAN and was counted there. Neighbours and forwarding entries are fixed, so that no ARP adds a round trip
+//! to a measurement.
+//!
+//! The veths of a site are ports of one bridge that carries the underlay address. Routes straight over the veths would
+//! be simpler, but the kernel's VXLAN caches a route with each learned entry and keeps it when the entry moves to another
+//! site: after a guest's move, frames for its new site would leave by the old site's veth, for ever.
 //!
 //! The guests' network is one stretched layer-2 segment: a bridge in each site, joined by VXLAN with head-end
 //! replication. This is what an operator without Godwit would have; the network identity of a guest follows by QEMU's
@@ -159,7 +163,9 @@ fn build_site(index: usize, name: &str, parent: &Path) -> Result<Site> {
     ns.sysctl("net/ipv4/tcp_rmem", "4096 131072 67108864")?;
     ns.sysctl("net/ipv4/tcp_wmem", "4096 131072 67108864")?;
     ns.ip([
-        format!("address add {underlay}/32 dev lo"),
+        "link add wan type bridge stp_state 0 forward_delay 0".into(),
+        format!("link set wan address {} up", underlay_mac(index)),
+        format!("address add {underlay}/24 dev wan"),
         "link add br0 type bridge stp_state 0 forward_delay 0".into(),
         format!("link set br0 address 02:67:77:02:00:{number:02x} mtu {GUEST_MTU} up"),
         format!("link add vx0 type vxlan id 77 local {underlay} dstport {VXLAN_PORT} learning"),
@@ -167,6 +173,11 @@ fn build_site(index: usize, name: &str, parent: &Path) -> Result<Site> {
         format!("address add {client}/16 dev br0"),
     ])?;
     Ok(Site { name: name.to_owned(), ns, folder: parent.join(name), underlay, client })
+}
+
+/// MAC address of a site's bridge to the WAN.
+fn underlay_mac(index: usize) -> String {
+    format!("02:67:77:01:00:{:02x}", index + 1)
 }
 
 fn join(
@@ -181,10 +192,14 @@ fn join(
             format!("link add p{i}-{j} type veth peer name wan{j} netns {}", site.ns.path().display()),
             format!("link set p{i}-{j} up"),
         ])?;
+        let peer_mac = underlay_mac(j);
         site.ns.ip([
-            format!("link set wan{j} address 02:67:77:01:{i:02x}:{j:02x} up"),
-            format!("neighbour add {} lladdr 02:67:77:01:{j:02x}:{i:02x} dev wan{j} nud permanent", peer.underlay),
-            format!("route add {}/32 dev wan{j} src {}", peer.underlay, site.underlay),
+            format!("link set wan{j} master wan up"),
+            format!("neighbour add {} lladdr {peer_mac} dev wan nud permanent", peer.underlay),
+        ])?;
+        site.ns.bridge([
+            format!("link set dev wan{j} learning off flood off mcast_flood off"),
+            format!("fdb add {peer_mac} dev wan{j} master static"),
         ])?;
         segment(site, j, &spec)?;
     }

@@ -35,6 +35,9 @@ const LEAD: Duration = Duration::from_secs(3);
 /// How long the clients are watched after a move that no `verify` follows.
 const TRAIL: Duration = Duration::from_secs(3);
 
+/// A client that had no answer for so long when it is looked at, seconds after the move, has lost its session.
+const ALIVE: Duration = Duration::from_secs(1);
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -531,7 +534,13 @@ fn look_from_clients(ended: &mut Ended, clients: &[Client], now: Instant) {
         report.series.echo.extend(
             points.map(|s| EchoPoint { t_s: s.received_at_s - offset, rtt_ms: (s.received_at_s - s.sent_at_s) * 1e3 }),
         );
-        merge(&mut report.integrity, Integrity { tcp_ok: Some(seen.session_ok), ..Integrity::default() });
+        // A session that is not broken but silent has not followed the guest.
+        let last = seen.samples.last().map_or(0.0, |s| s.received_at_s);
+        let alive = until - last < ALIVE.as_secs_f64();
+        if !alive && seen.session_ok {
+            report.integrity.notes.push(format!("a client has had no answer for {:.1} s", until - last));
+        }
+        merge(&mut report.integrity, Integrity { tcp_ok: Some(seen.session_ok && alive), ..Integrity::default() });
         report.integrity.notes.extend(seen.error.iter().map(|e| format!("the client's session: {e}")));
     }
     if clients.is_empty() {

@@ -14,6 +14,9 @@
 //! Reading may wait longer, up to [`COARSEST_READING`]: thanks to the kernel's stamps it costs nothing to read a packet late as
 //! long as it is read well before it is due. A packet that is alone is never held back: nothing was sent or read just before it.
 //!
+//! The opposite case is a packet that is alone: the processor may have gone to sleep, and in a virtual machine it takes
+//! 50 to 100 us to return. So a long sleep ends [`EARLY`], and the thread watches the clock for the rest.
+//!
 //! # What can go wrong
 //!
 //! - **A thread is scheduled late.** Frames then leave late (counted as `late`), but nothing else is bent: arrivals carry
@@ -47,6 +50,13 @@ pub const LATE: Duration = Duration::from_millis(1);
 /// The least time between two batches of sending: by this much packets in a dense train may leave late.
 /// Below what anybody measures on a WAN, and long enough to gather eight full packets at 1 Gbit/s.
 pub const GRAIN: Duration = Duration::from_micros(100);
+
+/// A sleep of this length or more may let the processor fall so deeply asleep that it takes [`EARLY`] to come back.
+const LONG_SLEEP: Duration = Duration::from_millis(1);
+
+/// How long before the departure a long sleep ends. What is left of it is spent spinning: a tenth of a core at the very most,
+/// as sleeps shorter than [`LONG_SLEEP`] do without.
+const EARLY: Duration = Duration::from_micros(100);
 
 /// The most time between two batches of reading while frames arrive: an eighth of the one-way delay, within [`GRAIN`] and
 /// this. It bounds how late a drop is counted.
@@ -373,9 +383,18 @@ impl Forwarder {
         let next_sending = self.flight.next_departure().map(|due| due.max(self.may_send));
         if now < self.may_read {
             let wake = next_sending.map_or(self.may_read, |sending| sending.min(self.may_read));
-            realtime::wait(None, &self.bell, Some(wake.since(now)))
-        } else {
-            realtime::wait(Some(self.input.as_fd()), &self.bell, next_sending.map(|sending| sending.since(now)))
+            return realtime::wait(None, &self.bell, Some(wake.since(now)));
+        }
+        let input = Some(self.input.as_fd());
+        match next_sending {
+            Some(sending) if sending.since(now) >= LONG_SLEEP => {
+                let ready = realtime::wait(input, &self.bell, Some(sending.since(now) - EARLY));
+                while ready == Ready::NOTHING && self.clock.now() < sending {
+                    std::hint::spin_loop();
+                }
+                ready
+            }
+            _ => realtime::wait(input, &self.bell, next_sending.map(|sending| sending.since(now))),
         }
     }
 

@@ -57,6 +57,11 @@ pub struct Ready {
     pub bell: bool,
 }
 
+impl Ready {
+    /// The time was up, or the wait was interrupted.
+    pub const NOTHING: Self = Self { input: false, bell: false };
+}
+
 /// Waits until the input is readable (if one is given), the bell is rung, or `timeout` has passed; for ever without one.
 /// May return early with neither.
 pub fn wait(input: Option<BorrowedFd<'_>>, bell: &Bell, timeout: Option<Duration>) -> Ready {
