@@ -20,7 +20,7 @@ use godwit_units::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -76,6 +76,8 @@ pub struct GuestSpec {
     pub vcpus: u32,
     /// Sizes of the disks.
     pub disks: Vec<Bytes>,
+    /// Where the disks are, if that is a place that all sites reach.
+    pub shared: Option<PathBuf>,
     /// Where things are on the first disk.
     pub layout: DiskLayout,
     /// Address on the guests' segment.
@@ -91,7 +93,14 @@ impl GuestSpec {
     ///
     /// # Errors
     /// When the image's data and the loads do not fit the disks.
-    pub fn new(index: usize, vm: &Vm, image: &GuestImage, initrd: PathBuf, accel: Accel) -> Result<Self> {
+    pub fn new(
+        index: usize,
+        vm: &Vm,
+        image: &GuestImage,
+        initrd: PathBuf,
+        shared: Option<PathBuf>,
+        accel: Accel,
+    ) -> Result<Self> {
         let number = u8::try_from(index + 11).context("too many VMs")?;
         let odd = match accel {
             Accel::Tcg if std::env::var_os("GODWIT_LAB_EVEN_RAM").is_none() => Bytes::kib(8),
@@ -104,11 +113,21 @@ impl GuestSpec {
             memory: Bytes::mib(u64::from(*vm.memory_mib.get_ref())) + odd,
             vcpus: vm.vcpus,
             disks: vm.disks(),
+            shared,
             layout: image.layout(vm)?,
             address: Ipv4Addr::new(10, 99, 0, number),
             mac: format!("02:67:77:00:00:{number:02x}"),
             accel,
         })
+    }
+
+    /// A disk's file in `site`; `life` tells the QEMUs apart that a VM has had.
+    #[must_use]
+    pub fn disk_file(&self, site: &Site, life: u32, disk: usize) -> PathBuf {
+        match &self.shared {
+            Some(folder) => folder.join(format!("{}.disk{disk}.raw", self.name)),
+            None => site.folder.join(format!("{}.{life}.disk{disk}.raw", self.name)),
+        }
     }
 
     fn kernel_words(&self) -> String {
@@ -155,12 +174,6 @@ pub struct Guest {
     tap: String,
 }
 
-/// A disk file of a VM in a site; `life` tells the QEMUs apart that a VM has had.
-#[must_use]
-pub fn disk_file(site: &Site, vm: &str, life: u32, disk: usize) -> PathBuf {
-    site.folder.join(format!("{vm}.{life}.disk{disk}.raw"))
-}
-
 impl Guest {
     /// Starts a QEMU in `site`. Its disks have to be there for [`Start::Boot`] and are made empty for
     /// [`Start::Incoming`].
@@ -169,8 +182,8 @@ impl Guest {
     /// With the end of QEMU's log when it does not come up.
     pub fn start(site: &Site, spec: &GuestSpec, life: u32, start: Start) -> Result<Self> {
         let tag = format!("{}.{life}", spec.name);
-        let disk_files: Vec<_> = (0..spec.disks.len()).map(|d| disk_file(site, &spec.name, life, d)).collect();
-        if start == Start::Incoming {
+        let disk_files: Vec<_> = (0..spec.disks.len()).map(|d| spec.disk_file(site, life, d)).collect();
+        if start == Start::Incoming && spec.shared.is_none() {
             for (file, size) in disk_files.iter().zip(&spec.disks) {
                 File::create_new(file)
                     .and_then(|f| f.set_len(size.0))
@@ -236,8 +249,11 @@ impl Guest {
         let process =
             site.ns.run(move || command.spawn()).context("cannot start qemu-system-x86_64; is it installed?")?;
 
-        let connected =
-            site.ns.run(move || Qmp::connect(&socket, Duration::from_secs(20)).map(|q| (q, File::open(&ram))));
+        let connected = site.ns.run(move || {
+            // Writable, so that a page can be damaged on purpose.
+            let open = || OpenOptions::new().read(true).write(true).open(&ram);
+            Qmp::connect(&socket, Duration::from_secs(20)).map(|qmp| (qmp, open()))
+        });
         // From here on a failure drops `Booting`, which kills the process.
         let booting = Booting(Some(process));
         let (qmp, ram) = connected.with_context(|| format!("QEMU of `{tag}` did not come up: {}", tail(&log)))?;

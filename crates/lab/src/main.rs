@@ -2,10 +2,12 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use godwit_lab::ledger::{self, Entry, Key, Ledger};
 use godwit_lab::progress::Progress;
 use godwit_lab::report::{Outcome, Report};
 use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
 use godwit_lab::scenario::Scenario;
+use godwit_lab::sweep::{self, Cell, SweepFile};
 use godwit_lab::{plot, run, table};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -104,6 +106,8 @@ struct SweepArgs {
 struct EngineConfig {
     scenario_text: String,
     scenario_path: String,
+    /// One cell of a sweep, by name.
+    cell: Option<String>,
     work: PathBuf,
     /// Where the engine leaves the report; none for `up`.
     report: Option<PathBuf>,
@@ -184,7 +188,13 @@ fn told_to_stop() -> Result<Arc<AtomicBool>> {
 }
 
 /// Runs one scenario in a sandbox of its own; `None` when it was told to stop.
-fn run_sandboxed(text: &str, path: &str, work: Option<&Path>, stop: &AtomicBool) -> Result<Option<Report>> {
+fn run_sandboxed(
+    text: &str,
+    path: &str,
+    cell: Option<&Cell>,
+    work: Option<&Path>,
+    stop: &AtomicBool,
+) -> Result<Option<Report>> {
     let scenario = Scenario::parse(text, path)?;
     let folder = WorkFolder::create(work, scenario.name.get_ref(), false)?;
     let report = folder.path().join("report.json");
@@ -192,6 +202,7 @@ fn run_sandboxed(text: &str, path: &str, work: Option<&Path>, stop: &AtomicBool)
     let engine = EngineConfig {
         scenario_text: text.to_owned(),
         scenario_path: path.to_owned(),
+        cell: cell.map(Cell::name),
         work: folder.path().to_owned(),
         report: Some(report.clone()),
         ready: None,
@@ -217,7 +228,8 @@ fn run_command(args: &RunArgs) -> Result<ExitCode> {
     let stop = told_to_stop()?;
     let text = std::fs::read_to_string(&args.scenario)
         .with_context(|| format!("cannot read the scenario {}", args.scenario.display()))?;
-    let Some(report) = run_sandboxed(&text, &args.scenario.display().to_string(), args.work.as_deref(), &stop)? else {
+    let Some(report) = run_sandboxed(&text, &args.scenario.display().to_string(), None, args.work.as_deref(), &stop)?
+    else {
         eprintln!("godwit-lab: told to stop; everything was taken down");
         return Ok(ExitCode::from(130));
     };
@@ -252,6 +264,7 @@ fn up_command(args: &UpArgs) -> Result<ExitCode> {
     let engine = EngineConfig {
         scenario_text: text,
         scenario_path: path,
+        cell: None,
         work: folder.path().to_owned(),
         report: None,
         ready: Some(ready),
@@ -296,7 +309,10 @@ fn detach(args: &UpArgs) -> Result<ExitCode> {
 fn engine(config: &Path) -> Result<ExitCode> {
     let config: EngineConfig =
         serde_json::from_slice(&std::fs::read(config)?).context("the engine's orders are not understood")?;
-    let scenario = Scenario::parse(&config.scenario_text, &config.scenario_path)?;
+    let mut scenario = Scenario::parse(&config.scenario_text, &config.scenario_path)?;
+    if let Some(name) = &config.cell {
+        Cell::from_name(name).context("the sweep's cell is not understood")?.apply(&mut scenario);
+    }
     let progress = Arc::new(Progress::default());
     if let Some(target) = &config.report {
         let report = run::run(&scenario, &config.work, &progress)?;
@@ -326,6 +342,55 @@ fn how_to_use(pass: &run::Pass, name: &str) -> String {
     text + &format!("End it with: godwit-lab down {name}\n")
 }
 
-fn sweep_command(_args: &SweepArgs) -> Result<ExitCode> {
-    bail!("not there yet")
+fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
+    let stop = told_to_stop()?;
+    let sweep = SweepFile::load(&args.sweep)?;
+    let path = sweep.scenario.display().to_string();
+    let text = std::fs::read_to_string(&sweep.scenario).with_context(|| format!("cannot read the scenario {path}"))?;
+    let scenario = Scenario::parse(&text, &path)?.name.get_ref().clone();
+    let commit = match &args.commit {
+        Some(commit) => commit.clone(),
+        None => current_commit()?,
+    };
+    if args.table {
+        let mut entries = ledger::read(&args.ledger)?;
+        entries.retain(|e| e.key.scenario == scenario && e.key.commit == commit);
+        print!("{}", sweep::table(&entries));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut ledger = Ledger::open(&args.ledger)?;
+    if let Some(dropped) = ledger.dropped() {
+        eprintln!("godwit-lab: the ledger's last line was cut short by a crash and was dropped: {dropped}");
+    }
+    let all = sweep.runs().count();
+    for (number, (repeat, cell)) in sweep.runs().enumerate() {
+        let key = Key { commit: commit.clone(), scenario: scenario.clone(), cell: cell.name(), repeat };
+        if ledger.has(&key) {
+            continue;
+        }
+        eprintln!("godwit-lab: {} of {all}: {}", number + 1, cell.name());
+        let Some(report) = run_sandboxed(&text, &path, Some(&cell), None, &stop)? else {
+            eprintln!("godwit-lab: told to stop; the ledger has what was finished, and the same command goes on");
+            return Ok(ExitCode::from(130));
+        };
+        ledger.append(&Entry { key, at_unix_s: report.started_unix_s, report })?;
+    }
+    let mine: Vec<Entry> =
+        ledger.entries().iter().filter(|e| e.key.scenario == scenario && e.key.commit == commit).cloned().collect();
+    print!("{}", sweep::table(&mine));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the working tree stands for; results belong to a version, so a changed tree is marked.
+fn current_commit() -> Result<String> {
+    let git = |args: &[&str]| -> Result<String> {
+        let output = std::process::Command::new("git").args(args).output().context("cannot run git; give --commit")?;
+        if !output.status.success() {
+            bail!("this is no git checkout; say with --commit which version the results belong to");
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = !git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
+    Ok(if changed { commit + "-changed" } else { commit })
 }

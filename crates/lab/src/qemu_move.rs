@@ -28,13 +28,14 @@ use crate::fabric::{DISK_PORT, Fabric, MEMORY_PORT, Site};
 use crate::guest::{Guest, Start};
 use crate::progress::Progress;
 use crate::report::{MemorySample, Outcome, Phase, Round};
-use crate::scenario::Baseline;
+use crate::scenario::{Baseline, Damage};
 use crate::truth::{self, Difference, PAGE};
 use anyhow::{Context, Result, bail};
 use godwit_qmp::{EventMark, Qmp};
 use godwit_units::Bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -113,8 +114,8 @@ pub struct Order<'a> {
     pub life: u32,
     /// The VM's number, from which its ports follow.
     pub index: usize,
-    /// Both sites reach the disks.
-    pub shared_disk: bool,
+    /// Damage to do on purpose once everything has arrived.
+    pub damage: Vec<Damage>,
     /// After this the move is given up.
     pub timeout: Duration,
     /// Set from outside to give it up.
@@ -160,8 +161,10 @@ pub struct Figures {
     pub memory: Vec<MemorySample>,
     /// Pages sent as zeroes.
     pub zero_pages: u64,
-    /// Pages of any kind that were sent, and disk bytes, unreduced.
-    pub raw_bytes: u64,
+    /// Pages of any kind that were sent, in bytes, unreduced.
+    pub page_bytes: u64,
+    /// Disk bytes that the mirror went through, unreduced; as QEMU counts them.
+    pub disk_bytes: u64,
     /// Disk bytes within the memory stream, by QEMU's count.
     pub disk_in_stream: Option<u64>,
     /// What the RAM comparison found.
@@ -184,7 +187,8 @@ impl Figures {
             rounds: vec![],
             memory: vec![],
             zero_pages: 0,
-            raw_bytes: 0,
+            page_bytes: 0,
+            disk_bytes: 0,
             disk_in_stream: None,
             ram: None,
         }
@@ -247,7 +251,7 @@ fn is_cancelled(order: &Order<'_>, figures: &Figures) -> bool {
 
 fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures: &mut Figures) -> Result<()> {
     let means = Means::of(order.kind);
-    let mirrored = !means.block && !order.shared_disk;
+    let mirrored = !means.block && source.spec.shared.is_none();
     let memory_port = MEMORY_PORT + u16::try_from(order.index)?;
     let disk_port = DISK_PORT + u16::try_from(order.index)?;
     let vm = &source.spec.name;
@@ -291,7 +295,7 @@ fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures:
     figures.phase("memory");
     order.progress.phase(vm, "memory");
     let mark = source.qmp.mark();
-    source.qmp("migrate", json!({"uri": address, "blk": means.block}))?;
+    source.qmp("migrate", json!({"uri": address, "blk": means.block && source.spec.shared.is_none()}))?;
     let stopped = precopy(order, source, mark, &means, figures)?;
     figures.stopped = Some(stopped);
     figures.phase("stop");
@@ -309,7 +313,7 @@ fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures:
 
     figures.phase("compare");
     let held = Instant::now();
-    figures.ram = Some(truth::compare_ram(&source.ram, &destination.ram, source.spec.memory.0)?);
+    figures.ram = Some(compare_ram(source, destination, &order.damage)?);
     for disk in 0..disks {
         destination.qmp(
             "block-dirty-bitmap-add",
@@ -330,6 +334,30 @@ fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures:
     // QEMU's defaults, written out: five announcements, 50 ms apart and then further.
     destination.qmp("announce-self", json!({"initial": 50, "max": 550, "rounds": 5, "step": 50}))?;
     Ok(())
+}
+
+/// Compares RAM at both ends; does first, and mends afterwards, what damage to a page was ordered.
+fn compare_ram(source: &Guest, destination: &Guest, damage: &[Damage]) -> Result<Difference> {
+    let size = source.spec.memory.0;
+    // Its last page, which takes a comparison that goes to the very end.
+    let at = size - 1;
+    let mut byte = [0];
+    destination.ram.read_exact_at(&mut byte, at)?;
+    if damage.contains(&Damage::Page) {
+        destination.ram.write_all_at(&[!byte[0]], at)?;
+    }
+    if damage.contains(&Damage::Block) {
+        let at = source.spec.layout.fs_end.0 + 1;
+        let disk = std::fs::OpenOptions::new().read(true).write(true).open(&destination.disk_files[0])?;
+        let mut byte = [0];
+        disk.read_exact_at(&mut byte, at)?;
+        disk.write_all_at(&[!byte[0]], at)?;
+    }
+    let difference = truth::compare_ram(&source.ram, &destination.ram, size)?;
+    if damage.contains(&Damage::Page) {
+        destination.ram.write_all_at(&byte, at)?;
+    }
+    Ok(difference)
 }
 
 /// Capabilities and parameters, the same at both ends.
@@ -365,7 +393,7 @@ fn give_up_if_told(order: &Order<'_>, figures: &Figures) -> Result<()> {
 }
 
 /// Waits until every mirror has caught up.
-fn wait_mirrors(order: &Order<'_>, source: &Guest, mark: EventMark, disks: usize, figures: &Figures) -> Result<()> {
+fn wait_mirrors(order: &Order<'_>, source: &Guest, mark: EventMark, disks: usize, figures: &mut Figures) -> Result<()> {
     loop {
         give_up_if_told(order, figures)?;
         let events = source.qmp.events_since(mark);
@@ -376,12 +404,14 @@ fn wait_mirrors(order: &Order<'_>, source: &Guest, mark: EventMark, disks: usize
             bail!("a disk mirror ended early: {} {}", e.name, e.data);
         }
         let ready = events.iter().filter(|e| e.name == "BLOCK_JOB_READY").count();
+        let jobs = source.qmp("query-block-jobs", Value::Null)?;
+        let sum = |key: &str| jobs.as_array().into_iter().flatten().filter_map(|j| j[key].as_u64()).sum::<u64>();
+        // Holes and zeroes count too: the mirror looked at them.
+        figures.disk_bytes = sum("offset");
+        order.progress.amount(&source.spec.name, Bytes(sum("offset")), Some(Bytes(sum("len"))), "");
         if ready == disks {
             return Ok(());
         }
-        let jobs = source.qmp("query-block-jobs", Value::Null)?;
-        let sum = |key: &str| jobs.as_array().into_iter().flatten().filter_map(|j| j[key].as_u64()).sum::<u64>();
-        order.progress.amount(&source.spec.name, Bytes(sum("offset")), Some(Bytes(sum("len"))), "");
         std::thread::sleep(POLL);
     }
 }
@@ -503,7 +533,7 @@ fn close_round(figures: &mut Figures, qmp: &Qmp, at: Instant) -> Result<()> {
     figures.zero_pages = number("duplicate");
     let disk = said["disk"]["transferred"].as_u64();
     figures.disk_in_stream = disk;
-    figures.raw_bytes = pages * PAGE as u64 + disk.unwrap_or(0);
+    figures.page_bytes = pages * PAGE as u64;
     Ok(())
 }
 
@@ -533,7 +563,7 @@ fn undo(source: &Guest, destination: Option<Guest>, order: &Order<'_>, destinati
     if let Some(destination) = destination {
         let files = destination.disk_files.clone();
         destination.quit(order.to);
-        if !order.shared_disk {
+        if source.spec.shared.is_none() {
             files.iter().for_each(|f| drop(std::fs::remove_file(f)));
         }
     }

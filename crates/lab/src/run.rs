@@ -4,18 +4,18 @@
 //! and ends; what it had measured until then is kept.
 
 use crate::fabric::Fabric;
-use crate::guest::{self, Accel, ECHO_PORT, Guest, GuestSpec, Start, disk_file};
+use crate::guest::{self, Accel, ECHO_PORT, Guest, GuestSpec, Start};
 use crate::images::GuestImage;
 use crate::progress::Progress;
 use crate::qemu_move::{self, Figures, Moved, Order};
 use crate::report::{
     BaselineReport, EchoPoint, Host, Integrity, MoveReport, Outcome, Report, Series, WanBytes, WanFigures, WanSample,
 };
-use crate::scenario::{Action, Baseline, DiskStrategy, Image, Move, Scenario};
+use crate::scenario::{Action, Alter, Baseline, Damage, DiskStrategy, Image, Move, Scenario};
 use crate::truth;
 use anyhow::{Context, Result, bail};
 use godwit_load::echo::{EchoClient, EchoLog};
-use godwit_load::protocol::LoadSpec;
+use godwit_load::protocol::{CorruptTarget, LoadSpec};
 use godwit_units::Bytes;
 use godwit_wan::{Class, Counters};
 use std::collections::HashMap;
@@ -154,7 +154,8 @@ pub struct Vm {
     guest: Mutex<Option<Guest>>,
     lives: AtomicU32,
     clients: Vec<Client>,
-    shared_disk: bool,
+    /// Ordered for its next hand-off.
+    damage: Mutex<Vec<Damage>>,
 }
 
 impl Vm {
@@ -179,6 +180,7 @@ impl Vm {
 
 /// A client in a site that talks to a VM over one TCP session.
 struct Client {
+    site: String,
     began: Instant,
     log: EchoLog,
     stop: Arc<AtomicBool>,
@@ -186,7 +188,7 @@ struct Client {
 }
 
 impl Client {
-    fn start(stream: std::net::TcpStream, per_s: u32) -> Result<Self> {
+    fn start(site: &str, stream: std::net::TcpStream, per_s: u32) -> Result<Self> {
         let (began, log, stop) = (Instant::now(), EchoLog::new(), Arc::new(AtomicBool::new(false)));
         let (writes, told) = (log.clone(), stop.clone());
         // It takes only what is under way: a pass that ends does not wait for echoes.
@@ -194,7 +196,7 @@ impl Client {
         let thread = std::thread::Builder::new()
             .name("echo-client".into())
             .spawn(move || drop(client.run(stream, began, &told, &writes)))?;
-        Ok(Self { began, log, stop, thread: Some(thread) })
+        Ok(Self { site: site.to_owned(), began, log, stop, thread: Some(thread) })
     }
 }
 
@@ -259,9 +261,13 @@ impl Pass {
                     free.insert((image, initrd)).clone()
                 }
             };
-            let spec = GuestSpec::new(index, vm, &image, initrd, accel)?;
+            let shared = scenario.shares_disks(vm.name.get_ref()).then(|| work.join("shared"));
+            if let Some(folder) = &shared {
+                std::fs::create_dir_all(folder)?;
+            }
+            let spec = GuestSpec::new(index, vm, &image, initrd, shared, accel)?;
             let site = pass.fabric.site(vm.site.get_ref());
-            image.make_disks(vm, |disk| disk_file(site, &spec.name, 0, disk))?;
+            image.make_disks(vm, |disk| spec.disk_file(site, 0, disk))?;
             progress.note(&format!("booting {} in {}", spec.name, site.name));
             let guest = Guest::start(site, &spec, 0, Start::Boot)?;
             booting.push((index, vm.clone(), spec, guest));
@@ -279,7 +285,7 @@ impl Pass {
                 guest: Mutex::new(Some(guest)),
                 lives: AtomicU32::new(1),
                 clients,
-                shared_disk: false,
+                damage: Mutex::default(),
             }));
         }
         Ok(pass)
@@ -319,7 +325,7 @@ impl Pass {
         let start = |(from, per_s): (&str, u32)| -> Result<Client> {
             let stream = guest::connect(self.fabric.site(from), SocketAddr::from((spec.address, ECHO_PORT)))
                 .with_context(|| format!("the client in {from} cannot reach `{}`", spec.name))?;
-            Client::start(stream, per_s)
+            Client::start(from, stream, per_s)
         };
         vm.echoes().map(start).collect()
     }
@@ -363,9 +369,32 @@ impl Pass {
                     self.fabric.path(one, other)?.restore()?;
                 }
                 Action::Rate(change) => self.fabric.change(&change)?,
+                Action::Alter(alter) => self.alter(&alter)?,
             }
         }
         self.join(|_| true);
+        Ok(())
+    }
+
+    fn alter(&self, alter: &Alter) -> Result<()> {
+        let vm = self.vm(alter.vm.get_ref());
+        let target = match alter.what {
+            Damage::Page | Damage::Block => {
+                lock(&vm.damage).push(alter.what);
+                return Ok(());
+            }
+            Damage::Segment => {
+                let client = vm.clients.first().context("there is no client whose segment could be altered")?;
+                let site = vm.site().with_context(|| format!("VM `{}` is on the move", vm.name))?;
+                self.fabric.path(&site, &client.site)?.alter_next_segment(Class::Client)?;
+                return Ok(());
+            }
+            Damage::GuestPage => CorruptTarget::MemoryPage,
+            Damage::GuestRecord => CorruptTarget::DiskRecord,
+        };
+        let guest = lock(&vm.guest);
+        let guest = guest.as_ref().with_context(|| format!("VM `{}` is on the move", vm.name))?;
+        guest.control(self.fabric.site(&guest.site))?.corrupt(target)?;
         Ok(())
     }
 
@@ -396,7 +425,7 @@ impl Pass {
             *lock(&vm.guest) = Some(source);
             bail!("VM `{name}` is in {to} already");
         }
-        if !matches!(order.disk, DiskStrategy::Mirror) {
+        if !matches!(order.disk, DiskStrategy::Mirror | DiskStrategy::Shared) {
             self.warnings.push(format!("{kind}: QEMU has no `{}` for disks; they were mirrored", order.disk));
         }
         let cancel = Arc::new(AtomicBool::new(false));
@@ -589,7 +618,7 @@ impl MoveThread {
                 to: self.fabric.site(&self.to),
                 life,
                 index: self.vm.index,
-                shared_disk: self.vm.shared_disk,
+                damage: std::mem::take(&mut *lock(&self.vm.damage)),
                 timeout: self.timeout,
                 cancel: &self.cancel,
                 progress: &self.progress,
@@ -633,7 +662,7 @@ impl MoveThread {
             vm: self.vm.name.clone(),
             from: self.from.clone(),
             to: self.to.clone(),
-            strategy: if self.vm.shared_disk { "shared" } else { "mirror" }.into(),
+            strategy: if self.vm.spec.shared.is_some() { "shared" } else { "mirror" }.into(),
             outcome: figures.outcome,
             why: figures.why.clone(),
             total_s: figures.ended.saturating_duration_since(figures.began).as_secs_f64(),
@@ -642,7 +671,7 @@ impl MoveThread {
             outage_ms: None,
             bytes,
             precached_bytes: 0,
-            raw_bytes: figures.raw_bytes,
+            raw_bytes: figures.page_bytes + figures.disk_bytes + figures.disk_in_stream.unwrap_or(0),
             zero_pages: figures.zero_pages,
             nonzero_share: figures.nonzero_share,
             rounds: figures.rounds.clone(),
@@ -654,6 +683,10 @@ impl MoveThread {
     }
 
     fn check_disks(&self, guest: &Guest, old: &[PathBuf], report: &mut MoveReport) {
+        if self.vm.spec.shared.is_some() {
+            report.integrity.notes.push("the disk is shared: there is no copy to compare".into());
+            return;
+        }
         let incompressible = self.vm.spec.layout.incompressible;
         let carried = Bytes(report.bytes.disk + report.bytes.memory);
         let mut found = Integrity { wan_carried_disk: Some(carried >= incompressible), ..Integrity::default() };

@@ -217,23 +217,22 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Starts `godwit-lab __init CONFIG` as PID 1 of a new PID namespace; all later children of the calling *thread* would
-    /// land there too, so it is called once.
+    /// Starts `godwit-lab __init CONFIG` as PID 1 of a new PID namespace.
     ///
     /// # Errors
     /// When the kernel refuses namespaces.
     pub fn start(config: &Path) -> Result<Self> {
-        // SAFETY: the flags do not include FILES, so descriptors stay shared with the other threads.
-        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWPID) }
-            .context("cannot make a PID namespace; the lab needs root")?;
-        let init = Command::new("/proc/self/exe")
-            .arg("__init")
-            .arg(config)
-            .stdin(Stdio::piped())
-            // Not the terminal's ^C: the supervisor hears it and ends the run in order.
-            .process_group(0)
-            .spawn()
-            .context("cannot start the lab's init process")?;
+        let mut command = Command::new("/proc/self/exe");
+        // Not the terminal's ^C: the supervisor hears it and ends the run in order.
+        command.arg("__init").arg(config).stdin(Stdio::piped()).process_group(0);
+        // A thread's children go to one PID namespace once and for all, so each sandbox takes a thread of its own.
+        let started = std::thread::spawn(move || -> Result<Child> {
+            // SAFETY: the flags do not include FILES, so descriptors stay shared with the other threads.
+            unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWPID) }
+                .context("cannot make a PID namespace; the lab needs root")?;
+            command.spawn().context("cannot start the lab's init process")
+        });
+        let init = started.join().expect("starting a process does not panic")?;
         Ok(Self { init })
     }
 

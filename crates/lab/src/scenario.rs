@@ -229,6 +229,8 @@ pub enum Action {
     Restore(Between),
     /// Change a path's figures.
     Rate(PathChange),
+    /// Damage something on purpose, to see that a check finds it.
+    Alter(Alter),
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -250,6 +252,8 @@ struct RawStep {
     restore: Option<Between>,
     #[serde(default)]
     rate: Option<PathChange>,
+    #[serde(default)]
+    alter: Option<Alter>,
 }
 
 impl TryFrom<RawStep> for Step {
@@ -267,12 +271,13 @@ impl TryFrom<RawStep> for Step {
             raw.cut.map(Action::Cut),
             raw.restore.map(Action::Restore),
             raw.rate.map(Action::Rate),
+            raw.alter.map(Action::Alter),
         ]
         .into_iter()
         .flatten();
         match (actions.next(), actions.next()) {
             (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
-            (None, _) => Err("a step needs one of: move, verify, wait, cancel, cut, restore, rate".into()),
+            (None, _) => Err("a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter".into()),
             (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
         }
     }
@@ -341,6 +346,33 @@ pub enum Policy {
 pub struct Verify {
     /// Which VM.
     pub vm: Spanned<String>,
+}
+
+/// Damage, on purpose: a check that was never seen to fail proves nothing.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Alter {
+    /// Whose.
+    pub vm: Spanned<String>,
+    /// What.
+    pub what: Damage,
+}
+
+/// What an [`Alter`] damages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Damage {
+    /// A page of RAM at the destination, after it has arrived in the next move. Mended after the comparison, so that the
+    /// guest lives.
+    Page,
+    /// A block of the first disk at the destination, after it has arrived in the next move.
+    Block,
+    /// A page of the guest's memory load, at once.
+    GuestPage,
+    /// A record of the guest's disk load, at once.
+    GuestRecord,
+    /// A TCP segment on its way from or to a client, at once.
+    Segment,
 }
 
 /// What to wait for.
@@ -467,6 +499,14 @@ impl Scenario {
         }
         checker.scenario(&scenario)?;
         Ok(scenario)
+    }
+
+    /// Whether this VM's disks are on storage that all sites reach: it has a move with `disk = "shared"`.
+    #[must_use]
+    pub fn shares_disks(&self, vm: &str) -> bool {
+        self.step.iter().any(
+            |step| matches!(&step.action, Action::Move(m) if m.vm.get_ref() == vm && m.disk == DiskStrategy::Shared),
+        )
     }
 
     /// What the WAN does between two sites at the start.
@@ -702,9 +742,17 @@ impl Checker<'_> {
                 Action::Move(m) => {
                     self.known_vm(s, &m.vm, "step.move.vm")?;
                     self.known_site(s, m.to.get_ref(), m.to.span(), "step.move.to")?;
+                    if (m.disk == DiskStrategy::Shared) != s.shares_disks(m.vm.get_ref()) {
+                        let what = format!(
+                            "`{}` moves once with a shared disk and once without; a disk is one or the other",
+                            m.vm.get_ref()
+                        );
+                        return self.fail(m.vm.span(), "step.move.disk", what);
+                    }
                 }
                 Action::Verify(v) => self.known_vm(s, &v.vm, "step.verify.vm")?,
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
+                Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
                 Action::Wait(_) => {}
                 Action::Cut(b) => self.known_pair(s, &b.between, "step.cut.between")?,
                 Action::Restore(b) => self.known_pair(s, &b.between, "step.restore.between")?,

@@ -13,7 +13,7 @@
 #![forbid(unsafe_code)]
 
 use serde_json::{Map, Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -197,7 +197,7 @@ struct Shared {
 struct Inbox {
     replies: HashMap<u64, Result<Value, (String, String)>>,
     /// Commands that somebody waits for; a reply to any other id is late and dropped.
-    awaited: HashMap<u64, ()>,
+    awaited: HashSet<u64>,
     events: Vec<Event>,
     /// Events dropped from the front, so that [`EventMark`]s stay true.
     dropped: usize,
@@ -287,7 +287,7 @@ impl Qmp {
         let id = {
             let mut writer = lock(&self.shared.writer);
             let (id, line) = writer.0.command(command, arguments);
-            lock(&self.shared.inbox).awaited.insert(id, ());
+            lock(&self.shared.inbox).awaited.insert(id);
             writer.1.write_all(&line).map_err(|_| closed())?;
             id
         };
@@ -365,7 +365,7 @@ impl Shared {
                 Ok(None) => return true,
                 Ok(Some(Message::Greeting(_))) => {}
                 Ok(Some(Message::Reply { id, result })) => {
-                    if inbox.awaited.remove(&id).is_some() {
+                    if inbox.awaited.remove(&id) {
                         inbox.replies.insert(id, result);
                     }
                 }

@@ -24,6 +24,7 @@
 //! - [`packet_socket`] and [`realtime`] are the doors to the kernel, and the only files with `unsafe`.
 //! - [`path`] is the thin shell that ties them together in two threads.
 //! - [`counters`] says what passed and what did not, and why.
+//! - [`alter`] damages a frame on purpose, to see that somebody notices.
 //! - [`offload`] makes a sender segment before frames reach the path; loss is only honest then.
 //!
 //! # What to keep in mind
@@ -36,6 +37,7 @@
 //! - **Time.** Frames are judged by the kernel's arrival stamp, not by when a thread got round to reading them, so a
 //!   busy machine delays packets without distorting rate or queue. [`DirectionCounters::late`] counts what left late.
 
+pub mod alter;
 pub mod class;
 pub mod counters;
 mod error;

@@ -29,6 +29,7 @@
 //! - **Both directions change at once?** Nearly: `set`, `cut` and `restore` reach the two threads one after the other,
 //!   microseconds apart, and return when both have taken effect.
 
+use crate::alter::swap_words;
 use crate::counters::{Counters, DirectionCells, DirectionCounters, Fate};
 use crate::flight::Flight;
 use crate::frame::FrameInfo;
@@ -52,11 +53,11 @@ pub const LATE: Duration = Duration::from_millis(1);
 pub const GRAIN: Duration = Duration::from_micros(100);
 
 /// A sleep of this length or more may let the processor fall so deeply asleep that it takes [`EARLY`] to come back.
-const LONG_SLEEP: Duration = Duration::from_millis(1);
+pub const LONG_SLEEP: Duration = Duration::from_millis(1);
 
 /// How long before the departure a long sleep ends. What is left of it is spent spinning: a tenth of a core at the very most,
 /// as sleeps shorter than [`LONG_SLEEP`] do without.
-const EARLY: Duration = Duration::from_micros(100);
+pub const EARLY: Duration = Duration::from_micros(100);
 
 /// The most time between two batches of reading while frames arrive: an eighth of the one-way delay, within [`GRAIN`] and
 /// this. It bounds how late a drop is counted.
@@ -161,6 +162,15 @@ impl Path {
         Ok(())
     }
 
+    /// Damages the next segment of `class` in each direction, behind every checksum's back; see [`alter`](crate::alter).
+    ///
+    /// # Errors
+    ///
+    /// [`WanError::Dead`].
+    pub fn alter_next_segment(&self, class: Class) -> Result<(), WanError> {
+        self.tell(Change::AlterNext(class))
+    }
+
     /// The spec in force (which a cut does not change).
     #[must_use]
     pub fn spec(&self) -> PathSpec {
@@ -213,6 +223,7 @@ enum Change {
     Set(PathSpec),
     Cut,
     Restore,
+    AlterNext(Class),
 }
 
 struct Order {
@@ -255,6 +266,7 @@ impl Direction {
             rules,
             shaper,
             flight: Flight::new(),
+            to_alter: None,
             clock: Clock::start(),
             may_send: Moment::ZERO,
             may_read: Moment::ZERO,
@@ -318,6 +330,8 @@ struct Forwarder {
     rules: Classifier,
     shaper: Shaper,
     flight: Flight<Traveller>,
+    /// The class of which the next segment is to be damaged.
+    to_alter: Option<Class>,
     clock: Clock,
     /// When the next batch may be sent, and read.
     may_send: Moment,
@@ -415,6 +429,7 @@ impl Forwarder {
                     }
                 }
                 Change::Restore => self.shaper.restore(self.clock.now()),
+                Change::AlterNext(class) => self.to_alter = Some(class),
             }
             // Whoever gave the order waits for this, unless it was interrupted by a panic.
             let _ = order.done.send(());
@@ -436,11 +451,14 @@ impl Forwarder {
         self.arrivals = arrivals;
     }
 
-    fn admit(&mut self, arrived: Moment, packet: Packet) {
+    fn admit(&mut self, arrived: Moment, mut packet: Packet) {
         let info = FrameInfo::of(&packet.frame, &packet.note);
         let class = self.rules.classify(info.ports);
         if info.is_super_frame() && self.shaper.spec().needs_single_packets() {
             self.cells.superframes_under_loss.add(1);
+        }
+        if self.to_alter == Some(class) && swap_words(&mut packet.frame) {
+            self.to_alter = None;
         }
         let size = Bytes(packet.frame.len() as u64);
         if !self.flight.has_room(size) {

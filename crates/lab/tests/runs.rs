@@ -1,0 +1,297 @@
+//! Real runs of the real binary: sites, WAN, guests, moves. They need root and the tiny image (`scripts/setup.sh tiny`).
+//!
+//! One after the other, because each takes the whole machine: they share a lock.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use godwit_lab::report::{Integrity, MoveReport, Outcome, Report};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+static MACHINE: Mutex<()> = Mutex::new(());
+
+/// The machine to oneself; `None`, and said, where no lab can run.
+fn machine() -> Option<MutexGuard<'static, ()>> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: the lab needs root");
+        return None;
+    }
+    Some(MACHINE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+const LAB: &str = env!("CARGO_BIN_EXE_godwit-lab");
+
+/// The smoke scenario with other steps.
+fn scenario(steps: &str) -> String {
+    let text = include_str!("../../../scenarios/smoke.toml");
+    let head = text.split_once("[[step]]").expect("the smoke scenario has steps").0;
+    format!("{head}{steps}")
+}
+
+struct Run {
+    folder: tempfile::TempDir,
+}
+
+impl Run {
+    fn new(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("scenario.toml"), text).unwrap();
+        Self { folder }
+    }
+
+    fn work(&self) -> PathBuf {
+        self.folder.path().join("work")
+    }
+
+    fn report_file(&self) -> PathBuf {
+        self.folder.path().join("report.json")
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(LAB);
+        command.arg("run").arg(self.folder.path().join("scenario.toml"));
+        command.arg("--report").arg(self.report_file()).arg("--work").arg(self.work());
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs to the end; the exit code and the report.
+    fn finish(&self) -> (Option<i32>, Report) {
+        let output = self.command().output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let report = std::fs::read(self.report_file()).unwrap_or_else(|e| panic!("no report ({e}): {said}"));
+        assert!(!self.work().exists(), "the work folder is still there");
+        (output.status.code(), serde_json::from_slice(&report).unwrap())
+    }
+
+    fn one_move(&self) -> (Option<i32>, MoveReport) {
+        let (code, mut report) = self.finish();
+        assert_eq!(report.baselines.len(), 1, "{:?}", report.warnings);
+        (code, report.baselines.remove(0).figures)
+    }
+}
+
+const MOVE_AND_VERIFY: &str = r#"
+[[step]]
+after_s = 1
+move = { vm = "vm", to = "b" }
+[[step]]
+verify = { vm = "vm" }
+"#;
+
+fn all_checked(integrity: &Integrity) -> bool {
+    let i = integrity;
+    [i.memory_ok, i.disk_ok, i.tcp_ok, i.ram_equal, i.wan_carried_disk].iter().all(|check| *check == Some(true))
+}
+
+#[test]
+fn a_guest_moved_by_qemu_keeps_its_memory_its_disk_and_its_clients() {
+    let Some(_machine) = machine() else { return };
+    let (code, figures) = Run::new(&scenario(MOVE_AND_VERIFY)).one_move();
+    assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
+    assert!(all_checked(&figures.integrity), "{:?}", figures.integrity);
+    assert_eq!(code, Some(0));
+
+    // The figures hang together.
+    let downtime = figures.downtime_ms.unwrap();
+    let outage = figures.outage_ms.unwrap();
+    assert!(downtime > 0.0 && outage >= downtime, "the client cannot see less than the pause: {downtime} {outage}");
+    let whole: f64 = figures.phases.iter().map(|p| p.end_s - p.start_s).sum();
+    assert!((whole - figures.total_s).abs() < 0.1, "phases {whole} and total {}", figures.total_s);
+    assert!(figures.rounds.len() >= 2);
+    let pages: u64 = figures.rounds.iter().map(|r| r.sent).sum();
+    assert!(pages >= 128 * 256, "every page is sent once at least: {pages}");
+    // The data set and the fresh random bytes have to have crossed, and not much more than disk and RAM can explain.
+    assert!(figures.bytes.disk > 64 << 20 && figures.bytes.disk < 256 << 20, "{:?}", figures.bytes);
+    assert!(figures.bytes.memory > 64 << 20, "{:?}", figures.bytes);
+    let last = figures.series.wan.last().unwrap();
+    assert!(last.memory >= figures.bytes.memory, "the curve ends where the total is");
+}
+
+#[test]
+fn a_page_and_a_block_altered_on_the_way_are_found() {
+    let Some(_machine) = machine() else { return };
+    let alter =
+        "[[step]]\nalter = { vm = \"vm\", what = \"page\" }\n[[step]]\nalter = { vm = \"vm\", what = \"block\" }\n";
+    let (code, figures) = Run::new(&scenario(&format!("{alter}{MOVE_AND_VERIFY}"))).one_move();
+    let found = &figures.integrity;
+    assert_eq!((found.ram_equal, found.disk_ok), (Some(false), Some(false)), "{found:?}");
+    // What was not altered is still right: one check does not stand for another.
+    assert_eq!((found.memory_ok, found.tcp_ok), (Some(true), Some(true)), "{found:?}");
+    assert!(found.notes.iter().any(|n| n.contains("RAM differs in pages 1 of")), "{found:?}");
+    assert!(found.notes.iter().any(|n| n.contains("disk 0 differs in 64 KiB granules 1 of")), "{found:?}");
+    assert_eq!(code, Some(2), "a hurt guest must not look like success");
+}
+
+#[test]
+fn a_page_a_record_and_a_segment_altered_in_the_guests_own_world_are_found() {
+    let Some(_machine) = machine() else { return };
+    let alter = |what| format!("[[step]]\nalter = {{ vm = \"vm\", what = \"{what}\" }}\n");
+    let verify = "[[step]]\nverify = { vm = \"vm\" }\n";
+    let move_first =
+        "[[step]]\nafter_s = 1\nmove = { vm = \"vm\", to = \"b\" }\n[[step]]\nwait = { moves = true, s = 1 }\n";
+    let steps = [move_first, &alter("guest-page"), &alter("guest-record"), &alter("segment"), verify].concat();
+    let (code, figures) = Run::new(&scenario(&steps)).one_move();
+    let found = &figures.integrity;
+    assert_eq!((found.memory_ok, found.tcp_ok), (Some(false), Some(false)), "{found:?}");
+    assert_eq!(found.disk_ok, Some(false), "{found:?}");
+    assert_eq!(found.ram_equal, Some(true), "{found:?}");
+    assert_eq!(code, Some(2));
+}
+
+#[test]
+fn a_cancelled_move_leaves_the_guest_running_at_its_source() {
+    let Some(_machine) = machine() else { return };
+    let steps = r#"
+[[step]]
+move = { vm = "vm", to = "b" }
+[[step]]
+after_s = 2
+cancel = { vm = "vm" }
+[[step]]
+verify = { vm = "vm" }
+"#;
+    let (code, figures) = Run::new(&scenario(steps)).one_move();
+    assert_eq!(figures.outcome, Outcome::Cancelled, "{:?}", figures.why);
+    let found = &figures.integrity;
+    assert_eq!((found.memory_ok, found.disk_ok, found.tcp_ok), (Some(true), Some(true), Some(true)), "{found:?}");
+    assert_eq!(figures.downtime_ms, None);
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn there_and_back_over_a_lossy_path_that_is_cut_for_a_moment() {
+    let Some(_machine) = machine() else { return };
+    let steps = r#"
+[[step]]
+rate = { between = ["a", "b"], loss = 0.0005 }
+[[step]]
+move = { vm = "vm", to = "b" }
+[[step]]
+after_s = 1
+cut = { between = ["b", "a"] }
+[[step]]
+after_s = 1
+restore = { between = ["a", "b"] }
+[[step]]
+rate = { between = ["a", "b"], loss = 0.0 }
+[[step]]
+move = { vm = "vm", to = "a" }
+[[step]]
+verify = { vm = "vm" }
+"#;
+    let (code, report) = Run::new(&scenario(steps)).finish();
+    let outcomes: Vec<_> = report.baselines.iter().map(|b| b.figures.outcome).collect();
+    assert_eq!(outcomes, [Outcome::Completed, Outcome::Completed], "{:?}", report.baselines);
+    assert!(report.baselines.iter().all(|b| b.figures.integrity.intact()), "{:?}", report.baselines);
+    let ways: Vec<_> = report.baselines.iter().map(|b| (b.figures.from.as_str(), b.figures.to.as_str())).collect();
+    assert_eq!(ways, [("a", "b"), ("b", "a")]);
+    assert!(!report.warnings.iter().any(|w| w.contains("super-frames")), "{:?}", report.warnings);
+    assert_eq!(code, Some(0));
+}
+
+/// Processes whose command line names `word`, by their ids.
+fn processes_naming(word: &str) -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let ids = all.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    ids.filter(|id| {
+        let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        *id != std::process::id() && String::from_utf8_lossy(&line).contains(word)
+    })
+    .collect()
+}
+
+fn network_namespaces() -> usize {
+    let names = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).filter_map(|e| {
+        e.file_name().to_str()?.parse::<u32>().ok()?;
+        std::fs::read_link(e.path().join("ns/net")).ok()
+    });
+    names.collect::<std::collections::HashSet<_>>().len()
+}
+
+fn gone_within(limit: Duration, what: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !what() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+fn down() {
+    assert!(Command::new(LAB).arg("down").stdout(Stdio::null()).status().unwrap().success());
+}
+
+fn kill_at(run: &Run, moment: Duration, signal: rustix::process::Signal) {
+    let mut child = run.command().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(moment);
+    let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal);
+    child.wait().unwrap();
+}
+
+fn nothing_left(run: &Run, namespaces: usize) {
+    let work = run.work().display().to_string();
+    assert!(gone_within(Duration::from_secs(5), || processes_naming(&work).is_empty()), "processes are left");
+    assert!(gone_within(Duration::from_secs(5), || network_namespaces() <= namespaces), "namespaces are left");
+    assert!(!Path::new(&work).exists(), "the work folder is left");
+    let records = std::fs::read_dir("/run/godwit-lab").unwrap().filter_map(Result::ok);
+    assert_eq!(records.filter(|e| e.path().extension().is_some_and(|x| x == "json")).count(), 0, "records are left");
+}
+
+/// `GODWIT_LAB_KILLS` runs (3 unless set; the soak takes 20), each killed at another moment of its life.
+#[test]
+fn a_run_that_is_killed_at_any_moment_leaves_nothing_behind() {
+    let Some(_machine) = machine() else { return };
+    let runs: u64 = std::env::var("GODWIT_LAB_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
+    let namespaces = network_namespaces();
+    for i in 0..runs {
+        let run = Run::new(&scenario(MOVE_AND_VERIFY));
+        // Spread over the fifteen seconds that a run takes, in an order that meets early and late moments soon.
+        let moment = Duration::from_millis(150 + (i * 6_180) % 14_000);
+        kill_at(&run, moment, rustix::process::Signal::KILL);
+        let work = run.work().display().to_string();
+        assert!(gone_within(Duration::from_secs(5), || processes_naming(&work).is_empty()), "killed at {moment:?}");
+        down();
+        nothing_left(&run, namespaces);
+    }
+}
+
+#[test]
+fn an_interrupted_run_takes_itself_down() {
+    let Some(_machine) = machine() else { return };
+    let namespaces = network_namespaces();
+    for (moment, signal) in [(4_000, rustix::process::Signal::INT), (300, rustix::process::Signal::TERM)] {
+        let run = Run::new(&scenario(MOVE_AND_VERIFY));
+        kill_at(&run, Duration::from_millis(moment), signal);
+        nothing_left(&run, namespaces);
+    }
+}
+
+#[test]
+fn sites_that_are_up_stay_until_they_are_taken_down() {
+    let Some(_machine) = machine() else { return };
+    let namespaces = network_namespaces();
+    let run = Run::new(&scenario(""));
+    let up = Command::new(LAB)
+        .arg("up")
+        .arg(run.folder.path().join("scenario.toml"))
+        .arg("--work")
+        .arg(run.work())
+        .output()
+        .unwrap();
+    assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
+    let text = String::from_utf8_lossy(&up.stdout);
+    assert!(text.contains("site a") && text.contains("10.99.0.11 in a"), "{text}");
+    assert!(!processes_naming(&run.work().display().to_string()).is_empty());
+    // A second lab in the same folder is refused and hurts nothing.
+    let second = run.command().output().unwrap();
+    assert!(!second.status.success());
+    assert!(String::from_utf8_lossy(&second.stderr).contains("is not empty"));
+    let ended = Command::new(LAB).args(["down", "smoke"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended smoke\n");
+    nothing_left(&run, namespaces);
+}
