@@ -12,7 +12,7 @@ use godwit_lab::{plot, run, table};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -289,10 +289,15 @@ fn detach(args: &UpArgs) -> Result<ExitCode> {
         command.arg("--work").arg(work);
     }
     // Its own process group: the terminal's ^C is for whoever started it, not for what is to stay.
-    command.stdin(std::process::Stdio::null()).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().context("cannot start the lab")?;
+    // What it says is passed on, rather than letting it write itself: whoever reads our output waits for its end, and what
+    // stays up would hold it open.
+    let mut says = child.stderr.take().expect("stderr was asked for");
+    let relay = std::thread::spawn(move || std::io::copy(&mut says, &mut std::io::stderr()));
     loop {
         if let Some(status) = child.try_wait()? {
+            let _ = relay.join();
             bail!("the lab did not come up ({status}); what it said stands above");
         }
         let mine = sandbox::records()?.into_iter().find(|(_, r, alive)| *alive && r.supervisor == child.id());

@@ -49,7 +49,7 @@ mod tests {
     fn a_frame_without_payload_or_without_difference_is_left_alone() {
         let mut acknowledgement = vec![1; LEAST_ALTERED - 2];
         assert!(!swap_words(&mut acknowledgement));
-        assert!(!swap_words(&mut vec![7; 200]));
+        assert!(!swap_words(&mut [7; 200]));
         assert!(!swap_words(&mut (0..201u8).collect::<Vec<_>>()));
     }
 }
