@@ -62,6 +62,9 @@ enum StopRule {
     Xen,
 }
 
+/// After so many rounds an operator would lift the downtime limit, and so does the baseline: a move that never ends
+/// compares with nothing.
+const PATIENCE_ROUNDS: usize = 30;
 /// Xen's figures.
 const XEN_FEW_PAGES: u64 = 50;
 const XEN_ROUNDS: usize = 29;
@@ -94,7 +97,7 @@ impl Means {
 pub fn stop_rule(kind: Baseline) -> String {
     match Means::of(kind).rule {
         StopRule::DowntimeLimit => format!(
-            "QEMU's: stop when the rest takes at most {DOWNTIME_LIMIT_MS} ms at the bandwidth that QEMU measures (downtime-limit)"
+            "QEMU's: stop when the rest takes at most {DOWNTIME_LIMIT_MS} ms at the bandwidth that QEMU measures (downtime-limit), or after {PATIENCE_ROUNDS} rounds"
         ),
         StopRule::Xen => format!(
             "Xen's, over QMP: stop when fewer than {XEN_FEW_PAGES} pages are dirty, after {XEN_ROUNDS} rounds, or when {XEN_TIMES_RAM} times the RAM was sent"
@@ -488,13 +491,21 @@ fn precopy(
             None,
             &format!("round {}, {} left", passes.max(1), Bytes(number("remaining"))),
         );
-        if means.rule == StopRule::Xen && !told_to_stop {
-            let few = figures.rounds.last().is_some_and(|r| r.dirtied < XEN_FEW_PAGES);
-            let enough = number("transferred") > XEN_TIMES_RAM * source.spec.memory.0;
-            if few || enough || figures.rounds.len() >= XEN_ROUNDS {
-                source.qmp("migrate-set-parameters", json!({"downtime-limit": STOP_NOW_MS}))?;
-                told_to_stop = true;
-            }
+        if !told_to_stop && is_time_to_stop(means.rule, &figures.rounds, number("transferred"), source.spec.memory) {
+            source.qmp("migrate-set-parameters", json!({"downtime-limit": STOP_NOW_MS}))?;
+            told_to_stop = true;
+        }
+    }
+}
+
+/// Whether pre-copy is to be ended from outside. `sent` is in bytes.
+fn is_time_to_stop(rule: StopRule, rounds: &[Round], sent: u64, ram: Bytes) -> bool {
+    match rule {
+        StopRule::DowntimeLimit => rounds.len() >= PATIENCE_ROUNDS,
+        StopRule::Xen => {
+            rounds.last().is_some_and(|r| r.dirtied < XEN_FEW_PAGES)
+                || rounds.len() >= XEN_ROUNDS
+                || sent > XEN_TIMES_RAM * ram.0
         }
     }
 }
@@ -638,4 +649,33 @@ fn written_since(guest: &Guest, site: &Site, disk: usize) -> Result<std::collect
     });
     guest.qmp("nbd-server-stop", Value::Null)?;
     truth::written_granules(&map?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rounds(dirtied: &[u64]) -> Vec<Round> {
+        dirtied.iter().map(|d| Round { dirtied: *d, ..Round::default() }).collect()
+    }
+
+    #[test]
+    fn xens_rule_stops_at_few_pages_at_29_rounds_and_at_three_times_the_ram() {
+        let ram = Bytes::mib(512);
+        let stops = |dirtied: &[u64], sent| is_time_to_stop(StopRule::Xen, &rounds(dirtied), sent, ram);
+        assert!(!stops(&[], 0));
+        assert!(!stops(&[900, 50], 0));
+        assert!(stops(&[900, 49], 0));
+        assert!(!stops(&[900; 28], 0));
+        assert!(stops(&[900; 29], 0));
+        assert!(!stops(&[900], 3 * ram.0));
+        assert!(stops(&[900], 3 * ram.0 + 1));
+    }
+
+    #[test]
+    fn a_baseline_that_does_not_converge_is_stopped_after_30_rounds() {
+        let stops = |n| is_time_to_stop(StopRule::DowntimeLimit, &rounds(&vec![1; n]), u64::MAX, Bytes(1));
+        assert!(!stops(29));
+        assert!(stops(30));
+    }
 }

@@ -162,13 +162,14 @@ impl Path {
         Ok(())
     }
 
-    /// Damages the next segment of `class` in each direction, behind every checksum's back; see [`alter`](crate::alter).
+    /// Damages the next segment of `class` from the first interface to the second, behind every checksum's back; see
+    /// [`alter`](crate::alter). In one direction only: an echo that is damaged twice is whole again.
     ///
     /// # Errors
     ///
     /// [`WanError::Dead`].
     pub fn alter_next_segment(&self, class: Class) -> Result<(), WanError> {
-        self.tell(Change::AlterNext(class))
+        self.a_to_b.tell(Change::AlterNext(class)).map_err(|_| WanError::Dead { path: self.name.clone() })
     }
 
     /// The spec in force (which a cut does not change).
