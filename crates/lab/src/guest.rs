@@ -132,7 +132,9 @@ impl GuestSpec {
 
     fn kernel_words(&self) -> String {
         let Self { address, layout, .. } = self;
-        let mut arguments = format!("serve,--listen,0.0.0.0:{CONTROL_PORT},--echo,0.0.0.0:{ECHO_PORT},--content,/data");
+        let content = self.image.content_folder();
+        let mut arguments =
+            format!("serve,--listen,0.0.0.0:{CONTROL_PORT},--echo,0.0.0.0:{ECHO_PORT},--content,{content}");
         for (index, _) in self.disks.iter().enumerate() {
             let letter = char::from(b'a' + u8::try_from(index).expect("at most eight disks"));
             let offset = if index == 0 { layout.records_at } else { Bytes::ZERO };
@@ -195,7 +197,8 @@ impl Guest {
         let ram = run.join(format!("{tag}.ram"));
         let log = site.folder.join(format!("{tag}.log"));
         let console = site.folder.join(format!("{tag}.console"));
-        let tap = format!("tap-{tag}").chars().take(15).collect::<String>();
+        // An interface name has 15 bytes at most, which a VM's name may exceed; its address tells it apart as well.
+        let tap = format!("tap{}-{life}", spec.address.octets()[3]);
         site.ns.ip([
             format!("tuntap add dev {tap} mode tap vnet_hdr"),
             format!("link set {tap} mtu {GUEST_MTU} master br0 up"),

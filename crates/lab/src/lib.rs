@@ -21,3 +21,4 @@ pub mod scenario;
 pub mod sweep;
 pub mod table;
 pub mod truth;
+pub mod watch;

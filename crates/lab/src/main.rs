@@ -38,6 +38,14 @@ enum Command {
         /// Only the run of this scenario (its `name`).
         scenario: Option<String>,
     },
+    /// Run a command inside a site of a running lab: its network, its view of the files.
+    Enter {
+        /// The site.
+        site: String,
+        /// The command. Default: a shell.
+        #[arg(trailing_var_arg = true, default_value = "bash")]
+        command: Vec<std::ffi::OsString>,
+    },
     /// Check a scenario file; says what is wrong, with line and key.
     Check {
         /// The scenario (TOML).
@@ -137,6 +145,7 @@ fn real_main() -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Command::Enter { site, command } => match sandbox::enter(&site, &command)? {},
         Command::Check { scenario } => {
             let checked = Scenario::load(&scenario)?;
             println!(
@@ -300,8 +309,8 @@ fn detach(args: &UpArgs) -> Result<ExitCode> {
             let _ = relay.join();
             bail!("the lab did not come up ({status}); what it said stands above");
         }
-        let mine = sandbox::records()?.into_iter().find(|(_, r, alive)| *alive && r.supervisor == child.id());
-        if let Some((_, record, _)) = mine
+        let alive = sandbox::records()?.into_iter().filter(|f| f.alive).filter_map(|f| f.record);
+        if let Some(record) = alive.into_iter().find(|r| r.supervisor == child.id())
             && let Ok(text) = std::fs::read_to_string(record.work.join("ready"))
         {
             print!("{text}");
@@ -337,14 +346,13 @@ fn engine(config: &Path) -> Result<ExitCode> {
 fn how_to_use(pass: &run::Pass, name: &str) -> String {
     let mut text = format!("`{name}` is up.\n");
     for site in &pass.fabric().sites {
-        // Process ids of the sandbox mean nothing outside; these are shown for use by `nsenter` from outside.
         text += &format!("  site {:<16} {}, clients speak from {}\n", site.name, site.underlay, site.client);
     }
     for vm in pass.vms() {
         let site = vm.site().unwrap_or_default();
         text += &format!("  VM   {:<16} {} in {site}\n", vm.name(), vm.address());
     }
-    text + &format!("End it with: godwit-lab down {name}\n")
+    text + &format!("Look around: godwit-lab enter SITE ip address\nEnd it with: godwit-lab down {name}\n")
 }
 
 fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {

@@ -49,7 +49,7 @@ impl Namespace {
     fn start(name: &str, set_up: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (ready, started) = mpsc::channel();
-        let thread = std::thread::Builder::new().name(format!("ns-{name}")).spawn(move || {
+        let thread = std::thread::Builder::new().name(thread_name(name)).spawn(move || {
             let entered = enter_new(set_up);
             let fine = entered.is_ok();
             let _ = ready.send(entered);
@@ -145,6 +145,12 @@ impl Drop for Namespace {
             let _ = thread.join();
         }
     }
+}
+
+/// What the thread inside the namespace `name` is called; the kernel keeps 15 bytes.
+#[must_use]
+pub fn thread_name(name: &str) -> String {
+    format!("ns-{name}").chars().take(15).collect()
 }
 
 fn enter_new(set_up: impl FnOnce() -> Result<()>) -> Result<PathBuf> {

@@ -152,6 +152,8 @@ pub struct Figures {
     pub stopped: Option<Instant>,
     /// The destination's RESUME event.
     pub resumed: Option<Instant>,
+    /// Whether the destination was told to run: from then on the source must not, whatever was heard of it.
+    pub released: bool,
     /// For how long the lab held the guest.
     pub held: Duration,
     /// Share of non-zero pages before.
@@ -184,6 +186,7 @@ impl Figures {
             ended: now,
             stopped: None,
             resumed: None,
+            released: false,
             held: Duration::ZERO,
             nonzero_share: None,
             phases: vec![],
@@ -233,9 +236,8 @@ pub fn run(order: &Order<'_>, source: Guest) -> Moved {
         (result, destination) => {
             let why = result.err().unwrap_or_else(|| anyhow::anyhow!("there is no destination"));
             figures.outcome = if is_cancelled(order, &figures) { Outcome::Cancelled } else { Outcome::Failed };
-            let gone_on = figures.resumed.is_some();
             let words = destination.as_ref().map(Guest::last_words).unwrap_or_default();
-            let undone = undo(&source, destination, order, gone_on);
+            let undone = undo(&source, destination, order, figures.released);
             figures.why = Some(match &undone {
                 Ok(_) => format!("{why:#}"),
                 Err(lost) => format!("{why:#}; and the source does not run either: {lost:#}; {words}"),
@@ -331,6 +333,7 @@ fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures:
         destination.qmp("nbd-server-stop", Value::Null)?;
     }
     let mark = destination.qmp.mark();
+    figures.released = true;
     destination.qmp("cont", Value::Null)?;
     let resumed = destination.qmp.wait_event(mark, Instant::now() + STEP, |e| e.name == "RESUME");
     figures.resumed = Some(resumed.context("the destination did not say RESUME")?.at);
@@ -563,9 +566,9 @@ fn wait_status(qmp: &Qmp, deadline: Instant, wanted: &str) -> Result<()> {
 }
 
 /// Ends the attempt so that the source runs. Fails when it does not.
-fn undo(source: &Guest, destination: Option<Guest>, order: &Order<'_>, destination_ran: bool) -> Result<()> {
-    if destination_ran {
-        bail!("the destination had begun to run and is not to be trusted; nothing is started a second time");
+fn undo(source: &Guest, destination: Option<Guest>, order: &Order<'_>, released: bool) -> Result<()> {
+    if released {
+        bail!("the destination was told to run and is not to be trusted; nothing is started a second time");
     }
     let _ = source.qmp.execute("migrate_cancel", Value::Null);
     for disk in 0..source.spec.disks.len() {

@@ -9,15 +9,15 @@ use crate::images::GuestImage;
 use crate::progress::Progress;
 use crate::qemu_move::{self, Figures, Moved, Order};
 use crate::report::{
-    BaselineReport, EchoPoint, Host, Integrity, MoveReport, Outcome, Report, Series, WanBytes, WanFigures, WanSample,
+    BaselineReport, EchoPoint, Host, Integrity, MoveReport, Outcome, Report, Series, WanBytes, WanFigures,
 };
 use crate::scenario::{Action, Alter, Baseline, Damage, DiskStrategy, Image, Move, Scenario};
 use crate::truth;
+use crate::watch::{Client, Sampler, wan_bytes};
 use anyhow::{Context, Result, bail};
-use godwit_load::echo::{EchoClient, EchoLog};
 use godwit_load::protocol::{CorruptTarget, LoadSpec};
 use godwit_units::Bytes;
-use godwit_wan::{Class, Counters};
+use godwit_wan::Class;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -28,8 +28,6 @@ use std::time::{Duration, Instant};
 
 /// Longest boot of a tiny guest; a debian guest gets ten times this.
 const BOOT: Duration = Duration::from_secs(120);
-/// How often the WAN's counters are read for the curves.
-const SAMPLE: Duration = Duration::from_millis(200);
 /// How much of the clients' life before a move the curves show.
 const LEAD: Duration = Duration::from_secs(3);
 /// How long the clients are watched after a move that no `verify` follows.
@@ -177,37 +175,6 @@ impl Vm {
     #[must_use]
     pub fn address(&self) -> std::net::Ipv4Addr {
         self.spec.address
-    }
-}
-
-/// A client in a site that talks to a VM over one TCP session.
-struct Client {
-    site: String,
-    began: Instant,
-    log: EchoLog,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Client {
-    fn start(site: &str, stream: std::net::TcpStream, per_s: u32) -> Result<Self> {
-        let (began, log, stop) = (Instant::now(), EchoLog::new(), Arc::new(AtomicBool::new(false)));
-        let (writes, told) = (log.clone(), stop.clone());
-        // It takes only what is under way: a pass that ends does not wait for echoes.
-        let client = EchoClient { drain_limit: Duration::ZERO, ..EchoClient::new(per_s) };
-        let thread = std::thread::Builder::new()
-            .name("echo-client".into())
-            .spawn(move || drop(client.run(stream, began, &told, &writes)))?;
-        Ok(Self { site: site.to_owned(), began, log, stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -591,21 +558,6 @@ fn look_from_clients(ended: &mut Ended, clients: &[Client], now: Instant) {
     report.outage_ms = outage;
 }
 
-/// Bytes that a class put on the line, both directions; what the WAN then lost was sent all the same.
-fn on_the_line(counters: &Counters, class: Class) -> u64 {
-    let c = counters.class(class);
-    (c.delivered.bytes + c.dropped_loss.bytes).0
-}
-
-fn wan_bytes(counters: &Counters) -> WanBytes {
-    WanBytes {
-        memory: on_the_line(counters, Class::Memory),
-        disk: on_the_line(counters, Class::Disk),
-        other: [Class::Control, Class::Client, Class::Other].into_iter().map(|c| on_the_line(counters, c)).sum(),
-        split_by_hypervisor: false,
-    }
-}
-
 /// A thread that makes one move.
 struct MoveThread {
     kind: Baseline,
@@ -720,47 +672,5 @@ impl MoveThread {
         }
         old.iter().for_each(|file| drop(std::fs::remove_file(file)));
         merge(&mut report.integrity, found);
-    }
-}
-
-/// Reads the WAN's counters again and again.
-struct Sampler {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<(Instant, WanSample)>>,
-    zero: Instant,
-}
-
-impl Sampler {
-    fn start(fabric: Arc<Fabric>, from: String, to: String, before: Counters) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
-        let thread = std::thread::spawn(move || {
-            let mut samples = vec![];
-            while !told.load(Ordering::Relaxed) {
-                if let Ok(counters) = fabric.counters(&from, &to) {
-                    let bytes = wan_bytes(&counters.since(&before));
-                    let sample = WanSample { t_s: 0.0, memory: bytes.memory, disk: bytes.disk, other: bytes.other };
-                    samples.push((Instant::now(), sample));
-                }
-                std::thread::sleep(SAMPLE);
-            }
-            samples
-        });
-        Self { stop, thread, zero: Instant::now() }
-    }
-
-    /// With times that count from `zero`.
-    fn rebased(self, zero: Instant) -> Self {
-        Self { zero, ..self }
-    }
-
-    fn finish(self) -> Vec<WanSample> {
-        self.stop.store(true, Ordering::Relaxed);
-        let samples = self.thread.join().unwrap_or_default();
-        let at = |t: Instant| match t.checked_duration_since(self.zero) {
-            Some(later) => later.as_secs_f64(),
-            None => -(self.zero - t).as_secs_f64(),
-        };
-        samples.into_iter().map(|(t, sample)| WanSample { t_s: at(t), ..sample }).collect()
     }
 }

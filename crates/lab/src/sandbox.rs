@@ -26,7 +26,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_se
 use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -76,9 +76,8 @@ impl WorkFolder {
             Some(at) => std::path::absolute(at)?,
             None => PathBuf::from(format!("/var/tmp/godwit-lab/{supervisor}-{}", unix_seconds())),
         };
-        std::fs::create_dir_all(registry())
-            .with_context(|| format!("cannot make {}; the lab needs root", registry().display()))?;
-        remove_abandoned()?;
+        let _registry = lock_registry()?;
+        remove_unclaimed()?;
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -93,7 +92,8 @@ impl WorkFolder {
         let record = Record { supervisor, work, scenario: scenario.to_owned(), up };
         let record_path = registry().join(format!("{supervisor}.json"));
         let mut lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&record_path)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).context("another run has this run's record")?;
+        // Waits for a moment at most: whoever only looks whether we live holds it no longer.
+        flock(&lock, FlockOperation::LockExclusive).context("cannot lock the run's record")?;
         lock.set_len(0)?;
         lock.write_all(&serde_json::to_vec(&record)?)?;
         // The record stands before the marker does: a folder with a marker always has a record that names it.
@@ -132,11 +132,37 @@ fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// The records of runs, each with whether its supervisor still lives.
+/// Keeps other processes from making or removing records meanwhile.
+fn lock_registry() -> Result<File> {
+    std::fs::create_dir_all(registry())
+        .with_context(|| format!("cannot make {}; the lab needs root", registry().display()))?;
+    let lock = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(registry().join("lock"))
+        .context("cannot open the registry of runs; the lab needs root")?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    Ok(lock)
+}
+
+/// A run's record, where it could be read.
+#[derive(Debug)]
+pub struct Found {
+    /// Its file.
+    pub path: PathBuf,
+    /// What it says; none while it is being written, or when its writer was killed at that.
+    pub record: Option<Record>,
+    /// Whether the supervisor lives.
+    pub alive: bool,
+}
+
+/// The records of runs.
 ///
 /// # Errors
-/// When the registry cannot be read.
-pub fn records() -> Result<Vec<(PathBuf, Record, bool)>> {
+/// When one cannot be read.
+pub fn records() -> Result<Vec<Found>> {
     let mut found = vec![];
     let Ok(entries) = std::fs::read_dir(registry()) else { return Ok(found) };
     for entry in entries {
@@ -147,14 +173,8 @@ pub fn records() -> Result<Vec<(PathBuf, Record, bool)>> {
         let Ok(mut file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
         let alive = flock(&file, FlockOperation::NonBlockingLockExclusive).is_err();
         let mut text = String::new();
-        file.rewind()?;
         file.read_to_string(&mut text)?;
-        match serde_json::from_str(&text) {
-            Ok(record) => found.push((path, record, alive)),
-            // Killed between making the record and writing it: there is no folder yet.
-            Err(_) if !alive => drop(std::fs::remove_file(&path)),
-            Err(_) => {}
-        }
+        found.push(Found { path, record: serde_json::from_str(&text).ok(), alive });
     }
     Ok(found)
 }
@@ -164,13 +184,18 @@ pub fn records() -> Result<Vec<(PathBuf, Record, bool)>> {
 /// # Errors
 /// When a folder cannot be removed.
 pub fn remove_abandoned() -> Result<usize> {
+    let _registry = lock_registry()?;
+    remove_unclaimed()
+}
+
+fn remove_unclaimed() -> Result<usize> {
     let mut removed = 0;
-    for (path, record, alive) in records()? {
-        if !alive {
+    for dead in records()?.into_iter().filter(|f| !f.alive) {
+        if let Some(record) = &dead.record {
             remove_work(&record.work)?;
-            let _ = std::fs::remove_file(path);
-            removed += 1;
         }
+        let _ = std::fs::remove_file(dead.path);
+        removed += 1;
     }
     Ok(removed)
 }
@@ -182,15 +207,14 @@ pub fn remove_abandoned() -> Result<usize> {
 /// When a run does not end within a minute.
 pub fn down(scenario: Option<&str>) -> Result<Vec<String>> {
     let mut ended = vec![];
-    for (path, record, alive) in records()? {
-        if !alive || !record.up || scenario.is_some_and(|s| s != record.scenario) {
+    for Found { path, record, alive } in records()? {
+        let Some(record) = record.filter(|r| alive && r.up && scenario.is_none_or(|s| s == r.scenario)) else {
             continue;
-        }
+        };
         let pid = Pid::from_raw(i32::try_from(record.supervisor)?).context("a record without a process")?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         // The lock is still held now that the process is pinned: so this number is still the supervisor's.
-        let still = records()?.iter().any(|(p, r, alive)| *alive && p == &path && r.supervisor == record.supervisor);
-        if still {
+        if records()?.iter().any(|f| f.alive && f.path == path) {
             pidfd_send_signal(&process, Signal::TERM)?;
         }
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -290,4 +314,42 @@ pub fn run_init(config: &Path) -> Result<std::convert::Infallible> {
             Err(e) => bail!("cannot wait for the engine: {e}"),
         }
     }
+}
+
+/// A command inside a site of a running lab, as seen from outside: to look around.
+///
+/// # Errors
+/// When no run is up that has this site.
+pub fn enter(site: &str, command: &[std::ffi::OsString]) -> Result<std::convert::Infallible> {
+    let supervisors = records()?.into_iter().filter(|f| f.alive).filter_map(|f| f.record).map(|r| r.supervisor);
+    for supervisor in supervisors {
+        for init in children(supervisor) {
+            for engine in children(init) {
+                for task in numbers(Path::new(&format!("/proc/{engine}/task"))) {
+                    let folder = format!("/proc/{engine}/task/{task}");
+                    let name = std::fs::read_to_string(format!("{folder}/comm")).unwrap_or_default();
+                    if name.trim_end() == crate::ns::thread_name(site) {
+                        let mut nsenter = Command::new("nsenter");
+                        nsenter.arg(format!("--net={folder}/ns/net")).arg(format!("--mount={folder}/ns/mnt"));
+                        return Err(nsenter.arg("--").args(command).exec()).context("cannot run nsenter (util-linux)");
+                    }
+                }
+            }
+        }
+    }
+    bail!("no running lab has a site `{site}`; `godwit-lab up SCENARIO` brings sites up")
+}
+
+/// The processes that a process has started.
+fn children(process: u32) -> Vec<u32> {
+    let tasks = numbers(Path::new(&format!("/proc/{process}/task")));
+    let lists = tasks.into_iter().map(|task| format!("/proc/{process}/task/{task}/children"));
+    let texts: String = lists.filter_map(|list| std::fs::read_to_string(list).ok()).collect();
+    texts.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+}
+
+/// The entries of a folder that are numbers.
+fn numbers(folder: &Path) -> Vec<u32> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }

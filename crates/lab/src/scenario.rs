@@ -112,30 +112,7 @@ pub struct Wan {
     pub queue_ms: Spanned<f64>,
     /// Exceptions: paths with figures of their own.
     #[serde(default)]
-    pub path: Vec<WanPath>,
-}
-
-/// One path's exceptions from [`Wan`].
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WanPath {
-    /// The two sites.
-    pub between: Spanned<[String; 2]>,
-    /// See [`PathChange`].
-    #[serde(default)]
-    pub rate_mbit: Option<f64>,
-    /// Round-trip time in ms.
-    #[serde(default)]
-    pub rtt_ms: Option<f64>,
-    /// Additional delay in ms.
-    #[serde(default)]
-    pub jitter_ms: Option<f64>,
-    /// Probability of loss.
-    #[serde(default)]
-    pub loss: Option<f64>,
-    /// Queue in ms.
-    #[serde(default)]
-    pub queue_ms: Option<f64>,
+    pub path: Vec<PathChange>,
 }
 
 /// A site: one host in a network and a mount namespace of its own.
@@ -395,7 +372,7 @@ pub struct Between {
     pub between: Spanned<[String; 2]>,
 }
 
-/// New figures for a path; what is not named stays.
+/// Figures of one path, other than it has (in a step) or than all have (in `[[wan.path]]`); what is not named stays.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathChange {
@@ -520,17 +497,7 @@ impl Scenario {
             queue: millis(*self.wan.queue_ms.get_ref()),
         };
         let exception = self.wan.path.iter().find(|p| same_pair(p.between.get_ref(), a, b));
-        exception.map_or(base, |p| {
-            let change = PathChange {
-                between: p.between.clone(),
-                rate_mbit: p.rate_mbit,
-                rtt_ms: p.rtt_ms,
-                jitter_ms: p.jitter_ms,
-                loss: p.loss,
-                queue_ms: p.queue_ms,
-            };
-            change.apply(base)
-        })
+        exception.map_or(base, |change| change.apply(base))
     }
 }
 

@@ -287,6 +287,13 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
     let text = String::from_utf8_lossy(&up.stdout);
     assert!(text.contains("site a") && text.contains("10.99.0.11 in a"), "{text}");
     assert!(!processes_naming(&run.work().display().to_string()).is_empty());
+    // The guest answers from inside another site, and only the site's own folder can be seen there.
+    let inside = |command: &[&str]| {
+        let output = Command::new(LAB).args(["enter", "b"]).args(command).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert!(inside(&["ping", "-c", "1", "-W", "5", "10.99.0.11"]).contains("1 received"));
+    assert_eq!(inside(&["ls", &run.work().join("sites").display().to_string()]), "b\n");
     // A second lab in the same folder is refused and hurts nothing.
     let second = run.command().output().unwrap();
     assert!(!second.status.success());

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# scripts/soak.sh: what takes hours. Every part can be stopped and goes on where it was: the sweep by its ledger, the
+# series by one file for each run. Results stay in results/ (see CONTRIBUTING.md).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+target=${CARGO_TARGET_DIR:-target}
+lab=$target/release/godwit-lab
+commit=$(git rev-parse --short=12 HEAD)
+mkdir -p results
+
+echo "== twenty runs killed at moments spread over their life"
+GODWIT_LAB_KILLS=20 cargo test --release --locked -p godwit-lab --test runs -- \
+    a_run_that_is_killed_at_any_moment_leaves_nothing_behind
+
+echo "== ten moves in a row, there and back, all checks"
+series=results/series-$commit.json
+[ -e "$series" ] || "$lab" run scenarios/series.toml --report "$series"
+
+echo "== a full Debian guest"
+scripts/setup.sh debian
+debian=results/debian-$commit.json
+[ -e "$debian" ] || "$lab" run scenarios/debian.toml --report "$debian"
+
+echo "== what QEMU does alone, over the links that Godwit is for"
+"$lab" sweep scenarios/baselines.sweep.toml --ledger results/ledger.jsonl
