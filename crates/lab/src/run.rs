@@ -33,6 +33,9 @@ const LEAD: Duration = Duration::from_secs(3);
 /// How long the clients are watched after a move that no `verify` follows.
 const TRAIL: Duration = Duration::from_secs(3);
 
+/// How long a client may take to hear from a moved guest: TCP waits at most 120 s between two tries.
+const ANSWER: Duration = Duration::from_secs(130);
+
 /// A client that had no answer for so long when it is looked at, seconds after the move, has lost its session.
 const ALIVE: Duration = Duration::from_secs(1);
 
@@ -423,12 +426,26 @@ impl Pass {
         if mine.is_empty() {
             return;
         }
+        self.await_answers(vm);
         std::thread::sleep(trail);
         let now = Instant::now();
         for mut ended in mine {
             look_from_clients(&mut ended, &self.vm(vm).clients, now);
             ended.report.series.wan = ended.sampler.finish();
             self.done.push(ended.report);
+        }
+    }
+
+    /// Waits until every client of `vm` has an answer from now on. After a long pause TCP tries again only after a while
+    /// that has doubled with each try, up to as long again as the pause: so silence at first is no lost session yet.
+    fn await_answers(&self, vm: &str) {
+        let deadline = Instant::now() + ANSWER;
+        for client in &self.vm(vm).clients {
+            let now = client.began.elapsed().as_secs_f64();
+            let answered = || client.log.last_received_s().is_some_and(|last| last > now);
+            while !answered() && client.log.error().is_none() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
     }
 

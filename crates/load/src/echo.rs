@@ -311,6 +311,11 @@ impl EchoLog {
         longest_gap(self.lock().samples.iter(), from_s, to_s)
     }
 
+    /// When the last echo came, seconds from the origin.
+    pub fn last_received_s(&self) -> Option<f64> {
+        self.lock().samples.back().map(|sample| sample.received_at_s)
+    }
+
     /// How the session broke, if it did.
     pub fn error(&self) -> Option<EchoError> {
         self.lock().error.clone()
