@@ -200,6 +200,12 @@ impl Figures {
         }
     }
 
+    /// Takes QEMU's count of disk bytes within the stream, which it tells only while they flow.
+    fn note_disk(&mut self, said: &Value) {
+        let now = said["disk"]["transferred"].as_u64();
+        self.disk_in_stream = self.disk_in_stream.max(now);
+    }
+
     fn seconds(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
@@ -481,6 +487,7 @@ fn precopy(
             None => {}
         }
         let said = source.qmp("query-migrate", Value::Null)?;
+        figures.note_disk(&said);
         let Some(ram) = said.get("ram") else { continue };
         let number = |key: &str| ram[key].as_u64().unwrap_or(0);
         figures.memory.push(MemorySample {
@@ -545,8 +552,7 @@ fn close_round(figures: &mut Figures, qmp: &Qmp, at: Instant) -> Result<()> {
         seconds: (at.saturating_duration_since(figures.began).as_secs_f64() - started - spent).max(0.0),
     });
     figures.zero_pages = number("duplicate");
-    let disk = said["disk"]["transferred"].as_u64();
-    figures.disk_in_stream = disk;
+    figures.note_disk(&said);
     figures.page_bytes = pages * PAGE as u64;
     Ok(())
 }
