@@ -23,3 +23,4 @@ debian=results/debian-$commit.json
 
 echo "== what QEMU does alone, over the links that Godwit is for"
 "$lab" sweep scenarios/baselines.sweep.toml --ledger results/ledger.jsonl
+"$lab" sweep scenarios/block.sweep.toml --ledger results/ledger.jsonl
