@@ -8,6 +8,9 @@ lab=$target/release/godwit-lab
 commit=$(git rev-parse --short=12 HEAD)
 mkdir -p results
 
+echo "== a million schedules of the hand-off"
+GODWIT_SIM_SCHEDULES=1000000 cargo test --release --locked -p godwit-sim --test schedules
+
 echo "== twenty runs killed at moments spread over their life"
 GODWIT_LAB_KILLS=20 cargo test --release --locked -p godwit-lab --test runs -- \
     a_run_that_is_killed_at_any_moment_leaves_nothing_behind

@@ -1,0 +1,31 @@
+//! Ten thousand worlds by default; as many as `GODWIT_SIM_SCHEDULES` says; or one, traced, with `SEED`.
+
+use godwit_sim::{Guards, run, run_traced};
+
+/// A number from the environment; a value that is no number is an error, not the default.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+}
+
+#[test]
+fn there_is_always_one_owner() {
+    if let Some(seed) = number("SEED") {
+        match run_traced(seed, Guards::ALL) {
+            Ok(events) => println!("SEED={seed}: {events} events, all invariants hold"),
+            Err(failure) => panic!("{failure}"),
+        }
+        return;
+    }
+    let schedules = number("GODWIT_SIM_SCHEDULES").unwrap_or(10_000);
+    let mut events = 0;
+    for seed in 0..schedules {
+        match run(seed, Guards::ALL) {
+            Ok(n) => events += n,
+            Err(failure) => {
+                let traced = run_traced(failure.seed, Guards::ALL).expect_err("the same seed is the same story");
+                panic!("{traced}");
+            }
+        }
+    }
+    println!("{schedules} schedules, {events} events");
+}
