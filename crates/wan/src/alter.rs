@@ -12,7 +12,7 @@ pub const LEAST_ALTERED: usize = 14 + 20 + 8 + 8 + 14 + 20 + 32 + 32;
 /// short, of odd length (its words are not where they seem), or all alike there.
 pub fn swap_words(frame: &mut [u8]) -> bool {
     let len = frame.len();
-    if len < LEAST_ALTERED || len % 2 != 0 {
+    if len < LEAST_ALTERED || !len.is_multiple_of(2) {
         return false;
     }
     let tail = &mut frame[len - 32..];
