@@ -39,7 +39,8 @@ case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap) ;; esac
 
 missing_packages() {
     local installed
-    installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null |
+    # dpkg-query fails when it has never heard of one of them, as on a bare machine: that is an answer, too.
+    installed=$({ dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${packages[@]}" 2>/dev/null || true; } |
         awk '$2 == "installed" { print $1 }')
     printf '%s\n' "${packages[@]}" | grep -vxF -f <(printf '%s\n' "$installed") || true
 }
