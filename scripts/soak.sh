@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-target}
 lab=$target/release/godwit-lab
+# Said to the sweeps: the ledger is tracked, so that after its first line the tree counts as changed.
 commit=$(git rev-parse --short=12 HEAD)
 mkdir -p results
 
@@ -25,5 +26,5 @@ debian=results/debian-$commit.json
 [ -e "$debian" ] || "$lab" run scenarios/debian.toml --report "$debian"
 
 echo "== what QEMU does alone, over the links that Godwit is for"
-"$lab" sweep scenarios/baselines.sweep.toml --ledger results/ledger.jsonl
-"$lab" sweep scenarios/block.sweep.toml --ledger results/ledger.jsonl
+"$lab" sweep scenarios/baselines.sweep.toml --ledger results/ledger.jsonl --commit "$commit"
+"$lab" sweep scenarios/block.sweep.toml --ledger results/ledger.jsonl --commit "$commit"
