@@ -1,12 +1,13 @@
 //! The destination's side: receives the VM, takes it when told to, and never runs what it might have to give back.
 
 use crate::guards::{Guard, Guards};
-use crate::ids::{Lineage, Ticket, VmId};
+use crate::ids::Ticket;
 use crate::io::{
     Action, Body, CannotBegin, Event, Fenced, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why,
 };
 use crate::outbox::Outbox;
 use crate::record::{Owner, Ram, Record};
+use godwit_units::{Lineage, VmId};
 
 /// Where the destination stands.
 ///

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ids::{Generation, MoveId};
+use crate::{Generation, MoveId};
 
 const TICKET: Ticket = Ticket { vm: VmId(7), lineage: Lineage::FIRST, generation: Generation(2), mv: MoveId(3) };
 

@@ -1,7 +1,8 @@
 //! What goes into a machine and what comes out of it.
 
-use crate::ids::{Generation, Lineage, MoveId, Ticket};
+use crate::ids::Ticket;
 use crate::record::Record;
+use godwit_units::{Generation, Lineage, MoveId};
 use serde::{Deserialize, Serialize};
 
 /// A message between the two nodes of a hand-off. It may be lost, doubled, delayed and overtaken.

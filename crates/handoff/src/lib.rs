@@ -54,10 +54,11 @@ mod record;
 mod source;
 
 pub use destination::{Arrival, Destination, DestinationState};
+pub use godwit_units::{Generation, Lineage, MoveId, VmId};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use guards::{Guard, Guards};
-pub use ids::{Generation, Lineage, MoveId, Ticket, VmId};
+pub use ids::Ticket;
 pub use io::{
     Action, Body, CannotBegin, Event, Fenced, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why,
 };

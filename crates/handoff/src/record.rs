@@ -1,6 +1,7 @@
 //! What a node remembers about a VM when everything else is gone: one record, overwritten durably.
 
-use crate::ids::{Generation, Lineage, MoveId, Ticket, VmId};
+use crate::ids::Ticket;
+use godwit_units::{Generation, Lineage, MoveId, VmId};
 use serde::{Deserialize, Serialize};
 
 /// That a node owns a VM, and may run it without asking anybody.

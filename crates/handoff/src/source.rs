@@ -1,12 +1,13 @@
 //! The source's side: owns the VM, seals it, and lets go when the destination has started.
 
 use crate::guards::{Guard, Guards};
-use crate::ids::{Lineage, MoveId, Ticket, VmId};
+use crate::ids::Ticket;
 use crate::io::{
     Action, Body, CannotBegin, Event, Fenced, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why,
 };
 use crate::outbox::Outbox;
 use crate::record::{Owner, Ram, Record};
+use godwit_units::{Lineage, MoveId, VmId};
 
 /// Where the source stands.
 ///

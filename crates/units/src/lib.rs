@@ -5,6 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod ids;
+
+pub use ids::{BlockIndex, Epoch, Generation, Lineage, MoveId, VmId, VolumeId};
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};

@@ -1,0 +1,1 @@
+//! What controller, node and command line say to each other.

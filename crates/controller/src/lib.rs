@@ -1,0 +1,1 @@
+//! Knows sites, hosts, VMs, volumes and wires, and runs moves.

@@ -1,0 +1,1 @@
+//! The authenticated, encrypted, prioritised transport between two hosts.

@@ -1,0 +1,1 @@
+//! QEMU's migration stream: parsed, made small, rebuilt.

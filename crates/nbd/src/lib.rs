@@ -1,0 +1,1 @@
+//! The Network Block Device protocol, server and client side, without a runtime.

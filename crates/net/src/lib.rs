@@ -1,0 +1,1 @@
+//! Taps, bridges and tunnels, by netlink.

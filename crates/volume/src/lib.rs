@@ -1,0 +1,1 @@
+//! Replicas of virtual disks: stamps, hot regions, and the mirror.

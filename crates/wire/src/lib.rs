@@ -1,0 +1,1 @@
+//! Endpoints, wires and components.
