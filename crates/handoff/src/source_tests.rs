@@ -1,5 +1,5 @@
 use super::*;
-use crate::ids::Generation;
+use crate::Generation;
 
 const VM: VmId = VmId(7);
 const MOVE: MoveId = MoveId(3);
