@@ -1,1 +1,16 @@
-//! What controller, node and command line say to each other.
+//! What controller, node and command line say to each other: HTTP/1.1 with JSON over mutual TLS.
+//!
+//! The controller serves people ([`public`]); each node serves the controller ([`host`]). Both speak of the same
+//! things, which are here too: a VM's definition ([`vm`]), and how a move stands ([`progress`]).
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod host;
+pub mod name;
+pub mod progress;
+pub mod public;
+pub mod vm;
+
+pub use error::{ApiError, Problem};
+pub use name::Name;

@@ -195,7 +195,7 @@ impl Destination {
         Self::recover_guarded(record, seen, guards)
     }
 
-    fn recover_guarded(record: Record, seen: Seen, guards: Guards) -> Result<Self, OtherRole> {
+    pub(crate) fn recover_guarded(record: Record, seen: Seen, guards: Guards) -> Result<Self, OtherRole> {
         use DestinationState as S;
         let mut it = Self::with_state(S::Outranked { vm: VmId(0), lineage: Lineage::FIRST }, seen, guards);
         it.state = match record {

@@ -46,14 +46,17 @@
 
 #![forbid(unsafe_code)]
 mod destination;
+mod file_ledger;
 mod guards;
 mod ids;
 mod io;
+mod machine;
 mod outbox;
 mod record;
 mod source;
 
 pub use destination::{Arrival, Destination, DestinationState};
+pub use file_ledger::{FileLedger, LedgerError};
 pub use godwit_units::{Generation, Lineage, MoveId, VmId};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
@@ -62,5 +65,6 @@ pub use ids::Ticket;
 pub use io::{
     Action, Body, CannotBegin, Event, Fenced, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why,
 };
+pub use machine::Machine;
 pub use record::{Ledger, Owner, Ram, Record};
 pub use source::{Asking, PATIENCE, Ready, Source, SourceState, Upkeep};

@@ -179,7 +179,7 @@ impl Source {
         Self::recover_guarded(record, seen, guards)
     }
 
-    fn recover_guarded(record: Record, seen: Seen, guards: Guards) -> Result<Self, OtherRole> {
+    pub(crate) fn recover_guarded(record: Record, seen: Seen, guards: Guards) -> Result<Self, OtherRole> {
         let mut it = Self {
             state: SourceState::Outranked { vm: VmId(0), lineage: Lineage::FIRST },
             qemu: seen,

@@ -1,1 +1,41 @@
 //! The daemon of a host: the data path of a move.
+
+use godwit_api::Name;
+use std::future::Future;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// What a node is started with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its name, as in its certificate.
+    pub name: Name,
+    /// What has to survive a reboot: records, replicas.
+    pub state: PathBuf,
+    /// What has not: sockets, process ids. In memory, and kept while guests run.
+    pub run: PathBuf,
+    /// Boot files that guests may use.
+    pub images: PathBuf,
+    /// Certificate, key and authority.
+    pub credentials: PathBuf,
+    /// The address that it listens on and that tunnels end at.
+    pub address: IpAddr,
+    /// TCP port of its API.
+    pub api_port: u16,
+    /// UDP port of the link's control lane.
+    pub control_port: u16,
+    /// UDP port of the link's disk lane.
+    pub disk_port: u16,
+    /// UDP port of the link's memory lane.
+    pub memory_port: u16,
+}
+
+/// Runs a node until `shutdown`. Guests go on without it.
+///
+/// # Errors
+/// When it cannot start; each error says what is missing.
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let _ = config;
+    shutdown.await;
+    Ok(())
+}

@@ -1,8 +1,8 @@
 //! What must be true in every world, and how a schedule is run, judged and replayed.
 
-use crate::site::{Machine, Site};
+use crate::site::Site;
 use crate::world::{Mode, World};
-use godwit_handoff::{Guards, Record, SourceState, Status, Upkeep};
+use godwit_handoff::{Guards, Machine, Record, SourceState, Status, Upkeep};
 use std::fmt;
 
 /// A broken invariant.

@@ -2,10 +2,10 @@
 
 use crate::check::{Failure, Violation, at_every_instant, at_rest, survivor};
 use crate::net::{OLDEST, Weather, fate};
-use crate::site::{Machine, QemuState, Site};
+use crate::site::{QemuState, Site};
 use godwit_handoff::{
-    Action, Destination, DestinationState, Event, Fenced, Guard, Guards, Lineage, Message, MoveId, Owner, PeerHistory,
-    Record, Run, SourceState, Ticket, Verdict, VmId,
+    Action, Destination, DestinationState, Event, Fenced, Guard, Guards, Lineage, Machine, Message, MoveId, Owner,
+    PeerHistory, Record, Run, SourceState, Ticket, Verdict, VmId,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -269,7 +269,7 @@ impl World {
     /// A node starts: it reads its ledger, looks at its QEMU, and goes on.
     fn adopt(&mut self, at: Place) {
         let site = &mut self.sites[at];
-        site.machine = site.ledger.durable.map(|record| Machine::recover(record, site.seen(), self.guards));
+        site.machine = site.ledger.durable.map(|record| Machine::recover_with(record, site.seen(), self.guards));
         self.tell(|| format!("  site {at} starts"));
         self.obey(at);
     }

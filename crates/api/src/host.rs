@@ -1,0 +1,227 @@
+//! The node's API: what the controller asks of a host.
+//!
+//! | request | body -> answer |
+//! |---|---|
+//! | `GET /v1/host` | [`HostFacts`] |
+//! | `GET /v1/vms`, `GET /v1/vms/{id}` | [`LocalVm`] |
+//! | `PUT /v1/vms/{id}` | [`VmDefinition`] -> [`LocalVm`]; creates volumes and endpoints, does not start. The answer's definition has machine type and boot files resolved |
+//! | `DELETE /v1/vms/{id}` | ends it, removes replicas and endpoints; refused while a hand-off is open |
+//! | `POST /v1/vms/{id}/start`, `/stop`, `/monitor` | `{}`, [`StopVm`], any QMP command -> its answer |
+//! | `POST /v1/check` | [`CheckVm`] -> [`CheckReport`]: what would keep the VM from running here |
+//! | `POST /v1/moves` | [`MoveOrder`] -> [`LocalMove`]; the source's node drives the move from here on |
+//! | `GET /v1/moves/{id}` | [`LocalMove`] |
+//! | `POST /v1/moves/{id}/cancel` | -> [`LocalMove`] |
+//! | `POST /v1/moves/{id}/limit` | [`SetLimit`] -> [`LocalMove`] |
+//! | `POST /v1/moves/{id}/stop` | ends pre-copy at the next round -> [`LocalMove`] |
+//! | `PUT`, `DELETE /v1/gateways/{wire}` | [`GatewayPort`]: attaches or re-points a wire's end on a gateway |
+
+use crate::name::Name;
+use crate::progress::MoveProgress;
+use crate::vm::VmDefinition;
+use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId};
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, SocketAddr};
+
+/// What a host has and can do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// Its name, as in its certificate.
+    pub name: Name,
+    /// Version of the node.
+    pub version: String,
+    /// QEMU's version.
+    pub qemu: String,
+    /// Machine types that it can run.
+    pub machines: Vec<String>,
+    /// Whether guests run by hardware.
+    pub kvm: bool,
+    /// Memory that could be given to guests.
+    pub memory_free: Bytes,
+    /// Room for replicas.
+    pub disk_free: Bytes,
+    /// When its certificate ends, seconds since 1970.
+    pub certificate_expires_unix_s: u64,
+    /// Where other nodes reach it.
+    pub link: LinkAddresses,
+    /// Its address for tunnels.
+    pub underlay: IpAddr,
+}
+
+/// Where a node's link listens, by lane; UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkAddresses {
+    /// Hand-off, orders.
+    pub control: SocketAddr,
+    /// Blocks.
+    pub disk: SocketAddr,
+    /// Memory.
+    pub memory: SocketAddr,
+}
+
+/// A VM on a host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LocalVm {
+    /// What it is.
+    pub definition: VmDefinition,
+    /// Whether this host owns it, may run it, or does not know.
+    pub ownership: Ownership,
+    /// Its lineage here.
+    pub lineage: Lineage,
+    /// Its generation here.
+    pub generation: Generation,
+    /// What its QEMU does.
+    pub run: RunState,
+    /// The move that it takes part in here, if one is under way.
+    pub mv: Option<MoveId>,
+    /// What its disks take up on this host.
+    pub allocated: Bytes,
+}
+
+/// Whose a VM is, as one host sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ownership {
+    /// This host's.
+    Here,
+    /// Being handed over; this host would resume it by itself if that failed now.
+    Pausing,
+    /// Paused; whether it runs at the peer is not known here.
+    WaitsForPeer,
+    /// Another host's; what is here is a replica, or nothing.
+    Elsewhere,
+}
+
+/// What a VM's QEMU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunState {
+    /// No process.
+    Off,
+    /// vCPUs run.
+    Running,
+    /// vCPUs stopped.
+    Paused,
+    /// Receives a migration.
+    Incoming,
+}
+
+/// How to stop a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StopVm {
+    /// Pull the plug instead of pressing the button.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Could this VM run here?
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckVm {
+    /// The VM.
+    pub definition: VmDefinition,
+    /// What its replicas will take up at the most, as far as the source knows.
+    pub disk: Bytes,
+    /// CPUs to plug in on arrival, if more than it has.
+    pub vcpus: Option<u32>,
+}
+
+/// What would keep a VM from running on a host. Empty: nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckReport {
+    /// Each with its remedy.
+    pub blockers: Vec<Blocker>,
+}
+
+/// One thing that would make a move fail.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocker {
+    /// The host that says so.
+    pub host: Name,
+    /// The kind, for programs: `memory`, `disk`, `machine`, `cpu`, `device`, `certificate`, `boot-file`, `link`, `vm`.
+    pub kind: String,
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// How disks travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskStrategy {
+    /// Copied while the guest runs, then mirrored synchronously until it stops (CloudNet).
+    #[default]
+    Mirror,
+}
+
+/// The order to move a VM that is here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveOrder {
+    /// The move's number: greater than any before for this VM.
+    pub id: MoveId,
+    /// The VM.
+    pub vm: VmId,
+    /// Where to.
+    pub to: PeerHost,
+    /// How the disks travel.
+    pub disk: DiskStrategy,
+    /// At most so much on the link.
+    pub limit: Option<BitRate>,
+    /// CPUs to have at the destination, if more than now.
+    pub vcpus: Option<u32>,
+}
+
+/// Another host, as far as a node needs to know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerHost {
+    /// Its name, as in its certificate.
+    pub name: Name,
+    /// Where its link listens.
+    pub link: LinkAddresses,
+    /// Its address for tunnels.
+    pub underlay: IpAddr,
+}
+
+/// A move, as one of its two nodes sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LocalMove {
+    /// The move.
+    pub id: MoveId,
+    /// The VM.
+    pub vm: VmId,
+    /// Which part this host has in it.
+    pub role: MoveRole,
+    /// How it stands.
+    pub progress: MoveProgress,
+}
+
+/// A host's part in a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MoveRole {
+    /// The VM leaves it.
+    Source,
+    /// The VM comes to it.
+    Destination,
+}
+
+/// Changes the limit of a move under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetLimit {
+    /// None lifts it.
+    pub limit: Option<BitRate>,
+}
+
+/// A wire's end on a gateway.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatewayPort {
+    /// The gateway's bridge. Made when it does not exist.
+    pub bridge: String,
+    /// The host that the VM is on.
+    pub remote: IpAddr,
+    /// The tunnel's number between the two hosts, 24 bits.
+    pub vni: u32,
+    /// Orders of an older owner are ignored.
+    pub lineage: Lineage,
+    /// As the lineage.
+    pub generation: Generation,
+}

@@ -1,0 +1,194 @@
+//! The controller's API: what people and programs ask of Godwit.
+//!
+//! | request | body -> answer |
+//! |---|---|
+//! | `GET /v1/sites`, `POST /v1/sites`, `DELETE /v1/sites/{site}` | [`Site`] |
+//! | `GET /v1/hosts`, `POST /v1/hosts`, `GET`, `DELETE /v1/hosts/{host}` | [`AddHost`] -> [`Host`] |
+//! | `GET /v1/components`, `POST`, `DELETE /v1/components/{component}` | [`Component`] |
+//! | `GET /v1/vms`, `POST`, `GET`, `DELETE /v1/vms/{vm}` | [`CreateVm`] -> [`Vm`] |
+//! | `POST /v1/vms/{vm}/start`, `/stop`, `/monitor` | as the node's |
+//! | `GET /v1/volumes` | [`Volume`] |
+//! | `GET /v1/wires` | [`Wire`] |
+//! | `POST /v1/moves` | [`StartMove`] -> [`Move`], or with `dry_run` -> [`DryRun`] |
+//! | `GET /v1/moves`, `GET /v1/moves/{id}` | [`Move`] |
+//! | `POST /v1/moves/{id}/cancel`, `/limit` | -> [`Move`] |
+
+use crate::host::{Blocker, DiskStrategy, HostFacts, Ownership, RunState};
+use crate::name::Name;
+use crate::progress::MoveProgress;
+use crate::vm::{ComponentSpec, VmSpec};
+use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// A site.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Site {
+    /// Its name.
+    pub name: Name,
+}
+
+/// Makes a host known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddHost {
+    /// Its name, as in its certificate.
+    pub name: Name,
+    /// The site that it is in; must exist.
+    pub site: Name,
+    /// Where its node's API listens.
+    pub api: SocketAddr,
+}
+
+/// A host, and what it says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// Its name.
+    pub name: Name,
+    /// Its site.
+    pub site: Name,
+    /// Where its node's API listens.
+    pub api: SocketAddr,
+    /// What it says of itself; none while it cannot be reached.
+    pub facts: Option<HostFacts>,
+    /// Why it cannot be reached.
+    pub error: Option<String>,
+}
+
+/// A component that wires lead to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Component {
+    /// Its name.
+    pub name: Name,
+    /// What it is.
+    pub kind: ComponentSpec,
+}
+
+/// Creates a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVm {
+    /// Its name.
+    pub name: Name,
+    /// The host to create it on, or a site with room: the first host of that name, else of that site.
+    pub at: Name,
+    /// What it is made of.
+    pub spec: VmSpec,
+    /// Whether to start it at once.
+    #[serde(default)]
+    pub start: bool,
+}
+
+/// A VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vm {
+    /// Its number.
+    pub id: VmId,
+    /// Its name.
+    pub name: Name,
+    /// The host that owns it, as last heard.
+    pub host: Name,
+    /// That host's site.
+    pub site: Name,
+    /// What it is made of.
+    pub spec: VmSpec,
+    /// What its host says of it; none while that cannot be reached.
+    pub run: Option<RunState>,
+    /// As [`Vm::run`].
+    pub ownership: Option<Ownership>,
+    /// Its lineage.
+    pub lineage: Lineage,
+    /// Its generation.
+    pub generation: Generation,
+    /// The move under way.
+    pub mv: Option<MoveId>,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Its number.
+    pub id: VolumeId,
+    /// Its name.
+    pub name: Name,
+    /// Its size.
+    pub size: Bytes,
+    /// The VM that it belongs to.
+    pub vm: Name,
+    /// Hosts that hold a replica; the first is the primary.
+    pub replicas: Vec<Name>,
+}
+
+/// A wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wire {
+    /// Its number.
+    pub id: u32,
+    /// The VM.
+    pub vm: Name,
+    /// Which of its interfaces, counted from 0.
+    pub nic: u32,
+    /// What it leads to.
+    pub component: Name,
+    /// The host that the VM's end is on.
+    pub host: Name,
+}
+
+/// Moves a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartMove {
+    /// The VM.
+    pub vm: Name,
+    /// A host, or a site: its first host without blockers.
+    pub to: Name,
+    /// How disks travel.
+    #[serde(default)]
+    pub disk: DiskStrategy,
+    /// At most so much on the link.
+    #[serde(default)]
+    pub limit: Option<BitRate>,
+    /// CPUs to have at the destination, if more than now.
+    #[serde(default)]
+    pub vcpus: Option<u32>,
+    /// Only check.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What a move would meet with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DryRun {
+    /// The VM.
+    pub vm: Name,
+    /// Where it is.
+    pub from: Name,
+    /// The host that it would go to.
+    pub to: Name,
+    /// What is in the way; empty: the move can begin.
+    pub blockers: Vec<Blocker>,
+}
+
+/// A move.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Move {
+    /// Its number.
+    pub id: MoveId,
+    /// The VM.
+    pub vm: Name,
+    /// The host that it leaves.
+    pub from: Name,
+    /// The host that it goes to.
+    pub to: Name,
+    /// How disks travel.
+    pub disk: DiskStrategy,
+    /// When it was ordered: microseconds since 1970.
+    pub ordered_unix_us: u64,
+    /// How it stands: the source's view, with what only the destination knows filled in.
+    pub progress: MoveProgress,
+    /// Memory and disk sizes, for a sense of proportion.
+    pub memory: Bytes,
+    /// As [`Move::memory`].
+    pub disks: Bytes,
+}

@@ -1,0 +1,169 @@
+//! What a VM is made of: the same on every host that it will ever run on.
+
+use crate::name::Name;
+use godwit_units::{Bytes, VmId, VolumeId};
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+/// A VM as its user describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// Machine type. `q35` and `pc` become the newest versioned name of the host that it is created on.
+    #[serde(default = "q35")]
+    pub machine: String,
+    /// CPU model, and features as `+name`. Not `host`: that is another CPU on another host.
+    #[serde(default = "cpu")]
+    pub cpu: String,
+    /// CPUs at boot.
+    #[serde(default = "one")]
+    pub vcpus: u32,
+    /// CPUs that can be plugged in later, those at boot included. At least `vcpus`; 0 means `vcpus`.
+    #[serde(default)]
+    pub max_vcpus: u32,
+    /// RAM. Under emulation by a QEMU before 10.0 it must not be a multiple of 256 KiB (those lose dirty pages).
+    pub memory: Bytes,
+    /// How it is executed.
+    #[serde(default)]
+    pub accel: Accel,
+    /// How it boots.
+    #[serde(default)]
+    pub boot: Boot,
+    /// Its disks, in order: the guest sees them as virtio-blk.
+    #[serde(default)]
+    pub disks: Vec<DiskSpec>,
+    /// Its network interfaces, in order: virtio-net.
+    #[serde(default)]
+    pub nics: Vec<NicSpec>,
+}
+
+fn q35() -> String {
+    "q35".into()
+}
+
+fn cpu() -> String {
+    "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt".into()
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// How a guest is executed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accel {
+    /// By hardware.
+    #[default]
+    Kvm,
+    /// By emulation.
+    Tcg,
+}
+
+/// How a guest boots.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Boot {
+    /// From its first disk.
+    #[default]
+    Disk,
+    /// A kernel that the host brings along. The files are looked for in the host's image folder, and have to be the
+    /// same on each host that the VM moves to.
+    Kernel {
+        /// File name of the kernel.
+        kernel: String,
+        /// File name of the initial RAM disk.
+        #[serde(default)]
+        initrd: Option<String>,
+        /// Kernel command line.
+        #[serde(default)]
+        cmdline: String,
+    },
+}
+
+/// A disk of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSpec {
+    /// The volume's name.
+    pub volume: Name,
+    /// Its size; a multiple of 4 KiB.
+    pub size: Bytes,
+    /// A raw file on the host that the VM is created on, to be copied in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+}
+
+/// A network interface of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NicSpec {
+    /// MAC address, `02:00:00:00:00:01`.
+    pub mac: String,
+    /// The component that it is wired to.
+    pub component: Name,
+    /// The guest's addresses, if they are known: with them a move can announce the guest by ARP, and prove that it is
+    /// reachable.
+    #[serde(default)]
+    pub ips: Vec<IpAddr>,
+    /// MTU; 0 means 1500.
+    #[serde(default)]
+    pub mtu: u16,
+}
+
+/// What a node needs to know of a VM: the specification with the controller's numbers and the components' nature.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmDefinition {
+    /// Its number, for ever.
+    pub id: VmId,
+    /// Its name.
+    pub name: Name,
+    /// What it is made of; the machine type has a version.
+    pub spec: VmSpec,
+    /// The volumes of its disks, in the same order.
+    pub volumes: Vec<VolumeId>,
+    /// The wires of its interfaces, in the same order.
+    pub wires: Vec<WireDefinition>,
+    /// The boot files that the VM was created with, so that another host can tell whether its own are the same.
+    #[serde(default)]
+    pub boot_files: Vec<BootFile>,
+}
+
+/// One wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireDefinition {
+    /// Its number, for ever.
+    pub id: u32,
+    /// What it leads to.
+    pub component: ComponentSpec,
+}
+
+/// What wires lead to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum ComponentSpec {
+    /// A bridge of this name on whichever host the VM is on: a segment that the operator has stretched over the sites.
+    Switch {
+        /// The bridge's interface name.
+        bridge: String,
+    },
+    /// A bridge on one host, at the clients' site. Wires lead to it through tunnels, and follow the VM.
+    Gateway {
+        /// The host.
+        host: Name,
+        /// The bridge's interface name there. Made when it does not exist.
+        bridge: String,
+        /// The host's address for the tunnels. Filled in by the controller.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        underlay: Option<IpAddr>,
+    },
+}
+
+/// A boot file, by content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootFile {
+    /// File name.
+    pub name: String,
+    /// BLAKE3 of its contents, in hexadecimal.
+    pub blake3: String,
+}
