@@ -1,1 +1,67 @@
-//! QEMU's migration stream: parsed, made small, rebuilt.
+//! QEMU's live migration stream: taken apart at the source, made small for the WAN, and rebuilt at the destination,
+//! with the hypervisor at either end unmodified.
+//!
+//! ```text
+//!   QEMU ==unix socket==> Encoder ==WAN==> Decoder ==unix socket==> QEMU -incoming
+//!        <== ReturnPath (all but SHUT) ==========================
+//! ```
+//!
+//! No sockets, clock or tasks: [`Encoder`] and [`Decoder`] take bytes cut anywhere and append bytes to a vector.
+//! [`ReturnPath`] splits QEMU's reverse channel. [`preflight`] says beforehand whether a guest can be moved;
+//! [`format`] is what crosses the WAN.
+//!
+//! # What makes it small
+//!
+//! Zero pages are counted in runs. A page that comes again as it was last sent is left out: a page is often dirtied
+//! between QEMU's look at the dirty log and its sending, and then sent once more for nothing. All else goes through one
+//! zstd stream with matches over a long distance (128 MiB), which finds duplicates and most of what deltas
+//! would (CloudNet, section 4.3, has caches and deltas of its own instead).
+//!
+//! # Why leaving a page out is sound
+//!
+//! The stream is the only thing that writes the incoming QEMU's RAM: it is started with `-S`, its vCPUs and devices
+//! stand still until all is loaded, and post-copy and shared RAM, where others write or pages are discarded, are
+//! refused. It reads records in order, so after record *n* a page holds what the last record about it said. The
+//! encoder keeps, by block and page, a hash of just that: the last record *that it let pass*, not any earlier one. A
+//! record that says the same would write what is there already. "The same" means an equal 128-bit keyed BLAKE3 hash,
+//! under a key that is random for every stream and never leaves the encoder: two different pages are taken for equal
+//! with a chance of 2^-128, which nothing in the guest can raise. A zero record has a mark of its own; a page of
+//! zeroes that came as content is not taken for one.
+//!
+//! Records are chained: CONTINUE means "the block of the record before". When records are left out, a record whose
+//! predecessor is missing is given its block's name, which means the same to QEMU. No other byte changes: sections,
+//! footers and commands stay where they were, and with [`Resends::Keep`] the rebuilt stream is QEMU's to the byte.
+//!
+//! # What can go wrong
+//!
+//! - **The stream has no lengths**: what cannot be parsed cannot be skipped. It is refused with the name of what is
+//!   in the way ([`StreamError`]), at preflight if possible.
+//! - **Something is damaged or rebuilt wrongly.** Encoder and decoder each hash the stream as QEMU will read it
+//!   (BLAKE3): the encoder what it means, the decoder what it writes. It is the rebuilt bytes and not the operations
+//!   between that are hashed, so that a mistake of the decoder's is found too. [`Decoded::verified_bytes`] says how
+//!   far they agreed. It gets there with a flush, not only with the trailer: a source QEMU with a return path keeps
+//!   its stream open until it is told SHUT, and SHUT may only be told when all is verified.
+//! - **QEMU falls silent**, waiting for an answer to what lies in zstd's buffers: [`Encoder::flush`] whenever there
+//!   is nothing to read.
+//! - **The other end lies.** Lengths, counts, names, RAM and window are bounded before they are believed;
+//!   [`Decoder::push_some`] bounds what a few bytes can expand to.
+//! - **QEMU 7.2 itself loses dirty pages under TCG** when RAM is a multiple of 256 KiB; then the destination's RAM
+//!   is wrong with any codec, and without one.
+
+#![forbid(unsafe_code)]
+mod config;
+mod cursor;
+mod decoder;
+mod encoder;
+pub mod format;
+pub mod preflight;
+mod record;
+pub mod return_path;
+mod stream;
+
+pub use config::{Config, DEFAULT_MAX_RAM, DEFAULT_WINDOW_LOG, Limits, PageKey, Resends};
+pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
+pub use encoder::{Encoder, Progress, Summary};
+pub use record::{MAX_BLOCKS, PAGE_SIZE, PageBytes};
+pub use return_path::{Message, ReturnPath, ReturnPathError};
+pub use stream::StreamError;

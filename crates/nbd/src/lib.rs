@@ -1,1 +1,28 @@
-//! The Network Block Device protocol, server and client side, without a runtime.
+//! The Network Block Device protocol, without sockets: a machine takes what a client sent and gives requests, takes
+//! answers and gives what is to be sent.
+//!
+//! [`Server`] is one connection to a client: QEMU, libnbd's tools, the kernel's `nbd-client`. It speaks the fixed
+//! newstyle handshake, structured replies and `base:allocation`; TLS and extended headers are declined, as the protocol
+//! provides for.
+//!
+//! # What can go wrong
+//!
+//! *A client lies about lengths.* Each is compared with a bound ([`MAX_REQUEST`], [`MAX_OPTION`]) before anything is
+//! kept for it; an option that is too long is read past and declined, a request that is too long ends the connection,
+//! because its payload could not be told from the next request.
+//!
+//! *A client asks faster than it is answered.* [`Server::wants_input`] says no at [`MAX_IN_FLIGHT`] requests or
+//! [`MAX_OUTPUT`] bytes of answers; the shell stops reading then, and the client's socket fills.
+//!
+//! *A request makes no sense* (past the end, unknown command): it is answered with an error here, and whoever serves the
+//! disk never sees it. A read past the end is EINVAL, a write ENOSPC, as the protocol asks.
+//!
+//! The protocol: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
+
+#![forbid(unsafe_code)]
+mod handshake;
+mod proto;
+mod server;
+
+pub use proto::{Errno, MAX_IN_FLIGHT, MAX_OPTION, MAX_OUTPUT, MAX_REQUEST};
+pub use server::{Command, Cookie, Export, Extent, Piece, ProtocolError, Reply, Request, Server};

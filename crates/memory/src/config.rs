@@ -1,0 +1,86 @@
+//! What both ends are told.
+
+use std::fmt;
+
+/// RAM that is believed when nothing else is said: 4 TiB. The table of hashes takes 1/256 of it, untouched until used.
+pub const DEFAULT_MAX_RAM: u64 = 4 << 40;
+/// Window of 128 MiB: what `zstd --long` uses, and what its decoders take without being asked.
+pub const DEFAULT_WINDOW_LOG: u32 = 27;
+
+/// Key of the hashes by which an encoder knows a page again. They never leave it.
+///
+/// Random for every stream: then nobody in the guest can prepare two pages that hash alike.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PageKey(pub [u8; 32]);
+
+impl PageKey {
+    /// From the kernel's generator.
+    ///
+    /// # Panics
+    /// On a machine without one.
+    #[must_use]
+    pub fn random() -> Self {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).expect("the kernel gives random bytes once it has booted");
+        Self(key)
+    }
+}
+
+/// A key is not for logs.
+impl fmt::Debug for PageKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PageKey(..)")
+    }
+}
+
+/// What to do with a page that comes again as it was last sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Resends {
+    /// Leave it out of the rebuilt stream.
+    #[default]
+    Elide,
+    /// Send it: the rebuilt stream is QEMU's, byte for byte.
+    Keep,
+}
+
+/// How an [`Encoder`](crate::Encoder) works. The default has a fresh random key.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// zstd's level, 1 to 19; 1 keeps up with a gigabit.
+    pub level: i32,
+    /// Logarithm of zstd's window in bytes, 17 to 31. Both ends allocate that much.
+    pub window_log: u32,
+    /// What to do with unchanged pages.
+    pub resends: Resends,
+    /// For the hashes of pages.
+    pub key: PageKey,
+    /// Largest RAM that QEMU may announce, in bytes.
+    pub max_ram: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            level: 1,
+            window_log: DEFAULT_WINDOW_LOG,
+            resends: Resends::default(),
+            key: PageKey::random(),
+            max_ram: DEFAULT_MAX_RAM,
+        }
+    }
+}
+
+/// What a [`Decoder`](crate::Decoder) believes at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// RAM of the guest, in bytes.
+    pub max_ram: u64,
+    /// Logarithm of zstd's window, 10 to 31: the memory that the other end makes this one allocate.
+    pub window_log: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_ram: DEFAULT_MAX_RAM, window_log: DEFAULT_WINDOW_LOG }
+    }
+}

@@ -1,0 +1,418 @@
+//! The source's end: QEMU's stream in, Godwit's out.
+
+use crate::config::{Config, Resends};
+use crate::format;
+use crate::record::{self, PAGE_SIZE, PageBytes, Place};
+use crate::stream::{Parser, StreamError, Token};
+use std::io;
+use zstd::stream::raw::{CParameter, InBuffer, Operation, OutBuffer};
+
+/// Operations are given to zstd, and rebuilt bytes to the digest, in pieces of about this size: small enough for the
+/// processor's cache, large enough for BLAKE3 to hash many chunks at once.
+const PIECE: usize = 128 << 10;
+/// While RAM goes, a digest is sent with a flush after so much of it: enough to find damage early, too rare to cost.
+/// Behind RAM every flush has one, because the destination must know that it has everything before QEMU closes.
+const CHECK_EVERY: u64 = 16 << 20;
+/// What is added to a token that was cut, before it is tried again.
+const STEP: usize = 8 << 10;
+
+/// A page's keyed hash, or one of the two below, which no hash is, but for a chance of 2^-127.
+type Mark = [u8; 16];
+const NEVER_SENT: Mark = [0; 16];
+const SENT_AS_ZERO: Mark = [0xff; 16];
+
+/// Counters of an [`Encoder`]. All only grow: a round is the difference of two.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of QEMU's stream that were pushed.
+    pub raw_bytes: u64,
+    /// Bytes that were given out for the wire. What zstd still holds is not in it: see [`Encoder::flush`].
+    pub wire_bytes: u64,
+    /// Bytes of the stream that the decoder rebuilds.
+    pub rebuilt_bytes: u64,
+    /// RAM that QEMU announced, in pages; 0 before it did.
+    pub ram_pages: u64,
+    /// Zero pages sent.
+    pub zero_pages: u64,
+    /// Pages sent with content.
+    pub data_pages: u64,
+    /// Of `zero_pages` and `data_pages`, those sent before with something else. Only counted with [`Resends::Elide`].
+    pub changed_pages: u64,
+    /// Pages that were left out because they came as they were last sent.
+    pub unchanged_pages: u64,
+    /// Of `unchanged_pages`, zero ones.
+    pub unchanged_zero_pages: u64,
+    /// Bytes of QEMU's stream that belong to no page: headers, sections, and devices' state.
+    pub other_bytes: u64,
+    /// Whether RAM's END section was read to its end: the guest stands still, and devices' state follows.
+    pub ram_ended: bool,
+}
+
+impl Progress {
+    /// Page records that QEMU sent.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.zero_pages + self.data_pages + self.unchanged_pages
+    }
+}
+
+/// What an [`Encoder`] did, at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// The counters.
+    pub progress: Progress,
+    /// BLAKE3 of the rebuilt stream.
+    pub digest: [u8; format::DIGEST],
+}
+
+/// Makes QEMU's migration stream small. The crate's opening tells how and why that is sound.
+///
+/// After an error it is spent: every call answers [`StreamError::Spent`].
+pub struct Encoder {
+    parser: Parser,
+    /// The beginning of a token that goes on in the next push. At most a token and [`STEP`].
+    partial: Vec<u8>,
+    pages: Pages,
+    wire: Wire,
+    spent: bool,
+}
+
+impl Encoder {
+    /// # Errors
+    /// [`StreamError::Zstd`] when a parameter is out of bounds.
+    pub fn new(config: Config) -> Result<Self, StreamError> {
+        Ok(Self {
+            parser: Parser::new(config.max_ram),
+            partial: vec![],
+            pages: Pages { config: config.clone(), marks: vec![], emitted: None, expected: None, zeroes: 0 },
+            wire: Wire::new(&config)?,
+            spent: false,
+        })
+    }
+
+    /// Takes bytes of QEMU's, cut anywhere; appends to `out` what is ready for the wire.
+    ///
+    /// # Errors
+    /// When the stream holds something that cannot be carried; the message says what to turn off or remove.
+    pub fn push(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.guarded(out, |this, out| {
+            this.wire.progress.raw_bytes += input.len() as u64;
+            this.take(input, out)
+        })
+    }
+
+    /// Makes all that was pushed readable at the other end, but for a token that was cut (at most a page record).
+    /// To be called when QEMU has nothing more to say for the moment; costs a few bytes, and none if nothing was
+    /// pushed.
+    ///
+    /// Behind RAM's END it also lets the decoder verify all bytes up to here
+    /// ([`Decoded::verified_bytes`](crate::Decoded::verified_bytes)): a source QEMU with a return path does not
+    /// end its stream before it is told SHUT, so nobody could wait for the trailer.
+    ///
+    /// # Errors
+    /// [`StreamError::Zstd`], when memory is short.
+    pub fn flush(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.guarded(out, |this, out| {
+            this.pages.close_run(&mut this.wire);
+            this.wire.flush(out)
+        })
+    }
+
+    /// QEMU ended its stream: what is left, and the trailer. Nothing can be pushed afterwards.
+    ///
+    /// # Errors
+    /// [`StreamError::Truncated`] when the stream did not come to the devices' state.
+    pub fn finish(&mut self, out: &mut Vec<u8>) -> Result<Summary, StreamError> {
+        let summary = self.guarded(out, |this, out| {
+            if !this.parser.may_end() || !this.partial.is_empty() {
+                return Err(StreamError::Truncated { at: this.wire.progress.raw_bytes });
+            }
+            this.pages.close_run(&mut this.wire);
+            this.wire.finish(out)
+        });
+        self.spent = true;
+        summary.map(|digest| Summary { progress: self.wire.progress.clone(), digest })
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn progress(&self) -> &Progress {
+        &self.wire.progress
+    }
+
+    fn guarded<T>(
+        &mut self,
+        out: &mut Vec<u8>,
+        f: impl FnOnce(&mut Self, &mut Vec<u8>) -> Result<T, StreamError>,
+    ) -> Result<T, StreamError> {
+        if self.spent {
+            return Err(StreamError::Spent);
+        }
+        let before = out.len();
+        let result = f(self, out);
+        self.wire.progress.wire_bytes += (out.len() - before) as u64;
+        self.spent = result.is_err();
+        result
+    }
+
+    /// Tokens are read where they lie, in `input`; only one that was cut is put together in `partial`.
+    fn take(&mut self, mut input: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
+        while !self.partial.is_empty() && !input.is_empty() {
+            let had = self.partial.len();
+            let step = input.len().min(STEP);
+            let mut joined = std::mem::take(&mut self.partial);
+            joined.extend_from_slice(&input[..step]);
+            let mut at = 0;
+            while at < had {
+                let Some((token, n)) = self.parser.next(&joined[at..])? else { break };
+                self.pages.token(token, &self.parser, &mut self.wire, out)?;
+                at += n;
+            }
+            if at >= had {
+                input = &input[at - had..];
+                joined.clear();
+            } else {
+                input = &input[step..];
+                joined.drain(..at);
+            }
+            self.partial = joined;
+        }
+        while let Some((token, n)) = self.parser.next(input)? {
+            self.pages.token(token, &self.parser, &mut self.wire, out)?;
+            input = &input[n..];
+        }
+        self.partial.extend_from_slice(input);
+        self.wire.progress.ram_ended = self.parser.ram_ended();
+        Ok(())
+    }
+}
+
+/// Which pages the destination has, and where in RAM the rebuilt stream is.
+struct Pages {
+    config: Config,
+    /// By block and page. Flat: 16 bytes for 4096 of RAM.
+    marks: Vec<Vec<Mark>>,
+    /// Block of the last record that was not left out: what CONTINUE means to the destination.
+    emitted: Option<usize>,
+    /// The page after that one.
+    expected: Option<Place>,
+    /// Length of the open run of zero pages, whose count is not written yet.
+    zeroes: u64,
+}
+
+impl Pages {
+    fn token(
+        &mut self,
+        token: Token<'_>,
+        parser: &Parser,
+        wire: &mut Wire,
+        out: &mut Vec<u8>,
+    ) -> Result<(), StreamError> {
+        match token {
+            Token::Page { place, named, content } => self.page(place, named, content, parser, wire),
+            Token::Verbatim(bytes) => {
+                self.close_run(wire);
+                wire.verbatim(bytes, out)?;
+            }
+            Token::Blocks(bytes) => {
+                self.close_run(wire);
+                self.blocks(parser, wire);
+                wire.verbatim(bytes, out)?;
+            }
+        }
+        wire.drain(out)
+    }
+
+    fn blocks(&mut self, parser: &Parser, wire: &mut Wire) {
+        let blocks = parser.blocks();
+        (self.emitted, self.expected) = (None, None);
+        wire.progress.ram_pages = blocks.iter().map(|b| b.pages).sum();
+        if self.config.resends == Resends::Elide {
+            self.marks = blocks.iter().map(|b| vec![NEVER_SENT; b.pages as usize]).collect();
+        }
+        wire.ops.push(format::BLOCKS);
+        format::put(&mut wire.ops, blocks.len() as u64);
+        for block in blocks {
+            wire.ops.push(block.name.len() as u8);
+            wire.ops.extend_from_slice(&block.name);
+            format::put(&mut wire.ops, block.pages);
+        }
+    }
+
+    fn page(&mut self, place: Place, named: bool, content: Option<&PageBytes>, parser: &Parser, wire: &mut Wire) {
+        if self.config.resends == Resends::Elide {
+            let mark = match content {
+                Some(content) => self.mark(content),
+                None => SENT_AS_ZERO,
+            };
+            let last = &mut self.marks[place.block][place.page as usize];
+            if *last == mark {
+                wire.progress.unchanged_pages += 1;
+                wire.progress.unchanged_zero_pages += u64::from(content.is_none());
+                return;
+            }
+            wire.progress.changed_pages += u64::from(*last != NEVER_SENT);
+            *last = mark;
+        }
+        // A name that QEMU wrote stays. CONTINUE stays only if what it continues was not left out.
+        let named = named || self.emitted != Some(place.block);
+        let seek = self.expected != Some(place);
+        let head = if content.is_none() { format::ZERO } else { 0 }
+            | if named { format::NAMED } else { 0 }
+            | if seek { format::SEEK } else { 0 };
+        let joins = self.zeroes > 0 && self.zeroes < format::MAX_RUN && head == format::ZERO;
+        if !joins {
+            self.close_run(wire);
+            wire.ops.push(head);
+            if seek {
+                let from = self.expected.filter(|e| e.block == place.block).map_or(0, |e| e.page);
+                format::put(&mut wire.ops, place.block as u64);
+                format::put(&mut wire.ops, format::distance(from, place.page));
+            }
+        }
+        match content {
+            Some(content) => {
+                wire.ops.extend_from_slice(content);
+                wire.progress.data_pages += 1;
+            }
+            None => {
+                self.zeroes += 1;
+                wire.progress.zero_pages += 1;
+            }
+        }
+        record::write(&mut wire.rebuilt, place.page, named.then(|| &*parser.blocks()[place.block].name), content);
+        self.emitted = Some(place.block);
+        self.expected = Some(Place { page: place.page + 1, ..place });
+    }
+
+    fn mark(&self, content: &PageBytes) -> Mark {
+        let hash = blake3::keyed_hash(&self.config.key.0, content);
+        *hash.as_bytes().first_chunk().expect("a hash has 32 bytes")
+    }
+
+    fn close_run(&mut self, wire: &mut Wire) {
+        if self.zeroes > 0 {
+            format::put(&mut wire.ops, self.zeroes);
+            self.zeroes = 0;
+        }
+    }
+}
+
+/// What lies between operations and the wire: zstd, and the digest of what the other end will make of them.
+struct Wire {
+    zstd: zstd::stream::raw::Encoder<'static>,
+    /// Operations on their way into zstd. At most [`PIECE`] and one operation.
+    ops: Vec<u8>,
+    /// The rebuilt stream on its way into the digest. At most [`PIECE`] and one record.
+    rebuilt: Vec<u8>,
+    hasher: blake3::Hasher,
+    /// Length of the rebuilt stream at the last digest.
+    checked: u64,
+    begun: bool,
+    /// Whether zstd holds something back.
+    holds: bool,
+    progress: Progress,
+}
+
+impl Wire {
+    fn new(config: &Config) -> Result<Self, StreamError> {
+        let doing = |doing| move |source| StreamError::Zstd { doing, source };
+        let mut zstd = zstd::stream::raw::Encoder::new(config.level).map_err(doing("begin"))?;
+        zstd.set_parameter(CParameter::WindowLog(config.window_log)).map_err(doing("take the window's size"))?;
+        zstd.set_parameter(CParameter::EnableLongDistanceMatching(true)).map_err(doing("match over long distances"))?;
+        Ok(Self {
+            zstd,
+            ops: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
+            rebuilt: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
+            hasher: blake3::Hasher::new(),
+            checked: 0,
+            begun: false,
+            holds: false,
+            progress: Progress::default(),
+        })
+    }
+
+    fn verbatim(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.progress.other_bytes += bytes.len() as u64;
+        for piece in bytes.chunks(format::MAX_VERBATIM) {
+            self.ops.push(format::VERBATIM);
+            format::put(&mut self.ops, piece.len() as u64);
+            self.ops.extend_from_slice(piece);
+            self.rebuilt.extend_from_slice(piece);
+            self.drain(out)?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what has gathered, if it is enough.
+    fn drain(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        if self.rebuilt.len() >= PIECE {
+            self.hash();
+        }
+        if self.ops.len() >= PIECE { self.compress(out) } else { Ok(()) }
+    }
+
+    fn hash(&mut self) {
+        self.hasher.update(&self.rebuilt);
+        self.progress.rebuilt_bytes += self.rebuilt.len() as u64;
+        self.rebuilt.clear();
+    }
+
+    fn compress(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        if !self.begun {
+            self.begun = true;
+            out.extend_from_slice(&format::MAGIC);
+        }
+        let mut input = InBuffer::around(&self.ops);
+        while input.pos() < input.src.len() {
+            self.holds = true;
+            let zstd = &mut self.zstd;
+            append(out, |out| zstd.run(&mut input, out))
+                .map_err(|source| StreamError::Zstd { doing: "compress", source })?;
+        }
+        self.ops.clear();
+        Ok(())
+    }
+
+    fn flush(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.hash();
+        let unchecked = self.progress.rebuilt_bytes - self.checked;
+        if unchecked >= CHECK_EVERY || (self.progress.ram_ended && unchecked > 0) {
+            self.checked = self.progress.rebuilt_bytes;
+            self.ops.push(format::CHECK);
+            self.ops.extend_from_slice(self.hasher.finalize().as_bytes());
+        }
+        self.compress(out)?;
+        while self.holds {
+            let zstd = &mut self.zstd;
+            let left =
+                append(out, |out| zstd.flush(out)).map_err(|source| StreamError::Zstd { doing: "flush", source })?;
+            self.holds = left > 0;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) -> Result<[u8; format::DIGEST], StreamError> {
+        self.hash();
+        let digest = *self.hasher.finalize().as_bytes();
+        self.ops.push(format::END);
+        format::put(&mut self.ops, self.progress.rebuilt_bytes);
+        self.ops.extend_from_slice(&digest);
+        self.compress(out)?;
+        loop {
+            let zstd = &mut self.zstd;
+            let left = append(out, |out| zstd.finish(out, true))
+                .map_err(|source| StreamError::Zstd { doing: "end", source })?;
+            if left == 0 {
+                return Ok(digest);
+            }
+        }
+    }
+}
+
+/// Lets zstd write behind `out`'s end.
+fn append<T>(out: &mut Vec<u8>, f: impl FnOnce(&mut OutBuffer<'_, Vec<u8>>) -> io::Result<T>) -> io::Result<T> {
+    out.reserve(PAGE_SIZE * 8);
+    let end = out.len();
+    f(&mut OutBuffer::around_pos(out, end))
+}

@@ -1,0 +1,284 @@
+//! Encoder and decoder together, on streams made by hand.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{Stream, load};
+use godwit_memory::{Config, Decoder, Encoder, Limits, PageKey, Resends, StreamError, Summary, WireError};
+use proptest::prelude::*;
+
+const WINDOW: u32 = 20;
+const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW };
+const BLOCKS: &[(&str, u64)] = &[("pc.ram", 64), ("/rom@etc/acpi/tables", 8), ("pc.bios", 3)];
+
+fn config(resends: Resends) -> Config {
+    Config { window_log: WINDOW, resends, key: PageKey([7; 32]), max_ram: 1 << 30, ..Config::default() }
+}
+
+fn encode(raw: &[u8], resends: Resends, cuts: &[usize]) -> (Vec<u8>, Summary) {
+    let mut encoder = Encoder::new(config(resends)).unwrap();
+    let mut wire = vec![];
+    for (i, piece) in pieces(raw, cuts).enumerate() {
+        encoder.push(piece, &mut wire).unwrap();
+        if i % 3 == 1 {
+            encoder.flush(&mut wire).unwrap();
+        }
+    }
+    let summary = encoder.finish(&mut wire).unwrap();
+    assert_eq!(summary.progress.wire_bytes, wire.len() as u64);
+    assert_eq!(summary.progress.raw_bytes, raw.len() as u64);
+    (wire, summary)
+}
+
+fn decode(wire: &[u8], cuts: &[usize]) -> Vec<u8> {
+    let mut decoder = Decoder::new(LIMITS).unwrap();
+    let mut out = vec![];
+    for piece in pieces(wire, cuts) {
+        decoder.push(piece, &mut out).unwrap();
+    }
+    let end = decoder.decoded();
+    assert!(end.complete);
+    assert_eq!((end.verified_bytes, end.rebuilt_bytes), (out.len() as u64, out.len() as u64));
+    out
+}
+
+/// `bytes` in pieces of these lengths, over and over.
+fn pieces<'a>(mut bytes: &'a [u8], cuts: &'a [usize]) -> impl Iterator<Item = &'a [u8]> {
+    let mut cuts = cuts.iter().cycle();
+    std::iter::from_fn(move || {
+        let n = (*cuts.next()?).min(bytes.len());
+        let (front, rest) = bytes.split_at(n);
+        bytes = rest;
+        (n > 0).then_some(front)
+    })
+}
+
+const WHOLE: &[usize] = &[usize::MAX];
+
+/// Pages of a stream: mostly few places and few contents, so that all sorts of re-sends happen.
+fn pages() -> impl Strategy<Value = Vec<(usize, u64, Option<u8>)>> {
+    let page = prop_oneof![
+        (Just(0usize), 0..64u64, proptest::option::of(1..4u8)),
+        (0..3usize, 0..3u64, proptest::option::of(1..3u8)),
+    ];
+    proptest::collection::vec(page, 0..60)
+}
+
+fn stream(parts: &[Vec<(usize, u64, Option<u8>)>], last: &[(usize, u64, Option<u8>)]) -> Vec<u8> {
+    let mut stream = Stream::begin(BLOCKS);
+    parts.iter().for_each(|p| stream.part(p));
+    stream.end(last)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn with_resends_kept_the_stream_is_rebuilt_byte_for_byte_at_any_cuts(
+        parts in proptest::collection::vec(pages(), 0..4),
+        last in pages(),
+        cuts in proptest::collection::vec(1..9000usize, 1..8),
+        wire_cuts in proptest::collection::vec(1..300usize, 1..8),
+    ) {
+        let raw = stream(&parts, &last);
+        let (wire, summary) = encode(&raw, Resends::Keep, &cuts);
+        prop_assert_eq!(&decode(&wire, &wire_cuts), &raw);
+        prop_assert_eq!(summary.progress.rebuilt_bytes, raw.len() as u64);
+        prop_assert_eq!(summary.progress.unchanged_pages, 0);
+    }
+
+    #[test]
+    fn with_resends_elided_the_destination_ends_with_the_same_ram_and_the_same_rest(
+        parts in proptest::collection::vec(pages(), 0..4),
+        last in pages(),
+        cuts in proptest::collection::vec(1..9000usize, 1..8),
+    ) {
+        let raw = stream(&parts, &last);
+        let (wire, summary) = encode(&raw, Resends::Elide, &cuts);
+        let rebuilt = decode(&wire, WHOLE);
+        let (expected, sent) = load(&raw);
+        let (ram, loaded) = load(&rebuilt);
+        prop_assert_eq!(ram, expected);
+        prop_assert_eq!(sent as u64, summary.progress.pages());
+        prop_assert_eq!((sent - loaded) as u64, summary.progress.unchanged_pages);
+        let tail = raw.windows(6).rposition(|w| w == b"\x05timer").unwrap();
+        prop_assert!(rebuilt.ends_with(&raw[tail..]));
+    }
+
+    #[test]
+    fn no_bytes_make_the_encoder_panic(
+        flips in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        cut in 1..5000usize,
+    ) {
+        let mut raw = stream(&[vec![(0, 0, Some(1)), (1, 3, None), (0, 1, Some(2))]], &[(2, 1, Some(3))]);
+        for (at, byte) in flips {
+            // Where lengths and flags are, not in the content of pages.
+            let at = at.index(raw.len());
+            raw[at] = byte;
+        }
+        let mut encoder = Encoder::new(config(Resends::Elide)).unwrap();
+        let mut wire = vec![];
+        for piece in raw.chunks(cut) {
+            if encoder.push(piece, &mut wire).is_err() {
+                prop_assert!(matches!(encoder.push(b"", &mut wire), Err(StreamError::Spent)));
+                return Ok(());
+            }
+        }
+        let _ = encoder.finish(&mut wire);
+    }
+
+    #[test]
+    fn damage_on_the_wire_is_never_taken_for_the_stream(at: prop::sample::Index, bit in 0..8u32, cut in 1..5000usize) {
+        let raw = stream(&[vec![(0, 0, Some(1)), (1, 3, None), (0, 1, Some(2))]], &[(2, 1, Some(3))]);
+        let (mut wire, _) = encode(&raw, Resends::Elide, WHOLE);
+        let good = decode(&wire, WHOLE);
+        let at = at.index(wire.len());
+        wire[at] ^= 1 << bit;
+        let mut decoder = Decoder::new(LIMITS).unwrap();
+        let mut out = vec![];
+        let failed = wire.chunks(cut).any(|piece| decoder.push(piece, &mut out).is_err());
+        prop_assert!(failed || !decoder.decoded().complete || out == good, "damage at {at} went through");
+    }
+
+    /// Operations at random, well compressed: they get past zstd to what must judge them.
+    #[test]
+    fn no_operations_make_the_decoder_panic_or_write_without_bound(
+        ops in proptest::collection::vec(prop_oneof![
+            Just(vec![0x11, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
+            (0..8u8, 0..3u8, any::<u8>(), any::<u8>()).prop_map(|(op, block, a, b)| vec![op, block, a, b, 0x7f]),
+            Just([vec![4, 0, 0], vec![9; 4096]].concat()),
+            Just(vec![5, 0, 0, 0x80, 0x20]),
+            Just([vec![0x10, 3], vec![1; 3]].concat()),
+            proptest::collection::vec(any::<u8>(), 1..40),
+        ], 1..60),
+    ) {
+        let mut wire = b"GWM1".to_vec();
+        wire.extend(zstd::encode_all(&*ops.concat(), 1).unwrap());
+        let mut decoder = Decoder::new(LIMITS).unwrap();
+        let mut out = vec![];
+        let mut rest = &wire[..];
+        let mut going = Ok(true);
+        while matches!(going, Ok(true)) {
+            out.clear();
+            going = decoder.push_some(&mut rest, &mut out);
+            prop_assert!(out.len() <= godwit_memory::ENOUGH + (64 << 10));
+        }
+        prop_assert!(!decoder.decoded().complete);
+    }
+}
+
+/// What is left of these pages, in order, when each was sent in a section of its own.
+fn left_of(pages: &[(usize, u64, Option<u8>)]) -> usize {
+    let parts: Vec<_> = pages.iter().map(|p| vec![*p]).collect();
+    let raw = stream(&parts, &[]);
+    let rebuilt = decode(&encode(&raw, Resends::Elide, WHOLE).0, WHOLE);
+    assert_eq!(load(&rebuilt).0, load(&raw).0);
+    load(&rebuilt).1
+}
+
+#[test]
+fn only_what_was_last_sent_counts_not_what_was_ever_sent() {
+    assert_eq!(left_of(&[(0, 5, Some(1)), (0, 5, Some(1))]), 1, "the same again");
+    assert_eq!(left_of(&[(0, 5, None), (0, 5, None)]), 1, "zero again");
+    assert_eq!(left_of(&[(0, 5, Some(1)), (0, 5, None), (0, 5, Some(1))]), 3, "zero in between");
+    assert_eq!(left_of(&[(0, 5, Some(1)), (0, 5, Some(2)), (0, 5, Some(1))]), 3, "something else in between");
+    assert_eq!(left_of(&[(0, 5, None), (1, 5, None), (0, 6, None)]), 3, "zeroes of other pages");
+    assert_eq!(left_of(&[(0, 5, Some(0)), (0, 5, None)]), 2, "zeroes that came as content are not known as zeroes");
+}
+
+#[test]
+fn a_name_that_was_left_out_with_its_page_is_given_to_the_next_one() {
+    // The middle record names block 1 and is left out; the one after it continues block 1.
+    let mut s = Stream::begin(BLOCKS);
+    s.part(&[(1, 0, Some(1)), (0, 0, Some(1))]);
+    s.part(&[(1, 0, Some(1)), (1, 1, Some(2)), (0, 1, Some(3))]);
+    let raw = s.end(&[]);
+    let rebuilt = decode(&encode(&raw, Resends::Elide, WHOLE).0, WHOLE);
+    assert_eq!(load(&rebuilt), {
+        let (ram, n) = load(&raw);
+        (ram, n - 1)
+    });
+}
+
+#[test]
+fn a_flush_makes_everything_so_far_readable_and_behind_ram_verifiable() {
+    let raw = stream(&[vec![(0, 0, Some(1)), (0, 1, None), (0, 2, None)]], &[(0, 1, Some(4))]);
+    let mut encoder = Encoder::new(config(Resends::Keep)).unwrap();
+    let mut decoder = Decoder::new(LIMITS).unwrap();
+    let (mut wire, mut out) = (vec![], vec![]);
+    let middle = raw.windows(5).position(|w| w == b"\x03\0\0\0\x02").unwrap();
+    encoder.push(&raw[..middle], &mut wire).unwrap();
+    encoder.flush(&mut wire).unwrap();
+    assert!(!encoder.progress().ram_ended);
+    decoder.push(&wire, &mut out).unwrap();
+    assert_eq!(out, raw[..middle]);
+    let n = wire.len();
+    encoder.flush(&mut wire).unwrap();
+    assert_eq!(wire.len(), n, "nothing new costs nothing");
+
+    encoder.push(&raw[middle..], &mut wire).unwrap();
+    encoder.flush(&mut wire).unwrap();
+    assert!(encoder.progress().ram_ended);
+    let decoded = decoder.push(&wire[n..], &mut out).unwrap();
+    assert_eq!(out, raw);
+    assert_eq!(decoded.verified_bytes, raw.len() as u64, "before the stream ends: QEMU keeps it open until SHUT");
+    assert!(!decoded.complete);
+}
+
+#[test]
+fn a_window_beyond_the_limit_is_refused() {
+    let config = Config { window_log: 22, ..config(Resends::Keep) };
+    let mut encoder = Encoder::new(config).unwrap();
+    let mut wire = vec![];
+    encoder.push(&Stream::begin(BLOCKS).bytes, &mut wire).unwrap();
+    encoder.flush(&mut wire).unwrap();
+    let mut decoder = Decoder::new(LIMITS).unwrap();
+    assert!(matches!(decoder.push(&wire, &mut vec![]), Err(WireError::Zstd { .. })));
+}
+
+#[test]
+fn ram_beyond_the_limit_is_refused_at_both_ends() {
+    let big = Stream::begin(&[("pc.ram", 1 << 18), ("more", 1)]).bytes;
+    let mut encoder = Encoder::new(config(Resends::Elide)).unwrap();
+    assert!(matches!(encoder.push(&big, &mut vec![]), Err(StreamError::TooLarge { .. })));
+    let mut encoder = Encoder::new(Config { max_ram: 2 << 30, ..config(Resends::Elide) }).unwrap();
+    let mut wire = vec![];
+    encoder.push(&big, &mut wire).unwrap();
+    encoder.flush(&mut wire).unwrap();
+    let small = Limits { max_ram: 1 << 29, ..LIMITS };
+    assert!(matches!(Decoder::new(small).unwrap().push(&wire, &mut vec![]), Err(WireError::TooLarge { .. })));
+}
+
+/// What the encoder says to `tail` behind a good beginning.
+fn refusal(tail: &[u8]) -> String {
+    let mut bytes = Stream::begin(BLOCKS).bytes;
+    bytes.extend_from_slice(tail);
+    let mut encoder = Encoder::new(config(Resends::Elide)).unwrap();
+    encoder.push(&bytes, &mut vec![]).unwrap_err().to_string()
+}
+
+#[test]
+fn what_cannot_be_carried_is_refused_by_name() {
+    let record = |flags: u64| [b"\x02\0\0\0\x02".as_slice(), &flags.to_be_bytes()].concat();
+    for (tail, word) in [
+        (b"\x01\0\0\0\x09\x04vfio\0\0\0\0\0\0\0\x01".to_vec(), "vfio"),
+        (b"\x04\0\0\0\x09\x0avirtio-mem\0\0\0\0\0\0\0\x01".to_vec(), "virtio-mem"),
+        (b"\x08\0\x03\0\x10".to_vec(), "postcopy-ram"),
+        (b"\x08\0\x07\0\x04".to_vec(), "postcopy-ram"),
+        (record(0x40), "xbzrle"),
+        (record(0x100), "compress"),
+        (record(0x200), "multifd"),
+        (record(0x80), "rdma"),
+        (record(0x28), "never named"),
+    ] {
+        let said = refusal(&tail);
+        assert!(said.contains(word), "{word}: {said}");
+    }
+}
+
+#[test]
+fn a_stream_that_ends_before_the_devices_state_is_an_error() {
+    let mut encoder = Encoder::new(config(Resends::Elide)).unwrap();
+    encoder.push(&Stream::begin(BLOCKS).bytes, &mut vec![]).unwrap();
+    assert!(matches!(encoder.finish(&mut vec![]), Err(StreamError::Truncated { .. })));
+}

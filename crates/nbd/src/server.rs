@@ -1,0 +1,466 @@
+//! One connection, as its server sees it.
+
+use crate::handshake::{Agreed, Handshake, Step};
+use crate::proto::*;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use std::collections::HashMap;
+
+/// A disk that clients may choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The size and alignment that requests had better have, in bytes. A power of two.
+    pub preferred_block: u32,
+    /// Whether writes are refused from the beginning.
+    pub read_only: bool,
+}
+
+/// Names a request until it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cookie(u64);
+
+/// What a client asks for. Offsets and lengths lie within the export; lengths are at most [`MAX_REQUEST`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// To be given with the answer.
+    pub cookie: Cookie,
+    /// What is asked.
+    pub command: Command,
+}
+
+/// A command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Read; answered by [`Reply::Data`] that covers exactly this.
+    Read {
+        /// Where.
+        offset: u64,
+        /// How much; more than 0.
+        length: u32,
+    },
+    /// Write.
+    Write {
+        /// Where.
+        offset: u64,
+        /// What.
+        data: Bytes,
+        /// Durable before the answer.
+        fua: bool,
+    },
+    /// All that was answered becomes durable.
+    Flush,
+    /// The contents do not matter any more.
+    Trim {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u32,
+        /// Durable before the answer.
+        fua: bool,
+    },
+    /// Zeroes.
+    WriteZeroes {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u32,
+        /// Durable before the answer.
+        fua: bool,
+        /// The room has to stay allocated.
+        no_hole: bool,
+        /// Only if it is quicker than writing: else [`Errno::NotSupported`].
+        fast: bool,
+    },
+    /// It will be read soon.
+    Cache {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u32,
+    },
+    /// Which parts are holes; answered by [`Reply::Status`] from `offset` on.
+    BlockStatus {
+        /// From where.
+        offset: u64,
+        /// How far at the most.
+        length: u32,
+        /// One extent is enough.
+        one: bool,
+    },
+}
+
+/// A part of a read's answer, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Contents.
+    Data(Bytes),
+    /// So many zero bytes.
+    Hole(u32),
+}
+
+/// A part of the disk that is alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// How long.
+    pub length: u32,
+    /// Nothing is allocated there; it reads as zeroes.
+    pub hole: bool,
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// Could not be done.
+    Error(Errno),
+    /// What was read.
+    Data(Vec<Piece>),
+    /// What is where.
+    Status(Vec<Extent>),
+}
+
+/// A client that does not speak the protocol. The connection is of no use any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// In the handshake.
+    #[error("NBD handshake: {0}")]
+    Handshake(&'static str),
+    /// A request without its mark: the two sides are out of step.
+    #[error("an NBD request does not begin with its mark")]
+    OutOfStep,
+    /// A request for more than [`MAX_REQUEST`].
+    #[error("an NBD request for {0} bytes; the most are {MAX_REQUEST}")]
+    TooLong(u32),
+}
+
+#[derive(Debug)]
+enum Stage {
+    Handshake(Handshake),
+    Transmission,
+    Closed,
+}
+
+/// What has to be known of a request until it is answered.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    /// The client's own name for it.
+    handle: u64,
+    offset: u64,
+    length: u32,
+    /// Its reads and statuses are in chunks.
+    kind: u16,
+    /// A read that must not be split.
+    whole: bool,
+    one: bool,
+}
+
+/// The machine of one connection.
+///
+/// Feed it with [`Server::receive`], take requests with [`Server::poll_request`], answer with [`Server::reply`] in any
+/// order, and send what [`Server::transmit`] gives. Stop reading while [`Server::wants_input`] says no.
+#[derive(Debug)]
+pub struct Server {
+    exports: Vec<Export>,
+    stage: Stage,
+    agreed: Agreed,
+    chosen: Option<usize>,
+    input: BytesMut,
+    output: BytesMut,
+    next: u64,
+    pending: HashMap<u64, Pending>,
+}
+
+impl Server {
+    /// A client has connected. The greeting is ready to be sent.
+    #[must_use]
+    pub fn new(exports: Vec<Export>) -> Self {
+        let mut output = BytesMut::new();
+        let handshake = Handshake::new(&mut output);
+        Self {
+            exports,
+            stage: Stage::Handshake(handshake),
+            agreed: Agreed::default(),
+            chosen: None,
+            input: BytesMut::new(),
+            output,
+            next: 0,
+            pending: HashMap::new(),
+        }
+    }
+
+    /// Where the shell reads into: appended to what was not taken yet. Call [`Server::poll_request`] afterwards.
+    pub fn input(&mut self) -> &mut BytesMut {
+        &mut self.input
+    }
+
+    /// The same for bytes that lie elsewhere.
+    pub fn receive(&mut self, bytes: &[u8]) {
+        self.input.extend_from_slice(bytes);
+    }
+
+    /// Whether more input may be read now.
+    #[must_use]
+    pub fn wants_input(&self) -> bool {
+        self.pending.len() < MAX_IN_FLIGHT && self.output.len() < MAX_OUTPUT && !self.is_closed()
+    }
+
+    /// Whether the client has said that it is done. What is still unanswered need not be.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        matches!(self.stage, Stage::Closed)
+    }
+
+    /// The export that the client chose, once it has.
+    #[must_use]
+    pub fn chosen(&self) -> Option<&Export> {
+        self.chosen.map(|i| &self.exports[i])
+    }
+
+    /// Requests not answered yet.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// What is to be sent; the shell takes it from the front.
+    pub fn transmit(&mut self) -> &mut BytesMut {
+        &mut self.output
+    }
+
+    /// The next request, if one has come whole.
+    ///
+    /// # Errors
+    /// When the client does not speak the protocol.
+    pub fn poll_request(&mut self) -> Result<Option<Request>, ProtocolError> {
+        loop {
+            match &mut self.stage {
+                Stage::Closed => return Ok(None),
+                Stage::Handshake(handshake) => {
+                    match handshake.advance(&mut self.input, &self.exports, &mut self.output)? {
+                        Step::More => return Ok(None),
+                        Step::Abort => self.stage = Stage::Closed,
+                        Step::Go(index) => {
+                            self.agreed = handshake.agreed.clone();
+                            self.chosen = Some(index);
+                            self.stage = Stage::Transmission;
+                        }
+                    }
+                }
+                Stage::Transmission => {
+                    if self.pending.len() >= MAX_IN_FLIGHT {
+                        return Ok(None);
+                    }
+                    match self.request()? {
+                        Taken::Nothing => return Ok(None),
+                        Taken::Answered => {}
+                        Taken::Request(request) => return Ok(Some(request)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn request(&mut self) -> Result<Taken, ProtocolError> {
+        let Some(mut header) = self.input.get(..28) else { return Ok(Taken::Nothing) };
+        if header.get_u32() != REQUEST {
+            return Err(ProtocolError::OutOfStep);
+        }
+        let (flags, kind) = (header.get_u16(), header.get_u16());
+        let (handle, offset, length) = (header.get_u64(), header.get_u64(), header.get_u32());
+        let payload = if kind == CMD_WRITE { length } else { 0 };
+        if payload > MAX_REQUEST {
+            return Err(ProtocolError::TooLong(length));
+        }
+        if self.input.len() < 28 + payload as usize {
+            // Grown once, not by doubling: the rest of a large write is on its way.
+            self.input.reserve(28 + payload as usize - self.input.len());
+            return Ok(Taken::Nothing);
+        }
+        self.input.advance(28);
+        let data = self.input.split_to(payload as usize).freeze();
+        if kind == CMD_DISC {
+            self.stage = Stage::Closed;
+            return Ok(Taken::Answered);
+        }
+        let cookie = self.next;
+        self.next += 1;
+        let (whole, one) = (flags & CMD_FLAG_DF != 0, flags & CMD_FLAG_REQ_ONE != 0);
+        self.pending.insert(cookie, Pending { handle, offset, length, kind, whole, one });
+        match self.understand(kind, flags, offset, length, data) {
+            Ok(command) => Ok(Taken::Request(Request { cookie: Cookie(cookie), command })),
+            Err(errno) => {
+                self.reply(Cookie(cookie), Reply::Error(errno));
+                Ok(Taken::Answered)
+            }
+        }
+    }
+
+    fn understand(&self, kind: u16, flags: u16, offset: u64, length: u32, data: Bytes) -> Result<Command, Errno> {
+        let export = self.chosen().ok_or(Errno::Invalid)?;
+        let writes = matches!(kind, CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES);
+        let inside = offset.checked_add(u64::from(length)).is_some_and(|end| end <= export.size);
+        if writes && export.read_only {
+            return Err(Errno::Perm);
+        }
+        if kind != CMD_FLUSH {
+            if !inside {
+                return Err(if writes { Errno::NoSpace } else { Errno::Invalid });
+            }
+            if length == 0 || (length > MAX_REQUEST && matches!(kind, CMD_READ)) {
+                return Err(Errno::Invalid);
+            }
+        }
+        let fua = flags & CMD_FLAG_FUA != 0;
+        Ok(match kind {
+            CMD_READ => Command::Read { offset, length },
+            CMD_WRITE => Command::Write { offset, data, fua },
+            CMD_FLUSH => Command::Flush,
+            CMD_TRIM => Command::Trim { offset, length, fua },
+            CMD_WRITE_ZEROES => Command::WriteZeroes {
+                offset,
+                length,
+                fua,
+                no_hole: flags & CMD_FLAG_NO_HOLE != 0,
+                fast: flags & CMD_FLAG_FAST_ZERO != 0,
+            },
+            CMD_CACHE => Command::Cache { offset, length },
+            CMD_BLOCK_STATUS if self.agreed.allocation => {
+                Command::BlockStatus { offset, length, one: flags & CMD_FLAG_REQ_ONE != 0 }
+            }
+            _ => return Err(Errno::Invalid),
+        })
+    }
+
+    /// Answers a request. An answer that does not fit the request becomes [`Errno::Io`]: better no contents than wrong ones.
+    pub fn reply(&mut self, cookie: Cookie, reply: Reply) {
+        // An answer to what is not pending is a bug of the shell, and there is nobody to send it to.
+        let Some(pending) = self.pending.remove(&cookie.0) else { return };
+        let reply = fit(reply, &pending);
+        if self.agreed.structured && matches!(pending.kind, CMD_READ | CMD_BLOCK_STATUS) {
+            self.structured(&pending, reply);
+        } else {
+            self.simple(&pending, reply);
+        }
+    }
+
+    fn simple(&mut self, pending: &Pending, reply: Reply) {
+        self.output.put_u32(SIMPLE_REPLY);
+        self.output.put_u32(if let Reply::Error(errno) = reply { errno.code() } else { 0 });
+        self.output.put_u64(pending.handle);
+        if let Reply::Data(pieces) = reply {
+            for piece in pieces {
+                match piece {
+                    Piece::Data(data) => self.output.put_slice(&data),
+                    Piece::Hole(length) => self.output.put_bytes(0, length as usize),
+                }
+            }
+        }
+    }
+
+    fn structured(&mut self, pending: &Pending, reply: Reply) {
+        match reply {
+            Reply::Done => self.chunk(pending, CHUNK_DONE, CHUNK_NONE, 0),
+            Reply::Error(errno) => {
+                self.chunk(pending, CHUNK_DONE, CHUNK_ERROR, 6);
+                self.output.put_u32(errno.code());
+                self.output.put_u16(0);
+            }
+            Reply::Data(pieces) => {
+                let mut at = pending.offset;
+                let last = pieces.len().saturating_sub(1);
+                for (i, piece) in pieces.into_iter().enumerate() {
+                    let done = if i == last { CHUNK_DONE } else { 0 };
+                    match piece {
+                        Piece::Data(data) => {
+                            let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+                            self.chunk(pending, done, CHUNK_DATA, 8 + length);
+                            self.output.put_u64(at);
+                            self.output.put_slice(&data);
+                            at += u64::from(length);
+                        }
+                        Piece::Hole(length) => {
+                            self.chunk(pending, done, CHUNK_HOLE, 12);
+                            self.output.put_u64(at);
+                            self.output.put_u32(length);
+                            at += u64::from(length);
+                        }
+                    }
+                }
+            }
+            Reply::Status(extents) => {
+                let length = u32::try_from(4 + 8 * extents.len()).unwrap_or(u32::MAX);
+                self.chunk(pending, CHUNK_DONE, CHUNK_STATUS, length);
+                self.output.put_u32(ALLOCATION_ID);
+                for extent in extents {
+                    self.output.put_u32(extent.length);
+                    self.output.put_u32(if extent.hole { STATE_HOLE | STATE_ZERO } else { 0 });
+                }
+            }
+        }
+    }
+
+    fn chunk(&mut self, pending: &Pending, flags: u16, kind: u16, length: u32) {
+        self.output.put_u32(STRUCTURED_REPLY);
+        self.output.put_u16(flags);
+        self.output.put_u16(kind);
+        self.output.put_u64(pending.handle);
+        self.output.put_u32(length);
+    }
+}
+
+enum Taken {
+    Nothing,
+    Answered,
+    Request(Request),
+}
+
+/// Makes an answer fit its request, or an error of it.
+fn fit(reply: Reply, pending: &Pending) -> Reply {
+    match (pending.kind, reply) {
+        (_, Reply::Error(errno)) => Reply::Error(errno),
+        (CMD_READ, Reply::Data(pieces)) => {
+            let total: u64 = pieces
+                .iter()
+                .map(|p| match p {
+                    Piece::Data(data) => data.len() as u64,
+                    Piece::Hole(length) => u64::from(*length),
+                })
+                .sum();
+            if total != u64::from(pending.length) {
+                return Reply::Error(Errno::Io);
+            }
+            if pending.whole && pieces.len() > 1 {
+                Reply::Data(vec![Piece::Data(joined(&pieces))])
+            } else {
+                Reply::Data(pieces)
+            }
+        }
+        (CMD_BLOCK_STATUS, Reply::Status(mut extents)) => {
+            extents.retain(|e| e.length > 0);
+            if pending.one {
+                extents.truncate(1);
+            }
+            if let (true, Some(first)) = (pending.one, extents.first_mut()) {
+                first.length = first.length.min(pending.length);
+            }
+            if extents.is_empty() { Reply::Error(Errno::Io) } else { Reply::Status(extents) }
+        }
+        (CMD_READ | CMD_BLOCK_STATUS, _) => Reply::Error(Errno::Io),
+        (_, _) => Reply::Done,
+    }
+}
+
+fn joined(pieces: &[Piece]) -> Bytes {
+    let mut all = BytesMut::new();
+    for piece in pieces {
+        match piece {
+            Piece::Data(data) => all.put_slice(data),
+            Piece::Hole(length) => all.put_bytes(0, *length as usize),
+        }
+    }
+    all.freeze()
+}

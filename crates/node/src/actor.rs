@@ -1,0 +1,646 @@
+//! One VM's keeper: the shell around its hand-off machine.
+//!
+//! The machine ([`godwit_handoff::Machine`]) decides; this task feeds it and does what it says. Records and effects are two
+//! queues that do not wait for each other, each in its own order: at most one record is being written and one effect is
+//! being done at a time, as tasks whose results come back as events. Messages go out at once and may be lost. Nothing
+//! else holds the machine, so there is nothing to lock.
+//!
+//! A record that cannot be written ends the process: nobody knows what is on the disk then, and the machine that
+//! recovers from it after a restart does.
+
+use crate::effects;
+use crate::failpoint::{Point, reach};
+use crate::node::Node;
+use crate::parts::Parts;
+use crate::registry::Power;
+use crate::tracker::Tracker;
+use godwit_api::host::{MoveOrder, Ownership, PeerHost};
+use godwit_api::progress::{Outcome, PhaseName};
+use godwit_api::{ApiError, Problem};
+use godwit_handoff::{
+    Action, CannotBegin, Destination, DestinationState, Event, Ledger, Machine, Message, Owner, Record,
+    Seen, Source, SourceState, Status, Ticket, Verdict,
+};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+/// Inputs that may wait for a VM's keeper. Effects and people are few; messages from the network are dropped when it is full.
+const INBOX: usize = 256;
+/// The first wait for an answer of the peer.
+const FIRST_TIMER: Duration = Duration::from_millis(400);
+/// The longest.
+const LONGEST_TIMER: Duration = Duration::from_secs(2);
+/// Between two tries to boot a VM that does not come up.
+const BOOT_RETRY: Duration = Duration::from_secs(5);
+
+/// An answer to somebody who asked.
+pub type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
+
+/// What a keeper can be told.
+#[derive(Debug)]
+pub enum Input {
+    /// Something happened to the VM.
+    Event(Event),
+    /// The guest powered itself off.
+    PoweredOff,
+    /// The peer says something.
+    Message {
+        /// Who.
+        from: String,
+        /// What.
+        message: Message,
+    },
+    /// A move is ordered; this host is its source.
+    Begin {
+        /// The order.
+        order: Box<MoveOrder>,
+        /// Answered when it was accepted.
+        reply: Reply<()>,
+    },
+    /// The destination has a place for it, or has not.
+    Reserved {
+        /// For which attempt.
+        ticket: Ticket,
+        /// What it said.
+        result: Result<(), ApiError>,
+    },
+    /// A source asks for a place; this host is the destination.
+    Stage {
+        /// For which attempt.
+        ticket: Ticket,
+        /// The source.
+        source: Box<PeerHost>,
+        /// Answered when everything is ready to receive.
+        reply: Reply<()>,
+    },
+    /// The place is ready to receive.
+    Ready,
+    /// Boot it.
+    Start(Reply<()>),
+    /// Power it off.
+    Stop {
+        /// By pulling the plug.
+        force: bool,
+        /// Answered when it was told.
+        reply: Reply<()>,
+    },
+    /// Is the VM nobody's business here, so that it may be removed?
+    MayRemove(Reply<()>),
+}
+
+/// How others reach a keeper.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    inbox: mpsc::Sender<Input>,
+}
+
+impl Handle {
+    /// Tells the keeper; waits while its inbox is full.
+    pub async fn tell(&self, input: Input) {
+        // A keeper ends only with the node.
+        let _ = self.inbox.send(input).await;
+    }
+
+    /// Tells the keeper unless it is too busy: for what may be lost.
+    pub fn try_tell(&self, input: Input) {
+        let _ = self.inbox.try_send(input);
+    }
+
+    /// Asks the keeper.
+    ///
+    /// # Errors
+    /// What it says; or that the node ends.
+    pub async fn ask<T>(&self, input: impl FnOnce(Reply<T>) -> Input) -> Result<T, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(input(reply)).await;
+        answer.await.unwrap_or_else(|_| Err(ApiError::new(Problem::Unreachable, "the node is ending")))
+    }
+}
+
+/// What others may see of the machine without asking.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// Whose the VM is.
+    pub ownership: Ownership,
+    /// As whom this host owns it, or last did.
+    pub owner: (u64, u64),
+    /// The attempt under way.
+    pub ticket: Option<Ticket>,
+}
+
+/// The task.
+#[derive(Debug)]
+pub struct Actor {
+    node: Arc<Node>,
+    parts: Arc<Parts>,
+    inbox: mpsc::Receiver<Input>,
+    /// None while the VM is off, or was never here.
+    machine: Option<Machine>,
+    /// The last durable record.
+    record: Option<Record>,
+    records: VecDeque<Record>,
+    writing: Option<JoinHandle<Record>>,
+    effects: VecDeque<Action>,
+    doing: Option<JoinHandle<Option<Event>>>,
+    timer: Option<Instant>,
+    wait: Duration,
+    /// Whoever waits for a place to be ready.
+    staging: Option<Reply<()>>,
+    /// The order that a place is being looked for.
+    reserving: Option<(Ticket, Box<MoveOrder>)>,
+    /// Somebody wants it off, or the guest did it.
+    powering_off: bool,
+}
+
+impl Actor {
+    /// Starts the keeper of a VM. `record` is the VM's durable record, `seen` what its QEMU does.
+    pub fn spawn(node: Arc<Node>, parts: Arc<Parts>, record: Option<Record>, seen: Seen) -> Handle {
+        let (sender, inbox) = mpsc::channel(INBOX);
+        let handle = Handle { inbox: sender };
+        parts.introduce(handle.clone());
+        let power = parts.file().power;
+        // An owned VM that is off has no machine; whatever else is open has to be finished whether it is off or not.
+        let machine = record.filter(|r| power == Power::On || !matches!(r, Record::Owned(_)));
+        let machine = machine.map(|record| Machine::recover(record, seen));
+        let mut actor = Self {
+            node,
+            parts,
+            inbox,
+            machine,
+            record,
+            records: VecDeque::new(),
+            writing: None,
+            effects: VecDeque::new(),
+            doing: None,
+            timer: None,
+            wait: FIRST_TIMER,
+            staging: None,
+            reserving: None,
+            powering_off: false,
+        };
+        tokio::spawn(async move {
+            actor.poll();
+            actor.live().await;
+        });
+        handle
+    }
+
+    async fn live(&mut self) {
+        loop {
+            self.publish();
+            let timer = self.timer;
+            let input = tokio::select! {
+                biased;
+                written = finished(&mut self.writing) => {
+                    let Some(record) = written else { fatal("the writer of records panicked") };
+                    self.written(record);
+                    continue;
+                }
+                done = finished(&mut self.doing) => {
+                    self.work();
+                    match done {
+                        Some(Some(event)) => self.feed(event),
+                        Some(None) => {}
+                        None => fatal("an effect of the hand-off panicked"),
+                    }
+                    continue;
+                }
+                () = at(timer) => {
+                    self.timer = None;
+                    self.feed(Event::Timer);
+                    continue;
+                }
+                input = self.inbox.recv() => input,
+            };
+            let Some(input) = input else { return };
+            self.hear(input);
+        }
+    }
+
+    fn hear(&mut self, input: Input) {
+        match input {
+            Input::Event(event) => self.feed(event),
+            Input::PoweredOff => {
+                self.powering_off = true;
+                if matches!(&self.machine, Some(Machine::Source(s)) if !is_owning(s)) {
+                    // Whatever is under way ends first; past the seal this is a question to the destination.
+                    self.feed(Event::Cancel);
+                }
+                self.settle();
+            }
+            Input::Message { from, message } => {
+                let peer = self.parts.file().peer.map(|p| p.name.to_string());
+                if peer.as_deref() == Some(&from) {
+                    self.feed(Event::Message(message));
+                } else {
+                    tracing::warn!(vm = %self.parts.name, from, ?message, "a host that has no part in it speaks of the hand-off");
+                }
+            }
+            Input::Begin { order, reply } => {
+                let _ = reply.send(self.begin(order));
+            }
+            Input::Reserved { ticket, result } => self.reserved(ticket, result),
+            Input::Stage { ticket, source, reply } => self.stage(ticket, *source, reply),
+            Input::Ready => self.answer_staging(Ok(())),
+            Input::Start(reply) => {
+                let _ = reply.send(self.start());
+            }
+            Input::Stop { force, reply } => self.stop(force, reply),
+            Input::MayRemove(reply) => {
+                let _ = reply.send(self.may_remove());
+            }
+        }
+    }
+
+    /// Gives the machine an event and does what it says.
+    fn feed(&mut self, event: Event) {
+        let Some(machine) = &mut self.machine else { return };
+        let before = machine.describe();
+        let timer = matches!(event, Event::Timer);
+        let died = matches!(event, Event::QemuDied);
+        let said = format!("{event:?}");
+        let verdict = machine.handle(event);
+        match verdict {
+            Verdict::Taken => {
+                tracing::debug!(vm = %self.parts.name, event = said, before, after = machine.describe(), "hand-off");
+                self.wait = if timer { (self.wait * 5 / 4).min(LONGEST_TIMER) } else { FIRST_TIMER };
+            }
+            Verdict::Ignored(why) => {
+                tracing::debug!(vm = %self.parts.name, event = said, state = before, %why, "hand-off: ignored");
+            }
+        }
+        if died && self.staging.is_some() {
+            self.answer_staging(Err(ApiError::new(Problem::Failed, "the place at the destination was lost")));
+        }
+        self.poll();
+        self.settle();
+    }
+
+    /// Takes what the machine wants done.
+    fn poll(&mut self) {
+        while let Some(action) = self.machine.as_mut().and_then(Machine::poll_action) {
+            match action {
+                Action::Persist(record) => self.records.push_back(record),
+                Action::Send(message) => self.node.send(&self.parts, message),
+                Action::SetTimer => self.timer = Some(Instant::now() + self.wait),
+                effect => self.effects.push_back(effect),
+            }
+        }
+        self.work();
+        self.note_progress();
+    }
+
+    /// Begins the next record and the next effect, where none is under way.
+    fn work(&mut self) {
+        if self.writing.is_none()
+            && let Some(record) = self.records.pop_front()
+        {
+            let (node, vm) = (self.node.clone(), self.parts.id);
+            self.writing = Some(tokio::task::spawn_blocking(move || {
+                match record {
+                    Record::Sealed(_) => reach(Point::Sealing),
+                    Record::Granted(_) => reach(Point::Commit),
+                    _ => {}
+                }
+                if let Err(error) = node.ledger().store(vm, &record) {
+                    fatal(&format!("a record of the hand-off cannot be written: {error}"));
+                }
+                match record {
+                    Record::Sealed(_) => reach(Point::Sealed),
+                    Record::Granted(_) => reach(Point::Granted),
+                    _ => {}
+                }
+                record
+            }));
+        }
+        if self.doing.is_none()
+            && let Some(action) = self.effects.pop_front()
+        {
+            let arriving = matches!(self.machine, Some(Machine::Destination(_)));
+            let (node, parts) = (self.node.clone(), self.parts.clone());
+            self.doing = Some(tokio::spawn(async move { effects::perform(&node, &parts, action, arriving).await }));
+        }
+    }
+
+    fn written(&mut self, record: Record) {
+        self.record = Some(record);
+        self.work();
+        self.feed(Event::Persisted(record));
+    }
+
+    /// Where the machine has come to rest: a destination becomes an owner, a VM that is to be off goes off.
+    fn settle(&mut self) {
+        if let Some(Machine::Destination(d)) = &self.machine
+            && let DestinationState::Settled { owner } = d.state()
+        {
+            // The move itself ends when its network is proved, in `incoming::runs`.
+            let record = Record::Owned(*owner);
+            self.machine = Some(Machine::recover(record, Seen::Running));
+            self.poll();
+        }
+        if let Some(Machine::Destination(d)) = &self.machine
+            && matches!(d.state(), DestinationState::Refused { .. } | DestinationState::Returned { .. })
+        {
+            self.parts.end_move(Outcome::Failed, Some("the move was taken back; the VM runs at the source".into()));
+            if self.staging.is_some() {
+                let error = self.parts.take_failure().unwrap_or_else(|| {
+                    ApiError::new(Problem::Failed, format!("{} could not make a place for the VM", self.node.name()))
+                });
+                self.answer_staging(Err(error));
+            }
+        }
+        if self.powering_off && matches!(&self.machine, Some(Machine::Source(s)) if is_owning(s)) {
+            self.powering_off = false;
+            self.machine = None;
+            self.effects.clear();
+            self.effects.extend([Action::Close, Action::Quit]);
+            self.parts.set_power(Power::Off);
+            self.parts.end_move(Outcome::Failed, Some("the guest powered off".into()));
+            self.work();
+        }
+    }
+
+    /// What the machine's state says about the move.
+    fn note_progress(&self) {
+        let Some(tracker) = self.parts.tracker() else { return };
+        match &self.machine {
+            Some(Machine::Source(s)) => self.note_source(s, &tracker),
+            Some(Machine::Destination(d)) => match d.state() {
+                DestinationState::Granting { .. } | DestinationState::Granted { .. } => tracker.enter(PhaseName::HandOff),
+                DestinationState::Started { .. } => tracker.enter(PhaseName::Release),
+                _ => {}
+            },
+            None => {}
+        }
+    }
+
+    fn note_source(&self, source: &Source, tracker: &Tracker) {
+        match source.state() {
+            SourceState::Sealing { .. } => tracker.enter(PhaseName::HandOff),
+            SourceState::Sealed { .. } if self.wait >= LONGEST_TIMER => tracker.update(|p| {
+                p.outcome = Outcome::WaitsForPeer;
+                p.error = Some(
+                    "sealed, and the destination is not heard: the VM is paused on both sides until it is, or until one side is claimed"
+                        .into(),
+                );
+            }),
+            SourceState::Sealed { .. } => tracker.update(|p| {
+                p.outcome = Outcome::Running;
+                p.error = None;
+            }),
+            SourceState::Releasing { .. } | SourceState::Released { .. } => {
+                tracker.update(|p| {
+                    p.outcome = Outcome::Running;
+                    p.error = None;
+                });
+                tracker.enter(PhaseName::Release);
+            }
+            SourceState::Owning { .. } if self.reserving.is_none() && !tracker.ended() => {
+                // Back with the VM in our hands, and not because of a Begin: the move was undone.
+                let (outcome, why) = self.parts.why_undone();
+                self.parts.end_move(outcome, Some(why));
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets others see where the machine stands.
+    fn publish(&self) {
+        let status = match (&self.machine, self.record) {
+            (Some(machine), _) => machine.status(),
+            (None, Some(Record::Owned(_))) => Status::Runs,
+            (None, _) => Status::NotHere,
+        };
+        let ticket = match &self.machine {
+            Some(Machine::Source(s)) => match *s.state() {
+                SourceState::Beginning { ticket, .. }
+                | SourceState::Copying { ticket, .. }
+                | SourceState::Stopped { ticket, .. }
+                | SourceState::Sealing { ticket, .. }
+                | SourceState::Sealed { ticket, .. } => Some(ticket),
+                _ => self.reserving.as_ref().map(|(ticket, _)| *ticket),
+            },
+            Some(Machine::Destination(d)) => match *d.state() {
+                DestinationState::Staging { ticket }
+                | DestinationState::Staged { ticket }
+                | DestinationState::Loaded { ticket }
+                | DestinationState::Granting { ticket }
+                | DestinationState::Granted { ticket }
+                | DestinationState::Starting { ticket }
+                | DestinationState::Started { ticket, .. } => Some(ticket),
+                _ => None,
+            },
+            None => None,
+        };
+        let owner = match self.record {
+            Some(Record::Owned(owner)) => (owner.lineage.0, owner.generation.0),
+            Some(
+                Record::Sealed(t)
+                | Record::Released(t)
+                | Record::Staged(t)
+                | Record::Granted(t)
+                | Record::Started(t)
+                | Record::Refused(t)
+                | Record::Returned(t),
+            ) => (t.lineage.0, t.generation.0),
+            Some(Record::Outranked { lineage, .. }) => (lineage.0, 0),
+            None => (0, 0),
+        };
+        self.parts.publish(View {
+            ownership: match status {
+                Status::Runs => Ownership::Here,
+                Status::Pausing => Ownership::Pausing,
+                Status::WaitsForPeer => Ownership::WaitsForPeer,
+                Status::NotHere => Ownership::Elsewhere,
+            },
+            owner,
+            ticket,
+        });
+    }
+
+    fn begin(&mut self, order: Box<MoveOrder>) -> Result<(), ApiError> {
+        let Some(Machine::Source(source)) = &self.machine else {
+            return Err(self.not_running());
+        };
+        if self.reserving.is_some() {
+            return Err(ApiError::new(Problem::Conflict, format!("a move of `{}` is being prepared", self.parts.name))
+                .remedy("wait for it, or cancel it"));
+        }
+        let ticket = source.next_ticket(order.id).map_err(|e| cannot_begin(&self.parts.name, e))?;
+        self.parts.begin_move(&order, ticket);
+        let (node, parts) = (self.node.clone(), self.parts.clone());
+        let copy = order.clone();
+        self.reserving = Some((ticket, order));
+        tokio::spawn(async move {
+            let result = crate::outgoing::reserve(&node, &parts, &copy, ticket).await;
+            parts.keeper().tell(Input::Reserved { ticket, result }).await;
+        });
+        Ok(())
+    }
+
+    fn reserved(&mut self, ticket: Ticket, result: Result<(), ApiError>) {
+        let Some((_, order)) = self.reserving.take_if(|(t, _)| *t == ticket) else { return };
+        let begun = result.and_then(|()| match &mut self.machine {
+            _ if self.parts.cancelled() => Err(ApiError::new(Problem::Conflict, "cancelled before it began")),
+            Some(Machine::Source(source)) => {
+                source.begin(order.id).map_err(|e| cannot_begin(&self.parts.name, e)).and_then(|got| {
+                    // The machine may have moved on meanwhile; the destination staged another attempt then.
+                    if got == ticket { Ok(()) } else { Err(ApiError::new(Problem::Conflict, "the VM changed hands meanwhile")) }
+                })
+            }
+            _ => Err(self.not_running()),
+        });
+        match begun {
+            Ok(()) => self.poll(),
+            Err(error) => {
+                let outcome = if self.parts.cancelled() { Outcome::Cancelled } else { Outcome::Failed };
+                self.parts.end_move(outcome, Some(error.to_string()));
+            }
+        }
+    }
+
+    fn stage(&mut self, ticket: Ticket, source: PeerHost, reply: Reply<()>) {
+        let staged = match Destination::stage(self.record, ticket) {
+            Ok(staged) if self.writing.is_none() && self.records.is_empty() => staged,
+            Ok(_) => {
+                let _ = reply.send(Err(ApiError::new(Problem::Conflict, "an earlier hand-off is being written; ask again")));
+                return;
+            }
+            Err(e) => {
+                let _ = reply.send(Err(cannot_begin(&self.parts.name, e)));
+                return;
+            }
+        };
+        self.parts.begin_arrival(ticket, &source);
+        self.staging = Some(reply);
+        self.machine = Some(Machine::Destination(staged));
+        self.timer = None;
+        self.poll();
+    }
+
+    fn answer_staging(&mut self, result: Result<(), ApiError>) {
+        if let Some(reply) = self.staging.take() {
+            let _ = reply.send(result);
+        }
+    }
+
+    fn start(&mut self) -> Result<(), ApiError> {
+        match (&self.machine, self.record) {
+            (Some(Machine::Source(s)), _) if is_owning(s) => Ok(()),
+            (None, record) => {
+                // A VM that was just defined has no record yet: this host is its first owner.
+                let owner = match record {
+                    Some(Record::Owned(owner)) => owner,
+                    None => Owner::first(self.parts.id),
+                    Some(_) => return Err(self.not_here()),
+                };
+                self.parts.set_power(Power::On);
+                self.machine = Some(Machine::recover(Record::Owned(owner), Seen::Gone));
+                self.poll();
+                Ok(())
+            }
+            _ => Err(self.not_here()),
+        }
+    }
+
+    fn stop(&mut self, force: bool, reply: Reply<()>) {
+        match &self.machine {
+            None => {
+                let _ = reply.send(Ok(()));
+            }
+            Some(Machine::Source(s)) if is_owning(s) => {
+                if force {
+                    self.powering_off = true;
+                    self.settle();
+                    let _ = reply.send(Ok(()));
+                } else {
+                    let parts = self.parts.clone();
+                    tokio::spawn(async move {
+                        let _ = reply.send(effects::press_power_button(&parts).await);
+                    });
+                }
+            }
+            _ => {
+                let _ = reply.send(Err(ApiError::new(
+                    Problem::Conflict,
+                    format!("`{}` is being moved", self.parts.name),
+                )
+                .remedy("wait for the move, or cancel it")));
+            }
+        }
+    }
+
+    fn may_remove(&self) -> Result<(), ApiError> {
+        let idle = self.writing.is_none() && self.doing.is_none() && self.reserving.is_none();
+        let over = match &self.machine {
+            None => true,
+            Some(Machine::Source(s)) => matches!(s.state(), SourceState::Released { .. } | SourceState::Outranked { .. }),
+            Some(Machine::Destination(d)) => matches!(
+                d.state(),
+                DestinationState::Refused { .. } | DestinationState::Returned { .. } | DestinationState::Outranked { .. }
+            ),
+        };
+        if idle && over {
+            return Ok(());
+        }
+        Err(ApiError::new(Problem::Conflict, format!("`{}` runs here, or is being moved", self.parts.name))
+            .remedy("stop it first"))
+    }
+
+    fn not_running(&self) -> ApiError {
+        match self.record {
+            Some(Record::Owned(_)) | None => {
+                ApiError::new(Problem::Conflict, format!("`{}` is off", self.parts.name)).remedy("start it first")
+            }
+            Some(_) => self.not_here(),
+        }
+    }
+
+    fn not_here(&self) -> ApiError {
+        ApiError::new(Problem::Conflict, format!("{} does not own `{}` now", self.node.name(), self.parts.name))
+            .remedy("ask the host that does")
+    }
+}
+
+fn is_owning(source: &Source) -> bool {
+    matches!(source.state(), SourceState::Owning { .. })
+}
+
+fn cannot_begin(vm: &str, why: CannotBegin) -> ApiError {
+    ApiError::new(Problem::Conflict, format!("`{vm}`: {why}"))
+}
+
+/// Resolves when the task, if there is one, is done; its slot is empty then. None: it panicked.
+async fn finished<T>(slot: &mut Option<JoinHandle<T>>) -> Option<T> {
+    match slot {
+        Some(task) => {
+            let result = task.await;
+            *slot = None;
+            result.ok()
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn at(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Ends the process at once: a restart recovers from what is durable.
+pub fn fatal(why: &str) -> ! {
+    tracing::error!("{why}; the node ends, and recovers when it is started again");
+    std::process::exit(70)
+}
+
+/// How long to wait before a VM that did not come up is tried again.
+#[must_use]
+pub const fn boot_retry() -> Duration {
+    BOOT_RETRY
+}

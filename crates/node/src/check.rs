@@ -1,0 +1,130 @@
+//! What would keep a VM from running on this host: found before anything is copied.
+
+use crate::node::Node;
+use crate::spec;
+use godwit_api::host::{Blocker, CheckReport, CheckVm};
+use godwit_api::vm::{Boot, BootFile, ComponentSpec};
+use godwit_handoff::Record;
+use godwit_units::Bytes;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Left to the host itself.
+const HOST_MEMORY: Bytes = Bytes(256 << 20);
+/// What a QEMU needs besides its guest's RAM.
+const QEMU_MEMORY: Bytes = Bytes(64 << 20);
+/// A certificate must outlive a move.
+const CERTIFICATE_LEFT: Duration = Duration::from_secs(3600);
+
+/// Memory that could be given to guests, by the kernel's own estimate.
+#[must_use]
+pub fn memory_free() -> Bytes {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0);
+    Bytes((kib * 1024).saturating_sub(HOST_MEMORY.0))
+}
+
+/// Looks at everything, and names all that is in the way.
+pub async fn check(node: &Arc<Node>, asked: &CheckVm) -> CheckReport {
+    let (node, asked) = (node.clone(), asked.clone());
+    // Boot files are hashed.
+    tokio::task::spawn_blocking(move || look(&node, &asked)).await.unwrap_or_default()
+}
+
+fn look(node: &Node, asked: &CheckVm) -> CheckReport {
+    let mut blockers = vec![];
+    let mut add = |kind: &str, message: String, remedy: &str| {
+        blockers.push(Blocker { host: node.config().name.clone(), kind: kind.into(), message, remedy: remedy.into() });
+    };
+    let definition = &asked.definition;
+    let name = node.name();
+    match spec::of(definition) {
+        Ok(vm) => {
+            for unmet in godwit_vmm::check(&vm, node.qemu_facts()) {
+                add(unmet.kind.as_str(), unmet.to_string(), &unmet.remedy);
+            }
+        }
+        Err(error) => add("vm", error.message, "create the VM again with a specification that can be run"),
+    }
+    let (free, needed) = (memory_free(), Bytes(definition.spec.memory.0.saturating_add(QEMU_MEMORY.0)));
+    if free < needed {
+        add("memory", format!("{name} has {free} of memory for guests, the VM needs {needed}"), "free memory, or choose another host");
+    }
+    let disk = node.facts().disk_free;
+    if disk < asked.disk {
+        add("disk", format!("{name} has room for {disk} of disk, the VM's disks hold {}", asked.disk), "make room, or choose another host");
+    }
+    for file in &definition.boot_files {
+        if let Err(message) = same_file(&node.config().images, file) {
+            add("boot-file", format!("{name}: {message}"), "copy the file from the VM's host into this host's image folder");
+        }
+    }
+    for wire in &definition.wires {
+        if let ComponentSpec::Switch { bridge } = &wire.component
+            && !Path::new("/sys/class/net").join(bridge).join("bridge").exists()
+        {
+            add("device", format!("{name} has no bridge `{bridge}`, to which wire {} leads", wire.id), "create the bridge, and stretch the segment to it");
+        }
+    }
+    let left = node.certificate_expires().duration_since(SystemTime::now()).unwrap_or_default();
+    if left < CERTIFICATE_LEFT {
+        add("certificate", format!("the certificate of {name} ends in {} s", left.as_secs()), "issue a new one (godwit pki issue) and restart the node");
+    }
+    if matches!(node.record(definition.id), Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))) {
+        add("vm", format!("{name} has the VM, or is handing it over"), "move it to another host, or wait");
+    }
+    CheckReport { blockers }
+}
+
+/// The files that a VM boots from, by content.
+///
+/// # Errors
+/// When one is not there.
+pub fn boot_files(images: &Path, boot: &Boot) -> Result<Vec<BootFile>, String> {
+    let Boot::Kernel { kernel, initrd, .. } = boot else { return Ok(vec![]) };
+    let names = std::iter::once(kernel).chain(initrd);
+    names.map(|name| Ok(BootFile { name: name.clone(), blake3: hash(images, name)? })).collect()
+}
+
+fn same_file(images: &Path, file: &BootFile) -> Result<(), String> {
+    let here = hash(images, &file.name)?;
+    if here == file.blake3 { Ok(()) } else { Err(format!("the boot file `{}` is another one than on the VM's host", file.name)) }
+}
+
+fn hash(images: &Path, name: &str) -> Result<String, String> {
+    // The name comes from the network: it must not lead out of the folder.
+    if name.contains('/') || name.starts_with('.') || name.is_empty() {
+        return Err(format!("`{name}` is no file name"));
+    }
+    let path = images.join(name);
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(std::fs::File::open(&path).map_err(|e| format!("there is no boot file {}: {e}", path.display()))?)
+        .map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_file_is_named_by_its_content_and_only_inside_the_folder() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("vmlinuz"), "one").expect("writes");
+        let boot = Boot::Kernel { kernel: "vmlinuz".into(), initrd: None, cmdline: String::new() };
+        let files = boot_files(folder.path(), &boot).expect("is there");
+        assert_eq!(same_file(folder.path(), &files[0]), Ok(()));
+        std::fs::write(folder.path().join("vmlinuz"), "two").expect("writes");
+        assert!(same_file(folder.path(), &files[0]).is_err());
+        for bad in ["../vmlinuz", "/etc/passwd", "", ".hidden", "missing"] {
+            assert!(hash(folder.path(), bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn free_memory_is_what_the_kernel_says_less_the_hosts_own() {
+        assert!(memory_free().0 > 0);
+    }
+}

@@ -1,0 +1,194 @@
+//! What a hand-off machine wants done, done. Each is safe to do twice: a restarted node does them again.
+//!
+//! An effect that fails reports nothing, or that the QEMU died, whichever the machine can do something with; what cannot be left
+//! undone is tried until it is done.
+
+use crate::actor::{Input, boot_retry};
+use crate::failpoint::{Point, reach_async};
+use crate::node::Node;
+use crate::parts::Parts;
+use crate::{incoming, outgoing};
+use godwit_api::{ApiError, Problem};
+use godwit_handoff::{Action, Event, Generation, Lineage, Record, Run, Ticket};
+use godwit_vmm::{Qemu, VmmError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the last writes of a stopped guest may take to be answered: they never wait for the WAN.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long a step that has to succeed is left alone before it is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Does what the machine says; the event is to be reported.
+pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriving: bool) -> Option<Event> {
+    tracing::debug!(vm = parts.name, ?action, "effect");
+    match action {
+        Action::Open(lineage, generation) => {
+            open(node, parts, lineage, generation).await;
+            Some(Event::Opened)
+        }
+        Action::Close => {
+            close(node, parts).await;
+            Some(Event::Closed)
+        }
+        Action::Run(run) => {
+            if arriving {
+                reach_async(Point::Started).await;
+            }
+            self::run(node, parts, run).await;
+            if arriving {
+                incoming::runs(node, parts);
+            }
+            Some(Event::Ran)
+        }
+        Action::Quit => {
+            quit(node, parts).await;
+            None
+        }
+        Action::Migrate(ticket) => {
+            outgoing::start(node, parts, ticket);
+            None
+        }
+        Action::AnswerShut => {
+            if let Some(moving) = parts.moving() {
+                moving.shut.cancel();
+            }
+            None
+        }
+        Action::AbortMigration => {
+            abort(parts).await;
+            None
+        }
+        Action::Receive(ticket) => receive(node, parts, ticket).await,
+        Action::Persist(_) | Action::Send(_) | Action::SetTimer => None,
+    }
+}
+
+/// Runs something on a QEMU's monitor, which may block, away from the tasks.
+///
+/// # Errors
+/// What the monitor says.
+pub async fn on_qemu<T: Send + 'static>(
+    qemu: &Arc<Qemu>,
+    what: impl FnOnce(&Qemu) -> Result<T, VmmError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let qemu = qemu.clone();
+    match tokio::task::spawn_blocking(move || what(&qemu)).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(ApiError::new(Problem::Failed, error.to_string())),
+        Err(_) => Err(ApiError::new(Problem::Failed, "a QEMU command ended in a bug of the node")),
+    }
+}
+
+async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
+    // The disks first: a guest that is announced is spoken to.
+    for disk in parts.disks() {
+        while let Err(error) = disk.open(lineage, generation).await {
+            tracing::error!(vm = parts.name, %error, "a disk cannot be opened; trying again");
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+    while let Err(error) = node.activate(parts, lineage, generation).await {
+        tracing::error!(vm = parts.name, %error, "the network cannot be activated; trying again");
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn close(node: &Arc<Node>, parts: &Arc<Parts>) {
+    // The network first: what the guest's own stop left in flight is all that may still leave.
+    if let Err(error) = node.isolate(parts).await {
+        tracing::error!(vm = parts.name, %error, "the network cannot be isolated");
+    }
+    // QEMU answers its guest's last writes after the STOP event; by the end of RAM all of them are.
+    if let Some(moving) = parts.moving().filter(|m| !m.over.is_cancelled() && outgoing::is_under_way(m)) {
+        tokio::select! {
+            () = moving.ram_ended.cancelled() => {}
+            () = moving.over.cancelled() => {}
+            () = tokio::time::sleep(DRAIN) => tracing::warn!(vm = parts.name, "the end of RAM does not come"),
+        }
+    }
+    for disk in parts.disks() {
+        disk.freeze().await;
+    }
+}
+
+async fn run(node: &Arc<Node>, parts: &Arc<Parts>, run: Run) {
+    loop {
+        let done = match (run, parts.qemu()) {
+            (Run::Cont, Some(qemu)) => on_qemu(&qemu, Qemu::cont).await,
+            (Run::Cont | Run::Boot, _) => boot(node, parts).await,
+        };
+        match done {
+            Ok(()) => return,
+            Err(error) => {
+                tracing::error!(vm = parts.name, %error, "the VM cannot be made to run; trying again");
+                tokio::time::sleep(boot_retry()).await;
+            }
+        }
+        if run == Run::Cont && parts.qemu().is_none_or(|q| !q.is_alive()) {
+            // The watcher tells the machine, which decides what becomes of it.
+            return;
+        }
+    }
+}
+
+async fn boot(node: &Arc<Node>, parts: &Arc<Parts>) -> Result<(), ApiError> {
+    end_qemu(parts).await;
+    node.prepare_host(parts).await?;
+    let qemu = node.start_qemu(parts, godwit_vmm::Start::Boot).await?;
+    parts.set_qemu(Some(qemu));
+    Ok(())
+}
+
+/// Ends a VM's QEMU, whatever state it is in.
+pub async fn end_qemu(parts: &Arc<Parts>) {
+    if let Some(qemu) = parts.qemu() {
+        parts.set_qemu(None);
+        let _ = tokio::task::spawn_blocking(move || qemu.quit()).await;
+    }
+}
+
+async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
+    end_qemu(parts).await;
+    if let Err(error) = node.remove_endpoints(parts).await {
+        tracing::warn!(vm = parts.name, %error, "the endpoints could not be removed");
+    }
+    let ours = matches!(node.record(parts.id), Some(Record::Owned(_)));
+    for disk in parts.disks() {
+        disk.rest(!ours).await;
+    }
+}
+
+async fn abort(parts: &Arc<Parts>) {
+    if let Some(moving) = parts.moving() {
+        moving.over.cancel();
+    }
+    if let Some(qemu) = parts.qemu() {
+        let _ = on_qemu(&qemu, Qemu::migrate_cancel).await;
+    }
+    for disk in parts.disks() {
+        disk.stop_mirror().await;
+    }
+}
+
+async fn receive(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Option<Event> {
+    match incoming::prepare(node, parts, ticket).await {
+        Ok(()) => {
+            parts.keeper().tell(Input::Ready).await;
+            None
+        }
+        Err(error) => {
+            parts.fail(error);
+            Some(Event::QemuDied)
+        }
+    }
+}
+
+/// Asks the guest to power itself off.
+///
+/// # Errors
+/// When it has no QEMU, or that does not answer.
+pub async fn press_power_button(parts: &Arc<Parts>) -> Result<(), ApiError> {
+    let Some(qemu) = parts.qemu() else { return Ok(()) };
+    on_qemu(&qemu, |q| q.monitor(serde_json::json!({"execute": "system_powerdown"})).map(drop)).await
+}

@@ -1,0 +1,108 @@
+//! Points at which a test may hold a node, or end it: between any two steps of a hand-off.
+//!
+//! `GODWIT_FAILPOINTS` names a folder. At a point the node looks for a file of the point's name there: with the contents
+//! `hold` it makes `NAME.reached` and waits until the file is gone; with `kill` it makes `NAME.reached` and kills
+//! itself, as a crash would. Without the variable a point costs nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// The points, in the order of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// Source: the disks are being copied.
+    CopyDisk,
+    /// Source: memory goes in rounds.
+    Memory,
+    /// Source: the vCPUs are stopped.
+    Stopped,
+    /// Source: everything is verified, SEALED is not written.
+    Sealing,
+    /// Source: SEALED is written, COMMIT was not sent.
+    Sealed,
+    /// Destination: COMMIT was heard, GRANTED is not written.
+    Commit,
+    /// Destination: GRANTED is written; nothing is open.
+    Granted,
+    /// Destination: STARTED is written, `cont` was not given.
+    Started,
+}
+
+impl Point {
+    /// As the file is called.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CopyDisk => "copy-disk",
+            Self::Memory => "memory",
+            Self::Stopped => "stopped",
+            Self::Sealing => "sealing",
+            Self::Sealed => "sealed",
+            Self::Commit => "commit",
+            Self::Granted => "granted",
+            Self::Started => "started",
+        }
+    }
+}
+
+static FOLDER: LazyLock<Option<PathBuf>> = LazyLock::new(|| std::env::var_os("GODWIT_FAILPOINTS").map(PathBuf::from));
+
+/// How often a held node looks whether it may go on: this is part of what a test measures.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The node is at `point`. Blocks while it is held there.
+pub fn reach(point: Point) {
+    if let Some(folder) = &*FOLDER {
+        obey(folder, point);
+    }
+}
+
+/// As [`reach`], for tasks.
+pub async fn reach_async(point: Point) {
+    if FOLDER.is_some() {
+        let _ = tokio::task::spawn_blocking(move || reach(point)).await;
+    }
+}
+
+fn obey(folder: &Path, point: Point) {
+    let order = folder.join(point.name());
+    let Ok(what) = std::fs::read_to_string(&order) else { return };
+    tracing::warn!(point = point.name(), order = what.trim(), "failpoint");
+    let _ = std::fs::write(folder.join(format!("{}.reached", point.name())), "");
+    match what.trim() {
+        "kill" => {
+            // Once: a node that is started again must get past it.
+            let _ = std::fs::remove_file(&order);
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        }
+        "hold" => {
+            while order.exists() {
+                std::thread::sleep(LOOK);
+            }
+        }
+        other => tracing::error!(other, "a failpoint is told to do something that it cannot"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_point_says_that_it_was_reached_and_goes_on_when_it_is_released() {
+        let folder = tempfile::tempdir().expect("a folder");
+        obey(folder.path(), Point::Sealed);
+        assert!(!folder.path().join("sealed.reached").exists(), "nobody armed it");
+        std::fs::write(folder.path().join("sealed"), "hold\n").expect("writes");
+        std::thread::scope(|scope| {
+            let held = scope.spawn(|| obey(folder.path(), Point::Sealed));
+            while !folder.path().join("sealed.reached").exists() {
+                std::thread::yield_now();
+            }
+            assert!(!held.is_finished());
+            std::fs::remove_file(folder.path().join("sealed")).expect("removes");
+            held.join().expect("goes on");
+        });
+    }
+}

@@ -1,0 +1,253 @@
+//! A move as its destination's node serves it: a place is made, streams come in, and when everything is here and verified
+//! the machine is told [`Event::Loaded`].
+//!
+//! Everything means: every byte that the incoming QEMU was given is what the source meant; that QEMU says that it has loaded
+//! it; and every volume's last block is durable.
+
+use crate::actor::Input;
+use crate::memory_in::{self, Delivered};
+use crate::node::Node;
+use crate::parts::{Moving, Parts};
+use crate::proto::{Note, Stage};
+use anyhow::{Context, Result, anyhow};
+use godwit_api::host::MoveRole;
+use godwit_api::progress::Outcome;
+use godwit_api::{ApiError, Problem};
+use godwit_handoff::{Event, Ticket};
+use godwit_link::{RecvHalf, SendHalf, Stream};
+use godwit_memory::{Limits, ReturnPath};
+use godwit_units::VolumeId;
+use godwit_vmm::{MigrationStatus, QemuEvent};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixListener;
+
+/// How long QEMU may take to connect to a socket beside it.
+const CONNECT: Duration = Duration::from_secs(20);
+/// What QEMU counts as RAM besides the guest's: firmware, ROMs, tables. Bytes.
+const FIRMWARE: u64 = 256 << 20;
+/// How long the network is given to lead to the guest's new place.
+const PROOF: Duration = Duration::from_secs(10);
+
+/// A source asks for a place.
+///
+/// # Errors
+/// What keeps the VM from coming here.
+pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), ApiError> {
+    if stage.source.name.as_str() != from {
+        return Err(ApiError::new(Problem::Forbidden, format!("{from} asks in the name of {}", stage.source.name)));
+    }
+    let check = godwit_api::host::CheckVm {
+        definition: stage.definition.clone(),
+        disk: godwit_units::Bytes(0),
+        vcpus: None,
+    };
+    let report = crate::check::check(node, &check).await;
+    if let Some(first) = report.blockers.first() {
+        return Err(ApiError::new(Problem::Blocked, first.message.clone()).remedy(first.remedy.clone()));
+    }
+    let parts = node.adopt_definition(stage.definition)?;
+    parts
+        .keeper()
+        .ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply })
+        .await
+}
+
+/// Makes the place: replicas, endpoints, an incoming QEMU that waits for its stream.
+///
+/// # Errors
+/// What is in the way.
+pub async fn prepare(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Result<(), ApiError> {
+    crate::effects::end_qemu(parts).await;
+    node.prepare_host(parts).await?;
+    for disk in parts.disks() {
+        disk.receive(ticket).await?;
+    }
+    let qemu = node.start_qemu(parts, godwit_vmm::Start::Incoming).await?;
+    parts.set_qemu(Some(qemu));
+    Ok(())
+}
+
+/// A mirror's stream came.
+pub fn mirror(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stream) {
+    let Some(moving) = arriving(parts, ticket) else { return };
+    let Some(disk) = parts.disks().into_iter().find(|d| d.id == volume) else {
+        tracing::warn!(vm = parts.name, volume = volume.0, "a mirror of a volume that the VM does not have");
+        return;
+    };
+    let parts = parts.clone();
+    tokio::spawn(async move {
+        let result = tokio::select! {
+            result = disk.apply(stream) => result,
+            () = moving.over.cancelled() => Ok(()),
+        };
+        match result {
+            Ok(()) => loaded(&parts, &moving).await,
+            Err(error) => lost(&parts, &moving, &error.context(format!("disk `{}`", disk.name))).await,
+        }
+    });
+}
+
+/// A memory stream came.
+pub fn memory(parts: &Arc<Parts>, ticket: Ticket, stream: Stream) {
+    let Some(moving) = arriving(parts, ticket) else { return };
+    let parts = parts.clone();
+    tokio::spawn(async move {
+        let result = tokio::select! {
+            result = feed(&parts, &moving, stream.split()) => result,
+            () = moving.over.cancelled() => Ok(()),
+        };
+        if let Err(error) = result {
+            lost(&parts, &moving, &error).await;
+        }
+    });
+}
+
+fn arriving(parts: &Parts, ticket: Ticket) -> Option<Arc<Moving>> {
+    let moving = parts.moving().filter(|m| m.role == MoveRole::Destination && m.ticket == ticket);
+    if moving.is_none() {
+        tracing::warn!(vm = parts.name, %ticket, "a stream of an attempt that is not under way");
+    }
+    moving
+}
+
+async fn lost(parts: &Parts, moving: &Moving, error: &anyhow::Error) {
+    let error = format!("{error:#}");
+    tracing::warn!(vm = parts.name, error, "the move failed at the destination");
+    moving.failed(error);
+    // What came so far is worth nothing without the rest. Means nothing any more once the VM is granted.
+    parts.keeper().tell(Input::Event(Event::Cancel)).await;
+}
+
+async fn feed(parts: &Arc<Parts>, moving: &Arc<Moving>, (back, mut from): (SendHalf, RecvHalf)) -> Result<()> {
+    let qemu = parts.qemu().context("the incoming QEMU is gone")?;
+    let mut events = parts.events().context("the incoming QEMU is gone")?;
+    let socket = parts.run.join("incoming.sock");
+    let _ = std::fs::remove_file(&socket);
+    // QEMU listens; it makes the socket.
+    let path = socket.clone();
+    crate::effects::on_qemu(&qemu, move |q| q.migrate_incoming(&path)).await?;
+    let stream = connect(&socket).await?;
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
+    let std = stream.into_std()?;
+    let writer = std.try_clone()?;
+    // One description for both: the writer's thread polls for room.
+    let returning = tokio::net::UnixStream::from_std(std)?;
+
+    let delivered = Arc::new(Delivered::default());
+    let (sender, pieces) = tokio::sync::mpsc::channel(memory_in::PIECES);
+    let max_ram = parts.definition().spec.memory.0.saturating_add(FIRMWARE);
+    let limits = Limits { max_ram, ..Limits::default() };
+    let counted = delivered.clone();
+    let writing = tokio::task::spawn_blocking(move || memory_in::write(&writer, limits, &counted, pieces));
+    let writing = async { writing.await.map_err(|_| anyhow!("the writer of QEMU's stream panicked"))? };
+    let receiving = async move {
+        while let Some(piece) = from.read().await? {
+            if sender.send(piece).await.is_err() {
+                break;
+            }
+        }
+        anyhow::Ok(())
+    };
+    let returning = give_back(returning, back);
+    let loading = async {
+        loop {
+            match events.recv().await {
+                Ok(QemuEvent::Migration(MigrationStatus::Completed)) => {
+                    // The digest of what QEMU has loaded may come a moment after it.
+                    while !delivered.is_verified() {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    moving.memory_loaded.store(true, std::sync::atomic::Ordering::Release);
+                    loaded(parts, moving).await;
+                }
+                Ok(QemuEvent::Migration(MigrationStatus::Failed)) => {
+                    return Err(anyhow!("the incoming QEMU cannot load the state; its log says why"));
+                }
+                Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+                Err(_) => return Err(anyhow!("the incoming QEMU is gone")),
+            }
+        }
+    };
+    let pipes = async { tokio::try_join!(writing, receiving, returning).map(drop) };
+    tokio::select! {
+        result = loading => result,
+        result = async { pipes.await?; std::future::pending::<Result<()>>().await } => result,
+    }
+}
+
+async fn connect(socket: &std::path::Path) -> Result<tokio::net::UnixStream> {
+    let deadline = Instant::now() + CONNECT;
+    loop {
+        match tokio::net::UnixStream::connect(socket).await {
+            Ok(stream) => return Ok(stream),
+            Err(e) if Instant::now() > deadline => {
+                return Err(e).context("the incoming QEMU does not listen");
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
+
+/// QEMU's return path, on its way to the source. Its SHUT stays here: the source's node says that one.
+async fn give_back(mut qemu: tokio::net::UnixStream, mut back: SendHalf) -> Result<()> {
+    let mut path = ReturnPath::new();
+    let mut buffer = vec![0; 4096];
+    loop {
+        let n = qemu.read(&mut buffer).await.unwrap_or(0);
+        if n == 0 {
+            // It has loaded everything, or it is gone; its events tell which.
+            return Ok(());
+        }
+        path.push(&buffer[..n])?;
+        let mut out = vec![];
+        while let Some(message) = path.poll()? {
+            if !message.is_shut() {
+                message.encode(&mut out);
+            }
+        }
+        if !out.is_empty() {
+            back.write(out.into()).await?;
+        }
+    }
+}
+
+/// One more thing is here. When all are, the machine is told.
+async fn loaded(parts: &Arc<Parts>, moving: &Moving) {
+    let memory = moving.memory_loaded.load(std::sync::atomic::Ordering::Acquire);
+    if memory && parts.disks().iter().all(|d| d.has_everything(moving.ticket)) {
+        parts.keeper().tell(Input::Event(Event::Loaded)).await;
+    }
+}
+
+/// The guest was started here: tell the source for its figures, announce, and prove that the network leads here.
+pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
+    let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Destination) else { return };
+    let (node, parts) = (node.clone(), parts.clone());
+    tokio::spawn(async move {
+        let started = Instant::now();
+        if let Some((at, unix_us)) = parts.resumed() {
+            moving.tracker.update(|p| p.resumed_unix_us = Some(unix_us));
+            let ago_us = u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX);
+            node.note(&moving.peer, &Note::Resumed { ticket: moving.ticket, unix_us, ago_us });
+        }
+        if let Some(qemu) = parts.qemu() {
+            let _ = crate::effects::on_qemu(&qemu, godwit_vmm::Qemu::announce_self).await;
+        }
+        let proved = node.probe(&parts, PROOF).await;
+        match proved {
+            Ok(()) => {
+                let after_ms = started.elapsed().as_secs_f64() * 1000.0;
+                moving.tracker.update(|p| p.network_proved_ms = Some(after_ms));
+                node.note(&moving.peer, &Note::Proved { ticket: moving.ticket, after_ms });
+                moving.tracker.end(Outcome::Completed, None);
+            }
+            Err(error) => moving.tracker.end(
+                Outcome::Completed,
+                Some(format!("the VM runs, but its network could not be shown to lead here: {error}")),
+            ),
+        }
+    });
+}

@@ -1,0 +1,67 @@
+//! The destination's end of a memory stream: what comes over the link is rebuilt and given to the incoming QEMU; what that
+//! says on the return path goes back, its SHUT excepted.
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use godwit_memory::{Decoder, Limits};
+use std::io::{ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::mpsc;
+
+/// Pieces from the link that may wait for the decoder.
+pub const PIECES: usize = 4;
+
+/// How much of the rebuilt stream was given to QEMU, and how much of that was verified against the source's digest.
+#[derive(Debug, Default)]
+pub struct Delivered {
+    given: AtomicU64,
+    verified: AtomicU64,
+}
+
+impl Delivered {
+    /// Whether every byte that QEMU was given is what the source meant. Not before the first.
+    #[must_use]
+    pub fn is_verified(&self) -> bool {
+        let given = self.given.load(Ordering::Acquire);
+        given > 0 && given == self.verified.load(Ordering::Acquire)
+    }
+}
+
+/// Rebuilds the stream for QEMU until the link's side ends; on a thread of its own.
+///
+/// # Errors
+/// When the stream is damaged, or QEMU stops reading.
+pub fn write(qemu: &UnixStream, limits: Limits, delivered: &Delivered, mut from: mpsc::Receiver<Bytes>) -> Result<()> {
+    let mut decoder = Decoder::new(limits)?;
+    let mut out = Vec::with_capacity(1 << 20);
+    while let Some(piece) = from.blocking_recv() {
+        let decoded = decoder.push(&piece, &mut out)?;
+        // Counted before QEMU can act upon it: it may finish loading at once.
+        delivered.given.store(decoded.rebuilt_bytes, Ordering::Release);
+        delivered.verified.store(decoded.verified_bytes, Ordering::Release);
+        write_all(qemu, &out).context("the incoming QEMU does not read its stream any more")?;
+        out.clear();
+    }
+    Ok(())
+}
+
+/// The socket does not block, because its other direction is a task's; so this waits for room itself.
+fn write_all(mut socket: &UnixStream, mut bytes: &[u8]) -> std::io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    while !bytes.is_empty() {
+        match socket.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                match poll(&mut [PollFd::new(&socket, PollFlags::OUT)], None) {
+                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! The source's end of a memory stream: QEMU migrates into a local socket; what it says is made small and goes on the
+//! link, what the destination's QEMU says on the return path comes back. Nothing here decides anything.
+//!
+//! ```text
+//!   QEMU ==unix==> reader thread: Encoder ==channel==> task ==link==> destination
+//!        <==unix== task: ReturnPath without SHUT  <==link==
+//! ```
+//!
+//! The channel and the link's window are all that lies between QEMU and the wire. They are kept small: whatever is in them when
+//! the guest stops is part of its pause.
+
+use crate::parts::Moving;
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use godwit_memory::{Config, Encoder, Progress, ReturnPath};
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
+
+/// What is read from QEMU at once. QEMU writes pages in vectors of up to 256 KiB.
+const READ: usize = 256 << 10;
+/// Encoded bytes that may wait between the encoder and the link, in pieces of at most [`READ`] each.
+const PIECES: usize = 2;
+
+/// What the reader has seen, for whoever asks.
+#[derive(Debug, Default)]
+pub struct Seen {
+    progress: Mutex<Progress>,
+}
+
+impl Seen {
+    /// The encoder's counters.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        crate::parts::lock(&self.progress).clone()
+    }
+}
+
+/// Reads QEMU's stream until it ends, on a thread of its own. Ends early, and by that closes the socket, when the receiver is dropped.
+///
+/// # Errors
+/// When the stream cannot be read or parsed.
+pub fn read(qemu: UnixStream, seen: &Seen, moving: &Moving, out: &mpsc::Sender<Bytes>) -> Result<()> {
+    let mut qemu = qemu;
+    // QEMU pauses between its chunks; then what was said so far has to become readable at the other end.
+    qemu.set_nonblocking(true).context("cannot read without waiting")?;
+    let mut encoder = Encoder::new(Config::default())?;
+    let mut input = vec![0; READ];
+    let mut wire = Vec::with_capacity(READ);
+    let mut flushed = true;
+    loop {
+        match qemu.read(&mut input) {
+            Ok(0) => break,
+            Ok(n) => {
+                encoder.push(&input[..n], &mut wire)?;
+                flushed = false;
+                if encoder.progress().ram_ended {
+                    moving.ram_ended.cancel();
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                if !flushed {
+                    encoder.flush(&mut wire)?;
+                    flushed = true;
+                } else {
+                    wait_readable(&qemu)?;
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e).context("QEMU's migration socket broke"),
+        }
+        crate::parts::lock(&seen.progress).clone_from(encoder.progress());
+        if wire.len() >= READ / 4 || (flushed && !wire.is_empty()) {
+            send(out, &mut wire)?;
+        }
+    }
+    encoder.finish(&mut wire)?;
+    crate::parts::lock(&seen.progress).clone_from(encoder.progress());
+    send(out, &mut wire)
+}
+
+fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {
+    if out.blocking_send(Bytes::from(std::mem::replace(wire, Vec::with_capacity(READ)))).is_err() {
+        bail!("the migration was given up");
+    }
+    Ok(())
+}
+
+/// How long a wait for QEMU lasts at most before it is looked whether anybody still wants the stream.
+const LOOK_MS: i32 = 500;
+
+fn wait_readable(socket: &UnixStream) -> Result<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_MS) * 1_000_000 };
+    match poll(&mut fds, Some(&wait)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(e).context("cannot wait for QEMU"),
+    }
+}
+
+/// A channel of the right size between [`read`] and the link.
+#[must_use]
+pub fn channel() -> (mpsc::Sender<Bytes>, mpsc::Receiver<Bytes>) {
+    mpsc::channel(PIECES)
+}
+
+/// Passes the destination's return path on to the source's QEMU, without its SHUT: that one the node says itself, when the
+/// hand-off has come so far.
+pub struct Returning {
+    path: ReturnPath,
+}
+
+impl Default for Returning {
+    fn default() -> Self {
+        Self { path: ReturnPath::new() }
+    }
+}
+
+impl Returning {
+    /// What of `bytes` the source's QEMU may read now.
+    ///
+    /// # Errors
+    /// When the bytes are no return path.
+    pub fn pass(&mut self, bytes: &[u8]) -> Result<Vec<u8>> {
+        self.path.push(bytes)?;
+        let mut out = vec![];
+        while let Some(message) = self.path.poll()? {
+            if !message.is_shut() {
+                message.encode(&mut out);
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// For tests and tasks: the counters, shared.
+pub type SharedSeen = Arc<Seen>;

@@ -1,0 +1,288 @@
+//! A move as its source's node drives it: reserve, copy disks, memory rounds, stop. From the stop on the hand-off
+//! machine leads; what is here serves it.
+//!
+//! Anything that fails here before the seal ends in one event, [`Event::MigrationFailed`], and the machine undoes the
+//! move. After the seal nothing here matters any more but the return path, which may end as it likes: QEMU is in
+//! `postmigrate` then.
+
+use crate::actor::Input;
+use crate::failpoint::{Point, reach_async};
+use crate::memory_out::{self, Returning, Seen};
+use crate::node::Node;
+use crate::parts::{Moving, Parts};
+use crate::proto::{self, Hello, Request, Stage};
+use crate::stop_rule::StopRule;
+use anyhow::{Context, Result, anyhow, bail};
+use godwit_api::host::{MoveOrder, MoveRole};
+use godwit_api::progress::{PhaseName, Round};
+use godwit_api::{ApiError, Problem};
+use godwit_handoff::{Event, Ticket};
+use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
+use godwit_units::Bytes as Amount;
+use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixListener;
+
+/// How long a destination may take to make a place: it may have to start a QEMU on a busy machine.
+const STAGING: Duration = Duration::from_secs(60);
+/// How long QEMU may take to connect to a socket beside it.
+const CONNECT: Duration = Duration::from_secs(20);
+/// Bytes of the memory stream that may be on their way and not acknowledged: a bandwidth-delay product of 200 Mbit/s and
+/// 40 ms. What is in there when the guest stops is part of its pause.
+const MEMORY_WINDOW: usize = 1 << 20;
+/// Between two looks at the counters.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Whether the guest may still be writing because QEMU's stream has not ended.
+#[must_use]
+pub fn is_under_way(moving: &Moving) -> bool {
+    moving.role == MoveRole::Source && !moving.ram_ended.is_cancelled()
+}
+
+/// Has the destination make a place.
+///
+/// # Errors
+/// What it says, or that it cannot be reached.
+pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ticket: Ticket) -> Result<(), ApiError> {
+    let session = node.peers().session(&order.to).await?;
+    session.set_limit(order.limit);
+    let request = Request::Stage(Box::new(Stage { ticket, definition: parts.definition(), source: node.as_peer() }));
+    let answer = session.request(proto::encode(&request), STAGING).await.map_err(|e| unreachable(&order.to.name, &e))?;
+    proto::decode::<proto::Answer>(&answer)
+        .unwrap_or_else(|e| Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name))))
+}
+
+fn unreachable(host: &godwit_api::Name, error: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(Problem::Unreachable, format!("{host} cannot be reached over the link: {error}"))
+        .remedy("see that its node runs, and that its UDP ports are open to this host")
+}
+
+/// Starts what the machine calls `Migrate`.
+pub fn start(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) {
+    let (node, parts) = (node.clone(), parts.clone());
+    tokio::spawn(async move {
+        let Some(moving) = parts.moving().filter(|m| m.ticket == ticket) else { return };
+        let result = tokio::select! {
+            result = run(&node, &parts, &moving) => result,
+            () = moving.over.cancelled() => Ok(()),
+        };
+        if let Err(error) = result {
+            tracing::warn!(vm = parts.name, %ticket, error = format!("{error:#}"), "the move failed at the source");
+            moving.failed(format!("{error:#}"));
+            parts.keeper().tell(Input::Event(Event::MigrationFailed)).await;
+        }
+    });
+}
+
+async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Result<()> {
+    let session = node.peers().session(&moving.peer).await.map_err(|e| anyhow!("{e}"))?;
+    let counted = session.counters();
+    let watch = async {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let now = session.counters();
+            let (control, disk, memory) =
+                (now.lane(Lane::Control) - counted.lane(Lane::Control), now.lane(Lane::Disk) - counted.lane(Lane::Disk), now.lane(Lane::Memory) - counted.lane(Lane::Memory));
+            let down = session.down_for();
+            let disks = parts.disks();
+            moving.tracker.carried(control + disk + memory);
+            moving.tracker.update(|p| {
+                p.bytes.control = Amount(control);
+                p.bytes.disk = Amount(disk);
+                p.bytes.memory = Amount(memory);
+                p.link_down_s = down.map(|d| d.as_secs_f64());
+                p.disk = crate::disk::sum(&disks);
+            });
+        }
+    };
+    let work = async {
+        moving.tracker.enter(PhaseName::CopyDisk);
+        for disk in parts.disks() {
+            let hello = Hello::Mirror { ticket: moving.ticket, volume: disk.id };
+            let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await?;
+            disk.start_mirror(stream, moving.over.child_token()).await?;
+        }
+        reach_async(Point::CopyDisk).await;
+        for disk in parts.disks() {
+            disk.synchronous().await.with_context(|| format!("disk `{}`", disk.name))?;
+        }
+        moving.tracker.enter(PhaseName::Memory);
+        reach_async(Point::Memory).await;
+        let hello = Hello::Memory { ticket: moving.ticket };
+        let stream = session
+            .open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW)
+            .await?;
+        memory(parts, moving, stream.split()).await
+    };
+    tokio::select! {
+        result = work => result,
+        () = watch => Ok(()),
+    }
+}
+
+/// Memory rounds, until the machine has what it needs, or the end.
+async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf, RecvHalf)) -> Result<()> {
+    let qemu = parts.qemu().context("the VM has no QEMU")?;
+    let mut events = qemu_events(parts)?;
+    let socket = parts.run.join("migrate.sock");
+    let _ = std::fs::remove_file(&socket);
+    let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
+    let path = socket.clone();
+    crate::effects::on_qemu(&qemu, move |q| q.migrate_to(&path)).await?;
+    let accepted = tokio::time::timeout(CONNECT, listener.accept()).await.context("QEMU does not begin to migrate")?;
+    let stream = accepted.context("QEMU does not connect")?.0;
+    let _ = std::fs::remove_file(&socket);
+    let (reader, writer) = split(stream)?;
+
+    let seen = Arc::new(Seen::default());
+    let (sender, mut pieces) = memory_out::channel();
+    let (read_seen, read_moving) = (seen.clone(), moving.clone());
+    let reading = tokio::task::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, &sender));
+    let sending = async {
+        let mut out = out;
+        while let Some(piece) = pieces.recv().await {
+            out.write(piece).await?;
+        }
+        anyhow::Ok(())
+    };
+    let returning = give_back(back, writer, moving);
+    let rounds = async {
+        let mut rule = StopRule::default();
+        let mut last = (Instant::now(), seen.progress());
+        let mut stopping = false;
+        loop {
+            let event = tokio::select! {
+                event = events.recv() => event.context("QEMU is gone")?,
+                () = moving.stop_now.notified(), if !stopping => {
+                    stopping = true;
+                    crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
+                    continue;
+                }
+                () = tokio::time::sleep(LOOK) => {
+                    look(moving, &qemu, &seen, stopping).await;
+                    continue;
+                }
+            };
+            match event {
+                QemuEvent::Pass(n) if n > 1 && !stopping => {
+                    let (round, left) = close_round(moving, &qemu, &seen, &mut last).await?;
+                    tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
+                    moving.tracker.round(round);
+                    if rule.round(left) {
+                        // What lies between QEMU and the wire has to be there first, or it is part of the pause.
+                        stopping = true;
+                        crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
+                    }
+                }
+                QemuEvent::Stop { at, unix_us } => {
+                    moving.tracker.stopped(at, unix_us);
+                    moving.tracker.enter(PhaseName::Stop);
+                    reach_async(Point::Stopped).await;
+                    parts.keeper().tell(Input::Event(Event::VcpusStopped)).await;
+                }
+                QemuEvent::Migration(MigrationStatus::Completed) => {
+                    parts.keeper().tell(Input::Event(Event::Postmigrate)).await;
+                }
+                QemuEvent::Migration(MigrationStatus::Failed | MigrationStatus::Cancelled) => {
+                    bail!("QEMU gave the migration up");
+                }
+                _ => {}
+            }
+        }
+        #[allow(unreachable_code)]
+        anyhow::Ok(())
+    };
+    let reading = async { reading.await.map_err(|_| anyhow!("the reader of QEMU's stream panicked"))? };
+    // The rounds end with the move; the pipes may end before them without harm once QEMU has finished.
+    let pipes = async { tokio::try_join!(reading, sending, returning).map(drop) };
+    tokio::select! {
+        result = rounds => result,
+        result = async { pipes.await?; std::future::pending::<Result<()>>().await } => result,
+    }
+}
+
+fn qemu_events(parts: &Parts) -> Result<tokio::sync::broadcast::Receiver<QemuEvent>> {
+    parts.events().context("the VM has no QEMU")
+}
+
+/// A blocking half to read the stream from, and an asynchronous one for the return path.
+fn split(stream: tokio::net::UnixStream) -> Result<(std::os::unix::net::UnixStream, tokio::net::UnixStream)> {
+    let std = stream.into_std()?;
+    let reader = std.try_clone()?;
+    Ok((reader, tokio::net::UnixStream::from_std(std)?))
+}
+
+/// The return path, and at its end our own SHUT.
+async fn give_back(mut back: RecvHalf, mut qemu: tokio::net::UnixStream, moving: &Moving) -> Result<()> {
+    let mut path = Returning::default();
+    loop {
+        tokio::select! {
+            piece = back.read() => {
+                let Some(piece) = piece? else { break };
+                qemu.write_all(&path.pass(&piece)?).await.context("QEMU's return path broke")?;
+            }
+            () = moving.shut.cancelled() => break,
+        }
+    }
+    moving.shut.cancelled().await;
+    qemu.write_all(&godwit_memory::ReturnPath::shut_frame()).await.context("QEMU's return path broke")?;
+    // Kept open: a source that sees its socket close before it has read SHUT resumes by itself.
+    moving.over.cancelled().await;
+    Ok(())
+}
+
+async fn look(moving: &Moving, qemu: &Arc<Qemu>, seen: &Seen, stopping: bool) {
+    let progress = seen.progress();
+    moving.tracker.update(|p| {
+        p.raw = Amount(progress.raw_bytes);
+        p.zero_pages = progress.zero_pages;
+    });
+    if stopping {
+        // The monitor does not answer while QEMU stops.
+        return;
+    }
+    if let Ok(info) = crate::effects::on_qemu(qemu, Qemu::migration).await {
+        moving.tracker.update(|p| {
+            p.memory_remaining = info.remaining;
+            p.dirty_rate = Amount(info.dirty_pages_per_s * 4096);
+        });
+    }
+}
+
+/// The round that has just ended, and how long what was dirtied meanwhile would take.
+async fn close_round(
+    moving: &Moving,
+    qemu: &Arc<Qemu>,
+    seen: &Seen,
+    last: &mut (Instant, godwit_memory::Progress),
+) -> Result<(Round, Duration)> {
+    let info = crate::effects::on_qemu(qemu, Qemu::migration).await?;
+    let now = seen.progress();
+    let seconds = last.0.elapsed().as_secs_f64();
+    let wire = now.wire_bytes - last.1.wire_bytes;
+    let pages = now.pages() - last.1.pages();
+    let dirtied = info.remaining.0 / 4096;
+    moving.tracker.update(|p| {
+        p.memory_remaining = info.remaining;
+        p.raw = Amount(now.raw_bytes);
+        p.zero_pages = now.zero_pages;
+    });
+    #[allow(clippy::cast_precision_loss)]
+    let each = if pages == 0 { 0.0 } else { seconds / pages as f64 };
+    #[allow(clippy::cast_precision_loss)]
+    let left = Duration::from_secs_f64((each * dirtied as f64).min(1e6));
+    let round = Round {
+        pages,
+        zero: now.zero_pages - last.1.zero_pages,
+        unchanged: now.unchanged_pages - last.1.unchanged_pages,
+        dirtied,
+        wire: Amount(wire),
+        seconds,
+    };
+    *last = (Instant::now(), now);
+    Ok((round, left))
+}

@@ -1,0 +1,272 @@
+//! A VM's belongings on this host: its file, its disks, its QEMU, and the move that it takes part in.
+//!
+//! The keeper ([`crate::actor`]) decides; effects and the tasks of a move work on what is here. Locks are held for moments, never
+//! over I/O.
+
+use crate::actor::{Handle, View};
+use crate::disk::Disk;
+use crate::registry::{self, Power, VmFile};
+use crate::tracker::Tracker;
+use godwit_api::ApiError;
+use godwit_api::host::{LocalMove, MoveOrder, MoveRole, Ownership, PeerHost};
+use godwit_api::progress::{Outcome, PhaseName};
+use godwit_api::vm::VmDefinition;
+use godwit_handoff::{MoveId, Ticket, VmId};
+use godwit_vmm::Qemu;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// A VM on this host.
+#[derive(Debug)]
+pub struct Parts {
+    /// Its number.
+    pub id: VmId,
+    /// Its name, for people.
+    pub name: String,
+    /// What survives a reboot.
+    pub folder: PathBuf,
+    /// Sockets and process ids.
+    pub run: PathBuf,
+    file: Mutex<VmFile>,
+    view: Mutex<View>,
+    keeper: OnceLock<Handle>,
+    qemu: Mutex<Option<Arc<Qemu>>>,
+    disks: Mutex<Vec<Arc<Disk>>>,
+    moving: Mutex<Option<Arc<Moving>>>,
+    failure: Mutex<Option<ApiError>>,
+}
+
+/// The move that a VM takes part in, or did last.
+#[derive(Debug)]
+pub struct Moving {
+    /// The attempt.
+    pub ticket: Ticket,
+    /// This host's part in it.
+    pub role: MoveRole,
+    /// How it stands.
+    pub tracker: Arc<Tracker>,
+    /// The other host.
+    pub peer: PeerHost,
+    /// Somebody asked for it to be undone.
+    pub cancelled: AtomicBool,
+    /// Somebody asked for the end of pre-copy.
+    pub stop_now: Notify,
+    /// Ends the tasks of the attempt.
+    pub over: CancellationToken,
+    /// Set when all of memory was read from the source's QEMU: its guest writes no more.
+    pub ram_ended: CancellationToken,
+    /// Set when the source's QEMU may be told that its migration has ended.
+    pub shut: CancellationToken,
+    /// Destination: the incoming QEMU has loaded everything, and it was verified.
+    pub memory_loaded: AtomicBool,
+    /// What made the attempt fail.
+    pub why: Mutex<Option<String>>,
+}
+
+impl Moving {
+    fn new(ticket: Ticket, role: MoveRole, peer: PeerHost) -> Self {
+        Self {
+            ticket,
+            role,
+            tracker: Arc::new(Tracker::new()),
+            peer,
+            cancelled: AtomicBool::new(false),
+            stop_now: Notify::new(),
+            over: CancellationToken::new(),
+            ram_ended: CancellationToken::new(),
+            shut: CancellationToken::new(),
+            memory_loaded: AtomicBool::new(false),
+            why: Mutex::new(None),
+        }
+    }
+
+    /// Remembers the first thing that went wrong.
+    pub fn failed(&self, why: impl Into<String>) {
+        lock(&self.why).get_or_insert_with(|| why.into());
+    }
+
+    /// As the API shows it.
+    #[must_use]
+    pub fn local(&self) -> LocalMove {
+        LocalMove { id: self.ticket.mv, vm: self.ticket.vm, role: self.role, progress: self.tracker.get() }
+    }
+}
+
+/// A lock that a panic elsewhere does not poison: what it guards is replaced whole, never half.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Parts {
+    /// A VM's belongings, nothing of them open yet.
+    #[must_use]
+    pub fn new(folder: PathBuf, run: PathBuf, file: VmFile) -> Self {
+        Self {
+            id: file.definition.id,
+            name: file.definition.name.to_string(),
+            folder,
+            run,
+            file: Mutex::new(file),
+            view: Mutex::new(View { ownership: Ownership::Elsewhere, owner: (0, 0), ticket: None }),
+            keeper: OnceLock::new(),
+            qemu: Mutex::default(),
+            disks: Mutex::default(),
+            moving: Mutex::default(),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// Its keeper.
+    ///
+    /// # Panics
+    /// Before it has one; it is given one as soon as it is known.
+    #[must_use]
+    pub fn keeper(&self) -> &Handle {
+        self.keeper.get().expect("every VM that is known has a keeper")
+    }
+
+    pub(crate) fn introduce(&self, keeper: Handle) {
+        let _ = self.keeper.set(keeper);
+    }
+
+    /// What is remembered of it.
+    #[must_use]
+    pub fn file(&self) -> VmFile {
+        lock(&self.file).clone()
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn definition(&self) -> VmDefinition {
+        lock(&self.file).definition.clone()
+    }
+
+    /// Changes what is remembered, durably.
+    ///
+    /// # Errors
+    /// When the medium fails; what is remembered is as before.
+    pub fn change(&self, change: impl FnOnce(&mut VmFile)) -> std::io::Result<()> {
+        let mut file = lock(&self.file);
+        let mut new = file.clone();
+        change(&mut new);
+        if new != *file {
+            registry::store(&self.folder, &new)?;
+            *file = new;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_power(&self, power: Power) {
+        if let Err(error) = self.change(|f| f.power = power) {
+            // It is on or off now all the same; only a reboot of the host would get it wrong.
+            tracing::error!(vm = self.name, %error, "cannot remember whether the VM is to be on");
+        }
+    }
+
+    pub(crate) fn publish(&self, view: View) {
+        *lock(&self.view) = view;
+    }
+
+    /// Where its hand-off machine stands.
+    #[must_use]
+    pub fn view(&self) -> View {
+        *lock(&self.view)
+    }
+
+    /// Its QEMU.
+    #[must_use]
+    pub fn qemu(&self) -> Option<Arc<Qemu>> {
+        lock(&self.qemu).clone()
+    }
+
+    /// Replaces its QEMU.
+    pub fn set_qemu(&self, qemu: Option<Arc<Qemu>>) {
+        *lock(&self.qemu) = qemu;
+    }
+
+    /// Its disks, in order.
+    #[must_use]
+    pub fn disks(&self) -> Vec<Arc<Disk>> {
+        lock(&self.disks).clone()
+    }
+
+    /// Replaces its disks.
+    pub fn set_disks(&self, disks: Vec<Arc<Disk>>) {
+        *lock(&self.disks) = disks;
+    }
+
+    /// The move that it takes part in, or did last.
+    #[must_use]
+    pub fn moving(&self) -> Option<Arc<Moving>> {
+        lock(&self.moving).clone()
+    }
+
+    /// The move of this number, if this VM takes or took part in it last.
+    #[must_use]
+    pub fn moving_as(&self, id: MoveId) -> Option<Arc<Moving>> {
+        self.moving().filter(|m| m.ticket.mv == id)
+    }
+
+    pub(crate) fn tracker(&self) -> Option<Arc<Tracker>> {
+        self.moving().map(|m| m.tracker.clone())
+    }
+
+    pub(crate) fn begin_move(&self, order: &MoveOrder, ticket: Ticket) {
+        let moving = Moving::new(ticket, MoveRole::Source, order.to.clone());
+        moving.tracker.update(|p| p.limit = order.limit);
+        *lock(&self.moving) = Some(Arc::new(moving));
+        if let Err(error) = self.change(|f| {
+            f.peer = Some(order.to.clone());
+            f.order = Some(order.clone());
+        }) {
+            tracing::error!(vm = self.name, %error, "cannot remember where the VM goes");
+        }
+    }
+
+    pub(crate) fn begin_arrival(&self, ticket: Ticket, source: &PeerHost) {
+        *lock(&self.moving) = Some(Arc::new(Moving::new(ticket, MoveRole::Destination, source.clone())));
+        if let Err(error) = self.change(|f| {
+            f.peer = Some(source.clone());
+            f.power = Power::On;
+        }) {
+            tracing::error!(vm = self.name, %error, "cannot remember where the VM comes from");
+        }
+    }
+
+    pub(crate) fn end_move(&self, outcome: Outcome, why: Option<String>) {
+        if let Some(moving) = self.moving() {
+            moving.over.cancel();
+            if outcome == Outcome::Completed {
+                moving.tracker.enter(PhaseName::Release);
+            }
+            moving.tracker.end(outcome, why);
+        }
+    }
+
+    pub(crate) fn cancelled(&self) -> bool {
+        self.moving().is_some_and(|m| m.cancelled.load(Ordering::Relaxed))
+    }
+
+    /// Why a move from here was undone.
+    pub(crate) fn why_undone(&self) -> (Outcome, String) {
+        let why = self.moving().and_then(|m| lock(&m.why).clone());
+        if self.cancelled() {
+            (Outcome::Cancelled, "cancelled; the VM runs at the source".into())
+        } else {
+            (Outcome::Failed, why.unwrap_or_else(|| "the destination did not answer in time; the VM runs at the source".into()))
+        }
+    }
+
+    /// Remembers why an effect failed, for whoever waits for it.
+    pub fn fail(&self, error: ApiError) {
+        tracing::warn!(vm = self.name, %error, "failed");
+        lock(&self.failure).get_or_insert(error);
+    }
+
+    pub(crate) fn take_failure(&self) -> Option<ApiError> {
+        lock(&self.failure).take()
+    }
+}

@@ -1,0 +1,91 @@
+//! What nodes say to each other over the link, besides streams of blocks and pages. JSON, because it is little and read by people who
+//! look for faults; bounded by the link.
+
+use godwit_api::ApiError;
+use godwit_api::host::PeerHost;
+use godwit_api::vm::VmDefinition;
+use godwit_handoff::{Message, Ticket};
+use godwit_units::VolumeId;
+use serde::{Deserialize, Serialize};
+
+/// A question that is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Source: make a place for this VM.
+    Stage(Box<Stage>),
+    /// Destination: point the tunnel of a wire at me.
+    Repoint {
+        /// The wire.
+        wire: u32,
+        /// Where to.
+        port: godwit_api::host::GatewayPort,
+    },
+}
+
+/// What the destination has to know to make a place.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Stage {
+    /// The attempt.
+    pub ticket: Ticket,
+    /// The VM.
+    pub definition: VmDefinition,
+    /// Where the source is.
+    pub source: PeerHost,
+}
+
+/// The answer to a [`Request`].
+pub type Answer = Result<(), ApiError>;
+
+/// Something said once, that may be lost.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Note {
+    /// The hand-off's own messages; its machines repeat them.
+    HandOff(Message),
+    /// Destination: the guest runs. For the figures.
+    Resumed {
+        /// The attempt.
+        ticket: Ticket,
+        /// When: QEMU's own time of its RESUME event, microseconds since 1970.
+        unix_us: u64,
+        /// How long ago, as the destination's clock measured it.
+        ago_us: u64,
+    },
+    /// Destination: the network leads to the guest's new place.
+    Proved {
+        /// The attempt.
+        ticket: Ticket,
+        /// How long after it was started, milliseconds.
+        after_ms: f64,
+    },
+}
+
+/// What a stream is for; its first bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Hello {
+    /// A QEMU's migration stream, and its return path.
+    Memory {
+        /// The attempt.
+        ticket: Ticket,
+    },
+    /// A volume's mirror.
+    Mirror {
+        /// The attempt.
+        ticket: Ticket,
+        /// Which volume.
+        volume: VolumeId,
+    },
+}
+
+/// As bytes.
+#[must_use]
+pub fn encode<T: Serialize>(value: &T) -> bytes::Bytes {
+    serde_json::to_vec(value).expect("plain data has a JSON form").into()
+}
+
+/// From bytes that a peer sent.
+///
+/// # Errors
+/// When they make no sense; the peer has another version, or is not what it says.
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, serde_json::Error> {
+    serde_json::from_slice(bytes)
+}

@@ -1,0 +1,154 @@
+//! The node's HTTP API, as `godwit_api::host` has it. Only the controller may ask.
+
+use crate::actor::Input;
+use crate::node::Node;
+use crate::parts::Parts;
+use axum::extract::{Path, State};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use godwit_api::host::{
+    CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm,
+};
+use godwit_api::vm::VmDefinition;
+use godwit_api::{ApiError, Problem};
+use godwit_handoff::{Event, MoveId, VmId};
+use serde_json::Value;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+type Answer<T> = Result<Json<T>, ApiError>;
+
+/// The routes.
+pub fn router(node: Arc<Node>) -> Router {
+    Router::new()
+        .route("/v1/host", get(host))
+        .route("/v1/vms", get(vms))
+        .route("/v1/vms/{id}", get(vm).put(define).delete(remove))
+        .route("/v1/vms/{id}/start", post(start))
+        .route("/v1/vms/{id}/stop", post(stop))
+        .route("/v1/vms/{id}/monitor", post(monitor))
+        .route("/v1/check", post(check))
+        .route("/v1/moves", post(begin))
+        .route("/v1/moves/{id}", get(mv))
+        .route("/v1/moves/{id}/cancel", post(cancel))
+        .route("/v1/moves/{id}/limit", post(limit))
+        .route("/v1/moves/{id}/stop", post(stop_now))
+        .route("/v1/gateways/{wire}", put(attach).delete(detach))
+        .with_state(node)
+}
+
+async fn host(State(node): State<Arc<Node>>) -> Answer<HostFacts> {
+    Ok(Json(node.facts()))
+}
+
+async fn vms(State(node): State<Arc<Node>>) -> Answer<Vec<LocalVm>> {
+    let mut found = vec![];
+    for parts in node.vms() {
+        found.push(node.local(&parts).await);
+    }
+    Ok(Json(found))
+}
+
+fn find(node: &Node, id: u64) -> Result<Arc<Parts>, ApiError> {
+    node.vm(VmId(id)).ok_or_else(|| ApiError::new(Problem::NotFound, format!("{} knows no VM {id}", node.name())))
+}
+
+async fn vm(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<LocalVm> {
+    let parts = find(&node, id)?;
+    Ok(Json(node.local(&parts).await))
+}
+
+async fn define(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(definition): Json<VmDefinition>,
+) -> Answer<LocalVm> {
+    if definition.id != VmId(id) {
+        return Err(ApiError::new(Problem::Invalid, format!("the path says VM {id}, the body {}", definition.id.0)));
+    }
+    let parts = node.define(definition).await?;
+    Ok(Json(node.local(&parts).await))
+}
+
+async fn remove(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Value> {
+    let parts = find(&node, id)?;
+    parts.keeper().ask(Input::MayRemove).await?;
+    node.remove(&parts).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn start(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Value> {
+    find(&node, id)?.keeper().ask(Input::Start).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn stop(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(how): Json<StopVm>) -> Answer<Value> {
+    find(&node, id)?.keeper().ask(|reply| Input::Stop { force: how.force, reply }).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn monitor(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(command): Json<Value>) -> Answer<Value> {
+    let parts = find(&node, id)?;
+    let qemu = parts.qemu().ok_or_else(|| {
+        ApiError::new(Problem::Conflict, format!("`{}` has no QEMU on {}", parts.name, node.name()))
+    })?;
+    let answer = crate::effects::on_qemu(&qemu, move |q| q.monitor(command)).await?;
+    Ok(Json(answer))
+}
+
+async fn check(State(node): State<Arc<Node>>, Json(check): Json<CheckVm>) -> Answer<CheckReport> {
+    Ok(Json(crate::check::check(&node, &check).await))
+}
+
+async fn begin(State(node): State<Arc<Node>>, Json(order): Json<MoveOrder>) -> Answer<LocalMove> {
+    let parts = find(&node, order.vm.0)?;
+    let id = order.id;
+    if let Some(known) = parts.moving_as(id) {
+        // The order again: its first answer was lost.
+        return Ok(Json(known.local()));
+    }
+    parts.keeper().ask(|reply| Input::Begin { order: Box::new(order), reply }).await?;
+    Ok(Json(find_move(&node, id.0)?.1.local()))
+}
+
+fn find_move(node: &Node, id: u64) -> Result<(Arc<Parts>, Arc<crate::parts::Moving>), ApiError> {
+    let found = node.vms().into_iter().find_map(|p| p.moving_as(MoveId(id)).map(|m| (p, m)));
+    found.ok_or_else(|| ApiError::new(Problem::NotFound, format!("{} knows no move {id}", node.name())))
+}
+
+async fn mv(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<LocalMove> {
+    Ok(Json(find_move(&node, id)?.1.local()))
+}
+
+async fn cancel(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<LocalMove> {
+    let (parts, moving) = find_move(&node, id)?;
+    moving.cancelled.store(true, Ordering::Relaxed);
+    parts.keeper().tell(Input::Event(Event::Cancel)).await;
+    Ok(Json(moving.local()))
+}
+
+async fn limit(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(limit): Json<SetLimit>) -> Answer<LocalMove> {
+    let (_, moving) = find_move(&node, id)?;
+    node.limit(&moving, limit.limit);
+    Ok(Json(moving.local()))
+}
+
+async fn stop_now(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<LocalMove> {
+    let (_, moving) = find_move(&node, id)?;
+    moving.stop_now.notify_one();
+    Ok(Json(moving.local()))
+}
+
+async fn attach(
+    State(node): State<Arc<Node>>,
+    Path(wire): Path<u32>,
+    Json(port): Json<GatewayPort>,
+) -> Answer<Value> {
+    node.attach(wire, &port).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn detach(State(node): State<Arc<Node>>, Path(wire): Path<u32>) -> Answer<Value> {
+    node.detach(wire).await?;
+    Ok(Json(Value::Null))
+}

@@ -1,0 +1,213 @@
+//! Keeps how a move stands, for whoever asks; the tasks of the move write into it.
+
+use godwit_api::progress::{DiskProgress, MoveProgress, Outcome, Phase, PhaseName, Round};
+use godwit_units::{BitRate, Bytes};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Microseconds since 1970.
+#[must_use]
+pub fn unix_us(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// Over how long the rate is averaged.
+const RATE_OVER: Duration = Duration::from_secs(2);
+
+/// A move's progress, shared by its tasks.
+#[derive(Debug)]
+pub struct Tracker {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    progress: MoveProgress,
+    /// Bytes on the link, and when: for the rate.
+    samples: Vec<(Instant, u64)>,
+    stopped: Option<Instant>,
+    started: Option<Instant>,
+}
+
+impl Default for Tracker {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Tracker {
+    /// A move that begins now.
+    #[must_use]
+    pub fn new() -> Self {
+        let progress = MoveProgress {
+            outcome: Outcome::Running,
+            phase: PhaseName::Reserve,
+            phases: vec![Phase {
+                name: PhaseName::Reserve,
+                started_unix_us: unix_us(SystemTime::now()),
+                ended_unix_us: None,
+            }],
+            bytes: Default::default(),
+            raw: Bytes(0),
+            zero_pages: 0,
+            rounds: vec![],
+            disk: DiskProgress::default(),
+            memory_remaining: Bytes(0),
+            dirty_rate: Bytes(0),
+            rate: BitRate(0),
+            predicted_end_unix_us: None,
+            limit: None,
+            stopped_unix_us: None,
+            resumed_unix_us: None,
+            downtime_ms: None,
+            network_proved_ms: None,
+            error: None,
+            link_down_s: None,
+        };
+        Self { inner: Mutex::new(Inner { progress, samples: vec![], stopped: None, started: None }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As it stands.
+    #[must_use]
+    pub fn get(&self) -> MoveProgress {
+        let mut inner = self.lock();
+        inner.predict();
+        inner.progress.clone()
+    }
+
+    /// Changes something.
+    pub fn update(&self, change: impl FnOnce(&mut MoveProgress)) {
+        change(&mut self.lock().progress);
+    }
+
+    /// The move enters a phase. Going back is possible: a phase may be listed twice.
+    pub fn enter(&self, phase: PhaseName) {
+        let mut inner = self.lock();
+        if inner.progress.phase == phase {
+            return;
+        }
+        let now = unix_us(SystemTime::now());
+        if let Some(last) = inner.progress.phases.last_mut() {
+            last.ended_unix_us.get_or_insert(now);
+        }
+        inner.progress.phase = phase;
+        inner.progress.phases.push(Phase { name: phase, started_unix_us: now, ended_unix_us: None });
+    }
+
+    /// The vCPUs stopped.
+    pub fn stopped(&self, at: Instant, unix: u64) {
+        let mut inner = self.lock();
+        inner.stopped = Some(at);
+        inner.progress.stopped_unix_us = Some(unix);
+    }
+
+    /// The source heard that the guest runs at the destination, `one_way` after that was so.
+    pub fn running_there(&self, heard: Instant, one_way: Duration, resumed_unix_us: Option<u64>) {
+        let mut inner = self.lock();
+        if let (Some(stopped), None) = (inner.stopped, inner.started) {
+            inner.started = Some(heard);
+            let pause = heard.saturating_duration_since(stopped).saturating_sub(one_way);
+            inner.progress.downtime_ms = Some(pause.as_secs_f64() * 1000.0);
+        }
+        if resumed_unix_us.is_some() {
+            inner.progress.resumed_unix_us = resumed_unix_us;
+        }
+    }
+
+    /// The move is over.
+    pub fn end(&self, outcome: Outcome, error: Option<String>) {
+        let mut inner = self.lock();
+        if inner.progress.outcome != Outcome::Running && inner.progress.outcome != Outcome::WaitsForPeer {
+            return;
+        }
+        let now = unix_us(SystemTime::now());
+        if let Some(last) = inner.progress.phases.last_mut() {
+            last.ended_unix_us.get_or_insert(now);
+        }
+        inner.progress.outcome = outcome;
+        inner.progress.predicted_end_unix_us = None;
+        if error.is_some() {
+            inner.progress.error = error;
+        }
+    }
+
+    /// Whether it is over.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        !matches!(self.lock().progress.outcome, Outcome::Running | Outcome::WaitsForPeer)
+    }
+
+    /// What the link has carried so far, all lanes, at this moment.
+    pub fn carried(&self, total: u64) {
+        let mut inner = self.lock();
+        let now = Instant::now();
+        inner.samples.push((now, total));
+        inner.samples.retain(|(at, _)| now.saturating_duration_since(*at) <= RATE_OVER);
+        let (then, before) = inner.samples[0];
+        let seconds = now.saturating_duration_since(then).as_secs_f64();
+        if seconds > 0.1 {
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+            let rate = (total.saturating_sub(before) as f64 * 8.0 / seconds) as u64;
+            inner.progress.rate = BitRate(rate);
+        }
+    }
+
+    /// A round over the memory ended.
+    pub fn round(&self, round: Round) {
+        self.lock().progress.rounds.push(round);
+    }
+}
+
+impl Inner {
+    /// What is left at the present rate. Told only while there is something to divide by; never moved towards the present.
+    fn predict(&mut self) {
+        let p = &mut self.progress;
+        if p.outcome != Outcome::Running || p.rate.0 < 1000 {
+            return;
+        }
+        let shrink = match p.raw.0 {
+            0 => 1.0,
+            raw => (p.bytes.memory.0 as f64 / raw as f64).min(1.0),
+        };
+        let left = p.disk.remaining.0 as f64 + p.memory_remaining.0 as f64 * shrink;
+        let seconds = left * 8.0 / p.rate.0 as f64 + 0.5;
+        let end = unix_us(SystemTime::now() + Duration::from_secs_f64(seconds.min(1e7)));
+        p.predicted_end_unix_us = Some(p.predicted_end_unix_us.map_or(end, |known| known.max(end)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_follow_each_other_without_a_gap_and_the_last_one_ends_with_the_move() {
+        let tracker = Tracker::new();
+        tracker.enter(PhaseName::CopyDisk);
+        tracker.enter(PhaseName::Memory);
+        tracker.enter(PhaseName::Memory);
+        tracker.end(Outcome::Completed, None);
+        let progress = tracker.get();
+        assert_eq!(progress.phases.len(), 3);
+        for pair in progress.phases.windows(2) {
+            assert_eq!(pair[0].ended_unix_us, Some(pair[1].started_unix_us));
+        }
+        assert!(progress.phases[2].ended_unix_us.is_some());
+        assert_eq!(progress.outcome, Outcome::Completed);
+    }
+
+    #[test]
+    fn the_pause_is_taken_by_the_sources_clock_less_the_way_of_the_news() {
+        let tracker = Tracker::new();
+        let stop = Instant::now();
+        tracker.stopped(stop, 1);
+        tracker.running_there(stop + Duration::from_millis(300), Duration::from_millis(50), Some(2));
+        tracker.running_there(stop + Duration::from_millis(900), Duration::from_millis(50), None);
+        assert_eq!(tracker.get().downtime_ms, Some(250.0));
+        assert_eq!(tracker.get().resumed_unix_us, Some(2));
+    }
+}

@@ -1,0 +1,60 @@
+//! Files and folders that only their owner may read.
+
+use crate::TrustError;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// No PEM file of ours comes near this; a larger one is a mistake in a path.
+const MAX_PEM: u64 = 1 << 20;
+
+/// Makes a folder with mode 0700, and its parents; one that exists is narrowed to 0700.
+pub fn make_dir(dir: &Path) -> Result<(), TrustError> {
+    let failed = |source| TrustError::File { doing: "creating folder", path: dir.into(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(failed)
+}
+
+/// Writes a whole file, durably, or leaves what was there: a key that is half written locks a node out.
+pub fn replace(path: &Path, mode: u32, contents: &str) -> Result<(), TrustError> {
+    let failed = |source| TrustError::File { doing: "writing", path: path.into(), source };
+    let fresh = path.with_extension("new");
+    let write = || -> io::Result<()> {
+        // Created anew, because `mode` has no effect on a file that exists.
+        match fs::remove_file(&fresh) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
+        file.write_all(contents.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&fresh, path)?;
+        path.parent().map_or(Ok(()), |dir| File::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?.sync_all())
+    };
+    write().map_err(failed)
+}
+
+/// Reads a PEM file.
+pub fn read(path: &Path) -> Result<String, TrustError> {
+    read_with(path, |_| Ok(()))
+}
+
+/// Reads a key, unless group or world have any right to it.
+pub fn read_key(path: &Path) -> Result<String, TrustError> {
+    read_with(path, |file| {
+        let failed = |source| TrustError::File { doing: "reading the mode of", path: path.into(), source };
+        // Of the open file: the path could be another one by now.
+        let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
+        if mode & 0o077 == 0 { Ok(()) } else { Err(TrustError::KeyReadable { path: path.into(), mode }) }
+    })
+}
+
+fn read_with(path: &Path, check: impl FnOnce(&File) -> Result<(), TrustError>) -> Result<String, TrustError> {
+    let failed = |source| TrustError::File { doing: "reading", path: path.into(), source };
+    let file = File::open(path).map_err(failed)?;
+    check(&file)?;
+    let mut text = String::new();
+    file.take(MAX_PEM).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
