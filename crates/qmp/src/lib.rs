@@ -84,6 +84,8 @@ pub enum Message {
         name: String,
         /// Its data, an empty object where QEMU sent none.
         data: Value,
+        /// When it happened, by QEMU's clock: microseconds since 1970; 0 where QEMU did not say.
+        unix_us: u64,
     },
 }
 
@@ -152,7 +154,9 @@ fn parse(line: &[u8]) -> Result<Message, QmpError> {
     }
     if let Some(name) = value.get("event").and_then(Value::as_str) {
         let data = value.get("data").cloned().unwrap_or_else(|| json!({}));
-        return Ok(Message::Event { name: name.to_owned(), data });
+        let part = |key: &str| value["timestamp"][key].as_u64().unwrap_or(0);
+        let unix_us = part("seconds").saturating_mul(1_000_000).saturating_add(part("microseconds"));
+        return Ok(Message::Event { name: name.to_owned(), data, unix_us });
     }
     // Replies to lines that QEMU could not parse carry no id; 0 is never used for a command.
     let id = value.get("id").and_then(Value::as_u64).unwrap_or(0);
@@ -176,6 +180,8 @@ pub struct Event {
     pub name: String,
     /// Its data.
     pub data: Value,
+    /// When it happened, by QEMU's clock: microseconds since 1970.
+    pub unix_us: u64,
 }
 
 /// A blocking connection to one QEMU.
@@ -369,12 +375,12 @@ impl Shared {
                         inbox.replies.insert(id, result);
                     }
                 }
-                Ok(Some(Message::Event { name, data })) => {
+                Ok(Some(Message::Event { name, data, unix_us })) => {
                     if inbox.events.len() == MAX_EVENTS {
                         inbox.events.drain(..MAX_EVENTS / 2);
                         inbox.dropped += MAX_EVENTS / 2;
                     }
-                    inbox.events.push(Event { at, name, data });
+                    inbox.events.push(Event { at, name, data, unix_us });
                 }
                 Err(_) => return false,
             }
@@ -410,7 +416,8 @@ mod tests {
         whole.handle_bytes(text).unwrap();
         let expected = collect(&mut whole);
         assert_eq!(expected.len(), 4);
-        assert_eq!(expected[2], Message::Event { name: "STOP".into(), data: json!({}) });
+        let stop = Message::Event { name: "STOP".into(), data: json!({}), unix_us: 1_000_000 };
+        assert_eq!(expected[2], stop);
         assert_eq!(expected[3], Message::Reply { id: 2, result: Err(("GenericError".into(), "no".into())) });
 
         let mut bytewise = Session::default();

@@ -1,0 +1,303 @@
+//! Listening and connecting: from QUIC connections to sessions.
+
+use crate::session::{Inner, final_word};
+use crate::transport::{self, local, node_at, refusal};
+use crate::wire::{Hello, Welcome, code};
+use crate::{Addresses, Closed, Config, Lane, LinkError, Peer, Session, State};
+use godwit_trust::{Credentials, Identity, PeerError};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use tokio_util::sync::CancellationToken;
+
+/// Sessions that peers have with us: a node has one or two with each of its sites' hosts.
+const MAX_SESSIONS: usize = 256;
+
+/// How long a client may take from its handshake to its hello.
+const HELLO_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A node's end of all its sessions. Dropped, it closes them.
+#[derive(Debug)]
+pub struct Endpoint {
+    shared: Arc<Shared>,
+    accepted: AsyncMutex<mpsc::Receiver<Session>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    lanes: [quinn::Endpoint; 3],
+    /// Another one in every process: who restarts is another.
+    incarnation: u64,
+    /// Every session here, accepted or connected.
+    sessions: Mutex<HashMap<(Identity, u128), Arc<Inner>>>,
+    over: CancellationToken,
+    ready: mpsc::Sender<Session>,
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Why one attempt failed.
+enum Attempt {
+    /// The next may do better.
+    Again(String),
+    /// None will.
+    Refused(PeerError),
+    Over(Closed),
+}
+
+impl Endpoint {
+    /// Binds all lanes and listens. Within a tokio runtime.
+    ///
+    /// # Errors
+    /// A port cannot be had, or a setting is none for QUIC.
+    pub fn bind(config: Config, credentials: &Credentials) -> Result<Self, LinkError> {
+        let [a, b, c] = Lane::ALL.map(|lane| transport::bind(&config, credentials, lane));
+        let lanes = [a?, b?, c?];
+        let (ready, accepted) = mpsc::channel(MAX_SESSIONS);
+        // 0 stands for "not known" on the wire.
+        let incarnation = random_u64()?.max(1);
+        let over = CancellationToken::new();
+        let shared = Arc::new(Shared { config, lanes, incarnation, sessions: Mutex::default(), over, ready });
+        for lane in Lane::ALL {
+            tokio::spawn(Arc::clone(&shared).listen(lane));
+        }
+        Ok(Self { shared, accepted: AsyncMutex::new(accepted) })
+    }
+
+    /// Where it listens, with the ports that it got.
+    #[must_use]
+    pub fn addresses(&self) -> Addresses {
+        let of = |lane: Lane| local(&self.shared.lanes[lane.index()]).unwrap_or(self.shared.config.listen.of(lane));
+        Addresses { control: of(Lane::Control), disk: of(Lane::Disk), memory: of(Lane::Memory) }
+    }
+
+    /// A new session, when all its lanes are connected.
+    ///
+    /// # Errors
+    /// Nobody answers within [`Config::connect`], or the one who does is not `peer` or will not have us.
+    pub async fn connect(&self, peer: Peer) -> Result<Session, LinkError> {
+        let shared = &self.shared;
+        let id = u128::from(random_u64()?) << 64 | u128::from(random_u64()?);
+        let inner = Inner::new(id, peer.identity.clone(), true, 0, shared.config.clone());
+        let session = Session::new(Arc::clone(&inner));
+        let start = Instant::now();
+        // Control first: it learns who the peer is, before the others insist on that one.
+        for lane in Lane::ALL {
+            loop {
+                let waited = start.elapsed();
+                match shared.attempt(&inner, &peer, lane).await {
+                    Ok(()) => break,
+                    Err(Attempt::Over(closed)) => return Err(closed.into()),
+                    Err(Attempt::Refused(source)) => {
+                        let address = peer.addresses.of(lane);
+                        return Err(LinkError::Refused { peer: peer.identity, address, source });
+                    }
+                    Err(Attempt::Again(last)) if waited >= shared.config.connect => {
+                        let address = peer.addresses.of(lane);
+                        return Err(LinkError::Unreachable { peer: peer.identity, lane, address, waited, last });
+                    }
+                    Err(Attempt::Again(_)) => tokio::time::sleep(shared.config.retry).await,
+                }
+            }
+        }
+        shared.keep(&inner);
+        for lane in Lane::ALL {
+            let (shared, peer) = (Arc::clone(shared), peer.clone());
+            inner.spawn(shared.reconnect(Arc::clone(&inner), peer, lane));
+        }
+        Ok(session)
+    }
+
+    /// The next session that a peer began; all its lanes are connected.
+    ///
+    /// # Errors
+    /// The endpoint is closed.
+    pub async fn accept(&self) -> Result<Session, LinkError> {
+        tokio::select! {
+            () = self.shared.over.cancelled() => Err(LinkError::EndpointClosed),
+            session = async { self.accepted.lock().await.recv().await } => session.ok_or(LinkError::EndpointClosed),
+        }
+    }
+
+    /// Closes every session and the sockets. Peers are told if the network lets them be.
+    pub fn close(&self) {
+        self.shared.over.cancel();
+        let all: Vec<_> = self.shared.lock().drain().map(|(_, inner)| inner).collect();
+        all.iter().for_each(|inner| inner.close(Closed::Here));
+        self.shared.lanes.iter().for_each(|lane| lane.close(code::CLOSED.into(), b"the node stops"));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(Identity, u128), Arc<Inner>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the session closed with the endpoint, and forgets it when it is over.
+    fn keep(self: &Arc<Self>, inner: &Arc<Inner>) {
+        let key = (inner.peer.clone(), inner.id);
+        self.lock().insert(key.clone(), Arc::clone(inner));
+        let (shared, over) = (Arc::clone(self), inner.over.clone());
+        tokio::spawn(async move {
+            over.cancelled().await;
+            shared.lock().remove(&key);
+        });
+    }
+
+    /// Connects one lane, once.
+    async fn attempt(&self, inner: &Arc<Inner>, peer: &Peer, lane: Lane) -> Result<(), Attempt> {
+        let once = async {
+            let failed = |e: quinn::ConnectionError| match (refusal(&e), final_word(&e)) {
+                (Some(peer), _) => Attempt::Refused(peer),
+                (None, Some(closed)) => Attempt::Over(closed),
+                (None, None) => Attempt::Again(e.to_string()),
+            };
+            let again = |e: &dyn std::fmt::Display| Attempt::Again(e.to_string());
+            let name = peer.identity.dns_name();
+            let connecting = self.lanes[lane.index()].connect(peer.addresses.of(lane), &name).map_err(|e| again(&e))?;
+            let connection = connecting.await.map_err(failed)?;
+            node_at(&connection).map_err(Attempt::Refused)?;
+            let (mut send, mut recv) = connection.open_bi().await.map_err(failed)?;
+            let known = inner.peer_incarnation.load(Ordering::Relaxed);
+            let (session, incarnation) = (inner.id, self.incarnation);
+            let hello = Hello { session, incarnation, peer: known, live: inner.live(lane) };
+            // An error here shows as the connection's own, below: in TLS 1.3 a server refuses after the handshake.
+            let _ = send.write_chunk(hello.encode()).await;
+            let _ = send.finish();
+            let welcome = match Welcome::read(&mut recv).await {
+                Ok(welcome) => welcome,
+                Err(e) => return Err(connection.close_reason().map_or_else(|| again(&e), failed)),
+            };
+            if known != 0 && welcome.incarnation != known {
+                connection.close(code::CLOSED.into(), b"another incarnation");
+                return Err(Attempt::Over(Closed::PeerRestarted));
+            }
+            inner.peer_incarnation.store(welcome.incarnation, Ordering::Relaxed);
+            inner.install(lane, connection, &welcome.live);
+            Ok(())
+        };
+        let late = || Attempt::Again(format!("no answer in {:?}", self.config.attempt));
+        tokio::time::timeout(self.config.attempt, once).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Keeps one lane of a session that we began connected.
+    async fn reconnect(self: Arc<Self>, inner: Arc<Inner>, peer: Peer, lane: Lane) {
+        let mut connections = inner.connections(lane);
+        while connections.wait_for(Option::is_none).await.is_ok() {
+            match self.attempt(&inner, &peer, lane).await {
+                Ok(()) => {}
+                Err(Attempt::Over(closed)) => inner.close(closed),
+                Err(Attempt::Refused(why)) => inner.close(Closed::Peer(why)),
+                Err(Attempt::Again(why)) => {
+                    tracing::debug!(peer = %peer.identity, ?lane, why, "not connected yet");
+                    tokio::time::sleep(self.config.retry).await;
+                }
+            }
+        }
+    }
+
+    async fn listen(self: Arc<Self>, lane: Lane) {
+        loop {
+            let incoming = tokio::select! {
+                () = self.over.cancelled() => return,
+                incoming = self.lanes[lane.index()].accept() => incoming,
+            };
+            let Some(incoming) = incoming else { return };
+            let shared = Arc::clone(&self);
+            tokio::spawn(async move {
+                let Ok(connection) = incoming.await else { return };
+                let greeting = tokio::time::timeout(HELLO_PATIENCE, shared.greet(lane, &connection));
+                if greeting.await.is_err() {
+                    connection.close(code::PROTOCOL.into(), b"no hello");
+                }
+            });
+        }
+    }
+
+    /// A peer connected a lane: of a session that we know, or of a new one.
+    async fn greet(self: &Arc<Self>, lane: Lane, connection: &quinn::Connection) {
+        let refuse = |number: u32, why: &str| connection.close(number.into(), why.as_bytes());
+        let peer = match node_at(connection) {
+            Ok(peer) => peer,
+            Err(e) => return refuse(code::ROLE, &e.to_string()),
+        };
+        let Ok((mut send, mut recv)) = connection.accept_bi().await else { return };
+        let hello = match Hello::read(&mut recv).await {
+            Ok(hello) => hello,
+            Err(e) => return refuse(code::PROTOCOL, &e.to_string()),
+        };
+        if hello.peer != 0 && hello.peer != self.incarnation {
+            return refuse(code::RESTARTED, "the process that you mean is gone");
+        }
+        let inner = match self.find(&peer, &hello) {
+            Ok(inner) => inner,
+            Err((number, why)) => return refuse(number, why),
+        };
+        let welcome = Welcome { incarnation: self.incarnation, live: inner.live(lane) };
+        if send.write_chunk(welcome.encode()).await.is_ok() {
+            let _ = send.finish();
+            inner.install(lane, connection.clone(), &hello.live);
+        }
+    }
+
+    fn find(self: &Arc<Self>, peer: &Identity, hello: &Hello) -> Result<Arc<Inner>, (u32, &'static str)> {
+        let mut sessions = self.lock();
+        // Sessions with a process of that peer that is no more.
+        let stale: Vec<_> = sessions
+            .values()
+            .filter(|s| s.peer == *peer && s.peer_incarnation.load(Ordering::Relaxed) != 0)
+            .filter(|s| s.peer_incarnation.load(Ordering::Relaxed) != hello.incarnation)
+            .map(Arc::clone)
+            .collect();
+        let known = sessions.get(&(peer.clone(), hello.session)).map(Arc::clone);
+        let full = sessions.len() >= MAX_SESSIONS;
+        sessions.retain(|_, s| !stale.iter().any(|old| Arc::ptr_eq(old, s)));
+        drop(sessions);
+        stale.iter().for_each(|old| old.close(Closed::PeerRestarted));
+        match known {
+            Some(inner) if !inner.initiator && !inner.over.is_cancelled() => Ok(inner),
+            Some(_) => Err((code::CLOSED, "the session is closed")),
+            // The control lane always begins: another lane of an unknown session is one that we gave up.
+            None if hello.peer != 0 => Err((code::EXPIRED, "the session was given up")),
+            None if full => Err((code::BUSY, "too many sessions")),
+            None => {
+                let inner = Inner::new(hello.session, peer.clone(), false, hello.incarnation, self.config.clone());
+                self.keep(&inner);
+                let (ready, orphan) = (self.ready.clone(), self.config.orphan);
+                let held = Arc::clone(&inner);
+                inner.spawn(async move { watch_over(held, ready, orphan).await });
+                Ok(inner)
+            }
+        }
+    }
+}
+
+/// Hands an accepted session to the application once it is up, and ends it when its initiator stays away.
+async fn watch_over(inner: Arc<Inner>, ready: mpsc::Sender<Session>, orphan: Duration) {
+    let session = Session::new(Arc::clone(&inner));
+    let mut state = session.state();
+    let up = state.wait_for(|s| *s == State::Up);
+    if !matches!(tokio::time::timeout(HELLO_PATIENCE * 4, up).await, Ok(Ok(_))) {
+        return inner.close(Closed::Expired);
+    }
+    let _ = ready.try_send(session);
+    loop {
+        if state.wait_for(|s| matches!(s, State::Down { .. })).await.is_err() {
+            return;
+        }
+        if tokio::time::timeout(orphan, state.wait_for(|s| *s == State::Up)).await.is_err() {
+            return inner.close(Closed::Expired);
+        }
+    }
+}
+
+fn random_u64() -> Result<u64, LinkError> {
+    getrandom::u64().map_err(|e| LinkError::Config(format!("the system gives no randomness: {e}")))
+}

@@ -1,0 +1,542 @@
+//! A stream's two halves, and the task that carries it over one connection after the other.
+
+use crate::resume::{Frame, Incoming, Outgoing};
+use crate::session::{Handle, Inner};
+use crate::wire::{self, Attach, Head, Kind, ReadFailure};
+use crate::{Lane, Priority, StreamCounters, StreamError};
+use bytes::Bytes;
+use godwit_units::Bytes as Amount;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+
+/// How long a small acknowledgement waits for company.
+const ACK_DELAY: Duration = Duration::from_millis(10);
+
+/// The code of a stream whose half was dropped before its end.
+pub const ABANDONED: u32 = u32::MAX;
+
+/// A byte pipe in both directions.
+#[derive(Debug)]
+pub struct Stream {
+    /// Ours to the peer.
+    pub send: SendHalf,
+    /// The peer's to us.
+    pub recv: RecvHalf,
+}
+
+impl Stream {
+    pub(crate) fn new(handle: &Arc<Handle>, shared: &Arc<Shared>) -> Self {
+        let send = SendHalf { shared: Arc::clone(shared), handle: Arc::clone(handle) };
+        let recv = RecvHalf { shared: Arc::clone(shared), handle: Arc::clone(handle) };
+        Self { send, recv }
+    }
+
+    /// The two halves, for two tasks.
+    #[must_use]
+    pub fn split(self) -> (SendHalf, RecvHalf) {
+        (self.send, self.recv)
+    }
+}
+
+/// The writing half. Dropped before [`finish`](Self::finish) it gives the whole stream up: what broke off must not look
+/// complete.
+#[derive(Debug)]
+pub struct SendHalf {
+    shared: Arc<Shared>,
+    handle: Arc<Handle>,
+}
+
+/// The reading half. Dropped, it lets the peer go on writing into nothing.
+#[derive(Debug)]
+pub struct RecvHalf {
+    shared: Arc<Shared>,
+    handle: Arc<Handle>,
+}
+
+impl SendHalf {
+    /// Writes all of `data`, waiting while a window of it is unread by the peer's application. If the wait is dropped,
+    /// a part may have been written.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub async fn write(&mut self, mut data: Bytes) -> Result<(), StreamError> {
+        while !data.is_empty() {
+            {
+                let mut core = self.shared.lock();
+                core.check()?;
+                if core.out.is_finished() {
+                    return Err(StreamError::Finished);
+                }
+                let room = usize::try_from(core.out.room()).unwrap_or(usize::MAX).min(data.len());
+                core.out.push(data.split_to(room));
+                if room > 0 {
+                    self.shared.driver.notify_one();
+                    continue;
+                }
+            }
+            self.shared.writer.notified().await;
+        }
+        Ok(())
+    }
+
+    /// Says that no more comes. Does not wait: [`flush`](Self::flush) does.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub fn finish(&mut self) -> Result<(), StreamError> {
+        let mut core = self.shared.lock();
+        core.check()?;
+        core.out.finish();
+        self.shared.driver.notify_one();
+        Ok(())
+    }
+
+    /// Waits until the peer's link layer has everything written so far, and the end if that was said. Before the last
+    /// holder of a session drops it, this is what makes sure that nothing is lost.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub async fn flush(&mut self) -> Result<(), StreamError> {
+        loop {
+            {
+                let core = self.shared.lock();
+                if core.out.is_flushed() {
+                    return Ok(());
+                }
+                core.check()?;
+            }
+            self.shared.writer.notified().await;
+        }
+    }
+
+    /// How many bytes may be unread by the peer's application: at least the bandwidth-delay product.
+    pub fn set_window(&mut self, window: Amount) {
+        self.shared.lock().out.set_window(window.0);
+        self.shared.writer.notify_one();
+    }
+
+    /// Gives the stream up, both directions. `u32::MAX` is what a dropped half says.
+    pub fn reset(self, code: u32) {
+        self.shared.abandon(code);
+    }
+
+    /// What was carried.
+    #[must_use]
+    pub fn counters(&self) -> StreamCounters {
+        self.shared.counters()
+    }
+
+    /// The session that it belongs to.
+    #[must_use]
+    pub fn session(&self) -> crate::Session {
+        crate::Session::of(&self.handle)
+    }
+}
+
+impl Drop for SendHalf {
+    fn drop(&mut self) {
+        if !self.shared.lock().out.is_finished() {
+            self.shared.abandon(ABANDONED);
+        }
+    }
+}
+
+impl RecvHalf {
+    /// The next bytes; `None` at the end. May be dropped and called again.
+    ///
+    /// # Errors
+    /// The stream is over before its end.
+    pub async fn read(&mut self) -> Result<Option<Bytes>, StreamError> {
+        loop {
+            {
+                let mut core = self.shared.lock();
+                if let Some(data) = core.queue.pop_front() {
+                    core.inc.consume(data.len() as u64);
+                    self.shared.driver.notify_one();
+                    return Ok(Some(data));
+                }
+                if core.inc.is_done() {
+                    return Ok(None);
+                }
+                core.check()?;
+            }
+            self.shared.reader.notified().await;
+        }
+    }
+
+    /// Gives the stream up, both directions.
+    pub fn reset(self, code: u32) {
+        self.shared.abandon(code);
+    }
+
+    /// What was carried.
+    #[must_use]
+    pub fn counters(&self) -> StreamCounters {
+        self.shared.counters()
+    }
+
+    /// The session that it belongs to.
+    #[must_use]
+    pub fn session(&self) -> crate::Session {
+        crate::Session::of(&self.handle)
+    }
+}
+
+impl Drop for RecvHalf {
+    fn drop(&mut self) {
+        let mut core = self.shared.lock();
+        core.discard = true;
+        let left: usize = core.queue.drain(..).map(|data| data.len()).sum();
+        core.inc.consume(left as u64);
+        self.shared.driver.notify_one();
+    }
+}
+
+/// A stream as its halves and its task know it.
+#[derive(Debug)]
+pub struct Shared {
+    pub id: u64,
+    pub lane: Lane,
+    pub kind: Kind,
+    pub priority: Priority,
+    pub hello: Bytes,
+    core: Mutex<Core>,
+    /// Wakes the task.
+    driver: Notify,
+    /// Wakes the half that writes, and the half that reads.
+    writer: Notify,
+    reader: Notify,
+}
+
+#[derive(Debug)]
+struct Core {
+    out: Outgoing,
+    inc: Incoming,
+    /// Received, not yet read; bounded by `inc`'s limit.
+    queue: VecDeque<Bytes>,
+    error: Option<StreamError>,
+    /// To be told to the peer.
+    reset: Option<u32>,
+    discard: bool,
+}
+
+impl Core {
+    fn check(&self) -> Result<(), StreamError> {
+        self.error.clone().map_or(Ok(()), Err)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.out.is_done() && self.inc.is_done() && self.inc.is_told()
+    }
+}
+
+/// A QUIC stream that carries ours, and where the peer wants it to go on.
+pub type Carrier = (quinn::SendStream, quinn::RecvStream, u64);
+
+/// How a stream's time on one connection ended.
+enum Ended {
+    /// With the connection.
+    Lost,
+    /// For good.
+    Over,
+}
+
+/// What the task does next.
+enum Step {
+    Write(Vec<Frame>),
+    Data(usize),
+    AckSoon,
+    Idle,
+    Complete,
+    Dead,
+}
+
+impl Shared {
+    pub fn new(id: u64, lane: Lane, attach: (Kind, Priority, Bytes), window: u64, limit: u64) -> Arc<Self> {
+        let (kind, priority, hello) = attach;
+        let (out, inc) = (Outgoing::new(window), Incoming::new(limit));
+        let core = Core { out, inc, queue: VecDeque::new(), error: None, reset: None, discard: false };
+        let (core, driver, writer, reader) = (Mutex::new(core), Notify::new(), Notify::new(), Notify::new());
+        Arc::new(Self { id, lane, kind, priority, hello, core, driver, writer, reader })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counters(&self) -> StreamCounters {
+        let core = self.lock();
+        let (written, acknowledged) = core.out.progress();
+        let received = Amount(core.inc.bytes());
+        StreamCounters { written: Amount(written), acknowledged: Amount(acknowledged), received }
+    }
+
+    /// Ends it with an error, unless it is over already.
+    pub fn fail(&self, error: StreamError) {
+        self.lock().error.get_or_insert(error);
+        self.driver.notify_one();
+        self.writer.notify_one();
+        self.reader.notify_one();
+    }
+
+    /// The peer no longer has it: it was complete there, or given up.
+    pub fn forgotten(&self) {
+        self.fail(StreamError::Reset { code: ABANDONED });
+    }
+
+    fn abandon(&self, code: u32) {
+        {
+            let mut core = self.lock();
+            if core.error.is_some() || core.is_complete() {
+                return;
+            }
+            core.reset = Some(code);
+        }
+        self.fail(StreamError::Reset { code });
+    }
+
+    fn violation(&self, why: impl std::fmt::Display) -> Ended {
+        self.fail(StreamError::Protocol(why.to_string()));
+        Ended::Over
+    }
+
+    /// The opener's task: attaches to every connection of the lane, until the stream is over.
+    pub async fn drive_opened(self: Arc<Self>, link: Arc<Inner>) {
+        let mut connections = link.connections(self.lane);
+        loop {
+            let Ok(now) = connections.wait_for(Option::is_some).await.map(|now| now.clone()) else { break };
+            let Some(connection) = now else { continue };
+            let ended = match self.attach(&connection).await {
+                Ok((carrier, received)) => self.carry(&link, carrier, received).await,
+                Err(ended) => ended,
+            };
+            if matches!(ended, Ended::Over) {
+                break;
+            }
+            // Wait for another connection than this one; nobody can be told of a stream that is over meanwhile.
+            let id = connection.stable_id();
+            let other = connections.wait_for(|now| now.as_ref().is_none_or(|c| c.stable_id() != id));
+            if other.await.is_err() || self.lock().error.is_some() {
+                break;
+            }
+        }
+        link.forget(self.id);
+    }
+
+    async fn attach(
+        &self,
+        connection: &quinn::Connection,
+    ) -> Result<((quinn::SendStream, quinn::RecvStream), u64), Ended> {
+        let (mut send, mut recv) = connection.open_bi().await.map_err(|_| Ended::Lost)?;
+        let _ = send.set_priority(self.priority as i32);
+        let received = self.lock().inc.resume();
+        let (id, kind, priority, hello) = (self.id, self.kind, self.priority, self.hello.clone());
+        let attach = Attach { id, kind, priority, received, hello };
+        send.write_chunk(attach.encode()).await.map_err(|_| Ended::Lost)?;
+        let mut answer = [0; 8];
+        match recv.read_exact(&mut answer).await {
+            Ok(()) => Ok(((send, recv), u64::from_be_bytes(answer))),
+            Err(quinn::ReadExactError::ReadError(quinn::ReadError::Reset(_))) => {
+                self.fail(StreamError::Protocol("the peer refused the stream".into()));
+                Err(Ended::Over)
+            }
+            Err(_) => Err(Ended::Lost),
+        }
+    }
+
+    /// The acceptor's task: carries it over whatever the opener attaches.
+    pub async fn drive_accepted(self: Arc<Self>, link: Arc<Inner>, mut carriers: mpsc::Receiver<Carrier>) {
+        while let Some((mut send, recv, received)) = carriers.recv().await {
+            let _ = send.set_priority(self.priority as i32);
+            let ours = self.lock().inc.resume();
+            let ended = match send.write_all(&ours.to_be_bytes()).await {
+                Ok(()) => self.carry(&link, (send, recv), received).await,
+                Err(_) => Ended::Lost,
+            };
+            if matches!(ended, Ended::Over) {
+                break;
+            }
+        }
+        link.forget(self.id);
+    }
+
+    /// Carries the stream over one QUIC stream.
+    async fn carry(&self, link: &Inner, carrier: (quinn::SendStream, quinn::RecvStream), received: u64) -> Ended {
+        let (mut send, mut recv) = carrier;
+        // A stream that was given up may have been given up by a peer that forgot it: only the reset matters then.
+        let resumed = {
+            let mut core = self.lock();
+            if core.error.is_some() { Ok(()) } else { core.out.resume(received) }
+        };
+        if let Err(violation) = resumed {
+            let _ = send.reset(wire::code::PROTOCOL.into());
+            return self.violation(violation);
+        }
+        self.writer.notify_one();
+        let ended = tokio::select! {
+            ended = self.transmit(link, &mut send) => ended,
+            ended = self.receive(&mut recv) => ended,
+        };
+        if let (Ended::Over, Some(StreamError::Protocol(_))) = (&ended, &self.lock().error) {
+            let _ = send.reset(wire::code::PROTOCOL.into());
+        }
+        ended
+    }
+
+    fn step(&self) -> Step {
+        let mut core = self.lock();
+        if core.error.is_some() {
+            return core.reset.take().map_or(Step::Dead, |code| Step::Write(vec![Frame::Reset { code }]));
+        }
+        if core.is_complete() {
+            return Step::Complete;
+        }
+        if core.inc.is_urgent() {
+            return Step::Write(core.inc.ack().into_iter().collect());
+        }
+        match core.out.unsent() {
+            0 => {}
+            unsent => return Step::Data(usize::try_from(unsent).unwrap_or(usize::MAX)),
+        }
+        if let Some(fin) = core.out.next(0) {
+            return Step::Write(vec![fin]);
+        }
+        if core.inc.has_news() { Step::AckSoon } else { Step::Idle }
+    }
+
+    async fn transmit(&self, link: &Inner, send: &mut quinn::SendStream) -> Ended {
+        let mut grant = None;
+        loop {
+            let frames = match self.step() {
+                Step::Write(frames) => frames,
+                Step::Data(unsent) => {
+                    let wanted = unsent.min(crate::resume::MAX_CHUNK);
+                    if grant.is_none() && self.lane != Lane::Control {
+                        grant = link.limiter().ask(self.priority, wanted);
+                    }
+                    let mut left = wanted;
+                    if let Some(waiting) = &mut grant {
+                        tokio::select! {
+                            () = waiting.wait() => left = waiting.bytes,
+                            // An acknowledgement may be due, or the stream over.
+                            () = self.driver.notified() => continue,
+                        }
+                    }
+                    grant = None;
+                    let mut core = self.lock();
+                    let mut frames: Vec<Frame> = core.inc.ack().into_iter().collect();
+                    while left > 0
+                        && let Some(frame @ Frame::Data { .. }) =
+                            (core.out.unsent() > 0).then(|| core.out.next(left)).flatten()
+                    {
+                        if let Frame::Data { data, .. } = &frame {
+                            left -= data.len();
+                        }
+                        frames.push(frame);
+                    }
+                    frames
+                }
+                Step::AckSoon => {
+                    tokio::select! {
+                        () = tokio::time::sleep(ACK_DELAY) => self.lock().inc.ack().into_iter().collect(),
+                        () = self.driver.notified() => continue,
+                    }
+                }
+                Step::Idle => {
+                    self.driver.notified().await;
+                    continue;
+                }
+                Step::Complete | Step::Dead => {
+                    let _ = send.finish();
+                    // The opener may go: what it wrote still arrives. The acceptor waits, in `receive`, for the
+                    // opener's end, which says that our last acknowledgement came.
+                    if self.is_ours(link) {
+                        return Ended::Over;
+                    }
+                    std::future::pending().await
+                }
+            };
+            let mut pieces = Vec::with_capacity(2 * frames.len());
+            for frame in frames {
+                pieces.push(wire::head(&frame));
+                if let Frame::Data { data, .. } = frame {
+                    pieces.push(data);
+                }
+            }
+            if let Err(error) = send.write_all_chunks(&mut pieces).await {
+                return self.broken(&error.to_string(), matches!(error, quinn::WriteError::ConnectionLost(_)));
+            }
+        }
+    }
+
+    fn is_ours(&self, link: &Inner) -> bool {
+        link.opens(self.id)
+    }
+
+    /// The QUIC stream ended: with its connection, or because the peer ended it.
+    fn broken(&self, why: &str, with_connection: bool) -> Ended {
+        let over = {
+            let core = self.lock();
+            core.error.is_some() || core.is_complete()
+        };
+        match (with_connection, over) {
+            (true, _) => Ended::Lost,
+            (false, true) => Ended::Over,
+            (false, false) => self.violation(format!("its QUIC stream ended early: {why}")),
+        }
+    }
+
+    async fn receive(&self, recv: &mut quinn::RecvStream) -> Ended {
+        loop {
+            match self.receive_frame(recv).await {
+                Ok(true) => {}
+                Ok(false) => return self.broken("no more frames", false),
+                Err(ReadFailure::Bad(why)) => return self.violation(why),
+                Err(ReadFailure::Lost(why)) => {
+                    // quinn tells a reset QUIC stream from a lost connection; `closed early` is neither.
+                    return self.broken(&why, why.contains("connection lost"));
+                }
+            }
+        }
+    }
+
+    async fn receive_frame(&self, recv: &mut quinn::RecvStream) -> Result<bool, ReadFailure> {
+        let bad = |violation: crate::resume::Violation| ReadFailure::Bad(violation.to_string());
+        match wire::read_head(recv).await? {
+            None => return Ok(false),
+            Some(Head::Data { mut offset, mut length }) => {
+                while length > 0 {
+                    let chunk = recv.read_chunk(length, true).await.map_err(|e| ReadFailure::Lost(e.to_string()))?;
+                    let Some(chunk) = chunk else { return Ok(false) };
+                    let data = chunk.bytes;
+                    length -= data.len();
+                    let at = offset;
+                    offset = offset.saturating_add(data.len() as u64);
+                    let mut core = self.lock();
+                    let new = core.inc.data(at, data).map_err(bad)?;
+                    if core.discard {
+                        core.inc.consume(new.len() as u64);
+                    } else if !new.is_empty() {
+                        core.queue.push_back(new);
+                    }
+                    drop(core);
+                    self.reader.notify_one();
+                }
+            }
+            Some(Head::Whole(Frame::Ack { received, consumed })) => {
+                self.lock().out.acknowledge(received, consumed).map_err(bad)?;
+                self.writer.notify_one();
+            }
+            Some(Head::Whole(Frame::Fin { end })) => {
+                self.lock().inc.fin(end).map_err(bad)?;
+                self.reader.notify_one();
+            }
+            Some(Head::Whole(Frame::Reset { code })) => self.fail(StreamError::Reset { code }),
+            Some(Head::Whole(Frame::Data { .. })) => unreachable!("heads of data have a variant of their own"),
+        }
+        self.driver.notify_one();
+        Ok(true)
+    }
+}

@@ -1,0 +1,264 @@
+//! Two endpoints on loopback, with a proxy between them that can be cut.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use bytes::Bytes;
+use godwit_link::{Addresses, Closed, Config, Endpoint, Lane, LinkError, Peer, Priority, Session, State, StreamError};
+use godwit_trust::{Access, Authority, Credentials, Identity, PeerError, Role, Validity};
+use godwit_units::BitRate;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::net::UdpSocket;
+
+struct Site {
+    dir: TempDir,
+    ca: Authority,
+}
+
+impl Site {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let ca = Authority::create(&dir.path().join("ca")).unwrap();
+        Self { dir, ca }
+    }
+
+    fn credentials(&self, identity: &Identity, validity: Validity) -> Credentials {
+        let dir = self.dir.path().join(identity.name());
+        self.ca.issue(identity, validity).unwrap().write(&dir).unwrap();
+        Credentials::load(&dir).unwrap()
+    }
+
+    fn node(&self, name: &str) -> Credentials {
+        self.credentials(&Identity::node(name).unwrap(), Validity::days(1))
+    }
+}
+
+fn config() -> Config {
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let mut config = Config::new(Addresses { control: any, disk: any, memory: any });
+    config.connect = Duration::from_secs(3);
+    config
+}
+
+fn peer(name: &str, addresses: Addresses) -> Peer {
+    Peer { identity: Identity::node(name).unwrap(), addresses }
+}
+
+async fn pair(site: &Site) -> (Endpoint, Endpoint, Session, Session) {
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", b.addresses())), b.accept());
+    (a, b, ours.unwrap(), theirs.unwrap())
+}
+
+/// Forwards UDP to one port, unless it is cut.
+async fn cutter(to: SocketAddr, cut: Arc<AtomicBool>) -> SocketAddr {
+    let front = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let address = front.local_addr().unwrap();
+    let back = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    back.connect(to).await.unwrap();
+    tokio::spawn(async move {
+        let (mut there, mut here) = (vec![0; 65536], vec![0; 65536]);
+        let mut client = None;
+        loop {
+            tokio::select! {
+                Ok((n, from)) = front.recv_from(&mut there) => {
+                    client = Some(from);
+                    if !cut.load(Ordering::Relaxed) {
+                        let _ = back.send(&there[..n]).await;
+                    }
+                }
+                Ok(n) = back.recv(&mut here) => {
+                    if let Some(client) = client.filter(|_| !cut.load(Ordering::Relaxed)) {
+                        let _ = front.send_to(&here[..n], client).await;
+                    }
+                }
+            }
+        }
+    });
+    address
+}
+
+async fn cut_off(to: Addresses, cut: &Arc<AtomicBool>) -> Addresses {
+    Addresses {
+        control: cutter(to.control, Arc::clone(cut)).await,
+        disk: cutter(to.disk, Arc::clone(cut)).await,
+        memory: cutter(to.memory, Arc::clone(cut)).await,
+    }
+}
+
+fn piece(at: u64) -> Bytes {
+    let words = (0..4096).map(|i| (at * 4096 + i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+async fn write(mut send: godwit_link::SendHalf, pieces: u64) {
+    for at in 0..pieces {
+        send.write(piece(at)).await.unwrap();
+    }
+    send.finish().unwrap();
+    send.flush().await.unwrap();
+}
+
+async fn check(mut recv: godwit_link::RecvHalf, pieces: u64) {
+    let mut got = Vec::new();
+    let mut at = 0;
+    while let Some(data) = recv.read().await.unwrap() {
+        got.extend_from_slice(&data);
+        while got.len() >= 32768 {
+            assert_eq!(got[..32768], piece(at)[..], "piece {at}");
+            got.drain(..32768);
+            at += 1;
+        }
+    }
+    assert_eq!((at, got.len()), (pieces, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_64_mib_both_ways_are_exact_over_cuts() {
+    let site = Site::new();
+    let cut = Arc::new(AtomicBool::new(false));
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let through = cut_off(b.addresses(), &cut).await;
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", through)), b.accept());
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    // 160 Mbit/s, so that the cuts fall into the transfer.
+    ours.set_limit(Some(BitRate::from_mbit(160.0)));
+    let pieces = (64 << 20) / 32768;
+    let stream = ours.open_stream(Lane::Memory, Priority::Bulk, Bytes::from_static(b"hi")).await.unwrap();
+    let (lane, hello, other) = theirs.accept_stream().await.unwrap();
+    assert_eq!((lane, &hello[..]), (Lane::Memory, &b"hi"[..]));
+    let tasks = [
+        tokio::spawn(write(stream.send, pieces)),
+        tokio::spawn(check(stream.recv, pieces)),
+        tokio::spawn(write(other.send, pieces)),
+        tokio::spawn(check(other.recv, pieces)),
+    ];
+    for (after, length) in [(300, 2500), (1000, 6000)] {
+        tokio::time::sleep(Duration::from_millis(after)).await;
+        cut.store(true, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(length)).await;
+        assert!(matches!(*ours.state().borrow(), State::Down { .. }), "nobody noticed");
+        cut.store(false, Ordering::Relaxed);
+        let end = Instant::now();
+        ours.state().wait_for(|s| *s == State::Up).await.unwrap();
+        println!("cut of {length} ms: up again {} ms after its end", end.elapsed().as_millis());
+        assert!(end.elapsed() < Duration::from_secs(3));
+    }
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(60), task).await.expect("stuck").unwrap();
+    }
+    assert!(ours.counters().detail(Lane::Memory).connections >= 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_of_the_peer_is_noticed() {
+    let site = Site::new();
+    let cut = Arc::new(AtomicBool::new(false));
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let at = b.addresses();
+    let through = cut_off(at, &cut).await;
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", through)), b.accept());
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    let mut stream = ours.open_stream(Lane::Disk, Priority::Bulk, Bytes::new()).await.unwrap();
+    stream.send.write(Bytes::from_static(b"x")).await.unwrap();
+    // Killed: the network does not carry its last words.
+    cut.store(true, Ordering::Relaxed);
+    drop((theirs, b));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let again = Config { listen: at, ..config() };
+    let _b = Endpoint::bind(again, &site.node("b")).expect("its ports are free at once");
+    cut.store(false, Ordering::Relaxed);
+    let read = tokio::time::timeout(Duration::from_secs(10), stream.recv.read()).await.expect("not noticed");
+    assert_eq!(read, Err(StreamError::PeerRestarted));
+    assert_eq!(*ours.state().borrow(), State::Closed(Closed::PeerRestarted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_not_whom_we_mean_is_refused() {
+    let (site, other) = (Site::new(), Site::new());
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let refused = |result: Result<Session, LinkError>| match result {
+        Err(LinkError::Refused { source, .. }) => source,
+        other => panic!("{other:?}"),
+    };
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let wrong_name = refused(a.connect(peer("c", b.addresses())).await);
+    println!("wrong name: {wrong_name}");
+    assert!(wrong_name.to_string().contains("node-c.godwit.internal"));
+
+    let stranger = Endpoint::bind(config(), &other.node("a")).unwrap();
+    let wrong_ca = refused(stranger.connect(peer("b", b.addresses())).await);
+    println!("wrong CA: {wrong_ca}");
+    assert_eq!(wrong_ca, PeerError::WrongAuthority);
+
+    let admin = Identity::new(Role::Client(Access::Admin), "eve").unwrap();
+    let eve = Endpoint::bind(config(), &site.credentials(&admin, Validity::days(1))).unwrap();
+    let wrong_role = refused(eve.connect(peer("b", b.addresses())).await);
+    println!("wrong role: {wrong_role}");
+    assert!(wrong_role.to_string().contains("admin/eve"));
+
+    let short = Validity {
+        from: std::time::SystemTime::now() - Duration::from_secs(9),
+        ..Validity::lasting(Duration::from_secs(1))
+    };
+    let old = Endpoint::bind(config(), &site.credentials(&Identity::node("old").unwrap(), short)).unwrap();
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    let expired = refused(old.connect(peer("b", b.addresses())).await);
+    println!("expired: {expired}");
+    assert!(expired.to_string().contains("expired"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_holds_can_be_changed_and_does_not_hold_up_requests() {
+    let site = Site::new();
+    let (_a, _b, ours, theirs) = pair(&site).await;
+    let answering = theirs.clone();
+    tokio::spawn(async move {
+        while let Ok((request, responder)) = answering.accept_request().await {
+            responder.respond(request).await.unwrap();
+        }
+    });
+    let (mut send, _recv) = ours.open_stream(Lane::Memory, Priority::Bulk, Bytes::new()).await.unwrap().split();
+    let (_, _, other) = theirs.accept_stream().await.unwrap();
+    tokio::spawn(async move { while send.write(piece(0)).await.is_ok() {} });
+    let (_back, mut recv) = other.split();
+    tokio::spawn(async move { while let Ok(Some(_)) = recv.read().await {} });
+    for mbit in [80.0, 20.0, 200.0] {
+        ours.set_limit(Some(BitRate::from_mbit(mbit)));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let (before, start) = (ours.counters().detail(Lane::Memory).sent, Instant::now());
+        let mut worst = Duration::ZERO;
+        for _ in 0..20 {
+            let asked = Instant::now();
+            let answer = ours.request(Bytes::from_static(b"?"), Duration::from_secs(2)).await.unwrap();
+            assert_eq!(&answer[..], b"?");
+            worst = worst.max(asked.elapsed());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let sent = ours.counters().detail(Lane::Memory).sent.0 - before.0;
+        let got = sent as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e6;
+        println!("limit {mbit} Mbit/s: {got:.1} Mbit/s of UDP payload; slowest of 20 requests {worst:?}");
+        assert!((got / mbit - 1.0).abs() < 0.10);
+        assert!(worst < Duration::from_millis(250));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_arrive_and_the_last_holder_closes_the_session() {
+    let site = Site::new();
+    let (_a, _b, ours, theirs) = pair(&site).await;
+    ours.send_message(Bytes::from(vec![7; 1200])).unwrap();
+    assert_eq!(theirs.recv_message().await.unwrap().len(), 1200);
+    assert!(ours.send_message(Bytes::from(vec![7; 1201])).is_err());
+    let mut state = theirs.state();
+    drop(ours);
+    let closed = state.wait_for(|s| matches!(s, State::Closed(_)));
+    let closed = tokio::time::timeout(Duration::from_secs(2), closed).await.unwrap().unwrap().clone();
+    assert_eq!(closed, State::Closed(Closed::ByPeer));
+}

@@ -1,0 +1,423 @@
+//! One running QEMU.
+
+use crate::command::{command, qmp_socket};
+use crate::error::{VmmError, io_error};
+use crate::process::Process;
+use crate::spec::{Placement, Start, VmSpec};
+use godwit_qmp::{Event, Qmp, QmpError};
+use godwit_units::Bytes;
+use serde_json::{Value, json};
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// How long a QEMU may take to open its control socket.
+const UP: Duration = Duration::from_secs(30);
+/// How long an ordinary command may take.
+const ORDINARY: Duration = Duration::from_secs(10);
+/// How long a QEMU may take to end when it is asked to.
+const END: Duration = Duration::from_secs(5);
+/// How long a migration that is cancelled may take to be so: QEMU has to get out of a write to its socket.
+const CANCEL: Duration = Duration::from_secs(10);
+/// A pause that QEMU never expects to keep: pre-copy goes on until it is told otherwise. 0 would end it after one pass.
+const KEEP_GOING_MS: u64 = 1;
+/// A pause that QEMU always expects to keep: pre-copy ends. Its own maximum.
+const STOP_NOW_MS: u64 = 2_000_000;
+/// More than any socket carries, bytes a second: the link's back-pressure is the limit.
+const UNLIMITED: u64 = 1 << 40;
+
+/// What a QEMU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// vCPUs run.
+    Running,
+    /// vCPUs stand still; a migration may be at its end.
+    Stopped,
+    /// A migration has ended here as the source: nothing but `cont` starts it again.
+    Postmigrate,
+    /// It waits for a migration, or reads one.
+    Incoming,
+}
+
+/// Where a migration stands, by QEMU's `query-migrate`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MigrationStatus {
+    /// None was begun.
+    None,
+    /// It goes on.
+    Active,
+    /// It has ended well.
+    Completed,
+    /// It has failed.
+    Failed,
+    /// It was given up.
+    Cancelled,
+}
+
+impl MigrationStatus {
+    fn of(text: &str) -> Self {
+        match text {
+            "none" | "" => Self::None,
+            "completed" => Self::Completed,
+            "failed" => Self::Failed,
+            "cancelled" => Self::Cancelled,
+            _ => Self::Active,
+        }
+    }
+}
+
+/// Figures of a migration under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MigrationInfo {
+    /// Where it stands.
+    pub status: MigrationStatus,
+    /// RAM still to be sent, as known at the last synchronisation.
+    pub remaining: Bytes,
+    /// Bytes written to the socket.
+    pub transferred: Bytes,
+    /// How fast the guest dirties pages, pages a second.
+    pub dirty_pages_per_s: u64,
+}
+
+/// Something that a QEMU said of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QemuEvent {
+    /// The vCPUs stopped.
+    Stop {
+        /// When it was heard.
+        at: Instant,
+        /// When it happened, by QEMU's clock: microseconds since 1970.
+        unix_us: u64,
+    },
+    /// The vCPUs run.
+    Resume {
+        /// When it was heard.
+        at: Instant,
+        /// When it happened, by QEMU's clock: microseconds since 1970.
+        unix_us: u64,
+    },
+    /// A migration came to this.
+    Migration(MigrationStatus),
+    /// Pass number so much over the memory begins.
+    Pass(u64),
+    /// The guest powered itself off.
+    PoweredOff,
+    /// The process is gone. The last event.
+    Gone,
+}
+
+/// A QEMU. Dropping it leaves it running.
+#[derive(Debug)]
+pub struct Qemu {
+    process: Process,
+    qmp: Qmp,
+    placement: Placement,
+}
+
+impl Qemu {
+    /// Starts one. Blocks until its control socket answers.
+    ///
+    /// # Errors
+    /// With the end of its log when it does not come up; nothing is left behind then.
+    pub fn start(spec: &VmSpec, placement: &Placement, start: Start) -> Result<Self, VmmError> {
+        for folder in [&placement.run, &placement.logs] {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
+        }
+        let log = placement.logs.join("qemu.log");
+        let socket = qmp_socket(placement);
+        let _ = std::fs::remove_file(&socket);
+        let out = File::options().create(true).append(true).open(&log).map_err(io_error("open", &log))?;
+        let errors = out.try_clone().map_err(io_error("open", &log))?;
+        let mut command = command(spec, placement, start);
+        command.stdin(Stdio::null()).stdout(out).stderr(errors);
+        // A group of its own: what ends the node's group, a terminal or a service manager, does not reach it.
+        command.process_group(0);
+        let mut child = command.spawn().map_err(io_error("start", Path::new(crate::command::PROGRAM)))?;
+        let process = Process::now(child.id());
+        // Reaped when it ends, whoever ends it.
+        let reaper = std::thread::Builder::new().name("qemu-reaper".into()).spawn(move || child.wait());
+        reaper.map_err(io_error("watch", &log))?;
+        let not_up = |why: String| VmmError::NotUp { why, log: tail(&log) };
+        let process = process.ok_or_else(|| not_up("it ended at once".into()))?;
+        let up = process.save(&pid_file(placement)).and_then(|()| connect(process, &socket).map_err(&not_up)).and_then(
+            |qmp| {
+                let it = Self { process, qmp, placement: placement.clone() };
+                it.prepare(start)?;
+                Ok(it)
+            },
+        );
+        if up.is_err() {
+            process.kill();
+            process.wait_gone(END);
+        }
+        up
+    }
+
+    /// The QEMU that an earlier node started there, if it still runs.
+    ///
+    /// # Errors
+    /// When it runs and its control socket does not answer.
+    pub fn adopt(placement: &Placement) -> Result<Option<Self>, VmmError> {
+        let Some(process) = Process::load(&pid_file(placement)).filter(|p| p.is_alive()) else { return Ok(None) };
+        // The socket takes one client; QEMU may not have noticed yet that the last one is gone.
+        let qmp =
+            connect(process, &qmp_socket(placement)).map_err(|why| VmmError::NotUp { why, log: String::new() })?;
+        Ok(Some(Self { process, qmp, placement: placement.clone() }))
+    }
+
+    fn prepare(&self, start: Start) -> Result<(), VmmError> {
+        // The same on both sides: QEMU compares them.
+        self.capabilities(&[("events", true), ("return-path", true)])?;
+        if start == Start::Incoming {
+            self.capabilities(&[("late-block-activate", true)])?;
+        }
+        Ok(())
+    }
+
+    fn capabilities(&self, wanted: &[(&str, bool)]) -> Result<(), VmmError> {
+        let list: Vec<_> = wanted.iter().map(|(name, on)| json!({"capability": name, "state": on})).collect();
+        self.execute("migrate-set-capabilities", json!({"capabilities": list})).map(drop)
+    }
+
+    fn execute(&self, command: &str, arguments: Value) -> Result<Value, VmmError> {
+        Ok(self.qmp.execute_within(command, arguments, ORDINARY)?)
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub const fn pid(&self) -> u32 {
+        self.process.pid
+    }
+
+    /// Whether the process still is.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.process.is_alive()
+    }
+
+    /// Calls `on` for each event, in order, on a thread of its own, from now on until the process is gone.
+    pub fn watch(&self, mut on: impl FnMut(QemuEvent) + Send + 'static) {
+        let (qmp, process) = (self.qmp.clone(), self.process);
+        let mut mark = qmp.mark();
+        std::thread::spawn(move || {
+            loop {
+                let first = qmp.wait_event(mark, Instant::now() + Duration::from_secs(3600), |_| true);
+                let events = qmp.events_since(mark);
+                mark = qmp.mark();
+                // What came between the two lines is in neither: so ask again from what was seen.
+                let events = if events.is_empty() { first.into_iter().collect() } else { events };
+                events.iter().filter_map(translate).for_each(&mut on);
+                if qmp.is_closed() {
+                    // The socket may be closed before the process is gone, never long.
+                    if !process.wait_gone(END) {
+                        process.kill();
+                        process.wait_gone(END);
+                    }
+                    on(QemuEvent::Gone);
+                    return;
+                }
+            }
+        });
+    }
+
+    /// What it does.
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn state(&self) -> Result<State, VmmError> {
+        let status = self.execute("query-status", Value::Null)?;
+        Ok(match status["status"].as_str().unwrap_or_default() {
+            "running" => State::Running,
+            "postmigrate" => State::Postmigrate,
+            "inmigrate" => State::Incoming,
+            _ => State::Stopped,
+        })
+    }
+
+    /// Figures of the migration.
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn migration(&self) -> Result<MigrationInfo, VmmError> {
+        let said = self.execute("query-migrate", Value::Null)?;
+        let number = |key: &str| said["ram"][key].as_u64().unwrap_or(0);
+        Ok(MigrationInfo {
+            status: MigrationStatus::of(said["status"].as_str().unwrap_or_default()),
+            remaining: Bytes(number("remaining")),
+            transferred: Bytes(number("transferred")),
+            dirty_pages_per_s: number("dirty-pages-rate"),
+        })
+    }
+
+    /// Begins to migrate into a unix socket, and goes on over memory until [`Qemu::stop_now`].
+    ///
+    /// # Errors
+    /// When QEMU refuses; a device that cannot be migrated is named.
+    pub fn migrate_to(&self, socket: &Path) -> Result<(), VmmError> {
+        self.prepare(Start::Boot)?;
+        self.execute("migrate-set-parameters", json!({"max-bandwidth": UNLIMITED, "downtime-limit": KEEP_GOING_MS}))?;
+        self.execute("migrate", json!({"uri": format!("unix:{}", socket.display())})).map(drop)
+    }
+
+    /// Ends pre-copy: the guest stops within some ten milliseconds.
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn stop_now(&self) -> Result<(), VmmError> {
+        self.execute("migrate-set-parameters", json!({"downtime-limit": STOP_NOW_MS})).map(drop)
+    }
+
+    /// Listens for a migration at a unix socket.
+    ///
+    /// # Errors
+    /// When QEMU refuses.
+    pub fn migrate_incoming(&self, socket: &Path) -> Result<(), VmmError> {
+        self.execute("migrate-incoming", json!({"uri": format!("unix:{}", socket.display())})).map(drop)
+    }
+
+    /// Gives a migration up, if one goes on, and waits until it is over. The guest is as it was: running, unless it had
+    /// stopped for the last pages.
+    ///
+    /// # Errors
+    /// When QEMU does not.
+    pub fn migrate_cancel(&self) -> Result<(), VmmError> {
+        let deadline = Instant::now() + CANCEL;
+        while self.migration()?.status == MigrationStatus::Active {
+            if Instant::now() > deadline {
+                return Err(VmmError::State { what: "give its migration up", state: "migrating".into() });
+            }
+            self.execute("migrate_cancel", Value::Null)?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Makes the vCPUs run, whatever a migration did to them. Does nothing where they run.
+    ///
+    /// # Errors
+    /// When it is still waiting for a migration, or does not answer.
+    pub fn cont(&self) -> Result<(), VmmError> {
+        match self.state()? {
+            State::Running => return Ok(()),
+            State::Incoming => return Err(VmmError::State { what: "run", state: "inmigrate".into() }),
+            State::Stopped | State::Postmigrate => {}
+        }
+        self.migrate_cancel()?;
+        self.execute("cont", Value::Null).map(drop)
+    }
+
+    /// Has the guest's network cards announce themselves (RARP), a few times.
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn announce_self(&self) -> Result<(), VmmError> {
+        self.execute("announce-self", json!({"initial": 50, "max": 550, "rounds": 5, "step": 100})).map(drop)
+    }
+
+    /// Plugs CPUs in until there are `wanted`.
+    ///
+    /// # Errors
+    /// When there is no room for so many.
+    pub fn plug_vcpus(&self, wanted: u32) -> Result<(), VmmError> {
+        let answer = self.execute("query-hotpluggable-cpus", Value::Null)?;
+        let slots: Vec<&Value> = answer.as_array().into_iter().flatten().collect();
+        let have = slots.iter().filter(|s| s.get("qom-path").is_some()).count();
+        let missing = (wanted as usize).saturating_sub(have);
+        // The list is from the last to the first.
+        let free: Vec<_> = slots.iter().rev().filter(|s| s.get("qom-path").is_none()).take(missing).collect();
+        if free.len() < missing {
+            return Err(VmmError::Spec(format!(
+                "{wanted} CPUs are wanted and {} fit; give --max-vcpus at creation",
+                have + free.len()
+            )));
+        }
+        for (i, slot) in free.into_iter().enumerate() {
+            let mut device = slot["props"].as_object().cloned().unwrap_or_default();
+            device.insert("driver".into(), slot["type"].clone());
+            device.insert("id".into(), format!("cpu{}", have + i).into());
+            self.execute("device_add", Value::Object(device))?;
+        }
+        Ok(())
+    }
+
+    /// The types of its devices, for a check against what can be moved.
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn devices(&self) -> Result<Vec<String>, VmmError> {
+        let mut found = vec![];
+        for path in ["/machine/peripheral", "/machine/peripheral-anon"] {
+            let list = self.execute("qom-list", json!({"path": path}))?;
+            let types = list.as_array().into_iter().flatten().filter_map(|p| p["type"].as_str());
+            found.extend(types.filter_map(|t| t.strip_prefix("child<")?.strip_suffix('>').map(str::to_owned)));
+        }
+        Ok(found)
+    }
+
+    /// Any QMP command, for operators: `{"execute": ..., "arguments": ...}`.
+    ///
+    /// # Errors
+    /// What QEMU says.
+    pub fn monitor(&self, command: Value) -> Result<Value, VmmError> {
+        let name =
+            command["execute"].as_str().ok_or_else(|| VmmError::Spec("a QMP command has a field `execute`".into()))?;
+        self.execute(name, command.get("arguments").cloned().unwrap_or(Value::Null))
+    }
+
+    /// Ends it. Returns when the process is gone.
+    pub fn quit(&self) {
+        let asked = self.qmp.execute_within("quit", Value::Null, Duration::from_secs(2));
+        if !matches!(asked, Ok(_) | Err(QmpError::Closed { .. })) || !self.process.wait_gone(END) {
+            self.process.kill();
+            self.process.wait_gone(END);
+        }
+        let _ = std::fs::remove_file(pid_file(&self.placement));
+        let _ = std::fs::remove_file(qmp_socket(&self.placement));
+    }
+
+    /// Kills it, as a fault would.
+    pub fn kill(&self) {
+        self.process.kill();
+        self.process.wait_gone(END);
+    }
+}
+
+fn pid_file(placement: &Placement) -> PathBuf {
+    placement.run.join("qemu.pid")
+}
+
+/// Connects for as long as the process is there.
+fn connect(process: Process, socket: &Path) -> Result<Qmp, String> {
+    let deadline = Instant::now() + UP;
+    loop {
+        match Qmp::connect(socket, Duration::from_millis(200)) {
+            Ok(qmp) => return Ok(qmp),
+            Err(_) if !process.is_alive() => return Err("it ended".into()),
+            Err(e) if Instant::now() > deadline => return Err(e.to_string()),
+            Err(_) => {}
+        }
+    }
+}
+
+fn translate(event: &Event) -> Option<QemuEvent> {
+    let (at, unix_us) = (event.at, event.unix_us);
+    Some(match event.name.as_str() {
+        "STOP" => QemuEvent::Stop { at, unix_us },
+        "RESUME" => QemuEvent::Resume { at, unix_us },
+        "MIGRATION" => QemuEvent::Migration(MigrationStatus::of(event.data["status"].as_str().unwrap_or_default())),
+        "MIGRATION_PASS" => QemuEvent::Pass(event.data["pass"].as_u64().unwrap_or(0)),
+        "SHUTDOWN" if event.data["guest"] == true => QemuEvent::PoweredOff,
+        _ => return None,
+    })
+}
+
+/// The last lines of a log.
+fn tail(path: &Path) -> String {
+    let bytes = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(1500)..]).into_owned();
+    let lines: Vec<_> = text.lines().filter(|l| !l.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(6)..].join("; ")
+}
