@@ -1,1 +1,19 @@
-//! Taps, bridges and tunnels, by netlink.
+//! Taps, bridges and tunnels, by netlink, in the network namespace of the thread that calls.
+//!
+//! Every operation is idempotent where its name says `ensure` or `remove`, because a restarted node repeats what it did.
+//! What can go wrong: the name is taken by a device of another kind, rights are missing (CAP_NET_ADMIN), an operator
+//! removed a device meanwhile. Errors name the operation, the object and the kernel's answer.
+
+mod error;
+mod frame;
+mod mac;
+mod net;
+mod packet;
+mod tap;
+
+pub use error::NetError;
+pub use frame::{Frame, arp_reply_from, arp_request, gratuitous_arp, rarp, source_of, unsolicited_neighbour};
+pub use mac::{BadMac, MacAddr};
+pub use net::{Fdb, Kind, Link, LinkIndex, Net, Vxlan};
+pub use packet::PacketSocket;
+pub use tap::ensure_tap;

@@ -149,7 +149,8 @@ impl Authority {
             return Err(failed("its validity ends before it begins".into()));
         }
         let mut params = params(&identity.to_string(), validity);
-        params.subject_alt_names = vec![SanType::URI(text(identity.uri())?), SanType::DnsName(text(identity.dns_name())?)];
+        params.subject_alt_names =
+            vec![SanType::URI(text(identity.uri())?), SanType::DnsName(text(identity.dns_name())?)];
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];

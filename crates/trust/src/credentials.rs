@@ -30,7 +30,10 @@ struct Inner {
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { identity, fingerprint, .. } = &*self.inner;
-        f.debug_struct("Credentials").field("identity", identity).field("fingerprint", fingerprint).finish_non_exhaustive()
+        f.debug_struct("Credentials")
+            .field("identity", identity)
+            .field("fingerprint", fingerprint)
+            .finish_non_exhaustive()
     }
 }
 
@@ -55,8 +58,7 @@ impl Credentials {
             .map_err(|e| content(key, e.to_string()))?;
         let ca_der = certificates(ca)?;
         let chain = certificates(cert)?;
-        let identity =
-            peer_identity(&chain).map_err(|source| TrustError::Unnamed { path: cert.into(), source })?;
+        let identity = peer_identity(&chain).map_err(|source| TrustError::Unnamed { path: cert.into(), source })?;
         let (from, until) = validity(&chain[0]).map_err(|why| content(cert, why))?;
         let now = SystemTime::now();
         if now > until {
@@ -167,4 +169,3 @@ fn validity(der: &CertificateDer<'_>) -> Result<(SystemTime, SystemTime), String
     let validity = cert.validity();
     Ok((at(validity.not_before.timestamp())?, at(validity.not_after.timestamp())?))
 }
-

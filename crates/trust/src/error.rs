@@ -109,7 +109,9 @@ pub enum PeerError {
         from: SystemTime,
     },
     /// Somebody else's CA.
-    #[error("the peer's certificate is not signed by our CA: it belongs to another installation, or its CA was replaced")]
+    #[error(
+        "the peer's certificate is not signed by our CA: it belongs to another installation, or its CA was replaced"
+    )]
     WrongAuthority,
     /// A good certificate of somebody else.
     #[error("reached {reached} instead of {wanted}: is the address right?")]
@@ -152,7 +154,8 @@ impl PeerError {
                 // A CA of the same name and another key shows as a bad signature.
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::WrongAuthority,
                 CertificateError::NotValidForNameContext { expected, presented } => {
-                    let reached = presented.iter().find_map(|name| name.strip_prefix("DnsName(\"")?.strip_suffix("\")"));
+                    let reached =
+                        presented.iter().find_map(|name| name.strip_prefix("DnsName(\"")?.strip_suffix("\")"));
                     Self::WrongName {
                         wanted: expected.to_str().into_owned(),
                         reached: reached.map_or_else(|| presented.join(", "), str::to_owned),
@@ -183,9 +186,13 @@ impl PeerError {
             AlertDescription::UnknownCA | AlertDescription::DecryptError => "its CA did not sign it".into(),
             AlertDescription::CertificateRequired => "none was shown".into(),
             AlertDescription::CertificateRevoked => "it is revoked".into(),
-            AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => "it is not acceptable there".into(),
+            AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
+                "it is not acceptable there".into()
+            }
             AlertDescription::NoApplicationProtocol => {
-                return Self::Handshake("the peer speaks another protocol on this port: compare the port numbers".into());
+                return Self::Handshake(
+                    "the peer speaks another protocol on this port: compare the port numbers".into(),
+                );
             }
             other => format!("{other:?}"),
         };

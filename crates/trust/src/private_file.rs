@@ -30,7 +30,8 @@ pub fn replace(path: &Path, mode: u32, contents: &str) -> Result<(), TrustError>
         file.write_all(contents.as_bytes())?;
         file.sync_all()?;
         fs::rename(&fresh, path)?;
-        path.parent().map_or(Ok(()), |dir| File::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?.sync_all())
+        path.parent()
+            .map_or(Ok(()), |dir| File::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?.sync_all())
     };
     write().map_err(failed)
 }

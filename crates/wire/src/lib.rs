@@ -1,1 +1,34 @@
-//! Endpoints, wires and components.
+//! Endpoints, wires and components: a vNIC stays joined to its component wherever its VM runs (VirtualWire, section 3).
+//!
+//! An endpoint is *staged* at the destination long before the VM arrives, *activated* at the grant, and *isolated* at
+//! the source when the vCPUs stop. [`Endpoint`] and [`Port`] are the machines that order the steps; [`Wires`] looks at
+//! the kernel, asks them, and carries out what they say. Nothing is remembered but in the kernel, as the devices and
+//! their aliases: a restarted node repeats its operations, and a host that lost its power has no devices either.
+//!
+//! # Isolation
+//!
+//! An isolated tap is a port of the *pen*: a bridge that is never up. The ports of such a bridge are disabled in both
+//! directions and stay so when the tap's carrier comes and goes. That is why the alternatives fell: a port state
+//! "disabled" on a live bridge is undone by the kernel when QEMU opens the tap; a tap without any bridge talks to the
+//! host's own IP stack; and the `isolated` flag stops frames between isolated ports only. QEMU's tap stays up all along.
+//!
+//! # What can go wrong
+//!
+//! Two hosts may believe that they hold the VM's address: a [`Sequence`] on every activation and re-pointing makes the
+//! later one win, and late messages lose. Announcements of a source must not follow its isolation, or switches turn back
+//! to it: they are sent under a lock that isolation takes first.
+//!
+//! Left out: a port at the gateway accepts tunnel frames from any host that knows its VNI. Filter the underlay.
+
+#![forbid(unsafe_code)]
+mod endpoint;
+mod gateway;
+mod record;
+mod spec;
+mod wires;
+
+pub use endpoint::{Action, Endpoint, Order, Stale, State};
+pub use gateway::{Port, PortAction, PortOrder, PortState, Refused};
+pub use godwit_net::{MacAddr, NetError};
+pub use spec::{Component, DEFAULT_PORT, EndpointId, EndpointSpec, GatewayPort, Sequence, Vni, WireId};
+pub use wires::{Found, FoundState, WireError, Wires};

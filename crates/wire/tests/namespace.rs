@@ -1,0 +1,80 @@
+//! An endpoint on a real bridge, in a network namespace of its own. Needs root.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use godwit_wire::{Component, EndpointId, EndpointSpec, Sequence, Stale, WireError, Wires};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// A guest of a few lines: holds the tap open, and answers ARP requests for 10.9.0.5.
+fn guest(tap: &str) {
+    let mut tun = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").unwrap();
+    // SAFETY: all-zero bytes are a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(tap.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: the descriptor is open and `request` outlives the call.
+    assert_eq!(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }, 0);
+    std::thread::spawn(move || {
+        let mut frame = [0; 2048];
+        while let Ok(got) = tun.read(&mut frame) {
+            if got >= 42 && frame[12..14] == [8, 6] && frame[20..22] == [0, 1] && frame[38..42] == [10, 9, 0, 5] {
+                let asker: [u8; 6] = frame[6..12].try_into().unwrap();
+                let mut answer = [asker.as_slice(), &[2, 0, 0, 0, 0, 5, 8, 6, 0, 1, 8, 0, 6, 4, 0, 2]].concat();
+                answer.extend([2, 0, 0, 0, 0, 5, 10, 9, 0, 5]);
+                answer.extend(&frame[22..32]);
+                answer.resize(60, 0);
+                let _ = tun.write_all(&answer);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_guest_on_a_switch_is_reachable_exactly_while_its_endpoint_is_active() {
+    std::thread::spawn(|| {
+        // SAFETY: takes flags only, and changes this thread's namespace alone.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let wires = Wires::new("gw", [127, 0, 0, 1].into()).unwrap();
+            wires.gateway_ensure("br0").await.unwrap();
+            let spec = EndpointSpec {
+                id: EndpointId(1),
+                tap: "gwtap1".into(),
+                mac: "02:00:00:00:00:05".parse().unwrap(),
+                mtu: 1500,
+                component: Component::Switch { bridge: "br0".into() },
+                ips: vec![[10, 9, 0, 5].into()],
+            };
+            let at = |generation| Sequence { lineage: 0, generation };
+            let short = Duration::from_millis(200);
+            assert!(matches!(wires.activate(&spec, at(1)).await, Err(WireError::Stale { why: Stale::NotStaged, .. })));
+            wires.stage(&spec).await.unwrap();
+            guest("gwtap1");
+            assert!(matches!(wires.probe(&spec, short).await, Err(WireError::NoAnswer { .. })), "leaks when staged");
+            for generation in 2..12 {
+                let start = Instant::now();
+                wires.activate(&spec, at(generation)).await.unwrap();
+                let activated = start.elapsed();
+                let probed = wires.probe(&spec, Duration::from_secs(2)).await.unwrap();
+                wires.stage(&spec).await.unwrap();
+                wires.probe(&spec, short).await.expect("staging again does not isolate");
+                let start = Instant::now();
+                wires.isolate(&spec).await.unwrap();
+                println!("activate {activated:?} probe {probed:?} isolate {:?}", start.elapsed());
+                assert!(matches!(wires.probe(&spec, Duration::from_millis(60)).await, Err(WireError::NoAnswer { .. })));
+            }
+            let stale = wires.activate(&spec, at(3)).await;
+            assert!(matches!(stale, Err(WireError::Stale { why: Stale::Older { .. }, .. })), "{stale:?}");
+            assert!(matches!(wires.probe(&spec, short).await, Err(WireError::NoAnswer { .. })));
+            wires.remove(&spec).await.unwrap();
+            wires.tidy().await.unwrap();
+            assert_eq!(wires.list().await.unwrap(), []);
+        });
+    })
+    .join()
+    .unwrap();
+}
