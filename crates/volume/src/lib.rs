@@ -1,1 +1,35 @@
-//! Replicas of virtual disks: stamps, hot regions, and the mirror.
+//! Replicas of virtual disks, and the mirror that makes a second one equal to the first.
+//!
+//! A [`Replica`] is a sparse file and, for each block, the [`Stamp`] of its last write. A [`mirror`] compares the stamps of
+//! two replicas, copies the blocks that differ while the guest writes on, mirrors the guest's writes once few are left, and ends
+//! with both equal. It knows no sockets and no clock.
+//!
+//! # What can go wrong
+//!
+//! *Power is lost between a write and its stamp.* A stamp that is older than its block would make two replicas look alike
+//! that are not. So a region of the disk is durably marked *hot* before its first write and stays so until data and stamps
+//! are on the disk ([`Replica::settle`]). After an unclean end a primary restamps hot regions in an epoch that was never
+//! used before, so that they travel again; a secondary forgets them. No written block is ever believed unwritten, no
+//! lost write believed kept.
+//!
+//! *A stamp is used twice.* An epoch is durable before its first use, and each opening of a replica begins a new one.
+//!
+//! *The link dies.* A guest's write waits for the other side for at most [`mirror::PATIENCE`]; then the mirror falls back to
+//! copying behind the guest's back, and comes back when the link does.
+//!
+//! *The volume is large.* Memory and time are proportional to what was touched, never to the size.
+
+#![forbid(unsafe_code)]
+mod blocks;
+mod error;
+mod file;
+mod meta;
+pub mod mirror;
+mod replica;
+mod stamp;
+mod stamps;
+
+pub use blocks::{BLOCK, BlockSet};
+pub use error::VolumeError;
+pub use replica::{Contents, Opened, Replica, Written, is_zero};
+pub use stamp::Stamp;

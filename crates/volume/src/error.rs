@@ -1,0 +1,41 @@
+//! What can go wrong with a replica.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// The medium.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another process has it.
+    #[error("the replica {} is in use by another process", .0.display())]
+    Locked(PathBuf),
+    /// Its description is damaged.
+    #[error("{} is damaged: {why}; the replica cannot be trusted, restore it from another site", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// In what way.
+        why: String,
+    },
+    /// A size or range that is none.
+    #[error("{0}")]
+    Range(String),
+    /// Writes are refused now.
+    #[error("the volume takes no writes now: it is being handed over, or belongs to another host")]
+    Frozen,
+}
+
+pub(crate) fn io_error(what: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> VolumeError {
+    let path = path.to_owned();
+    move |source| VolumeError::Io { what, path, source }
+}

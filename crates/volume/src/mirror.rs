@@ -1,0 +1,503 @@
+//! Makes the replica at another site equal to this one, while a guest writes (CloudNet, section 3.2.1; `mirror` in our terms).
+//!
+//! ```text
+//!   source                                   target
+//!   Exchanging  <----------- Have ---------  its stamps
+//!   Copying     ------ Data, Zeroes, ----->  applies what is newer
+//!               <----------- Ack ----------
+//!   Mirroring   --- the guest's writes --->  the guest waits for the Ack
+//!   Finishing   ----------- Final -------->  everything durable
+//!   Complete    <--------- Finished -------
+//! ```
+//!
+//! Both machines are fed messages that come in order and without loss: the link sees to that, over cuts too. What they decide
+//! is *which* blocks go; the shell reads them, under the lock that the guest's writes take, so that no block is torn while it
+//! is read, and a block's contents and its stamp belong together.
+//!
+//! The guest's writes wait for the target only in `Mirroring`, and there for at most [`PATIENCE`]: then everybody is let go, and
+//! the mirror copies behind the guest's back again until little is left and the target answers.
+
+use crate::blocks::{BLOCK, BlockSet};
+use crate::error::VolumeError;
+use crate::replica::{Contents, Replica, is_zero};
+use crate::stamp::{STAMP_BYTES, Stamp};
+use godwit_units::Bytes;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+/// The longest that a guest's write waits for the other side.
+pub const PATIENCE: Duration = Duration::from_millis(1500);
+/// Blocks of one message: 256 KiB, so that a mirrored write does not wait long behind it.
+const MOST_BLOCKS: u64 = 64;
+/// What may be on its way without an answer, beside mirrored writes. More than most WANs hold; the link bounds it as well.
+const WINDOW: u64 = 8 << 20;
+/// When so little is left, the guest's writes are mirrored.
+const NEARLY_CLEAN: u64 = (1 << 20) / BLOCK;
+/// Runs of one Have message.
+const MOST_RUNS: usize = 4096;
+/// Longest message believed, in bytes.
+pub const MAX_MESSAGE: usize = (MOST_BLOCKS * BLOCK) as usize + 64;
+
+const HAVE: u8 = 1;
+const DATA: u8 = 2;
+const ZEROES: u8 = 3;
+const FORGET: u8 = 4;
+const FINAL: u8 = 5;
+const ACK: u8 = 6;
+const FINISHED: u8 = 7;
+
+/// What came makes no sense, or cannot be done.
+#[derive(Debug, thiserror::Error)]
+pub enum MirrorError {
+    /// Not a message, or not now.
+    #[error("the other side of the mirror says what makes no sense: {0}")]
+    Message(&'static str),
+    /// The target has not got what the source sent.
+    #[error("the mirror's digests differ: something was lost or changed on the way")]
+    Digest,
+    /// The replica.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+fn run_message(kind: u8, blocks: &Range<u64>, stamp: Stamp, data: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(1 + 16 + STAMP_BYTES + data.len());
+    out.push(kind);
+    out.extend(blocks.start.to_le_bytes());
+    out.extend((blocks.end - blocks.start).to_le_bytes());
+    stamp.encode(&mut out);
+    out.extend(data);
+    out
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
+    let mut rest = bytes;
+    let mut found = [0; N];
+    for word in &mut found {
+        let (head, tail) = rest.split_first_chunk::<8>()?;
+        *word = u64::from_le_bytes(*head);
+        rest = tail;
+    }
+    Some((found, rest))
+}
+
+/// A run in a message: blocks, stamp, and what follows.
+fn parse_run(bytes: &[u8]) -> Option<(Range<u64>, Stamp, &[u8])> {
+    let ([first, count], rest) = words::<2>(bytes)?;
+    let (stamp, rest) = rest.split_first_chunk::<STAMP_BYTES>()?;
+    Some((first..first.checked_add(count)?, Stamp::decode(stamp), rest))
+}
+
+/// Where a source stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The target's stamps are awaited.
+    Exchanging,
+    /// Blocks are copied; the guest's writes are answered at once.
+    Copying,
+    /// The guest's writes are answered when both sides have them.
+    Mirroring,
+    /// The guest stands still; the last blocks go, and Final.
+    Finishing,
+    /// The target has everything, durably.
+    Complete,
+}
+
+/// The number of a message, by which it is acknowledged.
+pub type Seq = u64;
+
+/// A guest's write that the target has to have before it is answered.
+#[derive(Debug)]
+pub struct Mirrored {
+    /// Wait until [`Source::is_answered`] says so of this.
+    pub until: Seq,
+    /// To be sent, in order.
+    pub messages: Vec<Vec<u8>>,
+}
+
+/// The source's machine.
+#[derive(Debug)]
+pub struct Source {
+    state: State,
+    dirty: BlockSet,
+    /// Where the copy goes on.
+    cursor: u64,
+    /// What the target says it has, until all of it is known.
+    theirs: Vec<(Range<u64>, Stamp)>,
+    /// Sent and not acknowledged: number and bytes.
+    flight: VecDeque<(Seq, u64)>,
+    in_flight: u64,
+    sent: Seq,
+    acked: Seq,
+    /// Writes up to this one were let go without their answer.
+    released: Seq,
+    /// The oldest mirrored write that waits, and since when.
+    waiting: Option<(Seq, Duration)>,
+    final_sent: bool,
+    digest: blake3::Hasher,
+    total: u64,
+    copied: u64,
+    elided: u64,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Source {
+    /// A mirror that begins.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            state: State::Exchanging,
+            dirty: BlockSet::default(),
+            cursor: 0,
+            theirs: vec![],
+            flight: VecDeque::new(),
+            in_flight: 0,
+            sent: 0,
+            acked: 0,
+            released: 0,
+            waiting: None,
+            final_sent: false,
+            digest: blake3::Hasher::new(),
+            total: 0,
+            copied: 0,
+            elided: 0,
+        }
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether nothing differs but what is on its way.
+    #[must_use]
+    pub fn is_synchronous(&self) -> bool {
+        self.state == State::Mirroring && self.dirty.is_empty()
+    }
+
+    /// Bytes that differ, were to be copied in all, were copied, and were zeroes that did not travel.
+    #[must_use]
+    pub const fn progress(&self) -> Progress {
+        Progress {
+            total: Bytes(self.total * BLOCK),
+            copied: Bytes(self.copied * BLOCK),
+            remaining: Bytes(self.dirty.len() * BLOCK),
+            elided: Bytes(self.elided * BLOCK),
+        }
+    }
+
+    /// A message came from the target.
+    ///
+    /// # Errors
+    /// When it makes no sense, or the replica cannot be read.
+    pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<(), MirrorError> {
+        let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
+        match *kind {
+            HAVE if self.state == State::Exchanging => self.have(body, replica),
+            ACK => {
+                let Some(([seq], [])) = words::<1>(body) else { return Err(MirrorError::Message("a malformed Ack")) };
+                if seq > self.sent || seq < self.acked {
+                    return Err(MirrorError::Message("an Ack of what was not sent"));
+                }
+                self.acked = seq;
+                while self.flight.front().is_some_and(|(s, _)| *s <= seq) {
+                    self.in_flight -= self.flight.pop_front().map_or(0, |(_, bytes)| bytes);
+                }
+                if self.waiting.is_some_and(|(s, _)| s <= seq) {
+                    self.waiting = None;
+                }
+                Ok(())
+            }
+            FINISHED if self.state == State::Finishing && self.final_sent => {
+                if body == self.digest.finalize().as_bytes() {
+                    self.state = State::Complete;
+                    Ok(())
+                } else {
+                    Err(MirrorError::Digest)
+                }
+            }
+            _ => Err(MirrorError::Message("a message that does not belong here")),
+        }
+    }
+
+    fn have(&mut self, body: &[u8], replica: &Replica) -> Result<(), MirrorError> {
+        let malformed = MirrorError::Message("a malformed Have");
+        let Some((last, mut rest)) = body.split_first() else { return Err(malformed) };
+        let blocks = replica.size().0 / BLOCK;
+        while !rest.is_empty() {
+            let Some((run, stamp, tail)) = parse_run(rest) else { return Err(malformed) };
+            let after = self.theirs.last().map_or(0, |(r, _)| r.end);
+            if run.start < after || run.is_empty() || run.end > blocks {
+                return Err(malformed);
+            }
+            self.theirs.push((run, stamp));
+            rest = tail;
+        }
+        if *last == 1 {
+            self.compare(replica)?;
+        }
+        Ok(())
+    }
+
+    /// What differs: by stamps, not by contents.
+    fn compare(&mut self, replica: &Replica) -> Result<(), MirrorError> {
+        let ours = replica.stamp_runs()?;
+        // Both lists are in order; what only one of them has differs as well.
+        let mut edges: Vec<u64> = ours.iter().chain(&self.theirs).flat_map(|(r, _)| [r.start, r.end]).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        let (mut i, mut j) = (0, 0);
+        for pair in edges.windows(2) {
+            let at = pair[0];
+            while ours.get(i).is_some_and(|(r, _)| r.end <= at) {
+                i += 1;
+            }
+            while self.theirs.get(j).is_some_and(|(r, _)| r.end <= at) {
+                j += 1;
+            }
+            let of =
+                |list: &[(Range<u64>, Stamp)], n: usize| list.get(n).filter(|(r, _)| r.contains(&at)).map(|(_, s)| *s);
+            if of(&ours, i) != of(&self.theirs, j) {
+                self.dirty.insert(pair[0]..pair[1]);
+            }
+        }
+        self.theirs = vec![];
+        self.total = self.dirty.len();
+        self.state = State::Copying;
+        Ok(())
+    }
+
+    /// The guest has written these blocks here. What to send, if the guest has to wait for the target. To be called under the lock that the write was made under.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn guest_wrote(
+        &mut self,
+        blocks: Range<u64>,
+        now: Duration,
+        replica: &Replica,
+    ) -> Result<Option<Mirrored>, MirrorError> {
+        match self.state {
+            // The comparison will see it.
+            State::Exchanging => Ok(None),
+            State::Mirroring => {
+                self.dirty.remove(blocks.clone());
+                let mut messages = vec![];
+                let mut at = blocks.start;
+                while at < blocks.end {
+                    let end = (at + MOST_BLOCKS).min(blocks.end);
+                    messages.extend(self.read(at..end, replica)?);
+                    at = end;
+                }
+                self.waiting.get_or_insert((self.sent, now));
+                Ok(Some(Mirrored { until: self.sent, messages }))
+            }
+            State::Copying | State::Finishing | State::Complete => {
+                let before = self.dirty.len();
+                self.dirty.insert(blocks);
+                self.total += self.dirty.len() - before;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether a guest's write may be answered.
+    #[must_use]
+    pub fn is_answered(&self, seq: Seq) -> bool {
+        seq <= self.acked || seq <= self.released || self.state != State::Mirroring
+    }
+
+    /// The next messages to send, read from the replica; empty: nothing now. To be called under the guest's lock.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn poll(&mut self, replica: &Replica) -> Result<Vec<Vec<u8>>, MirrorError> {
+        let keeps_up = self.in_flight < WINDOW / 2 && self.acked >= self.released;
+        if self.state == State::Copying && self.dirty.len() <= NEARLY_CLEAN && keeps_up {
+            // From here on nothing new is left behind, and the rest goes while the guest is kept in step.
+            self.state = State::Mirroring;
+        }
+        if matches!(self.state, State::Exchanging | State::Complete)
+            || (self.in_flight >= WINDOW && self.state != State::Finishing)
+        {
+            return Ok(vec![]);
+        }
+        if let Some(run) = self.dirty.run_from(self.cursor, MOST_BLOCKS) {
+            self.cursor = run.end;
+            self.dirty.remove(run.clone());
+            self.copied += run.end - run.start;
+            return self.read(run, replica);
+        }
+        if self.state == State::Finishing && !self.final_sent {
+            self.final_sent = true;
+            let mut message = vec![FINAL];
+            message.extend(self.digest.finalize().as_bytes());
+            return Ok(vec![message]);
+        }
+        Ok(vec![])
+    }
+
+    /// Blocks as messages: one for each part that is alike.
+    fn read(&mut self, blocks: Range<u64>, replica: &Replica) -> Result<Vec<Vec<u8>>, MirrorError> {
+        let mut data = vec![0; usize::try_from((blocks.end - blocks.start) * BLOCK).unwrap_or(0)];
+        replica.read(blocks.start * BLOCK, &mut data)?;
+        let mut messages: Vec<Vec<u8>> = vec![];
+        // The part that is being gathered: its blocks, stamp, and whether it is zero.
+        let mut part: Option<(Range<u64>, Option<Stamp>, bool)> = None;
+        for block in blocks.clone() {
+            let at = ((block - blocks.start) * BLOCK) as usize;
+            let zero = is_zero(&data[at..at + BLOCK as usize]);
+            let stamp = replica.stamp(block)?;
+            match &mut part {
+                Some((run, s, z)) if *s == stamp && *z == zero => run.end = block + 1,
+                _ => {
+                    messages.extend(
+                        part.replace((block..block + 1, stamp, zero)).map(|p| self.message(&p, blocks.start, &data)),
+                    );
+                }
+            }
+        }
+        messages.extend(part.map(|p| self.message(&p, blocks.start, &data)));
+        Ok(messages)
+    }
+
+    fn message(&mut self, (run, stamp, zero): &(Range<u64>, Option<Stamp>, bool), from: u64, data: &[u8]) -> Vec<u8> {
+        let at = ((run.start - from) * BLOCK) as usize..((run.end - from) * BLOCK) as usize;
+        let message = match (stamp, zero) {
+            (None, _) => run_message(FORGET, run, Stamp::decode(&[0; STAMP_BYTES]), &[]),
+            (Some(stamp), true) => {
+                self.elided += run.end - run.start;
+                run_message(ZEROES, run, *stamp, &[])
+            }
+            (Some(stamp), false) => run_message(DATA, run, *stamp, &data[at]),
+        };
+        self.sent += 1;
+        self.digest.update(&message);
+        self.flight.push_back((self.sent, message.len() as u64));
+        self.in_flight += message.len() as u64;
+        message
+    }
+
+    /// Time passes. Whether writes were let go because the target does not answer: whoever waits has to look again.
+    pub fn tick(&mut self, now: Duration) -> bool {
+        match self.waiting {
+            Some((_, since)) if self.state == State::Mirroring && now.saturating_sub(since) >= PATIENCE => {
+                // What is on its way arrives when the link is back: nothing has to be sent twice.
+                self.released = self.sent;
+                self.waiting = None;
+                self.state = State::Copying;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The guest stands still and writes no more. What is left goes now.
+    pub fn stop(&mut self) {
+        if matches!(self.state, State::Copying | State::Mirroring) {
+            self.state = State::Finishing;
+        }
+    }
+}
+
+/// A mirror's figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// To be copied in all, as known so far.
+    pub total: Bytes,
+    /// Copied.
+    pub copied: Bytes,
+    /// Still different.
+    pub remaining: Bytes,
+    /// Zeroes that did not travel.
+    pub elided: Bytes,
+}
+
+/// The target's machine.
+#[derive(Debug, Default)]
+pub struct Target {
+    digest: blake3::Hasher,
+    seq: Seq,
+    complete: bool,
+}
+
+impl Target {
+    /// A mirror that begins. The messages to send first: what this replica has.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn new(replica: &Replica) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
+        let runs = replica.stamp_runs()?;
+        let pieces = runs.chunks(MOST_RUNS).len().max(1);
+        let mut messages = vec![vec![HAVE, 1]; 1];
+        if !runs.is_empty() {
+            messages = runs
+                .chunks(MOST_RUNS)
+                .enumerate()
+                .map(|(i, piece)| {
+                    let mut message = vec![HAVE, u8::from(i + 1 == pieces)];
+                    for (run, stamp) in piece {
+                        message.extend(run.start.to_le_bytes());
+                        message.extend((run.end - run.start).to_le_bytes());
+                        stamp.encode(&mut message);
+                    }
+                    message
+                })
+                .collect();
+        }
+        Ok((Self::default(), messages))
+    }
+
+    /// Whether everything is here, durably.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// A message came from the source; what to answer.
+    ///
+    /// # Errors
+    /// When it makes no sense, or the replica fails: this mirror is over then.
+    pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<Vec<u8>, MirrorError> {
+        let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
+        if self.complete {
+            return Err(MirrorError::Message("a message after the last"));
+        }
+        if *kind == FINAL {
+            let digest = self.digest.finalize();
+            if body != digest.as_bytes() {
+                return Err(MirrorError::Digest);
+            }
+            replica.commit()?;
+            self.complete = true;
+            let mut answer = vec![FINISHED];
+            answer.extend(digest.as_bytes());
+            return Ok(answer);
+        }
+        let Some((run, stamp, data)) = parse_run(body) else { return Err(MirrorError::Message("a malformed run")) };
+        match *kind {
+            DATA if !data.is_empty() && data.len() as u64 == (run.end - run.start).saturating_mul(BLOCK) => {
+                replica.apply(run.start, stamp, Contents::Data(data))?;
+            }
+            ZEROES if data.is_empty() => replica.apply(run.start, stamp, Contents::Zeroes(run.end - run.start))?,
+            FORGET if data.is_empty() => replica.forget(run)?,
+            _ => return Err(MirrorError::Message("a message that does not belong here")),
+        }
+        self.digest.update(message);
+        self.seq += 1;
+        let mut answer = vec![ACK];
+        answer.extend(self.seq.to_le_bytes());
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+#[path = "mirror_tests.rs"]
+mod tests;
