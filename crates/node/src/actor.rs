@@ -18,8 +18,8 @@ use godwit_api::host::{MoveOrder, Ownership, PeerHost};
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{
-    Action, CannotBegin, Destination, DestinationState, Event, Ledger, Machine, Message, Owner, Record,
-    Seen, Source, SourceState, Status, Ticket, Verdict,
+    Action, Body, CannotBegin, Destination, DestinationState, Event, Ledger, Machine, Message, Owner, Record, Seen,
+    Source, SourceState, Status, Ticket, Verdict,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -234,7 +234,10 @@ impl Actor {
             }
             Input::Message { from, message } => {
                 let peer = self.parts.file().peer.map(|p| p.name.to_string());
-                if peer.as_deref() == Some(&from) {
+                let reserving = self.reserving.as_ref().is_some_and(|(ticket, _)| *ticket == message.ticket);
+                if reserving && message.body == Body::Pending {
+                    // The place that we asked for, and do mean: the machine learns of it when the place is ready.
+                } else if peer.as_deref() == Some(&from) {
                     self.feed(Event::Message(message));
                 } else {
                     tracing::warn!(vm = %self.parts.name, from, ?message, "a host that has no part in it speaks of the hand-off");
@@ -370,7 +373,9 @@ impl Actor {
         match &self.machine {
             Some(Machine::Source(s)) => self.note_source(s, &tracker),
             Some(Machine::Destination(d)) => match d.state() {
-                DestinationState::Granting { .. } | DestinationState::Granted { .. } => tracker.enter(PhaseName::HandOff),
+                DestinationState::Granting { .. } | DestinationState::Granted { .. } => {
+                    tracker.enter(PhaseName::HandOff)
+                }
                 DestinationState::Started { .. } => tracker.enter(PhaseName::Release),
                 _ => {}
             },
@@ -489,7 +494,11 @@ impl Actor {
             Some(Machine::Source(source)) => {
                 source.begin(order.id).map_err(|e| cannot_begin(&self.parts.name, e)).and_then(|got| {
                     // The machine may have moved on meanwhile; the destination staged another attempt then.
-                    if got == ticket { Ok(()) } else { Err(ApiError::new(Problem::Conflict, "the VM changed hands meanwhile")) }
+                    if got == ticket {
+                        Ok(())
+                    } else {
+                        Err(ApiError::new(Problem::Conflict, "the VM changed hands meanwhile"))
+                    }
                 })
             }
             _ => Err(self.not_running()),
@@ -507,7 +516,8 @@ impl Actor {
         let staged = match Destination::stage(self.record, ticket) {
             Ok(staged) if self.writing.is_none() && self.records.is_empty() => staged,
             Ok(_) => {
-                let _ = reply.send(Err(ApiError::new(Problem::Conflict, "an earlier hand-off is being written; ask again")));
+                let _ = reply
+                    .send(Err(ApiError::new(Problem::Conflict, "an earlier hand-off is being written; ask again")));
                 return;
             }
             Err(e) => {
@@ -565,11 +575,9 @@ impl Actor {
                 }
             }
             _ => {
-                let _ = reply.send(Err(ApiError::new(
-                    Problem::Conflict,
-                    format!("`{}` is being moved", self.parts.name),
-                )
-                .remedy("wait for the move, or cancel it")));
+                let _ =
+                    reply.send(Err(ApiError::new(Problem::Conflict, format!("`{}` is being moved", self.parts.name))
+                        .remedy("wait for the move, or cancel it")));
             }
         }
     }
@@ -578,10 +586,14 @@ impl Actor {
         let idle = self.writing.is_none() && self.doing.is_none() && self.reserving.is_none();
         let over = match &self.machine {
             None => true,
-            Some(Machine::Source(s)) => matches!(s.state(), SourceState::Released { .. } | SourceState::Outranked { .. }),
+            Some(Machine::Source(s)) => {
+                matches!(s.state(), SourceState::Released { .. } | SourceState::Outranked { .. })
+            }
             Some(Machine::Destination(d)) => matches!(
                 d.state(),
-                DestinationState::Refused { .. } | DestinationState::Returned { .. } | DestinationState::Outranked { .. }
+                DestinationState::Refused { .. }
+                    | DestinationState::Returned { .. }
+                    | DestinationState::Outranked { .. }
             ),
         };
         if idle && over {

@@ -43,36 +43,59 @@ fn look(node: &Node, asked: &CheckVm) -> CheckReport {
     match spec::of(definition) {
         Ok(vm) => {
             for unmet in godwit_vmm::check(&vm, node.qemu_facts()) {
-                add(unmet.kind.as_str(), unmet.to_string(), &unmet.remedy);
+                add(unmet.kind, unmet.message.clone(), &unmet.remedy);
             }
         }
         Err(error) => add("vm", error.message, "create the VM again with a specification that can be run"),
     }
     let (free, needed) = (memory_free(), Bytes(definition.spec.memory.0.saturating_add(QEMU_MEMORY.0)));
     if free < needed {
-        add("memory", format!("{name} has {free} of memory for guests, the VM needs {needed}"), "free memory, or choose another host");
+        add(
+            "memory",
+            format!("{name} has {free} of memory for guests, the VM needs {needed}"),
+            "free memory, or choose another host",
+        );
     }
     let disk = node.facts().disk_free;
     if disk < asked.disk {
-        add("disk", format!("{name} has room for {disk} of disk, the VM's disks hold {}", asked.disk), "make room, or choose another host");
+        add(
+            "disk",
+            format!("{name} has room for {disk} of disk, the VM's disks hold {}", asked.disk),
+            "make room, or choose another host",
+        );
     }
     for file in &definition.boot_files {
         if let Err(message) = same_file(&node.config().images, file) {
-            add("boot-file", format!("{name}: {message}"), "copy the file from the VM's host into this host's image folder");
+            add(
+                "boot-file",
+                format!("{name}: {message}"),
+                "copy the file from the VM's host into this host's image folder",
+            );
         }
     }
     for wire in &definition.wires {
         if let ComponentSpec::Switch { bridge } = &wire.component
             && !Path::new("/sys/class/net").join(bridge).join("bridge").exists()
         {
-            add("device", format!("{name} has no bridge `{bridge}`, to which wire {} leads", wire.id), "create the bridge, and stretch the segment to it");
+            add(
+                "device",
+                format!("{name} has no bridge `{bridge}`, to which wire {} leads", wire.id),
+                "create the bridge, and stretch the segment to it",
+            );
         }
     }
     let left = node.certificate_expires().duration_since(SystemTime::now()).unwrap_or_default();
     if left < CERTIFICATE_LEFT {
-        add("certificate", format!("the certificate of {name} ends in {} s", left.as_secs()), "issue a new one (godwit pki issue) and restart the node");
+        add(
+            "certificate",
+            format!("the certificate of {name} ends in {} s", left.as_secs()),
+            "issue a new one (godwit pki issue) and restart the node",
+        );
     }
-    if matches!(node.record(definition.id), Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))) {
+    if matches!(
+        node.record(definition.id),
+        Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))
+    ) {
         add("vm", format!("{name} has the VM, or is handing it over"), "move it to another host, or wait");
     }
     CheckReport { blockers }
@@ -90,7 +113,11 @@ pub fn boot_files(images: &Path, boot: &Boot) -> Result<Vec<BootFile>, String> {
 
 fn same_file(images: &Path, file: &BootFile) -> Result<(), String> {
     let here = hash(images, &file.name)?;
-    if here == file.blake3 { Ok(()) } else { Err(format!("the boot file `{}` is another one than on the VM's host", file.name)) }
+    if here == file.blake3 {
+        Ok(())
+    } else {
+        Err(format!("the boot file `{}` is another one than on the VM's host", file.name))
+    }
 }
 
 fn hash(images: &Path, name: &str) -> Result<String, String> {
@@ -100,7 +127,10 @@ fn hash(images: &Path, name: &str) -> Result<String, String> {
     }
     let path = images.join(name);
     let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(std::fs::File::open(&path).map_err(|e| format!("there is no boot file {}: {e}", path.display()))?)
+    hasher
+        .update_reader(
+            std::fs::File::open(&path).map_err(|e| format!("there is no boot file {}: {e}", path.display()))?,
+        )
         .map_err(|e| format!("{}: {e}", path.display()))?;
     Ok(hasher.finalize().to_hex().to_string())
 }

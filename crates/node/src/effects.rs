@@ -99,6 +99,7 @@ async fn close(node: &Arc<Node>, parts: &Arc<Parts>) {
     if let Err(error) = node.isolate(parts).await {
         tracing::error!(vm = parts.name, %error, "the network cannot be isolated");
     }
+    parts.disks().iter().for_each(|disk| disk.let_go());
     // QEMU answers its guest's last writes after the STOP event; by the end of RAM all of them are.
     if let Some(moving) = parts.moving().filter(|m| !m.over.is_cancelled() && outgoing::is_under_way(m)) {
         tokio::select! {

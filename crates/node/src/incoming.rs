@@ -22,7 +22,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
-use tokio::net::UnixListener;
 
 /// How long QEMU may take to connect to a socket beside it.
 const CONNECT: Duration = Duration::from_secs(20);
@@ -39,20 +38,14 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     if stage.source.name.as_str() != from {
         return Err(ApiError::new(Problem::Forbidden, format!("{from} asks in the name of {}", stage.source.name)));
     }
-    let check = godwit_api::host::CheckVm {
-        definition: stage.definition.clone(),
-        disk: godwit_units::Bytes(0),
-        vcpus: None,
-    };
+    let check =
+        godwit_api::host::CheckVm { definition: stage.definition.clone(), disk: godwit_units::Bytes(0), vcpus: None };
     let report = crate::check::check(node, &check).await;
     if let Some(first) = report.blockers.first() {
         return Err(ApiError::new(Problem::Blocked, first.message.clone()).remedy(first.remedy.clone()));
     }
     let parts = node.adopt_definition(stage.definition)?;
-    parts
-        .keeper()
-        .ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply })
-        .await
+    parts.keeper().ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply }).await
 }
 
 /// Makes the place: replicas, endpoints, an incoming QEMU that waits for its stream.
@@ -80,7 +73,7 @@ pub fn mirror(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stre
     let parts = parts.clone();
     tokio::spawn(async move {
         let result = tokio::select! {
-            result = disk.apply(stream) => result,
+            result = disk.apply(stream, ticket) => result,
             () = moving.over.cancelled() => Ok(()),
         };
         match result {
@@ -199,6 +192,7 @@ async fn give_back(mut qemu: tokio::net::UnixStream, mut back: SendHalf) -> Resu
         let n = qemu.read(&mut buffer).await.unwrap_or(0);
         if n == 0 {
             // It has loaded everything, or it is gone; its events tell which.
+            back.finish()?;
             return Ok(());
         }
         path.push(&buffer[..n])?;

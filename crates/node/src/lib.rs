@@ -1,5 +1,24 @@
 //! The daemon of a host: the data path of a move.
 
+pub mod actor;
+pub mod check;
+pub mod disk;
+pub mod effects;
+pub mod failpoint;
+pub mod incoming;
+pub mod memory_in;
+pub mod memory_out;
+pub mod node;
+pub mod outgoing;
+pub mod parts;
+pub mod peers;
+pub mod proto;
+pub mod registry;
+pub mod routes;
+pub mod spec;
+pub mod stop_rule;
+pub mod tracker;
+
 use godwit_api::Name;
 use std::future::Future;
 use std::net::IpAddr;
@@ -35,7 +54,11 @@ pub struct Config {
 /// # Errors
 /// When it cannot start; each error says what is missing.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let _ = config;
-    shutdown.await;
+    let address = (config.address, config.api_port).into();
+    let node = node::Node::start(config).await?;
+    let listener = godwit_api::server::listen(address).await?;
+    tracing::info!(%address, name = node.name(), "node up");
+    let router = godwit_api::server::only(routes::router(node.clone()), godwit_trust::Role::Controller);
+    godwit_api::server::serve(listener, router, node.credentials(), shutdown).await?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The node: everything that belongs to the host rather than to one VM.
 
-use crate::actor::{Actor, Handle};
+use crate::actor::Actor;
 use crate::disk::Disk;
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
@@ -9,7 +9,7 @@ use crate::registry::{self, Power, VmFile};
 use crate::{Config, check, effects};
 use anyhow::{Context, Result, bail};
 use godwit_api::host::{GatewayPort, HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
-use godwit_api::vm::{ComponentSpec, VmDefinition};
+use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Record, Seen, VmId};
 use godwit_trust::Credentials;
@@ -120,4 +120,453 @@ impl Node {
             underlay: self.config.address,
         }
     }
+}
+
+impl Node {
+    /// Starts everything that was here before: records, replicas, guests.
+    ///
+    /// # Errors
+    /// When something that the node needs is missing; the error says what.
+    pub async fn start(config: Config) -> Result<Arc<Self>> {
+        use std::os::unix::fs::DirBuilderExt;
+        for folder in [&config.state, &config.run, &config.images] {
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let credentials = Credentials::load(&config.credentials)?;
+        let name = credentials.identity().name();
+        if name != config.name.as_str() {
+            bail!("the certificate in {} is {name}'s, this node is {}", config.credentials.display(), config.name);
+        }
+        let ledger = FileLedger::open(&config.state.join("records"))?;
+        let run = config.run.clone();
+        let qemu = tokio::task::spawn_blocking(move || godwit_vmm::HostFacts::ask(&run)).await??;
+        let wires = godwit_wire::Wires::new(crate::spec::PREFIX, config.address)?;
+        let at = |port| (config.address, port).into();
+        let listen = godwit_link::Addresses {
+            control: at(config.control_port),
+            disk: at(config.disk_port),
+            memory: at(config.memory_port),
+        };
+        let peers = Peers::bind(listen, &credentials)?;
+        let node = Arc::new(Self {
+            config,
+            credentials,
+            ledger: Mutex::new(ledger),
+            vms: Mutex::default(),
+            qemu,
+            wires,
+            peers,
+        });
+        node.recover().await?;
+        node.peers.serve(&node);
+        Ok(node)
+    }
+
+    /// Its certificates.
+    #[must_use]
+    pub const fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// When its certificate ends.
+    #[must_use]
+    pub fn certificate_expires(&self) -> std::time::SystemTime {
+        self.credentials.expiry()
+    }
+
+    async fn recover(self: &Arc<Self>) -> Result<()> {
+        let folder = self.config.state.join("vms");
+        let mut ids: Vec<VmId> = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok().map(VmId)).collect(),
+            Err(_) => vec![],
+        };
+        ids.sort_unstable();
+        for id in ids {
+            let file = registry::load(&self.folder(id))?;
+            let record = self.ledger().load(id)?;
+            let parts = Arc::new(Parts::new(self.folder(id), self.run_folder(id), file));
+            let placement = crate::spec::placement(&parts.definition(), &parts.folder, &parts.run);
+            // Disks first: an adopted guest is waiting for them.
+            self.open_disks(&parts)?;
+            let adopted = tokio::task::spawn_blocking(move || Qemu::adopt(&placement)).await??;
+            let seen = match adopted {
+                None => Seen::Gone,
+                Some(qemu) => {
+                    let qemu = Arc::new(qemu);
+                    let state = effects::on_qemu(&qemu, Qemu::state).await;
+                    self.watch(&parts, &qemu);
+                    parts.set_qemu(Some(qemu));
+                    match (state, record) {
+                        (Ok(godwit_vmm::State::Running), _) => Seen::Running,
+                        // What was verified before the record was written is still loaded.
+                        (Ok(godwit_vmm::State::Stopped), Some(Record::Granted(_) | Record::Started(_))) => Seen::Loaded,
+                        // Whether everything had come is not known any more.
+                        (_, Some(Record::Staged(_))) => Seen::Gone,
+                        (Ok(godwit_vmm::State::Stopped | godwit_vmm::State::Postmigrate), _) => Seen::Stopped,
+                        (Ok(godwit_vmm::State::Incoming) | Err(_), _) => Seen::Gone,
+                    }
+                }
+            };
+            tracing::info!(vm = parts.name, ?record, ?seen, "recovered");
+            lock(&self.vms).insert(id, parts.clone());
+            Actor::spawn(self.clone(), parts, record, seen);
+        }
+        Ok(())
+    }
+
+    fn open_disks(&self, parts: &Parts) -> Result<()> {
+        use std::os::unix::fs::DirBuilderExt;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&parts.run)?;
+        let definition = parts.definition();
+        let mut disks = vec![];
+        for (i, (disk, volume)) in definition.spec.disks.iter().zip(&definition.volumes).enumerate() {
+            let folder = crate::spec::volume_folder(&self.config, *volume);
+            let socket = crate::spec::disk_socket(&parts.run, i);
+            disks.push(Disk::open_or_create(&folder, socket, *volume, disk.volume.as_str(), disk.size)?);
+        }
+        parts.set_disks(disks);
+        Ok(())
+    }
+
+    fn watch(self: &Arc<Self>, parts: &Arc<Parts>, qemu: &Arc<Qemu>) {
+        let (events, _) = tokio::sync::broadcast::channel(256);
+        parts.set_events(events.clone());
+        let (parts, weak) = (parts.clone(), Arc::downgrade(qemu));
+        let runtime = tokio::runtime::Handle::current();
+        qemu.watch(move |event| {
+            use godwit_vmm::QemuEvent as Q;
+            if let Q::Resume { at, unix_us } = event {
+                parts.note_resumed(at, unix_us);
+            }
+            let _ = events.send(event);
+            let input = match event {
+                Q::PoweredOff => crate::actor::Input::PoweredOff,
+                Q::Gone => {
+                    // One that we ended ourselves is not the VM's any more.
+                    let ours = parts.qemu();
+                    if !ours.is_some_and(|q| std::ptr::eq(Arc::as_ptr(&q), weak.as_ptr())) {
+                        return;
+                    }
+                    parts.set_qemu(None);
+                    crate::actor::Input::Event(godwit_handoff::Event::QemuDied)
+                }
+                _ => return,
+            };
+            runtime.block_on(parts.keeper().tell(input));
+        });
+    }
+
+    /// Starts a VM's QEMU.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub async fn start_qemu(self: &Arc<Self>, parts: &Arc<Parts>, start: Start) -> Result<Arc<Qemu>, ApiError> {
+        let definition = parts.definition();
+        let spec = crate::spec::with_images(&definition, &self.config.images)?;
+        let placement = crate::spec::placement(&definition, &parts.folder, &parts.run);
+        let started = tokio::task::spawn_blocking(move || Qemu::start(&spec, &placement, start)).await;
+        let qemu = match started {
+            Ok(Ok(qemu)) => Arc::new(qemu),
+            Ok(Err(error)) => return Err(ApiError::new(Problem::Failed, format!("`{}`: {error}", parts.name))),
+            Err(_) => return Err(ApiError::new(Problem::Failed, "starting a QEMU ended in a bug of the node")),
+        };
+        self.watch(parts, &qemu);
+        Ok(qemu)
+    }
+
+    /// Makes the host ready for a VM: its endpoints are staged.
+    ///
+    /// # Errors
+    /// When the network refuses.
+    pub async fn prepare_host(&self, parts: &Parts) -> Result<(), ApiError> {
+        for endpoint in crate::spec::endpoints(&parts.definition())? {
+            self.wires.stage(&endpoint).await.map_err(network)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a VM's endpoints speak, and announces them.
+    ///
+    /// # Errors
+    /// When the network refuses.
+    pub async fn activate(&self, parts: &Parts, lineage: Lineage, generation: Generation) -> Result<(), ApiError> {
+        let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
+        for endpoint in crate::spec::endpoints(&parts.definition())? {
+            // Staging again costs little and does nothing where it was done.
+            self.wires.stage(&endpoint).await.map_err(network)?;
+            self.wires.activate(&endpoint, sequence).await.map_err(network)?;
+        }
+        Ok(())
+    }
+
+    /// Cuts a VM's endpoints off.
+    ///
+    /// # Errors
+    /// When the network refuses.
+    pub async fn isolate(&self, parts: &Parts) -> Result<(), ApiError> {
+        for endpoint in crate::spec::endpoints(&parts.definition())? {
+            self.wires.isolate(&endpoint).await.map_err(network)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a VM's endpoints.
+    ///
+    /// # Errors
+    /// When the network refuses.
+    pub async fn remove_endpoints(&self, parts: &Parts) -> Result<(), ApiError> {
+        for endpoint in crate::spec::endpoints(&parts.definition())? {
+            self.wires.remove(&endpoint).await.map_err(network)?;
+        }
+        Ok(())
+    }
+
+    /// Proves that the network leads to the VM here.
+    ///
+    /// # Errors
+    /// When no proof came in time.
+    pub async fn probe(&self, parts: &Parts, within: Duration) -> Result<(), ApiError> {
+        for endpoint in crate::spec::endpoints(&parts.definition())? {
+            self.wires.probe(&endpoint, within).await.map_err(network)?;
+        }
+        Ok(())
+    }
+
+    /// Attaches or re-points a wire's end on a gateway here.
+    ///
+    /// # Errors
+    /// When the network refuses, or a newer owner was here.
+    pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<(), ApiError> {
+        let sequence = godwit_wire::Sequence { lineage: port.lineage.0, generation: port.generation.0 };
+        let spec = godwit_wire::GatewayPort {
+            wire: godwit_wire::WireId(wire),
+            vni: godwit_wire::Vni(port.vni),
+            port: crate::spec::TUNNEL_PORT,
+            bridge: port.bridge.clone(),
+            mtu: 1450,
+        };
+        self.wires.gateway_ensure(&port.bridge).await.map_err(network)?;
+        self.wires.gateway_attach(&spec, port.remote, sequence).await.map_err(network)?;
+        self.wires.gateway_repoint(godwit_wire::WireId(wire), port.remote, sequence).await.map_err(network)
+    }
+
+    /// Removes a wire's end on a gateway here.
+    ///
+    /// # Errors
+    /// When the network refuses.
+    pub async fn detach(&self, wire: u32) -> Result<(), ApiError> {
+        self.wires.gateway_detach(godwit_wire::WireId(wire)).await.map_err(network)
+    }
+
+    /// Creates a VM here, or says that it is there already.
+    ///
+    /// # Errors
+    /// When it cannot be run here, or another one has its number.
+    pub async fn define(self: &Arc<Self>, mut definition: VmDefinition) -> Result<Arc<Parts>, ApiError> {
+        if let Some(known) = self.vm(definition.id) {
+            let there = known.definition();
+            if there.name == definition.name && there.volumes == definition.volumes {
+                return Ok(known);
+            }
+            return Err(ApiError::new(Problem::Conflict, format!("VM {} is another one here", definition.id.0)));
+        }
+        let machine = self.qemu.resolve(&definition.spec.machine);
+        definition.spec.machine = machine.unwrap_or(definition.spec.machine);
+        definition.spec.max_vcpus = definition.spec.max_vcpus.max(definition.spec.vcpus);
+        let (images, boot) = (self.config.images.clone(), definition.spec.boot.clone());
+        let files = tokio::task::spawn_blocking(move || check::boot_files(&images, &boot)).await;
+        definition.boot_files = files
+            .unwrap_or_else(|_| Err("hashing ended in a bug of the node".into()))
+            .map_err(|e| ApiError::new(Problem::Invalid, e))?;
+        let asked = godwit_api::host::CheckVm { definition: definition.clone(), disk: Bytes(0), vcpus: None };
+        if let Some(first) = check::check(self, &asked).await.blockers.into_iter().next() {
+            return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
+        }
+        let vm = definition.id;
+        let sources: Vec<Option<String>> = definition.spec.disks.iter().map(|d| d.from.clone()).collect();
+        for disk in &mut definition.spec.disks {
+            disk.from = None;
+        }
+        let owner = Owner::first(vm);
+        let file = VmFile { definition, power: Power::Off, peer: None, order: None };
+        let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
+        let failed = |e: anyhow::Error| ApiError::new(Problem::Failed, format!("{e:#}"));
+        let imported = self.clone().import(parts.clone(), sources, owner).await;
+        if let Err(error) = imported {
+            // Nothing is left of a VM that could not be made.
+            self.erase(&parts).await;
+            return Err(failed(error));
+        }
+        lock(&self.vms).insert(vm, parts.clone());
+        Actor::spawn(self.clone(), parts.clone(), Some(Record::Owned(owner)), Seen::Gone);
+        Ok(parts)
+    }
+
+    async fn import(self: Arc<Self>, parts: Arc<Parts>, sources: Vec<Option<String>>, owner: Owner) -> Result<()> {
+        self.open_disks(&parts)?;
+        for (disk, source) in parts.disks().into_iter().zip(sources) {
+            disk.open(owner.lineage, owner.generation).await?;
+            if let Some(source) = source {
+                tokio::task::spawn_blocking(move || disk.import(std::path::Path::new(&source))).await??;
+            }
+        }
+        registry::store(&parts.folder, &parts.file())?;
+        let vm = parts.id;
+        tokio::task::spawn_blocking(move || self.ledger().store(vm, &Record::Owned(owner))).await??;
+        Ok(())
+    }
+
+    /// A VM that is about to come here, or was here before.
+    ///
+    /// # Errors
+    /// When its disks cannot be had.
+    pub fn adopt_definition(self: &Arc<Self>, definition: VmDefinition) -> Result<Arc<Parts>, ApiError> {
+        let vm = definition.id;
+        let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, e.to_string());
+        if let Some(known) = self.vm(vm) {
+            known.change(|f| f.definition = definition).map_err(|e| failed(&e))?;
+            return Ok(known);
+        }
+        let file = VmFile { definition, power: Power::On, peer: None, order: None };
+        let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
+        self.open_disks(&parts).map_err(|e| failed(&format!("{e:#}")))?;
+        registry::store(&parts.folder, &parts.file()).map_err(|e| failed(&e))?;
+        let record = self.ledger().load(vm).map_err(|e| failed(&e))?;
+        lock(&self.vms).insert(vm, parts.clone());
+        Actor::spawn(self.clone(), parts.clone(), record, Seen::Gone);
+        Ok(parts)
+    }
+
+    /// Removes a VM that is nobody's business here any more, and its replicas.
+    ///
+    /// # Errors
+    /// When something cannot be removed.
+    pub async fn remove(self: &Arc<Self>, parts: &Arc<Parts>) -> Result<(), ApiError> {
+        lock(&self.vms).remove(&parts.id);
+        self.erase(parts).await;
+        let (node, vm) = (self.clone(), parts.id);
+        let forgotten = tokio::task::spawn_blocking(move || node.ledger().forget(vm)).await;
+        match forgotten {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(ApiError::new(Problem::Failed, error.to_string())),
+            Err(_) => Err(ApiError::new(Problem::Failed, "forgetting a VM ended in a bug of the node")),
+        }
+    }
+
+    async fn erase(self: &Arc<Self>, parts: &Arc<Parts>) {
+        effects::end_qemu(parts).await;
+        let _ = self.remove_endpoints(parts).await;
+        parts.set_disks(vec![]);
+        for volume in &parts.definition().volumes {
+            let _ = std::fs::remove_dir_all(crate::spec::volume_folder(&self.config, *volume));
+        }
+        for folder in [&parts.folder, &parts.run] {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+
+    /// A VM as the API shows it.
+    pub async fn local(&self, parts: &Parts) -> LocalVm {
+        let view = parts.view();
+        let run = match parts.qemu() {
+            None => RunState::Off,
+            Some(qemu) => match effects::on_qemu(&qemu, Qemu::state).await {
+                Ok(godwit_vmm::State::Running) => RunState::Running,
+                Ok(godwit_vmm::State::Incoming) => RunState::Incoming,
+                Ok(_) | Err(_) => RunState::Paused,
+            },
+        };
+        LocalVm {
+            definition: parts.definition(),
+            ownership: view.ownership,
+            lineage: Lineage(view.owner.0),
+            generation: Generation(view.owner.1),
+            run,
+            mv: view.ticket.map(|t| t.mv),
+            allocated: Bytes(parts.disks().iter().map(|d| d.allocated().0).sum()),
+        }
+    }
+
+    /// Sends a message of the hand-off to the VM's peer.
+    pub fn send(self: &Arc<Self>, parts: &Parts, message: Message) {
+        if let Some(peer) = parts.file().peer {
+            self.note(&peer, &Note::HandOff(message));
+        }
+    }
+
+    /// Says something to another node.
+    pub fn note(self: &Arc<Self>, peer: &PeerHost, note: &Note) {
+        self.peers.say(self, peer.clone(), proto::encode(note));
+    }
+
+    /// Another node said something.
+    pub fn heard(&self, from: &str, bytes: &[u8]) {
+        match proto::decode::<Note>(bytes) {
+            Ok(Note::HandOff(message)) => {
+                if let Some(parts) = self.vm(message.ticket.vm) {
+                    parts.keeper().try_tell(crate::actor::Input::Message { from: from.to_owned(), message });
+                }
+            }
+            Ok(Note::Resumed { ticket, unix_us, ago_us }) => {
+                if let Some(moving) = self.moving(from, ticket) {
+                    let one_way = self.peers.rtt(from).unwrap_or_default() / 2 + Duration::from_micros(ago_us);
+                    moving.tracker.running_there(std::time::Instant::now(), one_way, Some(unix_us));
+                }
+            }
+            Ok(Note::Proved { ticket, after_ms }) => {
+                if let Some(moving) = self.moving(from, ticket) {
+                    moving.tracker.update(|p| p.network_proved_ms = Some(after_ms));
+                }
+            }
+            Err(error) => tracing::warn!(from, %error, "a message that makes no sense"),
+        }
+    }
+
+    fn moving(&self, from: &str, ticket: godwit_handoff::Ticket) -> Option<Arc<Moving>> {
+        let moving = self.vm(ticket.vm)?.moving()?;
+        (moving.ticket == ticket && moving.peer.name.as_str() == from).then_some(moving)
+    }
+
+    /// Another node asks something; the answer.
+    pub async fn asked(self: &Arc<Self>, from: &str, bytes: &[u8]) -> bytes::Bytes {
+        let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
+            Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
+            Ok(proto::Request::Repoint { wire, port }) => self.attach(wire, &port).await,
+            Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
+        };
+        proto::encode(&answer)
+    }
+
+    /// Another node opened a stream.
+    pub fn streamed(&self, from: &str, hello: &[u8], stream: godwit_link::Stream) {
+        let Ok(hello) = proto::decode::<proto::Hello>(hello) else {
+            tracing::warn!(from, "a stream for what makes no sense");
+            return;
+        };
+        let ticket = match hello {
+            proto::Hello::Memory { ticket } | proto::Hello::Mirror { ticket, .. } => ticket,
+        };
+        let Some(parts) = self.moving(from, ticket).and_then(|_| self.vm(ticket.vm)) else {
+            tracing::warn!(from, %ticket, "a stream of an attempt that is not under way");
+            return;
+        };
+        match hello {
+            proto::Hello::Memory { ticket } => crate::incoming::memory(&parts, ticket, stream),
+            proto::Hello::Mirror { ticket, volume } => crate::incoming::mirror(&parts, ticket, volume, stream),
+        }
+    }
+
+    /// Changes the limit of a move.
+    pub fn limit(&self, moving: &Moving, limit: Option<BitRate>) {
+        moving.tracker.update(|p| p.limit = limit);
+        self.peers.limit(moving.peer.name.as_str(), limit);
+    }
+}
+
+fn network(error: godwit_wire::WireError) -> ApiError {
+    ApiError::new(Problem::Failed, error.to_string())
 }

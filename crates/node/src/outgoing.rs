@@ -32,7 +32,7 @@ const STAGING: Duration = Duration::from_secs(60);
 const CONNECT: Duration = Duration::from_secs(20);
 /// Bytes of the memory stream that may be on their way and not acknowledged: a bandwidth-delay product of 200 Mbit/s and
 /// 40 ms. What is in there when the guest stops is part of its pause.
-const MEMORY_WINDOW: usize = 1 << 20;
+const MEMORY_WINDOW: Amount = Amount(1 << 20);
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -50,9 +50,11 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     let session = node.peers().session(&order.to).await?;
     session.set_limit(order.limit);
     let request = Request::Stage(Box::new(Stage { ticket, definition: parts.definition(), source: node.as_peer() }));
-    let answer = session.request(proto::encode(&request), STAGING).await.map_err(|e| unreachable(&order.to.name, &e))?;
-    proto::decode::<proto::Answer>(&answer)
-        .unwrap_or_else(|e| Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name))))
+    let answer =
+        session.request(proto::encode(&request), STAGING).await.map_err(|e| unreachable(&order.to.name, &e))?;
+    proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| {
+        Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name)))
+    })
 }
 
 fn unreachable(host: &godwit_api::Name, error: &dyn std::fmt::Display) -> ApiError {
@@ -84,8 +86,11 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         loop {
             tokio::time::sleep(LOOK).await;
             let now = session.counters();
-            let (control, disk, memory) =
-                (now.lane(Lane::Control) - counted.lane(Lane::Control), now.lane(Lane::Disk) - counted.lane(Lane::Disk), now.lane(Lane::Memory) - counted.lane(Lane::Memory));
+            let (control, disk, memory) = (
+                now.lane(Lane::Control) - counted.lane(Lane::Control),
+                now.lane(Lane::Disk) - counted.lane(Lane::Disk),
+                now.lane(Lane::Memory) - counted.lane(Lane::Memory),
+            );
             let down = session.down_for();
             let disks = parts.disks();
             moving.tracker.carried(control + disk + memory);
@@ -98,12 +103,19 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             });
         }
     };
+    let (fail, mut failed) = tokio::sync::mpsc::channel::<anyhow::Error>(1);
     let work = async {
         moving.tracker.enter(PhaseName::CopyDisk);
         for disk in parts.disks() {
             let hello = Hello::Mirror { ticket: moving.ticket, volume: disk.id };
             let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await?;
-            disk.start_mirror(stream, moving.over.child_token()).await?;
+            let task = disk.start_mirror(stream, moving.over.child_token());
+            let fail = fail.clone();
+            tokio::spawn(async move {
+                if let Ok(Err(error)) = task.await {
+                    let _ = fail.send(error).await;
+                }
+            });
         }
         reach_async(Point::CopyDisk).await;
         for disk in parts.disks() {
@@ -112,13 +124,13 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         moving.tracker.enter(PhaseName::Memory);
         reach_async(Point::Memory).await;
         let hello = Hello::Memory { ticket: moving.ticket };
-        let stream = session
-            .open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW)
-            .await?;
+        let stream =
+            session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
         memory(parts, moving, stream.split()).await
     };
     tokio::select! {
         result = work => result,
+        Some(error) = failed.recv() => Err(error),
         () = watch => Ok(()),
     }
 }

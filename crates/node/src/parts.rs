@@ -12,11 +12,12 @@ use godwit_api::host::{LocalMove, MoveOrder, MoveRole, Ownership, PeerHost};
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::vm::VmDefinition;
 use godwit_handoff::{MoveId, Ticket, VmId};
-use godwit_vmm::Qemu;
+use godwit_vmm::{Qemu, QemuEvent};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tokio::sync::Notify;
+use std::time::Instant;
+use tokio::sync::{Notify, broadcast};
 use tokio_util::sync::CancellationToken;
 
 /// A VM on this host.
@@ -35,6 +36,10 @@ pub struct Parts {
     keeper: OnceLock<Handle>,
     qemu: Mutex<Option<Arc<Qemu>>>,
     disks: Mutex<Vec<Arc<Disk>>>,
+    /// What its QEMU says of itself, for the tasks of a move.
+    events: Mutex<Option<broadcast::Sender<QemuEvent>>>,
+    /// When its vCPUs last began to run: as heard, and by QEMU's clock.
+    resumed: Mutex<Option<(Instant, u64)>>,
     moving: Mutex<Option<Arc<Moving>>>,
     failure: Mutex<Option<ApiError>>,
 }
@@ -114,6 +119,8 @@ impl Parts {
             keeper: OnceLock::new(),
             qemu: Mutex::default(),
             disks: Mutex::default(),
+            events: Mutex::default(),
+            resumed: Mutex::default(),
             moving: Mutex::default(),
             failure: Mutex::default(),
         }
@@ -187,6 +194,26 @@ impl Parts {
         *lock(&self.qemu) = qemu;
     }
 
+    pub(crate) fn set_events(&self, events: broadcast::Sender<QemuEvent>) {
+        *lock(&self.events) = Some(events);
+    }
+
+    /// What its QEMU says of itself from now on.
+    #[must_use]
+    pub fn events(&self) -> Option<broadcast::Receiver<QemuEvent>> {
+        lock(&self.events).as_ref().map(broadcast::Sender::subscribe)
+    }
+
+    pub(crate) fn note_resumed(&self, at: Instant, unix_us: u64) {
+        *lock(&self.resumed) = Some((at, unix_us));
+    }
+
+    /// When its vCPUs last began to run: as heard, and by QEMU's clock in microseconds since 1970.
+    #[must_use]
+    pub fn resumed(&self) -> Option<(Instant, u64)> {
+        *lock(&self.resumed)
+    }
+
     /// Its disks, in order.
     #[must_use]
     pub fn disks(&self) -> Vec<Arc<Disk>> {
@@ -256,7 +283,10 @@ impl Parts {
         if self.cancelled() {
             (Outcome::Cancelled, "cancelled; the VM runs at the source".into())
         } else {
-            (Outcome::Failed, why.unwrap_or_else(|| "the destination did not answer in time; the VM runs at the source".into()))
+            (
+                Outcome::Failed,
+                why.unwrap_or_else(|| "the destination did not answer in time; the VM runs at the source".into()),
+            )
         }
     }
 

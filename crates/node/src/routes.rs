@@ -6,9 +6,7 @@ use crate::parts::Parts;
 use axum::extract::{Path, State};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
-use godwit_api::host::{
-    CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm,
-};
+use godwit_api::host::{CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, MoveId, VmId};
@@ -89,9 +87,9 @@ async fn stop(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(how): Jso
 
 async fn monitor(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(command): Json<Value>) -> Answer<Value> {
     let parts = find(&node, id)?;
-    let qemu = parts.qemu().ok_or_else(|| {
-        ApiError::new(Problem::Conflict, format!("`{}` has no QEMU on {}", parts.name, node.name()))
-    })?;
+    let qemu = parts
+        .qemu()
+        .ok_or_else(|| ApiError::new(Problem::Conflict, format!("`{}` has no QEMU on {}", parts.name, node.name())))?;
     let answer = crate::effects::on_qemu(&qemu, move |q| q.monitor(command)).await?;
     Ok(Json(answer))
 }
@@ -139,11 +137,7 @@ async fn stop_now(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<
     Ok(Json(moving.local()))
 }
 
-async fn attach(
-    State(node): State<Arc<Node>>,
-    Path(wire): Path<u32>,
-    Json(port): Json<GatewayPort>,
-) -> Answer<Value> {
+async fn attach(State(node): State<Arc<Node>>, Path(wire): Path<u32>, Json(port): Json<GatewayPort>) -> Answer<Value> {
     node.attach(wire, &port).await?;
     Ok(Json(Value::Null))
 }

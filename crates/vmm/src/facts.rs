@@ -37,10 +37,17 @@ pub struct HostFacts {
     pub aliases: BTreeMap<String, String>,
     /// Whether guests run by hardware.
     pub kvm: bool,
-    /// CPU models that can be run without leaving anything out.
-    pub cpu_models: BTreeSet<String>,
-    /// CPU features that can be given.
-    pub cpu_features: BTreeSet<String>,
+    /// What CPUs guests can be given, by how they are executed.
+    pub cpus: BTreeMap<Accel, Cpus>,
+}
+
+/// CPUs that guests can be given.
+#[derive(Clone, Debug, Default)]
+pub struct Cpus {
+    /// Models. A feature that a model has and the host has not is left out by QEMU, on every host of this kind.
+    pub models: BTreeSet<String>,
+    /// Features.
+    pub features: BTreeSet<String>,
 }
 
 /// Something that a VM needs and this host has not.
@@ -61,10 +68,12 @@ impl HostFacts {
     /// When it does not come up.
     pub fn ask(run: &Path) -> Result<Self, VmmError> {
         let kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-        if kvm && let Ok(facts) = Self::ask_with(run, Accel::Kvm) {
-            return Ok(facts);
+        let mut facts = Self::ask_with(run, Accel::Tcg)?;
+        if kvm && let Ok(by_hardware) = Self::ask_with(run, Accel::Kvm) {
+            facts.kvm = true;
+            facts.cpus.extend(by_hardware.cpus);
         }
-        Self::ask_with(run, Accel::Tcg)
+        Ok(facts)
     }
 
     fn ask_with(run: &Path, accel: Accel) -> Result<Self, VmmError> {
@@ -109,10 +118,7 @@ fn read(qmp: &Qmp, accel: Accel) -> Result<HostFacts, VmmError> {
     machines.sort_unstable();
     let definitions = qmp.execute("query-cpu-definitions", Value::Null)?;
     let cpu_models = definitions.as_array().into_iter().flatten();
-    let cpu_models = cpu_models
-        .filter(|d| d["unavailable-features"].as_array().is_none_or(Vec::is_empty))
-        .filter_map(|d| d["name"].as_str().map(str::to_owned))
-        .collect();
+    let cpu_models = cpu_models.filter_map(|d| d["name"].as_str().map(str::to_owned)).collect();
     let max = qmp.execute("query-cpu-model-expansion", json!({"type": "full", "model": {"name": "max"}}))?;
     let props = max["model"]["props"].as_object();
     let cpu_features = props.into_iter().flatten().filter(|(_, on)| on == &&Value::Bool(true));
@@ -122,8 +128,7 @@ fn read(qmp: &Qmp, accel: Accel) -> Result<HostFacts, VmmError> {
         machines,
         aliases,
         kvm: accel == Accel::Kvm,
-        cpu_models,
-        cpu_features,
+        cpus: BTreeMap::from([(accel, Cpus { models: cpu_models, features: cpu_features })]),
     })
 }
 
@@ -149,18 +154,19 @@ pub fn check(spec: &VmSpec, facts: &HostFacts) -> Vec<Unmet> {
             "enable virtualisation, or choose another host",
         );
     }
+    let Some(cpus) = facts.cpus.get(&spec.accel) else { return unmet };
+    let mut add = |message: String, remedy: &str| unmet.push(Unmet { kind: "cpu", message, remedy: remedy.into() });
     let mut parts = spec.cpu.split(',');
     let model = parts.next().unwrap_or_default();
-    if !facts.cpu_models.contains(model) {
+    if !cpus.models.contains(model) {
         add(
-            "cpu",
-            format!("CPU model `{model}` cannot be had here in full"),
-            "choose a host with a CPU that is at least as new",
+            format!("QEMU {} here knows no CPU model `{model}`", facts.version),
+            "install a QEMU that does, or move to a host with one",
         );
     }
     for feature in parts.filter_map(|p| p.strip_prefix('+')) {
-        if !facts.cpu_features.contains(&feature.replace(['_', '.'], "-")) && !facts.cpu_features.contains(feature) {
-            add("cpu", format!("CPU feature `{feature}` cannot be had here"), "choose a host whose CPU has it");
+        if !cpus.features.contains(feature) && !cpus.features.contains(&feature.replace(['_', '.'], "-")) {
+            add(format!("CPU feature `{feature}` cannot be had here"), "choose a host whose CPU has it");
         }
     }
     unmet

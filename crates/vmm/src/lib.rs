@@ -28,6 +28,6 @@ mod qemu;
 pub mod spec;
 
 pub use error::VmmError;
-pub use facts::{HostFacts, Unmet, Version, check};
+pub use facts::{Cpus, HostFacts, Unmet, Version, check};
 pub use qemu::{MigrationInfo, MigrationStatus, Qemu, QemuEvent, State};
 pub use spec::{Accel, Boot, Disk, Nic, Placement, Start, VmSpec};

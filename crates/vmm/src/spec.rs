@@ -5,7 +5,7 @@ use godwit_units::Bytes;
 use std::path::PathBuf;
 
 /// How a guest is executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Accel {
     /// By hardware.
     Kvm,

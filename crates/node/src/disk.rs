@@ -1,0 +1,655 @@
+//! A VM's disk on this host: a replica, an NBD export for QEMU, and the mirror of a move.
+//!
+//! The guest's writes are made one after the other under one lock, together with what the mirror has to know of them: so each
+//! block that travels is whole, and two writes that overlap reach both sides in the same order. Answers do not wait under
+//! the lock: a mirrored write is answered when the target has it, or when it has waited long enough.
+
+use crate::parts::lock;
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use godwit_api::progress::DiskProgress;
+use godwit_api::{ApiError, Problem};
+use godwit_handoff::{Generation, Lineage, Ticket};
+use godwit_link::{RecvHalf, SendHalf, Stream};
+use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply, Server};
+use godwit_units::{Bytes as Amount, VolumeId};
+use godwit_volume::mirror::{MAX_MESSAGE, MirrorError, Source, State, Target};
+use godwit_volume::{Replica, VolumeError};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Between two looks at the clock of a mirror: how much later than its patience a write may be let go.
+const TICK: Duration = Duration::from_millis(100);
+/// Between two settlings of hot regions.
+const SETTLE: Duration = Duration::from_secs(5);
+/// The most that a read takes at once without giving others their turn.
+const READ_PIECE: usize = 32 << 20;
+
+/// One disk.
+#[derive(Debug)]
+pub struct Disk {
+    /// The volume.
+    pub id: VolumeId,
+    /// Its name, for people.
+    pub name: String,
+    /// QEMU connects here.
+    pub socket: PathBuf,
+    replica: Replica,
+    order: Mutex<Option<Outgoing>>,
+    /// Something changed that a mirror or a waiting write may wait for.
+    changed: watch::Sender<u64>,
+    /// The mirror's task has something to send.
+    work: Notify,
+    began: Instant,
+    /// The attempt whose blocks are all here.
+    complete: Mutex<Option<Ticket>>,
+    receiving: Mutex<Option<Ticket>>,
+    /// The figures of the last mirror.
+    figures: Mutex<DiskProgress>,
+    failing: AtomicBool,
+    _serving: DropGuard,
+}
+
+/// The mirror of a move from here.
+#[derive(Debug)]
+struct Outgoing {
+    machine: Source,
+    /// To the link, in order. Bounded by the mirror's window and by what a guest may have under way.
+    out: mpsc::UnboundedSender<Vec<u8>>,
+}
+
+impl Disk {
+    /// Opens the replica in `folder`, or makes it, and serves it at `socket`.
+    ///
+    /// # Errors
+    /// When the replica or the socket cannot be had.
+    pub fn open_or_create(folder: &Path, socket: PathBuf, id: VolumeId, name: &str, size: Amount) -> Result<Arc<Self>> {
+        let replica = if Replica::exists(folder) {
+            let (replica, opened) = Replica::open(folder)?;
+            if opened.doubted > 0 {
+                tracing::warn!(
+                    volume = name,
+                    blocks = opened.doubted,
+                    "the replica was not closed; its last writes travel again"
+                );
+            }
+            replica
+        } else {
+            Replica::create(folder, id, size)?
+        };
+        if replica.size() != size {
+            bail!("the replica of `{name}` here has {}, the volume {size}", replica.size());
+        }
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
+        std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
+        let token = CancellationToken::new();
+        let disk = Arc::new(Self {
+            id,
+            name: name.to_owned(),
+            socket,
+            replica,
+            order: Mutex::new(None),
+            changed: watch::channel(0).0,
+            work: Notify::new(),
+            began: Instant::now(),
+            complete: Mutex::default(),
+            receiving: Mutex::default(),
+            figures: Mutex::default(),
+            failing: AtomicBool::new(false),
+            _serving: token.clone().drop_guard(),
+        });
+        let weak = Arc::downgrade(&disk);
+        tokio::spawn(async move {
+            let mut settle = tokio::time::interval(SETTLE);
+            loop {
+                tokio::select! {
+                    () = token.cancelled() => return,
+                    _ = settle.tick() => {
+                        let Some(disk) = weak.upgrade() else { return };
+                        tokio::task::spawn_blocking(move || disk.settle());
+                    }
+                    client = listener.accept() => {
+                        let (Ok((client, _)), Some(disk)) = (client, weak.upgrade()) else { continue };
+                        tokio::spawn(serve(disk, client, token.child_token()));
+                    }
+                }
+            }
+        });
+        Ok(disk)
+    }
+
+    /// What it takes up.
+    #[must_use]
+    pub fn allocated(&self) -> Amount {
+        self.replica.allocated()
+    }
+
+    fn settle(&self) {
+        if let Err(error) = self.replica.settle()
+            && !self.failing.swap(true, Ordering::Relaxed)
+        {
+            tracing::error!(volume = self.name, %error, "the replica cannot be made durable");
+        }
+    }
+
+    /// Copies a raw file in, before the guest's first write.
+    ///
+    /// # Errors
+    /// When it is larger than the volume, or cannot be read.
+    pub fn import(&self, from: &Path) -> Result<()> {
+        use rustix::fs::{SeekFrom, seek};
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::open(from).with_context(|| format!("cannot open {}", from.display()))?;
+        let length = file.metadata()?.len();
+        if length > self.replica.size().0 {
+            bail!("{} has {length} bytes, the volume `{}` {}", from.display(), self.name, self.replica.size().0);
+        }
+        let mut at = 0;
+        let mut buffer = vec![0; 1 << 20];
+        while at < length {
+            let data = match seek(&file, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(rustix::io::Errno::NXIO) => break,
+                Err(e) => return Err(e).context("cannot find the file's data"),
+            };
+            let end = seek(&file, SeekFrom::Hole(data))?;
+            at = data / 4096 * 4096;
+            while at < end {
+                let n = usize::try_from((end - at).min(buffer.len() as u64))?;
+                file.read_exact_at(&mut buffer[..n], at)?;
+                self.replica.write(at, &buffer[..n])?;
+                at += n as u64;
+            }
+        }
+        Ok(self.replica.commit()?)
+    }
+
+    /// Takes the guest's writes from now on, as this owner's.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub async fn open(self: &Arc<Self>, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
+        self.clone().blocking(move |disk| disk.replica.become_primary(lineage, generation)).await
+    }
+
+    async fn blocking<T: Send + 'static>(self: Arc<Self>, what: impl FnOnce(&Self) -> T + Send + 'static) -> T {
+        match tokio::task::spawn_blocking(move || what(&self)).await {
+            Ok(done) => done,
+            Err(_) => crate::actor::fatal("disk I/O ended in a bug"),
+        }
+    }
+
+    /// Lets go of all writes that wait for the other side: the guest is stopping, and must not wait for the WAN.
+    pub fn let_go(&self) {
+        if let Some(outgoing) = &mut *lock(&self.order) {
+            outgoing.machine.let_go();
+        }
+        self.tell();
+    }
+
+    /// Refuses the guest's writes from now on; those that came before are done, and the mirror's last blocks go.
+    pub async fn freeze(self: &Arc<Self>) {
+        self.clone()
+            .blocking(|disk| {
+                let mut order = lock(&disk.order);
+                disk.replica.freeze();
+                if let Some(outgoing) = &mut *order {
+                    outgoing.machine.stop();
+                }
+            })
+            .await;
+        self.tell();
+    }
+
+    /// The VM is not here any more, or was never: without QEMU. `lost`: it is another host's.
+    pub async fn rest(self: &Arc<Self>, lost: bool) {
+        self.stop_mirror().await;
+        let done = self.clone().blocking(
+            move |disk| {
+                if lost { disk.replica.become_secondary() } else { disk.replica.commit() }
+            },
+        );
+        if let Err(error) = done.await {
+            tracing::error!(volume = self.name, %error, "the replica cannot be made durable");
+        }
+    }
+
+    fn tell(&self) {
+        self.changed.send_modify(|n| *n += 1);
+        self.work.notify_one();
+    }
+
+    /// How the disk side of a move stands.
+    #[must_use]
+    pub fn progress(&self) -> DiskProgress {
+        if let Some(outgoing) = &*lock(&self.order) {
+            let p = outgoing.machine.progress();
+            *lock(&self.figures) = DiskProgress {
+                total: p.total,
+                copied: p.copied,
+                remaining: p.remaining,
+                synchronous: outgoing.machine.is_synchronous(),
+            };
+        }
+        *lock(&self.figures)
+    }
+
+    /// Begins to mirror; the task ends with the mirror, or when `over` is.
+    pub fn start_mirror(
+        self: &Arc<Self>,
+        stream: Stream,
+        over: CancellationToken,
+    ) -> tokio::task::JoinHandle<Result<()>> {
+        let (out, pieces) = mpsc::unbounded_channel();
+        *lock(&self.order) = Some(Outgoing { machine: Source::new(), out });
+        let disk = self.clone();
+        tokio::spawn(async move {
+            let result = tokio::select! {
+                result = disk.mirror(stream, pieces) => result,
+                () = over.cancelled() => Ok(()),
+            };
+            disk.stop_mirror().await;
+            result.with_context(|| format!("disk `{}`", disk.name))
+        })
+    }
+
+    /// Ends mirroring: writes that wait for the other side are answered.
+    pub async fn stop_mirror(&self) {
+        let _ = self.progress();
+        lock(&self.order).take();
+        self.tell();
+    }
+
+    async fn mirror(self: &Arc<Self>, stream: Stream, mut pieces: mpsc::UnboundedReceiver<Vec<u8>>) -> Result<()> {
+        let (mut send, mut receive) = stream.split();
+        let sending = async {
+            while let Some(message) = pieces.recv().await {
+                send.write(frame(&message)).await?;
+            }
+            anyhow::Ok(())
+        };
+        let (arrived, mut messages) = mpsc::channel::<Bytes>(64);
+        let receiving = async {
+            let mut frames = Frames::default();
+            while let Some(message) = frames.next(&mut receive).await? {
+                if arrived.send(message).await.is_err() {
+                    break;
+                }
+            }
+            bail!("the destination closed the mirror")
+        };
+        let driving = async {
+            let mut tick = tokio::time::interval(TICK);
+            loop {
+                let message = tokio::select! {
+                    message = messages.recv() => message,
+                    () = self.work.notified() => None,
+                    _ = tick.tick() => None,
+                };
+                if self.clone().blocking(move |disk| disk.advance(message)).await? == State::Complete {
+                    return anyhow::Ok(());
+                }
+            }
+        };
+        tokio::select! {
+            result = sending => result,
+            result = receiving => result,
+            result = driving => result,
+        }
+    }
+
+    /// One step of the mirror's machine.
+    fn advance(&self, message: Option<Bytes>) -> Result<State, MirrorError> {
+        let mut order = lock(&self.order);
+        let Some(outgoing) = &mut *order else { return Ok(State::Complete) };
+        if let Some(message) = message {
+            outgoing.machine.handle(&message, &self.replica)?;
+        }
+        if outgoing.machine.tick(self.began.elapsed()) {
+            tracing::warn!(volume = self.name, "the other side does not answer; copying behind the guest's back");
+        }
+        let ready = outgoing.machine.poll(&self.replica)?;
+        let more = !ready.is_empty();
+        for message in ready {
+            // The task that sends ends only with the mirror.
+            let _ = outgoing.out.send(message);
+        }
+        let state = outgoing.machine.state();
+        drop(order);
+        self.changed.send_modify(|n| *n += 1);
+        if more {
+            self.work.notify_one();
+        }
+        Ok(state)
+    }
+
+    /// Waits until both sides have the same but for what is on its way.
+    ///
+    /// # Errors
+    /// When the mirror has ended.
+    pub async fn synchronous(&self) -> Result<()> {
+        self.until(|m| m.is_none_or(Source::is_synchronous)).await;
+        if lock(&self.order).is_none() { bail!("the mirror has ended") } else { Ok(()) }
+    }
+
+    async fn until(&self, done: impl Fn(Option<&Source>) -> bool) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if done(lock(&self.order).as_ref().map(|o| &o.machine)) {
+                return;
+            }
+            // The sender lives as long as this disk.
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// Prepares for the blocks of an attempt.
+    ///
+    /// # Errors
+    /// When the replica cannot become a secondary.
+    pub async fn receive(self: &Arc<Self>, ticket: Ticket) -> Result<(), ApiError> {
+        *lock(&self.complete) = None;
+        *lock(&self.receiving) = Some(ticket);
+        let done = self.clone().blocking(|disk| disk.replica.become_secondary()).await;
+        done.map_err(|e| ApiError::new(Problem::Failed, format!("disk `{}`: {e}", self.name)))
+    }
+
+    /// Whether all blocks of an attempt are here, durably.
+    #[must_use]
+    pub fn has_everything(&self, ticket: Ticket) -> bool {
+        *lock(&self.complete) == Some(ticket)
+    }
+
+    /// Takes the blocks of an attempt, until all are here.
+    ///
+    /// # Errors
+    /// When the stream or the replica fails.
+    pub async fn apply(self: &Arc<Self>, stream: Stream, ticket: Ticket) -> Result<()> {
+        let (mut send, mut receive) = stream.split();
+        let (mut target, first) = self.clone().blocking(|disk| Target::new(&disk.replica)).await?;
+        for message in first {
+            send.write(frame(&message)).await?;
+        }
+        let mut frames = Frames::default();
+        while let Some(message) = frames.next(&mut receive).await? {
+            // Several at once, where several have come: a jump to another thread costs more than a block.
+            let mut batch = vec![message];
+            batch.extend(frames.ready());
+            let (back, answers) = self
+                .clone()
+                .blocking(move |disk| {
+                    let mut answers = BytesMut::new();
+                    for message in batch {
+                        match target.handle(&message, &disk.replica) {
+                            Ok(answer) => answers.put_slice(&frame(&answer)),
+                            Err(error) => return (Err(error), answers),
+                        }
+                    }
+                    (Ok(target), answers)
+                })
+                .await;
+            target = back?;
+            send.write(answers.freeze()).await?;
+            if target.is_complete() {
+                *lock(&self.complete) = Some(ticket);
+                return finish(send, receive).await;
+            }
+        }
+        bail!("the source closed the mirror")
+    }
+
+    /// What a client of the export wants; `None`: it is answered through `later`.
+    fn perform(
+        self: &Arc<Self>,
+        cookie: Cookie,
+        command: Command,
+        later: &mpsc::UnboundedSender<(Cookie, Reply)>,
+    ) -> Option<Reply> {
+        match command {
+            Command::Read { offset, length } => Some(self.read(offset, length)),
+            Command::Write { offset, data, fua } => {
+                let replica = &self.replica;
+                self.write(cookie, fua, later, || replica.write(offset, &data))
+            }
+            Command::Trim { offset, length, fua } | Command::WriteZeroes { offset, length, fua, .. } => {
+                let replica = &self.replica;
+                self.write(cookie, fua, later, || replica.zero(offset, u64::from(length)))
+            }
+            Command::Flush => {
+                self.flush_later(cookie, later);
+                None
+            }
+            Command::Cache { .. } => Some(Reply::Done),
+            Command::BlockStatus { offset, length, .. } => {
+                Some(match self.replica.extents(offset, u64::from(length)) {
+                    Ok(extents) => {
+                        Reply::Status(extents.into_iter().map(|(n, hole)| Extent { length: to_u32(n), hole }).collect())
+                    }
+                    Err(error) => self.failed(&error),
+                })
+            }
+        }
+    }
+
+    fn read(&self, offset: u64, length: u32) -> Reply {
+        let mut bytes = BytesMut::zeroed((length as usize).min(READ_PIECE));
+        match self.replica.read(offset, &mut bytes) {
+            Ok(()) => Reply::Data(vec![Piece::Data(bytes.freeze())]),
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    /// Makes a write, tells the mirror, and answers when it may be answered.
+    fn write(
+        self: &Arc<Self>,
+        cookie: Cookie,
+        fua: bool,
+        later: &mpsc::UnboundedSender<(Cookie, Reply)>,
+        write: impl FnOnce() -> Result<godwit_volume::Written, VolumeError>,
+    ) -> Option<Reply> {
+        let wait = {
+            let mut order = lock(&self.order);
+            let written = match write() {
+                Ok(written) => written,
+                Err(error) => return Some(self.failed(&error)),
+            };
+            match &mut *order {
+                None => None,
+                Some(outgoing) => {
+                    match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
+                        Ok(None) => {
+                            self.work.notify_one();
+                            None
+                        }
+                        Ok(Some(mirrored)) => {
+                            for message in mirrored.messages {
+                                let _ = outgoing.out.send(message);
+                            }
+                            Some(mirrored.until)
+                        }
+                        Err(error) => {
+                            // The write is done; it is the mirror that cannot go on.
+                            tracing::error!(volume = self.name, %error, "the mirror cannot read its replica");
+                            *order = None;
+                            None
+                        }
+                    }
+                }
+            }
+        };
+        match (wait, fua) {
+            (None, false) => Some(Reply::Done),
+            (None, true) => {
+                self.flush_later(cookie, later);
+                None
+            }
+            (Some(seq), _) => {
+                let (disk, later) = (self.clone(), later.clone());
+                tokio::spawn(async move {
+                    disk.until(|m| m.is_none_or(|m| m.is_answered(seq))).await;
+                    if fua {
+                        disk.flush_later(cookie, &later);
+                    } else {
+                        let _ = later.send((cookie, Reply::Done));
+                    }
+                });
+                None
+            }
+        }
+    }
+
+    fn flush_later(self: &Arc<Self>, cookie: Cookie, later: &mpsc::UnboundedSender<(Cookie, Reply)>) {
+        let (disk, later) = (self.clone(), later.clone());
+        tokio::task::spawn_blocking(move || {
+            let reply = match disk.replica.flush() {
+                Ok(()) => Reply::Done,
+                Err(error) => disk.failed(&error),
+            };
+            let _ = later.send((cookie, reply));
+        });
+    }
+
+    fn failed(&self, error: &VolumeError) -> Reply {
+        tracing::warn!(volume = self.name, %error, "a request of the guest failed");
+        Reply::Error(match error {
+            VolumeError::Frozen => Errno::Perm,
+            VolumeError::Range(_) => Errno::Invalid,
+            VolumeError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => Errno::NoSpace,
+            _ => Errno::Io,
+        })
+    }
+}
+
+fn to_u32(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// All disks of a move together.
+#[must_use]
+pub fn sum(disks: &[Arc<Disk>]) -> DiskProgress {
+    let mut all = DiskProgress { synchronous: true, ..DiskProgress::default() };
+    for p in disks.iter().map(|d| d.progress()) {
+        all.total += p.total;
+        all.copied += p.copied;
+        all.remaining += p.remaining;
+        all.synchronous &= p.synchronous;
+    }
+    all
+}
+
+/// One client of the export.
+async fn serve(disk: Arc<Disk>, mut client: UnixStream, over: CancellationToken) {
+    let exports =
+        vec![Export { name: disk.name.clone(), size: disk.replica.size().0, preferred_block: 4096, read_only: false }];
+    let mut server = Server::new(exports);
+    // Bounded by the requests that the server takes before it wants answers.
+    let (later, mut answers) = mpsc::unbounded_channel();
+    loop {
+        loop {
+            match server.poll_request() {
+                Ok(Some(request)) => {
+                    let reply = tokio::task::block_in_place(|| disk.perform(request.cookie, request.command, &later));
+                    if let Some(reply) = reply {
+                        server.reply(request.cookie, reply);
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(volume = disk.name, %error, "a client of the export was cut off");
+                    return;
+                }
+            }
+        }
+        if !server.transmit().is_empty() {
+            let mut out = server.transmit().split();
+            if client.write_all_buf(&mut out).await.is_err() {
+                return;
+            }
+        }
+        if server.is_closed() {
+            return;
+        }
+        let wants = server.wants_input();
+        tokio::select! {
+            () = over.cancelled() => return,
+            answer = answers.recv() => {
+                let Some((cookie, reply)) = answer else { return };
+                server.reply(cookie, reply);
+                while let Ok((cookie, reply)) = answers.try_recv() {
+                    server.reply(cookie, reply);
+                }
+            }
+            read = client.read_buf(server.input()), if wants => {
+                if !matches!(read, Ok(n) if n > 0) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A message with its length before it.
+fn frame(message: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(4 + message.len());
+    out.put_u32_le(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    out.put_slice(message);
+    out.freeze()
+}
+
+/// Cuts a stream into messages.
+#[derive(Debug, Default)]
+struct Frames {
+    buffer: BytesMut,
+    bad: bool,
+}
+
+impl Frames {
+    fn pop(&mut self) -> Option<Bytes> {
+        let length = u32::from_le_bytes(*self.buffer.first_chunk::<4>()?) as usize;
+        if length > MAX_MESSAGE {
+            self.bad = true;
+            return None;
+        }
+        if self.buffer.len() < 4 + length {
+            return None;
+        }
+        self.buffer.advance(4);
+        Some(self.buffer.split_to(length).freeze())
+    }
+
+    /// What is there already, besides.
+    fn ready(&mut self) -> Vec<Bytes> {
+        std::iter::from_fn(|| self.pop()).collect()
+    }
+
+    async fn next(&mut self, from: &mut RecvHalf) -> Result<Option<Bytes>> {
+        loop {
+            if let Some(message) = self.pop() {
+                return Ok(Some(message));
+            }
+            if self.bad {
+                return Err(anyhow!("a message of the mirror is longer than {MAX_MESSAGE} bytes"));
+            }
+            match from.read().await? {
+                Some(piece) => self.buffer.extend_from_slice(&piece),
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Ends a stream from this side, and waits for the other.
+async fn finish(mut send: SendHalf, mut receive: RecvHalf) -> Result<()> {
+    send.finish()?;
+    while receive.read().await.is_ok_and(|piece| piece.is_some()) {}
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! Sessions with other nodes: one to each, kept, whoever began it.
+
+use crate::node::Node;
+use crate::parts::lock;
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use godwit_api::host::PeerHost;
+use godwit_api::{ApiError, Problem};
+use godwit_link::{Addresses, Config, Endpoint, Peer, Session, State};
+use godwit_trust::{Credentials, Identity};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+
+/// The sessions.
+#[derive(Debug)]
+pub struct Peers {
+    endpoint: Endpoint,
+    sessions: Mutex<BTreeMap<String, Session>>,
+    /// One connection is made at a time; others wait for it and then find it.
+    connecting: tokio::sync::Mutex<()>,
+    node: Mutex<Weak<Node>>,
+}
+
+impl Peers {
+    /// Listens.
+    ///
+    /// # Errors
+    /// When the ports cannot be had.
+    pub fn bind(listen: Addresses, credentials: &Credentials) -> Result<Self> {
+        let endpoint = Endpoint::bind(Config::new(listen), credentials).context("the link cannot listen")?;
+        Ok(Self {
+            endpoint,
+            sessions: Mutex::default(),
+            connecting: tokio::sync::Mutex::default(),
+            node: Mutex::default(),
+        })
+    }
+
+    /// Takes sessions from now on, and serves them by `node`.
+    pub fn serve(&self, node: &Arc<Node>) {
+        *lock(&self.node) = Arc::downgrade(node);
+        let node = node.clone();
+        tokio::spawn(async move {
+            loop {
+                match node.peers().endpoint.accept().await {
+                    Ok(session) => node.peers().keep(session),
+                    Err(error) => {
+                        tracing::error!(%error, "the link takes no more sessions");
+                        return;
+                    }
+                }
+            }
+        });
+    }
+
+    fn known(&self, name: &str) -> Option<Session> {
+        let mut sessions = lock(&self.sessions);
+        let session = sessions.get(name)?;
+        if matches!(*session.state().borrow(), State::Closed(_)) {
+            sessions.remove(name);
+            return None;
+        }
+        Some(session.clone())
+    }
+
+    /// The session with a host; connects when there is none.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or is not who it should be.
+    pub async fn session(&self, host: &PeerHost) -> Result<Session, ApiError> {
+        let name = host.name.as_str();
+        if let Some(session) = self.known(name) {
+            return Ok(session);
+        }
+        let _one = self.connecting.lock().await;
+        if let Some(session) = self.known(name) {
+            return Ok(session);
+        }
+        let refuse = |error: &dyn std::fmt::Display| {
+            ApiError::new(Problem::Unreachable, format!("{name} cannot be reached over the link: {error}"))
+                .remedy("see that its node runs, and that its UDP ports are open to this host")
+        };
+        let identity = Identity::node(name).map_err(|e| refuse(&e))?;
+        let addresses = Addresses { control: host.link.control, disk: host.link.disk, memory: host.link.memory };
+        let session = self.endpoint.connect(Peer { identity, addresses }).await.map_err(|e| refuse(&e))?;
+        self.keep(session.clone());
+        Ok(session)
+    }
+
+    /// Says something that may be lost.
+    pub fn say(self: &Peers, node: &Arc<Node>, host: PeerHost, message: Bytes) {
+        let node = node.clone();
+        tokio::spawn(async move {
+            let known = node.peers().known(host.name.as_str());
+            let session = match known {
+                Some(session) => session,
+                // Somebody is connecting already: this message is lost, and said again.
+                None if node.peers().connecting.try_lock().is_err() => return,
+                None => match node.peers().session(&host).await {
+                    Ok(session) => session,
+                    Err(error) => {
+                        tracing::debug!(%error, "a message was lost");
+                        return;
+                    }
+                },
+            };
+            if let Err(error) = session.send_message(message) {
+                tracing::debug!(%error, "a message was lost");
+            }
+        });
+    }
+
+    /// Serves what comes by a session, and finds it by its peer's name from now on.
+    fn keep(&self, session: Session) {
+        let Some(node) = lock(&self.node).upgrade() else { return };
+        let from = session.peer().name().to_owned();
+        tracing::info!(peer = from, "link up");
+        lock(&self.sessions).insert(from.clone(), session.clone());
+        let (n, s, f) = (node.clone(), session.clone(), from.clone());
+        tokio::spawn(async move {
+            while let Ok(message) = s.recv_message().await {
+                n.heard(&f, &message);
+            }
+        });
+        let (n, s, f) = (node.clone(), session.clone(), from.clone());
+        tokio::spawn(async move {
+            while let Ok((request, responder)) = s.accept_request().await {
+                let (n, f) = (n.clone(), f.clone());
+                tokio::spawn(async move {
+                    let answer = n.asked(&f, &request).await;
+                    if let Err(error) = responder.respond(answer).await {
+                        tracing::debug!(%error, "an answer was lost");
+                    }
+                });
+            }
+        });
+        tokio::spawn(async move {
+            while let Ok((_, hello, stream)) = session.accept_stream().await {
+                node.streamed(&from, &hello, stream);
+            }
+            tracing::info!(peer = from, "link closed");
+        });
+    }
+}
+
+impl Peers {
+    /// How far a peer is, there and back.
+    #[must_use]
+    pub fn rtt(&self, name: &str) -> Option<std::time::Duration> {
+        self.known(name)?.rtt()
+    }
+
+    /// Limits what goes to a peer.
+    pub fn limit(&self, name: &str, limit: Option<godwit_units::BitRate>) {
+        if let Some(session) = self.known(name) {
+            session.set_limit(limit);
+        }
+    }
+}
