@@ -14,7 +14,7 @@ use crate::node::Node;
 use crate::parts::Parts;
 use crate::registry::Power;
 use crate::tracker::Tracker;
-use godwit_api::host::{MoveOrder, Ownership, PeerHost};
+use godwit_api::host::{MoveOrder, MoveRole, Ownership, PeerHost};
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{
@@ -371,7 +371,11 @@ impl Actor {
     fn note_progress(&self) {
         let Some(tracker) = self.parts.tracker() else { return };
         match &self.machine {
-            Some(Machine::Source(s)) => self.note_source(s, &tracker),
+            // One that has arrived owns the VM, too: its move ends when its network is proved.
+            Some(Machine::Source(s)) if self.parts.moving().is_some_and(|m| m.role == MoveRole::Source) => {
+                self.note_source(s, &tracker);
+            }
+            Some(Machine::Source(_)) => {}
             Some(Machine::Destination(d)) => match d.state() {
                 DestinationState::Granting { .. } | DestinationState::Granted { .. } => {
                     tracker.enter(PhaseName::HandOff)
@@ -397,13 +401,14 @@ impl Actor {
                 p.outcome = Outcome::Running;
                 p.error = None;
             }),
-            SourceState::Releasing { .. } | SourceState::Released { .. } => {
+            SourceState::Releasing { .. } => {
                 tracker.update(|p| {
                     p.outcome = Outcome::Running;
                     p.error = None;
                 });
                 tracker.enter(PhaseName::Release);
             }
+            SourceState::Released { .. } => self.parts.end_move(Outcome::Completed, None),
             SourceState::Owning { .. } if self.reserving.is_none() && !tracker.ended() => {
                 // Back with the VM in our hands, and not because of a Begin: the move was undone.
                 let (outcome, why) = self.parts.why_undone();

@@ -277,20 +277,22 @@ impl Disk {
             anyhow::Ok(())
         };
         let (arrived, mut messages) = mpsc::channel::<Bytes>(64);
-        let receiving = async {
+        let receiving = async move {
             let mut frames = Frames::default();
             while let Some(message) = frames.next(&mut receive).await? {
                 if arrived.send(message).await.is_err() {
                     break;
                 }
             }
-            bail!("the destination closed the mirror")
+            // What came before is worked off first; its last word is among it.
+            drop(arrived);
+            std::future::pending().await
         };
         let driving = async {
             let mut tick = tokio::time::interval(TICK);
             loop {
                 let message = tokio::select! {
-                    message = messages.recv() => message,
+                    message = messages.recv() => Some(message.context("the destination closed the mirror")?),
                     () = self.work.notified() => None,
                     _ = tick.tick() => None,
                 };

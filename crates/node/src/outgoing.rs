@@ -159,6 +159,9 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
         while let Some(piece) = pieces.recv().await {
             out.write(piece).await?;
         }
+        // A half that is dropped unfinished is a stream that was given up.
+        out.finish()?;
+        moving.over.cancelled().await;
         anyhow::Ok(())
     };
     let returning = give_back(back, writer, moving);
