@@ -5,12 +5,18 @@
 
 #![forbid(unsafe_code)]
 
+pub mod client;
+pub mod clients;
 pub mod error;
 pub mod host;
 pub mod name;
 pub mod progress;
 pub mod public;
+pub mod server;
 pub mod vm;
 
+pub use client::Client;
+pub use clients::{HostClient, PublicClient};
 pub use error::{ApiError, Problem};
 pub use name::Name;
+pub use server::{done, listen, only, require, serve};

@@ -1,3 +1,48 @@
 //! The one binary: `godwit controller`, `godwit node`, and the user's commands.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod args;
+mod daemons;
+mod failure;
+mod follow;
+mod quantity;
+mod show;
+mod spec;
+mod table;
+mod user;
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("godwit: {failure}");
+            }
+            ExitCode::from(failure.code as u8)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let Cli { global, command } = cli;
+    match command {
+        Command::Pki(command) => daemons::pki(&command),
+        Command::Controller(args) => daemons::controller(args, user::credentials(&global)?),
+        Command::Node(args) => daemons::node(args, user::credentials(&global)?),
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man { out } => {
+            std::fs::create_dir_all(&out)?;
+            Ok(clap_mangen::generate_to(Cli::command(), &out)?)
+        }
+        command => user::run(&global, command),
+    }
+}

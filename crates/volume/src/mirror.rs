@@ -399,6 +399,12 @@ impl Source {
         }
     }
 
+    /// Nobody waits for the target any more: the guest is stopping. What is on its way arrives all the same.
+    pub fn let_go(&mut self) {
+        self.released = self.sent;
+        self.waiting = None;
+    }
+
     /// The guest stands still and writes no more. What is left goes now.
     pub fn stop(&mut self) {
         if matches!(self.state, State::Copying | State::Mirroring) {

@@ -1,0 +1,262 @@
+//! The two APIs as methods: what the tables of [`host`](crate::host) and [`public`](crate::public) list.
+
+#![allow(clippy::missing_errors_doc, reason = "each fails as the server says, or as unreachable; see `Client`")]
+
+use crate::client::Client;
+use crate::host::{
+    CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm,
+};
+use crate::public::{
+    AddHost, Component, CreateVm, DryRun, Host, Move, Site, StartMove, Vm, Volume, Wire,
+};
+use crate::vm::VmDefinition;
+use crate::{ApiError, Name};
+use godwit_trust::{Credentials, Identity};
+use godwit_units::{MoveId, VmId};
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use std::time::Duration;
+
+/// For questions that a server answers from memory.
+pub const QUICK: Duration = Duration::from_secs(5);
+
+/// For orders that wait for QEMU, the kernel or the other host's checks.
+pub const ORDER: Duration = Duration::from_secs(60);
+
+/// For orders that copy a disk in, or wait for a guest to shut down.
+pub const LONG: Duration = Duration::from_secs(1800);
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// A node, as the controller asks it.
+#[derive(Clone, Debug)]
+pub struct HostClient(Client);
+
+impl HostClient {
+    /// For the node `expected` at `address`.
+    pub fn new(address: impl ToString, expected: Identity, credentials: &Credentials) -> Self {
+        Self(Client::new(address, expected, credentials, QUICK))
+    }
+
+    /// `GET /v1/host`.
+    pub async fn facts(&self) -> Result<HostFacts> {
+        self.0.get("/v1/host").await
+    }
+
+    /// `GET /v1/vms`.
+    pub async fn vms(&self) -> Result<Vec<LocalVm>> {
+        self.0.get("/v1/vms").await
+    }
+
+    /// `GET /v1/vms/{id}`.
+    pub async fn vm(&self, id: VmId) -> Result<LocalVm> {
+        self.0.get(&format!("/v1/vms/{}", id.0)).await
+    }
+
+    /// `PUT /v1/vms/{id}`: creates volumes and endpoints.
+    pub async fn define(&self, definition: &VmDefinition) -> Result<LocalVm> {
+        self.0.within(LONG).put(&format!("/v1/vms/{}", definition.id.0), definition).await
+    }
+
+    /// `DELETE /v1/vms/{id}`.
+    pub async fn remove(&self, id: VmId) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/vms/{}", id.0)).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{id}/start`.
+    pub async fn start(&self, id: VmId) -> Result<()> {
+        self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/vms/{}/start", id.0), &nothing()).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{id}/stop`.
+    pub async fn stop(&self, id: VmId, how: StopVm) -> Result<()> {
+        self.0.within(LONG).post::<IgnoredAny>(&format!("/v1/vms/{}/stop", id.0), &how).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{id}/monitor`: any QMP command.
+    pub async fn monitor(&self, id: VmId, command: &Value) -> Result<Value> {
+        self.0.within(ORDER).post(&format!("/v1/vms/{}/monitor", id.0), command).await
+    }
+
+    /// `POST /v1/check`.
+    pub async fn check(&self, check: &CheckVm) -> Result<CheckReport> {
+        self.0.within(ORDER).post("/v1/check", check).await
+    }
+
+    /// `POST /v1/moves`. May be sent again with the same number.
+    pub async fn begin(&self, order: &MoveOrder) -> Result<LocalMove> {
+        self.0.within(ORDER).post("/v1/moves", order).await
+    }
+
+    /// `GET /v1/moves/{id}`.
+    pub async fn mv(&self, id: MoveId) -> Result<LocalMove> {
+        self.0.get(&format!("/v1/moves/{}", id.0)).await
+    }
+
+    /// `POST /v1/moves/{id}/cancel`.
+    pub async fn cancel(&self, id: MoveId) -> Result<LocalMove> {
+        self.0.post(&format!("/v1/moves/{}/cancel", id.0), &nothing()).await
+    }
+
+    /// `POST /v1/moves/{id}/limit`.
+    pub async fn limit(&self, id: MoveId, limit: SetLimit) -> Result<LocalMove> {
+        self.0.post(&format!("/v1/moves/{}/limit", id.0), &limit).await
+    }
+
+    /// `POST /v1/moves/{id}/stop`: ends pre-copy at the next round.
+    pub async fn stop_precopy(&self, id: MoveId) -> Result<LocalMove> {
+        self.0.post(&format!("/v1/moves/{}/stop", id.0), &nothing()).await
+    }
+
+    /// `PUT /v1/gateways/{wire}`.
+    pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<()> {
+        self.0.within(ORDER).put::<IgnoredAny>(&format!("/v1/gateways/{wire}"), port).await.map(drop)
+    }
+
+    /// `DELETE /v1/gateways/{wire}`.
+    pub async fn detach(&self, wire: u32) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/gateways/{wire}")).await.map(drop)
+    }
+}
+
+/// The controller, as people ask it.
+#[derive(Clone, Debug)]
+pub struct PublicClient(Client);
+
+impl PublicClient {
+    /// For the controller `expected` at `address`.
+    pub fn new(address: impl ToString, expected: Identity, credentials: &Credentials) -> Self {
+        Self(Client::new(address, expected, credentials, ORDER))
+    }
+
+    /// `GET /v1/sites`.
+    pub async fn sites(&self) -> Result<Vec<Site>> {
+        self.0.get("/v1/sites").await
+    }
+
+    /// `POST /v1/sites`.
+    pub async fn add_site(&self, site: &Site) -> Result<Site> {
+        self.0.post("/v1/sites", site).await
+    }
+
+    /// `DELETE /v1/sites/{site}`.
+    pub async fn remove_site(&self, site: &Name) -> Result<()> {
+        self.0.delete::<IgnoredAny>(&format!("/v1/sites/{site}")).await.map(drop)
+    }
+
+    /// `GET /v1/hosts`.
+    pub async fn hosts(&self) -> Result<Vec<Host>> {
+        self.0.get("/v1/hosts").await
+    }
+
+    /// `POST /v1/hosts`.
+    pub async fn add_host(&self, host: &AddHost) -> Result<Host> {
+        self.0.post("/v1/hosts", host).await
+    }
+
+    /// `GET /v1/hosts/{host}`.
+    pub async fn host(&self, host: &Name) -> Result<Host> {
+        self.0.get(&format!("/v1/hosts/{host}")).await
+    }
+
+    /// `DELETE /v1/hosts/{host}`.
+    pub async fn remove_host(&self, host: &Name) -> Result<()> {
+        self.0.delete::<IgnoredAny>(&format!("/v1/hosts/{host}")).await.map(drop)
+    }
+
+    /// `GET /v1/components`.
+    pub async fn components(&self) -> Result<Vec<Component>> {
+        self.0.get("/v1/components").await
+    }
+
+    /// `POST /v1/components`.
+    pub async fn add_component(&self, component: &Component) -> Result<Component> {
+        self.0.post("/v1/components", component).await
+    }
+
+    /// `DELETE /v1/components/{component}`.
+    pub async fn remove_component(&self, component: &Name) -> Result<()> {
+        self.0.delete::<IgnoredAny>(&format!("/v1/components/{component}")).await.map(drop)
+    }
+
+    /// `GET /v1/vms`.
+    pub async fn vms(&self) -> Result<Vec<Vm>> {
+        self.0.get("/v1/vms").await
+    }
+
+    /// `POST /v1/vms`.
+    pub async fn create_vm(&self, vm: &CreateVm) -> Result<Vm> {
+        self.0.within(LONG).post("/v1/vms", vm).await
+    }
+
+    /// `GET /v1/vms/{vm}`.
+    pub async fn vm(&self, vm: &Name) -> Result<Vm> {
+        self.0.get(&format!("/v1/vms/{vm}")).await
+    }
+
+    /// `DELETE /v1/vms/{vm}`.
+    pub async fn remove_vm(&self, vm: &Name) -> Result<()> {
+        self.0.delete::<IgnoredAny>(&format!("/v1/vms/{vm}")).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{vm}/start`.
+    pub async fn start(&self, vm: &Name) -> Result<()> {
+        self.0.post::<IgnoredAny>(&format!("/v1/vms/{vm}/start"), &nothing()).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{vm}/stop`.
+    pub async fn stop(&self, vm: &Name, how: StopVm) -> Result<()> {
+        self.0.within(LONG).post::<IgnoredAny>(&format!("/v1/vms/{vm}/stop"), &how).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{vm}/monitor`: any QMP command, at the VM's own host or at another that has something of it.
+    pub async fn monitor(&self, vm: &Name, at: Option<&Name>, command: &Value) -> Result<Value> {
+        let at = at.map_or(String::new(), |host| format!("?at={host}"));
+        self.0.post(&format!("/v1/vms/{vm}/monitor{at}"), command).await
+    }
+
+    /// `GET /v1/volumes`.
+    pub async fn volumes(&self) -> Result<Vec<Volume>> {
+        self.0.get("/v1/volumes").await
+    }
+
+    /// `GET /v1/wires`.
+    pub async fn wires(&self) -> Result<Vec<Wire>> {
+        self.0.get("/v1/wires").await
+    }
+
+    /// `POST /v1/moves`.
+    pub async fn start_move(&self, order: &StartMove) -> Result<Move> {
+        self.0.post("/v1/moves", &StartMove { dry_run: false, ..order.clone() }).await
+    }
+
+    /// `POST /v1/moves` with `dry_run`.
+    pub async fn dry_run(&self, order: &StartMove) -> Result<DryRun> {
+        self.0.post("/v1/moves", &StartMove { dry_run: true, ..order.clone() }).await
+    }
+
+    /// `GET /v1/moves`.
+    pub async fn moves(&self) -> Result<Vec<Move>> {
+        self.0.get("/v1/moves").await
+    }
+
+    /// `GET /v1/moves/{id}`.
+    pub async fn mv(&self, id: MoveId) -> Result<Move> {
+        self.0.within(QUICK).get(&format!("/v1/moves/{}", id.0)).await
+    }
+
+    /// `POST /v1/moves/{id}/cancel`.
+    pub async fn cancel(&self, id: MoveId) -> Result<Move> {
+        self.0.post(&format!("/v1/moves/{}/cancel", id.0), &nothing()).await
+    }
+
+    /// `POST /v1/moves/{id}/limit`.
+    pub async fn limit(&self, id: MoveId, limit: SetLimit) -> Result<Move> {
+        self.0.post(&format!("/v1/moves/{}/limit", id.0), &limit).await
+    }
+}
+
+/// The body of an order that has nothing to say: an empty object.
+fn nothing() -> Value {
+    Value::Object(serde_json::Map::new())
+}

@@ -1,0 +1,198 @@
+//! Serves a router over HTTP/1.1 and mutual TLS: who asks is known before a byte of the request is read.
+//!
+//! # What can go wrong
+//!
+//! A peer that shows no certificate, or one of another authority, fails in the handshake. One that says nothing, or
+//! only half a request, is cut after [`PATIENCE`]. One that opens many connections finds [`MAX_CONNECTIONS`] of them
+//! served and the rest waiting. A body beyond [`MAX_BODY`] is refused before it is held.
+//!
+//! Whatever handler, extractor or router refuses a request, the answer's body is an [`ApiError`]: [`serve`] translates
+//! answers in plain text, so that handlers may use axum's own `Json` and `Path`.
+
+use crate::{ApiError, Problem};
+use axum::body::to_bytes;
+use axum::extract::{DefaultBodyLimit, Extension, Request};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use godwit_trust::{Credentials, Identity, PeerError, Role, peer_identity};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+
+/// The protocol's name in the handshake: a node's link cannot be mistaken for its API.
+pub const ALPN: &[u8] = b"http/1.1";
+
+/// Connections served at once. A controller has one for each person and program that follows something; a node a few.
+pub const MAX_CONNECTIONS: usize = 256;
+
+/// Longest body of a request, in bytes. The largest is a VM's definition with all its disks, some tens of KiB.
+pub const MAX_BODY: usize = 1 << 20;
+
+/// Longest head of a request, in bytes.
+const MAX_HEAD: usize = 64 << 10;
+
+/// How long a handshake, and the head of a request, may take; an idle connection is closed after the same time.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long requests under way may go on after `shutdown`.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Serves `router` until `shutdown`; requests under way then have a few seconds to end. The peer's [`Identity`] is an
+/// extension of each request; which roles may ask is the router's affair ([`only`], [`require`]).
+///
+/// # Errors
+/// None while it runs: what fails with one peer is logged, and is that peer's loss.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    credentials: &Credentials,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let router = router.layer(DefaultBodyLimit::max(MAX_BODY)).layer(from_fn(speak_json));
+    let acceptor = TlsAcceptor::from(credentials.server_config(ALPN));
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (stop, stopping) = watch::channel(());
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let place = tokio::select! {
+            () = &mut shutdown => break,
+            place = Arc::clone(&places).acquire_owned() => place.expect("nobody closes this semaphore"),
+        };
+        let accepted = tokio::select! {
+            () = &mut shutdown => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, from)) => {
+                let (acceptor, router, stopping) = (acceptor.clone(), router.clone(), stopping.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = connection(stream, acceptor, router, stopping).await {
+                        tracing::debug!(%from, %error, "a connection to the API ended early");
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Out of file descriptors, as a rule: others will be closed.
+                tracing::warn!(%error, "cannot accept a connection to the API; trying again");
+                sleep(Duration::from_millis(200)).await;
+            }
+        }
+    }
+    drop(stopping);
+    drop(listener);
+    // Ends when the last connection has dropped its receiver.
+    stop.send_replace(());
+    let _ = timeout(GRACE, stop.closed()).await;
+    Ok(())
+}
+
+async fn connection(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    router: Router,
+    mut stopping: watch::Receiver<()>,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let _ = stream.set_nodelay(true);
+    let tls = tokio::select! {
+        tls = timeout(PATIENCE, acceptor.accept(stream)) => tls??,
+        _ = stopping.changed() => return Ok(()),
+    };
+    let certificates = tls.get_ref().1.peer_certificates().ok_or(PeerError::NoCertificate)?;
+    let identity = peer_identity(certificates)?;
+    let service = TowerToHyperService::new(router.layer(Extension(identity)));
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(MAX_HEAD);
+    let mut serving = pin!(http.serve_connection(TokioIo::new(tls), service));
+    tokio::select! {
+        done = &mut serving => return Ok(done?),
+        _ = stopping.changed() => serving.as_mut().graceful_shutdown(),
+    }
+    Ok(serving.await?)
+}
+
+/// Where a listener listens; for a message when it cannot.
+///
+/// # Errors
+/// The address is taken or not ours; the error names it.
+pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("cannot listen on {address} for the API: {e}"));
+    TcpListener::bind(address).await.map_err(named)
+}
+
+/// Whether `identity` has `role`; any [`Access`](godwit_trust::Access) of a client will do.
+///
+/// # Errors
+/// [`Problem::Forbidden`], naming who asked and who may.
+pub fn require(identity: &Identity, role: Role) -> Result<(), ApiError> {
+    let same = match (identity.role(), role) {
+        (Role::Client(_), Role::Client(_)) => true,
+        (has, wanted) => has == wanted,
+    };
+    if same {
+        return Ok(());
+    }
+    let wanted = if matches!(role, Role::Client(_)) { "client".to_owned() } else { role.to_string() };
+    Err(ApiError::new(Problem::Forbidden, format!("{identity} may not ask this: it takes a certificate for a {wanted}"))
+        .remedy("use other credentials (`godwit pki issue` makes them)"))
+}
+
+/// `router`, for peers of one role only; as [`require`].
+pub fn only(router: Router, role: Role) -> Router {
+    router.layer(from_fn(move |Extension(identity): Extension<Identity>, request: Request, next: Next| async move {
+        match require(&identity, role) {
+            Ok(()) => next.run(request).await,
+            Err(error) => error.into_response(),
+        }
+    }))
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.problem.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(self)).into_response()
+    }
+}
+
+/// Turns refusals in plain text (axum's extractors, its router) into [`ApiError`]s.
+async fn speak_json(request: Request, next: Next) -> Response {
+    let what = format!("{} {}", request.method(), request.uri().path());
+    let response = next.run(request).await;
+    let status = response.status();
+    if status.is_success() || is_json(response.headers()) {
+        return response;
+    }
+    let text = to_bytes(response.into_body(), MAX_HEAD).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let error = match status {
+        StatusCode::NOT_FOUND => ApiError::new(Problem::NotFound, format!("{what}: the API has no such path")),
+        StatusCode::METHOD_NOT_ALLOWED => {
+            ApiError::new(Problem::NotFound, format!("{what}: the path does not take this method"))
+        }
+        s if s.is_client_error() => ApiError::new(Problem::Invalid, format!("{what}: {text}")),
+        _ => ApiError::new(Problem::Failed, format!("{what}: {text}")),
+    };
+    error.into_response()
+}
+
+fn is_json(headers: &HeaderMap<HeaderValue>) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(b"application/json"))
+}
+
+/// The body of an answer that says nothing but that it was done.
+#[must_use]
+pub fn done() -> Json<serde_json::Value> {
+    Json(serde_json::Value::Null)
+}
+

@@ -1,0 +1,433 @@
+//! The command line.
+
+use crate::quantity::{rate, rate_or_none, size};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use godwit_api::Name;
+use godwit_api::host::DiskStrategy;
+use godwit_units::{BitRate, Bytes};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+/// Moves running virtual machines between data centres over a WAN: memory, disks and network.
+#[derive(Debug, Parser)]
+#[command(name = "godwit", version, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 blocked, 4 unreachable, 5 cancelled; 130 when ^C\nended the following of a move, which goes on.")]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Where the controller's API listens
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "GODWIT_CONTROLLER", default_value = "127.0.0.1:7400")]
+    pub controller: String,
+    /// The controller's name, as in its certificate
+    #[arg(long, global = true, value_name = "NAME", env = "GODWIT_CONTROLLER_NAME", default_value = "controller")]
+    pub controller_name: Name,
+    /// Folder with ca.pem, cert.pem and key.pem [default: ~/.config/godwit]
+    #[arg(long, global = true, value_name = "DIR", env = "GODWIT_CREDENTIALS")]
+    pub credentials: Option<PathBuf>,
+    /// Print JSON, as the API has it
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make an authority, and certificates
+    #[command(subcommand)]
+    Pki(Pki),
+    /// Run the controller
+    Controller(ControllerArgs),
+    /// Run the daemon of a host
+    Node(NodeArgs),
+    /// Sites: clouds, regions, data centres
+    #[command(subcommand)]
+    Site(Site),
+    /// Hosts: machines with a node daemon
+    #[command(subcommand)]
+    Host(Host),
+    /// Components: what VMs' network interfaces are wired to
+    #[command(subcommand)]
+    Component(Component),
+    /// Virtual machines
+    #[command(subcommand)]
+    Vm(Vm),
+    /// Volumes: VMs' disks
+    #[command(subcommand)]
+    Volume(List),
+    /// Wires: from VMs' network interfaces to components
+    #[command(subcommand)]
+    Wire(List),
+    /// Move a running VM, and follow the move
+    Move(MoveArgs),
+    /// Print a shell's completion script
+    Completion {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages
+    Man {
+        /// Folder to write them to
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Pki {
+    /// Make a new authority
+    Init {
+        /// Its folder; its key stays there
+        #[arg(long, value_name = "DIR")]
+        dir: PathBuf,
+    },
+    /// Issue a certificate with its key
+    Issue {
+        /// The authority's folder
+        #[arg(long, value_name = "DIR")]
+        ca: PathBuf,
+        /// What its holder is
+        #[arg(long)]
+        role: RoleArg,
+        /// What its holder is called
+        #[arg(long)]
+        name: Name,
+        /// Folder for ca.pem, cert.pem and key.pem
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// How long it is good for
+        #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
+        days: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RoleArg {
+    /// The controller
+    Controller,
+    /// The daemon of a host
+    Node,
+    /// A person or program that may do everything
+    #[value(alias = "admin")]
+    Client,
+    /// A person or program that may read and move
+    Operator,
+}
+
+#[derive(Debug, Args)]
+pub struct ControllerArgs {
+    /// Where its API listens
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400")]
+    pub listen: SocketAddr,
+    /// Folder of its store
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// The host's name, as in its certificate
+    #[arg(long)]
+    pub name: Name,
+    /// Folder for what survives a reboot: records, replicas
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
+    /// Folder for what does not: sockets, process ids
+    #[arg(long, value_name = "DIR")]
+    pub run: PathBuf,
+    /// Folder of the boot files that guests may use
+    #[arg(long, value_name = "DIR")]
+    pub images: PathBuf,
+    /// The address that it listens on, and that tunnels end at
+    #[arg(long, value_name = "IP")]
+    pub address: IpAddr,
+    /// TCP port of its API
+    #[arg(long, value_name = "PORT", default_value_t = 7410)]
+    pub api: u16,
+    /// UDP port for hand-offs and orders
+    #[arg(long, value_name = "PORT", default_value_t = 7411)]
+    pub control: u16,
+    /// UDP port for disk blocks
+    #[arg(long, value_name = "PORT", default_value_t = 10809)]
+    pub disk: u16,
+    /// UDP port for memory
+    #[arg(long, value_name = "PORT", default_value_t = 4444)]
+    pub memory: u16,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Site {
+    /// Make a site known
+    Add {
+        /// Its name
+        name: Name,
+    },
+    /// List sites
+    Ls,
+    /// Forget a site
+    Rm {
+        /// Its name
+        name: Name,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Host {
+    /// Make a host known
+    Add {
+        /// Its name, as in its certificate
+        name: Name,
+        /// The site that it is in
+        #[arg(long)]
+        site: Name,
+        /// Where its node's API listens
+        #[arg(long, value_name = "IP:PORT")]
+        api: SocketAddr,
+    },
+    /// List hosts
+    Ls,
+    /// Show a host
+    Show {
+        /// Its name
+        name: Name,
+    },
+    /// Forget a host
+    Rm {
+        /// Its name
+        name: Name,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Component {
+    /// Make a component known
+    #[command(group = clap::ArgGroup::new("kind").required(true))]
+    Add {
+        /// Its name
+        name: Name,
+        /// A bridge of this name on whichever host a VM is on
+        #[arg(long, value_name = "BRIDGE", group = "kind")]
+        switch: Option<String>,
+        /// A bridge on one host, reached through tunnels that follow the VM
+        #[arg(long, value_name = "HOST:BRIDGE", group = "kind", value_parser = gateway)]
+        gateway: Option<(Name, String)>,
+    },
+    /// List components
+    Ls,
+    /// Forget a component
+    Rm {
+        /// Its name
+        name: Name,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum List {
+    /// List them
+    Ls,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Vm {
+    /// Create a VM
+    Create(Box<CreateArgs>),
+    /// List VMs
+    Ls,
+    /// Show a VM
+    Show {
+        /// Its name
+        name: Name,
+    },
+    /// Start a VM
+    Start {
+        /// Its name
+        name: Name,
+    },
+    /// Stop a VM: ask its guest to shut down
+    Stop {
+        /// Its name
+        name: Name,
+        /// Pull the plug instead
+        #[arg(long)]
+        force: bool,
+    },
+    /// Delete a VM, with its disks
+    Rm {
+        /// Its name
+        name: Name,
+    },
+    /// Send a QMP command to its QEMU
+    Monitor {
+        /// Its name
+        name: Name,
+        /// The host to ask, where the VM has more than one QEMU (during a move)
+        #[arg(long, value_name = "HOST")]
+        at: Option<Name>,
+        /// The command, such as '{"execute": "query-status"}'
+        command: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// Its name
+    pub name: Name,
+    /// The host or site to create it on
+    #[arg(long, value_name = "HOST|SITE")]
+    pub at: Name,
+    /// Its description in TOML or JSON; `-` reads it from standard input. The options below come on top
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Start it at once
+    #[arg(long)]
+    pub start: bool,
+    /// RAM
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<Bytes>,
+    /// CPUs at boot
+    #[arg(long, value_name = "N")]
+    pub vcpus: Option<u32>,
+    /// CPUs that can be plugged in later, those at boot included
+    #[arg(long, value_name = "N")]
+    pub max_vcpus: Option<u32>,
+    /// CPU model, with features as +name
+    #[arg(long)]
+    pub cpu: Option<String>,
+    /// Machine type
+    #[arg(long)]
+    pub machine: Option<String>,
+    /// How it is executed
+    #[arg(long, value_parser = ["kvm", "tcg"])]
+    pub accel: Option<String>,
+    /// Boot this kernel of the hosts' image folder, not the first disk
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<String>,
+    /// The kernel's initial RAM disk
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub initrd: Option<String>,
+    /// The kernel's command line
+    #[arg(long, value_name = "TEXT", requires = "kernel")]
+    pub cmdline: Option<String>,
+    /// A disk; may be repeated
+    #[arg(long = "disk", value_name = "VOLUME=SIZE[,from=FILE]", value_parser = crate::spec::disk)]
+    pub disks: Vec<godwit_api::vm::DiskSpec>,
+    /// A network interface; may be repeated
+    #[arg(long = "nic", value_name = "MAC@COMPONENT[,ip=IP][,mtu=N]", value_parser = crate::spec::nic)]
+    pub nics: Vec<godwit_api::vm::NicSpec>,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct MoveArgs {
+    #[command(subcommand)]
+    pub command: Option<MoveCommand>,
+    /// The VM
+    #[arg(required = true)]
+    pub vm: Option<Name>,
+    /// Where to: a site, or a host
+    #[arg(long, value_name = "SITE|HOST", required_unless_present = "cancel")]
+    pub to: Option<Name>,
+    /// How the disks travel
+    #[arg(long, value_name = "STRATEGY", default_value = "mirror", value_parser = strategy)]
+    pub disk: DiskStrategy,
+    /// At most so much on the link, such as 50M or 100Mbit/s
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub limit: Option<BitRate>,
+    /// CPUs to have at the destination, if more than now
+    #[arg(long, value_name = "N")]
+    pub vcpus: Option<u32>,
+    /// Only check, and list what is in the way
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not follow the move
+    #[arg(long)]
+    pub detach: bool,
+    /// Take the VM's move back; it goes on at its source
+    #[arg(long, conflicts_with_all = ["to", "limit", "vcpus", "dry_run", "detach"])]
+    pub cancel: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum MoveCommand {
+    /// List moves, the newest first
+    Ls,
+    /// Show a move
+    Show {
+        /// The move's number, or a VM: its newest move
+        which: String,
+    },
+    /// Change the limit of a VM's move
+    Limit {
+        /// The VM
+        vm: Name,
+        /// The rate, such as 50M, or `none`
+        #[arg(value_parser = rate_or_none)]
+        rate: Limit,
+    },
+}
+
+/// None lifts the limit. (An alias, since clap would take `Option` for an argument that may be missing.)
+pub type Limit = Option<BitRate>;
+
+fn gateway(text: &str) -> Result<(Name, String), String> {
+    let (host, bridge) = text.split_once(':').ok_or_else(|| format!("`{text}`: write HOST:BRIDGE, such as edge:br0"))?;
+    Ok((host.parse().map_err(|e: godwit_api::name::NotAName| e.to_string())?, bridge.to_owned()))
+}
+
+fn strategy(text: &str) -> Result<DiskStrategy, String> {
+    match text {
+        "mirror" => Ok(DiskStrategy::Mirror),
+        _ => Err("the strategies are: mirror".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split(' '))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_move_is_ordered_cancelled_listed_and_limited() {
+        let Command::Move(order) = parse("godwit move web --to texas --limit 50M --json").unwrap().command else {
+            panic!("no move")
+        };
+        assert_eq!(order.vm.unwrap().as_str(), "web");
+        assert_eq!(order.to.unwrap().as_str(), "texas");
+        assert_eq!(order.limit, Some(BitRate(50_000_000)));
+        let Command::Move(order) = parse("godwit move web --cancel").unwrap().command else { panic!("no move") };
+        assert!(order.cancel);
+        for (line, rate) in [("godwit move limit web none", None), ("godwit move limit web 1M", Some(BitRate(1_000_000)))] {
+            let Command::Move(order) = parse(line).unwrap().command else { panic!("no move") };
+            assert!(matches!(order.command, Some(MoveCommand::Limit { rate: r, .. }) if r == rate), "{line}");
+        }
+        assert!(matches!(
+            parse("godwit move ls").unwrap().command,
+            Command::Move(MoveArgs { command: Some(MoveCommand::Ls), .. })
+        ));
+        for line in ["godwit move", "godwit move web", "godwit move web --cancel --to texas", "godwit move web --to texas --disk x"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_component_is_a_switch_or_a_gateway() {
+        parse("godwit component add lan --switch br0").unwrap();
+        parse("godwit component add out --gateway edge:br0").unwrap();
+        for line in ["lan", "lan --gateway edge", "lan --switch a --gateway edge:b"] {
+            assert!(parse(&format!("godwit component add {line}")).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Follows a move to its end: one live line on a terminal, else a line of JSON a second.
+//!
+//! Following is only looking: ^C, a closed terminal or a controller that restarts change nothing about the move.
+
+use crate::failure::{Code, Failure};
+use crate::show;
+use crate::table::printable;
+use godwit_api::progress::{MoveProgress, Outcome, PhaseName};
+use godwit_api::public::Move;
+use godwit_api::{Problem, PublicClient};
+use godwit_units::Bytes;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often the controller is asked.
+const POLL: Duration = Duration::from_millis(250);
+
+/// How often a line of JSON is written when no phase changes.
+const LINE: Duration = Duration::from_secs(1);
+
+/// How long the controller may be away before following it ends; the move goes on.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where what is seen goes to.
+enum Output {
+    Terminal { bar: ProgressBar, phases_told: usize },
+    Lines { last: Option<(Instant, PhaseName)> },
+}
+
+/// Follows `mv` to its end.
+///
+/// # Errors
+/// By the outcome: failed, cancelled; unreachable when the controller is away for long.
+pub async fn follow(client: &PublicClient, mut mv: Move, json: bool) -> Result<(), Failure> {
+    let mut output = if json || !std::io::stdout().is_terminal() {
+        Output::Lines { last: None }
+    } else {
+        let bar = ProgressBar::new_spinner();
+        bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("the template is a constant"));
+        bar.enable_steady_tick(POLL);
+        Output::Terminal { bar, phases_told: 0 }
+    };
+    let mut end = Predicted::default();
+    let mut heard = Instant::now();
+    loop {
+        mv.progress.predicted_end_unix_us = end.next(mv.progress.predicted_end_unix_us);
+        output.show(&mv)?;
+        match mv.progress.outcome {
+            Outcome::Running | Outcome::WaitsForPeer => {}
+            _ => return output.end(&mv),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(POLL) => {}
+            _ = tokio::signal::ctrl_c() => return Err(left(&mv)),
+        }
+        let answer = tokio::select! {
+            answer = client.mv(mv.id) => answer,
+            _ = tokio::signal::ctrl_c() => return Err(left(&mv)),
+        };
+        match answer {
+            Ok(now) => {
+                mv = now;
+                heard = Instant::now();
+            }
+            Err(error) if error.problem == Problem::Unreachable && heard.elapsed() < PATIENCE => {
+                mv.progress.error = Some(format!("{}; the move goes on", error.message));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn left(mv: &Move) -> Failure {
+    let (id, vm) = (mv.id.0, &mv.vm);
+    let what = format!("move {id} of `{vm}` goes on; `godwit move show {id}` shows it, `godwit move {vm} --cancel` takes it back");
+    Failure::new(Code::Interrupted, what)
+}
+
+/// The predicted end as it is shown: it never moves towards the present while the move runs, whatever the controller
+/// says (another one may have taken over, and know less).
+#[derive(Debug, Default)]
+pub struct Predicted(Option<u64>);
+
+impl Predicted {
+    /// What to show when `told` is said.
+    pub fn next(&mut self, told: Option<u64>) -> Option<u64> {
+        self.0 = match (self.0, told) {
+            (Some(shown), Some(told)) => Some(shown.max(told)),
+            (shown, told) => told.or(shown),
+        };
+        told.and(self.0)
+    }
+}
+
+impl Output {
+    fn show(&mut self, mv: &Move) -> Result<(), Failure> {
+        match self {
+            Self::Terminal { bar, phases_told } => {
+                let phases = &mv.progress.phases;
+                for phase in phases.iter().skip(*phases_told) {
+                    let Some(ended) = phase.ended_unix_us else { break };
+                    let seconds = ended.saturating_sub(phase.started_unix_us) as f64 / 1e6;
+                    bar.println(format!("  {:<9} {seconds:.2} s", show::phase(phase.name)));
+                    *phases_told += 1;
+                }
+                bar.set_message(line(mv, unix_us()));
+                Ok(())
+            }
+            Self::Lines { last } => {
+                let ended = !matches!(mv.progress.outcome, Outcome::Running | Outcome::WaitsForPeer);
+                let due = last.is_none_or(|(at, phase)| at.elapsed() >= LINE || phase != mv.progress.phase);
+                if due || ended {
+                    *last = Some((Instant::now(), mv.progress.phase));
+                    write_json(mv)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn end(self, mv: &Move) -> Result<(), Failure> {
+        let on_terminal = matches!(self, Self::Terminal { .. });
+        if let Self::Terminal { bar, .. } = self {
+            bar.finish_and_clear();
+            print!("{}", show::summary(mv));
+        }
+        outcome(mv, on_terminal)
+    }
+}
+
+/// One object on a line of its own.
+///
+/// # Errors
+/// Nobody reads standard output any more.
+pub fn write_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value).map_err(|e| Failure::new(Code::Failed, e.to_string()))?;
+    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+}
+
+/// The exit code that a move's outcome stands for.
+fn outcome(mv: &Move, said: bool) -> Result<(), Failure> {
+    let why = mv.progress.error.as_deref().unwrap_or("no reason given");
+    let message = |what: String| if said { String::new() } else { what };
+    let (vm, from) = (&mv.vm, &mv.from);
+    match mv.progress.outcome {
+        Outcome::Failed => {
+            let text = format!("the move of `{vm}` failed: {}; it runs at {from}", printable(why));
+            Err(Failure::new(Code::Failed, message(text)))
+        }
+        Outcome::Cancelled => {
+            Err(Failure::new(Code::Cancelled, message(format!("the move of `{vm}` was cancelled; it runs at {from}"))))
+        }
+        Outcome::Completed | Outcome::Running | Outcome::WaitsForPeer => Ok(()),
+    }
+}
+
+fn unix_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// What of a phase is done, and of how much, where that is known.
+fn done_of(mv: &Move) -> Option<(Bytes, Bytes)> {
+    let p = &mv.progress;
+    match p.phase {
+        PhaseName::CopyDisk => Some((p.disk.copied, p.disk.total)),
+        PhaseName::Memory | PhaseName::Stop => Some((mv.memory.saturating_sub(p.memory_remaining), mv.memory)),
+        _ => None,
+    }
+}
+
+/// The live line.
+fn line(mv: &Move, now_unix_us: u64) -> String {
+    let p: &MoveProgress = &mv.progress;
+    let mut parts = vec![format!("{} to {}: {}", mv.vm, mv.to, show::phase(p.phase))];
+    if let Some((done, total)) = done_of(mv) {
+        parts.push(format!("{done} of {total}"));
+    }
+    parts.push(p.rate.to_string());
+    if p.phase >= PhaseName::Memory {
+        parts.push(format!("round {}", p.rounds.len()));
+    }
+    if p.dirty_rate.0 > 0 {
+        parts.push(format!("dirties {}/s", p.dirty_rate));
+    }
+    if let Some(end) = p.predicted_end_unix_us {
+        parts.push(format!("done in {} s", end.saturating_sub(now_unix_us).div_ceil(1_000_000)));
+    }
+    if let Some(down) = p.link_down_s {
+        parts.push(format!("link down for {down:.0} s"));
+    }
+    if p.outcome == Outcome::WaitsForPeer {
+        parts.push("waits for its peer".into());
+    }
+    if let Some(error) = &p.error {
+        parts.push(printable(error));
+    }
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_predicted_end_never_moves_towards_the_present() {
+        let mut end = Predicted::default();
+        let shown: Vec<_> = [None, Some(10), Some(8), None, Some(9), Some(12)].map(|told| end.next(told)).into();
+        assert_eq!(shown, [None, Some(10), Some(10), None, Some(10), Some(12)]);
+    }
+}

@@ -1,0 +1,237 @@
+//! What the API answers, for people: tables and lists of facts.
+
+use crate::table::{NOTHING, Table, printable};
+use godwit_api::host::{Ownership, RunState};
+use godwit_api::progress::{Outcome, PhaseName};
+use godwit_api::public::{Component, DryRun, Host, Move, Site, Vm, Volume, Wire};
+use godwit_api::vm::ComponentSpec;
+use std::fmt::Display;
+
+/// A word of the API's own, such as `hand-off`.
+pub fn word(value: &impl serde::Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn or_nothing(value: Option<impl Display>) -> String {
+    value.map_or_else(|| NOTHING.into(), |v| v.to_string())
+}
+
+pub fn sites(sites: &[Site]) -> String {
+    let mut table = Table::new(&["NAME"]);
+    for site in sites {
+        table.row([site.name.to_string()]);
+    }
+    table.lines()
+}
+
+pub fn hosts(hosts: &[Host]) -> String {
+    let mut table = Table::new(&["NAME", "SITE", "API", "STATE", "QEMU", "KVM", ">MEMORY FREE", ">DISK FREE"]);
+    for host in hosts {
+        let facts = host.facts.as_ref();
+        table.row([
+            host.name.to_string(),
+            host.site.to_string(),
+            host.api.to_string(),
+            if facts.is_some() { "up".into() } else { "unreachable".into() },
+            or_nothing(facts.map(|f| &f.qemu)),
+            or_nothing(facts.map(|f| if f.kvm { "yes" } else { "no" })),
+            or_nothing(facts.map(|f| f.memory_free)),
+            or_nothing(facts.map(|f| f.disk_free)),
+        ]);
+    }
+    table.lines()
+}
+
+/// Names and values, one a line.
+fn facts(pairs: &[(&str, String)]) -> String {
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 1;
+    pairs.iter().map(|(name, value)| format!("{:<width$} {}\n", format!("{name}:"), printable(value))).collect()
+}
+
+pub fn host(host: &Host) -> String {
+    let mut pairs =
+        vec![("name", host.name.to_string()), ("site", host.site.to_string()), ("api", host.api.to_string())];
+    if let Some(f) = &host.facts {
+        pairs.extend([
+            ("version", f.version.clone()),
+            ("qemu", f.qemu.clone()),
+            ("kvm", if f.kvm { "yes".into() } else { "no".into() }),
+            ("memory free", f.memory_free.to_string()),
+            ("disk free", f.disk_free.to_string()),
+            ("underlay", f.underlay.to_string()),
+            ("link", format!("control {}, disk {}, memory {}", f.link.control, f.link.disk, f.link.memory)),
+            ("machines", f.machines.join(", ")),
+        ]);
+    }
+    if let Some(error) = &host.error {
+        pairs.push(("unreachable", error.clone()));
+    }
+    facts(&pairs)
+}
+
+pub fn components(components: &[Component]) -> String {
+    let mut table = Table::new(&["NAME", "KIND", "HOST", "BRIDGE"]);
+    for component in components {
+        let (kind, host, bridge) = match &component.kind {
+            ComponentSpec::Switch { bridge } => ("switch", NOTHING.to_owned(), bridge),
+            ComponentSpec::Gateway { host, bridge, .. } => ("gateway", host.to_string(), bridge),
+        };
+        table.row([component.name.to_string(), kind.into(), host, bridge.clone()]);
+    }
+    table.lines()
+}
+
+/// What a VM does, in a word or a few.
+fn doing(vm: &Vm) -> String {
+    match (vm.ownership, vm.run) {
+        (Some(Ownership::WaitsForPeer), _) => "waits for its peer".into(),
+        (_, Some(run @ (RunState::Off | RunState::Running | RunState::Paused | RunState::Incoming))) => word(&run),
+        (_, None) => "unknown".into(),
+    }
+}
+
+pub fn vms(vms: &[Vm]) -> String {
+    let mut table = Table::new(&["NAME", "HOST", "SITE", "STATE", ">VCPUS", ">MEMORY", ">DISKS", ">MOVE"]);
+    for vm in vms {
+        table.row([
+            vm.name.to_string(),
+            vm.host.to_string(),
+            vm.site.to_string(),
+            doing(vm),
+            vm.spec.vcpus.to_string(),
+            vm.spec.memory.to_string(),
+            vm.spec.disks.iter().map(|d| d.size).sum::<godwit_units::Bytes>().to_string(),
+            or_nothing(vm.mv.map(|m| m.0)),
+        ]);
+    }
+    table.lines()
+}
+
+pub fn vm(vm: &Vm) -> String {
+    let mut pairs = vec![
+        ("name", vm.name.to_string()),
+        ("number", vm.id.0.to_string()),
+        ("host", format!("{} ({})", vm.host, vm.site)),
+        ("state", doing(vm)),
+        ("owner", format!("{}, lineage {}, generation {}", vm.ownership.as_ref().map_or_else(|| "unknown".into(), word), vm.lineage.0, vm.generation.0)),
+        ("machine", format!("{}, {}, {}", vm.spec.machine, vm.spec.cpu, word(&vm.spec.accel))),
+        ("vcpus", format!("{} of at most {}", vm.spec.vcpus, vm.spec.max_vcpus.max(vm.spec.vcpus))),
+        ("memory", vm.spec.memory.to_string()),
+    ];
+    pairs.extend(vm.spec.disks.iter().map(|d| ("disk", format!("{} {}", d.volume, d.size))));
+    pairs.extend(vm.spec.nics.iter().map(|n| {
+        let ips: String = n.ips.iter().map(|ip| format!(" {ip}")).collect();
+        ("nic", format!("{} on {}{ips}", n.mac, n.component))
+    }));
+    if let Some(mv) = vm.mv {
+        pairs.push(("move", mv.0.to_string()));
+    }
+    facts(&pairs)
+}
+
+pub fn volumes(volumes: &[Volume]) -> String {
+    let mut table = Table::new(&[">ID", "NAME", ">SIZE", "VM", "REPLICAS"]);
+    for v in volumes {
+        let replicas: Vec<String> = v.replicas.iter().map(ToString::to_string).collect();
+        table.row([v.id.0.to_string(), v.name.to_string(), v.size.to_string(), v.vm.to_string(), replicas.join(", ")]);
+    }
+    table.lines()
+}
+
+pub fn wires(wires: &[Wire]) -> String {
+    let mut table = Table::new(&[">ID", "VM", ">NIC", "COMPONENT", "HOST"]);
+    for w in wires {
+        table.row([w.id.to_string(), w.vm.to_string(), w.nic.to_string(), w.component.to_string(), w.host.to_string()]);
+    }
+    table.lines()
+}
+
+/// What is in the way of a move.
+pub fn dry_run(dry: &DryRun) -> String {
+    if dry.blockers.is_empty() {
+        return format!("{} can be moved from {} to {}\n", dry.vm, dry.from, dry.to);
+    }
+    let mut out = format!("{} cannot be moved from {} to {}:\n", dry.vm, dry.from, dry.to);
+    for b in &dry.blockers {
+        out += &format!("  {} ({}): {}; {}\n", b.host, printable(&b.kind), printable(&b.message), printable(&b.remedy));
+    }
+    out
+}
+
+/// How a phase is called in a sentence.
+pub fn phase(name: PhaseName) -> &'static str {
+    match name {
+        PhaseName::Reserve => "reserve",
+        PhaseName::CopyDisk => "copy disk",
+        PhaseName::Memory => "memory",
+        PhaseName::Stop => "stop",
+        PhaseName::HandOff => "hand-off",
+        PhaseName::Release => "release",
+    }
+}
+
+/// Seconds from the order to the end of the last phase, if that has ended.
+pub fn total_s(mv: &Move) -> Option<f64> {
+    let first = mv.progress.phases.first()?.started_unix_us;
+    let last = mv.progress.phases.last()?.ended_unix_us?;
+    Some(last.saturating_sub(first) as f64 / 1e6)
+}
+
+fn seconds(value: Option<f64>) -> String {
+    or_nothing(value.map(|s| format!("{s:.1} s")))
+}
+
+fn millis(value: Option<f64>) -> String {
+    or_nothing(value.map(|ms| format!("{ms:.0} ms")))
+}
+
+pub fn moves(moves: &[Move]) -> String {
+    let mut table = Table::new(&[">ID", "VM", "FROM", "TO", "OUTCOME", "PHASE", ">TIME", ">PAUSE", ">ON THE WIRE"]);
+    for mv in moves {
+        let p = &mv.progress;
+        table.row([
+            mv.id.0.to_string(),
+            mv.vm.to_string(),
+            mv.from.to_string(),
+            mv.to.to_string(),
+            word(&p.outcome),
+            phase(p.phase).into(),
+            seconds(total_s(mv)),
+            millis(p.downtime_ms),
+            (p.bytes.memory + p.bytes.disk + p.bytes.control).to_string(),
+        ]);
+    }
+    table.lines()
+}
+
+/// A move in full: the summary at its end, too.
+pub fn summary(mv: &Move) -> String {
+    let p = &mv.progress;
+    let wire = p.bytes.memory + p.bytes.disk + p.bytes.control;
+    let ratio = match p.raw.0 {
+        0 => String::new(),
+        raw => format!(" ({:.0} % of the raw {})", 100.0 * p.bytes.memory.0 as f64 / raw as f64, p.raw),
+    };
+    let mut pairs = vec![
+        ("move", format!("{}: {} from {} to {}", mv.id.0, mv.vm, mv.from, mv.to)),
+        ("outcome", word(&p.outcome)),
+        ("time", seconds(total_s(mv))),
+        ("pause", millis(p.downtime_ms)),
+        ("network proved", millis(p.network_proved_ms)),
+        ("on the wire", wire.to_string()),
+        ("  memory", format!("{}{ratio}", p.bytes.memory)),
+        ("  disk", format!("{} ({} of disks)", p.bytes.disk, mv.disks)),
+        ("  control", p.bytes.control.to_string()),
+        ("zero pages", p.zero_pages.to_string()),
+        ("rounds", p.rounds.len().to_string()),
+    ];
+    for part in &p.phases {
+        let took = part.ended_unix_us.map(|end| end.saturating_sub(part.started_unix_us) as f64 / 1e6);
+        let text = took.map_or_else(|| "under way".into(), |s| format!("{s:.2} s"));
+        pairs.push(("phase", format!("{:<9} {text}", phase(part.name))));
+    }
+    if let Some(error) = &p.error {
+        pairs.push((if p.outcome == Outcome::Running { "waits" } else { "why" }, error.clone()));
+    }
+    facts(&pairs)
+}

@@ -1,0 +1,189 @@
+//! The commands that ask the controller.
+
+use crate::args::{Command, Component, Global, Host, List, MoveArgs, MoveCommand, Site, Vm};
+use crate::failure::{Code, Failure};
+use crate::follow::{follow, write_json};
+use crate::{show, spec};
+use godwit_api::host::{SetLimit, StopVm};
+use godwit_api::progress::Outcome;
+use godwit_api::public::{self, AddHost, CreateVm, Move, StartMove};
+use godwit_api::vm::ComponentSpec;
+use godwit_api::{Name, PublicClient};
+use godwit_trust::{Credentials, Identity, Role};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// The folder of the credentials to use.
+///
+/// # Errors
+/// None is named, and there is no home.
+pub fn credentials(global: &Global) -> Result<PathBuf, Failure> {
+    match (&global.credentials, std::env::var_os("HOME")) {
+        (Some(dir), _) => Ok(dir.clone()),
+        (None, Some(home)) => Ok(PathBuf::from(home).join(".config/godwit")),
+        (None, None) => Err(Failure::usage("no credentials: name their folder with --credentials or GODWIT_CREDENTIALS")),
+    }
+}
+
+/// Carries out a command.
+///
+/// # Errors
+/// The controller's, or that it cannot be reached.
+pub fn run(global: &Global, command: Command) -> Result<(), Failure> {
+    let credentials = Credentials::load(&credentials(global)?)?;
+    let controller = Identity::new(Role::Controller, global.controller_name.as_str())
+        .map_err(|e| Failure::usage(e.to_string()))?;
+    let client = PublicClient::new(&global.controller, controller, &credentials);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let user = User { client, json: global.json };
+    runtime.block_on(user.carry_out(command))
+}
+
+struct User {
+    client: PublicClient,
+    json: bool,
+}
+
+impl User {
+    async fn carry_out(&self, command: Command) -> Result<(), Failure> {
+        let api = &self.client;
+        match command {
+            Command::Site(command) => self.site(command).await,
+            Command::Host(command) => self.host(command).await,
+            Command::Component(command) => self.component(command).await,
+            Command::Vm(command) => self.vm(command).await,
+            Command::Volume(List::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
+            Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
+            Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
+            Command::Move(order) => self.mv(order).await,
+            Command::Pki(_)
+            | Command::Controller(_)
+            | Command::Node(_)
+            | Command::Completion { .. }
+            | Command::Man { .. } => unreachable!("these ask no controller"),
+        }
+    }
+
+    /// Prints an answer as JSON, or for people.
+    fn print<T: Serialize>(&self, value: &T, text: impl Fn(&T) -> String) -> Result<(), Failure> {
+        if self.json {
+            return write_json(value);
+        }
+        print!("{}", text(value));
+        Ok(())
+    }
+
+    async fn site(&self, command: Site) -> Result<(), Failure> {
+        let api = &self.client;
+        match command {
+            Site::Add { name } => self.print(&api.add_site(&public::Site { name }).await?, |_| String::new()),
+            Site::Ls => self.print(&api.sites().await?, |s| show::sites(s)),
+            Site::Rm { name } => Ok(api.remove_site(&name).await?),
+        }
+    }
+
+    async fn host(&self, command: Host) -> Result<(), Failure> {
+        let api = &self.client;
+        match command {
+            Host::Add { name, site, api: address } => {
+                let host = api.add_host(&AddHost { name, site, api: address }).await?;
+                if let Some(error) = &host.error {
+                    eprintln!("godwit: `{}` is known now, but does not answer: {error}", host.name);
+                }
+                self.print(&host, |_| String::new())
+            }
+            Host::Ls => self.print(&api.hosts().await?, |h| show::hosts(h)),
+            Host::Show { name } => self.print(&api.host(&name).await?, show::host),
+            Host::Rm { name } => Ok(api.remove_host(&name).await?),
+        }
+    }
+
+    async fn component(&self, command: Component) -> Result<(), Failure> {
+        let api = &self.client;
+        match command {
+            Component::Add { name, switch, gateway } => {
+                let kind = match (switch, gateway) {
+                    (Some(bridge), None) => ComponentSpec::Switch { bridge },
+                    (None, Some((host, bridge))) => ComponentSpec::Gateway { host, bridge, underlay: None },
+                    _ => return Err(Failure::usage("name either --switch BRIDGE or --gateway HOST:BRIDGE")),
+                };
+                self.print(&api.add_component(&public::Component { name, kind }).await?, |_| String::new())
+            }
+            Component::Ls => self.print(&api.components().await?, |c| show::components(c)),
+            Component::Rm { name } => Ok(api.remove_component(&name).await?),
+        }
+    }
+
+    async fn vm(&self, command: Vm) -> Result<(), Failure> {
+        let api = &self.client;
+        match command {
+            Vm::Create(args) => {
+                let spec = spec::from_args(&args)?;
+                let new = CreateVm { name: args.name, at: args.at, spec, start: args.start };
+                self.print(&api.create_vm(&new).await?, |_| String::new())
+            }
+            Vm::Ls => self.print(&api.vms().await?, |v| show::vms(v)),
+            Vm::Show { name } => self.print(&api.vm(&name).await?, show::vm),
+            Vm::Start { name } => Ok(api.start(&name).await?),
+            Vm::Stop { name, force } => Ok(api.stop(&name, StopVm { force }).await?),
+            Vm::Rm { name } => Ok(api.remove_vm(&name).await?),
+            Vm::Monitor { name, at, command } => {
+                let command = serde_json::from_str(&command)
+                    .map_err(|e| Failure::usage(format!("the command is no JSON: {e}; write '{{\"execute\": \"query-status\"}}'")))?;
+                write_json(&api.monitor(&name, at.as_ref(), &command).await?)
+            }
+        }
+    }
+
+    /// The newest move of a VM.
+    async fn newest(&self, vm: &Name) -> Result<Move, Failure> {
+        let found = self.client.moves().await?.into_iter().find(|m| &m.vm == vm);
+        found.ok_or_else(|| Failure::new(Code::Failed, format!("`{vm}` was never moved; `godwit move ls` lists moves")))
+    }
+
+    async fn about_moves(&self, command: MoveCommand) -> Result<(), Failure> {
+        let api = &self.client;
+        match command {
+            MoveCommand::Ls => self.print(&api.moves().await?, |m| show::moves(m)),
+            MoveCommand::Show { which } => {
+                let mv = match which.parse() {
+                    Ok(id) => api.mv(godwit_units::MoveId(id)).await?,
+                    Err(_) => {
+                        let vm: Name = which.parse().map_err(|e| Failure::usage(format!("{e}, nor a move's number")))?;
+                        self.newest(&vm).await?
+                    }
+                };
+                self.print(&mv, show::summary)
+            }
+            MoveCommand::Limit { vm, rate } => {
+                let mv = self.newest(&vm).await?;
+                self.print(&api.limit(mv.id, SetLimit { limit: rate }).await?, |_| String::new())
+            }
+        }
+    }
+
+    async fn mv(&self, args: MoveArgs) -> Result<(), Failure> {
+        let api = &self.client;
+        let vm = args.vm.ok_or_else(|| Failure::usage("which VM?"))?;
+        if args.cancel {
+            let mv = api.cancel(self.newest(&vm).await?.id).await?;
+            return self.print(&mv, |mv| match mv.progress.outcome {
+                Outcome::Cancelled => format!("move {} of `{vm}` is cancelled\n", mv.id.0),
+                _ => format!("move {} of `{vm}` is being cancelled; `godwit move show {}` tells how it ends\n", mv.id.0, mv.id.0),
+            });
+        }
+        let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
+        let order =
+            StartMove { vm, to, disk: args.disk, limit: args.limit, vcpus: args.vcpus, dry_run: args.dry_run };
+        if args.dry_run {
+            let dry = api.dry_run(&order).await?;
+            self.print(&dry, show::dry_run)?;
+            return if dry.blockers.is_empty() { Ok(()) } else { Err(Failure::new(Code::Blocked, "")) };
+        }
+        let mv = api.start_move(&order).await?;
+        if args.detach {
+            return self.print(&mv, |mv| format!("move {} of `{}` from {} to {} has begun\n", mv.id.0, mv.vm, mv.from, mv.to));
+        }
+        follow(api, mv, self.json).await
+    }
+}

@@ -1,0 +1,455 @@
+//! Moves: what is checked before one, how its saga is driven, and how it is shown.
+//!
+//! The nodes do everything; the controller orders a move at its source, watches, and writes down how it ended. It may
+//! die at any time: the record says where the saga was, and the next controller goes on from there.
+
+use crate::record::{MoveRecord, Step, VmRecord};
+use crate::saga::{Next, Said, Seen, merge, next};
+use crate::state::{Controller, HostRecord, conflict, invalid, missing};
+use crate::store::{Change, Counter, Kind};
+use crate::vms::{open_move, settle};
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use godwit_api::host::{Blocker, CheckVm, HostFacts, LocalVm, MoveOrder, Ownership, PeerHost, RunState, SetLimit};
+use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, Outcome, Phase, PhaseName};
+use godwit_api::public::{DryRun, Move, StartMove};
+use godwit_api::{ApiError, Name, Problem};
+use godwit_units::{BitRate, Bytes, MoveId};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+
+type Answer<T> = Result<Json<T>, ApiError>;
+type Shared = State<Arc<Controller>>;
+
+/// How often the nodes are asked.
+const POLL: Duration = Duration::from_millis(250);
+
+/// How long to wait before an order is sent again, or gateways are told again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How long whoever orders a move waits for the source's node to accept it. After that the order goes on being tried,
+/// and the answer is the move as it stands.
+const ACCEPTED_WITHIN: Duration = Duration::from_secs(20);
+
+/// A certificate has to last so much longer for a move to begin: one that ends on the way would strand it.
+const CERTIFICATE_LEFT: Duration = Duration::from_secs(3600);
+
+/// A limit below this would not even carry a link's own keep-alive.
+const LEAST_LIMIT: BitRate = BitRate(100_000);
+
+fn unix_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
+}
+
+/// A move of which nothing has been done.
+#[must_use]
+pub fn fresh_progress(now_unix_us: u64, limit: Option<BitRate>) -> MoveProgress {
+    MoveProgress {
+        outcome: Outcome::Running,
+        phase: PhaseName::Reserve,
+        phases: vec![Phase { name: PhaseName::Reserve, started_unix_us: now_unix_us, ended_unix_us: None }],
+        bytes: MoveBytes::default(),
+        raw: Bytes(0),
+        zero_pages: 0,
+        rounds: vec![],
+        disk: DiskProgress::default(),
+        memory_remaining: Bytes(0),
+        dirty_rate: Bytes(0),
+        rate: BitRate(0),
+        predicted_end_unix_us: None,
+        limit,
+        stopped_unix_us: None,
+        resumed_unix_us: None,
+        downtime_ms: None,
+        network_proved_ms: None,
+        error: None,
+        link_down_s: None,
+    }
+}
+
+fn blocker(host: &Name, kind: &str, message: impl Into<String>, remedy: impl Into<String>) -> Blocker {
+    Blocker { host: host.clone(), kind: kind.into(), message: message.into(), remedy: remedy.into() }
+}
+
+fn unreachable(host: &Name, error: &ApiError) -> Blocker {
+    blocker(host, "link", &error.message, error.remedy.as_deref().unwrap_or("see that its node runs"))
+}
+
+fn certificate(facts: &HostFacts) -> Option<Blocker> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let left = facts.certificate_expires_unix_s.saturating_sub(now);
+    (left < CERTIFICATE_LEFT.as_secs()).then(|| {
+        let message = format!("the certificate of `{}` ends in {} min", facts.name, left / 60);
+        let remedy = format!("`godwit pki issue --role node --name {}`, and restart the node", facts.name);
+        blocker(&facts.name, "certificate", message, remedy)
+    })
+}
+
+/// What the source and the VM itself have against a move. The destination does not matter to this.
+async fn check_source(c: &Controller, vm: &VmRecord, vcpus: Option<u32>) -> Result<(Vec<Blocker>, Option<LocalVm>), ApiError> {
+    let (name, host) = (&vm.definition.name, &vm.host);
+    let mut blockers = vec![];
+    let max = vm.definition.spec.max_vcpus.max(vm.definition.spec.vcpus);
+    if let Some(wanted) = vcpus
+        && !(vm.definition.spec.vcpus..=max).contains(&wanted)
+    {
+        let message = format!("`{name}` cannot have {wanted} CPUs: it has {} and room for {max}", vm.definition.spec.vcpus);
+        blockers.push(blocker(host, "vm", message, "create it with more max_vcpus"));
+    }
+    if let Some(mv) = open_move(c, vm.definition.id)? {
+        let message = format!("`{name}` is being moved already (move {})", mv.id().0);
+        blockers.push(blocker(host, "vm", message, format!("wait for its end, or `godwit move {name} --cancel`")));
+    }
+    let node = c.node_of(host)?;
+    let (facts, local) = tokio::join!(node.facts(), node.vm(vm.definition.id));
+    match facts {
+        Ok(facts) => blockers.extend(certificate(&facts)),
+        Err(error) => blockers.push(unreachable(host, &error)),
+    }
+    match &local {
+        Ok(local) if local.ownership != Ownership::Here => {
+            let message = format!("`{host}` does not own `{name}` now (it says: {:?})", local.ownership);
+            blockers.push(blocker(host, "vm", message, format!("see `godwit vm show {name}`, and wait for its owner")));
+        }
+        Ok(local) if local.run != RunState::Running => {
+            blockers.push(blocker(host, "vm", format!("`{name}` does not run"), format!("`godwit vm start {name}`")));
+        }
+        // Once is enough.
+        Err(error) if error.problem == Problem::Unreachable => {}
+        Err(error) => blockers.push(unreachable(host, error)),
+        Ok(_) => {}
+    }
+    Ok((blockers, local.ok()))
+}
+
+/// What a destination has against a move.
+async fn check_destination(c: &Controller, vm: &VmRecord, to: &HostRecord, check: &CheckVm) -> (Vec<Blocker>, Option<HostFacts>) {
+    if to.name == vm.host {
+        let message = format!("`{}` is on `{}` already", vm.definition.name, to.name);
+        return (vec![blocker(&to.name, "vm", message, "name another host")], None);
+    }
+    let node = c.node(to);
+    let facts = match node.facts().await {
+        Ok(facts) => facts,
+        Err(error) => return (vec![unreachable(&to.name, &error)], None),
+    };
+    let mut blockers: Vec<Blocker> = certificate(&facts).into_iter().collect();
+    match node.check(check).await {
+        Ok(report) => blockers.extend(report.blockers),
+        Err(error) => blockers.push(unreachable(&to.name, &error)),
+    }
+    (blockers, Some(facts))
+}
+
+/// Where a move would go, and what is in its way.
+struct Plan {
+    vm: VmRecord,
+    to: HostRecord,
+    blockers: Vec<Blocker>,
+    facts: Option<HostFacts>,
+    local: Option<LocalVm>,
+}
+
+/// Checks everything that can be checked. Of a site's hosts the first without blockers is taken; if there is none, the
+/// blockers of all of them are listed.
+async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
+    let vm = c.vm_record(&order.vm)?;
+    let candidates: Vec<HostRecord> = match c.store.read(Kind::Host, &order.to)? {
+        Some(host) => vec![host],
+        None if c.store.get(Kind::Site, order.to.as_str())?.is_none() => {
+            return Err(missing("host", &order.to).remedy("name a host or a site: `godwit host ls`, `godwit site ls`"));
+        }
+        None => {
+            let mut hosts: Vec<HostRecord> = c.hosts()?.into_iter().filter(|h| h.site == order.to).collect();
+            // Where it is already comes last: only if there is no other does it make the message.
+            hosts.sort_by_key(|h| h.name == vm.host);
+            hosts
+        }
+    };
+    if candidates.is_empty() {
+        return Err(conflict(format!("site `{}` has no host", order.to))
+            .remedy(format!("`godwit host add NAME --site {} --api ADDR`", order.to)));
+    }
+    let (mut blockers, local) = check_source(c, &vm, order.vcpus).await?;
+    let size: Bytes = vm.definition.spec.disks.iter().map(|d| d.size).sum();
+    let disk = local.as_ref().map_or(size, |l| l.allocated.min(size));
+    let check = CheckVm { definition: vm.definition.clone(), disk, vcpus: order.vcpus };
+    let first = candidates[0].clone();
+    for to in candidates {
+        if to.name == vm.host && first.name != to.name {
+            continue;
+        }
+        let (found, facts) = check_destination(c, &vm, &to, &check).await;
+        if found.is_empty() {
+            // What other candidates had does not matter now; what the source has does.
+            blockers.retain(|b| b.host == vm.host);
+            return Ok(Plan { vm, to, blockers, facts, local });
+        }
+        blockers.extend(found);
+    }
+    Ok(Plan { vm, to: first, blockers, facts: None, local })
+}
+
+fn blocked(plan: &Plan) -> ApiError {
+    let list: Vec<String> = plan.blockers.iter().map(|b| format!("{}: {} ({})", b.host, b.message, b.remedy)).collect();
+    ApiError::new(Problem::Blocked, format!("`{}` cannot be moved: {}", plan.vm.definition.name, list.join("; ")))
+        .remedy("`--dry-run` lists this again without moving")
+}
+
+pub async fn start(State(c): Shared, Json(order): Json<StartMove>) -> Result<Response, ApiError> {
+    if order.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
+        return Err(invalid(format!("limit: less than {LEAST_LIMIT} would stop the link")));
+    }
+    let plan = plan(&c, &order).await?;
+    if order.dry_run {
+        let Plan { vm, to, blockers, .. } = plan;
+        let answer = DryRun { vm: order.vm, from: vm.host, to: to.name, blockers };
+        return Ok(Json(answer).into_response());
+    }
+    let (Some(facts), Some(local), true) = (&plan.facts, &plan.local, plan.blockers.is_empty()) else {
+        return Err(blocked(&plan));
+    };
+    let record = {
+        let _deciding = c.decide();
+        let now = c.vm_record(&order.vm)?;
+        if now.host != plan.vm.host || open_move(&c, now.definition.id)?.is_some() {
+            return Err(conflict(format!("`{}` has just been given another move", order.vm))
+                .remedy(format!("`godwit move show {}`", order.vm)));
+        }
+        c.host(&plan.to.name)?;
+        let id = MoveId(c.store.next(Counter::Move)?);
+        let to = PeerHost { name: plan.to.name.clone(), link: facts.link, underlay: facts.underlay };
+        let ordered_unix_us = unix_us();
+        let record = MoveRecord {
+            order: MoveOrder {
+                id,
+                vm: now.definition.id,
+                to,
+                disk: order.disk,
+                limit: order.limit,
+                vcpus: order.vcpus,
+            },
+            vm: order.vm,
+            from: now.host,
+            owner: (local.lineage, local.generation),
+            ordered_unix_us,
+            memory: now.definition.spec.memory,
+            disks: now.definition.spec.disks.iter().map(|d| d.size).sum(),
+            step: Step::Begin,
+            cancel: false,
+            progress: fresh_progress(ordered_unix_us, order.limit),
+        };
+        c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
+        record
+    };
+    let id = record.id();
+    let (accepted, answer) = oneshot::channel();
+    c.spawn(drive(Arc::clone(&c), record, Some(accepted)));
+    if let Ok(Ok(Err(refusal))) = timeout(ACCEPTED_WITHIN, answer).await {
+        return Err(refusal);
+    }
+    Ok(Json(c.move_record(id)?.public()).into_response())
+}
+
+/// Goes on with every move that has not ended; for a controller that starts.
+///
+/// # Errors
+/// The store's.
+pub fn resume_all(c: &Arc<Controller>) -> Result<(), ApiError> {
+    for record in c.store.read_all::<MoveRecord>(Kind::Move)? {
+        if record.step != Step::Ended {
+            tracing::info!(id = record.id().0, vm = %record.vm, step = ?record.step, "going on with a move");
+            c.spawn(drive(Arc::clone(c), record, None));
+        }
+    }
+    Ok(())
+}
+
+type Accepted = oneshot::Sender<Result<(), ApiError>>;
+
+/// Takes a move from wherever it is to its end.
+async fn drive(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Accepted>) {
+    if record.step == Step::Begin {
+        let answer = begin(&c, &record).await;
+        let refused = answer.as_ref().err().cloned();
+        if let Some(error) = &refused {
+            end(&c, &mut record, Outcome::Failed, Some(error.to_string())).await;
+        } else {
+            step(&c, &mut record, Step::Observe).await;
+        }
+        if let Some(accepted) = accepted {
+            // Whoever asked may have gone.
+            let _ = accepted.send(answer);
+        }
+        if refused.is_some() {
+            return;
+        }
+    }
+    watch(&c, &mut record).await;
+}
+
+/// Has the source's node take the order: as often as it takes, since a lost answer does not mean a lost order.
+async fn begin(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
+    let node = c.node_of(&record.from)?;
+    loop {
+        if cancel_wanted(c, record) {
+            match node.mv(record.id()).await {
+                Ok(_) => return Ok(()),
+                // It has not heard of it, so nothing has to be taken back.
+                Err(error) if error.problem == Problem::NotFound => {
+                    return Err(conflict("cancelled before its source's node had taken the order"));
+                }
+                Err(_) => {}
+            }
+        } else {
+            match node.begin(&record.order).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.problem == Problem::Unreachable => {
+                    let mut progress = record.progress.clone();
+                    progress.error = Some(error.message);
+                    c.set_live(record.id(), Some(progress));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// Whether somebody has asked for the move's end; as stored, since requests write that beside the saga.
+fn cancel_wanted(c: &Controller, record: &MoveRecord) -> bool {
+    c.store.read::<MoveRecord>(Kind::Move, record.id().0).ok().flatten().is_some_and(|r| r.cancel)
+}
+
+fn said<T>(answer: Result<T, ApiError>) -> Said<T> {
+    match answer {
+        Ok(value) => Said::This(value),
+        Err(error) if error.problem == Problem::NotFound => Said::Unknown,
+        Err(error) => Said::Silent(error.message),
+    }
+}
+
+/// Asks both nodes again and again, for as long as it takes.
+async fn watch(c: &Controller, record: &mut MoveRecord) {
+    let (id, vm) = (record.id(), record.order.vm);
+    let mut cancel_told = false;
+    loop {
+        let began = Instant::now();
+        let (Ok(source), Ok(destination)) = (c.node_of(&record.from), c.node_of(&record.order.to.name)) else {
+            // Hosts of an open move cannot be removed, so the store itself fails.
+            sleep(RETRY).await;
+            continue;
+        };
+        let (source_move, source_vm, destination_move, destination_vm) =
+            tokio::join!(source.mv(id), source.vm(vm), destination.mv(id), destination.vm(vm));
+        let seen = Seen {
+            source_move: said(source_move),
+            source_vm: said(source_vm),
+            destination_move: said(destination_move),
+            destination_vm: said(destination_vm),
+        };
+        record.progress = merge(&record.progress, &seen);
+        c.set_live(id, Some(record.progress.clone()));
+        match next(record.step, record.owner, &seen) {
+            Next::Watch => {}
+            Next::Settle(lineage, generation) => match settle(c, vm, &record.order.to.name, (lineage, generation)).await {
+                Ok(()) => step(c, record, Step::Finish).await,
+                // The nodes tell gateways at the grant, too; this is the second time, and it can wait.
+                Err(error) => {
+                    tracing::warn!(id = id.0, %error, "the VM has arrived; not all records and gateways could follow yet");
+                    sleep(RETRY).await;
+                }
+            },
+            Next::End(outcome, error) => return end(c, record, outcome, error).await,
+        }
+        // A cancel may have come while the source's node was silent, or to a controller that died: told until answered.
+        if !cancel_told && cancel_wanted(c, record) {
+            cancel_told = source.cancel(id).await.is_ok();
+        }
+        sleep(POLL.saturating_sub(began.elapsed())).await;
+    }
+}
+
+/// Stores that the saga is at `step`; until that has succeeded nothing goes on.
+async fn step(c: &Controller, record: &mut MoveRecord, step: Step) {
+    record.step = step;
+    loop {
+        let stored = {
+            let _deciding = c.decide();
+            // Somebody may have cancelled it meanwhile.
+            let stored = MoveRecord { cancel: cancel_wanted(c, record), ..record.clone() };
+            c.store.commit(&[Change::put(Kind::Move, record.id().0, &stored)])
+        };
+        match stored {
+            Ok(()) => return,
+            Err(error) => tracing::error!(id = record.id().0, %error, "cannot store how a move stands; trying again"),
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn end(c: &Controller, record: &mut MoveRecord, outcome: Outcome, error: Option<String>) {
+    let now = unix_us();
+    let cancelled = outcome == Outcome::Failed && record.step == Step::Begin && cancel_wanted(c, record);
+    record.progress.outcome = if cancelled { Outcome::Cancelled } else { outcome };
+    // What had been silent is no failure of a move that ended well.
+    record.progress.error = error;
+    record.progress.predicted_end_unix_us = None;
+    record.progress.link_down_s = None;
+    if let Some(last) = record.progress.phases.last_mut() {
+        last.ended_unix_us.get_or_insert(now);
+    }
+    step(c, record, Step::Ended).await;
+    c.set_live(record.id(), None);
+    tracing::info!(id = record.id().0, vm = %record.vm, outcome = ?record.progress.outcome, "a move has ended");
+}
+
+pub async fn list(State(c): Shared) -> Answer<Vec<Move>> {
+    Ok(Json(c.move_records()?.iter().map(MoveRecord::public).collect()))
+}
+
+pub async fn show(State(c): Shared, Path(id): Path<u64>) -> Answer<Move> {
+    Ok(Json(c.move_record(MoveId(id))?.public()))
+}
+
+fn open(c: &Controller, id: u64) -> Result<MoveRecord, ApiError> {
+    let record = c.move_record(MoveId(id))?;
+    match record.step {
+        Step::Ended => Err(conflict(format!("move {id} has ended already")).remedy(format!("`godwit move show {id}` tells how"))),
+        _ => Ok(record),
+    }
+}
+
+pub async fn cancel(State(c): Shared, Path(id): Path<u64>) -> Answer<Move> {
+    let record = open(&c, id)?;
+    {
+        let _deciding = c.decide();
+        // As it is now: the saga may have stored another step.
+        let Some(mut now) = c.store.read::<MoveRecord>(Kind::Move, id)? else { return Err(missing("move", id)) };
+        if now.step != Step::Ended {
+            now.cancel = true;
+            c.store.commit(&[Change::put(Kind::Move, id, &now)])?;
+        }
+    }
+    // The source's node orders this against the seal. If it cannot be told now, the saga tells it as soon as it can.
+    match c.node_of(&record.from)?.cancel(record.id()).await {
+        Ok(_) => {}
+        Err(error) if matches!(error.problem, Problem::Unreachable | Problem::NotFound) => {
+            tracing::warn!(id, %error, "the cancel is passed on later");
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(Json(c.move_record(MoveId(id))?.public()))
+}
+
+pub async fn limit(State(c): Shared, Path(id): Path<u64>, Json(limit): Json<SetLimit>) -> Answer<Move> {
+    if limit.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
+        return Err(invalid(format!("limit: less than {LEAST_LIMIT} would stop the link")));
+    }
+    let record = open(&c, id)?;
+    c.node_of(&record.from)?.limit(record.id(), limit).await?;
+    Ok(Json(c.move_record(MoveId(id))?.public()))
+}

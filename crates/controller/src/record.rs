@@ -1,0 +1,99 @@
+//! What the store holds of VMs and moves.
+
+use godwit_api::Name;
+use godwit_api::host::MoveOrder;
+use godwit_api::progress::MoveProgress;
+use godwit_api::public::Move;
+use godwit_api::vm::VmDefinition;
+use godwit_units::{Bytes, Generation, Lineage, MoveId};
+use serde::{Deserialize, Serialize};
+
+/// A VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmRecord {
+    /// What it is, as its node resolved it.
+    pub definition: VmDefinition,
+    /// The host that owns it, as last heard.
+    pub host: Name,
+    /// As last heard.
+    pub lineage: Lineage,
+    /// As last heard.
+    pub generation: Generation,
+    /// Whether it is wholly there.
+    pub life: Life,
+}
+
+/// Whether a VM is wholly there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Life {
+    /// Its node may know it already. After a restart of the controller it is taken back.
+    Creating,
+    /// It is.
+    Ready,
+    /// Being taken away everywhere, until that has succeeded.
+    Deleting,
+}
+
+/// A move.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MoveRecord {
+    /// What the source's node is told.
+    pub order: MoveOrder,
+    /// The VM's name.
+    pub vm: Name,
+    /// The host that it leaves.
+    pub from: Name,
+    /// Lineage and generation when it was ordered: the destination has the VM when it says more than that.
+    pub owner: (Lineage, Generation),
+    /// When it was ordered, microseconds since 1970.
+    pub ordered_unix_us: u64,
+    /// RAM.
+    pub memory: Bytes,
+    /// All disks.
+    pub disks: Bytes,
+    /// Where the saga is.
+    pub step: Step,
+    /// Somebody wants it cancelled.
+    pub cancel: bool,
+    /// As last stored: at each step, and at the end.
+    pub progress: MoveProgress,
+}
+
+/// Where a move's saga is. Each step is stored before it is begun, and can be begun again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Step {
+    /// The source's node is being told; it may know already.
+    Begin,
+    /// The source's node knows; the nodes are watched.
+    Observe,
+    /// The destination has the VM: records and gateways follow. Watched until the source's node has finished, too.
+    Finish,
+    /// Over.
+    Ended,
+}
+
+impl MoveRecord {
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> MoveId {
+        self.order.id
+    }
+
+    /// As people see it.
+    #[must_use]
+    pub fn public(&self) -> Move {
+        Move {
+            id: self.order.id,
+            vm: self.vm.clone(),
+            from: self.from.clone(),
+            to: self.order.to.name.clone(),
+            disk: self.order.disk,
+            ordered_unix_us: self.ordered_unix_us,
+            progress: self.progress.clone(),
+            memory: self.memory,
+            disks: self.disks,
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What to do next with a move, given what its two nodes say: no sockets, no clock.
+//!
+//! # What can go wrong
+//!
+//! Either node may be silent, for any time; nothing follows from silence. A node may have restarted and forgotten the
+//! move. The controller may have died between any two steps. So nothing here rests on what was seen before, only on the
+//! record's step and on what is said now; and of what is said, the *generation* decides: a destination that owns the VM
+//! with more than the generation that it had when the move was ordered has it, whatever anybody else says.
+
+use crate::record::Step;
+use godwit_api::host::{LocalMove, LocalVm, Ownership};
+use godwit_api::progress::{MoveProgress, Outcome};
+use godwit_units::{Generation, Lineage};
+
+/// What one node says of one thing.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Said<T> {
+    /// This.
+    This(T),
+    /// That it knows of no such thing.
+    Unknown,
+    /// Nothing: not reached, or it failed.
+    Silent(String),
+}
+
+impl<T> Said<T> {
+    /// What was said, if anything was.
+    pub const fn this(&self) -> Option<&T> {
+        match self {
+            Self::This(value) => Some(value),
+            Self::Unknown | Self::Silent(_) => None,
+        }
+    }
+}
+
+/// What both nodes say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// The source of the move.
+    pub source_move: Said<LocalMove>,
+    /// The source of the VM.
+    pub source_vm: Said<LocalVm>,
+    /// The destination of the move.
+    pub destination_move: Said<LocalMove>,
+    /// The destination of the VM.
+    pub destination_vm: Said<LocalVm>,
+}
+
+/// What to do now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Ask again a little later.
+    Watch,
+    /// The destination has the VM, as this: records and gateways are to follow. Then go on watching.
+    Settle(Lineage, Generation),
+    /// It is over, this way.
+    End(Outcome, Option<String>),
+}
+
+/// What follows from what the nodes say.
+#[must_use]
+pub fn next(step: Step, owner: (Lineage, Generation), seen: &Seen) -> Next {
+    let arrived = seen.destination_vm.this().filter(|vm| is_owner_after(vm, owner));
+    let source_outcome = seen.source_move.this().map(|m| m.progress.outcome);
+    if let Some(vm) = arrived
+        && step != Step::Finish
+    {
+        return Next::Settle(vm.lineage, vm.generation);
+    }
+    if arrived.is_some() || step == Step::Finish {
+        // The VM is over there for good. What the source still does is clearing up, and the proof of the network.
+        let there = seen.destination_move.this().map(|m| m.progress.outcome);
+        let over = match (&seen.source_move, source_outcome) {
+            (_, Some(Outcome::Running | Outcome::WaitsForPeer)) => false,
+            (_, Some(_)) | (Said::Unknown, _) => true,
+            // A source that is gone does not keep a move open that its destination has finished.
+            (_, None) => there == Some(Outcome::Completed),
+        };
+        return if over { Next::End(Outcome::Completed, None) } else { Next::Watch };
+    }
+    match (&seen.source_move, source_outcome) {
+        (Said::This(mv), Some(outcome @ (Outcome::Failed | Outcome::Cancelled))) => {
+            Next::End(outcome, mv.progress.error.clone())
+        }
+        // The source's node restarted, took its VM back, and has forgotten the move.
+        (Said::Unknown, _) if seen.source_vm.this().is_some_and(|vm| vm.ownership == Ownership::Here && vm.mv.is_none()) => {
+            let why = "the source's node restarted during the move and took the VM back";
+            Next::End(Outcome::Failed, Some(why.into()))
+        }
+        _ => Next::Watch,
+    }
+}
+
+/// Whether a host owns the VM by a right newer than `before`.
+#[must_use]
+pub fn is_owner_after(vm: &LocalVm, before: (Lineage, Generation)) -> bool {
+    vm.ownership == Ownership::Here && (vm.lineage, vm.generation) > before
+}
+
+/// How the move stands: the source's view, or what was known before while it is silent, with what only the destination
+/// knows filled in. The predicted end never moves towards the present.
+#[must_use]
+pub fn merge(before: &MoveProgress, seen: &Seen) -> MoveProgress {
+    let mut now = match &seen.source_move {
+        Said::This(mv) => mv.progress.clone(),
+        Said::Unknown => before.clone(),
+        Said::Silent(why) => MoveProgress { error: Some(why.clone()), ..before.clone() },
+    };
+    if let Some(there) = seen.destination_move.this().map(|m| &m.progress) {
+        now.resumed_unix_us = now.resumed_unix_us.or(there.resumed_unix_us);
+        now.network_proved_ms = now.network_proved_ms.or(there.network_proved_ms);
+    }
+    // What was once seen stays seen, whoever has forgotten it.
+    now.resumed_unix_us = now.resumed_unix_us.or(before.resumed_unix_us);
+    now.network_proved_ms = now.network_proved_ms.or(before.network_proved_ms);
+    now.predicted_end_unix_us = match (before.predicted_end_unix_us, now.predicted_end_unix_us) {
+        (Some(then), Some(new)) => Some(then.max(new)),
+        (_, new) => new,
+    };
+    // Whether it is over is for `next` to say.
+    if now.outcome != Outcome::WaitsForPeer {
+        now.outcome = Outcome::Running;
+    }
+    now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{local_move, local_vm, progress};
+
+    const BEFORE: (Lineage, Generation) = (Lineage(0), Generation(1));
+
+    fn silent<T>() -> Said<T> {
+        Said::Silent("cut".into())
+    }
+
+    fn seen() -> Seen {
+        Seen { source_move: silent(), source_vm: silent(), destination_move: silent(), destination_vm: silent() }
+    }
+
+    #[test]
+    fn nothing_follows_from_silence() {
+        for step in [Step::Observe, Step::Finish] {
+            assert_eq!(next(step, BEFORE, &seen()), Next::Watch);
+        }
+    }
+
+    #[test]
+    fn a_newer_generation_at_the_destination_outweighs_whatever_the_source_says() {
+        for outcome in [Outcome::Running, Outcome::Failed, Outcome::Cancelled, Outcome::WaitsForPeer] {
+            let seen = Seen {
+                source_move: Said::This(local_move(outcome)),
+                destination_vm: Said::This(local_vm(Ownership::Here, 2)),
+                ..seen()
+            };
+            assert_eq!(next(Step::Observe, BEFORE, &seen), Next::Settle(Lineage(0), Generation(2)));
+        }
+    }
+
+    #[test]
+    fn the_same_generation_at_the_destination_proves_nothing() {
+        for (ownership, generation) in [(Ownership::Here, 1), (Ownership::Elsewhere, 2), (Ownership::Pausing, 2)] {
+            let seen = Seen { destination_vm: Said::This(local_vm(ownership, generation)), ..seen() };
+            assert_eq!(next(Step::Observe, BEFORE, &seen), Next::Watch);
+        }
+    }
+
+    #[test]
+    fn a_source_that_says_completed_is_believed_only_with_the_destination() {
+        let seen = Seen { source_move: Said::This(local_move(Outcome::Completed)), ..seen() };
+        assert_eq!(next(Step::Observe, BEFORE, &seen), Next::Watch);
+        assert_eq!(next(Step::Finish, BEFORE, &seen), Next::End(Outcome::Completed, None));
+    }
+
+    #[test]
+    fn a_vanished_source_does_not_keep_a_move_open_that_its_destination_has_finished() {
+        let seen = Seen {
+            destination_move: Said::This(local_move(Outcome::Completed)),
+            destination_vm: Said::This(local_vm(Ownership::Here, 2)),
+            ..seen()
+        };
+        assert_eq!(next(Step::Finish, BEFORE, &seen), Next::End(Outcome::Completed, None));
+    }
+
+    #[test]
+    fn a_forgotten_move_has_failed_only_when_the_source_has_its_vm_back() {
+        let forgot = Seen { source_move: Said::Unknown, ..seen() };
+        assert_eq!(next(Step::Observe, BEFORE, &forgot), Next::Watch);
+        let back = Seen { source_vm: Said::This(local_vm(Ownership::Here, 1)), ..forgot.clone() };
+        assert!(matches!(next(Step::Observe, BEFORE, &back), Next::End(Outcome::Failed, Some(_))));
+        let paused = Seen { source_vm: Said::This(local_vm(Ownership::WaitsForPeer, 1)), ..forgot };
+        assert_eq!(next(Step::Observe, BEFORE, &paused), Next::Watch);
+    }
+
+    #[test]
+    fn the_predicted_end_never_moves_towards_the_present() {
+        let mut known = progress(Outcome::Running);
+        known.predicted_end_unix_us = Some(1000);
+        for (told, shown) in [(Some(900), Some(1000)), (Some(1100), Some(1100)), (None, None)] {
+            let mut mv = local_move(Outcome::Running);
+            mv.progress.predicted_end_unix_us = told;
+            let merged = merge(&known, &Seen { source_move: Said::This(mv), ..seen() });
+            assert_eq!(merged.predicted_end_unix_us, shown);
+        }
+    }
+
+    #[test]
+    fn what_only_the_destination_knows_is_filled_in_and_kept() {
+        let mut there = local_move(Outcome::Running);
+        there.progress.resumed_unix_us = Some(5);
+        there.progress.network_proved_ms = Some(7.5);
+        let with = Seen { destination_move: Said::This(there), ..seen() };
+        let first = merge(&progress(Outcome::Running), &with);
+        assert_eq!((first.resumed_unix_us, first.network_proved_ms), (Some(5), Some(7.5)));
+        let later = merge(&first, &seen());
+        assert_eq!((later.resumed_unix_us, later.network_proved_ms), (Some(5), Some(7.5)));
+        assert_eq!(later.error.as_deref(), Some("cut"));
+    }
+}

@@ -1,0 +1,420 @@
+//! VMs, their volumes and wires.
+//!
+//! Creation is recorded before a node hears of it, so that whatever a crash leaves behind is found and taken away
+//! ([`sweep`]); deletion is recorded before it begins, and goes on until every node has forgotten the VM.
+
+use crate::record::{Life, MoveRecord, Step, VmRecord};
+use crate::spec::{self, Taken};
+use crate::state::{Controller, HostRecord, conflict, invalid, missing};
+use crate::store::{Change, Counter, Kind};
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use godwit_api::host::{GatewayPort, LocalVm, Ownership, RunState, StopVm};
+use godwit_api::public::{Component, CreateVm, Vm, Volume, Wire};
+use godwit_api::vm::{ComponentSpec, VmDefinition, WireDefinition};
+use godwit_api::{ApiError, Name, Problem, done};
+use godwit_units::{Generation, Lineage, VmId, VolumeId};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+type Answer<T> = Result<Json<T>, ApiError>;
+type Shared = State<Arc<Controller>>;
+
+/// VXLAN's network numbers have 24 bits.
+const VNI_BITS: u32 = 0x00ff_ffff;
+
+/// The host called `at`, or the first host of the site of that name whose node answers.
+async fn place(c: &Controller, at: &Name) -> Result<HostRecord, ApiError> {
+    if let Some(host) = c.store.read(Kind::Host, at)? {
+        return Ok(host);
+    }
+    if c.store.get(Kind::Site, at.as_str())?.is_none() {
+        return Err(missing("host", at).remedy("name a host or a site: `godwit host ls`, `godwit site ls`"));
+    }
+    let mut last = None;
+    for host in c.hosts()?.into_iter().filter(|h| &h.site == at) {
+        match c.node(&host).facts().await {
+            Ok(_) => return Ok(host),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| {
+        conflict(format!("site `{at}` has no host")).remedy(format!("`godwit host add NAME --site {at} --api ADDR`"))
+    }))
+}
+
+fn taken(c: &Controller) -> Result<Taken, ApiError> {
+    let mut taken = Taken::default();
+    for vm in c.vm_records()? {
+        taken.macs.extend(vm.definition.spec.nics.into_iter().map(|nic| nic.mac));
+        taken.volumes.extend(vm.definition.spec.disks.into_iter().map(|disk| disk.volume));
+    }
+    Ok(taken)
+}
+
+/// A wire's number; its low 24 bits, which number its tunnel, are never 0.
+fn wire_number(c: &Controller) -> Result<u32, ApiError> {
+    loop {
+        let number = u32::try_from(c.store.next(Counter::Wire)?)
+            .map_err(|_| ApiError::new(Problem::Failed, "all numbers for wires have been used"))?;
+        if number & VNI_BITS != 0 {
+            return Ok(number);
+        }
+    }
+}
+
+/// The underlay addresses of the gateways that `nics` lead to.
+async fn underlays(c: &Controller, components: &[Component]) -> Result<HashMap<Name, IpAddr>, ApiError> {
+    let mut found = HashMap::new();
+    for component in components {
+        if let ComponentSpec::Gateway { host, .. } = &component.kind
+            && !found.contains_key(host)
+        {
+            found.insert(host.clone(), c.node_of(host)?.facts().await?.underlay);
+        }
+    }
+    Ok(found)
+}
+
+pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
+    let host = place(&c, &new.at).await?;
+    let mut components: Vec<Component> = vec![];
+    for nic in &new.spec.nics {
+        let component = c.store.read(Kind::Component, &nic.component)?;
+        components.push(component.ok_or_else(|| missing("component", &nic.component))?);
+    }
+    let underlays = underlays(&c, &components).await?;
+    let (mut record, in_hand) = reserve(&c, new.name, new.spec, &host, components, &underlays)?;
+    // Goes on when whoever asked hangs up: half a VM is nobody's wish.
+    let start = new.start;
+    let task = tokio::spawn(async move {
+        let _in_hand = in_hand;
+        match build(&c, &mut record, &host).await {
+            Ok(()) => {}
+            Err(error) => {
+                record.life = Life::Deleting;
+                c.put_vm(&record)?;
+                if let Err(left) = dismantle(&c, &record).await {
+                    tracing::warn!(vm = %record.definition.name, error = %left, "what was created is still there; trying again later");
+                }
+                return Err(error);
+            }
+        }
+        if start {
+            c.node(&host).start(record.definition.id).await?;
+        }
+        let local = c.node(&host).vm(record.definition.id).await.ok();
+        Ok(Json(shown(&c, &record, local.as_ref())?))
+    });
+    task.await.map_err(|e| ApiError::new(Problem::Failed, format!("the creation broke off: {e}")))?
+}
+
+/// Checks the description and gives out its numbers, durably, with nobody in between.
+fn reserve(
+    c: &Arc<Controller>,
+    name: Name,
+    spec: godwit_api::vm::VmSpec,
+    host: &HostRecord,
+    components: Vec<Component>,
+    underlays: &HashMap<Name, IpAddr>,
+) -> Result<(VmRecord, crate::state::InHand), ApiError> {
+    let _deciding = c.decide();
+    if c.vm_records()?.iter().any(|vm| vm.definition.name == name) {
+        return Err(conflict(format!("there is a VM `{name}` already")));
+    }
+    c.host(&host.name)?;
+    let spec = spec::check(spec, &taken(c)?)?;
+    let id = VmId(c.store.next(Counter::Vm)?);
+    let mut wires = vec![];
+    for component in components {
+        // It may have been deleted since it was looked up.
+        if c.store.get(Kind::Component, component.name.as_str())?.is_none() {
+            return Err(missing("component", &component.name));
+        }
+        let component = match component.kind {
+            ComponentSpec::Gateway { host, bridge, .. } => {
+                let underlay = underlays.get(&host).copied();
+                ComponentSpec::Gateway { host, bridge, underlay }
+            }
+            switch @ ComponentSpec::Switch { .. } => switch,
+        };
+        wires.push(WireDefinition { id: wire_number(c)?, component });
+    }
+    let mut changes = vec![];
+    let mut volumes = vec![];
+    for disk in &spec.disks {
+        let id = VolumeId(c.store.next(Counter::Volume)?);
+        volumes.push(id);
+        let replicas = vec![host.name.clone()];
+        let volume = Volume { id, name: disk.volume.clone(), size: disk.size, vm: name.clone(), replicas };
+        changes.push(Change::put(Kind::Volume, id.0, &volume));
+    }
+    let definition = VmDefinition { id, name, spec, volumes, wires, boot_files: vec![] };
+    let record = VmRecord {
+        definition,
+        host: host.name.clone(),
+        lineage: Lineage::FIRST,
+        generation: Generation::FIRST,
+        life: Life::Creating,
+    };
+    changes.push(Change::put(Kind::Vm, id.0, &record));
+    let in_hand = c.take_in_hand(id);
+    c.store.commit(&changes)?;
+    Ok((record, in_hand))
+}
+
+/// Makes the VM at its host and its wires' other ends, and says that it is ready.
+async fn build(c: &Controller, record: &mut VmRecord, host: &HostRecord) -> Result<(), ApiError> {
+    let local = c.node(host).define(&record.definition).await?;
+    record.definition = local.definition;
+    record.lineage = local.lineage;
+    record.generation = local.generation;
+    point_gateways(c, record).await?;
+    record.life = Life::Ready;
+    c.put_vm(record)
+}
+
+/// Tells every gateway that the VM is wired to where the VM is. May be repeated: gateways ignore an older owner.
+pub async fn point_gateways(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
+    let mut remote = None;
+    for wire in &record.definition.wires {
+        let ComponentSpec::Gateway { host: gateway, bridge, .. } = &wire.component else { continue };
+        let remote = match remote {
+            Some(remote) => remote,
+            None => *remote.insert(c.node_of(&record.host)?.facts().await?.underlay),
+        };
+        let (lineage, generation) = (record.lineage, record.generation);
+        let port = GatewayPort { bridge: bridge.clone(), remote, vni: wire.id & VNI_BITS, lineage, generation };
+        c.node_of(gateway)?.attach(wire.id, &port).await?;
+    }
+    Ok(())
+}
+
+/// Takes the VM away everywhere, then its records. May be repeated.
+async fn dismantle(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
+    let gone = |answer: Result<(), ApiError>| match answer {
+        Err(error) if error.problem != Problem::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    let id = record.definition.id;
+    let mut holders = BTreeSet::from([record.host.clone()]);
+    let mut changes = vec![Change::remove(Kind::Vm, id.0)];
+    for volume in &record.definition.volumes {
+        let known: Option<Volume> = c.store.read(Kind::Volume, volume.0)?;
+        holders.extend(known.into_iter().flat_map(|v| v.replicas));
+        changes.push(Change::remove(Kind::Volume, volume.0));
+    }
+    for wire in &record.definition.wires {
+        if let ComponentSpec::Gateway { host, .. } = &wire.component {
+            gone(c.node_of(host)?.detach(wire.id).await)?;
+        }
+    }
+    for holder in holders {
+        // A host that was removed took its replicas with it.
+        if let Some(host) = c.store.read::<HostRecord>(Kind::Host, &holder)? {
+            gone(c.node(&host).remove(id).await)?;
+        }
+    }
+    Ok(c.store.commit(&changes)?)
+}
+
+/// Goes on with what a request, or a controller before this one, has left half done.
+pub async fn sweep(c: &Arc<Controller>) -> Result<(), ApiError> {
+    for mut record in c.vm_records()? {
+        let id = record.definition.id;
+        if record.life == Life::Ready || c.is_in_hand(id) {
+            continue;
+        }
+        let _in_hand = c.take_in_hand(id);
+        if record.life == Life::Creating {
+            tracing::warn!(vm = %record.definition.name, "its creation was cut off; taking it back");
+            record.life = Life::Deleting;
+            c.put_vm(&record)?;
+        }
+        if let Err(error) = dismantle(c, &record).await {
+            tracing::warn!(vm = %record.definition.name, %error, "cannot delete it yet; trying again later");
+        }
+    }
+    Ok(())
+}
+
+/// The move of the VM that has not ended, if there is one.
+///
+/// # Errors
+/// The store's.
+pub fn open_move(c: &Controller, vm: VmId) -> Result<Option<MoveRecord>, ApiError> {
+    let moves: Vec<MoveRecord> = c.store.read_all(Kind::Move)?;
+    Ok(moves.into_iter().find(|m| m.order.vm == vm && m.step != Step::Ended))
+}
+
+pub async fn remove(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
+    let record = c.vm_record(&name)?;
+    let id = record.definition.id;
+    match c.node_of(&record.host)?.vm(id).await {
+        Ok(local) if local.run != RunState::Off => {
+            return Err(conflict(format!("`{name}` is not off")).remedy(format!("`godwit vm stop {name}` first")));
+        }
+        Err(error) if error.problem != Problem::NotFound => return Err(error),
+        _ => {}
+    }
+    let (record, in_hand) = {
+        let _deciding = c.decide();
+        let mut record = c.vm_record(&name)?;
+        if let Some(mv) = open_move(&c, id)? {
+            return Err(conflict(format!("`{name}` is being moved (move {})", mv.id().0))
+                .remedy(format!("wait for its end, or `godwit move {name} --cancel`")));
+        }
+        record.life = Life::Deleting;
+        c.put_vm(&record)?;
+        (record, c.take_in_hand(id))
+    };
+    let task = tokio::spawn(async move {
+        let _in_hand = in_hand;
+        dismantle(&c, &record).await
+    });
+    task.await.map_err(|e| ApiError::new(Problem::Failed, format!("the deletion broke off: {e}")))??;
+    Ok(done())
+}
+
+pub async fn start(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
+    let record = c.vm_record(&name)?;
+    c.node_of(&record.host)?.start(record.definition.id).await?;
+    Ok(done())
+}
+
+pub async fn stop(State(c): Shared, Path(name): Path<Name>, Json(how): Json<StopVm>) -> Answer<Value> {
+    let record = c.vm_record(&name)?;
+    c.node_of(&record.host)?.stop(record.definition.id, how).await?;
+    Ok(done())
+}
+
+/// Where to ask.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct At {
+    at: Option<Name>,
+}
+
+pub async fn monitor(
+    State(c): Shared,
+    Path(name): Path<Name>,
+    Query(At { at }): Query<At>,
+    Json(command): Json<Value>,
+) -> Answer<Value> {
+    if !command.get("execute").is_some_and(Value::is_string) {
+        return Err(invalid("this is no QMP command").remedy(r#"write {"execute": "query-status"}, with `arguments` if it has any"#));
+    }
+    let record = c.vm_record(&name)?;
+    let host = at.unwrap_or(record.host);
+    Ok(Json(c.node_of(&host)?.monitor(record.definition.id, &command).await?))
+}
+
+/// A VM as people see it, with what its host says.
+fn shown(c: &Controller, record: &VmRecord, local: Option<&LocalVm>) -> Result<Vm, ApiError> {
+    let host: Option<HostRecord> = c.store.read(Kind::Host, &record.host)?;
+    Ok(Vm {
+        id: record.definition.id,
+        name: record.definition.name.clone(),
+        host: record.host.clone(),
+        site: host.map_or_else(|| record.host.clone(), |h| h.site),
+        spec: record.definition.spec.clone(),
+        run: local.map(|l| l.run),
+        ownership: local.map(|l| l.ownership),
+        lineage: local.map_or(record.lineage, |l| l.lineage),
+        generation: local.map_or(record.generation, |l| l.generation),
+        mv: open_move(c, record.definition.id)?.map(|m| m.id()).or(local.and_then(|l| l.mv)),
+    })
+}
+
+pub async fn list(State(c): Shared) -> Answer<Vec<Vm>> {
+    let records = c.vm_records()?;
+    let with_vms: BTreeSet<&Name> = records.iter().map(|vm| &vm.host).collect();
+    let hosts = c.hosts()?.into_iter().filter(|h| with_vms.contains(&h.name)).collect();
+    let said = c.look_at(hosts).await;
+    let of = |record: &VmRecord| {
+        let locals = said.get(&record.host)?.as_ref().ok()?;
+        locals.iter().find(|l| l.definition.id == record.definition.id)
+    };
+    let vms: Result<Vec<Vm>, ApiError> = records.iter().map(|record| shown(&c, record, of(record))).collect();
+    Ok(Json(vms?))
+}
+
+pub async fn show(State(c): Shared, Path(name): Path<Name>) -> Answer<Vm> {
+    let record = c.vm_records()?.into_iter().find(|vm| vm.definition.name == name).ok_or_else(|| missing("VM", &name))?;
+    let local = match c.node_of(&record.host) {
+        Ok(node) => node.vm(record.definition.id).await.ok(),
+        Err(_) => None,
+    };
+    Ok(Json(shown(&c, &record, local.as_ref())?))
+}
+
+pub async fn volumes(State(c): Shared) -> Answer<Vec<Volume>> {
+    let mut volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
+    volumes.sort_by_key(|v| v.id);
+    Ok(Json(volumes))
+}
+
+pub async fn wires(State(c): Shared) -> Answer<Vec<Wire>> {
+    let mut wires = vec![];
+    for vm in c.vm_records()? {
+        for (nic, (wire, spec)) in (0..).zip(vm.definition.wires.iter().zip(&vm.definition.spec.nics)) {
+            let (component, host) = (spec.component.clone(), vm.host.clone());
+            wires.push(Wire { id: wire.id, vm: vm.definition.name.clone(), nic, component, host });
+        }
+    }
+    wires.sort_by_key(|w| w.id);
+    Ok(Json(wires))
+}
+
+/// The VM's owner is `host` now: its record and its volumes say so, then its gateways. Safe to repeat, and ignored when a
+/// newer owner is known.
+pub async fn settle(c: &Controller, id: VmId, host: &Name, owner: (Lineage, Generation)) -> Result<(), ApiError> {
+    let record = {
+        let _deciding = c.decide();
+        let Some(mut record) = c.store.read::<VmRecord>(Kind::Vm, id.0)? else { return Ok(()) };
+        if owner < (record.lineage, record.generation) {
+            return Ok(());
+        }
+        (record.lineage, record.generation) = owner;
+        record.host = host.clone();
+        let mut changes = vec![Change::put(Kind::Vm, id.0, &record)];
+        for number in &record.definition.volumes {
+            if let Some(mut volume) = c.store.read::<Volume>(Kind::Volume, number.0)? {
+                volume.replicas.retain(|holder| holder != host);
+                volume.replicas.insert(0, host.clone());
+                changes.push(Change::put(Kind::Volume, number.0, &volume));
+            }
+        }
+        c.store.commit(&changes)?;
+        record
+    };
+    point_gateways(c, &record).await
+}
+
+/// Asks all hosts where the VMs are: their records are the truth, ours a copy.
+pub async fn refresh(c: &Arc<Controller>) -> Result<(), ApiError> {
+    let said = c.look_at(c.hosts()?).await;
+    for record in c.vm_records()?.into_iter().filter(|r| r.life == Life::Ready) {
+        let id = record.definition.id;
+        let known = (record.lineage, record.generation);
+        let owner = said
+            .iter()
+            .filter_map(|(host, vms)| {
+                let vm = vms.as_ref().ok()?.iter().find(|vm| vm.definition.id == id)?;
+                (vm.ownership == Ownership::Here).then_some(((vm.lineage, vm.generation), host))
+            })
+            .max();
+        if let Some((owner, host)) = owner
+            && (owner > known || (owner == known && host != &record.host))
+        {
+            tracing::info!(vm = %record.definition.name, %host, "its owner is another than was known");
+            if let Err(error) = settle(c, id, host, owner).await {
+                tracing::warn!(vm = %record.definition.name, %error, "its gateways could not be told");
+            }
+        }
+    }
+    Ok(())
+}

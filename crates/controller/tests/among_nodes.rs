@@ -1,0 +1,354 @@
+//! The controller among fake nodes that say what the test has them say.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod fakes;
+
+use fakes::{World, name, to_host, web};
+use godwit_api::host::{Blocker, SetLimit, StopVm};
+use godwit_api::progress::Outcome;
+use godwit_api::public::{AddHost, Site, StartMove};
+use godwit_api::{ApiError, Problem, PublicClient};
+use godwit_trust::{Access, Identity, Role};
+use godwit_units::{BitRate, Generation, MoveId};
+use serde_json::json;
+use std::time::Duration;
+
+fn blocker(host: &str, message: &str) -> Blocker {
+    Blocker { host: name(host), kind: "memory".into(), message: message.into(), remedy: "make room".into() }
+}
+
+#[tokio::test]
+async fn a_vm_is_created_resolved_wired_and_started() {
+    let world = World::new().await;
+    let vm = world.api.create_vm(&web("ohio")).await.unwrap();
+    assert_eq!((vm.host.as_str(), vm.site.as_str(), vm.spec.machine.as_str()), ("ohio", "east", "pc-q35-7.2"));
+    assert_eq!(serde_json::to_value(vm.run).unwrap(), "running");
+    let volumes = world.api.volumes().await.unwrap();
+    assert_eq!((volumes[0].name.as_str(), volumes[0].replicas.clone()), ("root", vec![name("ohio")]));
+    let wires = world.api.wires().await.unwrap();
+    assert_eq!(wires.iter().map(|w| (w.nic, w.component.as_str())).collect::<Vec<_>>(), [(0, "lan"), (1, "out")]);
+    // Only the gateway's wire has another end, and it leads to ohio (whose address ends with its name's length).
+    let gateways = world.fakes["maine"].with(|n| n.gateways.clone());
+    assert_eq!(gateways.keys().copied().collect::<Vec<_>>(), [wires[1].id]);
+    let port = &gateways[&wires[1].id];
+    assert_eq!((port.remote.to_string().as_str(), port.vni, port.bridge.as_str()), ("10.0.0.4", wires[1].id, "br1"));
+
+    let other = |change: &dyn Fn(&mut godwit_api::public::CreateVm)| {
+        let mut new = web("ohio");
+        new.name = name("other");
+        change(&mut new);
+        new
+    };
+    for (new, problem, said) in [
+        (web("ohio"), Problem::Conflict, "already"),
+        (other(&|_| {}), Problem::Conflict, "volume `root`"),
+        (other(&|n| n.spec.disks[0].volume = name("data")), Problem::Conflict, "MAC"),
+        (other(&|n| n.spec.nics[0].component = name("wan")), Problem::NotFound, "component"),
+        (other(&|n| n.at = name("nowhere")), Problem::NotFound, "nowhere"),
+        (other(&|n| n.spec.cpu = "host".into()), Problem::Invalid, "cpu"),
+    ] {
+        let error = world.api.create_vm(&new).await.unwrap_err();
+        assert_eq!(error.problem, problem, "{error}");
+        assert!(error.message.contains(said), "{error}");
+    }
+    assert_eq!(world.api.vms().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_creation_that_fails_leaves_nothing_behind() {
+    let world = World::new().await;
+    world.fakes["maine"].with(|n| n.refuse_gateway = true);
+    let error = world.api.create_vm(&web("ohio")).await.unwrap_err();
+    assert!(error.message.contains("no such bridge"), "{error}");
+    assert!(world.fakes["ohio"].with(|n| n.vms.is_empty()));
+    assert!(world.api.vms().await.unwrap().is_empty() && world.api.volumes().await.unwrap().is_empty());
+    world.fakes["maine"].with(|n| n.refuse_gateway = false);
+    let vm = world.api.create_vm(&web("east")).await.unwrap();
+    assert_eq!(vm.host.as_str(), "maine", "the first host of the site");
+    assert_eq!(vm.id.0, 2, "a number is never given twice");
+}
+
+#[tokio::test]
+async fn nothing_in_use_is_deleted() {
+    let world = World::new().await;
+    world.web().await;
+    let api = &world.api;
+    let refused: [Result<(), ApiError>; 5] = [
+        api.remove_site(&name("east")).await,
+        api.remove_host(&name("ohio")).await,
+        api.remove_host(&name("maine")).await,
+        api.remove_component(&name("out")).await,
+        api.remove_vm(&name("web")).await,
+    ];
+    for refusal in refused {
+        let error = refusal.unwrap_err();
+        assert_eq!(error.problem, Problem::Conflict, "{error}");
+        assert!(error.remedy.is_some(), "{error}");
+    }
+    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = godwit_api::host::RunState::Off);
+    api.remove_vm(&name("web")).await.unwrap();
+    assert!(world.fakes["ohio"].with(|n| n.vms.is_empty()));
+    assert!(world.fakes["maine"].with(|n| n.gateways.is_empty()));
+    api.remove_component(&name("out")).await.unwrap();
+    api.remove_host(&name("ohio")).await.unwrap();
+    api.remove_host(&name("maine")).await.unwrap();
+    api.remove_site(&name("east")).await.unwrap();
+    assert_eq!(api.remove_site(&name("east")).await.unwrap_err().problem, Problem::NotFound);
+    assert_eq!(api.hosts().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_name_is_a_site_or_a_host_and_never_both() {
+    let world = World::new().await;
+    let error = world.api.add_site(&Site { name: name("ohio") }).await.unwrap_err();
+    assert_eq!(error.problem, Problem::Conflict);
+    let host = |host: &str, site: &str| AddHost { name: name(host), site: name(site), api: "127.0.0.1:1".parse().unwrap() };
+    assert_eq!(world.api.add_host(&host("west", "west")).await.unwrap_err().problem, Problem::Conflict);
+    assert_eq!(world.api.add_host(&host("ohio", "west")).await.unwrap_err().problem, Problem::Conflict);
+    assert_eq!(world.api.add_host(&host("utah", "north")).await.unwrap_err().problem, Problem::NotFound);
+    let utah = world.api.add_host(&host("utah", "west")).await.unwrap();
+    assert!(utah.facts.is_none() && utah.error.unwrap().contains("node/utah"));
+}
+
+#[tokio::test]
+async fn a_move_ends_when_the_destination_owns_the_vm_and_everything_follows() {
+    let world = World::new().await;
+    world.web().await;
+    let mv = world.order("west").await.unwrap();
+    assert_eq!((mv.from.as_str(), mv.to.as_str(), mv.progress.outcome), ("ohio", "texas", Outcome::Running));
+    world.say("ohio", mv.id, |p| p.predicted_end_unix_us = Some(2000));
+    world.until(mv.id, |m| m.progress.predicted_end_unix_us == Some(2000)).await;
+    world.say("ohio", mv.id, |p| (p.predicted_end_unix_us, p.zero_pages) = (Some(1000), 7));
+    let shown = world.until(mv.id, |m| m.progress.zero_pages == 7).await;
+    assert_eq!(shown.progress.predicted_end_unix_us, Some(2000), "never towards the present");
+
+    world.hand_over("ohio", "texas");
+    world.say("texas", mv.id, |p| p.resumed_unix_us = Some(77));
+    world.say("ohio", mv.id, |p| p.outcome = Outcome::Completed);
+    let ended = world.until(mv.id, |m| m.progress.outcome != Outcome::Running).await;
+    assert_eq!((ended.progress.outcome, ended.progress.resumed_unix_us), (Outcome::Completed, Some(77)));
+    assert!(ended.progress.phases.last().unwrap().ended_unix_us.is_some());
+    let vm = world.api.vm(&name("web")).await.unwrap();
+    assert_eq!((vm.host.as_str(), vm.generation, vm.mv), ("texas", Generation(2), None));
+    assert_eq!(world.api.volumes().await.unwrap()[0].replicas, [name("texas"), name("ohio")]);
+    let port = world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().clone());
+    assert_eq!((port.remote.to_string().as_str(), port.generation), ("10.0.0.5", Generation(2)));
+
+    // And back, under a new number.
+    let back = world.order("ohio").await.unwrap();
+    assert!(back.id > mv.id);
+    assert_eq!(world.api.moves().await.unwrap().iter().map(|m| m.id).collect::<Vec<_>>(), [back.id, mv.id]);
+}
+
+#[tokio::test]
+async fn a_move_that_fails_leaves_the_vm_with_its_owner() {
+    let world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    world.say("ohio", mv.id, |p| (p.outcome, p.error) = (Outcome::Failed, Some("no room".into())));
+    let ended = world.until(mv.id, |m| m.progress.outcome == Outcome::Failed).await;
+    assert_eq!(ended.progress.error.as_deref(), Some("no room"));
+    assert_eq!(world.api.vm(&name("web")).await.unwrap().host.as_str(), "ohio");
+    for refusal in [world.api.cancel(mv.id).await, world.api.limit(mv.id, SetLimit { limit: None }).await] {
+        assert_eq!(refusal.unwrap_err().problem, Problem::Conflict);
+    }
+}
+
+#[tokio::test]
+async fn a_dry_run_lists_everything_in_the_way_and_moves_nothing() {
+    let world = World::new().await;
+    world.web().await;
+    world.fakes["ohio"].with(|n| {
+        n.certificate_ends = Some(1);
+        n.vms.get_mut(&1).unwrap().run = godwit_api::host::RunState::Off;
+    });
+    world.fakes["texas"].with(|n| n.blockers = vec![blocker("texas", "too little memory")]);
+    let order = StartMove { vcpus: Some(9), ..to_host("texas") };
+    let dry = world.api.dry_run(&order).await.unwrap();
+    let all: Vec<String> = dry.blockers.iter().map(|b| format!("{}: {}", b.host, b.message)).collect();
+    for said in ["9 CPUs", "certificate of `ohio`", "does not run", "texas: too little memory"] {
+        assert!(all.iter().any(|b| b.contains(said)), "{said} in {all:?}");
+    }
+    assert_eq!(all.len(), 4, "{all:?}");
+    let blocked = world.api.start_move(&order).await.unwrap_err();
+    assert_eq!(blocked.problem, Problem::Blocked);
+    for b in &dry.blockers {
+        assert!(blocked.message.contains(&b.message) && blocked.message.contains(&b.remedy), "{blocked}");
+    }
+    assert!(world.api.moves().await.unwrap().is_empty());
+    assert!(world.fakes["ohio"].with(|n| n.heard.is_empty()));
+}
+
+#[tokio::test]
+async fn a_site_means_its_first_host_without_blockers() {
+    let mut world = World::new().await;
+    world.web().await;
+    // Within its own site only the other host is meant.
+    assert_eq!(world.api.dry_run(&to_host("east")).await.unwrap().to.as_str(), "maine");
+    let dry = world.api.dry_run(&to_host("ohio")).await.unwrap();
+    assert!(dry.blockers[0].message.contains("already"), "{dry:?}");
+    world.stop_node("texas").await;
+    let dry = world.api.dry_run(&to_host("west")).await.unwrap();
+    assert_eq!((dry.blockers.len(), dry.blockers[0].host.as_str(), dry.blockers[0].kind.as_str()), (1, "texas", "link"));
+    assert_eq!(world.api.dry_run(&to_host("mars")).await.unwrap_err().problem, Problem::NotFound);
+}
+
+#[tokio::test]
+async fn a_source_that_refuses_the_order_is_quoted_and_the_move_has_failed() {
+    let world = World::new().await;
+    world.web().await;
+    let refusal = ApiError::new(Problem::Conflict, "the VM is busy").remedy("wait");
+    world.fakes["ohio"].with(|n| n.refuse_begin = Some(refusal.clone()));
+    assert_eq!(world.order("texas").await.unwrap_err(), refusal);
+    let ended = world.api.mv(MoveId(1)).await.unwrap();
+    assert_eq!(ended.progress.outcome, Outcome::Failed);
+    world.fakes["ohio"].with(|n| n.refuse_begin = None);
+    assert_eq!(world.order("texas").await.unwrap().id, MoveId(2), "a failed move does not stand in the way");
+}
+
+#[tokio::test]
+async fn a_vm_has_one_move_at_a_time_however_many_are_ordered_at_once() {
+    let world = World::new().await;
+    world.web().await;
+    let (a, b, c) = tokio::join!(world.order("texas"), world.order("texas"), world.order("maine"));
+    let refused: Vec<ApiError> = [a, b, c].into_iter().filter_map(Result::err).collect();
+    assert_eq!(refused.len(), 2);
+    assert!(refused.iter().all(|e| matches!(e.problem, Problem::Conflict | Problem::Blocked)), "{refused:?}");
+    assert_eq!(world.fakes["ohio"].with(|n| n.heard.len()), 1);
+}
+
+#[tokio::test]
+async fn cancel_and_limit_are_passed_on_to_the_source() {
+    let world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    let limit = Some(BitRate(5_000_000));
+    world.api.limit(mv.id, SetLimit { limit }).await.unwrap();
+    world.until(mv.id, |m| m.progress.limit == limit).await;
+    let senseless = world.api.limit(mv.id, SetLimit { limit: Some(BitRate(1)) }).await.unwrap_err();
+    assert_eq!(senseless.problem, Problem::Invalid);
+    world.api.cancel(mv.id).await.unwrap();
+    world.until(mv.id, |m| m.progress.outcome == Outcome::Cancelled).await;
+    assert_eq!(world.api.vm(&name("web")).await.unwrap().host.as_str(), "ohio");
+}
+
+#[tokio::test]
+async fn silent_nodes_are_waited_for_and_a_cancel_meanwhile_is_passed_on_later() {
+    let mut world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    let ohio = world.stop_node("ohio").await;
+    let texas = world.stop_node("texas").await;
+    let cut = world.until(mv.id, |m| m.progress.error.is_some()).await;
+    assert!(cut.progress.error.unwrap().contains("node/ohio"));
+    world.api.cancel(mv.id).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(world.api.mv(mv.id).await.unwrap().progress.outcome, Outcome::Running);
+    world.start_node("ohio", ohio).await;
+    world.start_node("texas", texas).await;
+    let ended = world.until(mv.id, |m| m.progress.outcome == Outcome::Cancelled).await;
+    assert_eq!(ended.progress.error, None);
+}
+
+#[tokio::test]
+async fn a_controller_that_died_goes_on_with_the_move() {
+    let mut world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    world.stop_controller().await;
+    world.hand_over("ohio", "texas");
+    world.say("ohio", mv.id, |p| p.outcome = Outcome::Completed);
+    world.start_controller().await;
+    world.until(mv.id, |m| m.progress.outcome == Outcome::Completed).await;
+    assert_eq!(world.api.vm(&name("web")).await.unwrap().host.as_str(), "texas");
+    let begun = world.fakes["ohio"].with(|n| n.heard.iter().filter(|h| h.starts_with("begin")).count());
+    assert_eq!(begun, 1, "the order was taken before it died");
+    assert!(world.order("ohio").await.unwrap().id > mv.id);
+}
+
+#[tokio::test]
+async fn a_cancel_outlives_the_controller_that_took_it() {
+    let mut world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    let ohio = world.stop_node("ohio").await;
+    world.api.cancel(mv.id).await.unwrap();
+    world.stop_controller().await;
+    world.start_node("ohio", ohio).await;
+    world.start_controller().await;
+    world.until(mv.id, |m| m.progress.outcome == Outcome::Cancelled).await;
+}
+
+#[tokio::test]
+async fn a_controller_that_died_while_ordering_orders_again_under_the_same_number() {
+    let mut world = World::new().await;
+    world.web().await;
+    // The order arrives, and its answer is lost: the node says "unreachable" as if something in between had.
+    let lost = ApiError::new(Problem::Unreachable, "lost on the way");
+    world.fakes["ohio"].with(|n| n.refuse_begin = Some(lost));
+    let api = world.api.clone();
+    let ordering = tokio::spawn(async move { api.start_move(&to_host("texas")).await });
+    while world.fakes["ohio"].with(|n| n.heard.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    ordering.abort();
+    world.stop_controller().await;
+    world.fakes["ohio"].with(|n| n.refuse_begin = None);
+    world.start_controller().await;
+    while world.fakes["ohio"].with(|n| n.moves.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let heard = world.fakes["ohio"].with(|n| n.heard.clone());
+    assert!(heard.iter().all(|h| h == "begin 1 to texas"), "{heard:?}");
+    assert!(heard.len() >= 2);
+}
+
+#[tokio::test]
+async fn an_owner_that_changed_while_nobody_looked_is_found_by_a_new_controller() {
+    let mut world = World::new().await;
+    world.web().await;
+    world.stop_controller().await;
+    world.hand_over("ohio", "texas");
+    world.start_controller().await;
+    for _ in 0..100 {
+        if world.api.vm(&name("web")).await.unwrap().host.as_str() == "texas" {
+            let port = world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().clone());
+            if port.generation == Generation(2) {
+                return;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not found");
+}
+
+#[tokio::test]
+async fn a_monitor_command_goes_to_the_owner_or_where_it_is_sent() {
+    let world = World::new().await;
+    world.web().await;
+    let (web, texas, command) = (name("web"), name("texas"), json!({"execute": "query-status"}));
+    assert_eq!(world.api.monitor(&web, None, &command).await.unwrap(), json!({"at": "ohio"}));
+    assert_eq!(world.api.monitor(&web, Some(&texas), &command).await.unwrap(), json!({"at": "texas"}));
+    assert_eq!(world.api.monitor(&web, None, &json!([])).await.unwrap_err().problem, Problem::Invalid);
+    let error = world.api.monitor(&web, Some(&name("mars")), &command).await.unwrap_err();
+    assert_eq!(error.problem, Problem::NotFound);
+}
+
+#[tokio::test]
+async fn operators_read_and_move_and_nodes_do_nothing() {
+    let world = World::new().await;
+    world.web().await;
+    let as_role = |role| {
+        let controller = Identity::new(Role::Controller, "controller").unwrap();
+        PublicClient::new(world.controller_address(), controller, &world.credentials(role, "bob"))
+    };
+    let operator = as_role(Role::Client(Access::Operator));
+    operator.vms().await.unwrap();
+    operator.dry_run(&to_host("texas")).await.unwrap();
+    let stopped = operator.stop(&name("web"), StopVm { force: true }).await.unwrap_err();
+    assert_eq!(stopped.problem, Problem::Forbidden);
+    for role in [Role::Node, Role::Controller] {
+        assert_eq!(as_role(role).vms().await.unwrap_err().problem, Problem::Forbidden);
+    }
+}
