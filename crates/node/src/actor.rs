@@ -34,6 +34,8 @@ const INBOX: usize = 256;
 const FIRST_TIMER: Duration = Duration::from_millis(400);
 /// The longest.
 const LONGEST_TIMER: Duration = Duration::from_secs(2);
+/// How long a source waits for the figures of the VM's start.
+const LAST_FIGURES: Duration = Duration::from_secs(3);
 /// Between two tries to boot a VM that does not come up.
 const BOOT_RETRY: Duration = Duration::from_secs(5);
 
@@ -408,7 +410,7 @@ impl Actor {
                 });
                 tracker.enter(PhaseName::Release);
             }
-            SourceState::Released { .. } => self.parts.end_move(Outcome::Completed, None),
+            SourceState::Released { .. } => self.released(),
             SourceState::Owning { .. } if self.reserving.is_none() && !tracker.ended() => {
                 // Back with the VM in our hands, and not because of a Begin: the move was undone.
                 let (outcome, why) = self.parts.why_undone();
@@ -416,6 +418,18 @@ impl Actor {
             }
             _ => {}
         }
+    }
+
+    /// The VM runs elsewhere. The figures of its start are on their way, if that host still has them.
+    fn released(&self) {
+        let Some(moving) = self.parts.moving().filter(|m| !m.tracker.ended()) else { return };
+        tokio::spawn(async move {
+            let deadline = Instant::now() + LAST_FIGURES;
+            while moving.tracker.get().downtime_ms.is_none() && Instant::now() < deadline {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            moving.end(Outcome::Completed, None);
+        });
     }
 
     /// Lets others see where the machine stands.

@@ -27,6 +27,8 @@ use tokio::io::AsyncReadExt;
 const CONNECT: Duration = Duration::from_secs(20);
 /// What QEMU counts as RAM besides the guest's: firmware, ROMs, tables. Bytes.
 const FIRMWARE: u64 = 256 << 20;
+/// How long after `cont` QEMU may say that it runs.
+const RESUMED: Duration = Duration::from_secs(1);
 /// How long the network is given to lead to the guest's new place.
 const PROOF: Duration = Duration::from_secs(10);
 
@@ -92,8 +94,11 @@ pub fn memory(parts: &Arc<Parts>, ticket: Ticket, stream: Stream) {
             result = feed(&parts, &moving, stream.split()) => result,
             () = moving.over.cancelled() => Ok(()),
         };
-        if let Err(error) = result {
-            lost(&parts, &moving, &error).await;
+        match result {
+            // What QEMU has loaded needs its stream no more.
+            Err(_) if moving.memory_loaded.load(std::sync::atomic::Ordering::Acquire) => {}
+            Err(error) => lost(&parts, &moving, &error).await,
+            Ok(()) => {}
         }
     });
 }
@@ -108,6 +113,11 @@ fn arriving(parts: &Parts, ticket: Ticket) -> Option<Arc<Moving>> {
 
 async fn lost(parts: &Parts, moving: &Moving, error: &anyhow::Error) {
     let error = format!("{error:#}");
+    if !parts.takes_part_in(moving) {
+        // An attempt that is over; the one under way has nothing to do with it.
+        tracing::debug!(vm = parts.name, error, "a stream of an earlier attempt ended");
+        return;
+    }
     tracing::warn!(vm = parts.name, error, "the move failed at the destination");
     moving.failed(error);
     // What came so far is worth nothing without the rest. Means nothing any more once the VM is granted.
@@ -222,6 +232,10 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
     let (node, parts) = (node.clone(), parts.clone());
     tokio::spawn(async move {
         let started = Instant::now();
+        // The event may come a moment after the command's answer.
+        while parts.resumed().is_none() && started.elapsed() < RESUMED {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         if let Some((at, unix_us)) = parts.resumed() {
             moving.tracker.update(|p| p.resumed_unix_us = Some(unix_us));
             let ago_us = u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -236,9 +250,9 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
                 let after_ms = started.elapsed().as_secs_f64() * 1000.0;
                 moving.tracker.update(|p| p.network_proved_ms = Some(after_ms));
                 node.note(&moving.peer, &Note::Proved { ticket: moving.ticket, after_ms });
-                moving.tracker.end(Outcome::Completed, None);
+                moving.end(Outcome::Completed, None);
             }
-            Err(error) => moving.tracker.end(
+            Err(error) => moving.end(
                 Outcome::Completed,
                 Some(format!("the VM runs, but its network could not be shown to lead here: {error}")),
             ),

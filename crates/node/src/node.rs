@@ -235,12 +235,13 @@ impl Node {
     fn watch(self: &Arc<Self>, parts: &Arc<Parts>, qemu: &Arc<Qemu>) {
         let (events, _) = tokio::sync::broadcast::channel(256);
         parts.set_events(events.clone());
+        parts.note_resumed(None);
         let (parts, weak) = (parts.clone(), Arc::downgrade(qemu));
         let runtime = tokio::runtime::Handle::current();
         qemu.watch(move |event| {
             use godwit_vmm::QemuEvent as Q;
             if let Q::Resume { at, unix_us } = event {
-                parts.note_resumed(at, unix_us);
+                parts.note_resumed(Some((at, unix_us)));
             }
             let _ = events.send(event);
             let input = match event {

@@ -71,7 +71,9 @@ pub fn start(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) {
             result = run(&node, &parts, &moving) => result,
             () = moving.over.cancelled() => Ok(()),
         };
-        if let Err(error) = result {
+        if let Err(error) = result
+            && parts.takes_part_in(&moving)
+        {
             tracing::warn!(vm = parts.name, %ticket, error = format!("{error:#}"), "the move failed at the source");
             moving.failed(format!("{error:#}"));
             parts.keeper().tell(Input::Event(Event::MigrationFailed)).await;

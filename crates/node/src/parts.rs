@@ -88,6 +88,15 @@ impl Moving {
         }
     }
 
+    /// It is over: its tasks end.
+    pub fn end(&self, outcome: Outcome, why: Option<String>) {
+        self.over.cancel();
+        if outcome == Outcome::Completed {
+            self.tracker.enter(PhaseName::Release);
+        }
+        self.tracker.end(outcome, why);
+    }
+
     /// Remembers the first thing that went wrong.
     pub fn failed(&self, why: impl Into<String>) {
         lock(&self.why).get_or_insert_with(|| why.into());
@@ -204,8 +213,9 @@ impl Parts {
         lock(&self.events).as_ref().map(broadcast::Sender::subscribe)
     }
 
-    pub(crate) fn note_resumed(&self, at: Instant, unix_us: u64) {
-        *lock(&self.resumed) = Some((at, unix_us));
+    /// `None`: a new QEMU, which has not run yet.
+    pub(crate) fn note_resumed(&self, at: Option<(Instant, u64)>) {
+        *lock(&self.resumed) = at;
     }
 
     /// When its vCPUs last began to run: as heard, and by QEMU's clock in microseconds since 1970.
@@ -265,12 +275,13 @@ impl Parts {
 
     pub(crate) fn end_move(&self, outcome: Outcome, why: Option<String>) {
         if let Some(moving) = self.moving() {
-            moving.over.cancel();
-            if outcome == Outcome::Completed {
-                moving.tracker.enter(PhaseName::Release);
-            }
-            moving.tracker.end(outcome, why);
+            moving.end(outcome, why);
         }
+    }
+
+    /// Whether this is the attempt under way.
+    pub(crate) fn takes_part_in(&self, moving: &Moving) -> bool {
+        self.moving().is_some_and(|m| std::ptr::eq(Arc::as_ptr(&m), moving)) && !moving.over.is_cancelled()
     }
 
     pub(crate) fn cancelled(&self) -> bool {
