@@ -352,6 +352,12 @@ impl Qmp {
         }
     }
 
+    /// Ends the connection, for all its clones: QEMU takes another client then.
+    pub fn hang_up(&self) {
+        // Where it is closed already there is nothing to do.
+        let _ = lock(&self.shared.writer).1.shutdown(std::net::Shutdown::Both);
+    }
+
     /// Whether QEMU has closed the connection.
     #[must_use]
     pub fn is_closed(&self) -> bool {

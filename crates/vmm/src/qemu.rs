@@ -211,11 +211,8 @@ impl Qemu {
                 let events = if events.is_empty() { first.into_iter().collect() } else { events };
                 events.iter().filter_map(translate).for_each(&mut on);
                 if qmp.is_closed() {
-                    // The socket may be closed before the process is gone, never long.
-                    if !process.wait_gone(END) {
-                        process.kill();
-                        process.wait_gone(END);
-                    }
+                    // A guest is not killed for a monitor that broke; without one it can run, and be told nothing.
+                    while !process.wait_gone(Duration::from_secs(3600)) {}
                     on(QemuEvent::Gone);
                     return;
                 }
@@ -376,6 +373,11 @@ impl Qemu {
         }
         let _ = std::fs::remove_file(pid_file(&self.placement));
         let _ = std::fs::remove_file(qmp_socket(&self.placement));
+    }
+
+    /// Lets go of its monitor, which takes one client at a time. Nothing but [`Qemu::kill`] works through this handle then.
+    pub fn hang_up(&self) {
+        self.qmp.hang_up();
     }
 
     /// Kills it, as a fault would.
