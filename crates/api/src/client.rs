@@ -123,8 +123,11 @@ impl Client {
         let bytes = if bytes.is_empty() { Bytes::from_static(b"null") } else { bytes };
         serde_json::from_slice(&bytes).map_err(|e| {
             let who = &self.shared.expected;
-            ApiError::new(Problem::Failed, format!("{who} answered {method} {path} with what this version cannot read: {e}"))
-                .remedy("run the same version of godwit on both machines")
+            ApiError::new(
+                Problem::Failed,
+                format!("{who} answered {method} {path} with what this version cannot read: {e}"),
+            )
+            .remedy("run the same version of godwit on both machines")
         })
     }
 }
@@ -178,8 +181,10 @@ impl Shared {
         let connecting = async {
             let tcp = TcpStream::connect(&self.address).await.map_err(|e| e.to_string())?;
             let _ = tcp.set_nodelay(true);
-            let tls = self.connector.connect(self.expected.server_name(), tcp).await.map_err(|e| handshake_error(&e))?;
-            let peer = peer_identity(tls.get_ref().1.peer_certificates().unwrap_or_default()).map_err(|e| e.to_string())?;
+            let tls =
+                self.connector.connect(self.expected.server_name(), tcp).await.map_err(|e| handshake_error(&e))?;
+            let peer =
+                peer_identity(tls.get_ref().1.peer_certificates().unwrap_or_default()).map_err(|e| e.to_string())?;
             if peer != self.expected {
                 return Err(format!("it is {peer}"));
             }

@@ -3,12 +3,8 @@
 #![allow(clippy::missing_errors_doc, reason = "each fails as the server says, or as unreachable; see `Client`")]
 
 use crate::client::Client;
-use crate::host::{
-    CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm,
-};
-use crate::public::{
-    AddHost, Component, CreateVm, DryRun, Host, Move, Site, StartMove, Vm, Volume, Wire,
-};
+use crate::host::{CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm};
+use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, Site, StartMove, Vm, Volume, Wire};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};

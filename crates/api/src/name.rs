@@ -15,7 +15,9 @@ pub struct Name(String);
 
 /// Why a text is no name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no name: use 1 to {LONGEST_NAME} letters a-z, digits and `-`, beginning with a letter, not ending with `-`")]
+#[error(
+    "`{0}` is no name: use 1 to {LONGEST_NAME} letters a-z, digits and `-`, beginning with a letter, not ending with `-`"
+)]
 pub struct NotAName(pub String);
 
 impl Name {

@@ -144,8 +144,11 @@ pub fn require(identity: &Identity, role: Role) -> Result<(), ApiError> {
         return Ok(());
     }
     let wanted = if matches!(role, Role::Client(_)) { "client".to_owned() } else { role.to_string() };
-    Err(ApiError::new(Problem::Forbidden, format!("{identity} may not ask this: it takes a certificate for a {wanted}"))
-        .remedy("use other credentials (`godwit pki issue` makes them)"))
+    Err(ApiError::new(
+        Problem::Forbidden,
+        format!("{identity} may not ask this: it takes a certificate for a {wanted}"),
+    )
+    .remedy("use other credentials (`godwit pki issue` makes them)"))
 }
 
 /// `router`, for peers of one role only; as [`require`].
@@ -191,8 +194,6 @@ fn is_json(headers: &HeaderMap<HeaderValue>) -> bool {
 }
 
 /// The body of an answer that says nothing but that it was done.
-#[must_use]
 pub fn done() -> Json<serde_json::Value> {
     Json(serde_json::Value::Null)
 }
-

@@ -53,7 +53,10 @@ fn node() -> Identity {
 fn router() -> Router {
     Router::new()
         .route("/who", get(|Extension(who): Extension<Identity>| async move { Json(who.to_string()) }))
-        .route("/echo", post(|Json(value): Json<Value>| async move { Json(value) }).put(|Json(v): Json<Value>| async { Json(v) }))
+        .route(
+            "/echo",
+            post(|Json(value): Json<Value>| async move { Json(value) }).put(|Json(v): Json<Value>| async { Json(v) }),
+        )
         .route("/limit", post(|Json(limit): Json<SetLimit>| async move { Json(limit) }))
         .route("/number/{n}", get(|Path(n): Path<u32>| async move { Json(n) }))
         .route(
@@ -249,7 +252,8 @@ async fn a_server_that_does_not_answer_is_given_up_in_time() {
     assert!(error.message.contains("no answer to GET /slow"), "{error}");
     // Somebody who listens, and says nothing: not even a handshake.
     let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let to_mute = Client::new(mute.local_addr().unwrap(), node(), &world.credentials(ADMIN, "ann"), Duration::from_millis(300));
+    let to_mute =
+        Client::new(mute.local_addr().unwrap(), node(), &world.credentials(ADMIN, "ann"), Duration::from_millis(300));
     assert_eq!(to_mute.get::<Value>("/who").await.unwrap_err().problem, Problem::Unreachable);
     assert!(began.elapsed() < Duration::from_secs(3));
 }

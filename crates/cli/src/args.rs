@@ -11,7 +11,9 @@ use std::path::PathBuf;
 /// Moves running virtual machines between data centres over a WAN: memory, disks and network.
 #[derive(Debug, Parser)]
 #[command(name = "godwit", version, propagate_version = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 blocked, 4 unreachable, 5 cancelled; 130 when ^C\nended the following of a move, which goes on.")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 blocked, 4 unreachable, 5 cancelled; 130 when ^C\nended the following of a move, which goes on."
+)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
@@ -374,7 +376,8 @@ pub enum MoveCommand {
 pub type Limit = Option<BitRate>;
 
 fn gateway(text: &str) -> Result<(Name, String), String> {
-    let (host, bridge) = text.split_once(':').ok_or_else(|| format!("`{text}`: write HOST:BRIDGE, such as edge:br0"))?;
+    let (host, bridge) =
+        text.split_once(':').ok_or_else(|| format!("`{text}`: write HOST:BRIDGE, such as edge:br0"))?;
     Ok((host.parse().map_err(|e: godwit_api::name::NotAName| e.to_string())?, bridge.to_owned()))
 }
 
@@ -409,7 +412,9 @@ mod tests {
         assert_eq!(order.limit, Some(BitRate(50_000_000)));
         let Command::Move(order) = parse("godwit move web --cancel").unwrap().command else { panic!("no move") };
         assert!(order.cancel);
-        for (line, rate) in [("godwit move limit web none", None), ("godwit move limit web 1M", Some(BitRate(1_000_000)))] {
+        for (line, rate) in
+            [("godwit move limit web none", None), ("godwit move limit web 1M", Some(BitRate(1_000_000)))]
+        {
             let Command::Move(order) = parse(line).unwrap().command else { panic!("no move") };
             assert!(matches!(order.command, Some(MoveCommand::Limit { rate: r, .. }) if r == rate), "{line}");
         }
@@ -417,7 +422,12 @@ mod tests {
             parse("godwit move ls").unwrap().command,
             Command::Move(MoveArgs { command: Some(MoveCommand::Ls), .. })
         ));
-        for line in ["godwit move", "godwit move web", "godwit move web --cancel --to texas", "godwit move web --to texas --disk x"] {
+        for line in [
+            "godwit move",
+            "godwit move web",
+            "godwit move web --cancel --to texas",
+            "godwit move web --to texas --disk x",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
     }

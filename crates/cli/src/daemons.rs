@@ -61,7 +61,9 @@ pub fn node(args: NodeArgs, credentials: PathBuf) -> Result<(), Failure> {
 fn log() -> Result<(), Failure> {
     let targets = match std::env::var("GODWIT_LOG") {
         Ok(text) => text.parse().map_err(|e| {
-            Failure::usage(format!("GODWIT_LOG=`{text}`: {e}; write a level, or levels by target such as info,godwit_node=debug"))
+            Failure::usage(format!(
+                "GODWIT_LOG=`{text}`: {e}; write a level, or levels by target such as info,godwit_node=debug"
+            ))
         })?,
         Err(_) => Targets::new().with_default(LevelFilter::INFO),
     };

@@ -10,8 +10,9 @@ use godwit_api::public::Move;
 use godwit_api::{Problem, PublicClient};
 use godwit_units::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// How often the controller is asked.
 const POLL: Duration = Duration::from_millis(250);
@@ -43,6 +44,8 @@ pub async fn follow(client: &PublicClient, mut mv: Move, json: bool) -> Result<(
     };
     let mut end = Predicted::default();
     let mut heard = Instant::now();
+    // One for the whole time: a signal between two looks must not be lost.
+    let mut interrupt = signal(SignalKind::interrupt())?;
     loop {
         mv.progress.predicted_end_unix_us = end.next(mv.progress.predicted_end_unix_us);
         output.show(&mv)?;
@@ -52,11 +55,11 @@ pub async fn follow(client: &PublicClient, mut mv: Move, json: bool) -> Result<(
         }
         tokio::select! {
             () = tokio::time::sleep(POLL) => {}
-            _ = tokio::signal::ctrl_c() => return Err(left(&mv)),
+            _ = interrupt.recv() => return Err(left(&mv)),
         }
         let answer = tokio::select! {
             answer = client.mv(mv.id) => answer,
-            _ = tokio::signal::ctrl_c() => return Err(left(&mv)),
+            _ = interrupt.recv() => return Err(left(&mv)),
         };
         match answer {
             Ok(now) => {
@@ -73,7 +76,9 @@ pub async fn follow(client: &PublicClient, mut mv: Move, json: bool) -> Result<(
 
 fn left(mv: &Move) -> Failure {
     let (id, vm) = (mv.id.0, &mv.vm);
-    let what = format!("move {id} of `{vm}` goes on; `godwit move show {id}` shows it, `godwit move {vm} --cancel` takes it back");
+    let what = format!(
+        "move {id} of `{vm}` goes on; `godwit move show {id}` shows it, `godwit move {vm} --cancel` takes it back"
+    );
     Failure::new(Code::Interrupted, what)
 }
 
@@ -123,7 +128,7 @@ impl Output {
         let on_terminal = matches!(self, Self::Terminal { .. });
         if let Self::Terminal { bar, .. } = self {
             bar.finish_and_clear();
-            print!("{}", show::summary(mv));
+            print_text(&show::summary(mv))?;
         }
         outcome(mv, on_terminal)
     }
@@ -132,10 +137,22 @@ impl Output {
 /// One object on a line of its own.
 ///
 /// # Errors
-/// Nobody reads standard output any more.
+/// As [`print_text`].
 pub fn write_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(value).map_err(|e| Failure::new(Code::Failed, e.to_string()))?;
-    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+    print_text(&(text + "\n"))
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+/// It cannot be written. That nobody reads it any more (`| head`) is not worth a message.
+pub fn print_text(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
+        ErrorKind::BrokenPipe => Failure::new(Code::Failed, ""),
+        _ => Failure::new(Code::Failed, format!("cannot write to standard output: {e}")),
+    })
 }
 
 /// The exit code that a move's outcome stands for.

@@ -21,7 +21,8 @@ fn whole(number: f64, unit: f64) -> Option<u64> {
 /// # Errors
 /// What is wrong with the text, and what to write instead.
 pub fn size(text: &str) -> Result<Bytes, String> {
-    let bad = || format!("`{text}` is no size: write bytes, or a number with K, M, G or T (powers of 1024), such as 512M");
+    let bad =
+        || format!("`{text}` is no size: write bytes, or a number with K, M, G or T (powers of 1024), such as 512M");
     let (number, unit) = split(text.trim()).ok_or_else(bad)?;
     let unit = match unit {
         "" | "B" => 1.0,
@@ -39,7 +40,9 @@ pub fn size(text: &str) -> Result<Bytes, String> {
 /// # Errors
 /// What is wrong with the text, and what to write instead.
 pub fn rate(text: &str) -> Result<BitRate, String> {
-    let bad = || format!("`{text}` is no rate: write bits a second with k, M or G (powers of 1000), such as 50M or 100Mbit/s");
+    let bad = || {
+        format!("`{text}` is no rate: write bits a second with k, M or G (powers of 1000), such as 50M or 100Mbit/s")
+    };
     let (number, unit) = split(text.trim()).ok_or_else(bad)?;
     let prefix = ["bit/s", "bits/s", "bps", "bit"].iter().find_map(|end| unit.strip_suffix(end)).unwrap_or(unit);
     let unit = match prefix {

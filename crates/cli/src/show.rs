@@ -113,7 +113,15 @@ pub fn vm(vm: &Vm) -> String {
         ("number", vm.id.0.to_string()),
         ("host", format!("{} ({})", vm.host, vm.site)),
         ("state", doing(vm)),
-        ("owner", format!("{}, lineage {}, generation {}", vm.ownership.as_ref().map_or_else(|| "unknown".into(), word), vm.lineage.0, vm.generation.0)),
+        (
+            "owner",
+            format!(
+                "{}, lineage {}, generation {}",
+                vm.ownership.as_ref().map_or_else(|| "unknown".into(), word),
+                vm.lineage.0,
+                vm.generation.0
+            ),
+        ),
         ("machine", format!("{}, {}, {}", vm.spec.machine, vm.spec.cpu, word(&vm.spec.accel))),
         ("vcpus", format!("{} of at most {}", vm.spec.vcpus, vm.spec.max_vcpus.max(vm.spec.vcpus))),
         ("memory", vm.spec.memory.to_string()),

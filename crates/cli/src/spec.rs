@@ -21,7 +21,8 @@ pub fn disk(text: &str) -> Result<DiskSpec, String> {
             (head, Some(from.ok_or_else(|| format!("`{rest}`: after the size only from=FILE may follow"))?.to_owned()))
         }
     };
-    let (volume, bytes) = head.split_once('=').ok_or_else(|| format!("`{head}`: write VOLUME=SIZE, such as root=4G"))?;
+    let (volume, bytes) =
+        head.split_once('=').ok_or_else(|| format!("`{head}`: write VOLUME=SIZE, such as root=4G"))?;
     Ok(DiskSpec { volume: volume.parse().map_err(text_of)?, size: size(bytes)?, from })
 }
 
@@ -69,10 +70,13 @@ pub fn from_args(args: &CreateArgs) -> Result<VmSpec, Failure> {
     set("cpu", args.cpu.clone().map(Value::from));
     set("machine", args.machine.clone().map(Value::from));
     set("accel", args.accel.clone().map(Value::from));
-    set("boot", args.kernel.as_ref().map(|kernel| {
-        let cmdline = args.cmdline.clone().unwrap_or_default();
-        json!({"kernel": {"kernel": kernel, "initrd": args.initrd, "cmdline": cmdline}})
-    }));
+    set(
+        "boot",
+        args.kernel.as_ref().map(|kernel| {
+            let cmdline = args.cmdline.clone().unwrap_or_default();
+            json!({"kernel": {"kernel": kernel, "initrd": args.initrd, "cmdline": cmdline}})
+        }),
+    );
     append(&mut spec, "disks", &args.disks)?;
     append(&mut spec, "nics", &args.nics)?;
     let spec = understood(spec).map_err(Failure::usage)?;
@@ -159,7 +163,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("web");
         std::fs::write(&file, r#"{"memory": 67108864, "boot": {"kernel": {"kernel": "vmlinuz"}}}"#).unwrap();
-        let spec = create(&["--file", file.to_str().unwrap(), "--nic", "02:00:00:00:00:01@lan,ip=10.0.0.2,mtu=1400"]).unwrap();
+        let spec =
+            create(&["--file", file.to_str().unwrap(), "--nic", "02:00:00:00:00:01@lan,ip=10.0.0.2,mtu=1400"]).unwrap();
         assert_eq!(spec.memory, Bytes::mib(64));
         assert_eq!((spec.nics[0].component.as_str(), spec.nics[0].ips.len(), spec.nics[0].mtu), ("lan", 1, 1400));
     }

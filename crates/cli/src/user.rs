@@ -2,7 +2,7 @@
 
 use crate::args::{Command, Component, Global, Host, List, MoveArgs, MoveCommand, Site, Vm};
 use crate::failure::{Code, Failure};
-use crate::follow::{follow, write_json};
+use crate::follow::{follow, print_text, write_json};
 use crate::{show, spec};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::progress::Outcome;
@@ -21,7 +21,9 @@ pub fn credentials(global: &Global) -> Result<PathBuf, Failure> {
     match (&global.credentials, std::env::var_os("HOME")) {
         (Some(dir), _) => Ok(dir.clone()),
         (None, Some(home)) => Ok(PathBuf::from(home).join(".config/godwit")),
-        (None, None) => Err(Failure::usage("no credentials: name their folder with --credentials or GODWIT_CREDENTIALS")),
+        (None, None) => {
+            Err(Failure::usage("no credentials: name their folder with --credentials or GODWIT_CREDENTIALS"))
+        }
     }
 }
 
@@ -31,8 +33,8 @@ pub fn credentials(global: &Global) -> Result<PathBuf, Failure> {
 /// The controller's, or that it cannot be reached.
 pub fn run(global: &Global, command: Command) -> Result<(), Failure> {
     let credentials = Credentials::load(&credentials(global)?)?;
-    let controller = Identity::new(Role::Controller, global.controller_name.as_str())
-        .map_err(|e| Failure::usage(e.to_string()))?;
+    let controller =
+        Identity::new(Role::Controller, global.controller_name.as_str()).map_err(|e| Failure::usage(e.to_string()))?;
     let client = PublicClient::new(&global.controller, controller, &credentials);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let user = User { client, json: global.json };
@@ -69,8 +71,7 @@ impl User {
         if self.json {
             return write_json(value);
         }
-        print!("{}", text(value));
-        Ok(())
+        print_text(&text(value))
     }
 
     async fn site(&self, command: Site) -> Result<(), Failure> {
@@ -128,8 +129,9 @@ impl User {
             Vm::Stop { name, force } => Ok(api.stop(&name, StopVm { force }).await?),
             Vm::Rm { name } => Ok(api.remove_vm(&name).await?),
             Vm::Monitor { name, at, command } => {
-                let command = serde_json::from_str(&command)
-                    .map_err(|e| Failure::usage(format!("the command is no JSON: {e}; write '{{\"execute\": \"query-status\"}}'")))?;
+                let command = serde_json::from_str(&command).map_err(|e| {
+                    Failure::usage(format!("the command is no JSON: {e}; write '{{\"execute\": \"query-status\"}}'"))
+                })?;
                 write_json(&api.monitor(&name, at.as_ref(), &command).await?)
             }
         }
@@ -149,7 +151,8 @@ impl User {
                 let mv = match which.parse() {
                     Ok(id) => api.mv(godwit_units::MoveId(id)).await?,
                     Err(_) => {
-                        let vm: Name = which.parse().map_err(|e| Failure::usage(format!("{e}, nor a move's number")))?;
+                        let vm: Name =
+                            which.parse().map_err(|e| Failure::usage(format!("{e}, nor a move's number")))?;
                         self.newest(&vm).await?
                     }
                 };
@@ -169,12 +172,14 @@ impl User {
             let mv = api.cancel(self.newest(&vm).await?.id).await?;
             return self.print(&mv, |mv| match mv.progress.outcome {
                 Outcome::Cancelled => format!("move {} of `{vm}` is cancelled\n", mv.id.0),
-                _ => format!("move {} of `{vm}` is being cancelled; `godwit move show {}` tells how it ends\n", mv.id.0, mv.id.0),
+                _ => format!(
+                    "move {} of `{vm}` is being cancelled; `godwit move show {}` tells how it ends\n",
+                    mv.id.0, mv.id.0
+                ),
             });
         }
         let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
-        let order =
-            StartMove { vm, to, disk: args.disk, limit: args.limit, vcpus: args.vcpus, dry_run: args.dry_run };
+        let order = StartMove { vm, to, disk: args.disk, limit: args.limit, vcpus: args.vcpus, dry_run: args.dry_run };
         if args.dry_run {
             let dry = api.dry_run(&order).await?;
             self.print(&dry, show::dry_run)?;
@@ -182,7 +187,8 @@ impl User {
         }
         let mv = api.start_move(&order).await?;
         if args.detach {
-            return self.print(&mv, |mv| format!("move {} of `{}` from {} to {} has begun\n", mv.id.0, mv.vm, mv.from, mv.to));
+            return self
+                .print(&mv, |mv| format!("move {} of `{}` from {} to {} has begun\n", mv.id.0, mv.vm, mv.from, mv.to));
         }
         follow(api, mv, self.json).await
     }

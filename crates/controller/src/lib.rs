@@ -128,10 +128,8 @@ async fn guard(Extension(who): Extension<Identity>, request: Request, next: Next
                 .remedy("ask with a certificate of the role admin")
                 .into_response()
         }
-        Role::Controller | Role::Node => {
-            ApiError::new(Problem::Forbidden, format!("{who} may not ask a controller"))
-                .remedy("ask with a certificate of the role admin or operator")
-                .into_response()
-        }
+        Role::Controller | Role::Node => ApiError::new(Problem::Forbidden, format!("{who} may not ask a controller"))
+            .remedy("ask with a certificate of the role admin or operator")
+            .into_response(),
     }
 }

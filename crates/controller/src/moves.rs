@@ -27,7 +27,7 @@ type Shared = State<Arc<Controller>>;
 /// How often the nodes are asked.
 const POLL: Duration = Duration::from_millis(250);
 
-/// How long to wait before an order is sent again, or gateways are told again.
+/// How long to wait before an order is sent, or something is stored, again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// How long whoever orders a move waits for the source's node to accept it. After that the order goes on being tried,
@@ -89,14 +89,19 @@ fn certificate(facts: &HostFacts) -> Option<Blocker> {
 }
 
 /// What the source and the VM itself have against a move. The destination does not matter to this.
-async fn check_source(c: &Controller, vm: &VmRecord, vcpus: Option<u32>) -> Result<(Vec<Blocker>, Option<LocalVm>), ApiError> {
+async fn check_source(
+    c: &Controller,
+    vm: &VmRecord,
+    vcpus: Option<u32>,
+) -> Result<(Vec<Blocker>, Option<LocalVm>), ApiError> {
     let (name, host) = (&vm.definition.name, &vm.host);
     let mut blockers = vec![];
     let max = vm.definition.spec.max_vcpus.max(vm.definition.spec.vcpus);
     if let Some(wanted) = vcpus
         && !(vm.definition.spec.vcpus..=max).contains(&wanted)
     {
-        let message = format!("`{name}` cannot have {wanted} CPUs: it has {} and room for {max}", vm.definition.spec.vcpus);
+        let message =
+            format!("`{name}` cannot have {wanted} CPUs: it has {} and room for {max}", vm.definition.spec.vcpus);
         blockers.push(blocker(host, "vm", message, "create it with more max_vcpus"));
     }
     if let Some(mv) = open_move(c, vm.definition.id)? {
@@ -126,7 +131,12 @@ async fn check_source(c: &Controller, vm: &VmRecord, vcpus: Option<u32>) -> Resu
 }
 
 /// What a destination has against a move.
-async fn check_destination(c: &Controller, vm: &VmRecord, to: &HostRecord, check: &CheckVm) -> (Vec<Blocker>, Option<HostFacts>) {
+async fn check_destination(
+    c: &Controller,
+    vm: &VmRecord,
+    to: &HostRecord,
+    check: &CheckVm,
+) -> (Vec<Blocker>, Option<HostFacts>) {
     if to.name == vm.host {
         let message = format!("`{}` is on `{}` already", vm.definition.name, to.name);
         return (vec![blocker(&to.name, "vm", message, "name another host")], None);
@@ -355,14 +365,15 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
         c.set_live(id, Some(record.progress.clone()));
         match next(record.step, record.owner, &seen) {
             Next::Watch => {}
-            Next::Settle(lineage, generation) => match settle(c, vm, &record.order.to.name, (lineage, generation)).await {
-                Ok(()) => step(c, record, Step::Finish).await,
-                // The nodes tell gateways at the grant, too; this is the second time, and it can wait.
-                Err(error) => {
-                    tracing::warn!(id = id.0, %error, "the VM has arrived; not all records and gateways could follow yet");
-                    sleep(RETRY).await;
+            Next::Settle(lineage, generation) => {
+                match settle(c, vm, &record.order.to.name, (lineage, generation)).await {
+                    Ok(()) => step(c, record, Step::Finish).await,
+                    Err(error) => {
+                        tracing::error!(id = id.0, %error, "the VM has arrived, which cannot be stored; trying again");
+                        sleep(RETRY).await;
+                    }
                 }
-            },
+            }
             Next::End(outcome, error) => return end(c, record, outcome, error).await,
         }
         // A cancel may have come while the source's node was silent, or to a controller that died: told until answered.
@@ -418,7 +429,9 @@ pub async fn show(State(c): Shared, Path(id): Path<u64>) -> Answer<Move> {
 fn open(c: &Controller, id: u64) -> Result<MoveRecord, ApiError> {
     let record = c.move_record(MoveId(id))?;
     match record.step {
-        Step::Ended => Err(conflict(format!("move {id} has ended already")).remedy(format!("`godwit move show {id}` tells how"))),
+        Step::Ended => {
+            Err(conflict(format!("move {id} has ended already")).remedy(format!("`godwit move show {id}` tells how")))
+        }
         _ => Ok(record),
     }
 }

@@ -30,7 +30,10 @@ pub async fn add_site(State(c): Shared, Json(site): Json<Site>) -> Answer<Site> 
         return Err(conflict(format!("there is a site `{}` already", site.name)));
     }
     if c.store.get(Kind::Host, site.name.as_str())?.is_some() {
-        return Err(conflict(format!("`{}` is a host's name: `--to {}` would have two meanings", site.name, site.name)));
+        return Err(conflict(format!(
+            "`{}` is a host's name: `--to {}` would have two meanings",
+            site.name, site.name
+        )));
     }
     c.store.commit(&[Change::put(Kind::Site, &site.name, &site)])?;
     Ok(Json(site))
@@ -79,8 +82,11 @@ pub async fn add_host(State(c): Shared, Json(new): Json<AddHost>) -> Answer<Host
         if c.store.get(Kind::Site, host.site.as_str())?.is_none() {
             return Err(missing("site", &host.site));
         }
-        if c.store.get(Kind::Site, host.name.as_str())?.is_some() {
-            return Err(conflict(format!("`{}` is a site's name: `--to {}` would have two meanings", host.name, host.name)));
+        if host.name != host.site && c.store.get(Kind::Site, host.name.as_str())?.is_some() {
+            return Err(conflict(format!(
+                "`{}` is a site's name: `--to {}` would have two meanings",
+                host.name, host.name
+            )));
         }
         for other in c.hosts()? {
             if other.name == host.name {

@@ -21,6 +21,9 @@ pub struct VmRecord {
     pub generation: Generation,
     /// Whether it is wholly there.
     pub life: Life,
+    /// Its owner has changed, and not all its gateways have been told so yet.
+    #[serde(default)]
+    pub gateways_due: bool,
 }
 
 /// Whether a VM is wholly there.

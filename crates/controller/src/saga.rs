@@ -83,7 +83,9 @@ pub fn next(step: Step, owner: (Lineage, Generation), seen: &Seen) -> Next {
             Next::End(outcome, mv.progress.error.clone())
         }
         // The source's node restarted, took its VM back, and has forgotten the move.
-        (Said::Unknown, _) if seen.source_vm.this().is_some_and(|vm| vm.ownership == Ownership::Here && vm.mv.is_none()) => {
+        (Said::Unknown, _)
+            if seen.source_vm.this().is_some_and(|vm| vm.ownership == Ownership::Here && vm.mv.is_none()) =>
+        {
             let why = "the source's node restarted during the move and took the VM back";
             Next::End(Outcome::Failed, Some(why.into()))
         }

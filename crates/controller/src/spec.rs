@@ -31,9 +31,8 @@ pub struct Taken {
 /// # Errors
 /// Not six pairs of hexadecimal digits, or a group's address, or zero.
 pub fn canonical_mac(text: &str) -> Result<String, ApiError> {
-    let bad = |why: &str| {
-        invalid(format!("`{text}` {why}")).remedy("write a unicast MAC address such as 02:00:00:00:00:01")
-    };
+    let bad =
+        |why: &str| invalid(format!("`{text}` {why}")).remedy("write a unicast MAC address such as 02:00:00:00:00:01");
     let parts: Vec<&str> = text.split(':').collect();
     let pair = |p: &&str| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit());
     if parts.len() != 6 || !parts.iter().all(pair) {
@@ -68,9 +67,11 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
     }
     if spec.vcpus == 0 || spec.max_vcpus < spec.vcpus || spec.max_vcpus > MOST_VCPUS {
         let (n, max) = (spec.vcpus, spec.max_vcpus);
-        return Err(invalid(format!("vcpus: {n} with max_vcpus {max}: it takes 1 <= vcpus <= max_vcpus <= {MOST_VCPUS}")));
+        return Err(invalid(format!(
+            "vcpus: {n} with max_vcpus {max}: it takes 1 <= vcpus <= max_vcpus <= {MOST_VCPUS}"
+        )));
     }
-    if spec.memory.0 == 0 || spec.memory.0 % PAGE != 0 {
+    if spec.memory.0 == 0 || !spec.memory.0.is_multiple_of(PAGE) {
         return Err(invalid(format!("memory: {} bytes is no multiple of 4 KiB", spec.memory.0)));
     }
     if spec.disks.len() + spec.nics.len() > MOST_DEVICES {
@@ -90,7 +91,7 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
     let mut volumes = HashSet::new();
     for disk in &spec.disks {
         let name = &disk.volume;
-        if disk.size.0 == 0 || disk.size.0 % BLOCK != 0 {
+        if disk.size.0 == 0 || !disk.size.0.is_multiple_of(BLOCK) {
             return Err(invalid(format!("disks: `{name}`: {} bytes is no multiple of 4 KiB", disk.size.0)));
         }
         if taken.volumes.contains(name) || !volumes.insert(name.clone()) {
@@ -121,10 +122,7 @@ mod tests {
         for (key, value) in fields.as_object().unwrap() {
             spec[key] = value.clone();
         }
-        let taken = Taken {
-            macs: ["02:00:00:00:00:01".into()].into(),
-            volumes: ["root".parse().unwrap()].into(),
-        };
+        let taken = Taken { macs: ["02:00:00:00:00:01".into()].into(), volumes: ["root".parse().unwrap()].into() };
         check(serde_json::from_value(spec).unwrap(), &taken).map_err(|e| e.to_string())
     }
 

@@ -175,7 +175,8 @@ impl Controller {
             Life::Ready => Ok(vm),
             Life::Creating => Err(conflict(format!("`{name}` is being created")).remedy("wait until that has ended")),
             Life::Deleting => {
-                Err(conflict(format!("`{name}` is being deleted")).remedy("see that its host can be reached; it ends then"))
+                Err(conflict(format!("`{name}` is being deleted"))
+                    .remedy("see that its host can be reached; it ends then"))
             }
         }
     }

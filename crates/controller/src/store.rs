@@ -82,7 +82,11 @@ pub enum Change {
 impl Change {
     /// Writes `value` as JSON.
     pub fn put(kind: Kind, key: impl ToString, value: &impl Serialize) -> Self {
-        Self::Put(kind, key.to_string(), serde_json::to_vec(value).expect("records have string keys and no failing types"))
+        Self::Put(
+            kind,
+            key.to_string(),
+            serde_json::to_vec(value).expect("records have string keys and no failing types"),
+        )
     }
 
     /// Removes `key`.

@@ -104,7 +104,11 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
             }
         }
         if start {
-            c.node(&host).start(record.definition.id).await?;
+            c.node(&host).start(record.definition.id).await.map_err(|mut error| {
+                error.message =
+                    format!("`{}` is created, but does not start: {}", record.definition.name, error.message);
+                error
+            })?;
         }
         let local = c.node(&host).vm(record.definition.id).await.ok();
         Ok(Json(shown(&c, &record, local.as_ref())?))
@@ -159,6 +163,7 @@ fn reserve(
         lineage: Lineage::FIRST,
         generation: Generation::FIRST,
         life: Life::Creating,
+        gateways_due: false,
     };
     changes.push(Change::put(Kind::Vm, id.0, &record));
     let in_hand = c.take_in_hand(id);
@@ -177,20 +182,24 @@ async fn build(c: &Controller, record: &mut VmRecord, host: &HostRecord) -> Resu
     c.put_vm(record)
 }
 
-/// Tells every gateway that the VM is wired to where the VM is. May be repeated: gateways ignore an older owner.
-pub async fn point_gateways(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
-    let mut remote = None;
+/// Tells every gateway that the VM is wired to where the VM is; one that fails does not keep the others from hearing. May be
+/// repeated: gateways ignore an older owner.
+async fn point_gateways(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
+    let is_tunnel = |wire: &WireDefinition| matches!(wire.component, ComponentSpec::Gateway { .. });
+    if !record.definition.wires.iter().any(is_tunnel) {
+        return Ok(());
+    }
+    let remote = c.node_of(&record.host)?.facts().await?.underlay;
+    let mut outcome = Ok(());
     for wire in &record.definition.wires {
         let ComponentSpec::Gateway { host: gateway, bridge, .. } = &wire.component else { continue };
-        let remote = match remote {
-            Some(remote) => remote,
-            None => *remote.insert(c.node_of(&record.host)?.facts().await?.underlay),
-        };
         let (lineage, generation) = (record.lineage, record.generation);
         let port = GatewayPort { bridge: bridge.clone(), remote, vni: wire.id & VNI_BITS, lineage, generation };
-        c.node_of(gateway)?.attach(wire.id, &port).await?;
+        if let Err(error) = c.node_of(gateway)?.attach(wire.id, &port).await {
+            outcome = Err(error);
+        }
     }
-    Ok(())
+    outcome
 }
 
 /// Takes the VM away everywhere, then its records. May be repeated.
@@ -225,7 +234,13 @@ async fn dismantle(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
 pub async fn sweep(c: &Arc<Controller>) -> Result<(), ApiError> {
     for mut record in c.vm_records()? {
         let id = record.definition.id;
-        if record.life == Life::Ready || c.is_in_hand(id) {
+        if c.is_in_hand(id) {
+            continue;
+        }
+        if record.life == Life::Ready {
+            if record.gateways_due {
+                tell_gateways(c, &record).await;
+            }
             continue;
         }
         let _in_hand = c.take_in_hand(id);
@@ -305,7 +320,8 @@ pub async fn monitor(
     Json(command): Json<Value>,
 ) -> Answer<Value> {
     if !command.get("execute").is_some_and(Value::is_string) {
-        return Err(invalid("this is no QMP command").remedy(r#"write {"execute": "query-status"}, with `arguments` if it has any"#));
+        return Err(invalid("this is no QMP command")
+            .remedy(r#"write {"execute": "query-status"}, with `arguments` if it has any"#));
     }
     let record = c.vm_record(&name)?;
     let host = at.unwrap_or(record.host);
@@ -343,7 +359,8 @@ pub async fn list(State(c): Shared) -> Answer<Vec<Vm>> {
 }
 
 pub async fn show(State(c): Shared, Path(name): Path<Name>) -> Answer<Vm> {
-    let record = c.vm_records()?.into_iter().find(|vm| vm.definition.name == name).ok_or_else(|| missing("VM", &name))?;
+    let record =
+        c.vm_records()?.into_iter().find(|vm| vm.definition.name == name).ok_or_else(|| missing("VM", &name))?;
     let local = match c.node_of(&record.host) {
         Ok(node) => node.vm(record.definition.id).await.ok(),
         Err(_) => None,
@@ -370,7 +387,8 @@ pub async fn wires(State(c): Shared) -> Answer<Vec<Wire>> {
 }
 
 /// The VM's owner is `host` now: its record and its volumes say so, then its gateways. Safe to repeat, and ignored when a
-/// newer owner is known.
+/// newer owner is known. A gateway that cannot be told now is told later ([`sweep`]): the nodes tell it at the grant, too,
+/// so this is the second time, and no reason to keep a move open.
 pub async fn settle(c: &Controller, id: VmId, host: &Name, owner: (Lineage, Generation)) -> Result<(), ApiError> {
     let record = {
         let _deciding = c.decide();
@@ -380,6 +398,7 @@ pub async fn settle(c: &Controller, id: VmId, host: &Name, owner: (Lineage, Gene
         }
         (record.lineage, record.generation) = owner;
         record.host = host.clone();
+        record.gateways_due = true;
         let mut changes = vec![Change::put(Kind::Vm, id.0, &record)];
         for number in &record.definition.volumes {
             if let Some(mut volume) = c.store.read::<Volume>(Kind::Volume, number.0)? {
@@ -391,7 +410,28 @@ pub async fn settle(c: &Controller, id: VmId, host: &Name, owner: (Lineage, Gene
         c.store.commit(&changes)?;
         record
     };
-    point_gateways(c, &record).await
+    tell_gateways(c, &record).await;
+    Ok(())
+}
+
+/// Points the gateways at the VM's owner, and notes that this was done unless the owner has changed meanwhile.
+async fn tell_gateways(c: &Controller, told: &VmRecord) {
+    let noted = match point_gateways(c, told).await {
+        Err(error) => Err(error),
+        Ok(()) => {
+            let _deciding = c.decide();
+            match c.store.read::<VmRecord>(Kind::Vm, told.definition.id.0) {
+                Ok(Some(mut now)) if (now.lineage, now.generation) == (told.lineage, told.generation) => {
+                    now.gateways_due = false;
+                    c.put_vm(&now)
+                }
+                other => other.map(|_| ()).map_err(ApiError::from),
+            }
+        }
+    };
+    if let Err(error) = noted {
+        tracing::warn!(vm = %told.definition.name, %error, "not all its gateways could be told where it is; trying again later");
+    }
 }
 
 /// Asks all hosts where the VMs are: their records are the truth, ours a copy.
@@ -411,9 +451,7 @@ pub async fn refresh(c: &Arc<Controller>) -> Result<(), ApiError> {
             && (owner > known || (owner == known && host != &record.host))
         {
             tracing::info!(vm = %record.definition.name, %host, "its owner is another than was known");
-            if let Err(error) = settle(c, id, host, owner).await {
-                tracing::warn!(vm = %record.definition.name, %error, "its gateways could not be told");
-            }
+            settle(c, id, host, owner).await?;
         }
     }
     Ok(())

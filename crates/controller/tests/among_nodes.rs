@@ -103,7 +103,8 @@ async fn a_name_is_a_site_or_a_host_and_never_both() {
     let world = World::new().await;
     let error = world.api.add_site(&Site { name: name("ohio") }).await.unwrap_err();
     assert_eq!(error.problem, Problem::Conflict);
-    let host = |host: &str, site: &str| AddHost { name: name(host), site: name(site), api: "127.0.0.1:1".parse().unwrap() };
+    let host =
+        |host: &str, site: &str| AddHost { name: name(host), site: name(site), api: "127.0.0.1:1".parse().unwrap() };
     assert_eq!(world.api.add_host(&host("west", "west")).await.unwrap_err().problem, Problem::Conflict);
     assert_eq!(world.api.add_host(&host("ohio", "west")).await.unwrap_err().problem, Problem::Conflict);
     assert_eq!(world.api.add_host(&host("utah", "north")).await.unwrap_err().problem, Problem::NotFound);
@@ -190,7 +191,10 @@ async fn a_site_means_its_first_host_without_blockers() {
     assert!(dry.blockers[0].message.contains("already"), "{dry:?}");
     world.stop_node("texas").await;
     let dry = world.api.dry_run(&to_host("west")).await.unwrap();
-    assert_eq!((dry.blockers.len(), dry.blockers[0].host.as_str(), dry.blockers[0].kind.as_str()), (1, "texas", "link"));
+    assert_eq!(
+        (dry.blockers.len(), dry.blockers[0].host.as_str(), dry.blockers[0].kind.as_str()),
+        (1, "texas", "link")
+    );
     assert_eq!(world.api.dry_run(&to_host("mars")).await.unwrap_err().problem, Problem::NotFound);
 }
 
@@ -321,6 +325,28 @@ async fn an_owner_that_changed_while_nobody_looked_is_found_by_a_new_controller(
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     panic!("not found");
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_away_does_not_keep_a_move_open_and_is_told_later() {
+    let mut world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    let maine = world.stop_node("maine").await;
+    world.hand_over("ohio", "texas");
+    world.say("ohio", mv.id, |p| p.outcome = Outcome::Completed);
+    world.until(mv.id, |m| m.progress.outcome == Outcome::Completed).await;
+    world.start_node("maine", maine).await;
+    let generation = || world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().generation);
+    assert_eq!(generation(), Generation(1));
+    // The records are looked after every 10 s.
+    for _ in 0..300 {
+        if generation() == Generation(2) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("never told");
 }
 
 #[tokio::test]

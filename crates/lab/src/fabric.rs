@@ -31,6 +31,12 @@ use std::path::{Path, PathBuf};
 pub const MEMORY_PORT: u16 = 4444;
 /// Port of NBD: class disk.
 pub const DISK_PORT: u16 = 10809;
+/// TCP port of Godwit's controller: class control.
+pub const CONTROLLER_PORT: u16 = 7400;
+/// TCP port of a node's API: class control.
+pub const NODE_PORT: u16 = 7410;
+/// UDP port of the link's control lane between nodes: class control. Its other lanes are on [`DISK_PORT`] and [`MEMORY_PORT`].
+pub const LINK_PORT: u16 = 7411;
 /// Port of VXLAN, all that guests and their clients say: class client.
 pub const VXLAN_PORT: u16 = 4789;
 /// MTU of the guests' segment: the underlay's 1500 less VXLAN's 50.
@@ -208,6 +214,7 @@ fn join(
         (MEMORY_PORTS, Class::Memory),
         (DISK_PORTS, Class::Disk),
         (VXLAN_PORT..=VXLAN_PORT, Class::Client),
+        (CONTROLLER_PORT..=LINK_PORT, Class::Control),
     ]);
     wan.run(move || godwit_wan::Path::start(&name, &format!("p{a}-{b}"), &format!("p{b}-{a}"), spec, rules, seed))
         .context("cannot start the WAN emulator")

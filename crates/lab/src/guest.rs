@@ -10,10 +10,11 @@
 //! each guest has 8 KiB more than the scenario asks for, and no other large block (`-vga none`).
 //! `GODWIT_LAB_EVEN_RAM=1` leaves them away, to see the RAM check fail.
 
+use crate::disks::Monitor;
 use crate::fabric::{GUEST_MTU, Site};
 use crate::images::{DiskLayout, GuestImage};
 use crate::scenario::Vm;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use godwit_load::control::Control;
 use godwit_qmp::Qmp;
 use godwit_units::Bytes;
@@ -22,7 +23,7 @@ use serde_json::Value;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -56,10 +57,13 @@ impl Accel {
     fn cpu(self) -> &'static str {
         match self {
             Self::Kvm => "host",
-            Self::Tcg => "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt",
+            Self::Tcg => PORTABLE_CPU,
         }
     }
 }
+
+/// A CPU model that is the same on every host. Godwit's guests have it under KVM too: `host` is another CPU on another host.
+pub const PORTABLE_CPU: &str = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt";
 
 /// What is the same in every QEMU of one VM.
 #[derive(Clone, Debug)]
@@ -130,7 +134,9 @@ impl GuestSpec {
         }
     }
 
-    fn kernel_words(&self) -> String {
+    /// The kernel's command line: the load program's orders are in it.
+    #[must_use]
+    pub fn kernel_words(&self) -> String {
         let Self { address, layout, .. } = self;
         let content = self.image.content_folder();
         let mut arguments =
@@ -172,7 +178,8 @@ pub struct Guest {
     pub ram: File,
     process: Child,
     log: PathBuf,
-    console: PathBuf,
+    /// What the guest printed.
+    pub console: PathBuf,
     tap: String,
 }
 
@@ -265,52 +272,22 @@ impl Guest {
         Ok(Self { spec: spec.clone(), site: site.name.clone(), qmp, disk_files, ram, process, log, console, tap })
     }
 
-    /// Waits until the guest says that its load program is up, and connects to it from its own site.
+    /// Waits until the guest says that its load program is up.
     ///
     /// # Errors
-    /// With the end of the console when that takes more than `timeout`.
-    pub fn wait_ready(&mut self, site: &Site, timeout: Duration) -> Result<Control> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            let text = std::fs::read_to_string(&self.console).unwrap_or_default();
-            if text.contains("GODWIT-GUEST-READY") {
-                break;
-            }
-            if let Some(status) = self.process.try_wait()? {
-                bail!(
-                    "the guest `{}` ended while it booted ({status}): {}\n{}",
-                    self.spec.name,
-                    tail(&self.log),
-                    tail(&self.console)
-                );
-            }
-            if Instant::now() > deadline {
-                bail!(
-                    "the guest `{}` was not up after {} s; its console ends:\n{}",
-                    self.spec.name,
-                    timeout.as_secs(),
-                    tail(&self.console)
-                );
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        self.control(site)
+    /// With the end of the console when QEMU ends, or when that takes more than `timeout`.
+    pub fn wait_ready(&mut self, timeout: Duration) -> Result<()> {
+        let process = &mut self.process;
+        await_ready(&self.spec.name, &self.console, timeout, || match process.try_wait() {
+            Ok(Some(status)) => bail!("its QEMU ended ({status}): {}", tail(&self.log)),
+            _ => Ok(()),
+        })
     }
 
-    /// A connection to the guest's load program from `site`.
-    ///
-    /// # Errors
-    /// When the guest does not answer within 30 s.
-    pub fn control(&self, site: &Site) -> Result<Control> {
-        let stream = connect(site, SocketAddr::from((self.spec.address, CONTROL_PORT))).with_context(|| {
-            format!(
-                "the load program of `{}` cannot be reached from {}; its console ends:\n{}",
-                self.spec.name,
-                site.name,
-                tail(&self.console)
-            )
-        })?;
-        Ok(Control::new(stream, Duration::from_secs(30)))
+    /// The block nodes of its disks.
+    #[must_use]
+    pub fn disk_nodes(&self) -> Vec<String> {
+        (0..self.spec.disks.len()).map(|disk| format!("node{disk}")).collect()
     }
 
     /// Runs a QMP command.
@@ -338,6 +315,12 @@ impl Guest {
     #[must_use]
     pub fn last_words(&self) -> String {
         format!("QEMU: {}; console: {}", tail(&self.log), tail(&self.console))
+    }
+}
+
+impl Monitor for Guest {
+    fn monitor(&self, command: &str, arguments: Value) -> Result<Value> {
+        self.qmp(command, arguments)
     }
 }
 
@@ -374,8 +357,48 @@ pub fn connect(site: &Site, to: SocketAddr) -> std::io::Result<TcpStream> {
     site.ns.run(move || TcpStream::connect_timeout(&to, Duration::from_secs(30)))
 }
 
+/// Waits until the console says that the load program is up; `look` may find a reason to wait no longer.
+///
+/// # Errors
+/// With the end of the console when `look` fails, or when that takes more than `timeout`.
+pub fn await_ready(
+    vm: &str,
+    console: &Path,
+    timeout: Duration,
+    mut look: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let deadline = Instant::now() + timeout;
+    // Read as bytes: a guest may print anything.
+    while !std::fs::read(console).is_ok_and(|text| String::from_utf8_lossy(&text).contains("GODWIT-GUEST-READY")) {
+        let words = || format!("the guest `{vm}` did not boot; its console ends:\n{}", tail(console));
+        look().with_context(words)?;
+        if Instant::now() > deadline {
+            return Err(anyhow!("it was not up after {} s", timeout.as_secs())).with_context(words);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// A connection from `site` to the load program of a guest; `console` is quoted when there is none.
+///
+/// # Errors
+/// When the guest does not answer within 30 s.
+pub fn load_program(site: &Site, spec: &GuestSpec, console: &Path) -> Result<Control> {
+    let stream = connect(site, SocketAddr::from((spec.address, CONTROL_PORT))).with_context(|| {
+        format!(
+            "the load program of `{}` cannot be reached from {}; its console ends:\n{}",
+            spec.name,
+            site.name,
+            tail(console)
+        )
+    })?;
+    Ok(Control::new(stream, Duration::from_secs(30)))
+}
+
 /// The last lines of a file, for errors.
-fn tail(path: &std::path::Path) -> String {
+#[must_use]
+pub fn tail(path: &Path) -> String {
     let bytes = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(1500)..]).into_owned();
     let lines: Vec<_> = text.lines().filter(|l| !l.trim().is_empty()).collect();

@@ -83,6 +83,12 @@ impl GuestImage {
         Ok(Self { folder, kind, kernel: manifest.kernel, data: manifest.data })
     }
 
+    /// Which image it is.
+    #[must_use]
+    pub fn kind(&self) -> Image {
+        self.kind
+    }
+
     /// The kernel.
     #[must_use]
     pub fn kernel_file(&self) -> PathBuf {

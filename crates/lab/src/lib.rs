@@ -5,12 +5,18 @@
 //! ([`report`], [`plot`], [`table`]). The lab uses Godwit as a user does, by its binary; the moves of [`qemu_move`] are what
 //! QEMU does alone, the baseline of every claim.
 
+pub mod disks;
 pub mod fabric;
+pub mod figures;
+pub mod godwit;
 pub mod guest;
 pub mod images;
 pub mod kvm;
 pub mod ledger;
+pub mod machine;
+mod moves;
 pub mod ns;
+pub mod pass;
 pub mod plot;
 pub mod progress;
 pub mod qemu_move;
@@ -18,6 +24,7 @@ pub mod report;
 pub mod run;
 pub mod sandbox;
 pub mod scenario;
+mod steps;
 pub mod sweep;
 pub mod table;
 pub mod truth;

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use godwit_lab::ledger::{self, Entry, Key, Ledger};
+use godwit_lab::pass::Pass;
 use godwit_lab::progress::Progress;
 use godwit_lab::report::{Outcome, Report};
 use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
@@ -343,7 +344,7 @@ fn engine(config: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn how_to_use(pass: &run::Pass, name: &str) -> String {
+fn how_to_use(pass: &Pass, name: &str) -> String {
     let mut text = format!("`{name}` is up.\n");
     for site in &pass.fabric().sites {
         text += &format!("  site {:<16} {}, clients speak from {}\n", site.name, site.underlay, site.client);
@@ -352,7 +353,15 @@ fn how_to_use(pass: &run::Pass, name: &str) -> String {
         let site = vm.site().unwrap_or_default();
         text += &format!("  VM   {:<16} {} in {site}\n", vm.name(), vm.address());
     }
-    text + &format!("Look around: godwit-lab enter SITE ip address\nEnd it with: godwit-lab down {name}\n")
+    text += "Look around: godwit-lab enter SITE ip address\n";
+    if let Some(installation) = pass.installation() {
+        let home = &installation.home().name;
+        text += &format!("Use Godwit:  godwit-lab enter {home} -- godwit vm ls\n");
+        if let (Some(vm), Some(to)) = (pass.vms().first(), pass.fabric().sites.get(1)) {
+            text += &format!("             godwit-lab enter {home} -- godwit move {} --to {}\n", vm.name(), to.name);
+        }
+    }
+    text + &format!("End it with: godwit-lab down {name}\n")
 }
 
 fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
@@ -363,7 +372,7 @@ fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
     let scenario = Scenario::parse(&text, &path)?.name.get_ref().clone();
     let commit = match &args.commit {
         Some(commit) => commit.clone(),
-        None => current_commit()?,
+        None => current_commit(&args.ledger)?,
     };
     if args.table {
         let mut entries = ledger::read(&args.ledger)?;
@@ -394,8 +403,9 @@ fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the working tree stands for; results belong to a version, so a changed tree is marked.
-fn current_commit() -> Result<String> {
+/// What the working tree stands for; results belong to a version, so a changed tree is marked. The ledger does not count: a
+/// sweep that writes to it would else never find its own results again.
+fn current_commit(ledger: &Path) -> Result<String> {
     let git = |args: &[&str]| -> Result<String> {
         let output = std::process::Command::new("git").args(args).output().context("cannot run git; give --commit")?;
         if !output.status.success() {
@@ -404,6 +414,13 @@ fn current_commit() -> Result<String> {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = !git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
+    let top = PathBuf::from(git(&["rev-parse", "--show-toplevel"])?);
+    let mut look: Vec<String> = ["status", "--porcelain", "--untracked-files=no", "--", ":(top)"].map(str::to_owned).into();
+    // Before the first run there is none yet, and then it is no change either.
+    if let Ok(inside) = ledger.canonicalize().unwrap_or_default().strip_prefix(&top) {
+        look.push(format!(":(top,exclude,literal){}", inside.display()));
+    }
+    let look: Vec<&str> = look.iter().map(String::as_str).collect();
+    let changed = !git(&look)?.is_empty();
     Ok(if changed { commit + "-changed" } else { commit })
 }

@@ -159,6 +159,10 @@ fn enter_new(set_up: impl FnOnce() -> Result<()>) -> Result<PathBuf> {
         .context("cannot make a namespace; the lab needs root")?;
     // Without this, mounts made here would spread to the machine's own namespace.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).context("cannot detach mounts")?;
+    // A sysfs belongs to the network namespace that it is mounted from: without this, whoever looks for an interface in
+    // /sys/class/net would see the machine's.
+    mount("sysfs", "/sys", "sysfs", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)
+        .context("cannot mount /sys")?;
     for (key, value) in [("all", "1"), ("default", "1")] {
         std::fs::write(format!("/proc/sys/net/ipv6/conf/{key}/disable_ipv6"), value)
             .context("cannot switch IPv6 off")?;

@@ -61,6 +61,14 @@ impl Progress {
         self.write(&mut state, &format!("{vm}: {phase}"), true);
     }
 
+    /// As [`Progress::phase`], said only if it is another one than before.
+    pub fn enter(&self, vm: &str, phase: &str) {
+        let known = self.state().phases.get(vm).is_some_and(|p| p == phase);
+        if !known {
+            self.phase(vm, phase);
+        }
+    }
+
     /// How much of the phase is done; `more` says anything else.
     pub fn amount(&self, vm: &str, done: Bytes, of: Option<Bytes>, more: &str) {
         let mut state = self.state();

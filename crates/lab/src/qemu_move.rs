@@ -24,19 +24,19 @@
 //!
 //! Until `run` every failure is undone: the migration is cancelled, the destination is killed, the source goes on.
 
+use crate::disks;
 use crate::fabric::{DISK_PORT, Fabric, MEMORY_PORT, Site};
+use crate::figures::Figures;
 use crate::guest::{Guest, Start};
 use crate::progress::Progress;
-use crate::report::{MemorySample, Outcome, Phase, Round};
+use crate::report::{MemorySample, Outcome, Round};
 use crate::scenario::{Baseline, Damage};
-use crate::truth::{self, Difference, PAGE};
+use crate::truth::{self, PAGE};
 use anyhow::{Context, Result, bail};
 use godwit_qmp::{EventMark, Qmp};
 use godwit_units::Bytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -50,8 +50,6 @@ const DOWNTIME_LIMIT_MS: u64 = 300;
 const STOP_NOW_MS: u64 = 2_000_000;
 /// Bound on the steps that take no more than moments when all is well.
 const STEP: Duration = Duration::from_secs(60);
-/// The dirty bitmap that records what the guest wrote since the hand-off.
-const BITMAP: &str = "since-handoff";
 
 /// When pre-copy ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,93 +133,6 @@ pub struct Moved {
     pub old_disks: Vec<std::path::PathBuf>,
     /// What was measured.
     pub figures: Figures,
-}
-
-/// What was measured on a move.
-#[derive(Debug)]
-pub struct Figures {
-    /// The command's moment; all times count from here.
-    pub began: Instant,
-    /// How it ended.
-    pub outcome: Outcome,
-    /// Why not well.
-    pub why: Option<String>,
-    /// When it ended.
-    pub ended: Instant,
-    /// The source's STOP event.
-    pub stopped: Option<Instant>,
-    /// The destination's RESUME event.
-    pub resumed: Option<Instant>,
-    /// Whether the destination was told to run: from then on the source must not, whatever was heard of it.
-    pub released: bool,
-    /// For how long the lab held the guest.
-    pub held: Duration,
-    /// Share of non-zero pages before.
-    pub nonzero_share: Option<f64>,
-    /// Phases.
-    pub phases: Vec<Phase>,
-    /// Rounds.
-    pub rounds: Vec<Round>,
-    /// Curve.
-    pub memory: Vec<MemorySample>,
-    /// Pages sent as zeroes.
-    pub zero_pages: u64,
-    /// Pages of any kind that were sent, in bytes, unreduced.
-    pub page_bytes: u64,
-    /// Disk bytes that the mirror went through, unreduced; as QEMU counts them.
-    pub disk_bytes: u64,
-    /// Disk bytes within the memory stream, by QEMU's count.
-    pub disk_in_stream: Option<u64>,
-    /// What the RAM comparison found.
-    pub ram: Option<Difference>,
-}
-
-impl Figures {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self {
-            began: now,
-            outcome: Outcome::Failed,
-            why: None,
-            ended: now,
-            stopped: None,
-            resumed: None,
-            released: false,
-            held: Duration::ZERO,
-            nonzero_share: None,
-            phases: vec![],
-            rounds: vec![],
-            memory: vec![],
-            zero_pages: 0,
-            page_bytes: 0,
-            disk_bytes: 0,
-            disk_in_stream: None,
-            ram: None,
-        }
-    }
-
-    /// Takes QEMU's count of disk bytes within the stream, which it tells only while they flow.
-    fn note_disk(&mut self, said: &Value) {
-        let now = said["disk"]["transferred"].as_u64();
-        self.disk_in_stream = self.disk_in_stream.max(now);
-    }
-
-    fn seconds(&self) -> f64 {
-        self.began.elapsed().as_secs_f64()
-    }
-
-    /// Ends the phase under way and begins the next.
-    fn phase(&mut self, name: &str) {
-        let now = self.seconds();
-        self.end_phase(now);
-        self.phases.push(Phase { name: name.into(), start_s: now, end_s: now });
-    }
-
-    fn end_phase(&mut self, now: f64) {
-        if let Some(last) = self.phases.last_mut() {
-            last.end_s = now;
-        }
-    }
 }
 
 /// Moves `source`'s guest as `order` says. Whatever happens, the guest runs afterwards at exactly one place, or
@@ -324,13 +235,12 @@ fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures:
 
     figures.phase("compare");
     let held = Instant::now();
-    figures.ram = Some(compare_ram(source, destination, &order.damage)?);
-    for disk in 0..disks {
-        destination.qmp(
-            "block-dirty-bitmap-add",
-            json!({"node": format!("node{disk}"), "name": BITMAP, "granularity": truth::GRANULE}),
-        )?;
+    if order.damage.contains(&Damage::Block) {
+        disks::damage(&destination.disk_files[0], &source.spec.layout)?;
     }
+    let altered = order.damage.contains(&Damage::Page);
+    figures.ram = Some(truth::compare_arrived(&source.ram, &destination.ram, source.spec.memory.0, altered)?);
+    disks::begin_record(destination, &destination.disk_nodes())?;
     figures.held = held.elapsed();
 
     figures.phase("run");
@@ -346,30 +256,6 @@ fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures:
     // QEMU's defaults, written out: five announcements, 50 ms apart and then further.
     destination.qmp("announce-self", json!({"initial": 50, "max": 550, "rounds": 5, "step": 50}))?;
     Ok(())
-}
-
-/// Compares RAM at both ends; does first, and mends afterwards, what damage to a page was ordered.
-fn compare_ram(source: &Guest, destination: &Guest, damage: &[Damage]) -> Result<Difference> {
-    let size = source.spec.memory.0;
-    // Its last page, which takes a comparison that goes to the very end.
-    let at = size - 1;
-    let mut byte = [0];
-    destination.ram.read_exact_at(&mut byte, at)?;
-    if damage.contains(&Damage::Page) {
-        destination.ram.write_all_at(&[!byte[0]], at)?;
-    }
-    if damage.contains(&Damage::Block) {
-        let at = source.spec.layout.fs_end.0 + 1;
-        let disk = std::fs::OpenOptions::new().read(true).write(true).open(&destination.disk_files[0])?;
-        let mut byte = [0];
-        disk.read_exact_at(&mut byte, at)?;
-        disk.write_all_at(&[!byte[0]], at)?;
-    }
-    let difference = truth::compare_ram(&source.ram, &destination.ram, size)?;
-    if damage.contains(&Damage::Page) {
-        destination.ram.write_all_at(&byte, at)?;
-    }
-    Ok(difference)
 }
 
 /// Capabilities and parameters, the same at both ends.
@@ -610,54 +496,6 @@ fn undo(source: &Guest, destination: Option<Guest>, order: &Order<'_>, released:
         source.qmp("cont", Value::Null)?;
     }
     Ok(())
-}
-
-/// Holds the disks at the destination against what they were at the source when it stopped; what the guest has written
-/// since does not count. Returns the granules that differ and were not written, by disk.
-///
-/// # Errors
-/// When the comparison could not be made.
-pub fn compare_disks(guest: &Guest, site: &Site, old: &[std::path::PathBuf]) -> Result<Vec<Difference>> {
-    let mut found = vec![];
-    for (disk, (old, new)) in old.iter().zip(&guest.disk_files).enumerate() {
-        let mut difference = truth::compare_disks(old, new)?;
-        if !difference.units.is_empty() {
-            let written = written_since(guest, site, disk)?;
-            difference.units.retain(|granule| !written.contains(granule));
-        }
-        found.push(difference);
-    }
-    for disk in 0..guest.disk_files.len() {
-        guest.qmp("block-dirty-bitmap-remove", json!({"node": format!("node{disk}"), "name": BITMAP}))?;
-    }
-    Ok(found)
-}
-
-/// What the guest has written to a disk since the hand-off. The bitmap is frozen and read through a read-only export.
-fn written_since(guest: &Guest, site: &Site, disk: usize) -> Result<std::collections::BTreeSet<u64>> {
-    let node = format!("node{disk}");
-    // A write that the comparison saw is in the bitmap as soon as it has completed.
-    std::thread::sleep(Duration::from_millis(200));
-    guest.qmp("block-dirty-bitmap-disable", json!({"node": node, "name": BITMAP}))?;
-    let socket = site.run_folder().join("truth.nbd");
-    guest.qmp("nbd-server-start", json!({"addr": {"type": "unix", "data": {"path": socket}}}))?;
-    let export = json!({"type": "nbd", "id": "truth", "node-name": node, "name": "truth", "bitmaps": [BITMAP]});
-    let map = guest.qmp("block-export-add", export).and_then(|_| {
-        let image = format!(
-            "driver=nbd,server.type=unix,server.path={},export=truth,x-dirty-bitmap=qemu:dirty-bitmap:{BITMAP}",
-            socket.display()
-        );
-        let run = site
-            .ns
-            .run(move || Command::new("qemu-img").args(["map", "--output=json", "--image-opts", &image]).output());
-        let output = run.context("cannot run qemu-img")?;
-        if !output.status.success() {
-            bail!("qemu-img map: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    });
-    guest.qmp("nbd-server-stop", Value::Null)?;
-    truth::written_granules(&map?)
 }
 
 #[cfg(test)]

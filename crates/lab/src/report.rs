@@ -80,8 +80,12 @@ pub struct MoveReport {
     pub outcome: Outcome,
     /// Why it did not complete.
     pub why: Option<String>,
-    /// From the command to the VM's running at the destination and the source's end, in seconds.
+    /// From the command to the VM's running at the destination (its RESUME event), in seconds; of a move that did not get so
+    /// far, to its end. Contains `held_ms`.
     pub total_s: f64,
+    /// From the command to the end of the move, with the source cleared away, in seconds.
+    #[serde(default)]
+    pub ended_s: Option<f64>,
     /// vCPUs stopped, in ms: from the source's STOP event to the destination's RESUME event, less `held_ms`.
     pub downtime_ms: Option<f64>,
     /// How long the lab itself held the stopped guest to compare its RAM at both ends, in ms. Not part of
@@ -195,6 +199,9 @@ pub struct Integrity {
     pub ram_equal: Option<bool>,
     /// Incompressible data on the disk appeared as WAN bytes: nothing travelled beside the WAN.
     pub wan_carried_disk: Option<bool>,
+    /// Seen from outside, the VM runs in exactly one place, or in none where that was expected; a step `expect` looks.
+    #[serde(default)]
+    pub one_place: Option<bool>,
     /// What was found, and what could not be checked and why.
     pub notes: Vec<String>,
 }
@@ -203,7 +210,7 @@ impl Integrity {
     /// Whether no check failed. What was not checked does not count.
     #[must_use]
     pub fn intact(&self) -> bool {
-        [self.memory_ok, self.disk_ok, self.tcp_ok, self.ram_equal, self.wan_carried_disk]
+        [self.memory_ok, self.disk_ok, self.tcp_ok, self.ram_equal, self.wan_carried_disk, self.one_place]
             .into_iter()
             .all(|check| check != Some(false))
     }

@@ -321,9 +321,8 @@ pub fn run_init(config: &Path) -> Result<std::convert::Infallible> {
 /// # Errors
 /// When no run is up that has this site.
 pub fn enter(site: &str, command: &[std::ffi::OsString]) -> Result<std::convert::Infallible> {
-    let supervisors = records()?.into_iter().filter(|f| f.alive).filter_map(|f| f.record).map(|r| r.supervisor);
-    for supervisor in supervisors {
-        for init in children(supervisor) {
+    for record in records()?.into_iter().filter(|f| f.alive).filter_map(|f| f.record) {
+        for init in children(record.supervisor) {
             for engine in children(init) {
                 for task in numbers(Path::new(&format!("/proc/{engine}/task"))) {
                     let folder = format!("/proc/{engine}/task/{task}");
@@ -331,6 +330,7 @@ pub fn enter(site: &str, command: &[std::ffi::OsString]) -> Result<std::convert:
                     if name.trim_end() == crate::ns::thread_name(site) {
                         let mut nsenter = Command::new("nsenter");
                         nsenter.arg(format!("--net={folder}/ns/net")).arg(format!("--mount={folder}/ns/mnt"));
+                        nsenter.envs(environment(&record.work, site));
                         return Err(nsenter.arg("--").args(command).exec()).context("cannot run nsenter (util-linux)");
                     }
                 }
@@ -338,6 +338,26 @@ pub fn enter(site: &str, command: &[std::ffi::OsString]) -> Result<std::convert:
         }
     }
     bail!("no running lab has a site `{site}`; `godwit-lab up SCENARIO` brings sites up")
+}
+
+/// What a site's commands need to know to use Godwit there: the lines of its file, if the run has Godwit. Search paths are put
+/// before one's own.
+fn environment(work: &Path, site: &str) -> Vec<(String, std::ffi::OsString)> {
+    // `up` builds in the work folder itself, `run` each pass in a folder of its own.
+    let files = ["sites", "pass/sites"].map(|f| work.join(f).join(site).join(crate::godwit::ENVIRONMENT));
+    let text: String = files.iter().filter_map(|f| std::fs::read_to_string(f).ok()).collect();
+    let one = |line: &str| {
+        let (name, value) = line.split_once('=')?;
+        let mut value = std::ffi::OsString::from(value);
+        if name == "PATH"
+            && let Some(known) = std::env::var_os(name)
+        {
+            value.push(":");
+            value.push(known);
+        }
+        Some((name.to_owned(), value))
+    };
+    text.lines().filter_map(one).collect()
 }
 
 /// The processes that a process has started.

@@ -46,7 +46,7 @@ pub struct Scenario {
     /// The share of guest memory, in percent, that is non-zero before the first step. DESIGN: 85.
     #[serde(default = "default_warm")]
     pub warm_percent: Spanned<u8>,
-    /// Seconds after which a baseline move that has not converged is cancelled.
+    /// Seconds after which a move that has not ended is cancelled.
     #[serde(default = "default_move_timeout")]
     pub move_timeout_s: u64,
     /// The WAN between the sites.
@@ -158,7 +158,7 @@ pub struct Vm {
 }
 
 /// What a guest boots.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Image {
     /// Debian's cloud kernel, busybox and the load program; boots in seconds.
@@ -201,13 +201,17 @@ pub enum Action {
     /// Give up a running move.
     Cancel(Verify),
     /// Nothing passes a path any more.
-    Cut(Between),
+    Cut(Cut),
     /// A cut path carries again.
     Restore(Between),
     /// Change a path's figures.
     Rate(PathChange),
     /// Damage something on purpose, to see that a check finds it.
     Alter(Alter),
+    /// Kill a process of Godwit's, or a guest's hypervisor.
+    Kill(Kill),
+    /// Look, once all has settled, whether a VM runs where it should, and nowhere else.
+    Expect(Expect),
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -224,13 +228,17 @@ struct RawStep {
     #[serde(default)]
     cancel: Option<Verify>,
     #[serde(default)]
-    cut: Option<Between>,
+    cut: Option<Cut>,
     #[serde(default)]
     restore: Option<Between>,
     #[serde(default)]
     rate: Option<PathChange>,
     #[serde(default)]
     alter: Option<Alter>,
+    #[serde(default)]
+    kill: Option<Kill>,
+    #[serde(default)]
+    expect: Option<Expect>,
 }
 
 impl TryFrom<RawStep> for Step {
@@ -249,12 +257,14 @@ impl TryFrom<RawStep> for Step {
             raw.restore.map(Action::Restore),
             raw.rate.map(Action::Rate),
             raw.alter.map(Action::Alter),
+            raw.kill.map(Action::Kill),
+            raw.expect.map(Action::Expect),
         ]
         .into_iter()
         .flatten();
         match (actions.next(), actions.next()) {
             (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
-            (None, _) => Err("a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter".into()),
+            (None, _) => Err("a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect".into()),
             (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
         }
     }
@@ -274,6 +284,9 @@ pub struct Move {
     /// What the move is to keep small. Baselines know only their own stop rule and ignore it.
     #[serde(default)]
     pub policy: Option<Policy>,
+    /// Whether this is a second try: then a VM that is there already is left alone, rather than being an error.
+    #[serde(default)]
+    pub retry: bool,
 }
 
 /// How a move brings the disks along.
@@ -372,6 +385,125 @@ pub struct Between {
     pub between: Spanned<[String; 2]>,
 }
 
+/// Cuts one path, at once or at a point of a move.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cut {
+    /// The two sites.
+    pub between: Spanned<[String; 2]>,
+    /// Not now, but when the move of [`Cut::vm`] gets there: the one under way, else its next.
+    #[serde(default)]
+    pub at: Option<Point>,
+    /// Whose move; goes with `at`.
+    #[serde(default)]
+    pub vm: Option<Spanned<String>>,
+    /// Seconds after which the path is restored by itself; else a step `restore` does that.
+    #[serde(default)]
+    pub for_s: Option<f64>,
+}
+
+/// Kills, at once or at a point of a move.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kill {
+    /// What is killed (SIGKILL).
+    pub what: Spanned<Victim>,
+    /// In which site. With `at` it may be left out: then it is the site where that point is.
+    #[serde(default)]
+    pub site: Option<Spanned<String>>,
+    /// Whose QEMU, and whose move `at` is about.
+    #[serde(default)]
+    pub vm: Option<Spanned<String>>,
+    /// Not now, but when the move of [`Kill::vm`] gets there: the one under way, else its next.
+    #[serde(default)]
+    pub at: Option<Point>,
+    /// Seconds after which a killed daemon is started again. A QEMU is not.
+    #[serde(default = "two")]
+    pub restart_after_s: f64,
+}
+
+/// What a [`Kill`] kills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Victim {
+    /// A site's node.
+    Node,
+    /// A VM's QEMU.
+    Qemu,
+    /// The controller.
+    Controller,
+}
+
+/// Points of a move at which a node of Godwit's can be held, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Point {
+    /// Source: the disks are being copied.
+    CopyDisk,
+    /// Source: memory goes in rounds.
+    Memory,
+    /// Source: the vCPUs are stopped.
+    Stopped,
+    /// Source: everything is verified, SEALED is not written.
+    Sealing,
+    /// Source: SEALED is written, COMMIT was not sent.
+    Sealed,
+    /// Destination: COMMIT was heard, GRANTED is not written.
+    Commit,
+    /// Destination: GRANTED is written, STARTED is not.
+    Granted,
+    /// Destination: STARTED is written, the guest was not told to run.
+    Started,
+}
+
+impl Point {
+    /// As the node calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CopyDisk => "copy-disk",
+            Self::Memory => "memory",
+            Self::Stopped => "stopped",
+            Self::Sealing => "sealing",
+            Self::Sealed => "sealed",
+            Self::Commit => "commit",
+            Self::Granted => "granted",
+            Self::Started => "started",
+        }
+    }
+
+    /// Whether the source's node gets there, and not the destination's.
+    #[must_use]
+    pub fn is_at_source(self) -> bool {
+        !matches!(self, Self::Commit | Self::Granted | Self::Started)
+    }
+}
+
+/// Where a VM has to run.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expect {
+    /// Which VM.
+    pub vm: Spanned<String>,
+    /// In how many places.
+    #[serde(default)]
+    pub runs: Runs,
+    /// The one place, if it has to be this one.
+    #[serde(default)]
+    pub site: Option<Spanned<String>>,
+}
+
+/// In how many places a VM has to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Runs {
+    /// In exactly one.
+    #[default]
+    One,
+    /// Nowhere: its QEMU was killed.
+    None,
+}
+
 /// Figures of one path, other than it has (in a step) or than all have (in `[[wan.path]]`); what is not named stays.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -460,7 +592,7 @@ impl Scenario {
     pub fn parse(text: &str, path: &str) -> Result<Self, ScenarioError> {
         let mut scenario: Self = toml::from_str(text)
             .map_err(|e| ScenarioError::Syntax { path: path.into(), message: e.to_string().trim_end().to_owned() })?;
-        let checker = Checker { text, path };
+        let checker = Checker { text, path, godwit: scenario.godwit };
         for raw in std::mem::take(&mut scenario.raw_step) {
             let at = raw.span();
             let step = Step::try_from(raw.into_inner());
@@ -546,6 +678,7 @@ fn millis(ms: f64) -> Duration {
 struct Checker<'a> {
     text: &'a str,
     path: &'a str,
+    godwit: bool,
 }
 
 impl Checker<'_> {
@@ -575,9 +708,14 @@ impl Checker<'_> {
         let fits = (1..=24).contains(&text.len())
             && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
             && !text.starts_with('-');
+        let fits_godwit = text.starts_with(|c: char| c.is_ascii_lowercase()) && !text.ends_with('-');
         if !fits {
             let what =
                 format!("`{text}`: use 1 to 24 of a-z, 0-9 and `-` (it becomes part of file and interface names)");
+            return self.fail(name.span(), key, what);
+        }
+        if self.godwit && !fits_godwit {
+            let what = format!("`{text}`: Godwit's names begin with a letter and do not end with `-`");
             return self.fail(name.span(), key, what);
         }
         if !seen.insert(text.clone()) {
@@ -721,7 +859,18 @@ impl Checker<'_> {
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
                 Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
                 Action::Wait(_) => {}
-                Action::Cut(b) => self.known_pair(s, &b.between, "step.cut.between")?,
+                Action::Cut(cut) => {
+                    self.known_pair(s, &cut.between, "step.cut.between")?;
+                    self.seconds(cut.for_s.unwrap_or(0.0), cut.between.span(), "step.cut.for_s")?;
+                    self.moment(s, cut.at, cut.vm.as_ref(), cut.between.span(), "step.cut")?;
+                }
+                Action::Kill(kill) => self.kill(s, kill)?,
+                Action::Expect(e) => {
+                    self.known_vm(s, &e.vm, "step.expect.vm")?;
+                    if let Some(site) = &e.site {
+                        self.known_site(s, site.get_ref(), site.span(), "step.expect.site")?;
+                    }
+                }
                 Action::Restore(b) => self.known_pair(s, &b.between, "step.restore.between")?,
                 Action::Rate(c) => {
                     self.known_pair(s, &c.between, "step.rate.between")?;
@@ -731,6 +880,48 @@ impl Checker<'_> {
             }
         }
         Ok(())
+    }
+
+    fn kill(&self, s: &Scenario, kill: &Kill) -> Result<(), ScenarioError> {
+        let at = kill.what.span();
+        self.seconds(kill.restart_after_s, at.clone(), "step.kill.restart_after_s")?;
+        self.moment(s, kill.at, kill.vm.as_ref(), at.clone(), "step.kill")?;
+        if let Some(site) = &kill.site {
+            self.known_site(s, site.get_ref(), site.span(), "step.kill.site")?;
+        }
+        match kill.what.get_ref() {
+            Victim::Node if kill.site.is_none() && kill.at.is_none() => {
+                self.fail(at, "step.kill.site", "is missing: say which site's node, or `at` which point of a move")
+            }
+            Victim::Qemu if kill.vm.is_none() => self.fail(at, "step.kill.vm", "is missing: say whose QEMU"),
+            Victim::Controller if kill.site.is_some() => {
+                self.fail(at, "step.kill.site", "goes with a node or a QEMU; there is one controller")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `at` and `vm` of a step that waits for a point of a move.
+    fn moment(
+        &self,
+        s: &Scenario,
+        at: Option<Point>,
+        vm: Option<&Spanned<String>>,
+        step: Range<usize>,
+        key: &str,
+    ) -> Result<(), ScenarioError> {
+        match (at, vm) {
+            (Some(_), None) => self.fail(step, &format!("{key}.vm"), "is missing: say on whose move `at` is"),
+            (_, Some(vm)) => self.known_vm(s, vm, &format!("{key}.vm")),
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn seconds(&self, value: f64, at: Range<usize>, key: &str) -> Result<(), ScenarioError> {
+        if (0.0..=86_400.0).contains(&value) {
+            return Ok(());
+        }
+        self.fail(at, key, format!("is {value}; it takes seconds from 0 to 86400"))
     }
 
     fn known_vm(&self, s: &Scenario, name: &Spanned<String>, key: &str) -> Result<(), ScenarioError> {
@@ -760,6 +951,10 @@ fn default_warm() -> Spanned<u8> {
 
 fn default_move_timeout() -> u64 {
     1800
+}
+
+fn two() -> f64 {
+    2.0
 }
 
 fn zero() -> Spanned<f64> {

@@ -70,6 +70,10 @@ pub fn comparison(report: &Report) -> String {
         grid.row(group_row(group, repeated));
     }
     let mut out = grid.terminal();
+    for line in groups.iter().filter_map(|group| ratios(group, &groups)) {
+        out.push_str(&line);
+        out.push('\n');
+    }
     if groups.iter().any(|g| g.iter().any(Subject::completed) && g.len() > 1) {
         out.push_str("Figures are medians over the completed runs; n counts all runs.\n");
     }
@@ -114,6 +118,39 @@ fn group_row(group: &[Subject<'_>], repeated: bool) -> Vec<String> {
         integrity_over(group.iter().map(|s| &s.figures.integrity)),
     ]);
     row
+}
+
+/// What the ratios of Godwit's moves are taken to: QEMU's plain pre-copy.
+const YARDSTICK: &str = "qemu";
+
+/// Godwit's figures over those of the same move by [`YARDSTICK`]; nothing for others, or where one of the two did not complete.
+fn ratios(group: &[Subject<'_>], all: &[Vec<Subject<'_>>]) -> Option<String> {
+    let (who, vm, from, to, _) = group[0].identity();
+    if who != "godwit" {
+        return None;
+    }
+    let same = |g: &&Vec<Subject<'_>>| {
+        let (other, v, f, t, _) = g[0].identity();
+        (other, v, f, t) == (YARDSTICK, vm, from, to)
+    };
+    let (ours, theirs) = (group, all.iter().find(same)?);
+    if ![ours, theirs].iter().all(|g| g.iter().any(Subject::completed)) {
+        return None;
+    }
+    let (ours, theirs) = (Counted::of(ours.iter().map(|s| s.figures)), Counted::of(theirs.iter().map(|s| s.figures)));
+    let one = |name: &str, value: &dyn Fn(&MoveReport) -> Option<f64>| {
+        let ratio = ours.median_of(value).zip(theirs.median_of(value)).map(|(a, b)| a / b);
+        format!("{name} {}", figure(ratio, 2))
+    };
+    let figures = [
+        one("time", &|m| Some(m.total_s)),
+        one("downtime", &|m| m.downtime_ms),
+        one("outage", &|m| m.outage_ms),
+        one("memory", &|m| Some(m.bytes.memory as f64)),
+        one("disk", &|m| Some(m.bytes.disk as f64)),
+        one("other", &|m| Some(m.bytes.other as f64)),
+    ];
+    Some(printable(&format!("godwit / {YARDSTICK}: {vm} {from} -> {to}: {}", figures.join(", "))))
 }
 
 /// The lines under the table.
@@ -216,14 +253,18 @@ pub(crate) fn outcome_word(outcome: Outcome) -> &'static str {
     }
 }
 
+/// Of [`checks`], those that every move is to have.
+const COUNTED: usize = 5;
+
 /// The truth checks by name, in the report's order.
-pub(crate) fn checks(integrity: &Integrity) -> [(&'static str, Option<bool>); 5] {
+pub(crate) fn checks(integrity: &Integrity) -> [(&'static str, Option<bool>); 6] {
     [
         ("memory", integrity.memory_ok),
         ("disk", integrity.disk_ok),
         ("tcp", integrity.tcp_ok),
         ("ram", integrity.ram_equal),
         ("wan", integrity.wan_carried_disk),
+        ("place", integrity.one_place),
     ]
 }
 
@@ -241,7 +282,8 @@ pub(crate) fn integrity_over<'a>(runs: impl IntoIterator<Item = &'a Integrity>) 
     for (i, (name, _)) in checks(&Integrity::default()).into_iter().enumerate() {
         let times = runs.iter().filter(|run| run[i].1 == Some(false)).count();
         match times {
-            0 if runs.iter().any(|run| run[i].1.is_none()) => unchecked.push(name),
+            // Where a VM runs is looked at only where a scenario asks for it.
+            0 if name != "place" && runs.iter().any(|run| run[i].1.is_none()) => unchecked.push(name),
             0 => {}
             1 if runs.len() == 1 => failed.push(name.to_owned()),
             _ => failed.push(format!("{name} ({times} of {})", runs.len())),
@@ -249,7 +291,7 @@ pub(crate) fn integrity_over<'a>(runs: impl IntoIterator<Item = &'a Integrity>) 
     }
     let verdict = match (failed.is_empty(), unchecked.len()) {
         (false, _) => format!("FAILED: {}", failed.join(", ")),
-        (true, 5) => return "nothing checked".into(),
+        (true, n) if n == COUNTED => return "nothing checked".into(),
         (true, _) => "intact".into(),
     };
     if unchecked.is_empty() { verdict } else { format!("{verdict}; unchecked: {}", unchecked.join(", ")) }
@@ -385,6 +427,7 @@ pub(crate) mod tests {
             outcome: Outcome::Completed,
             why: None,
             total_s: 130.25,
+            ended_s: Some(130.5),
             downtime_ms: Some(412.0),
             held_ms: 0.0,
             outage_ms: Some(655.0),
@@ -402,6 +445,7 @@ pub(crate) mod tests {
                 tcp_ok: Some(true),
                 ram_equal: Some(true),
                 wan_carried_disk: Some(true),
+                one_place: None,
                 notes: vec![],
             },
             series: Series::default(),
@@ -470,6 +514,22 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn godwits_figures_are_set_against_plain_qemus_for_the_same_move() {
+        let ours = MoveReport { total_s: 30.0, downtime_ms: Some(100.0), outage_ms: None, ..a_move() };
+        let theirs = MoveReport { total_s: 120.0, downtime_ms: Some(400.0), ..a_move() };
+        let back = MoveReport { from: "texas".into(), to: "illinois".into(), ..a_move() };
+        let baselines =
+            vec![a_baseline(Baseline::QemuXbzrle, back.clone()), a_baseline(Baseline::Qemu, theirs.clone())];
+        let text = comparison(&a_report(vec![ours.clone(), back.clone()], baselines));
+        let said: Vec<_> = text.lines().filter(|l| l.starts_with("godwit / ")).collect();
+        let expected = "godwit / qemu: web illinois -> texas: time 0.25, downtime 0.25, outage -, memory 1.00, disk 1.00, other 1.00";
+        assert_eq!(said, [expected], "nothing is said of a way that qemu did not go");
+        let failed = MoveReport { outcome: Outcome::Failed, ..ours };
+        let text = comparison(&a_report(vec![failed], vec![a_baseline(Baseline::Qemu, theirs)]));
+        assert!(!text.contains("godwit / "), "a move that failed is not quicker: {text}");
+    }
+
+    #[test]
     fn a_report_without_moves_says_so_and_still_warns() {
         let mut report = a_report(vec![], vec![]);
         report.warnings.push("no KVM here".into());
@@ -482,6 +542,9 @@ pub(crate) mod tests {
         assert_eq!(integrity(&some), "intact");
         some.ram_equal = None;
         assert_eq!(integrity(&some), "intact; unchecked: ram");
+        some.one_place = Some(false);
+        assert_eq!(integrity(&some), "FAILED: place; unchecked: ram");
+        some.one_place = None;
         some.disk_ok = Some(false);
         some.tcp_ok = Some(false);
         assert_eq!(integrity(&some), "FAILED: disk, tcp; unchecked: ram");

@@ -11,7 +11,6 @@ use rustix::fs::{SeekFrom, seek};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 /// Bytes in a guest page.
 pub const PAGE: usize = 4096;
@@ -62,13 +61,28 @@ pub fn compare_ram(one: &File, other: &File, size: u64) -> Result<Difference> {
     Ok(difference)
 }
 
+/// Compares the RAM of a stopped source with what has arrived. With `altered`, a byte of the destination's last page is
+/// damaged before and mended afterwards: the page which takes a comparison that goes to the very end.
+///
+/// # Errors
+/// As [`compare_ram`].
+pub fn compare_arrived(source: &File, destination: &File, size: u64, altered: bool) -> Result<Difference> {
+    if !altered {
+        return compare_ram(source, destination, size);
+    }
+    let mut byte = [0];
+    destination.read_exact_at(&mut byte, size - 1)?;
+    destination.write_all_at(&[!byte[0]], size - 1)?;
+    let difference = compare_ram(source, destination, size);
+    destination.write_all_at(&byte, size - 1)?;
+    difference
+}
+
 /// Compares two disks of the same size, granule by granule, leaving out what is a hole in both.
 ///
 /// # Errors
 /// When a file cannot be read.
-pub fn compare_disks(one: &Path, other: &Path) -> Result<Difference> {
-    let open = |path: &Path| File::open(path).with_context(|| format!("cannot open {}", path.display()));
-    let (one, other) = (open(one)?, open(other)?);
+pub fn compare_disks(one: &File, other: &File) -> Result<Difference> {
     let size = one.metadata()?.len();
     let mut difference = Difference { compared: size.div_ceil(GRANULE as u64), ..Difference::default() };
     if other.metadata()?.len() != size {
@@ -76,8 +90,8 @@ pub fn compare_disks(one: &Path, other: &Path) -> Result<Difference> {
         return Ok(difference);
     }
     let mut at = 0;
-    while let Some(extent) = next_data(&one, &other, at, size)? {
-        difference.units.extend(differing(&one, &other, extent.clone(), GRANULE)?);
+    while let Some(extent) = next_data(one, other, at, size)? {
+        difference.units.extend(differing(one, other, extent.clone(), GRANULE)?);
         at = extent.end;
     }
     Ok(difference)
@@ -136,6 +150,25 @@ pub fn nonzero_share(ram: &File, size: u64) -> Result<f64> {
         at += n as u64;
     }
     Ok(nonzero as f64 * PAGE as f64 / size as f64)
+}
+
+/// Sums of guest RAM, one for each stretch of it: two of them that differ show that the guest has run in between.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn ram_sums(ram: &File, size: u64) -> Result<Vec<u64>> {
+    let mut chunk = vec![0; CHUNK];
+    let mut sums = vec![];
+    let mut at = 0;
+    while at < size {
+        let n = CHUNK.min((size - at) as usize);
+        ram.read_exact_at(&mut chunk[..n], at).with_context(|| format!("cannot read byte {at} of guest RAM"))?;
+        let words = chunk[..n].chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")));
+        // Any odd factor makes a word's place count; nobody tries to deceive this sum.
+        sums.push(words.fold(0u64, |sum, word| sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(word)));
+        at += n as u64;
+    }
+    Ok(sums)
 }
 
 /// The granules that `qemu-img map` of an exported dirty bitmap shows as written.
@@ -205,13 +238,13 @@ mod tests {
         for disk in [&one, &other] {
             disk.as_file().write_all_at(b"same", 5 << 20).unwrap();
         }
-        assert_eq!(compare_disks(one.path(), other.path()).unwrap().units, BTreeSet::new());
+        assert_eq!(compare_disks(one.as_file(), other.as_file()).unwrap().units, BTreeSet::new());
         // Data only in the second, only in the first, in both but different, at the very end.
         other.as_file().write_all_at(b"x", 1 << 20).unwrap();
         one.as_file().write_all_at(b"x", 9 << 20).unwrap();
         one.as_file().write_all_at(b"other", 5 << 20).unwrap();
         other.as_file().write_all_at(b"x", size - 1).unwrap();
-        let found = compare_disks(one.path(), other.path()).unwrap();
+        let found = compare_disks(one.as_file(), other.as_file()).unwrap();
         assert_eq!(found.units, BTreeSet::from([16, 80, 144, 1023]));
         assert_eq!(found.named(), "4 of 1024: 16, 80, 144, 1023");
     }
@@ -220,13 +253,13 @@ mod tests {
     fn explicit_zeroes_equal_a_hole() {
         let (one, other) = (file(1 << 20), file(1 << 20));
         one.as_file().write_all_at(&[0; GRANULE], 0).unwrap();
-        assert_eq!(compare_disks(one.path(), other.path()).unwrap().units, BTreeSet::new());
+        assert_eq!(compare_disks(one.as_file(), other.as_file()).unwrap().units, BTreeSet::new());
     }
 
     #[test]
     fn disks_of_different_sizes_differ() {
         let (one, other) = (file(1 << 20), file(2 << 20));
-        assert_eq!(compare_disks(one.path(), other.path()).unwrap().units.len(), 1);
+        assert_eq!(compare_disks(one.as_file(), other.as_file()).unwrap().units.len(), 1);
     }
 
     #[test]
@@ -235,6 +268,17 @@ mod tests {
         ram.as_file().write_all_at(&[1], 4096 * 2 + 7).unwrap();
         ram.as_file().write_all_at(&[1; 4096], 4096 * 5).unwrap();
         assert!((nonzero_share(ram.as_file(), 8 * 4096).unwrap() - 0.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn one_byte_written_to_ram_changes_its_sums_and_nothing_else_does() {
+        let size = (1 << 20) + 8192;
+        let (ram, _) = pair(size);
+        let before = ram_sums(ram.as_file(), size).unwrap();
+        assert_eq!(ram_sums(ram.as_file(), size).unwrap(), before);
+        ram.as_file().write_all_at(&[0xff], size - 1).unwrap();
+        let after = ram_sums(ram.as_file(), size).unwrap();
+        assert_eq!(after.iter().zip(&before).filter(|(a, b)| a != b).count(), 1);
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn look(node: &Node, asked: &CheckVm) -> CheckReport {
     }
     for wire in &definition.wires {
         if let ComponentSpec::Switch { bridge } = &wire.component
-            && !Path::new("/sys/class/net").join(bridge).join("bridge").exists()
+            && !has_interface(bridge)
         {
             add(
                 "device",
@@ -99,6 +99,13 @@ fn look(node: &Node, asked: &CheckVm) -> CheckReport {
         add("vm", format!("{name} has the VM, or is handing it over"), "move it to another host, or wait");
     }
     CheckReport { blockers }
+}
+
+/// Whether this network namespace has an interface of this name; `/sys` may be another's.
+fn has_interface(name: &str) -> bool {
+    std::net::UdpSocket::bind("127.0.0.1:0")
+        .or_else(|_| std::net::UdpSocket::bind("[::1]:0"))
+        .is_ok_and(|socket| rustix::net::netdevice::name_to_index(&socket, name).is_ok())
 }
 
 /// The files that a VM boots from, by content.
@@ -151,6 +158,12 @@ mod tests {
         for bad in ["../vmlinuz", "/etc/passwd", "", ".hidden", "missing"] {
             assert!(hash(folder.path(), bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn an_interface_is_found_by_its_name() {
+        assert!(has_interface("lo"));
+        assert!(!has_interface("nosuchinterface"));
     }
 
     #[test]

@@ -1,0 +1,262 @@
+//! A VM that Godwit runs: created by the user's command, looked at from outside.
+
+use super::places::{self, Place};
+use super::{COMPONENT, Folders, Installation, host_of};
+use crate::disks::Monitor;
+use crate::fabric::{GUEST_MTU, Site};
+use crate::guest::{Accel, GuestSpec, PORTABLE_CPU, await_ready, load_program, tail};
+use anyhow::{Context, Result, bail};
+use godwit_api::host::{Ownership, RunState};
+use godwit_api::public;
+use godwit_api::vm::{self, Boot, DiskSpec, NicSpec, VmSpec};
+use godwit_load::control::Control;
+use godwit_units::{VmId, VolumeId};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a VM may take until all agree on where it is: a hand-off that a crash has interrupted is finished by messages that
+/// are repeated after seconds, and daemons take moments to start.
+pub const SETTLE: Duration = Duration::from_secs(90);
+
+/// A VM of Godwit's.
+#[derive(Debug)]
+pub struct Hosted {
+    /// What it runs.
+    pub spec: GuestSpec,
+    /// Its number.
+    pub id: VmId,
+    /// Its disks' volumes, in order.
+    pub volumes: Vec<VolumeId>,
+    /// The site that it was last found in.
+    pub site: String,
+    /// Its RAM there.
+    pub ram: File,
+    installation: Arc<Installation>,
+}
+
+impl Hosted {
+    /// Creates and starts a VM in `site`. Its disks are copied in from [`GuestSpec::disk_file`], which are removed then.
+    ///
+    /// # Errors
+    /// With Godwit's own words, or when there is no QEMU to be seen afterwards.
+    pub fn create(installation: &Arc<Installation>, site: &Site, spec: &GuestSpec) -> Result<Self> {
+        let name = spec.name.as_str();
+        let disks: Vec<_> = (0..spec.disks.len()).map(|disk| spec.disk_file(site, 0, disk)).collect();
+        let described = serde_json::to_string(&describe(spec, &disks)?)?;
+        let create = ["vm", "create", name, "--at", &site.name, "--file", "-", "--start"];
+        installation.command_with(create, Some(&described))?;
+        for disk in &disks {
+            std::fs::remove_file(disk).with_context(|| format!("cannot remove {}", disk.display()))?;
+        }
+        let shown: public::Vm = installation.json(&["vm", "show", name])?;
+        let all: Vec<public::Volume> = installation.json(&["volume", "ls"])?;
+        let volume = |disk: usize| {
+            let wanted = volume_name(name, disk);
+            let found = all.iter().find(|v| v.name.as_str() == wanted);
+            found.map(|v| v.id).with_context(|| format!("`godwit volume ls` does not show `{wanted}`"))
+        };
+        let volumes = (0..spec.disks.len()).map(volume).collect::<Result<_>>()?;
+        let place = match places::of(installation.fabric(), shown.id).as_slice() {
+            [place] => place.clone(),
+            others => bail!("VM `{name}` was started, and there are {} QEMUs of it: {others:?}", others.len()),
+        };
+        let ram = place.ram(spec.memory)?;
+        Ok(Self {
+            spec: spec.clone(),
+            id: shown.id,
+            volumes,
+            site: place.site,
+            ram,
+            installation: installation.clone(),
+        })
+    }
+
+    /// The installation that runs it.
+    #[must_use]
+    pub fn installation(&self) -> &Arc<Installation> {
+        &self.installation
+    }
+
+    /// Waits until the guest says that its load program is up.
+    ///
+    /// # Errors
+    /// With the end of the console when its QEMU ends, or when that takes more than `timeout`.
+    pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        await_ready(&self.spec.name, &self.console(), timeout, || {
+            if self.places().is_empty() {
+                bail!("it has no QEMU any more; {}", self.last_words());
+            }
+            Ok(())
+        })
+    }
+
+    /// A connection to the guest's load program, from the site that it is in.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub fn control(&self) -> Result<Control> {
+        load_program(self.installation.fabric().site(&self.site), &self.spec, &self.console())
+    }
+
+    fn state(&self, site: &str) -> PathBuf {
+        Folders::of(self.installation.fabric().site(site)).state
+    }
+
+    fn logs(&self) -> PathBuf {
+        self.state(&self.site).join("vms").join(self.id.0.to_string())
+    }
+
+    fn console(&self) -> PathBuf {
+        self.logs().join("console.log")
+    }
+
+    /// What the guest, its QEMU and its node said last, for a failure's report.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        let node = self.installation.fabric().site(&self.site).folder.join("node.log");
+        let qemu = tail(&self.logs().join("qemu.log"));
+        format!("QEMU: {qemu}; console: {}; node: {}", tail(&self.console()), tail(&node))
+    }
+
+    /// Its disks' replicas in `site`.
+    #[must_use]
+    pub fn replicas(&self, site: &str) -> Vec<PathBuf> {
+        let folder = self.state(site).join("volumes");
+        self.volumes.iter().map(|volume| folder.join(volume.0.to_string()).join("data")).collect()
+    }
+
+    /// The block nodes of its disks.
+    #[must_use]
+    pub fn disk_nodes(&self) -> Vec<String> {
+        (0..self.volumes.len()).map(|disk| format!("disk{disk}")).collect()
+    }
+
+    /// Its QEMUs: one as a rule, two for a while during a move.
+    #[must_use]
+    pub fn places(&self) -> Vec<Place> {
+        places::of(self.installation.fabric(), self.id)
+    }
+
+    /// Its QEMU in `site`.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn place(&self, site: &str) -> Result<Place> {
+        let found = self.places().into_iter().find(|place| place.site == site);
+        found.with_context(|| format!("there is no QEMU of `{}` in {site}", self.spec.name))
+    }
+
+    /// The QMP monitor of its QEMU in `site`, by way of Godwit.
+    #[must_use]
+    pub fn monitor_in<'a>(&'a self, site: &'a str) -> MonitorIn<'a> {
+        MonitorIn { vm: self, site }
+    }
+
+    /// Takes it as being in `site` from now on.
+    ///
+    /// # Errors
+    /// When there is no QEMU of it.
+    pub fn settle_in(&mut self, site: &str) -> Result<()> {
+        self.ram = self.place(site)?.ram(self.spec.memory)?;
+        self.site = site.to_owned();
+        Ok(())
+    }
+
+    /// Waits until Godwit says that the VM runs, owned by one host and not on the move, and there is one QEMU of it, in that
+    /// host's site. Returns the site.
+    ///
+    /// # Errors
+    /// With what was seen last when that does not come within [`SETTLE`].
+    pub fn await_one_place(&self) -> Result<String> {
+        let name = self.spec.name.as_str();
+        let deadline = Instant::now() + SETTLE;
+        loop {
+            let shown = self.installation.json::<public::Vm>(&["vm", "show", name]);
+            let seen: Vec<_> = self.places().into_iter().map(|place| place.site).collect();
+            match &shown {
+                Ok(vm)
+                    if vm.mv.is_none()
+                        && vm.run == Some(RunState::Running)
+                        && vm.ownership == Some(Ownership::Here)
+                        && seen == [vm.site.as_str()] =>
+                {
+                    return Ok(vm.site.to_string());
+                }
+                _ if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(250)),
+                Ok(vm) => bail!(
+                    "`{name}` has not settled after {} s: Godwit says {:?}, {:?} in {}, move {:?}; there are QEMUs in {seen:?}",
+                    SETTLE.as_secs(),
+                    vm.ownership,
+                    vm.run,
+                    vm.site,
+                    vm.mv
+                ),
+                Err(e) => bail!("`{name}` has not settled after {} s: {e:#}; QEMUs in {seen:?}", SETTLE.as_secs()),
+            }
+        }
+    }
+}
+
+/// The monitor of a VM in one site. During a hand-off two QEMUs have one: so it is said which is meant.
+#[derive(Clone, Copy, Debug)]
+pub struct MonitorIn<'a> {
+    vm: &'a Hosted,
+    site: &'a str,
+}
+
+impl Monitor for MonitorIn<'_> {
+    fn monitor(&self, command: &str, arguments: Value) -> Result<Value> {
+        let order = match arguments {
+            Value::Null => json!({ "execute": command }),
+            arguments => json!({ "execute": command, "arguments": arguments }),
+        };
+        let words = ["vm", "monitor", &self.vm.spec.name, "--at", &host_of(self.site), &order.to_string()];
+        let text = self.vm.installation.command(words)?;
+        // Commands that return nothing may print nothing.
+        match text.trim() {
+            "" => Ok(Value::Null),
+            text => serde_json::from_str(text).with_context(|| format!("`godwit vm monitor` printed: {text}")),
+        }
+    }
+}
+
+fn volume_name(vm: &str, disk: usize) -> String {
+    format!("{vm}-disk{disk}")
+}
+
+/// The name of the kernel, and of the initrd, of an image in the nodes' image folders.
+#[must_use]
+pub fn boot_files(image: &str) -> [String; 2] {
+    [format!("{image}-vmlinuz"), format!("{image}-initrd")]
+}
+
+/// The VM as Godwit is told of it: the machine that the baselines have.
+fn describe(spec: &GuestSpec, disks: &[PathBuf]) -> Result<VmSpec> {
+    let [kernel, initrd] = boot_files(&spec.image.kind().to_string());
+    let disk = |(index, size): (usize, &godwit_units::Bytes)| -> Result<DiskSpec> {
+        let from = disks[index].to_str().context("the work folder's path is no text")?.to_owned();
+        Ok(DiskSpec { volume: volume_name(&spec.name, index).parse()?, size: *size, from: Some(from) })
+    };
+    Ok(VmSpec {
+        machine: "q35".into(),
+        cpu: PORTABLE_CPU.into(),
+        vcpus: spec.vcpus,
+        max_vcpus: spec.vcpus,
+        memory: spec.memory,
+        accel: match spec.accel {
+            Accel::Kvm => vm::Accel::Kvm,
+            Accel::Tcg => vm::Accel::Tcg,
+        },
+        boot: Boot::Kernel { kernel, initrd: Some(initrd), cmdline: spec.kernel_words() },
+        disks: spec.disks.iter().enumerate().map(disk).collect::<Result<_>>()?,
+        nics: vec![NicSpec {
+            mac: spec.mac.clone(),
+            component: COMPONENT.parse()?,
+            ips: vec![spec.address.into()],
+            mtu: GUEST_MTU,
+        }],
+    })
+}

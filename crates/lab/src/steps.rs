@@ -1,0 +1,358 @@
+//! A scenario's steps: what is done to a pass, in order, and what is looked at afterwards.
+
+use crate::godwit::hosted::Hosted;
+use crate::godwit::incident::{self, Deed, Incident};
+use crate::machine::Machine;
+use crate::moves::{Ended, MoveThread, Running};
+use crate::pass::{Means, Pass, lock};
+use crate::report::{EchoPoint, Integrity};
+use crate::scenario::{Action, Alter, Cut, Damage, DiskStrategy, Expect, Kill, Move, Runs};
+use crate::watch::Client;
+use anyhow::{Context, Result, bail};
+use godwit_load::protocol::CorruptTarget;
+use godwit_wan::Class;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How much of the clients' life before a move the curves show.
+const LEAD: Duration = Duration::from_secs(3);
+/// How long the clients are watched after a move that no `verify` follows.
+pub(crate) const TRAIL: Duration = Duration::from_secs(3);
+
+/// How long a client may take to hear from a moved guest: TCP waits at most 120 s between two tries.
+const ANSWER: Duration = Duration::from_secs(130);
+
+/// A client that had no answer for so long when it is looked at, seconds after the move, has lost its session.
+const ALIVE: Duration = Duration::from_secs(1);
+
+impl Pass {
+    /// Makes the steps; a step that cannot be made ends them.
+    ///
+    /// # Errors
+    /// When a step cannot be made.
+    pub fn script(&mut self) -> Result<()> {
+        for step in self.scenario.step.clone() {
+            std::thread::sleep(Duration::from_secs_f64(step.after_s));
+            match step.action {
+                Action::Move(order) => self.begin_move(&order)?,
+                Action::Verify(v) => self.verify(v.vm.get_ref()),
+                Action::Wait(wait) => {
+                    if wait.moves {
+                        self.join(|_| true);
+                    }
+                    std::thread::sleep(Duration::from_secs_f64(wait.s));
+                }
+                Action::Cancel(v) => {
+                    let running = self.running.iter().filter(|r| &r.vm == v.vm.get_ref());
+                    running.for_each(|r| r.cancel.store(true, Ordering::Relaxed));
+                }
+                Action::Cut(cut) => self.cut(&cut)?,
+                Action::Kill(kill) => self.kill(&kill)?,
+                Action::Expect(expect) => self.expect(&expect),
+                Action::Restore(b) => {
+                    let [one, other] = b.between.get_ref();
+                    self.progress.note(&format!("restoring {one} - {other}"));
+                    self.fabric.path(one, other)?.restore()?;
+                }
+                Action::Rate(change) => self.fabric.change(&change)?,
+                Action::Alter(alter) => self.alter(&alter)?,
+            }
+        }
+        self.join(|_| true);
+        Ok(())
+    }
+
+    fn alter(&self, alter: &Alter) -> Result<()> {
+        let vm = self.vm(alter.vm.get_ref());
+        let target = match alter.what {
+            Damage::Page | Damage::Block => {
+                lock(&vm.damage).push(alter.what);
+                return Ok(());
+            }
+            Damage::Segment => {
+                let client = vm.clients.first().context("there is no client whose segment could be altered")?;
+                let site = vm.site().with_context(|| format!("VM `{}` is on the move", vm.name))?;
+                self.progress.note(&format!("altering a segment between {site} and {}", client.site));
+                self.fabric.path(&site, &client.site)?.alter_next_segment(Class::Client)?;
+                return Ok(());
+            }
+            Damage::GuestPage => CorruptTarget::MemoryPage,
+            Damage::GuestRecord => CorruptTarget::DiskRecord,
+        };
+        let guest = lock(&vm.guest);
+        let guest = guest.as_ref().with_context(|| format!("VM `{}` is on the move", vm.name))?;
+        guest.control(&self.fabric)?.corrupt(target)?;
+        Ok(())
+    }
+
+    fn cut(&mut self, cut: &Cut) -> Result<()> {
+        let restored_after = cut.for_s.map(Duration::from_secs_f64);
+        if let (Some(at), Some(vm)) = (cut.at, &cut.vm) {
+            let deed = Deed::Cut { between: cut.between.get_ref().clone(), restored_after };
+            self.order_incident(vm.get_ref(), Incident { at, deed });
+            return Ok(());
+        }
+        let [one, other] = cut.between.get_ref();
+        self.progress.note(&format!("cutting {one} - {other}"));
+        incident::cut(&self.fabric, &self.later, cut.between.get_ref(), restored_after)
+    }
+
+    fn kill(&mut self, kill: &Kill) -> Result<()> {
+        let deed = Deed::Kill {
+            what: *kill.what.get_ref(),
+            site: kill.site.as_ref().map(|s| s.get_ref().clone()),
+            restart_after: Duration::from_secs_f64(kill.restart_after_s),
+        };
+        if let (Some(at), Some(vm)) = (kill.at, &kill.vm) {
+            self.order_incident(vm.get_ref(), Incident { at, deed });
+            return Ok(());
+        }
+        let Some(installation) = &self.installation else {
+            self.leave_out("kill");
+            return Ok(());
+        };
+        self.progress.note(&deed.to_string());
+        let vm = kill.vm.as_ref().map(|vm| self.vm(vm.get_ref()));
+        let guest = vm.as_ref().map(|vm| lock(&vm.guest));
+        let hosted = guest.as_ref().and_then(|guest| match guest.as_ref() {
+            Some(Machine::Godwit(hosted)) => Some(hosted),
+            _ => None,
+        });
+        incident::perform(installation, &deed, None, hosted)
+    }
+
+    fn order_incident(&mut self, vm: &str, incident: Incident) {
+        if self.installation.is_none() {
+            return self.leave_out("at");
+        }
+        lock(&self.vm(vm).incidents).push(incident);
+    }
+
+    /// A baseline has nothing that the step could be about.
+    fn leave_out(&mut self, step: &str) {
+        self.warnings.push(format!("{}: steps with `{step}` are about Godwit, and were left out", self.means));
+    }
+
+    /// Waits until all has settled, and looks where the VM runs.
+    fn expect(&mut self, expect: &Expect) {
+        let name = expect.vm.get_ref();
+        self.join(|vm| vm == name);
+        self.settle(name, TRAIL);
+        let vm = self.vm(name);
+        let mut guest = lock(&vm.guest);
+        let Some(Machine::Godwit(hosted)) = guest.as_mut() else {
+            // A baseline's guest is a process of the lab's own: that there is one is how the lab is built.
+            return;
+        };
+        self.progress.note(&format!("looking where {name} runs"));
+        hosted.installation().later.wait();
+        let seen = match expect.runs {
+            Runs::One => runs_in_one_place(hosted, expect.site.as_ref().map(|s| s.get_ref().as_str())),
+            Runs::None => match hosted.places().as_slice() {
+                [] => Ok(()),
+                places => Err(anyhow::anyhow!("`{name}` was to run nowhere, and has QEMUs: {places:?}")),
+            },
+        };
+        let mut found = Integrity { one_place: Some(seen.is_ok()), ..Integrity::default() };
+        found.notes.extend(seen.err().map(|e| format!("{e:#}")));
+        drop(guest);
+        self.found(name, found);
+    }
+
+    /// Waits for running moves of the VMs that `which` accepts.
+    pub(crate) fn join(&mut self, which: impl Fn(&str) -> bool) {
+        let (wanted, rest): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| which(&r.vm));
+        self.running = rest;
+        for running in wanted {
+            if running.thread.join().is_err() {
+                self.warnings
+                    .push(format!("the move of `{}` ended in a bug of the lab (a panic; see above)", running.vm));
+            }
+        }
+    }
+
+    fn begin_move(&mut self, order: &Move) -> Result<()> {
+        let name = order.vm.get_ref().clone();
+        self.join(|vm| vm == name);
+        self.settle(&name, TRAIL);
+        let vm = self.vm(&name);
+        let Some(source) = lock(&vm.guest).take() else { bail!("VM `{name}` was lost and cannot move") };
+        let (from, to) = (source.site().to_owned(), order.to.get_ref().clone());
+        if from == to {
+            *lock(&vm.guest) = Some(source);
+            if order.retry {
+                self.progress.note(&format!("{name} is in {to} already: nothing to try again"));
+                return Ok(());
+            }
+            bail!("VM `{name}` is in {to} already");
+        }
+        let by_qemu = self.means != Means::Godwit;
+        if by_qemu && !matches!(order.disk, DiskStrategy::Mirror | DiskStrategy::Shared) {
+            self.warnings.push(format!("{}: QEMU has no `{}` for disks; they were mirrored", self.means, order.disk));
+        }
+        let cancel = Arc::new(AtomicBool::new(false));
+        let running = MoveThread {
+            means: self.means,
+            disk: order.disk,
+            vm,
+            from,
+            to,
+            fabric: self.fabric.clone(),
+            progress: self.progress.clone(),
+            cancel: cancel.clone(),
+            timeout: Duration::from_secs(self.scenario.move_timeout_s),
+            ended: self.ended.clone(),
+        };
+        let thread = std::thread::Builder::new().name(format!("move-{name}")).spawn(move || running.run(source))?;
+        self.running.push(Running { vm: name, thread, cancel });
+        Ok(())
+    }
+
+    /// Looks at the ended moves of `vm` from the clients' side, and lets go of what was kept for that.
+    pub(crate) fn settle(&mut self, vm: &str, trail: Duration) {
+        let (mine, rest): (Vec<_>, Vec<_>) = lock(&self.ended).drain(..).partition(|e| e.report.vm == vm);
+        *lock(&self.ended) = rest;
+        if mine.is_empty() {
+            return;
+        }
+        self.await_answers(vm);
+        std::thread::sleep(trail);
+        let now = Instant::now();
+        for mut ended in mine {
+            look_from_clients(&mut ended, &self.vm(vm).clients, now);
+            ended.report.series.wan = ended.sampler.finish();
+            self.done.push(ended.report);
+        }
+    }
+
+    /// Waits until every client of `vm` has an answer from now on. After a long pause TCP tries again only after a while
+    /// that has doubled with each try, up to as long again as the pause: so silence at first is no lost session yet.
+    fn await_answers(&self, vm: &str) {
+        let deadline = Instant::now() + ANSWER;
+        for client in &self.vm(vm).clients {
+            let now = client.began.elapsed().as_secs_f64();
+            let answered = || client.log.last_received_s().is_some_and(|last| last > now);
+            while !answered() && client.log.error().is_none() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
+    fn verify(&mut self, name: &str) {
+        self.join(|vm| vm == name);
+        // The session has to prove itself on the moved guest, not only to have survived the pause.
+        self.settle(name, Duration::from_secs(2));
+        let vm = self.vm(name);
+        let guest = lock(&vm.guest);
+        let Some(guest) = guest.as_ref() else {
+            self.warnings.push(format!("VM `{name}` was lost: nothing to verify"));
+            return;
+        };
+        self.progress.note(&format!("verifying {name}"));
+        let mut found = Integrity::default();
+        if !vm.checkable {
+            found.notes.push("the guest has no memory or disk load that could be checked".into());
+            return self.found(name, found);
+        }
+        let checked = guest.control(&self.fabric).and_then(|mut c| Ok(c.check()?));
+        match checked {
+            Ok(check) => {
+                found.memory_ok = Some(check.memory.bad_count == 0 && check.memory.touch_errors == 0);
+                found.disk_ok = Some(check.disk.bad_count == 0 && check.disk.io_errors == 0);
+                found.notes.push(format!(
+                    "the guest checked {} pages and {} records",
+                    check.memory.pages_checked, check.disk.records_checked
+                ));
+                found.notes.extend(
+                    check
+                        .memory
+                        .bad
+                        .iter()
+                        .map(|b| format!("page {} is {}: expected {}, found {}", b.page, b.kind, b.expected, b.found)),
+                );
+                found.notes.extend(
+                    check.disk.bad.iter().map(|b| {
+                        format!("record {} is {}: expected {}, found {}", b.slot, b.kind, b.expected, b.found)
+                    }),
+                );
+            }
+            Err(e) => {
+                // A guest that does not answer after a move is a guest that was hurt.
+                (found.memory_ok, found.disk_ok) = (Some(false), Some(false));
+                found.notes.push(format!("the guest did not answer: {e:#}; {}", guest.last_words()));
+            }
+        }
+        self.found(name, found)
+    }
+
+    /// Adds findings to the last move of `name`.
+    fn found(&mut self, name: &str, found: Integrity) {
+        match self.done.iter_mut().rev().find(|m| m.vm == name) {
+            Some(report) => merge(&mut report.integrity, found),
+            None if !found.intact() => {
+                self.warnings.push(format!("VM `{name}`, before any move: {}", found.notes.join("; ")))
+            }
+            None => {}
+        }
+    }
+}
+
+/// Later findings add to earlier ones: one failure is enough, and what was not checked before may be now.
+pub(crate) fn merge(into: &mut Integrity, found: Integrity) {
+    let both = |a: Option<bool>, b: Option<bool>| match (a, b) {
+        (Some(a), Some(b)) => Some(a && b),
+        (a, b) => a.or(b),
+    };
+    into.memory_ok = both(into.memory_ok, found.memory_ok);
+    into.disk_ok = both(into.disk_ok, found.disk_ok);
+    into.tcp_ok = both(into.tcp_ok, found.tcp_ok);
+    into.ram_equal = both(into.ram_equal, found.ram_equal);
+    into.wan_carried_disk = both(into.wan_carried_disk, found.wan_carried_disk);
+    into.one_place = both(into.one_place, found.one_place);
+    into.notes.extend(found.notes);
+}
+
+/// The VM runs in one place and nowhere else; it is taken from there.
+fn runs_in_one_place(vm: &mut Hosted, expected: Option<&str>) -> Result<()> {
+    let site = vm.await_one_place()?;
+    let name = &vm.spec.name;
+    // Godwit's word alone does not count.
+    if !vm.place(&site)?.runs(vm.spec.memory)? {
+        bail!("Godwit says that `{name}` runs in {site}, but its memory stands still");
+    }
+    if let Some(expected) = expected.filter(|e| *e != site) {
+        bail!("`{name}` runs in {site}, and was to run in {expected}");
+    }
+    vm.settle_in(&site)
+}
+
+fn look_from_clients(ended: &mut Ended, clients: &[Client], now: Instant) {
+    let report = &mut ended.report;
+    let mut outage: Option<f64> = None;
+    for client in clients {
+        let seen = client.log.snapshot();
+        // The clients' clocks count from their own start.
+        let offset = ended.began.saturating_duration_since(client.began).as_secs_f64();
+        let until = now.saturating_duration_since(client.began).as_secs_f64();
+        outage = Some(outage.unwrap_or(0.0).max(seen.longest_gap(offset, until).gap_ms));
+        let from = offset - LEAD.as_secs_f64();
+        let points = seen.samples.iter().filter(|s| s.received_at_s >= from && s.received_at_s <= until);
+        report.series.echo.extend(
+            points.map(|s| EchoPoint { t_s: s.received_at_s - offset, rtt_ms: (s.received_at_s - s.sent_at_s) * 1e3 }),
+        );
+        // A session that is not broken but silent has not followed the guest.
+        let last = seen.samples.last().map_or(0.0, |s| s.received_at_s);
+        let alive = until - last < ALIVE.as_secs_f64();
+        if !alive && seen.session_ok {
+            report.integrity.notes.push(format!("a client has had no answer for {:.1} s", until - last));
+        }
+        merge(&mut report.integrity, Integrity { tcp_ok: Some(seen.session_ok && alive), ..Integrity::default() });
+        report.integrity.notes.extend(seen.error.iter().map(|e| format!("the client's session: {e}")));
+    }
+    if clients.is_empty() {
+        report.integrity.notes.push("no client was there to check a session".into());
+    }
+    report.outage_ms = outage;
+}
+
