@@ -361,12 +361,7 @@ pub fn connect(site: &Site, to: SocketAddr) -> std::io::Result<TcpStream> {
 ///
 /// # Errors
 /// With the end of the console when `look` fails, or when that takes more than `timeout`.
-pub fn await_ready(
-    vm: &str,
-    console: &Path,
-    timeout: Duration,
-    mut look: impl FnMut() -> Result<()>,
-) -> Result<()> {
+pub fn await_ready(vm: &str, console: &Path, timeout: Duration, mut look: impl FnMut() -> Result<()>) -> Result<()> {
     let deadline = Instant::now() + timeout;
     // Read as bytes: a guest may print anything.
     while !std::fs::read(console).is_ok_and(|text| String::from_utf8_lossy(&text).contains("GODWIT-GUEST-READY")) {

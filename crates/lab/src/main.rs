@@ -43,6 +43,9 @@ enum Command {
     Enter {
         /// The site.
         site: String,
+        /// Which lab, by its scenario's `name`, where several that run have such a site.
+        #[arg(long)]
+        scenario: Option<String>,
         /// The command. Default: a shell.
         #[arg(trailing_var_arg = true, default_value = "bash")]
         command: Vec<std::ffi::OsString>,
@@ -146,7 +149,7 @@ fn real_main() -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
-        Command::Enter { site, command } => match sandbox::enter(&site, &command)? {},
+        Command::Enter { site, scenario, command } => match sandbox::enter(&site, scenario.as_deref(), &command)? {},
         Command::Check { scenario } => {
             let checked = Scenario::load(&scenario)?;
             println!(
@@ -353,12 +356,16 @@ fn how_to_use(pass: &Pass, name: &str) -> String {
         let site = vm.site().unwrap_or_default();
         text += &format!("  VM   {:<16} {} in {site}\n", vm.name(), vm.address());
     }
-    text += "Look around: godwit-lab enter SITE ip address\n";
+    text += &format!("Look around: godwit-lab enter --scenario {name} SITE ip address\n");
     if let Some(installation) = pass.installation() {
         let home = &installation.home().name;
-        text += &format!("Use Godwit:  godwit-lab enter {home} -- godwit vm ls\n");
+        text += &format!("Use Godwit:  godwit-lab enter --scenario {name} {home} -- godwit vm ls\n");
         if let (Some(vm), Some(to)) = (pass.vms().first(), pass.fabric().sites.get(1)) {
-            text += &format!("             godwit-lab enter {home} -- godwit move {} --to {}\n", vm.name(), to.name);
+            text += &format!(
+                "             godwit-lab enter --scenario {name} {home} -- godwit move {} --to {}\n",
+                vm.name(),
+                to.name
+            );
         }
     }
     text + &format!("End it with: godwit-lab down {name}\n")
@@ -415,7 +422,8 @@ fn current_commit(ledger: &Path) -> Result<String> {
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
     let top = PathBuf::from(git(&["rev-parse", "--show-toplevel"])?);
-    let mut look: Vec<String> = ["status", "--porcelain", "--untracked-files=no", "--", ":(top)"].map(str::to_owned).into();
+    let mut look: Vec<String> =
+        ["status", "--porcelain", "--untracked-files=no", "--", ":(top)"].map(str::to_owned).into();
     // Before the first run there is none yet, and then it is no change either.
     if let Ok(inside) = ledger.canonicalize().unwrap_or_default().strip_prefix(&top) {
         look.push(format!(":(top,exclude,literal){}", inside.display()));

@@ -177,12 +177,7 @@ impl Pass {
         Ok(pass)
     }
 
-    fn load_and_warm(
-        &mut self,
-        vm: &crate::scenario::Vm,
-        spec: &GuestSpec,
-        machine: &Machine,
-    ) -> Result<()> {
+    fn load_and_warm(&mut self, vm: &crate::scenario::Vm, spec: &GuestSpec, machine: &Machine) -> Result<()> {
         let mut control = machine.control(&self.fabric)?;
         let loads: Vec<LoadSpec> = vm.load.iter().map(|l| l.get_ref().clone()).collect();
         control.start(&loads, self.scenario.seed.wrapping_add(u64::from(spec.address.octets()[3])))?;

@@ -316,28 +316,51 @@ pub fn run_init(config: &Path) -> Result<std::convert::Infallible> {
     }
 }
 
-/// A command inside a site of a running lab, as seen from outside: to look around.
+/// A command inside a site of a running lab, as seen from outside: to look around, and to use Godwit there. `scenario` says
+/// which lab, if several have such a site. Without it, labs that were brought up to be entered go before those that measure.
 ///
 /// # Errors
-/// When no run is up that has this site.
-pub fn enter(site: &str, command: &[std::ffi::OsString]) -> Result<std::convert::Infallible> {
-    for record in records()?.into_iter().filter(|f| f.alive).filter_map(|f| f.record) {
-        for init in children(record.supervisor) {
-            for engine in children(init) {
-                for task in numbers(Path::new(&format!("/proc/{engine}/task"))) {
-                    let folder = format!("/proc/{engine}/task/{task}");
-                    let name = std::fs::read_to_string(format!("{folder}/comm")).unwrap_or_default();
-                    if name.trim_end() == crate::ns::thread_name(site) {
-                        let mut nsenter = Command::new("nsenter");
-                        nsenter.arg(format!("--net={folder}/ns/net")).arg(format!("--mount={folder}/ns/mnt"));
-                        nsenter.envs(environment(&record.work, site));
-                        return Err(nsenter.arg("--").args(command).exec()).context("cannot run nsenter (util-linux)");
-                    }
-                }
-            }
+/// When no run has this site, and when several have: a command in somebody else's lab would spoil what it measures.
+pub fn enter(site: &str, scenario: Option<&str>, command: &[std::ffi::OsString]) -> Result<std::convert::Infallible> {
+    let alive = records()?.into_iter().filter(|f| f.alive).filter_map(|f| f.record);
+    let asked = alive.filter(|r| scenario.is_none_or(|s| s == r.scenario));
+    let found: Vec<_> = asked.filter_map(|r| site_thread(r.supervisor, site).map(|thread| (r, thread))).collect();
+    let (record, thread) = the_one_meant(&found, site)?;
+    let mut nsenter = Command::new("nsenter");
+    nsenter.arg(format!("--net={thread}/ns/net")).arg(format!("--mount={thread}/ns/mnt"));
+    nsenter.envs(environment(&record.work, site));
+    Err(nsenter.arg("--").args(command).exec()).context("cannot run nsenter (util-linux)")
+}
+
+/// Of the labs that have this site.
+fn the_one_meant<'a, T>(found: &'a [(Record, T)], site: &str) -> Result<&'a (Record, T)> {
+    let up: Vec<_> = found.iter().filter(|(record, _)| record.up).collect();
+    match (found, up.as_slice()) {
+        ([one], _) => Ok(one),
+        (_, [one]) => Ok(one),
+        ([], _) => bail!("no running lab has a site `{site}`; `godwit-lab up SCENARIO` brings sites up"),
+        (several, _) => {
+            let names: Vec<_> = several.iter().map(|(record, _)| record.scenario.as_str()).collect();
+            bail!(
+                "{} running labs have a site `{site}` ({}); say which with --scenario",
+                several.len(),
+                names.join(", ")
+            )
         }
     }
-    bail!("no running lab has a site `{site}`; `godwit-lab up SCENARIO` brings sites up")
+}
+
+/// The folder in `/proc` of the thread that lives in a site of the run that `supervisor` started.
+fn site_thread(supervisor: u32, site: &str) -> Option<String> {
+    let engines = children(supervisor).into_iter().flat_map(children);
+    let threads = engines.flat_map(|engine| {
+        let tasks = numbers(Path::new(&format!("/proc/{engine}/task")));
+        tasks.into_iter().map(move |task| format!("/proc/{engine}/task/{task}"))
+    });
+    threads.into_iter().find(|folder| {
+        let name = std::fs::read_to_string(format!("{folder}/comm")).unwrap_or_default();
+        name.trim_end() == crate::ns::thread_name(site)
+    })
 }
 
 /// What a site's commands need to know to use Godwit there: the lines of its file, if the run has Godwit. Search paths are put
@@ -372,4 +395,25 @@ fn children(process: u32) -> Vec<u32> {
 fn numbers(folder: &Path) -> Vec<u32> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lab(scenario: &str, up: bool) -> (Record, ()) {
+        (Record { supervisor: 1, work: "/w".into(), scenario: scenario.into(), up }, ())
+    }
+
+    #[test]
+    fn nobody_enters_a_lab_that_was_not_meant() {
+        let meant = |labs: &[(Record, ())]| the_one_meant(labs, "a").map(|(r, ())| r.scenario.clone());
+        assert!(meant(&[]).is_err());
+        assert_eq!(meant(&[lab("measures", false)]).unwrap(), "measures");
+        assert_eq!(meant(&[lab("measures", false), lab("mine", true), lab("other", false)]).unwrap(), "mine");
+        for ambiguous in [[lab("one", false), lab("two", false)], [lab("one", true), lab("two", true)]] {
+            let said = meant(&ambiguous).unwrap_err().to_string();
+            assert!(said.contains("one, two") && said.contains("--scenario"), "{said}");
+        }
+    }
 }

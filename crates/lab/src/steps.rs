@@ -355,4 +355,3 @@ fn look_from_clients(ended: &mut Ended, clients: &[Client], now: Instant) {
     }
     report.outage_ms = outage;
 }
-

@@ -30,6 +30,13 @@ fn scenario(steps: &str) -> String {
     format!("{head}{steps}")
 }
 
+/// The smoke scenario with other steps, moved by Godwit.
+fn by_godwit(steps: &str) -> String {
+    let text = scenario(steps).replace("baseline = [\"qemu\"]", "").replace("godwit = false", "godwit = true");
+    assert!(text.contains("godwit = true"), "the smoke scenario says whether Godwit moves");
+    text
+}
+
 struct Run {
     folder: tempfile::TempDir,
 }
@@ -81,6 +88,44 @@ move = { vm = "vm", to = "b" }
 verify = { vm = "vm" }
 "#;
 
+/// What goes wrong in a move, what has to be true afterwards, and that a second try succeeds.
+fn incident(incident: &str, to: &str) -> String {
+    format!(
+        r#"
+[[step]]
+{incident}
+[[step]]
+after_s = 1
+move = {{ vm = "vm", to = "{to}" }}
+[[step]]
+expect = {{ vm = "vm" }}
+[[step]]
+verify = {{ vm = "vm" }}
+[[step]]
+move = {{ vm = "vm", to = "{to}", retry = true }}
+[[step]]
+expect = {{ vm = "vm", site = "{to}" }}
+[[step]]
+verify = {{ vm = "vm" }}
+"#
+    )
+}
+
+/// Runs incidents there and back, and looks at everything that the lab found.
+fn survives(incidents: &[&str]) {
+    let steps: String = incidents.iter().zip(["b", "a"].iter().cycle()).map(|(i, to)| incident(i, to)).collect();
+    let (code, report) = Run::new(&by_godwit(&steps)).finish();
+    assert!(report.moves.len() >= incidents.len(), "{:?}", report.warnings);
+    for (i, figures) in report.moves.iter().enumerate() {
+        let found = &figures.integrity;
+        for check in [found.memory_ok, found.disk_ok, found.tcp_ok, found.ram_equal] {
+            assert_ne!(check, Some(false), "move {i}, {:?} ({:?}): {found:?}", figures.outcome, figures.why);
+        }
+        assert_eq!(found.one_place, Some(true), "move {i}: {found:?}");
+    }
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+}
+
 fn all_checked(integrity: &Integrity) -> bool {
     let i = integrity;
     [i.memory_ok, i.disk_ok, i.tcp_ok, i.ram_equal, i.wan_carried_disk].iter().all(|check| *check == Some(true))
@@ -108,6 +153,65 @@ fn a_guest_moved_by_qemu_keeps_its_memory_its_disk_and_its_clients() {
     assert!(figures.bytes.memory > 64 << 20, "{:?}", figures.bytes);
     let last = figures.series.wan.last().unwrap();
     assert!(last.memory >= figures.bytes.memory, "the curve ends where the total is");
+}
+
+#[test]
+fn a_guest_moved_by_godwit_keeps_its_memory_its_disk_and_its_clients() {
+    let Some(_machine) = machine() else { return };
+    let steps = r#"
+[[step]]
+after_s = 1
+move = { vm = "vm", to = "b" }
+[[step]]
+verify = { vm = "vm" }
+[[step]]
+move = { vm = "vm", to = "a" }
+[[step]]
+verify = { vm = "vm" }
+"#;
+    let (code, report) = Run::new(&by_godwit(steps)).finish();
+    assert_eq!(report.moves.len(), 2, "{:?}", report.warnings);
+    for figures in &report.moves {
+        assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
+        let i = &figures.integrity;
+        for check in [i.memory_ok, i.disk_ok, i.tcp_ok, i.ram_equal] {
+            assert_eq!(check, Some(true), "{i:?}");
+        }
+        assert!(figures.downtime_ms.unwrap() > 0.0);
+    }
+    // What a site has of the disk does not travel again.
+    let (there, back) = (report.moves[0].bytes.disk, report.moves[1].bytes.disk);
+    assert!(there > 64 << 20 && back < there / 4, "{there} there, {back} back");
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_move_whose_nodes_are_killed_around_the_seal_leaves_one_guest_and_can_be_tried_again() {
+    let Some(_machine) = machine() else { return };
+    survives(&[
+        r#"kill = { what = "node", vm = "vm", at = "sealing" }"#,
+        r#"kill = { what = "node", vm = "vm", at = "sealed" }"#,
+        r#"kill = { what = "node", vm = "vm", at = "commit" }"#,
+    ]);
+}
+
+#[test]
+fn a_move_whose_node_is_killed_after_the_grant_leaves_one_guest() {
+    let Some(_machine) = machine() else { return };
+    survives(&[
+        r#"kill = { what = "node", vm = "vm", at = "granted" }"#,
+        r#"kill = { what = "node", vm = "vm", at = "started" }"#,
+        r#"kill = { what = "controller", vm = "vm", at = "memory" }"#,
+    ]);
+}
+
+#[test]
+fn a_move_cut_after_the_seal_goes_on_when_the_path_is_back() {
+    let Some(_machine) = machine() else { return };
+    survives(&[
+        r#"cut = { between = ["a", "b"], vm = "vm", at = "memory", for_s = 5 }"#,
+        r#"cut = { between = ["a", "b"], vm = "vm", at = "sealed", for_s = 5 }"#,
+    ]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Scenario files are an interface: the documented one is read, and each mistake is named with its line and its key.
 
-use godwit_lab::scenario::{Action, Baseline, DiskStrategy, Image, Policy, Scenario};
+use godwit_lab::scenario::{Action, Baseline, DiskStrategy, Image, Point, Policy, Runs, Scenario, Victim};
 use proptest::prelude::*;
 
 const BURST: &str = r#"name = "burst"
@@ -118,6 +118,64 @@ fn a_step_does_exactly_one_thing() {
     refused(&burst_with("after_s = 5\n", "verify = { vm = \"web\" }\n"), 28, "one thing");
     refused(&format!("{BURST}[[step]]\nafter_s = 1\n"), 33, "a step needs one of");
     refused(&burst_with("after_s = 5", "after_s = -5"), 28, "after_s");
+}
+
+/// The documented scenario with one more step, which begins in line 33.
+fn burst_and(step: &str) -> String {
+    format!("{BURST}[[step]]\n{step}\n")
+}
+
+#[test]
+fn something_may_happen_at_a_point_of_a_move() {
+    let read = |step: &str| Scenario::parse(&burst_and(step), "burst.toml").unwrap().step.remove(2).action;
+    match read(r#"kill = { what = "node", at = "copy-disk", vm = "web" }"#) {
+        Action::Kill(kill) => {
+            assert_eq!(
+                (*kill.what.get_ref(), kill.at, kill.restart_after_s),
+                (Victim::Node, Some(Point::CopyDisk), 2.0)
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    match read(r#"cut = { between = ["texas", "illinois"], at = "sealed", vm = "web", for_s = 10 }"#) {
+        Action::Cut(cut) => assert_eq!((cut.at, cut.for_s), (Some(Point::Sealed), Some(10.0))),
+        other => panic!("{other:?}"),
+    }
+    match read(r#"expect = { vm = "web", site = "texas" }"#) {
+        Action::Expect(expect) => {
+            assert_eq!((expect.runs, expect.site.unwrap().get_ref().as_str()), (Runs::One, "texas"))
+        }
+        other => panic!("{other:?}"),
+    }
+    // What it was before there were points.
+    assert!(matches!(read(r#"cut = { between = ["texas", "illinois"] }"#), Action::Cut(cut) if cut.at.is_none()));
+}
+
+#[test]
+fn what_is_to_be_killed_has_to_be_known() {
+    let refused = |step: &str, key: &str| refused(&burst_and(step), 34, key);
+    refused(r#"kill = { what = "node" }"#, "step.kill.site");
+    refused(r#"kill = { what = "node", at = "sealed" }"#, "step.kill.vm");
+    refused(r#"kill = { what = "node", site = "nevada" }"#, "step.kill.site");
+    refused(r#"kill = { what = "qemu", site = "texas" }"#, "step.kill.vm");
+    refused(r#"kill = { what = "controller", site = "texas" }"#, "step.kill.site");
+    refused(r#"kill = { what = "controller", restart_after_s = -1 }"#, "restart_after_s");
+    refused(r#"kill = { what = "node", site = "texas", vm = "db" }"#, "step.kill.vm");
+    refused(r#"cut = { between = ["texas", "illinois"], at = "sealed" }"#, "step.cut.vm");
+    refused(r#"cut = { between = ["texas", "illinois"], for_s = -1 }"#, "step.cut.for_s");
+    refused(r#"expect = { vm = "db" }"#, "step.expect.vm");
+    refused(r#"expect = { vm = "web", site = "nevada" }"#, "step.expect.site");
+    refused(r#"expect = { vm = "web", runs = "twice" }"#, "twice");
+    refused(r#"kill = { what = "node", at = "sealde", vm = "web" }"#, "sealde");
+}
+
+#[test]
+fn where_godwit_moves_names_are_those_that_godwit_takes() {
+    refused(&burst_with("name = \"texas\"", "name = \"1texas\""), 13, "site.name");
+    refused(&burst_with("name = \"texas\"", "name = \"texas-\""), 13, "site.name");
+    let alone = burst_with("repeat = 1\n", "godwit = false\n");
+    let renamed = alone.replace("\"texas\"", "\"1texas\"");
+    assert!(Scenario::parse(&renamed, "burst.toml").is_ok(), "baselines are not that particular");
 }
 
 #[test]

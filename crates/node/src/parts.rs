@@ -296,7 +296,9 @@ impl Parts {
         } else {
             (
                 Outcome::Failed,
-                why.unwrap_or_else(|| "the destination did not answer in time; the VM runs at the source".into()),
+                why.unwrap_or_else(|| {
+                    "the destination gave it up, or did not answer in time; the VM runs at the source".into()
+                }),
             )
         }
     }

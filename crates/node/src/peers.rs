@@ -10,6 +10,10 @@ use godwit_link::{Addresses, Config, Endpoint, Peer, Session, State};
 use godwit_trust::{Credentials, Identity};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// How long a session may be down before another one is tried beside it.
+const STALE: Duration = Duration::from_secs(3);
 
 /// The sessions.
 #[derive(Debug)]
@@ -53,6 +57,8 @@ impl Peers {
         });
     }
 
+    /// A session that is of use now. One that has been down for a while may be the last word of a peer's earlier process, which
+    /// only the peer could tell us: so another one is tried. Whoever holds the old one keeps it; after a mere cut it goes on.
     fn known(&self, name: &str) -> Option<Session> {
         let mut sessions = lock(&self.sessions);
         let session = sessions.get(name)?;
@@ -60,7 +66,7 @@ impl Peers {
             sessions.remove(name);
             return None;
         }
-        Some(session.clone())
+        Some(session.clone()).filter(|s| s.down_for().is_none_or(|down| down < STALE))
     }
 
     /// The session with a host; connects when there is none.
@@ -146,7 +152,7 @@ impl Peers {
 impl Peers {
     /// How far a peer is, there and back.
     #[must_use]
-    pub fn rtt(&self, name: &str) -> Option<std::time::Duration> {
+    pub fn rtt(&self, name: &str) -> Option<Duration> {
         self.known(name)?.rtt()
     }
 

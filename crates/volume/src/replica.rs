@@ -425,7 +425,10 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn commit(&self) -> Result<(), VolumeError> {
-        self.settle_all(&mut self.lock())
+        let mut inner = self.lock();
+        self.settle_all(&mut inner)?;
+        // Or a loss of power would bring the marks back, and a secondary forget what it has vouched for.
+        inner.hot.sync().map_err(self.io("settle"))
     }
 
     fn settle_all(&self, inner: &mut Inner) -> Result<(), VolumeError> {

@@ -217,6 +217,26 @@ fn a_secondary_that_lost_its_power_believes_only_what_was_durable() {
 }
 
 #[test]
+fn what_a_secondary_has_committed_survives_a_loss_of_power() {
+    for seed in 0..60 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut host = Host::new(false);
+        let replica = host.boot();
+        let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(7) };
+        for first in [3, 900, 1500] {
+            replica.apply(first, stamp, Contents::Data(&[9; BLOCK as usize])).expect("applies");
+        }
+        replica.commit().expect("settles");
+        drop(replica);
+        host.lose_power(&mut rng);
+        let replica = host.boot();
+        for block in [3, 900, 1500] {
+            assert_eq!(replica.stamp(block).expect("reads"), Some(stamp), "seed {seed}: block {block}");
+        }
+    }
+}
+
+#[test]
 fn a_replica_is_found_again_as_it_was_closed_and_a_second_process_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("r");

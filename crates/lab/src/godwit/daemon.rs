@@ -22,14 +22,7 @@ impl Daemon {
     /// Not started yet. `name` is for people; standard error goes to `log`.
     #[must_use]
     pub fn new(name: &str, binary: &Path, arguments: Vec<OsString>, log: PathBuf) -> Self {
-        Self {
-            name: name.to_owned(),
-            binary: binary.to_owned(),
-            arguments,
-            environment: vec![],
-            log,
-            process: None,
-        }
+        Self { name: name.to_owned(), binary: binary.to_owned(), arguments, environment: vec![], log, process: None }
     }
 
     /// With a variable set.

@@ -165,12 +165,24 @@ impl Hosted {
         Ok(())
     }
 
-    /// Waits until Godwit says that the VM runs, owned by one host and not on the move, and there is one QEMU of it, in that
-    /// host's site. Returns the site.
+    /// Waits until Godwit says that the VM runs, owned by one host and not on the move. Returns that host's site.
     ///
     /// # Errors
     /// With what was seen last when that does not come within [`SETTLE`].
+    pub fn await_owner(&self) -> Result<String> {
+        self.await_settled(|_, _| true)
+    }
+
+    /// As [`Hosted::await_owner`], and until there is one QEMU of it, in that site.
+    ///
+    /// # Errors
+    /// As [`Hosted::await_owner`].
     pub fn await_one_place(&self) -> Result<String> {
+        self.await_settled(|owner, seen| seen == [owner])
+    }
+
+    /// `accept` looks at the owner's site and at the sites with QEMUs.
+    fn await_settled(&self, accept: impl Fn(&str, &[String]) -> bool) -> Result<String> {
         let name = self.spec.name.as_str();
         let deadline = Instant::now() + SETTLE;
         loop {
@@ -181,7 +193,7 @@ impl Hosted {
                     if vm.mv.is_none()
                         && vm.run == Some(RunState::Running)
                         && vm.ownership == Some(Ownership::Here)
-                        && seen == [vm.site.as_str()] =>
+                        && accept(vm.site.as_str(), &seen) =>
                 {
                     return Ok(vm.site.to_string());
                 }

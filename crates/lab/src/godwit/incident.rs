@@ -84,7 +84,8 @@ impl Later {
     pub fn wait(&self) {
         // What happens later may order more.
         while let Some(thread) = { lock(&self.threads).pop() } {
-            let result = thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a bug of the lab (a panic; see above)")));
+            let result =
+                thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a bug of the lab (a panic; see above)")));
             if let Err(e) = result {
                 lock(&self.failed).push(format!("{e:#}"));
             }

@@ -389,7 +389,8 @@ impl Journey<'_> {
 
     /// Compares the disks while the guest is held, because its writes cannot be recorded.
     fn compare_now(&mut self, pairs: &[Pair], why: &anyhow::Error) -> Result<()> {
-        let allocated = pairs.iter().flat_map(|p| [&p.old, &p.new]).map(|f| f.metadata().map_or(0, |m| m.blocks() * 512));
+        let allocated =
+            pairs.iter().flat_map(|p| [&p.old, &p.new]).map(|f| f.metadata().map_or(0, |m| m.blocks() * 512));
         let allocated: u64 = allocated.sum();
         if allocated > COMPARED_WHILE_HELD {
             self.note(format!("the disks were not compared: the guest's writes could not be recorded: {why:#}"));
@@ -410,7 +411,9 @@ impl Journey<'_> {
         figures.resumed = p.resumed_unix_us.map(moment);
         if let (None, Some(stopped), Some(ms)) = (figures.resumed, figures.stopped, p.downtime_ms) {
             figures.resumed = Some(stopped + Duration::from_secs_f64(ms.max(0.0) / 1e3));
-            figures.notes.push("the pause is the source's node's own figure: the destination's moment is not known".into());
+            figures
+                .notes
+                .push("the pause is the source's node's own figure: the destination's moment is not known".into());
         }
         figures.phases = (p.phases.iter())
             .map(|phase| Phase {
@@ -455,7 +458,7 @@ impl Journey<'_> {
         }
         let completed = self.figures.outcome == Outcome::Completed;
         let found = if self.eventful && !completed {
-            self.vm.await_one_place()
+            self.vm.await_owner()
         } else {
             Ok(if completed { self.order.to.name.clone() } else { self.vm.site.clone() })
         };

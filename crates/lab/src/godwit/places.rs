@@ -35,8 +35,8 @@ impl Place {
         let folder = format!("/proc/{}/fd", self.process);
         let entries = std::fs::read_dir(&folder).with_context(|| format!("QEMU {} is gone", self.process))?;
         for entry in entries.filter_map(Result::ok) {
-            let is_memory = std::fs::read_link(entry.path())
-                .is_ok_and(|link| link.to_string_lossy().contains("memfd:"));
+            let is_memory =
+                std::fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().contains("memfd:"));
             if !is_memory || std::fs::metadata(entry.path()).map_or(0, |m| m.len()) != size.0 {
                 continue;
             }
@@ -137,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_vms_qemu_is_known_by_its_number_and_not_by_a_number_that_begins_alike() {
-        let line = b"/usr/bin/qemu-system-x86_64\0-name\0web\0-qmp\0unix:/run/godwit-lab/godwit/vms/1/qmp.sock,server=on\0";
+        let line =
+            b"/usr/bin/qemu-system-x86_64\0-name\0web\0-qmp\0unix:/run/godwit-lab/godwit/vms/1/qmp.sock,server=on\0";
         assert!(is_qemu_with(line, "/godwit/vms/1/"));
         assert!(!is_qemu_with(line, "/godwit/vms/11/"));
         assert!(!is_qemu_with(&line.map(|b| if b == b'q' { b'x' } else { b }), "/godwit/vms/1/"));

@@ -1,0 +1,271 @@
+//! What only makes sense together: names that exist, figures in their bounds, disks that hold their data.
+
+use super::{
+    Action, DATA_SETS_MIB, DiskStrategy, Image, Kill, MAX_SITES, MAX_VMS, PathSpec, Point, Scenario, ScenarioError,
+    Victim, Vm,
+};
+use godwit_load::protocol::LoadSpec;
+use godwit_units::Bytes;
+use std::collections::HashSet;
+use std::ops::Range;
+use toml::Spanned;
+
+/// The checks that need more than one key, with the text at hand to name lines.
+pub(super) struct Checker<'a> {
+    pub text: &'a str,
+    pub path: &'a str,
+    /// Whether Godwit makes moves: its names are a little narrower.
+    pub godwit: bool,
+}
+
+impl Checker<'_> {
+    pub fn fail<T>(&self, at: Range<usize>, key: &str, what: impl Into<String>) -> Result<T, ScenarioError> {
+        let line = 1 + self.text[..at.start.min(self.text.len())].matches('\n').count();
+        Err(ScenarioError::Meaning { path: self.path.into(), line, key: key.into(), what: what.into() })
+    }
+
+    pub fn scenario(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        if s.name.get_ref().is_empty() {
+            return self.fail(s.name.span(), "name", "is empty; reports and ledgers need it");
+        }
+        if s.repeat == 0 {
+            return self.fail(s.name.span(), "repeat", "is 0; nothing would run");
+        }
+        if *s.warm_percent.get_ref() > 95 {
+            return self.fail(s.warm_percent.span(), "warm_percent", "is above 95; a guest keeps some free memory");
+        }
+        self.sites(s)?;
+        self.wan(s)?;
+        self.vms(s)?;
+        self.steps(s)
+    }
+
+    fn name(&self, name: &Spanned<String>, key: &str, seen: &mut HashSet<String>) -> Result<(), ScenarioError> {
+        let text = name.get_ref();
+        let fits = (1..=24).contains(&text.len())
+            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && !text.starts_with('-');
+        let fits_godwit = text.starts_with(|c: char| c.is_ascii_lowercase()) && !text.ends_with('-');
+        if !fits {
+            let what =
+                format!("`{text}`: use 1 to 24 of a-z, 0-9 and `-` (it becomes part of file and interface names)");
+            return self.fail(name.span(), key, what);
+        }
+        if self.godwit && !fits_godwit {
+            let what = format!("`{text}`: Godwit's names begin with a letter and do not end with `-`");
+            return self.fail(name.span(), key, what);
+        }
+        if !seen.insert(text.clone()) {
+            return self.fail(name.span(), key, format!("`{text}` is there twice"));
+        }
+        Ok(())
+    }
+
+    fn sites(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        let mut seen = HashSet::new();
+        for site in &s.site {
+            self.name(&site.name, "site.name", &mut seen)?;
+        }
+        if s.site.len() < 2 || s.site.len() > MAX_SITES {
+            let what = format!("{} sites; a scenario has 2 to {MAX_SITES} [[site]] tables", s.site.len());
+            return self.fail(s.name.span(), "site", what);
+        }
+        Ok(())
+    }
+
+    fn known_site(&self, s: &Scenario, name: &str, at: Range<usize>, key: &str) -> Result<(), ScenarioError> {
+        if s.site.iter().any(|site| site.name.get_ref() == name) {
+            return Ok(());
+        }
+        let known: Vec<_> = s.site.iter().map(|site| site.name.get_ref().as_str()).collect();
+        self.fail(at, key, format!("there is no site `{name}`; there are: {}", known.join(", ")))
+    }
+
+    fn known_pair(&self, s: &Scenario, pair: &Spanned<[String; 2]>, key: &str) -> Result<(), ScenarioError> {
+        let [a, b] = pair.get_ref();
+        self.known_site(s, a, pair.span(), key)?;
+        self.known_site(s, b, pair.span(), key)?;
+        if a == b {
+            return self.fail(pair.span(), key, format!("`{a}` twice; a path joins two different sites"));
+        }
+        Ok(())
+    }
+
+    fn path_figures(&self, spec: &PathSpec, at: Range<usize>, key: &str) -> Result<(), ScenarioError> {
+        match spec.validate() {
+            Ok(()) => Ok(()),
+            Err(e) => self.fail(at, key, e.to_string()),
+        }
+    }
+
+    fn wan(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        let w = &s.wan;
+        for (figure, key, most) in [
+            (&w.rate_mbit, "wan.rate_mbit", 100_000.0),
+            (&w.rtt_ms, "wan.rtt_ms", 10_000.0),
+            (&w.jitter_ms, "wan.jitter_ms", 10_000.0),
+            (&w.loss, "wan.loss", 1.0),
+            (&w.queue_ms, "wan.queue_ms", 10_000.0),
+        ] {
+            let value = *figure.get_ref();
+            if !(0.0..=most).contains(&value) {
+                return self.fail(figure.span(), key, format!("is {value}; it takes 0 to {most}"));
+            }
+        }
+        if *w.rate_mbit.get_ref() < 0.1 {
+            return self.fail(w.rate_mbit.span(), "wan.rate_mbit", "is below 0.1; nothing would ever arrive");
+        }
+        for path in &w.path {
+            self.known_pair(s, &path.between, "wan.path.between")?;
+            let [a, b] = path.between.get_ref();
+            self.path_figures(&s.path_spec(a, b), path.between.span(), "wan.path")?;
+        }
+        Ok(())
+    }
+
+    fn vms(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        let mut seen = HashSet::new();
+        if s.vm.len() > MAX_VMS {
+            return self.fail(s.name.span(), "vm", format!("{} VMs; the most is {MAX_VMS}", s.vm.len()));
+        }
+        for vm in &s.vm {
+            self.name(&vm.name, "vm.name", &mut seen)?;
+            self.known_site(s, vm.site.get_ref(), vm.site.span(), "vm.site")?;
+            if !(96..=16_384).contains(vm.memory_mib.get_ref()) {
+                let what = format!("is {}; a guest takes 96 to 16384", vm.memory_mib.get_ref());
+                return self.fail(vm.memory_mib.span(), "vm.memory_mib", what);
+            }
+            if !(1..=8).contains(&vm.vcpus) {
+                return self.fail(vm.name.span(), "vm.vcpus", format!("is {}; a guest takes 1 to 8", vm.vcpus));
+            }
+            self.disks(vm)?;
+            for load in &vm.load {
+                if let Err(e) = load.get_ref().validate() {
+                    return self.fail(load.span(), "vm.load", e.to_string());
+                }
+                if let LoadSpec::Echo { from, .. } = load.get_ref() {
+                    self.known_site(s, from, load.span(), "vm.load.from")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn disks(&self, vm: &Vm) -> Result<(), ScenarioError> {
+        let at = match (&vm.disk_gib, &vm.disks_gib) {
+            (Some(_), Some(several)) => {
+                return self.fail(several.span(), "vm.disks_gib", "stands beside `disk_gib`; keep one of the two");
+            }
+            (Some(one), None) => one.span(),
+            (None, Some(several)) => several.span(),
+            (None, None) => return self.fail(vm.name.span(), "vm.disk_gib", "is missing (or `disks_gib = [...]`)"),
+        };
+        let disks = vm.disks();
+        if disks.is_empty() || disks.len() > 8 || disks.iter().any(|d| *d < Bytes::mib(16) || *d > Bytes::gib(16_384)) {
+            return self.fail(at, "vm.disks_gib", "takes 1 to 8 disks of 0.016 to 16384 GiB");
+        }
+        let Some(data) = &vm.data_mib else { return Ok(()) };
+        if vm.image == Image::Debian {
+            return self.fail(data.span(), "vm.data_mib", "a `debian` guest's data is its root file system");
+        }
+        if !DATA_SETS_MIB.contains(data.get_ref()) {
+            let what = format!("is {}; data sets are made of {DATA_SETS_MIB:?} MiB", data.get_ref());
+            return self.fail(data.span(), "vm.data_mib", what);
+        }
+        if Bytes::mib(u64::from(*data.get_ref()) * 5 / 4) > disks[0] {
+            return self.fail(data.span(), "vm.data_mib", format!("does not fit a first disk of {}", disks[0]));
+        }
+        Ok(())
+    }
+
+    fn steps(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        for step in &s.step {
+            match &step.action {
+                Action::Move(m) => {
+                    self.known_vm(s, &m.vm, "step.move.vm")?;
+                    self.known_site(s, m.to.get_ref(), m.to.span(), "step.move.to")?;
+                    if (m.disk == DiskStrategy::Shared) != s.shares_disks(m.vm.get_ref()) {
+                        let what = format!(
+                            "`{}` moves once with a shared disk and once without; a disk is one or the other",
+                            m.vm.get_ref()
+                        );
+                        return self.fail(m.vm.span(), "step.move.disk", what);
+                    }
+                }
+                Action::Verify(v) => self.known_vm(s, &v.vm, "step.verify.vm")?,
+                Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
+                Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
+                Action::Wait(_) => {}
+                Action::Cut(cut) => {
+                    self.known_pair(s, &cut.between, "step.cut.between")?;
+                    self.seconds(cut.for_s.unwrap_or(0.0), cut.between.span(), "step.cut.for_s")?;
+                    self.moment(s, cut.at, cut.vm.as_ref(), cut.between.span(), "step.cut")?;
+                }
+                Action::Kill(kill) => self.kill(s, kill)?,
+                Action::Expect(e) => {
+                    self.known_vm(s, &e.vm, "step.expect.vm")?;
+                    if let Some(site) = &e.site {
+                        self.known_site(s, site.get_ref(), site.span(), "step.expect.site")?;
+                    }
+                }
+                Action::Restore(b) => self.known_pair(s, &b.between, "step.restore.between")?,
+                Action::Rate(c) => {
+                    self.known_pair(s, &c.between, "step.rate.between")?;
+                    let [a, b] = c.between.get_ref();
+                    self.path_figures(&c.apply(s.path_spec(a, b)), c.between.span(), "step.rate")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn kill(&self, s: &Scenario, kill: &Kill) -> Result<(), ScenarioError> {
+        let at = kill.what.span();
+        self.seconds(kill.restart_after_s, at.clone(), "step.kill.restart_after_s")?;
+        self.moment(s, kill.at, kill.vm.as_ref(), at.clone(), "step.kill")?;
+        if let Some(site) = &kill.site {
+            self.known_site(s, site.get_ref(), site.span(), "step.kill.site")?;
+        }
+        match kill.what.get_ref() {
+            Victim::Node if kill.site.is_none() && kill.at.is_none() => {
+                self.fail(at, "step.kill.site", "is missing: say which site's node, or `at` which point of a move")
+            }
+            Victim::Qemu if kill.vm.is_none() => self.fail(at, "step.kill.vm", "is missing: say whose QEMU"),
+            Victim::Controller if kill.site.is_some() => {
+                self.fail(at, "step.kill.site", "goes with a node or a QEMU; there is one controller")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `at` and `vm` of a step that waits for a point of a move.
+    fn moment(
+        &self,
+        s: &Scenario,
+        at: Option<Point>,
+        vm: Option<&Spanned<String>>,
+        step: Range<usize>,
+        key: &str,
+    ) -> Result<(), ScenarioError> {
+        match (at, vm) {
+            (Some(_), None) => self.fail(step, &format!("{key}.vm"), "is missing: say on whose move `at` is"),
+            (_, Some(vm)) => self.known_vm(s, vm, &format!("{key}.vm")),
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn seconds(&self, value: f64, at: Range<usize>, key: &str) -> Result<(), ScenarioError> {
+        if (0.0..=86_400.0).contains(&value) {
+            return Ok(());
+        }
+        self.fail(at, key, format!("is {value}; it takes seconds from 0 to 86400"))
+    }
+
+    fn known_vm(&self, s: &Scenario, name: &Spanned<String>, key: &str) -> Result<(), ScenarioError> {
+        if s.vm.iter().any(|vm| vm.name.get_ref() == name.get_ref()) {
+            return Ok(());
+        }
+        let known: Vec<_> = s.vm.iter().map(|vm| vm.name.get_ref().as_str()).collect();
+        self.fail(name.span(), key, format!("there is no VM `{}`; there are: {}", name.get_ref(), known.join(", ")))
+    }
+}

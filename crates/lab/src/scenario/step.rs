@@ -1,0 +1,379 @@
+//! The steps of a scenario: what can be done, and with which keys.
+
+use super::millis;
+use godwit_units::BitRate;
+use godwit_wan::PathSpec;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use toml::Spanned;
+
+/// One step: an action, after a while.
+///
+/// A `move` starts and the script goes on; `verify`, another `move` of the same VM, `wait = { moves = true }` and the
+/// end of the script wait until it has ended. So several VMs move at once, and a path can be cut under a move.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Seconds between the end of the step before and this one.
+    pub after_s: f64,
+    /// What is done.
+    pub action: Action,
+}
+
+/// What a step does.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Bring a VM to another site.
+    Move(Move),
+    /// Wait for the VM's move, then check its memory, its disks and its clients' session.
+    Verify(Verify),
+    /// Let time pass, or moves end.
+    Wait(Wait),
+    /// Give up a running move.
+    Cancel(Verify),
+    /// Nothing passes a path any more.
+    Cut(Cut),
+    /// A cut path carries again.
+    Restore(Between),
+    /// Change a path's figures.
+    Rate(PathChange),
+    /// Damage something on purpose, to see that a check finds it.
+    Alter(Alter),
+    /// Kill a process of Godwit's, or a guest's hypervisor.
+    Kill(Kill),
+    /// Look, once all has settled, whether a VM runs where it should, and nowhere else.
+    Expect(Expect),
+}
+
+/// A step as it is written: one of the keys but `after_s`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawStep {
+    #[serde(default)]
+    after_s: f64,
+    #[serde(default, rename = "move")]
+    move_: Option<Move>,
+    #[serde(default)]
+    verify: Option<Verify>,
+    #[serde(default)]
+    wait: Option<Wait>,
+    #[serde(default)]
+    cancel: Option<Verify>,
+    #[serde(default)]
+    cut: Option<Cut>,
+    #[serde(default)]
+    restore: Option<Between>,
+    #[serde(default)]
+    rate: Option<PathChange>,
+    #[serde(default)]
+    alter: Option<Alter>,
+    #[serde(default)]
+    kill: Option<Kill>,
+    #[serde(default)]
+    expect: Option<Expect>,
+}
+
+impl TryFrom<RawStep> for Step {
+    type Error = String;
+
+    fn try_from(raw: RawStep) -> Result<Self, String> {
+        if !(0.0..=86_400.0).contains(&raw.after_s) {
+            return Err(format!("`after_s` is {}; it takes seconds from 0 to 86400", raw.after_s));
+        }
+        let mut actions = [
+            raw.move_.map(Action::Move),
+            raw.verify.map(Action::Verify),
+            raw.wait.map(Action::Wait),
+            raw.cancel.map(Action::Cancel),
+            raw.cut.map(Action::Cut),
+            raw.restore.map(Action::Restore),
+            raw.rate.map(Action::Rate),
+            raw.alter.map(Action::Alter),
+            raw.kill.map(Action::Kill),
+            raw.expect.map(Action::Expect),
+        ]
+        .into_iter()
+        .flatten();
+        match (actions.next(), actions.next()) {
+            (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
+            (None, _) => {
+                Err("a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect".into())
+            }
+            (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
+        }
+    }
+}
+
+/// A move, as the scenario asks for it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Move {
+    /// Which VM.
+    pub vm: Spanned<String>,
+    /// To which site.
+    pub to: Spanned<String>,
+    /// How the disk comes along.
+    #[serde(default)]
+    pub disk: DiskStrategy,
+    /// What the move is to keep small. Baselines know only their own stop rule and ignore it.
+    #[serde(default)]
+    pub policy: Option<Policy>,
+    /// Whether this is a second try: then a VM that is there already is left alone, rather than being an error.
+    #[serde(default)]
+    pub retry: bool,
+}
+
+/// How a move brings the disks along.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskStrategy {
+    /// Copied while the guest runs, then kept equal until the hand-off (CloudNet).
+    #[default]
+    Mirror,
+    /// Copied ahead, epoch by epoch (xNBD+).
+    Precache,
+    /// Fetched after the hand-off.
+    Postcopy,
+    /// Relocated: shut down, booted at once elsewhere (vMocity).
+    Cold,
+    /// Both sites reach the same storage; only memory travels.
+    Shared,
+}
+
+impl fmt::Display for DiskStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Mirror => "mirror",
+            Self::Precache => "precache",
+            Self::Postcopy => "postcopy",
+            Self::Cold => "cold",
+            Self::Shared => "shared",
+        })
+    }
+}
+
+/// What a move keeps small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// The guest's pause.
+    LeastDowntime,
+    /// The whole duration.
+    LeastTotal,
+    /// The bytes on the WAN.
+    LeastBytes,
+}
+
+/// Names one VM.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Verify {
+    /// Which VM.
+    pub vm: Spanned<String>,
+}
+
+/// Damage, on purpose: a check that was never seen to fail proves nothing.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Alter {
+    /// Whose.
+    pub vm: Spanned<String>,
+    /// What.
+    pub what: Damage,
+}
+
+/// What an [`Alter`] damages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Damage {
+    /// A page of RAM at the destination, after it has arrived in the next move. Mended after the comparison, so that the
+    /// guest lives.
+    Page,
+    /// A block of the first disk at the destination, after it has arrived in the next move.
+    Block,
+    /// A page of the guest's memory load, at once.
+    GuestPage,
+    /// A record of the guest's disk load, at once.
+    GuestRecord,
+    /// A TCP segment on its way from or to a client, at once.
+    Segment,
+}
+
+/// What to wait for.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wait {
+    /// Seconds to let pass.
+    #[serde(default)]
+    pub s: f64,
+    /// Whether to wait for every running move first.
+    #[serde(default)]
+    pub moves: bool,
+}
+
+/// Names one path by its two sites, in either order.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Between {
+    /// The two sites.
+    pub between: Spanned<[String; 2]>,
+}
+
+/// Cuts one path, at once or at a point of a move.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cut {
+    /// The two sites.
+    pub between: Spanned<[String; 2]>,
+    /// Not now, but when the move of [`Cut::vm`] gets there: the one under way, else its next.
+    #[serde(default)]
+    pub at: Option<Point>,
+    /// Whose move; goes with `at`.
+    #[serde(default)]
+    pub vm: Option<Spanned<String>>,
+    /// Seconds after which the path is restored by itself; else a step `restore` does that.
+    #[serde(default)]
+    pub for_s: Option<f64>,
+}
+
+/// Kills, at once or at a point of a move.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kill {
+    /// What is killed (SIGKILL).
+    pub what: Spanned<Victim>,
+    /// In which site. With `at` it may be left out: then it is the site where that point is.
+    #[serde(default)]
+    pub site: Option<Spanned<String>>,
+    /// Whose QEMU, and whose move `at` is about.
+    #[serde(default)]
+    pub vm: Option<Spanned<String>>,
+    /// Not now, but when the move of [`Kill::vm`] gets there: the one under way, else its next.
+    #[serde(default)]
+    pub at: Option<Point>,
+    /// Seconds after which a killed daemon is started again. A QEMU is not.
+    #[serde(default = "two")]
+    pub restart_after_s: f64,
+}
+
+/// What a [`Kill`] kills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Victim {
+    /// A site's node.
+    Node,
+    /// A VM's QEMU.
+    Qemu,
+    /// The controller.
+    Controller,
+}
+
+/// Points of a move at which a node of Godwit's can be held, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Point {
+    /// Source: the disks are being copied.
+    CopyDisk,
+    /// Source: memory goes in rounds.
+    Memory,
+    /// Source: the vCPUs are stopped.
+    Stopped,
+    /// Source: everything is verified, SEALED is not written.
+    Sealing,
+    /// Source: SEALED is written, COMMIT was not sent.
+    Sealed,
+    /// Destination: COMMIT was heard, GRANTED is not written.
+    Commit,
+    /// Destination: GRANTED is written, STARTED is not.
+    Granted,
+    /// Destination: STARTED is written, the guest was not told to run.
+    Started,
+}
+
+impl Point {
+    /// As the node calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CopyDisk => "copy-disk",
+            Self::Memory => "memory",
+            Self::Stopped => "stopped",
+            Self::Sealing => "sealing",
+            Self::Sealed => "sealed",
+            Self::Commit => "commit",
+            Self::Granted => "granted",
+            Self::Started => "started",
+        }
+    }
+
+    /// Whether the source's node gets there, and not the destination's.
+    #[must_use]
+    pub fn is_at_source(self) -> bool {
+        !matches!(self, Self::Commit | Self::Granted | Self::Started)
+    }
+}
+
+/// Where a VM has to run.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expect {
+    /// Which VM.
+    pub vm: Spanned<String>,
+    /// In how many places.
+    #[serde(default)]
+    pub runs: Runs,
+    /// The one place, if it has to be this one.
+    #[serde(default)]
+    pub site: Option<Spanned<String>>,
+}
+
+/// In how many places a VM has to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Runs {
+    /// In exactly one.
+    #[default]
+    One,
+    /// Nowhere: its QEMU was killed.
+    None,
+}
+
+/// Figures of one path, other than it has (in a step) or than all have (in `[[wan.path]]`); what is not named stays.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathChange {
+    /// The two sites.
+    pub between: Spanned<[String; 2]>,
+    /// Bit rate in Mbit/s.
+    #[serde(default)]
+    pub rate_mbit: Option<f64>,
+    /// Round-trip time in ms.
+    #[serde(default)]
+    pub rtt_ms: Option<f64>,
+    /// Additional delay in ms.
+    #[serde(default)]
+    pub jitter_ms: Option<f64>,
+    /// Probability of loss.
+    #[serde(default)]
+    pub loss: Option<f64>,
+    /// Queue in ms.
+    #[serde(default)]
+    pub queue_ms: Option<f64>,
+}
+
+impl PathChange {
+    /// `spec` with this change applied.
+    #[must_use]
+    pub fn apply(&self, spec: PathSpec) -> PathSpec {
+        PathSpec {
+            rate: self.rate_mbit.map_or(spec.rate, BitRate::from_mbit),
+            rtt: self.rtt_ms.map_or(spec.rtt, millis),
+            jitter: self.jitter_ms.map_or(spec.jitter, millis),
+            loss: self.loss.unwrap_or(spec.loss),
+            queue: self.queue_ms.map_or(spec.queue, millis),
+        }
+    }
+}
+
+fn two() -> f64 {
+    2.0
+}
