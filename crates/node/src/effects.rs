@@ -24,6 +24,11 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
     tracing::debug!(vm = parts.name, ?action, "effect");
     match action {
         Action::Open(lineage, generation) => {
+            // What has been granted can still be returned, and after STARTED it cannot: so this is the moment to look.
+            let granted = matches!(node.record(parts.id), Some(Record::Granted(_)));
+            if arriving && granted && !is_loaded(parts).await {
+                return Some(Event::QemuDied);
+            }
             open(node, parts, lineage, generation).await;
             Some(Event::Opened)
         }
@@ -61,6 +66,14 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
         }
         Action::Receive(ticket) => receive(node, parts, ticket).await,
         Action::Persist(_) | Action::Send(_) | Action::SetTimer => None,
+    }
+}
+
+/// Whether the QEMU that loaded the VM still holds it.
+async fn is_loaded(parts: &Arc<Parts>) -> bool {
+    match parts.qemu() {
+        Some(qemu) => matches!(on_qemu(&qemu, Qemu::state).await, Ok(godwit_vmm::State::Stopped)),
+        None => false,
     }
 }
 

@@ -195,7 +195,7 @@ fn a_secondary_that_lost_its_power_believes_only_what_was_durable() {
                 let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(round * 100 + i) };
                 let (first, fill) = (rng.random_range(0..BLOCKS - 4), rng.random_range(1..=255));
                 replica.apply(first, stamp, Contents::Data(&vec![fill; 3 * BLOCK as usize])).expect("applies");
-                (first..first + 3).for_each(|b| drop(applied.insert((b, stamp), fill)));
+                applied.extend((first..first + 3).map(|b| ((b, stamp), fill)));
                 if rng.random_bool(0.1) {
                     replica.commit().expect("settles");
                 }
@@ -246,7 +246,7 @@ fn a_replica_is_found_again_as_it_was_closed_and_a_second_process_is_refused() {
     replica.write(5000, &[1; 5000]).expect("writes");
     assert!(matches!(Replica::open(&path), Err(VolumeError::Locked(_))));
     let runs = replica.stamp_runs().expect("reads");
-    assert_eq!(runs.iter().map(|(r, _)| r.clone()).collect::<Vec<_>>(), [1..3]);
+    assert_eq!(runs.iter().flat_map(|(r, _)| r.clone()).collect::<Vec<_>>(), [1, 2]);
     replica.close().expect("closes");
     let (replica, opened) = Replica::open(&path).expect("opens");
     assert_eq!(opened, Opened { clean: true, doubted: 0 });
@@ -270,7 +270,7 @@ fn a_sparse_volume_of_4_tib_costs_what_was_written() {
         let replica = Replica::create(&folder.path().join(name), VolumeId(1), Bytes(size)).expect("creates");
         replica.become_primary(Lineage(0), Generation(1)).expect("is ours");
         for i in 0..64 {
-            replica.write(i * (size / 64) & !0xfff, &[7; 4096]).expect("writes");
+            replica.write((i * (size / 64)) & !0xfff, &[7; 4096]).expect("writes");
         }
         replica.commit().expect("settles");
         assert_eq!(replica.stamp_runs().expect("reads").len(), 64);
