@@ -46,6 +46,8 @@ pub struct Figures {
     pub ram: Option<Difference>,
     /// What the reader of the integrity checks has to know beside them.
     pub notes: Vec<String>,
+    /// What the scenario did to it.
+    pub incidents: Vec<String>,
 }
 
 impl Default for Figures {
@@ -78,6 +80,7 @@ impl Figures {
             disk_in_stream: None,
             ram: None,
             notes: vec![],
+            incidents: vec![],
         }
     }
 

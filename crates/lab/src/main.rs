@@ -5,7 +5,7 @@ use clap::{Args, Parser, Subcommand};
 use godwit_lab::ledger::{self, Entry, Key, Ledger};
 use godwit_lab::pass::Pass;
 use godwit_lab::progress::Progress;
-use godwit_lab::report::{Outcome, Report};
+use godwit_lab::report::{MoveReport, Report};
 use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
 use godwit_lab::scenario::Scenario;
 use godwit_lab::sweep::{self, Cell, SweepFile};
@@ -257,7 +257,7 @@ fn run_command(args: &RunArgs) -> Result<ExitCode> {
         write_atomically(page, plot::render_html(&report).as_bytes())?;
     }
     let entries = report.moves.iter().chain(report.baselines.iter().map(|b| &b.figures));
-    let all_well = entries.into_iter().all(|m| m.integrity.intact() && m.outcome != Outcome::Failed);
+    let all_well = entries.into_iter().all(MoveReport::is_well);
     // A guest that was hurt is the one thing that nobody may overlook.
     Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }

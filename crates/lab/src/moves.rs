@@ -169,6 +169,7 @@ impl MoveThread {
             rounds: figures.rounds.clone(),
             phases: figures.phases.clone(),
             predicted: None,
+            incidents: figures.incidents.clone(),
             integrity,
             series: Series { memory: figures.memory.clone(), ..Series::default() },
         }

@@ -111,9 +111,22 @@ pub struct MoveReport {
     pub predicted: Option<Predicted>,
     /// The truth checks.
     pub integrity: Integrity,
+    /// What the scenario did to it on purpose, and where: `at sealed: killing the node`.
+    #[serde(default)]
+    pub incidents: Vec<String>,
     /// Curves for the plot.
     #[serde(default)]
     pub series: Series,
+}
+
+impl MoveReport {
+    /// Whether nothing is wrong that the scenario did not ask for. A move may fail to which something was done on purpose, if
+    /// it was looked at afterwards that its VM runs where it should.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        let may_fail = !self.incidents.is_empty() && self.integrity.one_place == Some(true);
+        self.integrity.intact() && (self.outcome != Outcome::Failed || may_fail)
+    }
 }
 
 /// A move made without Godwit.

@@ -177,6 +177,9 @@ fn below(report: &Report, subjects: &[Subject<'_>], mut out: String) -> String {
     }
     for s in subjects {
         let MoveReport { vm, outcome, why, integrity, .. } = s.figures;
+        for incident in &s.figures.incidents {
+            say(format!("on purpose: {} of {vm}: {incident}", s.who));
+        }
         match why {
             Some(why) => say(format!("{}: {} of {vm}: {why}", outcome_word(*outcome), s.who)),
             None if !s.completed() => say(format!("{}: {} of {vm}: no reason given", outcome_word(*outcome), s.who)),
@@ -448,6 +451,7 @@ pub(crate) mod tests {
                 one_place: None,
                 notes: vec![],
             },
+            incidents: vec![],
             series: Series::default(),
         }
     }
@@ -527,6 +531,21 @@ pub(crate) mod tests {
         let failed = MoveReport { outcome: Outcome::Failed, ..ours };
         let text = comparison(&a_report(vec![failed], vec![a_baseline(Baseline::Qemu, theirs)]));
         assert!(!text.contains("godwit / "), "a move that failed is not quicker: {text}");
+    }
+
+    #[test]
+    fn a_move_may_fail_only_if_something_was_done_to_it_and_its_vm_was_found_in_one_place() {
+        let failed = MoveReport { outcome: Outcome::Failed, ..a_move() };
+        assert!(a_move().is_well() && !failed.is_well());
+        let mut provoked = MoveReport { incidents: vec!["at memory: killing the node".into()], ..failed.clone() };
+        assert!(!provoked.is_well(), "nobody looked where the VM is");
+        provoked.integrity.one_place = Some(true);
+        assert!(provoked.is_well());
+        provoked.integrity.disk_ok = Some(false);
+        assert!(!provoked.is_well(), "a guest may never be hurt");
+        let mut unprovoked = failed;
+        unprovoked.integrity.one_place = Some(true);
+        assert!(!unprovoked.is_well(), "it failed by itself");
     }
 
     #[test]

@@ -9,8 +9,8 @@ use bytes::{Buf, BufMut, BytesMut};
 pub(crate) struct Agreed {
     /// Replies come in chunks.
     pub structured: bool,
-    /// The client may ask for block status.
-    pub allocation: bool,
+    /// The export that the client may ask for block status: contexts are chosen for one by name.
+    pub allocation: Option<usize>,
 }
 
 /// Where it stands.
@@ -60,6 +60,9 @@ impl Handshake {
         out: &mut BytesMut,
     ) -> Result<Step, ProtocolError> {
         loop {
+            if out.len() >= MAX_HELD {
+                return Ok(Step::More);
+            }
             match self.stage {
                 Stage::Flags => {
                     if input.len() < 4 {
@@ -169,17 +172,17 @@ impl Handshake {
         body.put_u64(export.size);
         body.put_u16(flags(export, &self.agreed));
         reply(out, option, REP_INFO, &body);
-        for number in wanted {
+        // Each once, however often it is asked for: an answer is longer than the question.
+        for number in [INFO_NAME, INFO_DESCRIPTION, INFO_BLOCK_SIZE].into_iter().filter(|n| wanted.contains(n)) {
             let mut body = BytesMut::new();
             body.put_u16(number);
             match number {
                 INFO_NAME | INFO_DESCRIPTION => body.put_slice(export.name.as_bytes()),
-                INFO_BLOCK_SIZE => {
+                _ => {
                     body.put_u32(1);
                     body.put_u32(export.preferred_block);
                     body.put_u32(MAX_REQUEST);
                 }
-                _ => continue,
             }
             reply(out, option, REP_INFO, &body);
         }
@@ -188,19 +191,23 @@ impl Handshake {
     }
 
     fn contexts(&mut self, option: u32, mut data: &[u8], exports: &[Export], out: &mut BytesMut) {
+        if option == OPT_SET_META_CONTEXT {
+            // What was chosen before is void, whatever becomes of this.
+            self.agreed.allocation = None;
+        }
         if !self.agreed.structured {
             return reply(out, option, REP_ERR_INVALID, b"structured replies come first");
         }
         let Some((name, queries)) = named(&mut data).and_then(|name| Some((name, queries(&mut data)?))) else {
             return reply(out, option, REP_ERR_INVALID, b"the option is not well formed");
         };
-        if find(exports, name).is_none() {
+        let Some(index) = find(exports, name) else {
             return reply(out, option, REP_ERR_UNKNOWN, b"there is no such export");
-        }
+        };
         let all = option == OPT_LIST_META_CONTEXT && (queries.is_empty() || queries.contains(&&b"base:"[..]));
         let chosen = all || queries.contains(&ALLOCATION);
         if option == OPT_SET_META_CONTEXT {
-            self.agreed.allocation = chosen;
+            self.agreed.allocation = chosen.then_some(index);
         }
         if chosen {
             let mut body = BytesMut::new();

@@ -5,6 +5,8 @@
 //! newstyle handshake, structured replies and `base:allocation`; TLS and extended headers are declined, as the protocol
 //! provides for.
 //!
+//! [`Client`] is the same from the other end: what the server takes as a [`Command`], the client sends as one.
+//!
 //! # What can go wrong
 //!
 //! *A client lies about lengths.* Each is compared with a bound ([`MAX_REQUEST`], [`MAX_OPTION`]) before anything is
@@ -12,7 +14,7 @@
 //! because its payload could not be told from the next request.
 //!
 //! *A client asks faster than it is answered.* [`Server::wants_input`] says no at [`MAX_IN_FLIGHT`] requests or
-//! [`MAX_OUTPUT`] bytes of answers; the shell stops reading then, and the client's socket fills.
+//! [`MAX_HELD`] bytes, and [`Server::poll_request`] gives no more; the shell stops reading then, and the client's socket fills.
 //!
 //! *A request makes no sense* (past the end, unknown command): it is answered with an error here, and whoever serves the
 //! disk never sees it. A read past the end is EINVAL, a write ENOSPC, as the protocol asks.
@@ -20,9 +22,13 @@
 //! The protocol: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 
 #![forbid(unsafe_code)]
+mod client;
+mod client_handshake;
+mod flight;
 mod handshake;
 mod proto;
 mod server;
 
-pub use proto::{Errno, MAX_IN_FLIGHT, MAX_OPTION, MAX_OUTPUT, MAX_REQUEST};
+pub use client::{Blocks, Client, ClientError, Event, NotSent, Remote};
+pub use proto::{Errno, MAX_EXTENTS, MAX_HELD, MAX_IN_FLIGHT, MAX_NAME, MAX_OPTION, MAX_PIECES, MAX_REQUEST};
 pub use server::{Command, Cookie, Export, Extent, Piece, ProtocolError, Reply, Request, Server};

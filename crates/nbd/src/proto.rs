@@ -4,10 +4,19 @@
 pub const MAX_REQUEST: u32 = 32 << 20;
 /// Longest option believed, in bytes. An export's name has at most 4096, and a few queries follow it.
 pub const MAX_OPTION: u32 = 16 << 10;
-/// Requests that may wait for their answers on one connection. QEMU sends at most 16.
+/// Requests that may wait for their answers on one connection. QEMU sends at most 16, libnbd's tools 64.
 pub const MAX_IN_FLIGHT: usize = 128;
-/// Bytes of answers that may wait for the socket.
-pub const MAX_OUTPUT: usize = 8 << 20;
+/// Bytes that one connection may hold before it takes no more: payloads of unanswered writes, what unanswered reads will
+/// bring, and what waits for the socket. One largest request may come on top. QEMU's 16 requests have 2 MiB each as a
+/// rule, so that it does not get here.
+pub const MAX_HELD: usize = 64 << 20;
+/// Longest export name, in bytes: the protocol's bound for any string.
+pub const MAX_NAME: usize = 4096;
+/// Pieces in which a client takes the answer to one read: [`MAX_REQUEST`] in sectors of 512 bytes. Without a bound, a
+/// server could answer in pieces of one byte, each of which costs more to remember than to send.
+pub const MAX_PIECES: usize = 65_536;
+/// Extents in one answer that a client believes, as many as QEMU's server sends.
+pub const MAX_EXTENTS: usize = 131_072;
 
 pub(crate) const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
 pub(crate) const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
@@ -96,6 +105,8 @@ pub enum Errno {
     Invalid,
     /// There is no room.
     NoSpace,
+    /// The answer does not fit into one piece.
+    Overflow,
     /// The server cannot do this.
     NotSupported,
     /// The server is ending.
@@ -112,8 +123,24 @@ impl Errno {
             Self::NoMemory => 12,
             Self::Invalid => 22,
             Self::NoSpace => 28,
+            Self::Overflow => 75,
             Self::NotSupported => 95,
             Self::Shutdown => 108,
+        }
+    }
+
+    /// From the wire. What the protocol does not know counts as [`Errno::Invalid`], as it asks.
+    #[must_use]
+    pub const fn from_code(code: u32) -> Self {
+        match code {
+            1 => Self::Perm,
+            5 => Self::Io,
+            12 => Self::NoMemory,
+            28 => Self::NoSpace,
+            75 => Self::Overflow,
+            95 => Self::NotSupported,
+            108 => Self::Shutdown,
+            _ => Self::Invalid,
         }
     }
 }

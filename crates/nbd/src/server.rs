@@ -1,9 +1,9 @@
 //! One connection, as its server sees it.
 
+use crate::flight::Flight;
 use crate::handshake::{Agreed, Handshake, Step};
 use crate::proto::*;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use std::collections::HashMap;
 
 /// A disk that clients may choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Export {
 
 /// Names a request until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Cookie(u64);
+pub struct Cookie(pub(crate) u64);
 
 /// What a client asks for. Offsets and lengths lie within the export; lengths are at most [`MAX_REQUEST`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,12 +156,15 @@ struct Pending {
     /// A read that must not be split.
     whole: bool,
     one: bool,
+    /// Bytes that it holds or will bring, counted against [`MAX_HELD`].
+    weight: usize,
 }
 
 /// The machine of one connection.
 ///
 /// Feed it with [`Server::receive`], take requests with [`Server::poll_request`], answer with [`Server::reply`] in any
-/// order, and send what [`Server::transmit`] gives. Stop reading while [`Server::wants_input`] says no.
+/// order, and send what [`Server::transmit`] gives; then poll again, before waiting for anything. Stop reading while
+/// [`Server::wants_input`] says no.
 #[derive(Debug)]
 pub struct Server {
     exports: Vec<Export>,
@@ -170,8 +173,9 @@ pub struct Server {
     chosen: Option<usize>,
     input: BytesMut,
     output: BytesMut,
-    next: u64,
-    pending: HashMap<u64, Pending>,
+    pending: Flight<Pending>,
+    /// The weight of all that is pending.
+    weight: usize,
 }
 
 impl Server {
@@ -187,8 +191,8 @@ impl Server {
             chosen: None,
             input: BytesMut::new(),
             output,
-            next: 0,
-            pending: HashMap::new(),
+            pending: Flight::new(),
+            weight: 0,
         }
     }
 
@@ -205,7 +209,11 @@ impl Server {
     /// Whether more input may be read now.
     #[must_use]
     pub fn wants_input(&self) -> bool {
-        self.pending.len() < MAX_IN_FLIGHT && self.output.len() < MAX_OUTPUT && !self.is_closed()
+        !self.is_full() && !self.is_closed()
+    }
+
+    fn is_full(&self) -> bool {
+        self.pending.is_full() || self.weight + self.output.len() >= MAX_HELD
     }
 
     /// Whether the client has said that it is done. What is still unanswered need not be.
@@ -231,11 +239,17 @@ impl Server {
         &mut self.output
     }
 
-    /// The next request, if one has come whole.
+    /// The next request, if one has come whole and there is room for its answer. So `None` means "not before something
+    /// happens": poll again when bytes came, when a request was answered, **and when output was taken**: requests that came
+    /// long ago may have waited for that alone, with a client that sends nothing more.
     ///
     /// # Errors
-    /// When the client does not speak the protocol.
+    /// When the client does not speak the protocol. The connection is closed then.
     pub fn poll_request(&mut self) -> Result<Option<Request>, ProtocolError> {
+        self.advance().inspect_err(|_| self.stage = Stage::Closed)
+    }
+
+    fn advance(&mut self) -> Result<Option<Request>, ProtocolError> {
         loop {
             match &mut self.stage {
                 Stage::Closed => return Ok(None),
@@ -251,7 +265,7 @@ impl Server {
                     }
                 }
                 Stage::Transmission => {
-                    if self.pending.len() >= MAX_IN_FLIGHT {
+                    if self.is_full() {
                         return Ok(None);
                     }
                     match self.request()? {
@@ -286,10 +300,10 @@ impl Server {
             self.stage = Stage::Closed;
             return Ok(Taken::Answered);
         }
-        let cookie = self.next;
-        self.next += 1;
+        let weight = if kind == CMD_READ { length.min(MAX_REQUEST) } else { payload } as usize;
+        self.weight += weight;
         let (whole, one) = (flags & CMD_FLAG_DF != 0, flags & CMD_FLAG_REQ_ONE != 0);
-        self.pending.insert(cookie, Pending { handle, offset, length, kind, whole, one });
+        let cookie = self.pending.insert(Pending { handle, offset, length, kind, whole, one, weight });
         match self.understand(kind, flags, offset, length, data) {
             Ok(command) => Ok(Taken::Request(Request { cookie: Cookie(cookie), command })),
             Err(errno) => {
@@ -301,6 +315,9 @@ impl Server {
 
     fn understand(&self, kind: u16, flags: u16, offset: u64, length: u32, data: Bytes) -> Result<Command, Errno> {
         let export = self.chosen().ok_or(Errno::Invalid)?;
+        if flags & !self.flags_of(kind) != 0 {
+            return Err(Errno::Invalid);
+        }
         let writes = matches!(kind, CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES);
         let inside = offset.checked_add(u64::from(length)).is_some_and(|end| end <= export.size);
         if writes && export.read_only {
@@ -328,17 +345,29 @@ impl Server {
                 fast: flags & CMD_FLAG_FAST_ZERO != 0,
             },
             CMD_CACHE => Command::Cache { offset, length },
-            CMD_BLOCK_STATUS if self.agreed.allocation => {
+            CMD_BLOCK_STATUS if self.agreed.allocation.is_some_and(|e| self.chosen == Some(e)) => {
                 Command::BlockStatus { offset, length, one: flags & CMD_FLAG_REQ_ONE != 0 }
             }
             _ => return Err(Errno::Invalid),
         })
     }
 
+    /// The flags that a command may carry. FUA is taken with any, and means nothing where nothing is written.
+    fn flags_of(&self, kind: u16) -> u16 {
+        CMD_FLAG_FUA
+            | match kind {
+                CMD_READ if self.agreed.structured => CMD_FLAG_DF,
+                CMD_WRITE_ZEROES => CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO,
+                CMD_BLOCK_STATUS => CMD_FLAG_REQ_ONE,
+                _ => 0,
+            }
+    }
+
     /// Answers a request. An answer that does not fit the request becomes [`Errno::Io`]: better no contents than wrong ones.
     pub fn reply(&mut self, cookie: Cookie, reply: Reply) {
         // An answer to what is not pending is a bug of the shell, and there is nobody to send it to.
-        let Some(pending) = self.pending.remove(&cookie.0) else { return };
+        let Some(pending) = self.pending.remove(cookie.0) else { return };
+        self.weight -= pending.weight;
         let reply = fit(reply, &pending);
         if self.agreed.structured && matches!(pending.kind, CMD_READ | CMD_BLOCK_STATUS) {
             self.structured(&pending, reply);
@@ -433,25 +462,51 @@ fn fit(reply: Reply, pending: &Pending) -> Reply {
             if total != u64::from(pending.length) {
                 return Reply::Error(Errno::Io);
             }
+            let pieces = merged(pieces);
             if pending.whole && pieces.len() > 1 {
                 Reply::Data(vec![Piece::Data(joined(&pieces))])
             } else {
                 Reply::Data(pieces)
             }
         }
-        (CMD_BLOCK_STATUS, Reply::Status(mut extents)) => {
-            extents.retain(|e| e.length > 0);
-            if pending.one {
-                extents.truncate(1);
-            }
-            if let (true, Some(first)) = (pending.one, extents.first_mut()) {
-                first.length = first.length.min(pending.length);
-            }
+        (CMD_BLOCK_STATUS, Reply::Status(extents)) => {
+            let mut extents = clipped(extents, pending.length);
+            extents.truncate(if pending.one { 1 } else { MAX_EXTENTS });
             if extents.is_empty() { Reply::Error(Errno::Io) } else { Reply::Status(extents) }
         }
         (CMD_READ | CMD_BLOCK_STATUS, _) => Reply::Error(Errno::Io),
         (_, _) => Reply::Done,
     }
+}
+
+/// Without empty pieces, and holes beside each other as one.
+fn merged(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut out: Vec<Piece> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        match (out.last_mut(), piece) {
+            (_, Piece::Hole(0)) => {}
+            (_, Piece::Data(data)) if data.is_empty() => {}
+            (Some(Piece::Hole(before)), Piece::Hole(length)) => *before += length,
+            (_, piece) => out.push(piece),
+        }
+    }
+    out
+}
+
+/// Without empty extents, those alike beside each other as one, and no further than was asked.
+fn clipped(extents: Vec<Extent>, length: u32) -> Vec<Extent> {
+    let mut left = length;
+    let mut out: Vec<Extent> = vec![];
+    for extent in extents {
+        let length = extent.length.min(left);
+        left -= length;
+        match out.last_mut() {
+            _ if length == 0 => {}
+            Some(before) if before.hole == extent.hole => before.length += length,
+            _ => out.push(Extent { length, ..extent }),
+        }
+    }
+    out
 }
 
 fn joined(pieces: &[Piece]) -> Bytes {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use bytes::Bytes;
-use godwit_nbd::{Command, Errno, Export, Extent, Piece, Reply, Server};
+use godwit_nbd::{Client, Command, Errno, Event, Export, Extent, Piece, Reply, Server};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -116,6 +116,10 @@ fn serve(mut client: UnixStream, disk: &Mutex<Disk>, exports: Vec<Export>) {
         if client.write_all(&out).is_err() || server.is_closed() {
             return;
         }
+        if !out.is_empty() {
+            // There is room again for requests that have come already.
+            continue;
+        }
         match client.read(&mut buffer) {
             Ok(n) if n > 0 => server.receive(&buffer[..n]),
             _ => return,
@@ -168,6 +172,124 @@ fn nbdinfo_sees_what_the_server_offers() {
         assert!(json.contains(fact), "{fact} is missing in {json}");
     }
     assert!(run("nbdinfo", "libnbd-bin", &["--list", &served.uri()]).contains("disk"));
+}
+
+#[test]
+fn nbdinfo_finds_each_capability_by_its_name() {
+    let served = Served::new(1 << 20);
+    for can in ["cache", "df", "fast-zero", "flush", "fua", "multi-conn", "read", "trim", "write", "zero"] {
+        run("nbdinfo", "libnbd-bin", &["--can", can, &served.uri()]);
+    }
+    run("nbdinfo", "libnbd-bin", &["--can", "connect", &served.uri()]);
+    for is_not in ["read-only", "rotational", "tls"] {
+        let mut process = Process::new("nbdinfo");
+        let no = process.args(["--is", is_not, &served.uri()]).output();
+        assert_eq!(no.expect("nbdinfo comes with the Debian package libnbd-bin").status.code(), Some(2), "{is_not}");
+    }
+}
+
+#[test]
+fn nbdcopy_over_four_connections_brings_everything_in_and_out() {
+    let served = Served::new(64 << 20);
+    let (image, back) = (served.file("image"), served.file("back"));
+    let contents = random_image(&image, 64 << 20);
+    let many = ["--connections=4", "--requests=64", "--request-size=1048576"];
+    let (uri, image, to) = (served.uri(), image.to_str().unwrap(), back.to_str().unwrap());
+    run("nbdcopy", "libnbd-bin", &[&many[..], &[image, &uri]].concat());
+    run("nbdcopy", "libnbd-bin", &[&many[..], &["--allocated", &uri, to]].concat());
+    assert!(std::fs::read(&back).unwrap() == contents, "the copy differs");
+}
+
+#[test]
+fn requests_for_more_than_may_be_held_are_all_answered() {
+    let served = Served::new(64 << 20);
+    // 16 reads of 16 MiB at once, four times what one connection may hold.
+    let mut arguments = vec!["-f", "raw", "-c", "write -P 0x11 0 32M", "-c", "write -P 0x11 32M 32M"];
+    (0..16).for_each(|_| arguments.extend(["-c", "aio_read -P 0x11 8M 16M"]));
+    let uri = served.uri();
+    arguments.extend(["-c", "aio_flush", &uri]);
+    let said = run("qemu-io", "qemu-utils", &arguments);
+    assert_eq!(said.matches("read 16777216/16777216").count(), 16, "{said}");
+    assert!(!said.contains("verification failed"), "{said}");
+}
+
+/// A `qemu-nbd` that ends with the test.
+struct QemuNbd(std::process::Child);
+
+impl Drop for QemuNbd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn our_client_writes_reads_and_maps_a_disk_of_qemus_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, socket) = (folder.path().join("image"), folder.path().join("socket"));
+    std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let _server = QemuNbd(
+        Process::new("qemu-nbd")
+            .args(["-f", "raw", "-x", "disk", "--discard=unmap", "-k"])
+            .args([&socket, &image])
+            .spawn()
+            .expect("qemu-nbd comes with the Debian package qemu-utils"),
+    );
+    let mut stream = (0..500)
+        .find_map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            UnixStream::connect(&socket).ok()
+        })
+        .expect("qemu-nbd listens");
+    let mut client = Client::new("disk");
+    let mut next = |client: &mut Client| {
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            if let Some(event) = client.poll_event().unwrap() {
+                return event;
+            }
+            // After the poll: in the handshake it is what gives something to send.
+            let out = client.transmit().split();
+            stream.write_all(&out).unwrap();
+            let n = stream.read(&mut buffer).unwrap();
+            assert!(n > 0, "qemu-nbd hung up");
+            client.receive(&buffer[..n]);
+        }
+    };
+    let Event::Ready(remote) = next(&mut client) else { panic!("answered before it was asked") };
+    assert_eq!(remote.size, 64 << 20);
+    assert!(remote.has_block_status() && remote.is_structured() && !remote.is_read_only());
+    let mut ask = |command| {
+        let cookie = client.request(command).unwrap();
+        let Event::Answered(answered, reply) = next(&mut client) else { panic!("ready twice") };
+        assert_eq!(answered, cookie);
+        reply
+    };
+    let data = Bytes::from(vec![0x5a; 32 << 20]);
+    let (offset, length) = (1 << 20, 1 << 20);
+    assert_eq!(ask(Command::Write { offset: 0, data, fua: true }), Reply::Done);
+    let zeroes = Command::WriteZeroes { offset, length, fua: false, no_hole: false, fast: false };
+    assert_eq!(ask(zeroes), Reply::Done);
+    assert_eq!(ask(Command::Trim { offset: 48 << 20, length, fua: false }), Reply::Done);
+    assert_eq!(ask(Command::Flush), Reply::Done);
+    let Reply::Data(pieces) = ask(Command::Read { offset: 0, length: 32 << 20 }) else { panic!("no data") };
+    let mut read = vec![];
+    for piece in pieces {
+        match piece {
+            Piece::Data(data) => read.extend_from_slice(&data),
+            Piece::Hole(length) => read.resize(read.len() + length as usize, 0),
+        }
+    }
+    let mut expected = vec![0x5a; 32 << 20];
+    expected[1 << 20..2 << 20].fill(0);
+    assert!(read == expected);
+    let Reply::Status(extents) = ask(Command::BlockStatus { offset: 0, length: 64 << 20, one: false }) else {
+        panic!("no status")
+    };
+    let mib: Vec<_> = extents.iter().map(|e| (e.length >> 20, e.hole)).collect();
+    assert_eq!(mib, [(1, false), (1, true), (30, false), (32, true)]);
+    client.disconnect();
+    stream.write_all(client.transmit()).unwrap();
 }
 
 #[test]

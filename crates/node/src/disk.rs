@@ -576,6 +576,8 @@ async fn serve(disk: Arc<Disk>, mut client: UnixStream, over: CancellationToken)
             if client.write_all_buf(&mut out).await.is_err() {
                 return;
             }
+            // There is room again for requests that have come already.
+            continue;
         }
         if server.is_closed() {
             return;

@@ -99,7 +99,6 @@ pub fn run(order: &Order<'_>, vm: &mut Hosted) -> Moved {
         armed: BTreeSet::new(),
         compare: alone,
         arrived_ram: None,
-        eventful: false,
     };
     if !alone {
         journey.note("another VM moved to the same site at the same time: RAM and disks were not compared");
@@ -185,11 +184,14 @@ struct Journey<'a> {
     compare: bool,
     /// The destination's RAM, once it was seen.
     arrived_ram: Option<File>,
-    /// Whether an incident happened: then nobody can say beforehand where the VM ends.
-    eventful: bool,
 }
 
 impl Journey<'_> {
+    /// Whether an incident happened: then nobody can say beforehand where the VM ends.
+    fn is_eventful(&self) -> bool {
+        !self.figures.incidents.is_empty()
+    }
+
     fn note(&mut self, text: impl Into<String>) {
         self.figures.notes.push(text.into());
     }
@@ -272,7 +274,7 @@ impl Journey<'_> {
         let deadline = match last {
             Some(_) => self.figures.began + self.order.timeout + GRACE,
             // Refused, as a rule: then there is no move. But the controller may have died just after it took the order.
-            None => Instant::now() + Duration::from_secs(if self.eventful { 60 } else { 0 }),
+            None => Instant::now() + Duration::from_secs(if self.is_eventful() { 60 } else { 0 }),
         };
         let mut next = Instant::now();
         loop {
@@ -339,11 +341,11 @@ impl Journey<'_> {
         lock(self.order.incidents).extend(later);
         let site = self.site_of(point).to_owned();
         for Incident { deed, .. } in now {
-            self.eventful = true;
-            self.order.progress.note(&format!("{}: at {}: {deed}", self.vm.spec.name, point.name()));
-            let done = incident::perform(self.installation, &deed, Some(&site), Some(self.vm));
-            if let Err(e) = done {
-                self.note(format!("at {}: {deed}: {e:#}", point.name()));
+            let said = format!("at {}: {deed}", point.name());
+            self.order.progress.note(&format!("{}: {said}", self.vm.spec.name));
+            match incident::perform(self.installation, &deed, Some(&site), Some(self.vm)) {
+                Ok(()) => self.figures.incidents.push(said),
+                Err(e) => self.note(format!("{said}: {e:#}")),
             }
         }
         self.installation.failpoints(&site).release(point);
@@ -457,7 +459,7 @@ impl Journey<'_> {
             self.figures.why = Some(format!("{e:#}"));
         }
         let completed = self.figures.outcome == Outcome::Completed;
-        let found = if self.eventful && !completed {
+        let found = if self.is_eventful() && !completed {
             self.vm.await_owner()
         } else {
             Ok(if completed { self.order.to.name.clone() } else { self.vm.site.clone() })

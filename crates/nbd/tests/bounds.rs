@@ -1,0 +1,112 @@
+//! What a client cannot make the server do.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use godwit_nbd::{Command, Export, Piece, Reply, Server};
+
+fn request(kind: u16, flags: u16, handle: u64, offset: u64, length: u32) -> Vec<u8> {
+    let mut out = 0x2560_9513_u32.to_be_bytes().to_vec();
+    out.extend(flags.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend(handle.to_be_bytes());
+    out.extend(offset.to_be_bytes());
+    out.extend(length.to_be_bytes());
+    out
+}
+
+fn option(option: u32, data: &[u8]) -> Vec<u8> {
+    let mut out = 0x4948_4156_454f_5054_u64.to_be_bytes().to_vec();
+    out.extend(option.to_be_bytes());
+    out.extend((data.len() as u32).to_be_bytes());
+    out.extend(data);
+    out
+}
+
+fn named(name: &str, rest: &[u8]) -> Vec<u8> {
+    let mut out = (name.len() as u32).to_be_bytes().to_vec();
+    out.extend(name.as_bytes());
+    out.extend(rest);
+    out
+}
+
+fn exports() -> Vec<Export> {
+    ["disk", "other"].map(|n| Export { name: n.into(), size: 64 << 20, preferred_block: 4096, read_only: false }).into()
+}
+
+fn connected() -> Server {
+    let mut server = Server::new(exports());
+    server.receive(&[0, 0, 0, 3]);
+    server.receive(&option(1, b"disk"));
+    server
+}
+
+#[test]
+fn reads_that_are_answered_at_once_do_not_pile_up_their_answers() {
+    let mut server = connected();
+    for handle in 0..16 {
+        server.receive(&request(0, 0, handle, 0, 32 << 20));
+    }
+    let mut answered = 0;
+    while let Some(r) = server.poll_request().unwrap() {
+        server.reply(r.cookie, Reply::Data(vec![Piece::Hole(32 << 20)]));
+        answered += 1;
+        assert!(server.transmit().len() < 100 << 20, "{} MiB wait for the socket", server.transmit().len() >> 20);
+    }
+    assert!(!server.wants_input());
+    while answered < 16 {
+        server.transmit().clear();
+        let r = server.poll_request().unwrap().expect("what was read before is given once there is room");
+        server.reply(r.cookie, Reply::Data(vec![Piece::Hole(32 << 20)]));
+        answered += 1;
+    }
+    server.transmit().clear();
+    assert!(server.wants_input());
+}
+
+#[test]
+fn block_status_that_was_agreed_for_one_export_is_not_given_for_another() {
+    let mut server = Server::new(exports());
+    server.receive(&[0, 0, 0, 3]);
+    server.receive(&option(8, b""));
+    server.receive(&option(10, &named("disk", &[&[0, 0, 0, 1][..], &named("base:allocation", b"")].concat())));
+    server.receive(&option(7, &named("other", &[0, 0])));
+    server.receive(&request(7, 0, 1, 0, 4096));
+    assert_eq!(server.poll_request().unwrap(), None, "it is answered with an error, by the server itself");
+    assert_eq!(server.chosen().unwrap().name, "other");
+}
+
+#[test]
+fn flags_that_a_command_does_not_have_are_refused_and_the_next_request_is_understood() {
+    let mut server = connected();
+    server.receive(&request(0, 1 << 9, 1, 0, 4096));
+    server.receive(&request(99, 0, 2, 0, 4096));
+    server.receive(&request(3, 0, 3, 0, 0));
+    let asked = server.poll_request().unwrap().unwrap();
+    assert_eq!(asked.command, Command::Flush);
+    let said = server.transmit();
+    let errors = &said[said.len() - 32..];
+    assert_eq!(errors[..16], [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 22][..], &1_u64.to_be_bytes()].concat());
+    assert_eq!(errors[16..], [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 22][..], &2_u64.to_be_bytes()].concat());
+}
+
+#[test]
+fn after_an_error_the_connection_is_closed_for_good() {
+    let mut server = connected();
+    server.receive(&[7; 28]);
+    assert!(server.poll_request().is_err());
+    assert!(server.is_closed() && !server.wants_input());
+    assert_eq!(server.poll_request(), Ok(None));
+}
+
+#[test]
+fn no_more_requests_are_taken_than_may_be_in_flight() {
+    let mut server = connected();
+    for handle in 0..200 {
+        server.receive(&request(3, 0, handle, 0, 0));
+    }
+    let taken: Vec<_> = std::iter::from_fn(|| server.poll_request().unwrap()).collect();
+    assert_eq!(taken.len(), godwit_nbd::MAX_IN_FLIGHT);
+    assert!(!server.wants_input());
+    server.reply(taken[0].cookie, Reply::Done);
+    assert!(server.poll_request().unwrap().is_some());
+    assert!(server.poll_request().unwrap().is_none());
+}
