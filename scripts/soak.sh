@@ -20,6 +20,9 @@ echo "== ten moves in a row, there and back, all checks"
 series=results/series-$commit.json
 [ -e "$series" ] || "$lab" run scenarios/series.toml --report "$series"
 
+echo "== a fault at every step of a move"
+scripts/faults.sh
+
 echo "== a full Debian guest"
 scripts/setup.sh debian
 debian=results/debian-$commit.json
