@@ -20,6 +20,10 @@ echo "== ten moves in a row, there and back, all checks"
 series=results/series-$commit.json
 [ -e "$series" ] || "$lab" run scenarios/series.toml --report "$series"
 
+echo "== twenty moves by Godwit in a row, there and back, all checks"
+back=results/there-and-back-$commit.json
+[ -e "$back" ] || "$lab" run scenarios/there-and-back.toml --report "$back"
+
 echo "== a fault at every step of a move"
 scripts/faults.sh
 
