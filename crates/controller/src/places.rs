@@ -82,7 +82,7 @@ pub async fn add_host(State(c): Shared, Json(new): Json<AddHost>) -> Answer<Host
         if c.store.get(Kind::Site, host.site.as_str())?.is_none() {
             return Err(missing("site", &host.site));
         }
-        if host.name != host.site && c.store.get(Kind::Site, host.name.as_str())?.is_some() {
+        if c.store.get(Kind::Site, host.name.as_str())?.is_some() {
             return Err(conflict(format!(
                 "`{}` is a site's name: `--to {}` would have two meanings",
                 host.name, host.name

@@ -207,7 +207,9 @@ impl Node {
                         // Whether everything had come is not known any more.
                         (_, Some(Record::Staged(_))) => Seen::Gone,
                         (Ok(godwit_vmm::State::Stopped | godwit_vmm::State::Postmigrate), _) => Seen::Stopped,
-                        (Ok(godwit_vmm::State::Incoming) | Err(_), _) => Seen::Gone,
+                        (Ok(godwit_vmm::State::Incoming), _) => Seen::Gone,
+                        // It is there and says nothing, as QEMU does while it stops: what it holds is not given up for that.
+                        (Err(_), _) => Seen::Stopped,
                     }
                 }
             };

@@ -329,6 +329,14 @@ impl Qmp {
         inbox.events[mark.0.saturating_sub(inbox.dropped).min(inbox.events.len())..].to_vec()
     }
 
+    /// All events since `mark` that are still kept, oldest first, and the position behind them: none is missed between two calls.
+    #[must_use]
+    pub fn take_since(&self, mark: EventMark) -> (Vec<Event>, EventMark) {
+        let inbox = lock(&self.shared.inbox);
+        let from = mark.0.saturating_sub(inbox.dropped).min(inbox.events.len());
+        (inbox.events[from..].to_vec(), EventMark(inbox.dropped + inbox.events.len()))
+    }
+
     /// Waits for the first event since `mark` that `wanted` accepts; `None` at the deadline or when QEMU is gone.
     pub fn wait_event(
         &self,

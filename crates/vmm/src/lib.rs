@@ -10,7 +10,7 @@
 //! killed.
 //!
 //! *A source resumes by itself.* QEMU does so when its return path breaks before SHUT; after SHUT it is in `postmigrate` and only
-//! [`Qemu::cont`] starts it again. `tests/shut.rs` shows both.
+//! [`Qemu::cont`] starts it again. `tests/qemu.rs` shows both.
 //!
 //! *A destination runs by itself.* It is started with `-S` and `late-block-activate`: it stays paused, its disks inactive,
 //! until [`Qemu::cont`].

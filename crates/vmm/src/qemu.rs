@@ -133,8 +133,12 @@ impl Qemu {
         let errors = out.try_clone().map_err(io_error("open", &log))?;
         let mut command = command(spec, placement, start);
         command.stdin(Stdio::null()).stdout(out).stderr(errors);
-        // A group of its own: what ends the node's group, a terminal or a service manager, does not reach it.
-        command.process_group(0);
+        // A session of its own: what ends the node's, a terminal or a service manager, does not reach it, nor does the
+        // kernel's SIGHUP to an orphaned group with a stopped member.
+        // SAFETY: setsid is a plain system call, which may be made between fork and exec.
+        unsafe {
+            command.pre_exec(|| rustix::process::setsid().map(drop).map_err(std::io::Error::from));
+        }
         let mut child = command.spawn().map_err(io_error("start", Path::new(crate::command::PROGRAM)))?;
         let process = Process::now(child.id());
         // Reaped when it ends, whoever ends it.
@@ -204,13 +208,13 @@ impl Qemu {
         let mut mark = qmp.mark();
         std::thread::spawn(move || {
             loop {
-                let first = qmp.wait_event(mark, Instant::now() + Duration::from_secs(3600), |_| true);
-                let events = qmp.events_since(mark);
-                mark = qmp.mark();
-                // What came between the two lines is in neither: so ask again from what was seen.
-                let events = if events.is_empty() { first.into_iter().collect() } else { events };
+                let _ = qmp.wait_event(mark, Instant::now() + Duration::from_secs(3600), |_| true);
+                // Asked before the events are taken: what came before the end is told before it.
+                let closed = qmp.is_closed();
+                let (events, behind) = qmp.take_since(mark);
+                mark = behind;
                 events.iter().filter_map(translate).for_each(&mut on);
-                if qmp.is_closed() {
+                if closed {
                     // A guest is not killed for a monitor that broke; without one it can run, and be told nothing.
                     while !process.wait_gone(Duration::from_secs(3600)) {}
                     on(QemuEvent::Gone);

@@ -53,7 +53,7 @@ pub struct VmSpec {
     pub vcpus: u32,
     /// CPUs that can be plugged in, those at boot included.
     pub max_vcpus: u32,
-    /// RAM; a multiple of 4 KiB.
+    /// RAM; a multiple of 8 KiB.
     pub memory: Bytes,
     /// How it is executed.
     pub accel: Accel,
@@ -118,8 +118,8 @@ impl VmSpec {
                 self.vcpus, self.max_vcpus
             ));
         }
-        if self.memory.0 == 0 || !self.memory.0.is_multiple_of(4096) {
-            return Err(format!("{} bytes of RAM are not a multiple of 4 KiB", self.memory.0));
+        if self.memory.0 == 0 || !self.memory.0.is_multiple_of(8192) {
+            return Err(format!("{} bytes of RAM are not a multiple of 8 KiB, as QEMU wants it", self.memory.0));
         }
         if self.accel == Accel::Tcg && version.major < 10 && self.memory.0.is_multiple_of(UNSAFE_ALIGNMENT) {
             return Err(format!(
