@@ -172,6 +172,10 @@ impl Said {
     }
 }
 
+/// Where both ends are compared: the destination has everything, and the source does not know yet that it was taken. One
+/// step later the source's QEMU ends, and on its way out its network cards still write to the guest's rings.
+const COMPARE_AT: Point = Point::Granted;
+
 struct Journey<'a> {
     order: &'a Order<'a>,
     installation: &'a Arc<Installation>,
@@ -180,7 +184,7 @@ struct Journey<'a> {
     disks: Disks,
     /// Points at which a node is to be held.
     armed: BTreeSet<Point>,
-    /// Whether RAM is to be compared at [`Point::Started`].
+    /// Whether RAM is to be compared at [`COMPARE_AT`].
     compare: bool,
     /// The destination's RAM, once it was seen.
     arrived_ram: Option<File>,
@@ -199,7 +203,7 @@ impl Journey<'_> {
     /// Orders the move and follows it to its end; yields what is known of it then.
     fn travel(&mut self) -> Result<public::Move> {
         if self.compare {
-            self.arm(Point::Started)?;
+            self.arm(COMPARE_AT)?;
         }
         self.look();
         let name = self.vm.spec.name.clone();
@@ -331,7 +335,7 @@ impl Journey<'_> {
     /// A node is held at `point`. Everything else waits for this.
     fn reached(&mut self, point: Point) {
         let held = Instant::now();
-        if point == Point::Started && self.compare {
+        if point == COMPARE_AT && self.compare {
             self.compare = false;
             if let Err(e) = self.compare_both_ends() {
                 self.note(format!("the two ends could not be compared: {e:#}"));
@@ -376,7 +380,7 @@ impl Journey<'_> {
         let pairs = old.iter().zip(&new).map(|(old, new)| Ok(Pair { old: open(old)?, new: open(new)? }));
         let pairs = pairs.collect::<Result<Vec<_>>>();
         let recorded = disks::begin_record(&vm.monitor_in(to), &vm.disk_nodes());
-        if !self.installation.failpoints(to).is_armed(Point::Started) {
+        if !self.installation.failpoints(to).is_armed(COMPARE_AT) {
             anyhow::bail!("the node was let go meanwhile");
         }
         self.figures.ram = Some(difference);
