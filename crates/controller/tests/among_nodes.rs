@@ -293,16 +293,12 @@ async fn a_controller_that_died_while_ordering_orders_again_under_the_same_numbe
     world.fakes["ohio"].with(|n| n.refuse_begin = Some(lost));
     let api = world.api.clone();
     let ordering = tokio::spawn(async move { api.start_move(&to_host("texas")).await });
-    while world.fakes["ohio"].with(|n| n.heard.is_empty()) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    world.until_node("ohio", |n| !n.heard.is_empty()).await;
     ordering.abort();
     world.stop_controller().await;
     world.fakes["ohio"].with(|n| n.refuse_begin = None);
     world.start_controller().await;
-    while world.fakes["ohio"].with(|n| n.moves.is_empty()) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    world.until_node("ohio", |n| !n.moves.is_empty()).await;
     let heard = world.fakes["ohio"].with(|n| n.heard.clone());
     assert!(heard.iter().all(|h| h == "begin 1 to texas"), "{heard:?}");
     assert!(heard.len() >= 2);

@@ -339,6 +339,17 @@ impl World {
         panic!("never as wanted within 10 s: {last:#?}");
     }
 
+    /// Waits until a node is as wanted.
+    pub async fn until_node(&self, host: &str, wanted: impl Fn(&Node) -> bool) {
+        for _ in 0..1000 {
+            if self.fakes[host].with(|n| wanted(n)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("`{host}` is never as wanted within 10 s");
+    }
+
     /// The nodes' part of a hand-off to `to`: it owns the VM now, with the next generation.
     pub fn hand_over(&self, from: &str, to: &str) {
         let mut vm = self.fakes[from].with(|n| {
