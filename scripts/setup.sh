@@ -30,6 +30,7 @@ images=${images%/}
 
 packages=(
     qemu-system-x86 qemu-utils qemu-block-extra # hypervisor, disk tools, NBD
+    libnbd-bin                                  # NBD clients that the server is tested with
     busybox-static cpio kmod openssl perl       # the tiny image
     zstd xz-utils e2fsprogs util-linux          # archives, file systems, flock
     ethtool iproute2 iputils-ping               # the lab's network
