@@ -5,16 +5,16 @@
 //! the lock: a mirrored write is answered when the target has it, or when it has waited long enough.
 
 use crate::parts::lock;
-use anyhow::{Context, Result, anyhow, bail};
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use anyhow::{Context, Result, bail};
+use bytes::BytesMut;
 use godwit_api::progress::DiskProgress;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply, Server};
 use godwit_units::{Bytes as Amount, VolumeId};
-use godwit_volume::mirror::{MAX_MESSAGE, MirrorError, Source, State, Target};
-use godwit_volume::{Replica, VolumeError};
+use godwit_volume::mirror::{MirrorError, Source, State, Target};
+use godwit_volume::{Packer, Replica, Unpacker, VolumeError};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +31,10 @@ const TICK: Duration = Duration::from_millis(100);
 const SETTLE: Duration = Duration::from_secs(5);
 /// The most that a read takes at once without giving others their turn.
 const READ_PIECE: usize = 32 << 20;
+/// Bytes that are packed before they are sent: some round trips of a fast link would be too late, a message too little.
+const MOST_PACKED: usize = 256 << 10;
+/// Messages that are applied at once: what answers may lag behind.
+const MOST_AT_ONCE: usize = 64;
 
 /// One disk.
 #[derive(Debug)]
@@ -271,15 +275,24 @@ impl Disk {
     async fn mirror(self: &Arc<Self>, stream: Stream, mut pieces: mpsc::UnboundedReceiver<Vec<u8>>) -> Result<()> {
         let (mut send, mut receive) = stream.split();
         let sending = async {
+            let mut packer = Packer::new()?;
             while let Some(message) = pieces.recv().await {
-                send.write(frame(&message)).await?;
+                let mut wire = vec![];
+                packer.push(&message, &mut wire)?;
+                while wire.len() < MOST_PACKED
+                    && let Ok(message) = pieces.try_recv()
+                {
+                    packer.push(&message, &mut wire)?;
+                }
+                packer.flush(&mut wire)?;
+                send.write(wire.into()).await?;
             }
             anyhow::Ok(())
         };
-        let (arrived, mut messages) = mpsc::channel::<Bytes>(64);
+        let (arrived, mut messages) = mpsc::channel::<Vec<u8>>(64);
         let receiving = async move {
-            let mut frames = Frames::default();
-            while let Some(message) = frames.next(&mut receive).await? {
+            let mut unpacker = Unpacker::new()?;
+            while let Some(message) = next(&mut unpacker, &mut receive).await? {
                 if arrived.send(message).await.is_err() {
                     break;
                 }
@@ -309,7 +322,7 @@ impl Disk {
     }
 
     /// One step of the mirror's machine.
-    fn advance(&self, message: Option<Bytes>) -> Result<State, MirrorError> {
+    fn advance(&self, message: Option<Vec<u8>>) -> Result<State, MirrorError> {
         let mut order = lock(&self.order);
         let Some(outgoing) = &mut *order else { return Ok(State::Complete) };
         if let Some(message) = message {
@@ -378,29 +391,37 @@ impl Disk {
     pub async fn apply(self: &Arc<Self>, stream: Stream, ticket: Ticket) -> Result<()> {
         let (mut send, mut receive) = stream.split();
         let (mut target, first) = self.clone().blocking(|disk| Target::new(&disk.replica)).await?;
+        let mut packer = Packer::new()?;
+        let mut wire = vec![];
         for message in first {
-            send.write(frame(&message)).await?;
+            packer.push(&message, &mut wire)?;
         }
-        let mut frames = Frames::default();
-        while let Some(message) = frames.next(&mut receive).await? {
+        packer.flush(&mut wire)?;
+        send.write(wire.into()).await?;
+        let mut unpacker = Unpacker::new()?;
+        while let Some(message) = next(&mut unpacker, &mut receive).await? {
             // Several at once, where several have come: a jump to another thread costs more than a block.
             let mut batch = vec![message];
-            batch.extend(frames.ready());
+            while batch.len() < MOST_AT_ONCE
+                && let Some(message) = unpacker.poll()?
+            {
+                batch.push(message);
+            }
             let (back, answers) = self
                 .clone()
                 .blocking(move |disk| {
-                    let mut answers = BytesMut::new();
-                    for message in batch {
-                        match target.handle(&message, &disk.replica) {
-                            Ok(answer) => answers.put_slice(&frame(&answer)),
-                            Err(error) => return (Err(error), answers),
-                        }
-                    }
-                    (Ok(target), answers)
+                    let answers: Result<Vec<_>, _> =
+                        batch.iter().map(|message| target.handle(message, &disk.replica)).collect();
+                    (target, answers)
                 })
                 .await;
-            target = back?;
-            send.write(answers.freeze()).await?;
+            target = back;
+            let mut wire = vec![];
+            for answer in answers? {
+                packer.push(&answer, &mut wire)?;
+            }
+            packer.flush(&mut wire)?;
+            send.write(wire.into()).await?;
             if target.is_complete() {
                 *lock(&self.complete) = Some(ticket);
                 return finish(send, receive).await;
@@ -601,52 +622,15 @@ async fn serve(disk: Arc<Disk>, mut client: UnixStream, over: CancellationToken)
     }
 }
 
-/// A message with its length before it.
-fn frame(message: &[u8]) -> Bytes {
-    let mut out = BytesMut::with_capacity(4 + message.len());
-    out.put_u32_le(u32::try_from(message.len()).unwrap_or(u32::MAX));
-    out.put_slice(message);
-    out.freeze()
-}
-
-/// Cuts a stream into messages.
-#[derive(Debug, Default)]
-struct Frames {
-    buffer: BytesMut,
-    bad: bool,
-}
-
-impl Frames {
-    fn pop(&mut self) -> Option<Bytes> {
-        let length = u32::from_le_bytes(*self.buffer.first_chunk::<4>()?) as usize;
-        if length > MAX_MESSAGE {
-            self.bad = true;
-            return None;
+/// The next message of a mirror; `None`: the other side has closed it.
+async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<u8>>> {
+    loop {
+        if let Some(message) = unpacker.poll()? {
+            return Ok(Some(message));
         }
-        if self.buffer.len() < 4 + length {
-            return None;
-        }
-        self.buffer.advance(4);
-        Some(self.buffer.split_to(length).freeze())
-    }
-
-    /// What is there already, besides.
-    fn ready(&mut self) -> Vec<Bytes> {
-        std::iter::from_fn(|| self.pop()).collect()
-    }
-
-    async fn next(&mut self, from: &mut RecvHalf) -> Result<Option<Bytes>> {
-        loop {
-            if let Some(message) = self.pop() {
-                return Ok(Some(message));
-            }
-            if self.bad {
-                return Err(anyhow!("a message of the mirror is longer than {MAX_MESSAGE} bytes"));
-            }
-            match from.read().await? {
-                Some(piece) => self.buffer.extend_from_slice(&piece),
-                None => return Ok(None),
-            }
+        match from.read().await? {
+            Some(piece) => unpacker.push(&piece),
+            None => return Ok(None),
         }
     }
 }

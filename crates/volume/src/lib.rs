@@ -25,11 +25,13 @@ mod error;
 mod file;
 mod meta;
 pub mod mirror;
+mod pack;
 mod replica;
 mod stamp;
 mod stamps;
 
 pub use blocks::{BLOCK, BlockSet};
 pub use error::VolumeError;
+pub use pack::{PackError, Packer, Unpacker};
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
 pub use stamp::Stamp;
