@@ -74,6 +74,11 @@ impl HostClient {
         self.0.within(ORDER).post(&format!("/v1/vms/{}/monitor", id.0), command).await
     }
 
+    /// `GET /v1/vms/{id}/departure`.
+    pub async fn departure(&self, id: VmId) -> Result<CheckReport> {
+        self.0.within(ORDER).get(&format!("/v1/vms/{}/departure", id.0)).await
+    }
+
     /// `POST /v1/check`.
     pub async fn check(&self, check: &CheckVm) -> Result<CheckReport> {
         self.0.within(ORDER).post("/v1/check", check).await

@@ -7,6 +7,7 @@
 //! | `PUT /v1/vms/{id}` | [`VmDefinition`] -> [`LocalVm`]; creates volumes and endpoints, does not start. The answer's definition has machine type and boot files resolved |
 //! | `DELETE /v1/vms/{id}` | ends it, removes replicas and endpoints; refused while a hand-off is open |
 //! | `POST /v1/vms/{id}/start`, `/stop`, `/monitor` | `{}`, [`StopVm`], any QMP command -> its answer |
+//! | `GET /v1/vms/{id}/departure` | -> [`CheckReport`]: what would keep the VM from leaving, as its QEMU says now |
 //! | `POST /v1/check` | [`CheckVm`] -> [`CheckReport`]: what would keep the VM from running here |
 //! | `POST /v1/moves` | [`MoveOrder`] -> [`LocalMove`]; the source's node drives the move from here on |
 //! | `GET /v1/moves/{id}` | [`LocalMove`] |

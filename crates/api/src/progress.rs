@@ -31,6 +31,8 @@ pub enum Outcome {
     Completed,
     /// Taken back on request: it runs at the source.
     Cancelled,
+    /// The VM runs at the destination, and that its network leads there could not be shown.
+    NetworkUnproved,
     /// Failed: it runs at the source.
     Failed,
     /// Neither side can tell alone: the VM is paused until the other side is heard, or somebody claims it.
@@ -123,6 +125,7 @@ pub struct MoveProgress {
     /// When they ran at the destination (QEMU's RESUME event).
     pub resumed_unix_us: Option<u64>,
     /// The pause as the source measured it by its own clock, half a round trip taken off: independent of the hosts' clocks.
+    /// Only where the source's node was restarted within the pause, the difference of the two times above.
     pub downtime_ms: Option<f64>,
     /// How long after the start the network was proved to lead to the new place.
     pub network_proved_ms: Option<f64>,
@@ -130,4 +133,28 @@ pub struct MoveProgress {
     pub error: Option<String>,
     /// The link: seconds since the peer was last heard, while it is down.
     pub link_down_s: Option<f64>,
+}
+
+impl Outcome {
+    /// Whether the move has not ended.
+    #[must_use]
+    pub const fn is_open(self) -> bool {
+        matches!(self, Self::Running | Self::WaitsForPeer)
+    }
+
+    /// Whether the VM runs at the destination.
+    #[must_use]
+    pub const fn has_arrived(self) -> bool {
+        matches!(self, Self::Completed | Self::NetworkUnproved)
+    }
+}
+
+impl MoveProgress {
+    /// The pause by the two hosts' clocks, for where the source could not measure it by its own.
+    #[must_use]
+    pub fn pause_by_clocks_ms(&self) -> Option<f64> {
+        let (stopped, resumed) = (self.stopped_unix_us?, self.resumed_unix_us?);
+        #[allow(clippy::cast_precision_loss, reason = "a pause has less than 2^52 microseconds")]
+        resumed.checked_sub(stopped).map(|us| us as f64 / 1000.0)
+    }
 }

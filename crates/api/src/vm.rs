@@ -35,6 +35,10 @@ pub struct VmSpec {
     /// Its network interfaces, in order: virtio-net.
     #[serde(default)]
     pub nics: Vec<NicSpec>,
+    /// Further devices, as QEMU's `-device` takes them: `virtio-balloon-pci`, `pvpanic,ioport=1285`. A VM with one whose
+    /// state cannot be carried runs, and cannot be moved.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
 }
 
 fn q35() -> String {

@@ -320,6 +320,9 @@ pub struct CreateArgs {
     /// A network interface; may be repeated
     #[arg(long = "nic", value_name = "MAC@COMPONENT[,ip=IP][,mtu=N]", value_parser = crate::spec::nic)]
     pub nics: Vec<godwit_api::vm::NicSpec>,
+    /// A further device, as QEMU's -device takes it; may be repeated
+    #[arg(long = "device", value_name = "DRIVER[,PROPERTY=VALUE]")]
+    pub devices: Vec<String>,
 }
 
 #[derive(Debug, Args)]

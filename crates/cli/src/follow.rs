@@ -50,7 +50,7 @@ pub async fn follow(client: &PublicClient, mut mv: Move, json: bool) -> Result<(
         mv.progress.predicted_end_unix_us = end.next(mv.progress.predicted_end_unix_us);
         output.show(&mv)?;
         match mv.progress.outcome {
-            Outcome::Running | Outcome::WaitsForPeer => {}
+            open if open.is_open() => {}
             _ => return output.end(&mv),
         }
         tokio::select! {
@@ -113,7 +113,7 @@ impl Output {
                 Ok(())
             }
             Self::Lines { last } => {
-                let ended = !matches!(mv.progress.outcome, Outcome::Running | Outcome::WaitsForPeer);
+                let ended = !mv.progress.outcome.is_open();
                 let due = last.is_none_or(|(at, phase)| at.elapsed() >= LINE || phase != mv.progress.phase);
                 if due || ended {
                     *last = Some((Instant::now(), mv.progress.phase));
@@ -163,6 +163,11 @@ fn outcome(mv: &Move, said: bool) -> Result<(), Failure> {
     match mv.progress.outcome {
         Outcome::Failed => {
             let text = format!("the move of `{vm}` failed: {}; it runs at {from}", printable(why));
+            Err(Failure::new(Code::Failed, message(text)))
+        }
+        Outcome::NetworkUnproved => {
+            let text =
+                format!("`{vm}` runs at {}, but its network was not shown to lead there: {}", mv.to, printable(why));
             Err(Failure::new(Code::Failed, message(text)))
         }
         Outcome::Cancelled => {

@@ -79,6 +79,7 @@ pub fn from_args(args: &CreateArgs) -> Result<VmSpec, Failure> {
     );
     append(&mut spec, "disks", &args.disks)?;
     append(&mut spec, "nics", &args.nics)?;
+    append(&mut spec, "devices", &args.devices)?;
     let spec = understood(spec).map_err(Failure::usage)?;
     serde_json::from_value(Value::Object(spec)).map_err(|e| {
         Failure::usage(format!("the VM's description makes no sense: {e}; it needs memory, and disks or a kernel"))

@@ -7,7 +7,7 @@ use crate::record::{MoveRecord, Step, VmRecord};
 use crate::saga::{Next, Said, Seen, merge, next};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
-use crate::vms::{open_move, settle};
+use crate::vms::{learn_vcpus, open_move, settle};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -109,7 +109,10 @@ async fn check_source(
         blockers.push(blocker(host, "vm", message, format!("wait for its end, or `godwit move {name} --cancel`")));
     }
     let node = c.node_of(host)?;
-    let (facts, local) = tokio::join!(node.facts(), node.vm(vm.definition.id));
+    let (facts, local, departure) =
+        tokio::join!(node.facts(), node.vm(vm.definition.id), node.departure(vm.definition.id));
+    // Where it cannot be asked, the answers below say so.
+    blockers.extend(departure.into_iter().flat_map(|report| report.blockers));
     match facts {
         Ok(facts) => blockers.extend(certificate(&facts)),
         Err(error) => blockers.push(unreachable(host, &error)),
@@ -374,7 +377,14 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
                     }
                 }
             }
-            Next::End(outcome, error) => return end(c, record, outcome, error).await,
+            Next::End(outcome, error) => {
+                if let (true, Some(there)) = (outcome.has_arrived(), seen.destination_vm.this())
+                    && let Err(error) = learn_vcpus(c, vm, there.definition.spec.vcpus)
+                {
+                    tracing::error!(id = id.0, %error, "how many CPUs the VM has now cannot be stored");
+                }
+                return end(c, record, outcome, error).await;
+            }
         }
         // A cancel may have come while the source's node was silent, or to a controller that died: told until answered.
         if !cancel_told && cancel_wanted(c, record) {
@@ -410,6 +420,9 @@ async fn end(c: &Controller, record: &mut MoveRecord, outcome: Outcome, error: O
     record.progress.error = error;
     record.progress.predicted_end_unix_us = None;
     record.progress.link_down_s = None;
+    if outcome.has_arrived() {
+        record.progress.downtime_ms = record.progress.downtime_ms.or_else(|| record.progress.pause_by_clocks_ms());
+    }
     if let Some(last) = record.progress.phases.last_mut() {
         last.ended_unix_us.get_or_insert(now);
     }

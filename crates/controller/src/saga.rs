@@ -68,15 +68,20 @@ pub fn next(step: Step, owner: (Lineage, Generation), seen: &Seen) -> Next {
         return Next::Settle(vm.lineage, vm.generation);
     }
     if arrived.is_some() || step == Step::Finish {
-        // The VM is over there for good. What the source still does is clearing up, and the proof of the network.
-        let there = seen.destination_move.this().map(|m| m.progress.outcome);
+        // The VM is over there for good. What the source still does is clearing up; the destination proves the network.
+        let there = seen.destination_move.this().map(|m| &m.progress);
         let over = match (&seen.source_move, source_outcome) {
-            (_, Some(Outcome::Running | Outcome::WaitsForPeer)) => false,
-            (_, Some(_)) | (Said::Unknown, _) => true,
+            _ if there.is_some_and(|p| p.outcome.is_open()) => false,
+            (_, Some(outcome)) => !outcome.is_open(),
+            (Said::Unknown, _) => true,
             // A source that is gone does not keep a move open that its destination has finished.
-            (_, None) => there == Some(Outcome::Completed),
+            (_, None) => there.is_some_and(|p| p.outcome.has_arrived()),
         };
-        return if over { Next::End(Outcome::Completed, None) } else { Next::Watch };
+        return match there {
+            _ if !over => Next::Watch,
+            Some(p) if p.outcome.has_arrived() => Next::End(p.outcome, p.error.clone()),
+            _ => Next::End(Outcome::Completed, None),
+        };
     }
     match (&seen.source_move, source_outcome) {
         (Said::This(mv), Some(outcome @ (Outcome::Failed | Outcome::Cancelled))) => {
@@ -173,6 +178,19 @@ mod tests {
         let seen = Seen { source_move: Said::This(local_move(Outcome::Completed)), ..seen() };
         assert_eq!(next(Step::Observe, BEFORE, &seen), Next::Watch);
         assert_eq!(next(Step::Finish, BEFORE, &seen), Next::End(Outcome::Completed, None));
+    }
+
+    #[test]
+    fn a_move_is_over_only_when_its_destination_has_proved_the_network_or_could_not() {
+        let told = |there: Outcome| {
+            let mut there = local_move(there);
+            there.progress.error = Some("nobody answers".into());
+            let source_move = Said::This(local_move(Outcome::Completed));
+            next(Step::Finish, BEFORE, &Seen { source_move, destination_move: Said::This(there), ..seen() })
+        };
+        assert_eq!(told(Outcome::Running), Next::Watch);
+        let unproved = Next::End(Outcome::NetworkUnproved, Some("nobody answers".into()));
+        assert_eq!(told(Outcome::NetworkUnproved), unproved);
     }
 
     #[test]

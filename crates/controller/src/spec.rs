@@ -77,6 +77,20 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
     if spec.disks.len() + spec.nics.len() > MOST_DEVICES {
         return Err(invalid(format!("more than {MOST_DEVICES} disks and interfaces do not fit into a machine")));
     }
+    if spec.disks.len() + spec.nics.len() + spec.devices.len() > MOST_DEVICES {
+        return Err(invalid(format!(
+            "devices: more than {MOST_DEVICES} with disks and interfaces do not fit into a machine"
+        )));
+    }
+    for device in &spec.devices {
+        let driver = device.split(',').next().unwrap_or_default();
+        // No files of a host, and no ends of other options: what a VM may have of its host it has by disks and interfaces.
+        let good = !driver.is_empty() && !driver.contains('=') && device.len() <= 200;
+        if !good || !device.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.,=:".contains(&b)) {
+            return Err(invalid(format!("devices: `{}` is none", device.chars().take(80).collect::<String>()))
+                .remedy("name QEMU's device, with properties behind commas: virtio-balloon-pci,id=balloon0"));
+        }
+    }
     if spec.boot == Boot::Disk && spec.disks.is_empty() {
         return Err(invalid("boot: it boots from its first disk, and has none").remedy("give it a disk or a kernel"));
     }

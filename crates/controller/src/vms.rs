@@ -414,6 +414,20 @@ pub async fn settle(c: &Controller, id: VmId, host: &Name, owner: (Lineage, Gene
     Ok(())
 }
 
+/// A VM may have been given more CPUs when it arrived.
+///
+/// # Errors
+/// The store's.
+pub fn learn_vcpus(c: &Controller, id: VmId, vcpus: u32) -> Result<(), ApiError> {
+    let _deciding = c.decide();
+    let Some(mut record) = c.store.read::<VmRecord>(Kind::Vm, id.0)? else { return Ok(()) };
+    if record.definition.spec.vcpus == vcpus {
+        return Ok(());
+    }
+    record.definition.spec.vcpus = vcpus;
+    c.put_vm(&record)
+}
+
 /// Points the gateways at the VM's owner, and notes that this was done unless the owner has changed meanwhile.
 async fn tell_gateways(c: &Controller, told: &VmRecord) {
     let noted = match point_gateways(c, told).await {

@@ -126,12 +126,20 @@ async fn a_move_ends_when_the_destination_owns_the_vm_and_everything_follows() {
 
     world.hand_over("ohio", "texas");
     world.say("texas", mv.id, |p| p.resumed_unix_us = Some(77));
-    world.say("ohio", mv.id, |p| p.outcome = Outcome::Completed);
+    // The source is done; the destination still proves the network.
+    world.say("ohio", mv.id, |p| (p.outcome, p.zero_pages, p.stopped_unix_us) = (Outcome::Completed, 8, Some(60)));
+    let proving = world.until(mv.id, |m| m.progress.zero_pages == 8).await;
+    assert_eq!(proving.progress.outcome, Outcome::Running);
+    world.fakes["texas"].with(|n| n.vms.values_mut().for_each(|vm| vm.definition.spec.vcpus = 3));
+    world.say("texas", mv.id, |p| p.outcome = Outcome::Completed);
     let ended = world.until(mv.id, |m| m.progress.outcome != Outcome::Running).await;
     assert_eq!((ended.progress.outcome, ended.progress.resumed_unix_us), (Outcome::Completed, Some(77)));
     assert!(ended.progress.phases.last().unwrap().ended_unix_us.is_some());
     let vm = world.api.vm(&name("web")).await.unwrap();
     assert_eq!((vm.host.as_str(), vm.generation, vm.mv), ("texas", Generation(2), None));
+    assert_eq!(vm.spec.vcpus, 3, "plugged in on arrival");
+    // No node measured the pause: the two clocks have to do.
+    assert_eq!(ended.progress.downtime_ms, Some(0.017));
     assert_eq!(world.api.volumes().await.unwrap()[0].replicas, [name("texas"), name("ohio")]);
     let port = world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().clone());
     assert_eq!((port.remote.to_string().as_str(), port.generation), ("10.0.0.5", Generation(2)));

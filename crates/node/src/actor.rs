@@ -19,7 +19,7 @@ use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{
     Action, Body, CannotBegin, Destination, DestinationState, Event, Ledger, Machine, Message, Owner, Record, Seen,
-    Source, SourceState, Status, Ticket, Verdict,
+    Source, SourceState, Status, Ticket, Upkeep, Verdict,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -81,8 +81,10 @@ pub enum Input {
     },
     /// The place is ready to receive.
     Ready,
-    /// Boot it.
+    /// Boot it. Answered when it runs, or when the first try has failed.
     Start(Reply<()>),
+    /// It did not come up; it is tried again.
+    BootFailed(ApiError),
     /// Power it off.
     Stop {
         /// By pulling the plug.
@@ -152,6 +154,8 @@ pub struct Actor {
     wait: Duration,
     /// Whoever waits for a place to be ready.
     staging: Option<Reply<()>>,
+    /// Whoever waits for it to run. As many as people who ask.
+    starting: Vec<Reply<()>>,
     /// The order that a place is being looked for.
     reserving: Option<(Ticket, Box<MoveOrder>)>,
     /// Somebody wants it off, or the guest did it.
@@ -181,6 +185,7 @@ impl Actor {
             timer: None,
             wait: FIRST_TIMER,
             staging: None,
+            starting: vec![],
             reserving: None,
             powering_off: false,
         };
@@ -251,8 +256,15 @@ impl Actor {
             Input::Reserved { ticket, result } => self.reserved(ticket, result),
             Input::Stage { ticket, source, reply } => self.stage(ticket, *source, reply),
             Input::Ready => self.answer_staging(Ok(())),
-            Input::Start(reply) => {
-                let _ = reply.send(self.start());
+            Input::Start(reply) => match self.start() {
+                Ok(()) if !self.runs() => self.starting.push(reply),
+                other => drop(reply.send(other)),
+            },
+            Input::BootFailed(error) => {
+                let (name, message) = (&self.parts.name, &error.message);
+                let error = ApiError::new(error.problem, format!("`{name}` does not come up: {message}"))
+                    .remedy(format!("it is tried again every {} s; stop it if that is in vain", BOOT_RETRY.as_secs()));
+                self.answer_starting(&Err(error));
             }
             Input::Stop { force, reply } => self.stop(force, reply),
             Input::MayRemove(reply) => {
@@ -267,6 +279,7 @@ impl Actor {
         let before = machine.describe();
         let timer = matches!(event, Event::Timer);
         let died = matches!(event, Event::QemuDied);
+        let ran = matches!(event, Event::Ran);
         let said = format!("{event:?}");
         let verdict = machine.handle(event);
         match verdict {
@@ -277,6 +290,9 @@ impl Actor {
             Verdict::Ignored(why) => {
                 tracing::debug!(vm = %self.parts.name, event = said, state = before, %why, "hand-off: ignored");
             }
+        }
+        if ran {
+            self.answer_starting(&Ok(()));
         }
         if died && self.staging.is_some() {
             self.answer_staging(Err(ApiError::new(Problem::Failed, "the place at the destination was lost")));
@@ -364,6 +380,7 @@ impl Actor {
             self.effects.clear();
             self.effects.extend([Action::Close, Action::Quit]);
             self.parts.set_power(Power::Off);
+            self.answer_starting(&Err(ApiError::new(Problem::Conflict, format!("`{}` was stopped", self.parts.name))));
             self.parts.end_move(Outcome::Failed, Some("the guest powered off".into()));
             self.work();
         }
@@ -551,6 +568,13 @@ impl Actor {
         self.poll();
     }
 
+    fn answer_starting(&mut self, result: &Result<(), ApiError>) {
+        for reply in self.starting.drain(..) {
+            // Whoever asked may have gone.
+            let _ = reply.send(result.clone());
+        }
+    }
+
     fn answer_staging(&mut self, result: Result<(), ApiError>) {
         if let Some(reply) = self.staging.take() {
             let _ = reply.send(result);
@@ -620,6 +644,10 @@ impl Actor {
         }
         Err(ApiError::new(Problem::Conflict, format!("`{}` runs here, or is being moved", self.parts.name))
             .remedy("stop it first"))
+    }
+
+    fn runs(&self) -> bool {
+        matches!(&self.machine, Some(Machine::Source(s)) if matches!(s.state(), SourceState::Owning { upkeep: Upkeep::Running, .. }))
     }
 
     fn not_running(&self) -> ApiError {

@@ -1,6 +1,7 @@
 //! What would keep a VM from running on this host: found before anything is copied.
 
 use crate::node::Node;
+use crate::parts::Parts;
 use crate::spec;
 use godwit_api::host::{Blocker, CheckReport, CheckVm};
 use godwit_api::vm::{Boot, BootFile, ComponentSpec};
@@ -26,14 +27,59 @@ pub fn memory_free() -> Bytes {
     Bytes((kib * 1024).saturating_sub(HOST_MEMORY.0))
 }
 
-/// Looks at everything, and names all that is in the way.
-pub async fn check(node: &Arc<Node>, asked: &CheckVm) -> CheckReport {
-    let (node, asked) = (node.clone(), asked.clone());
-    // Boot files are hashed.
-    tokio::task::spawn_blocking(move || look(&node, &asked)).await.unwrap_or_default()
+/// What a VM is to come to a host for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be made there. It may have devices with which it can never leave.
+    Create,
+    /// To be moved there.
+    Arrive,
 }
 
-fn look(node: &Node, asked: &CheckVm) -> CheckReport {
+/// Looks at everything, and names all that is in the way.
+pub async fn check(node: &Arc<Node>, asked: &CheckVm, purpose: Purpose) -> CheckReport {
+    let (node, asked) = (node.clone(), asked.clone());
+    // Boot files are hashed.
+    tokio::task::spawn_blocking(move || look(&node, &asked, purpose)).await.unwrap_or_default()
+}
+
+/// What would keep a VM that is here from leaving, as its QEMU says now.
+pub async fn departure(node: &Arc<Node>, parts: &Arc<Parts>) -> CheckReport {
+    let Some(qemu) = parts.qemu() else { return CheckReport::default() };
+    let asked = crate::effects::on_qemu(&qemu, |q| {
+        Ok((q.devices()?, q.monitor(serde_json::json!({"execute": "query-migrate"}))?))
+    });
+    let blockers = match asked.await {
+        Ok((devices, migration)) => {
+            let mut found = unsupported(node, &devices);
+            let reasons = migration["blocked-reasons"].as_array().into_iter().flatten().filter_map(|r| r.as_str());
+            found.extend(reasons.map(|reason| {
+                let message = format!("QEMU cannot migrate `{}` now: {reason}", parts.name);
+                blocker(node, "device", message, "remove what QEMU names")
+            }));
+            found
+        }
+        Err(error) => {
+            let message = format!("the QEMU of `{}` does not answer: {}", parts.name, error.message);
+            vec![blocker(node, "vm", message, "see its log in the node's state folder")]
+        }
+    };
+    CheckReport { blockers }
+}
+
+fn blocker(node: &Node, kind: &str, message: String, remedy: &str) -> Blocker {
+    Blocker { host: node.config().name.clone(), kind: kind.into(), message, remedy: remedy.into() }
+}
+
+/// The devices whose state cannot be carried.
+fn unsupported(node: &Node, devices: &[impl AsRef<str>]) -> Vec<Blocker> {
+    let version = node.qemu_facts().version;
+    let version = godwit_memory::preflight::QemuVersion::new(version.major, version.minor);
+    let found = godwit_memory::preflight::check_devices(version, devices).into_iter();
+    found.map(|u| blocker(node, "device", format!("{}: {u}", node.name()), "move it without that device")).collect()
+}
+
+fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
     let mut blockers = vec![];
     let mut add = |kind: &str, message: String, remedy: &str| {
         blockers.push(Blocker { host: node.config().name.clone(), kind: kind.into(), message, remedy: remedy.into() });
@@ -97,6 +143,10 @@ fn look(node: &Node, asked: &CheckVm) -> CheckReport {
         Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))
     ) {
         add("vm", format!("{name} has the VM, or is handing it over"), "move it to another host, or wait");
+    }
+    if purpose == Purpose::Arrive {
+        let drivers = definition.spec.devices.iter().filter_map(|device| device.split(',').next());
+        blockers.extend(unsupported(node, &drivers.collect::<Vec<_>>()));
     }
     CheckReport { blockers }
 }

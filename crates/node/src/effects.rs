@@ -7,6 +7,7 @@ use crate::actor::{Input, boot_retry};
 use crate::failpoint::{Point, reach_async};
 use crate::node::Node;
 use crate::parts::Parts;
+use crate::registry::Power;
 use crate::{incoming, outgoing};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Action, Event, Generation, Lineage, Record, Run, Ticket};
@@ -136,8 +137,13 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, run: Run) {
             Ok(()) => return,
             Err(error) => {
                 tracing::error!(vm = parts.name, %error, "the VM cannot be made to run; trying again");
+                parts.keeper().tell(Input::BootFailed(error)).await;
                 tokio::time::sleep(boot_retry()).await;
             }
+        }
+        if parts.file().power == Power::Off {
+            // Somebody has given up meanwhile.
+            return;
         }
         if run == Run::Cont && parts.qemu().is_none_or(|q| !q.is_alive()) {
             // The watcher tells the machine, which decides what becomes of it.
@@ -152,6 +158,22 @@ async fn boot(node: &Arc<Node>, parts: &Arc<Parts>) -> Result<(), ApiError> {
     let qemu = node.start_qemu(parts, godwit_vmm::Start::Boot).await?;
     parts.set_qemu(Some(qemu));
     Ok(())
+}
+
+/// Gives a VM that runs the CPUs that it was to have on arrival. Why that did not work, if it did not: it runs as it is.
+pub async fn plug(parts: &Arc<Parts>) -> Option<String> {
+    let wanted = parts.file().plug?;
+    let plugged = match parts.qemu() {
+        Some(qemu) => on_qemu(&qemu, move |q| q.plug_vcpus(wanted)).await,
+        None => return None,
+    };
+    let done = plugged.and_then(|()| {
+        let noted = parts.change(|f| (f.definition.spec.vcpus, f.plug) = (wanted, None));
+        noted.map_err(|e| ApiError::new(Problem::Failed, e.to_string()))
+    });
+    let why = format!("`{}` could not be given {wanted} CPUs: {}", parts.name, done.err()?);
+    tracing::error!("{why}");
+    Some(why)
 }
 
 /// Ends a VM's QEMU, whatever state it is in.

@@ -40,13 +40,16 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     if stage.source.name.as_str() != from {
         return Err(ApiError::new(Problem::Forbidden, format!("{from} asks in the name of {}", stage.source.name)));
     }
-    let check =
-        godwit_api::host::CheckVm { definition: stage.definition.clone(), disk: godwit_units::Bytes(0), vcpus: None };
-    let report = crate::check::check(node, &check).await;
+    let check = godwit_api::host::CheckVm {
+        definition: stage.definition.clone(),
+        disk: godwit_units::Bytes(0),
+        vcpus: stage.vcpus,
+    };
+    let report = crate::check::check(node, &check, crate::check::Purpose::Arrive).await;
     if let Some(first) = report.blockers.first() {
         return Err(ApiError::new(Problem::Blocked, first.message.clone()).remedy(first.remedy.clone()));
     }
-    let parts = node.adopt_definition(stage.definition)?;
+    let parts = node.adopt_definition(stage.definition, stage.vcpus)?;
     parts.keeper().ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply }).await
 }
 
@@ -236,26 +239,34 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
         while parts.resumed().is_none() && started.elapsed() < RESUMED {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        if let Some((at, unix_us)) = parts.resumed() {
+        if let Some((_, unix_us)) = parts.resumed() {
             moving.tracker.update(|p| p.resumed_unix_us = Some(unix_us));
-            let ago_us = u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX);
+            parts.note(&moving);
+        }
+        // Known from before, if the node was restarted since.
+        if let Some(unix_us) = moving.tracker.get().resumed_unix_us {
+            let ago_us = match parts.resumed() {
+                Some((at, _)) => u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX),
+                None => crate::tracker::unix_us(std::time::SystemTime::now()).saturating_sub(unix_us),
+            };
             node.note(&moving.peer, &Note::Resumed { ticket: moving.ticket, unix_us, ago_us });
         }
         if let Some(qemu) = parts.qemu() {
             let _ = crate::effects::on_qemu(&qemu, godwit_vmm::Qemu::announce_self).await;
         }
-        let proved = node.probe(&parts, PROOF).await;
-        match proved {
-            Ok(()) => {
+        let proving = async {
+            let proved = node.probe(&parts, PROOF).await;
+            if proved.is_ok() {
                 let after_ms = started.elapsed().as_secs_f64() * 1000.0;
                 moving.tracker.update(|p| p.network_proved_ms = Some(after_ms));
                 node.note(&moving.peer, &Note::Proved { ticket: moving.ticket, after_ms });
-                moving.end(Outcome::Completed, None);
             }
-            Err(error) => moving.end(
-                Outcome::Completed,
-                Some(format!("the VM runs, but its network could not be shown to lead here: {error}")),
-            ),
+            proved
+        };
+        let (proved, unplugged) = tokio::join!(proving, crate::effects::plug(&parts));
+        match proved {
+            Ok(()) => moving.end(Outcome::Completed, unplugged),
+            Err(error) => moving.end(Outcome::NetworkUnproved, Some(error.to_string())),
         }
     });
 }

@@ -214,6 +214,11 @@ impl Node {
                 }
             };
             tracing::info!(vm = parts.name, ?record, ?seen, "recovered");
+            parts.recover_move(record);
+            if seen == Seen::Running && matches!(record, Some(Record::Owned(_))) {
+                let parts = parts.clone();
+                tokio::spawn(async move { effects::plug(&parts).await });
+            }
             lock(&self.vms).insert(id, parts.clone());
             Actor::spawn(self.clone(), parts, record, seen);
         }
@@ -386,7 +391,7 @@ impl Node {
             .unwrap_or_else(|_| Err("hashing ended in a bug of the node".into()))
             .map_err(|e| ApiError::new(Problem::Invalid, e))?;
         let asked = godwit_api::host::CheckVm { definition: definition.clone(), disk: Bytes(0), vcpus: None };
-        if let Some(first) = check::check(self, &asked).await.blockers.into_iter().next() {
+        if let Some(first) = check::check(self, &asked, check::Purpose::Create).await.blockers.into_iter().next() {
             return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
         }
         let vm = definition.id;
@@ -395,7 +400,7 @@ impl Node {
             disk.from = None;
         }
         let owner = Owner::first(vm);
-        let file = VmFile { definition, power: Power::Off, peer: None, order: None };
+        let file = VmFile { definition, power: Power::Off, peer: None, order: None, plug: None };
         let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
         let failed = |e: anyhow::Error| ApiError::new(Problem::Failed, format!("{e:#}"));
         let imported = self.clone().import(parts.clone(), sources, owner).await;
@@ -427,14 +432,22 @@ impl Node {
     ///
     /// # Errors
     /// When its disks cannot be had.
-    pub fn adopt_definition(self: &Arc<Self>, definition: VmDefinition) -> Result<Arc<Parts>, ApiError> {
+    pub fn adopt_definition(
+        self: &Arc<Self>,
+        definition: VmDefinition,
+        plug: Option<u32>,
+    ) -> Result<Arc<Parts>, ApiError> {
         let vm = definition.id;
         let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, e.to_string());
         if let Some(known) = self.vm(vm) {
-            known.change(|f| f.definition = definition).map_err(|e| failed(&e))?;
+            let file = known.file();
+            if file.definition.volumes != definition.volumes || file.definition.name != definition.name {
+                return Err(ApiError::new(Problem::Conflict, format!("VM {} is another one here", vm.0)));
+            }
+            known.change(|f| (f.definition, f.plug) = (definition, plug)).map_err(|e| failed(&e))?;
             return Ok(known);
         }
-        let file = VmFile { definition, power: Power::On, peer: None, order: None };
+        let file = VmFile { definition, power: Power::On, peer: None, order: None, plug };
         let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
         self.open_disks(&parts).map_err(|e| failed(&format!("{e:#}")))?;
         registry::store(&parts.folder, &parts.file()).map_err(|e| failed(&e))?;

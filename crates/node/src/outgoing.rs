@@ -47,9 +47,18 @@ pub fn is_under_way(moving: &Moving) -> bool {
 /// # Errors
 /// What it says, or that it cannot be reached.
 pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ticket: Ticket) -> Result<(), ApiError> {
+    // Asked again by whoever does it: the controller's answer may be old.
+    if let Some(first) = crate::check::departure(node, parts).await.blockers.into_iter().next() {
+        return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
+    }
     let session = node.peers().session(&order.to).await?;
     session.set_limit(order.limit);
-    let request = Request::Stage(Box::new(Stage { ticket, definition: parts.definition(), source: node.as_peer() }));
+    let request = Request::Stage(Box::new(Stage {
+        ticket,
+        definition: parts.definition(),
+        source: node.as_peer(),
+        vcpus: order.vcpus,
+    }));
     let answer =
         session.request(proto::encode(&request), STAGING).await.map_err(|e| unreachable(&order.to.name, &e))?;
     proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| {
@@ -200,6 +209,8 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                     moving.tracker.enter(PhaseName::Stop);
                     reach_async(Point::Stopped).await;
                     parts.keeper().tell(Input::Event(Event::VcpusStopped)).await;
+                    let (parts, moving) = (parts.clone(), moving.clone());
+                    tokio::task::spawn_blocking(move || parts.note(&moving));
                 }
                 QemuEvent::Migration(MigrationStatus::Completed) => {
                     parts.keeper().tell(Input::Event(Event::Postmigrate)).await;

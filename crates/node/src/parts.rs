@@ -5,13 +5,13 @@
 
 use crate::actor::{Handle, View};
 use crate::disk::Disk;
-use crate::registry::{self, Power, VmFile};
+use crate::registry::{self, Noted, Power, VmFile};
 use crate::tracker::Tracker;
 use godwit_api::ApiError;
 use godwit_api::host::{LocalMove, MoveOrder, MoveRole, Ownership, PeerHost};
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::vm::VmDefinition;
-use godwit_handoff::{MoveId, Ticket, VmId};
+use godwit_handoff::{MoveId, Record, Ticket, VmId};
 use godwit_vmm::{Qemu, QemuEvent};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -91,7 +91,7 @@ impl Moving {
     /// It is over: its tasks end.
     pub fn end(&self, outcome: Outcome, why: Option<String>) {
         self.over.cancel();
-        if outcome == Outcome::Completed {
+        if outcome.has_arrived() {
             self.tracker.enter(PhaseName::Release);
         }
         self.tracker.end(outcome, why);
@@ -270,6 +270,37 @@ impl Parts {
             f.power = Power::On;
         }) {
             tracing::error!(vm = self.name, %error, "cannot remember where the VM comes from");
+        }
+    }
+
+    /// A node that was restarted in the middle of a hand-off goes on telling of it.
+    pub(crate) fn recover_move(&self, record: Option<Record>) {
+        let file = self.file();
+        let (ticket, role, peer) = match record {
+            Some(Record::Sealed(ticket) | Record::Released(ticket)) => {
+                (ticket, MoveRole::Source, file.order.filter(|o| o.id == ticket.mv).map(|o| o.to))
+            }
+            Some(Record::Granted(ticket) | Record::Started(ticket)) => (ticket, MoveRole::Destination, file.peer),
+            _ => return,
+        };
+        let Some(peer) = peer else { return };
+        let tracker = match registry::noted(&self.folder, ticket) {
+            Some(progress) => Tracker::resume(progress),
+            None if role == MoveRole::Destination => Tracker::new(),
+            // The controller knows more of its figures than could be told here.
+            None => return,
+        };
+        let moving = Moving { tracker: Arc::new(tracker), ..Moving::new(ticket, role, peer) };
+        // It would not be sealed if all of its memory had not been read.
+        moving.ram_ended.cancel();
+        *lock(&self.moving) = Some(Arc::new(moving));
+    }
+
+    /// Notes how a move stands, for a node that is restarted. Blocks for a moment.
+    pub(crate) fn note(&self, moving: &Moving) {
+        let noted = Noted { ticket: moving.ticket, progress: moving.tracker.get() };
+        if let Err(error) = registry::note(&self.folder, &noted) {
+            tracing::warn!(vm = self.name, %error, "the move's figures could not be noted");
         }
     }
 

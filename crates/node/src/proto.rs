@@ -31,6 +31,9 @@ pub struct Stage {
     pub definition: VmDefinition,
     /// Where the source is.
     pub source: PeerHost,
+    /// CPUs to have when it runs there, if more than now.
+    #[serde(default)]
+    pub vcpus: Option<u32>,
 }
 
 /// The answer to a [`Request`].

@@ -2,7 +2,9 @@
 //! hand-off was. One JSON file a VM, replaced by a rename after `fdatasync`.
 
 use godwit_api::host::{MoveOrder, PeerHost};
+use godwit_api::progress::MoveProgress;
 use godwit_api::vm::VmDefinition;
+use godwit_handoff::Ticket;
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -34,6 +36,38 @@ pub struct VmFile {
     /// The order of the last move from here.
     #[serde(default)]
     pub order: Option<MoveOrder>,
+    /// CPUs that it is to have as soon as it runs here, and has not been given yet.
+    #[serde(default)]
+    pub plug: Option<u32>,
+}
+
+/// How a move stood when its guest stopped or ran again: what a node that is restarted within the pause has to know
+/// for the figures. Nothing else rests on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Noted {
+    /// The attempt.
+    pub ticket: Ticket,
+    /// How it stood.
+    pub progress: MoveProgress,
+}
+
+/// Notes how a move stands. Not made durable: that would be part of the pause, and is only figures.
+///
+/// # Errors
+/// When the medium fails.
+pub fn note(folder: &Path, noted: &Noted) -> io::Result<()> {
+    let fresh = folder.join("move.json.new");
+    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+    out.write_all(&serde_json::to_vec(noted).map_err(io::Error::other)?)?;
+    std::fs::rename(&fresh, folder.join("move.json"))
+}
+
+/// How this attempt stood when it was last noted.
+#[must_use]
+pub fn noted(folder: &Path, ticket: Ticket) -> Option<MoveProgress> {
+    let bytes = std::fs::read(folder.join("move.json")).ok()?;
+    let noted: Noted = serde_json::from_slice(&bytes).ok()?;
+    (noted.ticket == ticket).then_some(noted.progress)
 }
 
 /// Where a VM's file is.

@@ -1,6 +1,7 @@
 //! The node's HTTP API, as `godwit_api::host` has it. Only the controller may ask.
 
 use crate::actor::Input;
+use crate::check::Purpose;
 use crate::node::Node;
 use crate::parts::Parts;
 use axum::extract::{Path, State};
@@ -25,6 +26,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/start", post(start))
         .route("/v1/vms/{id}/stop", post(stop))
         .route("/v1/vms/{id}/monitor", post(monitor))
+        .route("/v1/vms/{id}/departure", get(departure))
         .route("/v1/check", post(check))
         .route("/v1/moves", post(begin))
         .route("/v1/moves/{id}", get(mv))
@@ -111,8 +113,13 @@ async fn monitor(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(comman
     Ok(Json(answer))
 }
 
+async fn departure(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<CheckReport> {
+    let parts = find(&node, id)?;
+    Ok(Json(crate::check::departure(&node, &parts).await))
+}
+
 async fn check(State(node): State<Arc<Node>>, Json(check): Json<CheckVm>) -> Answer<CheckReport> {
-    Ok(Json(crate::check::check(&node, &check).await))
+    Ok(Json(crate::check::check(&node, &check, Purpose::Arrive).await))
 }
 
 async fn begin(State(node): State<Arc<Node>>, Json(order): Json<MoveOrder>) -> Answer<LocalMove> {

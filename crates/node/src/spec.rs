@@ -51,6 +51,7 @@ pub fn with_images(definition: &VmDefinition, images: &Path) -> Result<VmSpec, A
                 cmdline: cmdline.clone(),
             },
         },
+        devices: spec.devices.clone(),
     })
 }
 

@@ -67,6 +67,13 @@ impl Tracker {
         Self { inner: Mutex::new(Inner { progress, samples: vec![], stopped: None, started: None }) }
     }
 
+    /// One that goes on, in a node that was restarted.
+    #[must_use]
+    pub fn resume(mut progress: MoveProgress) -> Self {
+        (progress.outcome, progress.error) = (Outcome::Running, None);
+        Self { inner: Mutex::new(Inner { progress, samples: vec![], stopped: None, started: None }) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,12 +123,14 @@ impl Tracker {
         if resumed_unix_us.is_some() {
             inner.progress.resumed_unix_us = resumed_unix_us;
         }
+        let by_clocks = inner.progress.pause_by_clocks_ms();
+        inner.progress.downtime_ms = inner.progress.downtime_ms.or(by_clocks);
     }
 
     /// The move is over.
     pub fn end(&self, outcome: Outcome, error: Option<String>) {
         let mut inner = self.lock();
-        if inner.progress.outcome != Outcome::Running && inner.progress.outcome != Outcome::WaitsForPeer {
+        if !inner.progress.outcome.is_open() {
             return;
         }
         let now = unix_us(SystemTime::now());
@@ -138,7 +147,7 @@ impl Tracker {
     /// Whether it is over.
     #[must_use]
     pub fn ended(&self) -> bool {
-        !matches!(self.lock().progress.outcome, Outcome::Running | Outcome::WaitsForPeer)
+        !self.lock().progress.outcome.is_open()
     }
 
     /// What the link has carried so far, all lanes, at this moment.
@@ -198,6 +207,15 @@ mod tests {
         }
         assert!(progress.phases[2].ended_unix_us.is_some());
         assert_eq!(progress.outcome, Outcome::Completed);
+    }
+
+    #[test]
+    fn a_node_that_was_restarted_within_the_pause_takes_it_from_the_clocks() {
+        let before = Tracker::new();
+        before.stopped(Instant::now(), 1_000_000);
+        let after = Tracker::resume(before.get());
+        after.running_there(Instant::now(), Duration::ZERO, Some(4_500_000));
+        assert_eq!(after.get().downtime_ms, Some(3500.0));
     }
 
     #[test]

@@ -56,6 +56,9 @@ pub(crate) fn command(spec: &VmSpec, placement: &Placement, start: Start) -> Com
         ]);
     }
     command.args(["-device", "virtio-rng-pci,id=rng0"]);
+    for device in &spec.devices {
+        command.args(["-device", device]);
+    }
     command.args(["-serial", &format!("file:{}", placement.logs.join("console.log").display())]);
     command.args(["-qmp", &format!("unix:{},server=on,wait=off", qmp_socket(placement).display())]);
     if start == Start::Incoming {

@@ -59,6 +59,8 @@ pub struct VmSpec {
     pub accel: Accel,
     /// How it boots.
     pub boot: Boot,
+    /// Further devices, as `-device` takes them.
+    pub devices: Vec<String>,
 }
 
 /// A disk: an export of an NBD server on this host.
@@ -148,6 +150,7 @@ mod tests {
             memory: Bytes(kib << 10),
             accel,
             boot: Boot::Disk,
+            devices: vec![],
         }
     }
 

@@ -29,6 +29,7 @@ fn spec() -> VmSpec {
         memory: Bytes::kib(65_544),
         accel: Accel::Tcg,
         boot: Boot::Disk,
+        devices: vec![],
     }
 }
 

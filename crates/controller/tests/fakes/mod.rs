@@ -38,6 +38,7 @@ pub struct Node {
     pub moves: HashMap<u64, LocalMove>,
     pub gateways: BTreeMap<u32, GatewayPort>,
     pub blockers: Vec<Blocker>,
+    pub staying: Vec<Blocker>,
     pub refuse_define: Option<ApiError>,
     pub refuse_begin: Option<ApiError>,
     pub refuse_gateway: bool,
@@ -90,6 +91,7 @@ impl Fake {
             .route("/v1/vms/{id}", get(Self::vm).put(Self::define).delete(Self::remove))
             .route("/v1/vms/{id}/start", post(Self::start))
             .route("/v1/vms/{id}/monitor", post(Self::monitor))
+            .route("/v1/vms/{id}/departure", get(Self::departure))
             .route("/v1/check", post(Self::check))
             .route("/v1/moves", post(Self::begin))
             .route("/v1/moves/{id}", get(Self::mv))
@@ -134,6 +136,11 @@ impl Fake {
     async fn monitor(State(f): State<Self>, Path(_): Path<u64>, Json(command): Json<Value>) -> Answer<Value> {
         f.with(|n| n.heard.push(format!("monitor {}", command["execute"])));
         Ok(Json(json!({"at": f.name})))
+    }
+
+    async fn departure(State(f): State<Self>, Path(id): Path<u64>) -> Answer<CheckReport> {
+        let there = f.with(|n| n.vms.contains_key(&id).then(|| n.staying.clone()));
+        there.map(|blockers| Json(CheckReport { blockers })).ok_or(unknown("VM"))
     }
 
     async fn check(State(f): State<Self>, Json(_): Json<CheckVm>) -> Answer<CheckReport> {

@@ -270,5 +270,6 @@ fn describe(spec: &GuestSpec, disks: &[PathBuf]) -> Result<VmSpec> {
             ips: vec![spec.address.into()],
             mtu: GUEST_MTU,
         }],
+        devices: vec![],
     })
 }

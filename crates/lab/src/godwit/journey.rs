@@ -441,7 +441,8 @@ impl Journey<'_> {
         figures.page_bytes = (pages * PAGE as u64).max(p.raw.0);
         figures.disk_bytes = p.disk.copied.0;
         (figures.outcome, figures.why) = match p.outcome {
-            Told::Completed => (Outcome::Completed, None),
+            // Whether its network leads there is judged by the lab's own client.
+            Told::Completed | Told::NetworkUnproved => (Outcome::Completed, p.error.clone()),
             Told::Cancelled => (Outcome::Cancelled, p.error.clone()),
             other => (Outcome::Failed, Some(p.error.clone().unwrap_or_else(|| format!("Godwit says only: {other:?}")))),
         };

@@ -27,6 +27,7 @@ pub fn spec() -> VmSpec {
         memory: Bytes::kib(131_080),
         accel: Accel::Tcg,
         boot: Boot::Disk,
+        devices: vec![],
     }
 }
 
