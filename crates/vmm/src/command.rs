@@ -7,6 +7,8 @@ use std::process::Command;
 
 /// How long a guest's disk requests wait for a node that is away before they fail, in seconds. Longer than any restart.
 const RECONNECT_S: u32 = 600;
+/// Queues of a disk: more CPUs than this share them.
+const MOST_QUEUES: u32 = 16;
 /// The memory backend's name, by which it is found from outside.
 pub(crate) const RAM: &str = "ram0";
 
@@ -44,7 +46,9 @@ pub(crate) fn command(spec: &VmSpec, placement: &Placement, start: Start) -> Com
             "discard": "unmap",
         });
         command.args(["-blockdev", &node.to_string()]);
-        command.args(["-device", &format!("virtio-blk-pci,drive=disk{index},id=vd{index}")]);
+        // Said, because the default follows the CPUs at boot, which differ once some were plugged in.
+        let queues = spec.max_vcpus.min(MOST_QUEUES);
+        command.args(["-device", &format!("virtio-blk-pci,drive=disk{index},id=vd{index},num-queues={queues}")]);
     }
     for (index, nic) in placement.nics.iter().enumerate() {
         let tap = &nic.tap;

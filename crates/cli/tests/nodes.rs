@@ -1,0 +1,319 @@
+//! Real nodes, a real controller and real QEMUs on this machine's loopback, driven by the binary as its users do.
+//!
+//! One after the other: each takes some hundred MiB and both cores. They need root for a folder of a given size, and skip
+//! without it, aloud.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use godwit_api::public::{DryRun, Move, Vm};
+use godwit_trust::{Authority, Identity, Role, Validity};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+static MACHINE: Mutex<()> = Mutex::new(());
+
+/// The machine to oneself; `None`, and said, where there is nothing to run guests with.
+fn machine() -> Option<MutexGuard<'static, ()>> {
+    let root = Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout.starts_with(b"0\n"));
+    let qemu = Command::new("qemu-system-x86_64").arg("--version").output().is_ok();
+    if !root || !qemu {
+        eprintln!("SKIPPED: this needs root and qemu-system-x86_64");
+        return None;
+    }
+    Some(MACHINE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Sees to it that a QEMU that runs nothing, of which a node asks what its host can do, knows and can less.
+const LESSER_QEMU: &str = r#"#!/usr/bin/perl
+use strict; use IO::Socket::UNIX; use IPC::Open2;
+my ($path) = map { /^unix:([^,]*),server=on/ ? $1 : () } @ARGV;
+exec '/usr/bin/qemu-system-x86_64', @ARGV unless grep { $_ eq 'none' } @ARGV and defined $path;
+my @words = map { /^unix:.*server=on/ ? 'stdio' : $_ } @ARGV;
+my $listener = IO::Socket::UNIX->new(Local => $path, Listen => 1) or die "cannot listen: $!";
+my $pid = open2(my $from, my $to, 'setpriv', '--pdeathsig', 'KILL', 'qemu-system-x86_64', @words);
+my $client = $listener->accept;
+my $asking = fork;
+if (!$asking) {
+    while (sysread $client, my $piece, 65536) { syswrite $to, $piece }
+    kill KILL => $pid; exit;
+}
+while (my $line = <$from>) {
+    $line =~ s/"pc-q35-7\.2"/"pc-q35-0.1"/g;
+    $line =~ s/"ssse3": true/"ssse3": false/g;
+    syswrite $client, $line;
+}
+"#;
+
+/// Two hosts and a controller.
+struct World {
+    folder: TempDir,
+    daemons: Vec<Child>,
+    net: u8,
+}
+
+impl World {
+    fn new(net: u8) -> Self {
+        let world = Self { folder: tempfile::tempdir().unwrap(), daemons: vec![], net };
+        std::fs::create_dir(world.path("images")).unwrap();
+        Authority::create(&world.path("ca")).unwrap();
+        world.certify(Role::Controller, "controller", Duration::from_secs(86_400));
+        world.certify(Role::Client(godwit_trust::Access::Admin), "ann", Duration::from_secs(86_400));
+        world
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn certify(&self, role: Role, name: &str, lasting: Duration) {
+        let authority = Authority::open(&self.path("ca")).unwrap();
+        let issued = authority.issue(&Identity::new(role, name).unwrap(), Validity::lasting(lasting)).unwrap();
+        issued.write(&self.path(&format!("cert-{name}"))).unwrap();
+    }
+
+    fn at(&self, host: u8, port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 77, self.net, host], port))
+    }
+
+    fn begin(&mut self, mut command: Command, log: &str) {
+        let log = std::fs::File::create(self.path(log)).unwrap();
+        command.env_remove("GODWIT_FAILPOINTS").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.daemons.push(command.spawn().unwrap());
+    }
+
+    fn start_controller(&mut self) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
+        command.args(["controller", "--listen", &self.at(9, 7400).to_string()]);
+        command.arg("--state").arg(self.path("controller")).arg("--credentials").arg(self.path("cert-controller"));
+        self.begin(command, "controller.log");
+        self.listens(self.at(9, 7400));
+    }
+
+    /// `room`: the size of its state's file system, for `mount`. `lesser`: whether its QEMU is [`LESSER_QEMU`].
+    fn start_node(&mut self, name: &str, host: u8, room: Option<&str>, lesser: bool) {
+        let (state, run) = (self.path(name), self.path(&format!("run-{name}")));
+        std::fs::create_dir(&state).unwrap();
+        let mut command = Command::new("unshare");
+        let script = match room {
+            // Mounted where nobody else sees it: it goes with the node and its guests.
+            Some(size) => format!("mount -t tmpfs -o size={size} tmpfs {} && exec \"$@\"", state.display()),
+            None => "exec \"$@\"".into(),
+        };
+        command.args(["--mount", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_godwit"), "node", "--name", name]);
+        command.arg("--state").arg(&state).arg("--run").arg(run).arg("--images").arg(self.path("images"));
+        command.arg("--credentials").arg(self.path(&format!("cert-{name}")));
+        command.args(["--address", &self.at(host, 0).ip().to_string()]);
+        if lesser {
+            let bin = self.path("bin");
+            std::fs::create_dir(&bin).unwrap();
+            let script = bin.join("qemu-system-x86_64");
+            std::fs::write(&script, LESSER_QEMU).unwrap();
+            std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+            command.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()));
+        }
+        self.begin(command, &format!("{name}.log"));
+        self.listens(self.at(host, 7410));
+        self.ok(&["site", "add", &format!("site-{name}")]);
+        let api = self.at(host, 7410).to_string();
+        self.ok(&["host", "add", name, "--site", &format!("site-{name}"), "--api", &api]);
+    }
+
+    fn listens(&self, at: SocketAddr) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while TcpStream::connect_timeout(&at, Duration::from_secs(1)).is_err() {
+            assert!(Instant::now() < deadline, "nobody listens at {at}: {}", self.logs());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn logs(&self) -> String {
+        let names = ["controller.log", "a.log", "b.log", "a/vms/1/qemu.log", "b/vms/1/qemu.log"];
+        let read = |name| std::fs::read_to_string(self.path(name)).unwrap_or_default();
+        names.map(|name| format!("\n{name}:\n{}", read(name))).concat()
+    }
+
+    /// Exit code, standard output, standard error.
+    fn godwit(&self, words: &[&str]) -> (i32, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
+        command.args(words).env("GODWIT_CONTROLLER", self.at(9, 7400).to_string());
+        command.env("GODWIT_CREDENTIALS", self.path("cert-ann")).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    }
+
+    fn ok(&self, words: &[&str]) -> String {
+        let (code, out, said) = self.godwit(words);
+        assert_eq!(code, 0, "godwit {words:?}: {said}{}", self.logs());
+        out
+    }
+
+    fn create(&self, spec: &Value) {
+        std::fs::write(self.path("spec.json"), spec.to_string()).unwrap();
+        let file = self.path("spec.json");
+        self.ok(&["vm", "create", "web", "--at", "a", "--file", file.to_str().unwrap(), "--start"]);
+    }
+
+    /// Moves it, and looks what became of it.
+    fn moved(&self, to: &str, more: &[&str]) -> (Move, Vm) {
+        let out = self.ok(&[&["move", "web", "--to", to, "--json"], more].concat());
+        let mv: Move = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+        let vm: Vm = serde_json::from_str(&self.ok(&["vm", "show", "web", "--json"])).unwrap();
+        assert_eq!(vm.host.as_str(), to, "{mv:?}");
+        (mv, vm)
+    }
+
+    fn monitor(&self, command: &str) -> Value {
+        serde_json::from_str(&self.ok(&["vm", "monitor", "web", &json!({"execute": command}).to_string(), "--json"]))
+            .unwrap()
+    }
+}
+
+/// The daemons first, so that nobody boots a guest again; then the guests, which outlive their nodes by design. They are found by
+/// the folder that only they have in their command lines.
+impl Drop for World {
+    fn drop(&mut self) {
+        for daemon in &mut self.daemons {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let mine = self.folder.path().to_string_lossy().into_owned();
+        for entry in std::fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            if line.contains("qemu-system-x86_64") && line.contains(&mine) {
+                let _ = Command::new("kill").args(["-9", &entry.file_name().to_string_lossy()]).status();
+            }
+        }
+    }
+}
+
+/// A VM that boots from a disk that has nothing to boot: it runs, and that is all that is asked of it.
+fn spec(disks: &Value) -> Value {
+    json!({"memory": (128 << 20) + 8192, "accel": "tcg", "cpu": "qemu64,+ssse3", "machine": "pc-q35-7.2", "disks": disks})
+}
+
+/// A file with `mib` MiB that nobody has anywhere else.
+fn noise(world: &World, name: &str, mib: u64, seed: u64) -> String {
+    let (path, mut state) = (world.path(name), seed | 1);
+    let file = std::fs::File::create(&path).unwrap();
+    for n in 0..mib {
+        let piece: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 32) as u32).to_le_bytes()
+        })
+        .take(1 << 18)
+        .flatten()
+        .collect();
+        file.write_all_at(&piece, n << 20).unwrap();
+    }
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_dry_run_names_each_thing_that_is_in_the_way_and_copies_nothing() {
+    let Some(_machine) = machine() else { return };
+    let mut world = World::new(1);
+    world.start_controller();
+    world.certify(Role::Node, "a", Duration::from_secs(86_400));
+    world.certify(Role::Node, "b", Duration::from_secs(1800));
+    world.start_node("a", 1, None, false);
+    world.start_node("b", 2, Some("16m"), true);
+    let disk = noise(&world, "noise", 32, 1);
+    let mut spec = spec(&json!([{"volume": "root", "size": 64 << 20, "from": disk}]));
+    spec["devices"] = json!(["edu,id=teacher"]);
+    world.create(&spec);
+
+    let (code, out, said) = world.godwit(&["move", "web", "--to", "site-b", "--dry-run", "--json"]);
+    assert_ne!(code, 0, "{out}");
+    let dry: DryRun = serde_json::from_str(&out).unwrap();
+    let found: BTreeSet<(&str, &str)> = dry.blockers.iter().map(|b| (b.host.as_str(), b.kind.as_str())).collect();
+    let wanted =
+        [("a", "device"), ("b", "certificate"), ("b", "cpu"), ("b", "device"), ("b", "disk"), ("b", "machine")];
+    assert_eq!(found, BTreeSet::from(wanted), "{:#?}{said}", dry.blockers);
+    for word in ["pc-q35-7.2", "ssse3", "`edu`", "30 min"] {
+        assert!(out.contains(word) || (word == "30 min" && out.contains("29 min")), "{word}: {out}");
+    }
+    // For people, each with what to do; and the move itself says the same.
+    let (_, table, _) = world.godwit(&["move", "web", "--to", "site-b", "--dry-run"]);
+    let (code, _, refused) = world.godwit(&["move", "web", "--to", "site-b"]);
+    assert_ne!(code, 0);
+    for blocker in &dry.blockers {
+        assert!(refused.contains(&blocker.message) && refused.contains(&blocker.remedy), "{refused}");
+        assert!(table.contains(&blocker.message), "{table}");
+    }
+    assert!(!world.path("b/volumes").exists(), "something was copied");
+    assert_eq!(world.ok(&["move", "ls", "--json"]).trim(), "[]");
+    assert_eq!(world.monitor("query-status")["status"], "running");
+}
+
+#[test]
+fn a_vm_is_given_cpus_on_arrival_and_keeps_them_on_the_way_back() {
+    let Some(_machine) = machine() else { return };
+    let mut world = World::new(2);
+    world.start_controller();
+    for (name, host) in [("a", 1), ("b", 2)] {
+        world.certify(Role::Node, name, Duration::from_secs(86_400));
+        world.start_node(name, host, None, false);
+    }
+    let mut spec = spec(&json!([{"volume": "root", "size": 16 << 20}]));
+    spec["max_vcpus"] = json!(4);
+    world.create(&spec);
+    let cpus = || world.monitor("query-cpus-fast").as_array().unwrap().len();
+    assert_eq!(cpus(), 1);
+    let (_, vm) = world.moved("b", &["--vcpus", "3"]);
+    assert_eq!((cpus(), vm.spec.vcpus), (3, 3));
+    let (_, vm) = world.moved("a", &[]);
+    assert_eq!((cpus(), vm.spec.vcpus), (3, 3));
+    let (_, vm) = world.moved("b", &["--vcpus", "4"]);
+    assert_eq!((cpus(), vm.spec.vcpus), (4, 4));
+    let (code, _, said) = world.godwit(&["move", "web", "--to", "a", "--vcpus", "5"]);
+    assert!(code != 0 && said.contains("room for 4"), "{said}");
+}
+
+#[test]
+fn three_disks_of_up_to_4_tib_move_together_and_only_what_they_hold_travels() {
+    let Some(_machine) = machine() else { return };
+    let mut world = World::new(3);
+    world.start_controller();
+    for (name, host) in [("a", 1), ("b", 2)] {
+        world.certify(Role::Node, name, Duration::from_secs(86_400));
+        world.start_node(name, host, None, false);
+    }
+    let gib = 1u64 << 30;
+    let sizes = [gib, 100 * gib, 4096 * gib];
+    let mut disks = vec![];
+    for (n, size) in sizes.into_iter().enumerate() {
+        let from = noise(&world, &format!("noise{n}"), 4, 7 + n as u64);
+        // Something at the very end as well.
+        let file = std::fs::OpenOptions::new().write(true).open(&from).unwrap();
+        file.write_all_at(&[n as u8 + 1; 4096], size - 4096).unwrap();
+        disks.push(json!({"volume": format!("disk{n}"), "size": size, "from": from}));
+    }
+    world.create(&spec(&json!(disks)));
+    let (there, _) = world.moved("b", &[]);
+    let (back, _) = world.moved("a", &[]);
+    let travelled = (there.progress.bytes.disk.0, back.progress.bytes.disk.0);
+    assert!(travelled.0 > 12 << 20 && travelled.0 < 16 << 20, "{travelled:?}");
+    assert!(travelled.1 < 1 << 20, "{travelled:?}");
+    for (n, size) in sizes.into_iter().enumerate() {
+        let read = |path: String| {
+            let file = std::fs::File::open(world.path(&path)).unwrap();
+            let (mut start, mut end) = (vec![0; 4 << 20], vec![0; 4096]);
+            file.read_exact_at(&mut start, 0).unwrap();
+            file.read_exact_at(&mut end, size - 4096).unwrap();
+            (start, end)
+        };
+        let original = read(format!("noise{n}"));
+        for host in ["a", "b"] {
+            assert!(read(format!("{host}/volumes/{}/data", n + 1)) == original, "disk {n} at {host}");
+        }
+    }
+}
