@@ -24,6 +24,10 @@ echo "== twenty moves by Godwit in a row, there and back, all checks"
 back=results/there-and-back-$commit.json
 [ -e "$back" ] || "$lab" run scenarios/there-and-back.toml --report "$back"
 
+echo "== guests with disks of 1 GiB, 100 GiB and 4 TiB: does the pause grow?"
+volumes=results/volumes-$commit.json
+[ -e "$volumes" ] || "$lab" run scenarios/volumes.toml --report "$volumes"
+
 echo "== a fault at every step of a move"
 scripts/faults.sh
 

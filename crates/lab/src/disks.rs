@@ -17,6 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// The dirty bitmap that records what the guest wrote since the hand-off.
@@ -79,7 +80,9 @@ pub fn compare(guest: &dyn Monitor, site: &Site, nodes: &[String], pairs: &[Pair
 fn written_since(guest: &dyn Monitor, site: &Site, node: &str) -> Result<BTreeSet<u64>> {
     std::thread::sleep(WRITES_COMPLETE);
     guest.monitor("block-dirty-bitmap-disable", json!({"node": node, "name": BITMAP}))?;
-    let socket = site.run_folder().join("truth.nbd");
+    // One for each: several guests of a site may be looked at at once.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let socket = site.run_folder().join(format!("truth-{}.nbd", NEXT.fetch_add(1, Ordering::Relaxed)));
     guest.monitor("nbd-server-start", json!({"addr": {"type": "unix", "data": {"path": socket}}}))?;
     let export = json!({"type": "nbd", "id": "truth", "node-name": node, "name": "truth", "bitmaps": [BITMAP]});
     let map = guest.monitor("block-export-add", export).and_then(|_| {

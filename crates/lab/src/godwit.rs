@@ -23,7 +23,6 @@ pub mod places;
 
 use crate::fabric::{CONTROLLER_PORT, DISK_PORT, Fabric, LINK_PORT, MEMORY_PORT, NODE_PORT, Site};
 use crate::guest::tail;
-use crate::scenario::Point;
 use anyhow::{Context, Result, bail};
 use daemon::Daemon;
 use failpoint::Failpoints;
@@ -109,8 +108,6 @@ pub struct Installation {
     failpoints: HashMap<String, Failpoints>,
     /// Restarts and restorations that are still to come.
     pub(crate) later: incident::Later,
-    /// Moves under way, by the site that they go to.
-    arrivals: Mutex<HashMap<String, usize>>,
 }
 
 impl Installation {
@@ -144,7 +141,6 @@ impl Installation {
             nodes,
             failpoints,
             later: incident::Later::default(),
-            arrivals: Mutex::default(),
         };
         installation.bring_up()?;
         Ok(installation)
@@ -275,30 +271,6 @@ impl Installation {
         let text = self.command(arguments.iter().chain(&["--json"]))?;
         serde_json::from_str(&text)
             .with_context(|| format!("`godwit {} --json` printed what is not understood: {text}", arguments.join(" ")))
-    }
-
-    /// A VM begins to move to `site`; says whether it is the only one that does.
-    pub(crate) fn arriving(&self, site: &str) -> bool {
-        let mut arrivals = lock(&self.arrivals);
-        let count = arrivals.entry(site.to_owned()).or_default();
-        *count += 1;
-        if *count > 1 {
-            // Whoever is first at a held point would be taken for the one that is waited for. One that waits there already is
-            // let go by its own move.
-            let points = self.failpoints(site);
-            if !points.reached(Point::Started) {
-                points.release(Point::Started);
-            }
-        }
-        *count == 1
-    }
-
-    /// The opposite of [`Installation::arriving`].
-    pub(crate) fn arrived(&self, site: &str) {
-        let mut arrivals = lock(&self.arrivals);
-        if let Some(count) = arrivals.get_mut(site) {
-            *count = count.saturating_sub(1);
-        }
     }
 
     /// What has to be said of daemons that ended without having been told to.

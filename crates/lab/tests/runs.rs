@@ -111,10 +111,24 @@ verify = {{ vm = "vm" }}
     )
 }
 
+/// The guest has two more disks, one of 4 TiB, and writes to that one as well.
+fn with_three_disks(text: &str) -> String {
+    let load = "{ kind = \"disk\", kib_per_s = 64, working_set_mib = 8, disk = 2 },";
+    let found = text
+        .replace("disk_gib = 0.25", "disks_gib = [0.25, 100, 4096]")
+        .replace("load = [", &format!("load = [{load}"));
+    assert!(found.contains("4096]") && found.contains(load), "the smoke scenario has a disk and loads");
+    found
+}
+
 /// Runs incidents there and back, and looks at everything that the lab found.
 fn survives(incidents: &[&str]) {
+    survives_with(incidents, str::to_owned);
+}
+
+fn survives_with(incidents: &[&str], guest: impl Fn(&str) -> String) {
     let steps: String = incidents.iter().zip(["b", "a"].iter().cycle()).map(|(i, to)| incident(i, to)).collect();
-    let (code, report) = Run::new(&by_godwit(&steps)).finish();
+    let (code, report) = Run::new(&guest(&by_godwit(&steps))).finish();
     assert!(report.moves.len() >= incidents.len(), "{:?}", report.warnings);
     for (i, figures) in report.moves.iter().enumerate() {
         let found = &figures.integrity;
@@ -208,6 +222,17 @@ fn a_move_whose_node_is_killed_after_the_grant_leaves_one_guest() {
 }
 
 #[test]
+fn three_disks_change_hands_together_or_not_at_all() {
+    let Some(_machine) = machine() else { return };
+    let incidents = [
+        r#"kill = { what = "node", vm = "vm", at = "commit" }"#,
+        r#"kill = { what = "node", vm = "vm", at = "granted" }"#,
+        r#"kill = { what = "qemu", vm = "vm", at = "granted" }"#,
+    ];
+    survives_with(&incidents, with_three_disks);
+}
+
+#[test]
 fn a_move_cut_after_the_seal_goes_on_when_the_path_is_back() {
     let Some(_machine) = machine() else { return };
     survives(&[
@@ -228,6 +253,39 @@ fn a_page_and_a_block_altered_on_the_way_are_found() {
     assert_eq!((found.memory_ok, found.tcp_ok), (Some(true), Some(true)), "{found:?}");
     assert!(found.notes.iter().any(|n| n.contains("RAM differs in pages 1 of")), "{found:?}");
     assert!(found.notes.iter().any(|n| n.contains("disk 0 differs in 64 KiB granules 1 of")), "{found:?}");
+    assert_eq!(code, Some(2), "a hurt guest must not look like success");
+}
+
+#[test]
+fn a_page_and_a_block_altered_on_godwits_way_are_found_and_only_in_the_vm_that_they_belong_to() {
+    let Some(_machine) = machine() else { return };
+    // Two at once: what is done to one must not be taken for the other's.
+    let head = by_godwit("");
+    let (top, vm) = head.split_once("[[vm]]").expect("the smoke scenario has a VM");
+    let other = vm.replace("name = \"vm\"", "name = \"other\"");
+    let steps = r#"
+[[step]]
+alter = { vm = "vm", what = "page" }
+[[step]]
+alter = { vm = "vm", what = "block" }
+[[step]]
+after_s = 1
+move = { vm = "vm", to = "b" }
+[[step]]
+move = { vm = "other", to = "b" }
+[[step]]
+verify = { vm = "vm" }
+[[step]]
+verify = { vm = "other" }
+"#;
+    let (code, report) = Run::new(&format!("{top}[[vm]]{vm}[[vm]]{other}{steps}")).finish();
+    assert_eq!(report.moves.len(), 2, "{:?}", report.warnings);
+    for figures in &report.moves {
+        let (found, hurt) = (&figures.integrity, figures.vm == "vm");
+        assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
+        assert_eq!((found.ram_equal, found.disk_ok), (Some(!hurt), Some(!hurt)), "{}: {found:?}", figures.vm);
+        assert_eq!((found.memory_ok, found.tcp_ok), (Some(true), Some(true)), "{}: {found:?}", figures.vm);
+    }
     assert_eq!(code, Some(2), "a hurt guest must not look like success");
 }
 

@@ -323,16 +323,16 @@ impl Actor {
             let (node, vm) = (self.node.clone(), self.parts.id);
             self.writing = Some(tokio::task::spawn_blocking(move || {
                 match record {
-                    Record::Sealed(_) => reach(Point::Sealing),
-                    Record::Granted(_) => reach(Point::Commit),
+                    Record::Sealed(_) => reach(Point::Sealing, vm),
+                    Record::Granted(_) => reach(Point::Commit, vm),
                     _ => {}
                 }
                 if let Err(error) = node.ledger().store(vm, &record) {
                     fatal(&format!("a record of the hand-off cannot be written: {error}"));
                 }
                 match record {
-                    Record::Sealed(_) => reach(Point::Sealed),
-                    Record::Granted(_) => reach(Point::Granted),
+                    Record::Sealed(_) => reach(Point::Sealed, vm),
+                    Record::Granted(_) => reach(Point::Granted, vm),
                     _ => {}
                 }
                 record

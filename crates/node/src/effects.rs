@@ -39,7 +39,7 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
         }
         Action::Run(run) => {
             if arriving {
-                reach_async(Point::Started).await;
+                reach_async(Point::Started, parts.id).await;
             }
             self::run(node, parts, run).await;
             if arriving {

@@ -1,9 +1,11 @@
 //! Points at which a test may hold a node, or end it: between any two steps of a hand-off.
 //!
-//! `GODWIT_FAILPOINTS` names a folder. At a point the node looks for a file of the point's name there: with the contents
-//! `hold` it makes `NAME.reached` and waits until the file is gone; with `kill` it makes `NAME.reached` and kills
-//! itself, as a crash would. Without the variable a point costs nothing.
+//! `GODWIT_FAILPOINTS` names a folder. At a point of a VM's move the node looks there for a file `POINT.VM`, such as
+//! `granted.3`, and then for one that is called as the point alone, for every VM: with the contents `hold` it makes
+//! `NAME.reached` and waits until the file is gone; with `kill` it makes `NAME.reached` and kills itself, as a crash
+//! would. Without the variable a point costs nothing.
 
+use godwit_units::VmId;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -51,37 +53,39 @@ static FOLDER: LazyLock<Option<PathBuf>> = LazyLock::new(|| std::env::var_os("GO
 /// How often a held node looks whether it may go on: this is part of what a test measures.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The node is at `point`. Blocks while it is held there.
-pub fn reach(point: Point) {
+/// The node is at `point` of a VM's move. Blocks while it is held there.
+pub fn reach(point: Point, vm: VmId) {
     if let Some(folder) = &*FOLDER {
-        obey(folder, point);
+        obey(folder, point, vm);
     }
 }
 
 /// As [`reach`], for tasks.
-pub async fn reach_async(point: Point) {
+pub async fn reach_async(point: Point, vm: VmId) {
     if FOLDER.is_some() {
-        let _ = tokio::task::spawn_blocking(move || reach(point)).await;
+        let _ = tokio::task::spawn_blocking(move || reach(point, vm)).await;
     }
 }
 
-fn obey(folder: &Path, point: Point) {
-    let order = folder.join(point.name());
-    let Ok(what) = std::fs::read_to_string(&order) else { return };
-    tracing::warn!(point = point.name(), order = what.trim(), "failpoint");
-    let _ = std::fs::write(folder.join(format!("{}.reached", point.name())), "");
-    match what.trim() {
-        "kill" => {
-            // Once: a node that is started again must get past it.
-            let _ = std::fs::remove_file(&order);
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-        }
-        "hold" => {
-            while order.exists() {
-                std::thread::sleep(LOOK);
+fn obey(folder: &Path, point: Point, vm: VmId) {
+    for name in [format!("{}.{}", point.name(), vm.0), point.name().to_owned()] {
+        let order = folder.join(&name);
+        let Ok(what) = std::fs::read_to_string(&order) else { continue };
+        tracing::warn!(point = name, order = what.trim(), "failpoint");
+        let _ = std::fs::write(folder.join(format!("{name}.reached")), "");
+        match what.trim() {
+            "kill" => {
+                // Once: a node that is started again must get past it.
+                let _ = std::fs::remove_file(&order);
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
+            "hold" => {
+                while order.exists() {
+                    std::thread::sleep(LOOK);
+                }
+            }
+            other => tracing::error!(other, "a failpoint is told to do something that it cannot"),
         }
-        other => tracing::error!(other, "a failpoint is told to do something that it cannot"),
     }
 }
 
@@ -92,17 +96,24 @@ mod tests {
     #[test]
     fn a_held_point_says_that_it_was_reached_and_goes_on_when_it_is_released() {
         let folder = tempfile::tempdir().expect("a folder");
-        obey(folder.path(), Point::Sealed);
-        assert!(!folder.path().join("sealed.reached").exists(), "nobody armed it");
-        std::fs::write(folder.path().join("sealed"), "hold\n").expect("writes");
-        std::thread::scope(|scope| {
-            let held = scope.spawn(|| obey(folder.path(), Point::Sealed));
-            while !folder.path().join("sealed.reached").exists() {
-                std::thread::yield_now();
+        let file = |name: &str| folder.path().join(name);
+        for order in ["sealed", "sealed.3"] {
+            obey(folder.path(), Point::Sealed, VmId(3));
+            assert!(!file(&format!("{order}.reached")).exists(), "nobody armed it");
+            std::fs::write(file(order), "hold\n").expect("writes");
+            if order == "sealed.3" {
+                obey(folder.path(), Point::Sealed, VmId(33));
+                assert!(!file("sealed.3.reached").exists(), "that was another VM");
             }
-            assert!(!held.is_finished());
-            std::fs::remove_file(folder.path().join("sealed")).expect("removes");
-            held.join().expect("goes on");
-        });
+            std::thread::scope(|scope| {
+                let held = scope.spawn(|| obey(folder.path(), Point::Sealed, VmId(3)));
+                while !file(&format!("{order}.reached")).exists() {
+                    std::thread::yield_now();
+                }
+                assert!(!held.is_finished());
+                std::fs::remove_file(file(order)).expect("removes");
+                held.join().expect("goes on");
+            });
+        }
     }
 }

@@ -128,12 +128,12 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
                 }
             });
         }
-        reach_async(Point::CopyDisk).await;
+        reach_async(Point::CopyDisk, parts.id).await;
         for disk in parts.disks() {
             disk.synchronous().await.with_context(|| format!("disk `{}`", disk.name))?;
         }
         moving.tracker.enter(PhaseName::Memory);
-        reach_async(Point::Memory).await;
+        reach_async(Point::Memory, parts.id).await;
         let hello = Hello::Memory { ticket: moving.ticket };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
@@ -207,7 +207,7 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                 QemuEvent::Stop { at, unix_us } => {
                     moving.tracker.stopped(at, unix_us);
                     moving.tracker.enter(PhaseName::Stop);
-                    reach_async(Point::Stopped).await;
+                    reach_async(Point::Stopped, parts.id).await;
                     parts.keeper().tell(Input::Event(Event::VcpusStopped)).await;
                     let (parts, moving) = (parts.clone(), moving.clone());
                     tokio::task::spawn_blocking(move || parts.note(&moving));

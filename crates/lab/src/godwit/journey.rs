@@ -89,7 +89,6 @@ pub fn run(order: &Order<'_>, vm: &mut Hosted) -> Moved {
     let mut figures = Figures::new();
     figures.nonzero_share = truth::nonzero_share(&vm.ram, vm.spec.memory.0).ok();
     let installation = vm.installation().clone();
-    let alone = installation.arriving(&order.to.name);
     let mut journey = Journey {
         order,
         installation: &installation,
@@ -97,14 +96,10 @@ pub fn run(order: &Order<'_>, vm: &mut Hosted) -> Moved {
         figures,
         disks: Disks::Unknown,
         armed: BTreeSet::new(),
-        compare: alone,
+        compare: true,
         arrived_ram: None,
     };
-    if !alone {
-        journey.note("another VM moved to the same site at the same time: RAM and disks were not compared");
-    }
     let result = journey.travel();
-    installation.arrived(&order.to.name);
     journey.arrive(result);
     Moved { figures: journey.figures, disks: journey.disks }
 }
@@ -310,7 +305,7 @@ impl Journey<'_> {
     }
 
     fn arm(&mut self, point: Point) -> Result<()> {
-        self.installation.failpoints(self.site_of(point)).arm(point)?;
+        self.installation.failpoints(self.site_of(point)).arm(point, self.vm.id)?;
         self.armed.insert(point);
         Ok(())
     }
@@ -326,7 +321,7 @@ impl Journey<'_> {
             }
         }
         for point in self.armed.clone() {
-            if self.installation.failpoints(self.site_of(point)).reached(point) {
+            if self.installation.failpoints(self.site_of(point)).reached(point, self.vm.id) {
                 self.reached(point);
             }
         }
@@ -352,7 +347,7 @@ impl Journey<'_> {
                 Err(e) => self.note(format!("{said}: {e:#}")),
             }
         }
-        self.installation.failpoints(&site).release(point);
+        self.installation.failpoints(&site).release(point, self.vm.id);
         self.armed.remove(&point);
         // Before that point the guest ran while its node was held.
         if point >= Point::Stopped {
@@ -380,7 +375,7 @@ impl Journey<'_> {
         let pairs = old.iter().zip(&new).map(|(old, new)| Ok(Pair { old: open(old)?, new: open(new)? }));
         let pairs = pairs.collect::<Result<Vec<_>>>();
         let recorded = disks::begin_record(&vm.monitor_in(to), &vm.disk_nodes());
-        if !self.installation.failpoints(to).is_armed(COMPARE_AT) {
+        if !self.installation.failpoints(to).is_armed(COMPARE_AT, vm.id) {
             anyhow::bail!("the node was let go meanwhile");
         }
         self.figures.ram = Some(difference);
@@ -451,7 +446,7 @@ impl Journey<'_> {
     /// Whatever became of the move: nothing is held any more, all that mends itself has, and the VM is looked for.
     fn arrive(&mut self, result: Result<public::Move>) {
         for point in std::mem::take(&mut self.armed) {
-            self.installation.failpoints(self.site_of(point)).release(point);
+            self.installation.failpoints(self.site_of(point)).release(point, self.vm.id);
         }
         for missed in std::mem::take(&mut *lock(self.order.incidents)) {
             self.note(format!("{} was never reached: {} did not happen", missed.at.name(), missed.deed));
