@@ -70,13 +70,16 @@ pub fn next(step: Step, owner: (Lineage, Generation), seen: &Seen) -> Next {
     if arrived.is_some() || step == Step::Finish {
         // The VM is over there for good. What the source still does is clearing up, and the proof of the network.
         let there = seen.destination_move.this().map(|m| m.progress.outcome);
+        // The proof takes as long as the destination's node gives it; a move without one ends well, and says so.
+        let proving = there == Some(Outcome::Running);
+        let unproved = seen.destination_move.this().and_then(|m| m.progress.error.clone());
         let over = match (&seen.source_move, source_outcome) {
             (_, Some(Outcome::Running | Outcome::WaitsForPeer)) => false,
             (_, Some(_)) | (Said::Unknown, _) => true,
             // A source that is gone does not keep a move open that its destination has finished.
             (_, None) => there == Some(Outcome::Completed),
         };
-        return if over { Next::End(Outcome::Completed, None) } else { Next::Watch };
+        return if over && !proving { Next::End(Outcome::Completed, unproved) } else { Next::Watch };
     }
     match (&seen.source_move, source_outcome) {
         (Said::This(mv), Some(outcome @ (Outcome::Failed | Outcome::Cancelled))) => {
@@ -173,6 +176,23 @@ mod tests {
         let seen = Seen { source_move: Said::This(local_move(Outcome::Completed)), ..seen() };
         assert_eq!(next(Step::Observe, BEFORE, &seen), Next::Watch);
         assert_eq!(next(Step::Finish, BEFORE, &seen), Next::End(Outcome::Completed, None));
+    }
+
+    #[test]
+    fn a_move_ends_when_the_network_is_proved_or_could_not_be_and_says_which() {
+        let proving = Seen {
+            source_move: Said::This(local_move(Outcome::Completed)),
+            destination_move: Said::This(local_move(Outcome::Running)),
+            destination_vm: Said::This(local_vm(Ownership::Here, 2)),
+            ..seen()
+        };
+        assert_eq!(next(Step::Finish, BEFORE, &proving), Next::Watch);
+        let mut done = local_move(Outcome::Completed);
+        done.progress.error = Some("the gateway is silent".into());
+        let unproved = Seen { destination_move: Said::This(done.clone()), ..proving.clone() };
+        assert_eq!(next(Step::Finish, BEFORE, &unproved), Next::End(Outcome::Completed, done.progress.error.take()));
+        let proved = Seen { destination_move: Said::This(done), ..proving };
+        assert_eq!(next(Step::Finish, BEFORE, &proved), Next::End(Outcome::Completed, None));
     }
 
     #[test]

@@ -28,9 +28,12 @@ pub fn memory_free() -> Bytes {
 
 /// Looks at everything, and names all that is in the way.
 pub async fn check(node: &Arc<Node>, asked: &CheckVm) -> CheckReport {
+    let unreachable = crate::gateways::check(node, &asked.definition).await;
     let (node, asked) = (node.clone(), asked.clone());
     // Boot files are hashed.
-    tokio::task::spawn_blocking(move || look(&node, &asked)).await.unwrap_or_default()
+    let mut report = tokio::task::spawn_blocking(move || look(&node, &asked)).await.unwrap_or_default();
+    report.blockers.extend(unreachable);
+    report
 }
 
 fn look(node: &Node, asked: &CheckVm) -> CheckReport {

@@ -7,7 +7,8 @@
 //!
 //! The rules are written by `nft`, in one transaction each; every statement may be repeated. What can go wrong: `nft`
 //! is not installed, or the kernel has no nftables. Then the wire works and anyone on the underlay may speak on it,
-//! which is logged. A sender that forges its address is not kept out by this: filter the underlay's edge.
+//! which is logged. A host whose firewall is loaded anew with `flush ruleset` has lost these rules until its wires are
+//! pointed or made again. A sender that forges its address is not kept out by this: filter the underlay's edge.
 
 use crate::Vni;
 use std::net::IpAddr;
