@@ -441,7 +441,7 @@ impl Journey<'_> {
         figures.page_bytes = (pages * PAGE as u64).max(p.raw.0);
         figures.disk_bytes = p.disk.copied.0;
         (figures.outcome, figures.why) = match p.outcome {
-            Told::Completed => (Outcome::Completed, None),
+            Told::Completed => (Outcome::Completed, p.error.clone()),
             Told::Cancelled => (Outcome::Cancelled, p.error.clone()),
             other => (Outcome::Failed, Some(p.error.clone().unwrap_or_else(|| format!("Godwit says only: {other:?}")))),
         };
