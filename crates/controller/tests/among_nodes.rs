@@ -132,6 +132,9 @@ async fn a_move_ends_when_the_destination_owns_the_vm_and_everything_follows() {
     world.hand_over("ohio", "texas");
     world.say("texas", mv.id, |p| p.resumed_unix_us = Some(77));
     world.say("ohio", mv.id, |p| p.outcome = Outcome::Completed);
+    world.until(mv.id, |m| m.progress.resumed_unix_us == Some(77)).await;
+    // The source has nothing to do any more; the destination still proves that the network leads to it.
+    world.say("texas", mv.id, |p| p.outcome = Outcome::Completed);
     let ended = world.until(mv.id, |m| m.progress.outcome != Outcome::Running).await;
     assert_eq!((ended.progress.outcome, ended.progress.resumed_unix_us), (Outcome::Completed, Some(77)));
     assert!(ended.progress.phases.last().unwrap().ended_unix_us.is_some());

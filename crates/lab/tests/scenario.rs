@@ -63,7 +63,7 @@ fn clients_of_a_gateway_are_in_the_last_site_and_only_godwit_leads_to_it() {
     let alone = gateway.replace("baseline = [\"qemu\"] ", "");
     assert_eq!(Scenario::parse(&alone, "burst.toml").unwrap().network, Network::Gateway);
     assert_eq!(Scenario::parse(BURST, "burst.toml").unwrap().network, Network::Switch);
-    refused(&alone.replace("from = \"california\"", "from = \"texas\""), 28, "`texas`");
+    refused(&alone.replace("from = \"california\"", "from = \"texas\""), 26, "`texas`");
     refused(&burst_with("repeat = 1", "network = \"hub\""), 3, "hub");
 }
 
