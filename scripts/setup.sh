@@ -33,7 +33,7 @@ packages=(
     libnbd-bin                                  # NBD clients that the server is tested with
     busybox-static cpio kmod openssl perl       # the tiny image
     zstd xz-utils e2fsprogs util-linux          # archives, file systems, flock
-    ethtool iproute2 iputils-ping               # the lab's network
+    ethtool iproute2 iputils-ping nftables      # the network: the lab's, and who may speak on a wire
     build-essential pkg-config                  # Rust's linker and C parts
 )
 case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap) ;; esac

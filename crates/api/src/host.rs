@@ -137,7 +137,7 @@ pub struct CheckReport {
 pub struct Blocker {
     /// The host that says so.
     pub host: Name,
-    /// The kind, for programs: `memory`, `disk`, `machine`, `cpu`, `device`, `certificate`, `boot-file`, `link`, `vm`.
+    /// The kind, for programs: `memory`, `disk`, `machine`, `cpu`, `device`, `certificate`, `boot-file`, `link`, `gateway`, `vm`.
     pub kind: String,
     /// What is wrong.
     pub message: String,
@@ -221,8 +221,15 @@ pub struct GatewayPort {
     pub remote: IpAddr,
     /// The tunnel's number between the two hosts, 24 bits.
     pub vni: u32,
+    /// The interface's, bytes.
+    #[serde(default = "ethernet")]
+    pub mtu: u16,
     /// Orders of an older owner are ignored.
     pub lineage: Lineage,
     /// As the lineage.
     pub generation: Generation,
+}
+
+const fn ethernet() -> u16 {
+    1500
 }

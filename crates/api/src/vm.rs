@@ -1,5 +1,6 @@
 //! What a VM is made of: the same on every host that it will ever run on.
 
+use crate::host::PeerHost;
 use crate::name::Name;
 use godwit_units::{Bytes, VmId, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -140,6 +141,10 @@ pub struct WireDefinition {
     pub id: u32,
     /// What it leads to.
     pub component: ComponentSpec,
+    /// Where the gateway's node is, if it leads to one: a node that is granted the VM points the gateway at itself, with
+    /// the controller or without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<PeerHost>,
 }
 
 /// What wires lead to.

@@ -9,7 +9,7 @@ use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
 use axum::Json;
 use axum::extract::{Path, Query, State};
-use godwit_api::host::{GatewayPort, LocalVm, Ownership, RunState, StopVm};
+use godwit_api::host::{GatewayPort, LocalVm, Ownership, PeerHost, RunState, StopVm};
 use godwit_api::public::{Component, CreateVm, Vm, Volume, Wire};
 use godwit_api::vm::{ComponentSpec, VmDefinition, WireDefinition};
 use godwit_api::{ApiError, Name, Problem, done};
@@ -17,7 +17,6 @@ use godwit_units::{Generation, Lineage, VmId, VolumeId};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 type Answer<T> = Result<Json<T>, ApiError>;
@@ -66,14 +65,15 @@ fn wire_number(c: &Controller) -> Result<u32, ApiError> {
     }
 }
 
-/// The underlay addresses of the gateways that `nics` lead to.
-async fn underlays(c: &Controller, components: &[Component]) -> Result<HashMap<Name, IpAddr>, ApiError> {
+/// The gateways' hosts that `components` are on, as nodes have to know them.
+async fn gateways(c: &Controller, components: &[Component]) -> Result<HashMap<Name, PeerHost>, ApiError> {
     let mut found = HashMap::new();
     for component in components {
         if let ComponentSpec::Gateway { host, .. } = &component.kind
             && !found.contains_key(host)
         {
-            found.insert(host.clone(), c.node_of(host)?.facts().await?.underlay);
+            let facts = c.node_of(host)?.facts().await?;
+            found.insert(host.clone(), PeerHost { name: host.clone(), link: facts.link, underlay: facts.underlay });
         }
     }
     Ok(found)
@@ -86,8 +86,8 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
         let component = c.store.read(Kind::Component, &nic.component)?;
         components.push(component.ok_or_else(|| missing("component", &nic.component))?);
     }
-    let underlays = underlays(&c, &components).await?;
-    let (mut record, in_hand) = reserve(&c, new.name, new.spec, &host, components, &underlays)?;
+    let gateways = gateways(&c, &components).await?;
+    let (mut record, in_hand) = reserve(&c, new.name, new.spec, &host, components, &gateways)?;
     // Goes on when whoever asked hangs up: half a VM is nobody's wish.
     let start = new.start;
     let task = tokio::spawn(async move {
@@ -123,7 +123,7 @@ fn reserve(
     spec: godwit_api::vm::VmSpec,
     host: &HostRecord,
     components: Vec<Component>,
-    underlays: &HashMap<Name, IpAddr>,
+    gateways: &HashMap<Name, PeerHost>,
 ) -> Result<(VmRecord, crate::state::InHand), ApiError> {
     let _deciding = c.decide();
     if c.vm_records()?.iter().any(|vm| vm.definition.name == name) {
@@ -138,14 +138,14 @@ fn reserve(
         if c.store.get(Kind::Component, component.name.as_str())?.is_none() {
             return Err(missing("component", &component.name));
         }
-        let component = match component.kind {
+        let (component, gateway) = match component.kind {
             ComponentSpec::Gateway { host, bridge, .. } => {
-                let underlay = underlays.get(&host).copied();
-                ComponentSpec::Gateway { host, bridge, underlay }
+                let gateway = gateways.get(&host).cloned();
+                (ComponentSpec::Gateway { host, bridge, underlay: gateway.as_ref().map(|g| g.underlay) }, gateway)
             }
-            switch @ ComponentSpec::Switch { .. } => switch,
+            switch @ ComponentSpec::Switch { .. } => (switch, None),
         };
-        wires.push(WireDefinition { id: wire_number(c)?, component });
+        wires.push(WireDefinition { id: wire_number(c)?, component, gateway });
     }
     let mut changes = vec![];
     let mut volumes = vec![];
@@ -191,10 +191,11 @@ async fn point_gateways(c: &Controller, record: &VmRecord) -> Result<(), ApiErro
     }
     let remote = c.node_of(&record.host)?.facts().await?.underlay;
     let mut outcome = Ok(());
-    for wire in &record.definition.wires {
+    for (wire, nic) in record.definition.wires.iter().zip(&record.definition.spec.nics) {
         let ComponentSpec::Gateway { host: gateway, bridge, .. } = &wire.component else { continue };
         let (lineage, generation) = (record.lineage, record.generation);
-        let port = GatewayPort { bridge: bridge.clone(), remote, vni: wire.id & VNI_BITS, lineage, generation };
+        let mtu = if nic.mtu == 0 { 1500 } else { nic.mtu };
+        let port = GatewayPort { bridge: bridge.clone(), remote, vni: wire.id & VNI_BITS, mtu, lineage, generation };
         if let Err(error) = c.node_of(gateway)?.attach(wire.id, &port).await {
             outcome = Err(error);
         }

@@ -33,6 +33,11 @@ async fn a_vm_is_created_resolved_wired_and_started() {
     assert_eq!(gateways.keys().copied().collect::<Vec<_>>(), [wires[1].id]);
     let port = &gateways[&wires[1].id];
     assert_eq!((port.remote.to_string().as_str(), port.vni, port.bridge.as_str()), ("10.0.0.4", wires[1].id, "br1"));
+    // The VM's node is told where the gateway's node is, so that it can point it without the controller.
+    let told = world.fakes["ohio"].with(|n| n.vms[&1].definition.wires.clone());
+    let told: Vec<_> =
+        told.iter().map(|w| w.gateway.as_ref().map(|g| (g.name.as_str(), g.link.control.port()))).collect();
+    assert_eq!(told, [None, Some(("maine", 1))]);
 
     let other = |change: &dyn Fn(&mut godwit_api::public::CreateVm)| {
         let mut new = web("ohio");

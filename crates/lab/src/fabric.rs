@@ -19,9 +19,12 @@
 //! The guests' network is one stretched layer-2 segment: a bridge in each site, joined by VXLAN with head-end
 //! replication. This is what an operator without Godwit would have; the network identity of a guest follows by QEMU's
 //! own announcements and the bridges' learning.
+//!
+//! With `network = "gateway"` that segment is not there: the sites' bridges are joined by nothing, and guests are reached
+//! from the last site alone, whose bridge is their gateway's.
 
 use crate::ns::Namespace;
-use crate::scenario::{PathChange, Scenario, same_pair};
+use crate::scenario::{Network, PathChange, Scenario, same_pair};
 use anyhow::{Context, Result, bail};
 use godwit_wan::{Class, Classifier, Counters, Offload, PathSpec, set_segmentation};
 use std::net::Ipv4Addr;
@@ -76,6 +79,8 @@ pub struct Fabric {
     paths: Vec<(usize, usize, godwit_wan::Path)>,
     /// In the scenario's order.
     pub sites: Vec<Site>,
+    /// How guests are reached.
+    pub network: Network,
     _wan: Namespace,
 }
 
@@ -93,6 +98,9 @@ impl Fabric {
         let mut sites = vec![];
         for (index, site) in scenario.site.iter().enumerate() {
             sites.push(build_site(index, site.name.get_ref(), &parent)?);
+            if scenario.network == Network::Switch {
+                stretch(&sites[index])?;
+            }
         }
         let mut paths = vec![];
         for a in 0..sites.len() {
@@ -102,11 +110,23 @@ impl Fabric {
                 paths.push((a, b, join(&wan, (a, &sites[a]), (b, &sites[b]), spec, seed)?));
             }
         }
-        for (index, site) in sites.iter().enumerate() {
+        for (index, site) in sites.iter().enumerate().filter(|_| scenario.network == Network::Switch) {
             let others = sites.iter().enumerate().filter(|(i, _)| *i != index);
             site.ns.bridge(others.map(|(_, o)| format!("fdb append 00:00:00:00:00:00 dev vx0 dst {}", o.underlay)))?;
         }
-        Ok(Self { paths, sites, _wan: wan })
+        Ok(Self { paths, sites, network: scenario.network, _wan: wan })
+    }
+
+    /// The site from whose segment a guest that runs in `site` is reached.
+    ///
+    /// # Panics
+    /// As [`Fabric::site`].
+    #[must_use]
+    pub fn entrance(&self, site: &str) -> &Site {
+        match self.network {
+            Network::Switch => self.site(site),
+            Network::Gateway => self.sites.last().expect("a scenario has sites"),
+        }
     }
 
     /// The site of this name.
@@ -174,11 +194,17 @@ fn build_site(index: usize, name: &str, parent: &Path) -> Result<Site> {
         format!("address add {underlay}/24 dev wan"),
         "link add br0 type bridge stp_state 0 forward_delay 0".into(),
         format!("link set br0 address 02:67:77:02:00:{number:02x} mtu {GUEST_MTU} up"),
-        format!("link add vx0 type vxlan id 77 local {underlay} dstport {VXLAN_PORT} learning"),
-        format!("link set vx0 mtu {GUEST_MTU} master br0 up"),
         format!("address add {client}/16 dev br0"),
     ])?;
     Ok(Site { name: name.to_owned(), ns, folder: parent.join(name), underlay, client })
+}
+
+/// Gives a site's bridge its port to the other sites.
+fn stretch(site: &Site) -> Result<()> {
+    site.ns.ip([
+        format!("link add vx0 type vxlan id 77 local {} dstport {VXLAN_PORT} learning", site.underlay),
+        format!("link set vx0 mtu {GUEST_MTU} master br0 up"),
+    ])
 }
 
 /// MAC address of a site's bridge to the WAN.

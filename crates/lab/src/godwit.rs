@@ -23,6 +23,7 @@ pub mod places;
 
 use crate::fabric::{CONTROLLER_PORT, DISK_PORT, Fabric, LINK_PORT, MEMORY_PORT, NODE_PORT, Site};
 use crate::guest::tail;
+use crate::scenario::Network;
 use anyhow::{Context, Result, bail};
 use daemon::Daemon;
 use failpoint::Failpoints;
@@ -35,7 +36,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The component that every guest is wired to: the segment that is stretched over the sites.
+/// The component that every guest is wired to: the segment that is stretched over the sites, or the gateway in the last one.
 pub const COMPONENT: &str = "lan";
 /// How long a daemon may take until it listens. It starts in moments; the machine may be busy with guests.
 const UP: Duration = Duration::from_secs(30);
@@ -159,7 +160,11 @@ impl Installation {
             self.command(["site", "add", &site.name])?;
             self.command(["host", "add", &host_of(&site.name), "--site", &site.name, "--api", &api.to_string()])?;
         }
-        self.command(["component", "add", COMPONENT, "--switch", "br0"])?;
+        let gateway = format!("{}:br0", host_of(&home.name));
+        match self.fabric.network {
+            Network::Switch => self.command(["component", "add", COMPONENT, "--switch", "br0"])?,
+            Network::Gateway => self.command(["component", "add", COMPONENT, "--gateway", &gateway])?,
+        };
         Ok(())
     }
 

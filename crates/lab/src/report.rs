@@ -78,7 +78,7 @@ pub struct MoveReport {
     pub strategy: String,
     /// How it ended.
     pub outcome: Outcome,
-    /// Why it did not complete.
+    /// Why it did not complete, or what was amiss although it did.
     pub why: Option<String>,
     /// From the command to the VM's running at the destination (its RESUME event), in seconds; of a move that did not get so
     /// far, to its end. Contains `held_ms`.

@@ -59,6 +59,9 @@ pub struct Scenario {
     pub move_timeout_s: u64,
     /// The WAN between the sites.
     pub wan: Wan,
+    /// How guests and clients reach each other.
+    #[serde(default)]
+    pub network: Network,
     /// Clouds, regions or data centres; one host each.
     pub site: Vec<Site>,
     /// The guests.
@@ -99,6 +102,18 @@ impl fmt::Display for Baseline {
             Self::QemuMultifdZstd => "qemu-multifd-zstd",
         })
     }
+}
+
+/// How guests and clients reach each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Network {
+    /// One segment, stretched over all sites beforehand: guests are wired to a switch of the site that they are in.
+    #[default]
+    Switch,
+    /// Each site has a segment of its own. Guests are wired to a gateway in the last site, where their clients are, and
+    /// Godwit carries the wires there.
+    Gateway,
 }
 
 /// The WAN between every two sites, with exceptions by path.

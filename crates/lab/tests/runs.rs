@@ -202,6 +202,55 @@ verify = { vm = "vm" }
 }
 
 #[test]
+fn clients_at_a_gateway_keep_a_guest_that_is_moved_there_and_back() {
+    let Some(_machine) = machine() else { return };
+    let text = include_str!("../../../scenarios/gateway.toml");
+    let back = "[[step]]\nmove = { vm = \"vm\", to = \"a\" }\n[[step]]\nverify = { vm = \"vm\" }\n";
+    let (code, report) = Run::new(&format!("{text}\n{back}")).finish();
+    assert_eq!(report.moves.len(), 2, "{:?}", report.warnings);
+    for figures in &report.moves {
+        assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
+        // The gateway has seen the guest answer: a move that could not show that says so.
+        assert_eq!(figures.why, None);
+        let i = &figures.integrity;
+        for check in [i.memory_ok, i.disk_ok, i.tcp_ok, i.ram_equal] {
+            assert_eq!(check, Some(true), "{i:?}");
+        }
+        let (pause, outage) = (figures.downtime_ms.unwrap(), figures.outage_ms.unwrap());
+        assert!(pause > 0.0 && outage >= pause, "{pause} {outage}");
+    }
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_guest_runs_while_its_gateways_node_is_down_and_is_reached_when_that_is_back() {
+    let Some(_machine) = machine() else { return };
+    let text = include_str!("../../../scenarios/gateway.toml");
+    let head = text.split_once("[[step]]").expect("the scenario has steps").0;
+    let steps = r#"
+[[step]]
+after_s = 1
+kill = { what = "node", site = "c", vm = "vm", at = "granted", restart_after_s = 3 }
+[[step]]
+move = { vm = "vm", to = "b" }
+[[step]]
+expect = { vm = "vm", site = "b" }
+[[step]]
+wait = { s = 8 }
+[[step]]
+verify = { vm = "vm" }
+"#;
+    let (code, report) = Run::new(&format!("{head}{steps}")).finish();
+    let figures = &report.moves[0];
+    assert_eq!((figures.outcome, &figures.why), (Outcome::Completed, &None));
+    // It was not the gateway that the guest waited for.
+    assert!(figures.downtime_ms.unwrap() < 2_000.0, "{:?}", figures.downtime_ms);
+    assert!(figures.outage_ms.unwrap() > 3_000.0, "the gateway led to the new place without its node");
+    assert_eq!(figures.integrity.tcp_ok, Some(true), "{:?}", figures.integrity);
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+}
+
+#[test]
 fn a_move_whose_nodes_are_killed_around_the_seal_leaves_one_guest_and_can_be_tried_again() {
     let Some(_machine) = machine() else { return };
     survives(&[

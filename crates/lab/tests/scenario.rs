@@ -1,6 +1,6 @@
 //! Scenario files are an interface: the documented one is read, and each mistake is named with its line and its key.
 
-use godwit_lab::scenario::{Action, Baseline, DiskStrategy, Image, Point, Policy, Runs, Scenario, Victim};
+use godwit_lab::scenario::{Action, Baseline, DiskStrategy, Image, Network, Point, Policy, Runs, Scenario, Victim};
 use proptest::prelude::*;
 
 const BURST: &str = r#"name = "burst"
@@ -54,6 +54,17 @@ fn refused(text: &str, line: usize, key: &str) {
     assert!(named, "line {line} is not named in: {error}");
     assert!(error.contains(key), "`{key}` is not named in: {error}");
     assert!(error.starts_with("burst.toml:"), "the file is named first: {error}");
+}
+
+#[test]
+fn clients_of_a_gateway_are_in_the_last_site_and_only_godwit_leads_to_it() {
+    let gateway = burst_with("repeat = 1", "network = \"gateway\"");
+    refused(&gateway, 1, "baseline");
+    let alone = gateway.replace("baseline = [\"qemu\"] ", "");
+    assert_eq!(Scenario::parse(&alone, "burst.toml").unwrap().network, Network::Gateway);
+    assert_eq!(Scenario::parse(BURST, "burst.toml").unwrap().network, Network::Switch);
+    refused(&alone.replace("from = \"california\"", "from = \"texas\""), 26, "`texas`");
+    refused(&burst_with("repeat = 1", "network = \"hub\""), 3, "hub");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use rtnetlink::packet_core::{
     NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
 };
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -53,6 +53,10 @@ pub struct Link {
     pub alias: Option<String>,
     /// Frames that it received: of a tap, those that its guest sent.
     pub received: u64,
+    /// Of a VXLAN device: its network number.
+    pub vni: Option<u32>,
+    /// Of a VXLAN device: its UDP port.
+    pub port: Option<u16>,
 }
 
 /// A point-to-point VXLAN device to be made; it reaches nobody until it has a default entry ([`Net::fdb_add`]).
@@ -129,6 +133,8 @@ fn read(message: LinkMessage) -> Link {
         up: message.header.flags.contains(LinkFlags::Up),
         alias: None,
         received: 0,
+        vni: None,
+        port: None,
     };
     for attribute in message.attributes {
         match attribute {
@@ -140,13 +146,25 @@ fn read(message: LinkMessage) -> Link {
             LinkAttribute::Stats64(stats) => link.received = stats.rx_packets,
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
-                    if let LinkInfo::Kind(kind) = info {
-                        link.kind = match kind {
-                            InfoKind::Tun => Kind::Tap,
-                            InfoKind::Bridge => Kind::Bridge,
-                            InfoKind::Vxlan => Kind::Vxlan,
-                            _ => Kind::Other,
-                        };
+                    match info {
+                        LinkInfo::Kind(kind) => {
+                            link.kind = match kind {
+                                InfoKind::Tun => Kind::Tap,
+                                InfoKind::Bridge => Kind::Bridge,
+                                InfoKind::Vxlan => Kind::Vxlan,
+                                _ => Kind::Other,
+                            };
+                        }
+                        LinkInfo::Data(InfoData::Vxlan(data)) => {
+                            for item in data {
+                                match item {
+                                    InfoVxlan::Id(vni) => link.vni = Some(vni),
+                                    InfoVxlan::Port(port) => link.port = Some(port),
+                                    _ => {}
+                                }
+                            }
+                        }
+                        _ => {}
                     }
                 }
             }

@@ -38,9 +38,12 @@ pub enum Purpose {
 
 /// Looks at everything, and names all that is in the way.
 pub async fn check(node: &Arc<Node>, asked: &CheckVm, purpose: Purpose) -> CheckReport {
+    let unreachable = crate::gateways::check(node, &asked.definition).await;
     let (node, asked) = (node.clone(), asked.clone());
     // Boot files are hashed.
-    tokio::task::spawn_blocking(move || look(&node, &asked, purpose)).await.unwrap_or_default()
+    let mut report = tokio::task::spawn_blocking(move || look(&node, &asked, purpose)).await.unwrap_or_default();
+    report.blockers.extend(unreachable);
+    report
 }
 
 /// What would keep a VM that is here from leaving, as its QEMU says now.

@@ -95,6 +95,8 @@ pub async fn on_qemu<T: Send + 'static>(
 }
 
 async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
+    // In the background: what a gateway needs to hear of it takes a round trip, and it may not be there at all.
+    crate::gateways::point_here(node, parts, lineage, generation);
     // The disks first: a guest that is announced is spoken to.
     for disk in parts.disks() {
         while let Err(error) = disk.open(lineage, generation).await {

@@ -5,6 +5,7 @@ pub mod check;
 pub mod disk;
 pub mod effects;
 pub mod failpoint;
+pub mod gateways;
 pub mod incoming;
 pub mod memory_in;
 pub mod memory_out;

@@ -2,13 +2,14 @@
 
 use crate::actor::Actor;
 use crate::disk::Disk;
+use crate::gateways::{self, Gateways};
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
 use crate::proto::{self, Note};
 use crate::registry::{self, Power, VmFile};
 use crate::{Config, check, effects};
 use anyhow::{Context, Result, bail};
-use godwit_api::host::{GatewayPort, HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
+use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Record, Seen, VmId};
@@ -29,6 +30,7 @@ pub struct Node {
     vms: Mutex<BTreeMap<VmId, Arc<Parts>>>,
     qemu: godwit_vmm::HostFacts,
     wires: godwit_wire::Wires,
+    gateways: Gateways,
     peers: Peers,
 }
 
@@ -49,6 +51,15 @@ impl Node {
     #[must_use]
     pub const fn qemu_facts(&self) -> &godwit_vmm::HostFacts {
         &self.qemu
+    }
+
+    /// The network of this host.
+    pub(crate) const fn wires(&self) -> &godwit_wire::Wires {
+        &self.wires
+    }
+
+    pub(crate) const fn gateways(&self) -> &Gateways {
+        &self.gateways
     }
 
     /// Sessions with other nodes.
@@ -152,6 +163,7 @@ impl Node {
             memory: at(config.memory_port),
         };
         let peers = Peers::bind(listen, &credentials)?;
+        let gateways = Gateways::new(&config.state);
         let node = Arc::new(Self {
             config,
             credentials,
@@ -159,8 +171,10 @@ impl Node {
             vms: Mutex::default(),
             qemu,
             wires,
+            gateways,
             peers,
         });
+        node.recover_gateways().await;
         node.recover().await?;
         node.peers.serve(&node);
         Ok(node)
@@ -316,6 +330,7 @@ impl Node {
     /// # Errors
     /// When the network refuses.
     pub async fn isolate(&self, parts: &Parts) -> Result<(), ApiError> {
+        gateways::let_go(self, &parts.definition());
         for endpoint in crate::spec::endpoints(&parts.definition())? {
             self.wires.isolate(&endpoint).await.map_err(network)?;
         }
@@ -327,6 +342,7 @@ impl Node {
     /// # Errors
     /// When the network refuses.
     pub async fn remove_endpoints(&self, parts: &Parts) -> Result<(), ApiError> {
+        gateways::let_go(self, &parts.definition());
         for endpoint in crate::spec::endpoints(&parts.definition())? {
             self.wires.remove(&endpoint).await.map_err(network)?;
         }
@@ -338,36 +354,11 @@ impl Node {
     /// # Errors
     /// When no proof came in time.
     pub async fn probe(&self, parts: &Parts, within: Duration) -> Result<(), ApiError> {
-        for endpoint in crate::spec::endpoints(&parts.definition())? {
-            self.wires.probe(&endpoint, within).await.map_err(network)?;
+        let definition = parts.definition();
+        for endpoint in crate::spec::endpoints(&definition)? {
+            gateways::probe(self, &definition, &endpoint, within).await?;
         }
         Ok(())
-    }
-
-    /// Attaches or re-points a wire's end on a gateway here.
-    ///
-    /// # Errors
-    /// When the network refuses, or a newer owner was here.
-    pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<(), ApiError> {
-        let sequence = godwit_wire::Sequence { lineage: port.lineage.0, generation: port.generation.0 };
-        let spec = godwit_wire::GatewayPort {
-            wire: godwit_wire::WireId(wire),
-            vni: godwit_wire::Vni(port.vni),
-            port: crate::spec::TUNNEL_PORT,
-            bridge: port.bridge.clone(),
-            mtu: 1450,
-        };
-        self.wires.gateway_ensure(&port.bridge).await.map_err(network)?;
-        self.wires.gateway_attach(&spec, port.remote, sequence).await.map_err(network)?;
-        self.wires.gateway_repoint(godwit_wire::WireId(wire), port.remote, sequence).await.map_err(network)
-    }
-
-    /// Removes a wire's end on a gateway here.
-    ///
-    /// # Errors
-    /// When the network refuses.
-    pub async fn detach(&self, wire: u32) -> Result<(), ApiError> {
-        self.wires.gateway_detach(godwit_wire::WireId(wire)).await.map_err(network)
     }
 
     /// Creates a VM here, or says that it is there already.
@@ -551,7 +542,8 @@ impl Node {
     pub async fn asked(self: &Arc<Self>, from: &str, bytes: &[u8]) -> bytes::Bytes {
         let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
             Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
-            Ok(proto::Request::Repoint { wire, port }) => self.attach(wire, &port).await,
+            Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
+            Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(&asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
         };
         proto::encode(&answer)
@@ -583,6 +575,6 @@ impl Node {
     }
 }
 
-fn network(error: godwit_wire::WireError) -> ApiError {
+pub(crate) fn network(error: godwit_wire::WireError) -> ApiError {
     ApiError::new(Problem::Failed, error.to_string())
 }

@@ -20,8 +20,9 @@ const STALE: Duration = Duration::from_secs(3);
 pub struct Peers {
     endpoint: Endpoint,
     sessions: Mutex<BTreeMap<String, Session>>,
-    /// One connection is made at a time; others wait for it and then find it.
-    connecting: tokio::sync::Mutex<()>,
+    /// One connection is made to a host at a time; others wait for it and then find it. A host that does not answer, as a gateway
+    /// that is asked again and again, holds up nobody else's. As many as there are hosts.
+    connecting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     node: Mutex<Weak<Node>>,
 }
 
@@ -32,12 +33,7 @@ impl Peers {
     /// When the ports cannot be had.
     pub fn bind(listen: Addresses, credentials: &Credentials) -> Result<Self> {
         let endpoint = Endpoint::bind(Config::new(listen), credentials).context("the link cannot listen")?;
-        Ok(Self {
-            endpoint,
-            sessions: Mutex::default(),
-            connecting: tokio::sync::Mutex::default(),
-            node: Mutex::default(),
-        })
+        Ok(Self { endpoint, sessions: Mutex::default(), connecting: Mutex::default(), node: Mutex::default() })
     }
 
     /// Takes sessions from now on, and serves them by `node`.
@@ -69,6 +65,10 @@ impl Peers {
         Some(session.clone()).filter(|s| s.down_for().is_none_or(|down| down < STALE))
     }
 
+    fn connecting(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
+        lock(&self.connecting).entry(name.to_owned()).or_default().clone()
+    }
+
     /// The session with a host; connects when there is none.
     ///
     /// # Errors
@@ -78,7 +78,8 @@ impl Peers {
         if let Some(session) = self.known(name) {
             return Ok(session);
         }
-        let _one = self.connecting.lock().await;
+        let connecting = self.connecting(name);
+        let _one = connecting.lock().await;
         if let Some(session) = self.known(name) {
             return Ok(session);
         }
@@ -101,7 +102,7 @@ impl Peers {
             let session = match known {
                 Some(session) => session,
                 // Somebody is connecting already: this message is lost, and said again.
-                None if node.peers().connecting.try_lock().is_err() => return,
+                None if node.peers().connecting(host.name.as_str()).try_lock().is_err() => return,
                 None => match node.peers().session(&host).await {
                     Ok(session) => session,
                     Err(error) => {

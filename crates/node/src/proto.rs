@@ -5,21 +5,45 @@ use godwit_api::ApiError;
 use godwit_api::host::PeerHost;
 use godwit_api::vm::VmDefinition;
 use godwit_handoff::{Message, Ticket};
-use godwit_units::VolumeId;
+use godwit_units::{Generation, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
 /// A question that is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Source: make a place for this VM.
     Stage(Box<Stage>),
-    /// Destination: point the tunnel of a wire at me.
-    Repoint {
-        /// The wire.
-        wire: u32,
-        /// Where to.
-        port: godwit_api::host::GatewayPort,
-    },
+    /// The VM's owner, to a gateway's node: point this wire at me.
+    Repoint(Repoint),
+    /// The VM's owner, to a gateway's node: does this wire lead to my guest?
+    ProbeWire(ProbeWire),
+}
+
+/// Which wire, where to, and in whose name.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Repoint {
+    /// The wire.
+    pub wire: u32,
+    /// The address of the owner's tunnels.
+    pub remote: IpAddr,
+    /// Orders of an older owner are refused.
+    pub lineage: Lineage,
+    /// As the lineage.
+    pub generation: Generation,
+}
+
+/// Whom to ask for behind a wire.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ProbeWire {
+    /// The wire.
+    pub wire: u32,
+    /// The guest's.
+    pub mac: String,
+    /// The guest's, if they are known.
+    pub ips: Vec<IpAddr>,
+    /// How long to ask, milliseconds.
+    pub within_ms: u64,
 }
 
 /// What the destination has to know to make a place.

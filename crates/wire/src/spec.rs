@@ -67,7 +67,7 @@ pub struct EndpointSpec {
     pub tap: String,
     /// The guest's address.
     pub mac: MacAddr,
-    /// Bytes; over tunnels at most the underlay's less 50 (IPv4) or 70 (IPv6).
+    /// Bytes. Tunnels' packets are cut where the underlay's is less than this and 50 (IPv4) or 70 (IPv6).
     pub mtu: u16,
     /// What it is wired to.
     pub component: Component,

@@ -1,5 +1,6 @@
 //! The shell: looks at the kernel, asks the machines, does what they say.
 
+use crate::guard::Guard;
 use crate::record;
 use crate::{
     Action, Component, Endpoint, EndpointSpec, GatewayPort, Order, Port, PortAction, PortOrder, PortState, Refused,
@@ -98,6 +99,7 @@ pub struct Wires {
     net: Net,
     prefix: String,
     underlay: IpAddr,
+    guard: Guard,
     /// One per endpoint that was activated: whether it may still announce.
     live: Arc<Mutex<HashMap<String, Arc<Mutex<bool>>>>>,
 }
@@ -121,7 +123,8 @@ impl Wires {
             return Err(WireError::BadName { name: prefix.into(), why: "a prefix has 1 to 5 bytes" });
         }
         let opened = Net::open().map_err(net("open", "netlink"))?;
-        Ok(Self { net: opened, prefix: prefix.into(), underlay, live: Arc::default() })
+        let guard = Guard::new(prefix);
+        Ok(Self { net: opened, prefix: prefix.into(), underlay, guard, live: Arc::default() })
     }
 
     fn device(&self, letter: char, wire: WireId) -> String {
@@ -195,7 +198,7 @@ impl Wires {
                     other => other,
                 }
             }
-            Action::Announce => self.announce(spec).await,
+            Action::Announce => self.announce(spec, None).await,
             Action::Hush => {
                 if let Some(live) = lock(&self.live).remove(&spec.tap) {
                     *lock(&live) = false;
@@ -209,9 +212,10 @@ impl Wires {
             }
             Action::RemoveTap => self.net.remove(&spec.tap).await,
             Action::RemoveTunnel => {
-                if let Some((_, wire, ..)) = self.tunnel(spec) {
+                if let Some((_, wire, vni, _)) = self.tunnel(spec) {
                     self.net.remove(&self.device('v', wire)).await?;
                     self.net.remove(&self.device('b', wire)).await?;
+                    self.guard.forget(vni).await;
                 }
                 Ok(())
             }
@@ -247,6 +251,10 @@ impl Wires {
             return Ok(());
         };
         let (name, bridge_name) = (self.device('v', wire), self.device('b', wire));
+        // Before there is a device that could let something in. Once is enough: this is repeated within the VM's pause.
+        if self.net.find(&name).await?.is_none() {
+            self.guard.only(vni, port, self.underlay, Some(host)).await;
+        }
         let wanted = Vxlan { name: &name, vni: vni.0, local: self.underlay, port };
         let vxlan = self.net.ensure_vxlan(&wanted).await?;
         // A wire has two ends: a hub forgets nothing wrong, because it learns nothing.
@@ -274,7 +282,7 @@ impl Wires {
         Ok(())
     }
 
-    async fn announce(&self, spec: &EndpointSpec) -> Result<(), NetError> {
+    async fn announce(&self, spec: &EndpointSpec, again: Option<Arc<Mutex<bool>>>) -> Result<(), NetError> {
         // On a switch from the bridge itself, so that spanning tree is honoured; the guest hears it too, and knows its own
         // address. On a tunnel from its end.
         let from = self.tunnel(spec).map_or_else(|| self.bridge(spec), |(_, wire, ..)| self.device('v', wire));
@@ -288,10 +296,16 @@ impl Wires {
             })
             .chain([godwit_net::rarp(spec.mac)])
             .collect();
-        let live = Arc::new(Mutex::new(true));
-        if let Some(before) = lock(&self.live).insert(spec.tap.clone(), Arc::clone(&live)) {
-            *lock(&before) = false;
-        }
+        let live = match again {
+            Some(live) => live,
+            None => {
+                let live = Arc::new(Mutex::new(true));
+                if let Some(before) = lock(&self.live).insert(spec.tap.clone(), Arc::clone(&live)) {
+                    *lock(&before) = false;
+                }
+                live
+            }
+        };
         let tap = spec.tap.clone();
         tokio::spawn(async move {
             let start = Instant::now();
@@ -325,6 +339,16 @@ impl Wires {
     /// [`WireError::Stale`] when it was not staged or was activated by a later owner.
     pub async fn activate(&self, spec: &EndpointSpec, sequence: Sequence) -> Result<(), WireError> {
         self.run("activate", spec, Order::Activate(sequence)).await
+    }
+
+    /// Announces an active endpoint once more, as when its wire has just been pointed here. Any other says nothing: isolation
+    /// ends these announcements as it ends the first ones.
+    ///
+    /// # Errors
+    /// [`WireError::Net`].
+    pub async fn announce_again(&self, spec: &EndpointSpec) -> Result<(), WireError> {
+        let Some(live) = lock(&self.live).get(&spec.tap).cloned() else { return Ok(()) };
+        self.announce(spec, Some(live)).await.map_err(net("announce", &spec.tap))
     }
 
     /// Stops every frame in both directions, and announcements. QEMU keeps its tap. On an absent endpoint: nothing.
@@ -404,18 +428,29 @@ impl Wires {
         self.probe_from(&from, spec.mac, &spec.ips, bound).await
     }
 
-    /// At the gateway: proof that the guest is reachable through the whole wire, asked from `bridge`.
+    /// At the gateway: proof that the guest is reachable through the whole wire. Asked from the bridge, as a client there
+    /// would; without an IPv4 address, a frame of the guest that comes out of the wire's end.
     ///
     /// # Errors
-    /// [`WireError::NoAnswer`] after `bound`.
+    /// [`WireError::NoAnswer`] after `bound`; [`WireError::Refused`] when the wire does not end here.
     pub async fn gateway_probe(
         &self,
         bridge: &str,
-        mac: MacAddr,
-        ips: &[IpAddr],
+        wire: WireId,
+        guest: (MacAddr, &[IpAddr]),
         bound: Duration,
     ) -> Result<Duration, WireError> {
-        self.probe_from(bridge, mac, ips, bound).await
+        let name = self.device('g', wire);
+        let port = self.net.find(&name).await.map_err(net("probe", &name))?;
+        match port.as_ref().map(port_state) {
+            Some(PortState::Attached(_, remote)) => {
+                let known = guest.1.iter().any(IpAddr::is_ipv4);
+                // A guest on this very host is not behind the wire's end, but on the bridge itself.
+                let from = if known || remote == self.underlay { bridge } else { &name };
+                self.probe_from(from, guest.0, guest.1, bound).await
+            }
+            _ => Err(WireError::Refused { wire, why: Refused::NotAttached }),
+        }
     }
 
     async fn probe_from(&self, on: &str, mac: MacAddr, ips: &[IpAddr], bound: Duration) -> Result<Duration, WireError> {
@@ -503,6 +538,10 @@ impl Wires {
     async fn perform_port(&self, name: &str, spec: Option<&GatewayPort>, action: PortAction) -> Result<(), NetError> {
         match (action, spec) {
             (PortAction::Make, Some(spec)) => {
+                // Nothing comes in before it is known who may send.
+                if self.net.find(name).await?.is_none() {
+                    self.guard.only(spec.vni, spec.port, self.underlay, None).await;
+                }
                 let wanted = Vxlan { name, vni: spec.vni.0, local: self.underlay, port: spec.port };
                 let vxlan = self.net.ensure_vxlan(&wanted).await?;
                 let bridge = self.net.expect(&spec.bridge, Kind::Bridge, "bridge").await?;
@@ -519,8 +558,22 @@ impl Wires {
                 let link = self.net.get(name).await?;
                 self.net.set_alias(link.index, &record::write(sequence, Some(remote))).await
             }
-            (PortAction::Point(remote), _) => self.point(&self.net.get(name).await?, remote).await,
-            (PortAction::Remove, _) => self.net.remove(name).await,
+            (PortAction::Point(remote), _) => {
+                let vxlan = self.net.get(name).await?;
+                if let (Some(vni), Some(port)) = (vxlan.vni, vxlan.port) {
+                    let allowed = Some(remote).filter(|r| *r != self.underlay);
+                    self.guard.only(Vni(vni), port, self.underlay, allowed).await;
+                }
+                self.point(&vxlan, remote).await
+            }
+            (PortAction::Remove, _) => {
+                let Some(vxlan) = self.net.find(name).await? else { return Ok(()) };
+                self.net.remove(name).await?;
+                if let Some(vni) = vxlan.vni {
+                    self.guard.forget(Vni(vni)).await;
+                }
+                Ok(())
+            }
         }
     }
 
@@ -534,6 +587,9 @@ impl Wires {
         let pen = links.iter().find(|l| l.name == name).map(|l| l.index);
         if pen.is_some() && links.iter().all(|l| l.master != pen) {
             self.net.remove(&name).await.map_err(net("remove", &name))?;
+        }
+        if links.iter().all(|l| l.kind != Kind::Vxlan) {
+            self.guard.tidy().await;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::{COMPONENT, Folders, Installation, host_of};
 use crate::disks::Monitor;
 use crate::fabric::{GUEST_MTU, Site};
 use crate::guest::{Accel, GuestSpec, PORTABLE_CPU, await_ready, load_program, tail};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{Ownership, RunState};
 use godwit_api::public;
 use godwit_api::vm::{self, Boot, DiskSpec, NicSpec, VmSpec};
@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// How long a VM may take until all agree on where it is: a hand-off that a crash has interrupted is finished by messages that
 /// are repeated after seconds, and daemons take moments to start.
 pub const SETTLE: Duration = Duration::from_secs(90);
+
+/// How long after the command to start a VM its QEMU may take to have its memory.
+const STARTED: Duration = Duration::from_secs(10);
 
 /// A VM of Godwit's.
 #[derive(Debug)]
@@ -59,11 +62,7 @@ impl Hosted {
             found.map(|v| v.id).with_context(|| format!("`godwit volume ls` does not show `{wanted}`"))
         };
         let volumes = (0..spec.disks.len()).map(volume).collect::<Result<_>>()?;
-        let place = match places::of(installation.fabric(), shown.id).as_slice() {
-            [place] => place.clone(),
-            others => bail!("VM `{name}` was started, and there are {} QEMUs of it: {others:?}", others.len()),
-        };
-        let ram = place.ram(spec.memory)?;
+        let (place, ram) = started(installation, shown.id, spec)?;
         Ok(Self {
             spec: spec.clone(),
             id: shown.id,
@@ -93,12 +92,12 @@ impl Hosted {
         })
     }
 
-    /// A connection to the guest's load program, from the site that it is in.
+    /// A connection to the guest's load program, from the site that it is in, or from its gateway's.
     ///
     /// # Errors
     /// When the guest does not answer.
     pub fn control(&self) -> Result<Control> {
-        load_program(self.installation.fabric().site(&self.site), &self.spec, &self.console())
+        load_program(self.installation.fabric().entrance(&self.site), &self.spec, &self.console())
     }
 
     fn state(&self, site: &str) -> PathBuf {
@@ -209,6 +208,24 @@ impl Hosted {
                 Err(e) => bail!("`{name}` has not settled after {} s: {e:#}; QEMUs in {seen:?}", SETTLE.as_secs()),
             }
         }
+    }
+}
+
+/// The QEMU of a VM that was just told to start, and its RAM: Godwit answers before it has either.
+fn started(installation: &Installation, id: VmId, spec: &GuestSpec) -> Result<(Place, File)> {
+    let deadline = Instant::now() + STARTED;
+    loop {
+        let seen = places::of(installation.fabric(), id);
+        let found = match seen.as_slice() {
+            [place] => place.ram(spec.memory).map(|ram| (place.clone(), ram)),
+            others => {
+                Err(anyhow!("VM `{}` was started, and there are {} QEMUs of it: {others:?}", spec.name, others.len()))
+            }
+        };
+        if found.is_ok() || Instant::now() > deadline {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

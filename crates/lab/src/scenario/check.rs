@@ -1,8 +1,8 @@
 //! What only makes sense together: names that exist, figures in their bounds, disks that hold their data.
 
 use super::{
-    Action, DATA_SETS_MIB, DiskStrategy, Image, Kill, MAX_SITES, MAX_VMS, PathSpec, Point, Scenario, ScenarioError,
-    Victim, Vm,
+    Action, DATA_SETS_MIB, DiskStrategy, Image, Kill, MAX_SITES, MAX_VMS, Network, PathSpec, Point, Scenario,
+    ScenarioError, Victim, Vm,
 };
 use godwit_load::protocol::LoadSpec;
 use godwit_units::Bytes;
@@ -35,6 +35,7 @@ impl Checker<'_> {
             return self.fail(s.warm_percent.span(), "warm_percent", "is above 95; a guest keeps some free memory");
         }
         self.sites(s)?;
+        self.network(s)?;
         self.wan(s)?;
         self.vms(s)?;
         self.steps(s)
@@ -69,6 +70,25 @@ impl Checker<'_> {
         if s.site.len() < 2 || s.site.len() > MAX_SITES {
             let what = format!("{} sites; a scenario has 2 to {MAX_SITES} [[site]] tables", s.site.len());
             return self.fail(s.name.span(), "site", what);
+        }
+        Ok(())
+    }
+
+    /// Behind a gateway are the clients of its own site, and only Godwit leads there.
+    fn network(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        let (Network::Gateway, Some(last)) = (s.network, s.site.last()) else { return Ok(()) };
+        if !s.baseline.is_empty() || !s.godwit {
+            let what = "is \"gateway\", which only Godwit has: leave out `baseline` and `godwit = false`";
+            return self.fail(s.name.span(), "network", what);
+        }
+        for load in s.vm.iter().flat_map(|vm| &vm.load) {
+            if let LoadSpec::Echo { from, .. } = load.get_ref()
+                && from != last.name.get_ref()
+            {
+                let what =
+                    format!("is `{from}`; with a gateway all clients are in the last site, `{}`", last.name.get_ref());
+                return self.fail(load.span(), "vm.load.from", what);
+            }
         }
         Ok(())
     }

@@ -1,0 +1,365 @@
+//! Wires to gateways, from both of their ends.
+//!
+//! At the VM's owner: whoever has been granted a VM points its wires' far ends at itself, over the link and without the
+//! controller, since a hand-off has to end without it. That goes on in the background until the gateway has answered: a guest
+//! runs whether its gateway can be reached or not, and the probe at the move's end says what is the matter. An undone
+//! hand-off opens the VM at the source again, with a higher generation if it had been granted, and so points back.
+//!
+//! At the gateway: the ports of its wires are kept in files, because the kernel forgets them at a reboot and nobody else would
+//! notice. Which host a port leads to is decided by [`godwit_wire::Port`]: an older owner's order is refused whatever way it
+//! comes. Only nodes have a link to here; that one of them speaks for the VM's owner is not proved yet, as nothing is
+//! between nodes (capabilities).
+
+use crate::node::{Node, network};
+use crate::parts::{Parts, lock};
+use crate::proto::{self, ProbeWire, Repoint, Request};
+use crate::spec;
+use godwit_api::host::{Blocker, GatewayPort, PeerHost};
+use godwit_api::vm::{ComponentSpec, VmDefinition, WireDefinition};
+use godwit_api::{ApiError, Problem};
+use godwit_handoff::{Generation, Lineage};
+use godwit_wire::{EndpointSpec, MacAddr, Port, PortOrder, PortState, Refused, Sequence, Vni, WireId};
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::task::AbortHandle;
+
+/// How long a gateway may take to answer, besides what it was asked to wait.
+const ANSWER: Duration = Duration::from_secs(5);
+/// The first wait before a gateway that did not answer is asked again: less than a client notices.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+/// The longest: a gateway that comes back is pointed within this time, and one that does not is no work.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// The longest that a gateway asks for a guest on somebody's behalf.
+const LONGEST_PROBE: Duration = Duration::from_secs(30);
+
+/// What a node knows of gateways.
+#[derive(Debug)]
+pub struct Gateways {
+    /// Where the ports of wires that end here are remembered, a file each.
+    folder: PathBuf,
+    /// Ports are changed one at a time: what is remembered and what the kernel does stay the same.
+    changing: tokio::sync::Mutex<()>,
+    /// The tasks that point wires here, one a wire; another one ends the one before.
+    pointing: Mutex<BTreeMap<u32, AbortHandle>>,
+}
+
+impl Gateways {
+    /// With nothing made yet.
+    #[must_use]
+    pub fn new(state: &Path) -> Self {
+        Self { folder: state.join("gateways"), changing: tokio::sync::Mutex::default(), pointing: Mutex::default() }
+    }
+
+    fn path(&self, wire: u32) -> PathBuf {
+        self.folder.join(format!("{wire}.json"))
+    }
+
+    fn load(&self, wire: u32) -> Result<Option<GatewayPort>, ApiError> {
+        let path = self.path(wire);
+        let failed = |why: String| ApiError::new(Problem::Failed, format!("{}: {why}", path.display()));
+        match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| failed(e.to_string())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(failed(e.to_string())),
+        }
+    }
+
+    fn store(&self, wire: u32, port: &GatewayPort) -> Result<(), ApiError> {
+        let write = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+            let fresh = self.path(wire).with_extension("new");
+            let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+            out.write_all(&serde_json::to_vec_pretty(port).map_err(io::Error::other)?)?;
+            out.sync_data()?;
+            std::fs::rename(&fresh, self.path(wire))?;
+            File::open(&self.folder)?.sync_all()
+        };
+        write().map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", self.path(wire).display())))
+    }
+
+    fn forget(&self, wire: u32) -> Result<(), ApiError> {
+        match std::fs::remove_file(self.path(wire)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(ApiError::new(Problem::Failed, format!("{}: {e}", self.path(wire).display())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn known(&self) -> Vec<u32> {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else { return vec![] };
+        entries.filter_map(|e| e.ok()?.file_name().to_str()?.strip_suffix(".json")?.parse().ok()).collect()
+    }
+}
+
+fn sequence(lineage: Lineage, generation: Generation) -> Sequence {
+    Sequence { lineage: lineage.0, generation: generation.0 }
+}
+
+/// Asks the machine whether the order may be carried out.
+fn allowed(known: Option<&GatewayPort>, order: PortOrder) -> Result<(), Refused> {
+    let state = known
+        .map_or(PortState::Absent, |port| PortState::Attached(sequence(port.lineage, port.generation), port.remote));
+    Port::recover(state).handle(order).map(drop)
+}
+
+// At the gateway.
+impl Node {
+    /// Makes the ports again that were here before.
+    pub(crate) async fn recover_gateways(&self) {
+        let gateways = self.gateways();
+        let _one = gateways.changing.lock().await;
+        for wire in gateways.known() {
+            let result = match gateways.load(wire) {
+                Ok(Some(port)) => self.apply(wire, &port).await,
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = result {
+                tracing::error!(wire, %error, "a wire's end on this gateway could not be made again");
+            }
+        }
+    }
+
+    async fn apply(&self, wire: u32, port: &GatewayPort) -> Result<(), ApiError> {
+        let spec = godwit_wire::GatewayPort {
+            wire: WireId(wire),
+            vni: Vni(port.vni),
+            port: spec::TUNNEL_PORT,
+            bridge: port.bridge.clone(),
+            mtu: port.mtu,
+        };
+        self.wires().gateway_ensure(&port.bridge).await.map_err(network)?;
+        let order = (port.remote, sequence(port.lineage, port.generation));
+        self.wires().gateway_attach(&spec, order.0, order.1).await.map_err(network)
+    }
+
+    /// The controller's order: a wire ends on a bridge here, and leads to a host. From an older owner's time it is passed over.
+    ///
+    /// # Errors
+    /// When the network or the medium refuses.
+    pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<(), ApiError> {
+        let _one = self.gateways().changing.lock().await;
+        let known = self.gateways().load(wire)?;
+        let order = PortOrder::Attach(sequence(port.lineage, port.generation), port.remote);
+        if let Err(why) = allowed(known.as_ref(), order) {
+            tracing::info!(wire, %why, "an order of the controller comes late");
+            return Ok(());
+        }
+        self.gateways().store(wire, port)?;
+        self.apply(wire, port).await
+    }
+
+    /// Removes a wire's end on a gateway here.
+    ///
+    /// # Errors
+    /// When the network or the medium refuses.
+    pub async fn detach(&self, wire: u32) -> Result<(), ApiError> {
+        let _one = self.gateways().changing.lock().await;
+        self.wires().gateway_detach(WireId(wire)).await.map_err(network)?;
+        self.gateways().forget(wire)
+    }
+
+    /// The order of a VM's owner: a wire that ends here leads to it from now on.
+    ///
+    /// # Errors
+    /// [`Problem::NotFound`] when it does not end here, [`Problem::Conflict`] when there was a later owner; those are final.
+    pub(crate) async fn repoint(&self, from: &str, order: &Repoint) -> Result<(), ApiError> {
+        let _one = self.gateways().changing.lock().await;
+        let known = self.gateways().load(order.wire)?;
+        let wanted = PortOrder::Repoint(sequence(order.lineage, order.generation), order.remote);
+        allowed(known.as_ref(), wanted).map_err(|why| {
+            let problem = if why == Refused::NotAttached { Problem::NotFound } else { Problem::Conflict };
+            ApiError::new(problem, format!("{} does not point wire {} at {from}: {why}", self.name(), order.wire))
+        })?;
+        let Some(known) = known else { return Ok(()) };
+        let (remote, lineage, generation) = (order.remote, order.lineage, order.generation);
+        let port = GatewayPort { remote, lineage, generation, ..known };
+        self.gateways().store(order.wire, &port)?;
+        self.apply(order.wire, &port).await?;
+        tracing::info!(wire = order.wire, to = from, "wire pointed");
+        Ok(())
+    }
+
+    /// Asks for a guest behind a wire that ends here.
+    ///
+    /// # Errors
+    /// When no answer came.
+    pub(crate) async fn probe_wire(&self, asked: &ProbeWire) -> Result<(), ApiError> {
+        let port = self.gateways().load(asked.wire)?.ok_or_else(|| {
+            ApiError::new(Problem::NotFound, format!("wire {} does not end at {}", asked.wire, self.name()))
+        })?;
+        let mac: MacAddr =
+            asked.mac.parse().map_err(|e| ApiError::new(Problem::Invalid, format!("`{}`: {e}", asked.mac)))?;
+        let within = Duration::from_millis(asked.within_ms).min(LONGEST_PROBE);
+        let guest = (mac, asked.ips.as_slice());
+        self.wires().gateway_probe(&port.bridge, WireId(asked.wire), guest, within).await.map(drop).map_err(network)
+    }
+}
+
+/// The VM's wires that lead to gateways, and where those are.
+fn wires(definition: &VmDefinition) -> impl Iterator<Item = (&WireDefinition, &PeerHost)> {
+    definition.wires.iter().filter_map(|wire| {
+        if !matches!(wire.component, ComponentSpec::Gateway { .. }) {
+            return None;
+        }
+        if wire.gateway.is_none() {
+            tracing::error!(
+                wire = wire.id,
+                "it is not known where its gateway's node is: the controller has to point it"
+            );
+        }
+        Some((wire, wire.gateway.as_ref()?))
+    })
+}
+
+async fn ask(node: &Node, gateway: &PeerHost, request: &Request, within: Duration) -> Result<(), ApiError> {
+    let name = &gateway.name;
+    let asking = async {
+        let session = node.peers().session(gateway).await?;
+        let failed = |problem, e: &dyn std::fmt::Display| ApiError::new(problem, format!("the gateway {name}: {e}"));
+        let answer = session.request(proto::encode(request), within).await;
+        let answer = answer.map_err(|e| failed(Problem::Unreachable, &e))?;
+        proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| Err(failed(Problem::Failed, &e)))
+    };
+    tokio::time::timeout(within, asking).await.unwrap_or_else(|_| {
+        Err(ApiError::new(Problem::Unreachable, format!("the gateway {name} has not answered within {within:?}")))
+    })
+}
+
+/// What keeps this host from being wired to the VM's gateways.
+pub async fn check(node: &Node, definition: &VmDefinition) -> Vec<Blocker> {
+    let mut found = vec![];
+    for (wire, gateway) in wires(definition).filter(|(_, gateway)| gateway.name.as_str() != node.name()) {
+        // The session is kept, and found at the grant.
+        let error = match tokio::time::timeout(ANSWER, node.peers().session(gateway)).await {
+            Ok(Ok(_)) => continue,
+            Ok(Err(error)) => error.message,
+            Err(_) => format!("no answer within {ANSWER:?}"),
+        };
+        found.push(Blocker {
+            host: node.config().name.clone(),
+            kind: "gateway".into(),
+            message: format!("{} cannot reach {}, where wire {} ends: {error}", node.name(), gateway.name, wire.id),
+            remedy: "see that the gateway's node runs, and that its UDP ports are open to this host".into(),
+        });
+    }
+    found
+}
+
+/// Points the far ends of the VM's wires here: begins, and goes on until the gateways have answered.
+pub fn point_here(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
+    let definition = parts.definition();
+    for (wire, gateway) in wires(&definition) {
+        let order = Repoint { wire: wire.id, remote: node.config().address, lineage, generation };
+        let task = tokio::spawn(point(node.clone(), parts.clone(), gateway.clone(), order));
+        if let Some(before) = lock(&node.gateways().pointing).insert(wire.id, task.abort_handle()) {
+            before.abort();
+        }
+    }
+}
+
+/// The VM is not here any more, or stands: its gateways are not told otherwise.
+pub fn let_go(node: &Node, definition: &VmDefinition) {
+    for wire in &definition.wires {
+        if let Some(task) = lock(&node.gateways().pointing).remove(&wire.id) {
+            task.abort();
+        }
+    }
+}
+
+async fn point(node: Arc<Node>, parts: Arc<Parts>, gateway: PeerHost, order: Repoint) {
+    let mut wait = FIRST_WAIT;
+    loop {
+        let answer = if gateway.name.as_str() == node.name() {
+            node.repoint(node.name(), &order).await
+        } else {
+            ask(&node, &gateway, &Request::Repoint(order.clone()), ANSWER).await
+        };
+        match answer {
+            Ok(()) => break,
+            Err(error) if matches!(error.problem, Problem::NotFound | Problem::Conflict | Problem::Invalid) => {
+                tracing::warn!(vm = parts.name, wire = order.wire, %error, "its gateway does not lead here");
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(vm = parts.name, wire = order.wire, %error, "its gateway is not pointed yet; trying again");
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+    // What was announced before has been lost on the way.
+    for endpoint in spec::endpoints(&parts.definition()).unwrap_or_default() {
+        if endpoint.id.0 == u64::from(order.wire)
+            && let Err(error) = node.wires().announce_again(&endpoint).await
+        {
+            tracing::warn!(vm = parts.name, %error, "the guest could not be announced");
+        }
+    }
+}
+
+/// Proves that a wire leads to the guest here, from wherever its other end is.
+///
+/// # Errors
+/// When no proof came in time.
+pub async fn probe(
+    node: &Node,
+    definition: &VmDefinition,
+    endpoint: &EndpointSpec,
+    within: Duration,
+) -> Result<(), ApiError> {
+    let far = wires(definition)
+        .find(|(wire, gateway)| u64::from(wire.id) == endpoint.id.0 && gateway.name.as_str() != node.name());
+    let Some((wire, gateway)) = far else {
+        return node.wires().probe(endpoint, within).await.map(drop).map_err(network);
+    };
+    let end = Instant::now() + within;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let within_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let asked = ProbeWire { wire: wire.id, mac: endpoint.mac.to_string(), ips: endpoint.ips.clone(), within_ms };
+        match ask(node, gateway, &Request::ProbeWire(asked), left + ANSWER).await {
+            // Its node may be starting, or the path be cut.
+            Err(error) if error.problem == Problem::Unreachable && Instant::now() + FIRST_WAIT < end => {
+                tracing::debug!(wire = wire.id, %error, "its gateway cannot be asked yet");
+            }
+            answer => return answer,
+        }
+        tokio::time::sleep(FIRST_WAIT).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_remembered_and_an_older_owners_order_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let gateways = Gateways::new(folder.path());
+        let port = |generation, n: u8| GatewayPort {
+            bridge: "clients".into(),
+            remote: [10, 0, 0, n].into(),
+            vni: 7,
+            mtu: 1500,
+            lineage: Lineage::FIRST,
+            generation: Generation(generation),
+        };
+        let order = |p: &GatewayPort| PortOrder::Repoint(sequence(p.lineage, p.generation), p.remote);
+        assert_eq!(allowed(None, order(&port(1, 1))), Err(Refused::NotAttached));
+        gateways.store(7, &port(2, 1)).expect("writes");
+        let known = Gateways::new(folder.path()).load(7).expect("reads");
+        assert_eq!((known.as_ref(), Gateways::new(folder.path()).known()), (Some(&port(2, 1)), vec![7]));
+        assert_eq!(allowed(known.as_ref(), order(&port(3, 2))), Ok(()));
+        assert!(matches!(allowed(known.as_ref(), order(&port(1, 2))), Err(Refused::Superseded { .. })));
+        gateways.forget(7).expect("removes");
+        gateways.forget(7).expect("is gone already");
+        assert_eq!(gateways.load(7).expect("reads"), None);
+    }
+}

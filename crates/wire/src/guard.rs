@@ -1,0 +1,84 @@
+//! Who may put frames into a wire.
+//!
+//! The kernel's VXLAN takes a frame from any host that knows the number: 24 bits are no secret, and an isolated source
+//! knows them anyway. So each end of a wire has a chain of nftables in the host's input: of the tunnel's packets with its
+//! number those from the wire's other end pass, and all others are dropped. It looks at packets after their fragments were
+//! put together, and at the outer header wherever that ends.
+//!
+//! The rules are written by `nft`, in one transaction each; every statement may be repeated. What can go wrong: `nft`
+//! is not installed, or the kernel has no nftables. Then the wire works and anyone on the underlay may speak on it,
+//! which is logged. A host whose firewall is loaded anew with `flush ruleset` has lost these rules until its wires are
+//! pointed or made again. A sender that forges its address is not kept out by this: filter the underlay's edge.
+
+use crate::Vni;
+use std::net::IpAddr;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+/// How long `nft` may take: it takes some milliseconds, and longer only where many write rules at once.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The rules of one installation, in a table of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Guard {
+    table: String,
+}
+
+impl Guard {
+    pub(crate) fn new(prefix: &str) -> Self {
+        Self { table: format!("inet {prefix}-wires") }
+    }
+
+    /// From now on only `remote` may send by this number to `local`; nobody, without a remote.
+    pub(crate) async fn only(&self, vni: Vni, port: u16, local: IpAddr, remote: Option<IpAddr>) {
+        let (t, n) = (&self.table, vni.0);
+        let pass = remote.map_or_else(String::new, |remote| {
+            let family = |ip: IpAddr| if ip.is_ipv4() { "ip" } else { "ip6" };
+            let (f, l) = (family(remote), family(local));
+            format!("add rule {t} w{n} {f} saddr {remote} {l} daddr {local} return\n")
+        });
+        let script = format!(
+            "add table {t}\n\
+             add set {t} ports {{ type inet_service ; }}\n\
+             add map {t} wires {{ typeof @th,96,24 : verdict ; }}\n\
+             add chain {t} input {{ type filter hook input priority filter ; policy accept ; }}\n\
+             flush chain {t} input\n\
+             add rule {t} input udp dport @ports @th,96,24 vmap @wires\n\
+             add element {t} ports {{ {port} }}\n\
+             add chain {t} w{n}\n\
+             flush chain {t} w{n}\n\
+             {pass}\
+             add rule {t} w{n} counter drop\n\
+             add element {t} wires {{ {n} : jump w{n} }}\n"
+        );
+        if let Err(why) = run(&script).await {
+            tracing::warn!(vni = n, why, "any host may send into this wire: install nftables, or filter the underlay");
+        }
+    }
+
+    /// The number is not in use here any more. Without rules there is nothing to do.
+    pub(crate) async fn forget(&self, vni: Vni) {
+        let (t, n) = (&self.table, vni.0);
+        // Not an error, not even in the log: rules of a tunnel that is gone let nothing in.
+        let _ = run(&format!("delete element {t} wires {{ {n} }}\ndelete chain {t} w{n}\n")).await;
+    }
+
+    /// No rule is left.
+    pub(crate) async fn tidy(&self) {
+        let _ = run(&format!("delete table {}\n", self.table)).await;
+    }
+}
+
+/// In the network namespace of the thread that calls, as everything here.
+async fn run(script: &str) -> Result<(), String> {
+    let mut nft = Command::new("nft");
+    nft.arg(script).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+    match timeout(PATIENCE, nft.output()).await {
+        Err(_) => Err(format!("nft did not end within {PATIENCE:?}")),
+        Ok(Err(error)) => Err(format!("nft: {error}")),
+        Ok(Ok(output)) if !output.status.success() => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Ok(Ok(_)) => Ok(()),
+    }
+}
