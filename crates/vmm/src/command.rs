@@ -1,5 +1,6 @@
 //! QEMU's command line.
 
+use crate::process::PID_FILE;
 use crate::spec::{Accel, Boot, Placement, Start, VmSpec};
 use serde_json::json;
 use std::path::PathBuf;
@@ -15,6 +16,11 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 
 pub(crate) fn qmp_socket(placement: &Placement) -> PathBuf {
     placement.run.join("qmp.sock")
+}
+
+/// Written by QEMU itself, and found on its command line.
+pub(crate) fn pid_file(placement: &Placement) -> PathBuf {
+    placement.run.join("qemu.pid")
 }
 
 /// The command line. No secrets are in it.
@@ -56,6 +62,7 @@ pub(crate) fn command(spec: &VmSpec, placement: &Placement, start: Start) -> Com
         ]);
     }
     command.args(["-device", "virtio-rng-pci,id=rng0"]);
+    command.arg(PID_FILE).arg(pid_file(placement));
     command.args(["-serial", &format!("file:{}", placement.logs.join("console.log").display())]);
     command.args(["-qmp", &format!("unix:{},server=on,wait=off", qmp_socket(placement).display())]);
     if start == Start::Incoming {
