@@ -56,7 +56,9 @@ fn a_guest_whose_node_is_killed_while_it_is_being_started_is_found_and_gets_no_s
     // Stands in for QEMU: kills the node as soon as it runs, and becomes QEMU a good while later.
     let (bin, path) = (folder.path().join("bin"), std::env::var("PATH").unwrap());
     std::fs::create_dir(&bin).unwrap();
-    let script = format!("#!/bin/sh\nkill -9 $PPID\nsleep 0.5\nPATH='{path}'\nexec qemu-system-x86_64 \"$@\"\n");
+    let script = format!(
+        "#!/bin/sh\ncase $* in *-version) exit 0;; esac\nkill -9 $PPID\nsleep 0.5\nPATH='{path}'\nexec qemu-system-x86_64 \"$@\"\n"
+    );
     std::fs::write(bin.join("qemu-system-x86_64"), script).unwrap();
     std::fs::set_permissions(bin.join("qemu-system-x86_64"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
