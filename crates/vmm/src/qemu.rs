@@ -189,18 +189,55 @@ impl Qemu {
         self.monitor.unreachable()
     }
 
+    /// Sets what a move needs, and takes back what does not go with it: the node reads the plain stream, from one socket. Whoever
+    /// has a hand on the monitor may have set anything. Does nothing where all is as it should be.
     fn prepare(&self, start: Start) -> Result<(), VmmError> {
         // The same on both sides: QEMU compares them.
-        self.capabilities(&[("events", true), ("return-path", true)])?;
+        let mut wanted = vec!["events", "return-path"];
         if start == Start::Incoming {
-            self.capabilities(&[("late-block-activate", true)])?;
+            wanted.push("late-block-activate");
+        }
+        let answer = self.execute("query-migrate-capabilities", Value::Null)?;
+        let mut change = vec![];
+        for capability in answer.as_array().into_iter().flatten() {
+            let name = capability["capability"].as_str().unwrap_or_default();
+            if name == "late-block-activate" && start == Start::Boot {
+                // Means something to a destination only, which this one may have been.
+                continue;
+            }
+            let want = wanted.contains(&name);
+            if capability["state"] != want {
+                if !want {
+                    tracing::warn!(run = %self.placement.run.display(), capability = name, "somebody set it; a move needs it off");
+                }
+                change.push(json!({"capability": name, "state": want}));
+            }
+            wanted.retain(|w| *w != name);
+        }
+        if let Some(lacking) = wanted.first() {
+            return Err(VmmError::Spec(format!(
+                "this QEMU has no migration capability `{lacking}`; install 7.2 or newer"
+            )));
+        }
+        if !change.is_empty() {
+            self.execute("migrate-set-capabilities", json!({"capabilities": change}))?;
         }
         Ok(())
     }
 
-    fn capabilities(&self, wanted: &[(&str, bool)]) -> Result<(), VmmError> {
-        let list: Vec<_> = wanted.iter().map(|(name, on)| json!({"capability": name, "state": on})).collect();
-        self.execute("migrate-set-capabilities", json!({"capabilities": list})).map(drop)
+    /// Parameters that change the stream, or when it ends: those that are set and should not be.
+    fn stray_parameters(&self) -> Result<Value, VmmError> {
+        let answer = self.execute("query-migrate-parameters", Value::Null)?;
+        let mut stray = json!({});
+        for text in ["tls-creds", "tls-hostname", "tls-authz"] {
+            if answer[text].as_str().is_some_and(|t| !t.is_empty()) {
+                stray[text] = "".into();
+            }
+        }
+        if answer["avail-switchover-bandwidth"].as_u64().is_some_and(|b| b > 0) {
+            stray["avail-switchover-bandwidth"] = 0.into();
+        }
+        Ok(stray)
     }
 
     fn execute(&self, command: &str, arguments: Value) -> Result<Value, VmmError> {
@@ -254,13 +291,17 @@ impl Qemu {
         })
     }
 
-    /// Begins to migrate into a unix socket, and goes on over memory until [`Qemu::stop_now`].
+    /// Begins to migrate into a unix socket, and goes on over memory until [`Qemu::stop_now`]. The stream is the plain one,
+    /// whatever was set on this QEMU before.
     ///
     /// # Errors
     /// When QEMU refuses; a device that cannot be migrated is named.
     pub fn migrate_to(&self, socket: &Path) -> Result<(), VmmError> {
         self.prepare(Start::Boot)?;
-        self.execute("migrate-set-parameters", json!({"max-bandwidth": UNLIMITED, "downtime-limit": KEEP_GOING_MS}))?;
+        let mut parameters = self.stray_parameters()?;
+        parameters["max-bandwidth"] = UNLIMITED.into();
+        parameters["downtime-limit"] = KEEP_GOING_MS.into();
+        self.execute("migrate-set-parameters", parameters)?;
         self.execute("migrate", json!({"uri": format!("unix:{}", socket.display())})).map(drop)
     }
 
