@@ -4,7 +4,8 @@
 //! It is found again by its command line, which names its process id file: QEMU itself writes that, so there is nothing that the
 //! node would have to write after the start, and no moment at which a node that is killed leaves a QEMU that nobody finds. The
 //! file may be missing (QEMU has not come that far), or be of a QEMU that is gone, or of before a reboot: what counts is that the
-//! process it names has this very file on its command line. Where none has, all processes are looked at.
+//! process it names has this very file on its command line. Where none has, all processes are looked at. A node in another mount
+//! name space may use the same path for another folder: what the process finds at it has to be our folder.
 
 use crate::error::{VmmError, io_error};
 use rustix::process::{Pid, Signal, kill_process};
@@ -94,7 +95,19 @@ impl Process {
         let arguments: Vec<_> = line.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
         let named = arguments.windows(2).any(|two| two[0] == PID_FILE && Path::new(two[1]) == pid_file);
         // The id may have gone to another in between.
-        (ours && named && before.is_alive()).then_some(before)
+        (ours && named && same_folder(&folder, pid_file) && before.is_alive()).then_some(before)
+    }
+}
+
+/// Whether the folder of this file is the same to us and to the process of this `/proc` folder.
+fn same_folder(process: &str, file: &Path) -> bool {
+    let Some(folder) = file.parent().and_then(|f| f.strip_prefix("/").ok()) else { return false };
+    let identity = |path: &Path| std::fs::metadata(path).map(|m| (m.dev(), m.ino()));
+    let Ok(ours) = identity(&Path::new("/").join(folder)) else { return false };
+    match identity(&Path::new(process).join("root").join(folder)) {
+        Ok(theirs) => ours == theirs,
+        // Not for us to see. Its command line is the evidence then: a VM is not given up for that.
+        Err(error) => error.kind() == std::io::ErrorKind::PermissionDenied,
     }
 }
 
@@ -139,5 +152,42 @@ mod tests {
         }
         assert_eq!(found, [process; 4]);
         assert_eq!(Process::find(&file).expect("can be looked for"), None, "its file still names it: {own}");
+    }
+
+    #[test]
+    fn a_process_for_which_the_same_path_is_another_folder_is_another_nodes() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not root: no mount name space can be made");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("a.pid");
+        let stand = |mount: &str| {
+            let script = format!("{mount} && exec sh -c 'read _' qemu {PID_FILE} '{}'", file.display());
+            let mut command = std::process::Command::new("unshare");
+            command.args(["--mount", "sh", "-c", &script]).stdin(std::process::Stdio::piped());
+            let child = command.spawn().expect("unshare runs");
+            let is_there = || {
+                let line = std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap_or_default();
+                line.split(|b| *b == 0).any(|argument| argument == PID_FILE.as_bytes())
+            };
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while !is_there() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            assert!(is_there(), "it becomes what it stands for");
+            child
+        };
+        let mut others = stand(&format!("mount -t tmpfs none '{}'", folder.path().display()));
+        let none = Process::find(&file);
+        let mut own = stand("true");
+        let found = Process::find(&file);
+        let meant = Process::now(own.id());
+        for child in [&mut others, &mut own] {
+            child.kill().expect("was there");
+            child.wait().expect("ends");
+        }
+        assert_eq!(none.expect("can be looked for"), None);
+        assert_eq!(found.expect("can be looked for"), meant);
     }
 }
