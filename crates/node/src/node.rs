@@ -199,6 +199,7 @@ impl Node {
             Err(_) => vec![],
         };
         ids.sort_unstable();
+        let mut found = vec![];
         for id in ids {
             let file = registry::load(&self.folder(id))?;
             let record = self.ledger().load(id)?;
@@ -206,25 +207,46 @@ impl Node {
             let placement = crate::spec::placement(&parts.definition(), &parts.folder, &parts.run);
             // Disks first: an adopted guest is waiting for them.
             self.open_disks(&parts)?;
-            let adopted = tokio::task::spawn_blocking(move || Qemu::adopt(&placement)).await??;
-            let seen = match adopted {
-                None => Seen::Gone,
-                Some(qemu) => {
-                    let qemu = Arc::new(qemu);
-                    let state = effects::on_qemu(&qemu, Qemu::state).await;
+            // All at once: each waits for its monitor, and one that says nothing holds no other up.
+            let adopting = tokio::task::spawn_blocking(move || {
+                let qemu = Qemu::adopt(&placement)?.map(Arc::new);
+                let state = qemu.as_deref().map(Qemu::state);
+                Ok::<_, godwit_vmm::VmmError>((qemu, state))
+            });
+            found.push((parts, record, adopting));
+        }
+        for (parts, record, adopting) in found {
+            let seen = match adopting.await? {
+                Ok((Some(qemu), state)) => {
                     self.watch(&parts, &qemu);
+                    if let Some(why) = qemu.unreachable() {
+                        tracing::error!(
+                            vm = parts.name,
+                            pid = qemu.pid(),
+                            why,
+                            "its QEMU runs and cannot be reached; it is tried for as long as it runs"
+                        );
+                    }
                     parts.set_qemu(Some(qemu));
                     match (state, record) {
-                        (Ok(godwit_vmm::State::Running), _) => Seen::Running,
+                        (Some(Ok(godwit_vmm::State::Running)), _) => Seen::Running,
                         // What was verified before the record was written is still loaded.
-                        (Ok(godwit_vmm::State::Stopped), Some(Record::Granted(_) | Record::Started(_))) => Seen::Loaded,
+                        (Some(Ok(godwit_vmm::State::Stopped)), Some(Record::Granted(_) | Record::Started(_))) => {
+                            Seen::Loaded
+                        }
                         // Whether everything had come is not known any more.
                         (_, Some(Record::Staged(_))) => Seen::Gone,
-                        (Ok(godwit_vmm::State::Stopped | godwit_vmm::State::Postmigrate), _) => Seen::Stopped,
-                        (Ok(godwit_vmm::State::Incoming), _) => Seen::Gone,
+                        (Some(Ok(godwit_vmm::State::Stopped | godwit_vmm::State::Postmigrate)), _) => Seen::Stopped,
+                        (Some(Ok(godwit_vmm::State::Incoming)), _) => Seen::Gone,
                         // It is there and says nothing, as QEMU does while it stops: what it holds is not given up for that.
-                        (Err(_), _) => Seen::Stopped,
+                        (Some(Err(_)) | None, _) => Seen::Stopped,
                     }
+                }
+                Ok((None, _)) => Seen::Gone,
+                // Nobody knows whether one runs; beside one that does, none can be started.
+                Err(error) => {
+                    tracing::error!(vm = parts.name, %error, "nobody knows whether its QEMU runs");
+                    Seen::Stopped
                 }
             };
             tracing::info!(vm = parts.name, ?record, ?seen, "recovered");
@@ -233,7 +255,7 @@ impl Node {
                 let parts = parts.clone();
                 tokio::spawn(async move { effects::plug(&parts).await });
             }
-            lock(&self.vms).insert(id, parts.clone());
+            lock(&self.vms).insert(parts.id, parts.clone());
             Actor::spawn(self.clone(), parts, record, seen);
         }
         Ok(())

@@ -8,23 +8,33 @@
 //!
 //! What can go wrong: QEMU exits (every waiting command gets [`QmpError::Closed`]), a command is refused
 //! ([`QmpError::Refused`], with QEMU's own words), a reply does not come in time ([`QmpError::Timeout`]; the session
-//! stays usable and drops the late reply), a line without end (refused at [`MAX_LINE`]).
+//! stays usable and drops the late reply), an answer longer than [`MAX_LINE`] (skipped, whoever waits for it gets
+//! [`QmpError::TooLong`], the session goes on), a QEMU that takes no commands (bounded by [`MAX_OUTSTANDING`], so that no
+//! write blocks), a socket on which too many wait already (tried again, never waited for inside the kernel).
 
 #![forbid(unsafe_code)]
 
 use serde_json::{Map, Value, json};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest line believed, in bytes. The longest seen from QEMU 7.2 is `query-qmp-schema`'s 180 KiB; a peer that sends
-/// more is not QEMU.
+/// Longest line kept, in bytes. The longest that the node asks QEMU 7.2 for is `query-qmp-schema`'s 180 KiB; what an operator
+/// asks for by hand may be longer, and is skipped.
 pub const MAX_LINE: usize = 4 << 20;
 
 /// Events kept for a reader that does not come; the oldest go first. A migration makes a few a second.
 pub const MAX_EVENTS: usize = 65_536;
+
+/// Commands that may be unanswered at a time, those given up included. A QEMU that hangs is asked every few seconds; this
+/// many short lines fit its socket's buffer, so that a write never blocks.
+pub const MAX_OUTSTANDING: usize = 128;
+
+/// How much of a line that is too long is looked at, to tell a reply from an event: QEMU begins with `return` or `timestamp`.
+const HEAD: usize = 32;
 
 /// What can go wrong with a command.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +71,22 @@ pub enum QmpError {
         /// How long was waited.
         seconds: f64,
     },
+    /// The answer was longer than is kept.
+    #[error("QEMU's answer to `{command}` has {bytes} bytes, and at most {MAX_LINE} are kept; ask for less")]
+    TooLong {
+        /// The command.
+        command: String,
+        /// How long the answer was.
+        bytes: usize,
+    },
+    /// QEMU has not answered for long, and is not asked any more until it does.
+    #[error("QEMU owes {outstanding} answers and was not asked `{command}`; it hangs, or is stopped")]
+    Busy {
+        /// The command.
+        command: String,
+        /// Commands without an answer.
+        outstanding: usize,
+    },
     /// What came is not QMP.
     #[error("not QMP: {0}")]
     Protocol(String),
@@ -87,6 +113,11 @@ pub enum Message {
         /// When it happened, by QEMU's clock: microseconds since 1970; 0 where QEMU did not say.
         unix_us: u64,
     },
+    /// The answer to the oldest command without one was longer than [`MAX_LINE`], and was skipped.
+    Oversized {
+        /// How long it was.
+        bytes: usize,
+    },
 }
 
 /// The protocol without I/O.
@@ -97,6 +128,8 @@ pub struct Session {
     buffer: Vec<u8>,
     /// How much of `buffer` is known to hold no newline, so that a long line is not scanned over and over.
     scanned: usize,
+    /// A line that is too long: how much of it was thrown away, and whether it is a reply.
+    skipping: Option<(usize, bool)>,
     next_id: u64,
 }
 
@@ -115,16 +148,9 @@ impl Session {
         (self.next_id, line)
     }
 
-    /// Bytes arrived.
-    ///
-    /// # Errors
-    /// [`QmpError::Protocol`] when a line grows beyond [`MAX_LINE`].
-    pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<(), QmpError> {
-        if self.buffer.len() + bytes.len() > MAX_LINE {
-            return Err(QmpError::Protocol(format!("a line of more than {MAX_LINE} bytes")));
-        }
+    /// Bytes arrived. What they mean is to be polled for before the next ones are handed in: that is what bounds the memory.
+    pub fn handle_bytes(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
-        Ok(())
     }
 
     /// The next message, if a whole one is there.
@@ -135,14 +161,35 @@ impl Session {
         loop {
             let Some(end) = self.buffer[self.scanned..].iter().position(|b| *b == b'\n') else {
                 self.scanned = self.buffer.len();
+                if self.skipping.is_some() || self.buffer.len() > MAX_LINE {
+                    self.skip(self.scanned);
+                }
                 return Ok(None);
             };
-            let line: Vec<u8> = self.buffer.drain(..=self.scanned + end).collect();
+            let end = self.scanned + end + 1;
+            if self.skipping.is_some() || end > MAX_LINE {
+                self.skip(end);
+                // An event is lost, as one is that falls into a reconnection; QEMU has none of this length.
+                if let Some((bytes, true)) = self.skipping.take() {
+                    return Ok(Some(Message::Oversized { bytes }));
+                }
+                continue;
+            }
+            let line: Vec<u8> = self.buffer.drain(..end).collect();
             self.scanned = 0;
             if !line.iter().all(u8::is_ascii_whitespace) {
                 return parse(&line).map(Some);
             }
         }
+    }
+
+    /// Throws away so many bytes of a line that is too long.
+    fn skip(&mut self, bytes: usize) {
+        let head = &self.buffer[..bytes.min(HEAD)];
+        let (skipped, is_reply) = self.skipping.unwrap_or((0, !head.windows(11).any(|w| w == b"\"timestamp\"")));
+        self.skipping = Some((skipped + bytes, is_reply));
+        self.buffer.drain(..bytes);
+        self.scanned = 0;
     }
 }
 
@@ -201,7 +248,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Inbox {
-    replies: HashMap<u64, Result<Value, (String, String)>>,
+    replies: HashMap<u64, Answer>,
+    /// Commands that QEMU has not answered, in the order in which it will.
+    outstanding: VecDeque<u64>,
     /// Commands that somebody waits for; a reply to any other id is late and dropped.
     awaited: HashSet<u64>,
     events: Vec<Event>,
@@ -210,9 +259,21 @@ struct Inbox {
     closed: bool,
 }
 
+/// What became of a command.
+#[derive(Debug)]
+enum Answer {
+    Is(Result<Value, (String, String)>),
+    TooLong { bytes: usize },
+}
+
 /// A position in the stream of events: "from now on".
 #[derive(Clone, Copy, Debug)]
 pub struct EventMark(usize);
+
+impl EventMark {
+    /// Where a connection's stream of events begins.
+    pub const BEGINNING: Self = Self(0);
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -224,17 +285,27 @@ impl Qmp {
     ///
     /// # Errors
     /// [`QmpError::Connect`] when nobody listens, [`QmpError::Timeout`] or [`QmpError::Closed`] when no greeting came.
-    pub fn connect(path: &std::path::Path, timeout: Duration) -> Result<Self, QmpError> {
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, QmpError> {
         let deadline = Instant::now() + timeout;
         loop {
-            match UnixStream::connect(path) {
-                Ok(stream) => return Self::start(stream, deadline.saturating_duration_since(Instant::now())),
-                Err(source) if Instant::now() >= deadline => {
-                    return Err(QmpError::Connect { path: path.display().to_string(), source });
+            match open(path) {
+                Ok(stream) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    return Self::start(stream, left.max(Duration::from_secs(1)));
                 }
+                Err(source) if Instant::now() >= deadline => return Err(refused(path, source)),
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
+    }
+
+    /// Connects if somebody listens now, and waits up to `patience` for their greeting: QEMU takes one client at a time, and
+    /// greets the next one when the last has left.
+    ///
+    /// # Errors
+    /// As [`Qmp::connect`].
+    pub fn connect_once(path: &Path, patience: Duration) -> Result<Self, QmpError> {
+        Self::start(open(path).map_err(|source| refused(path, source))?, patience)
     }
 
     /// Takes over a connected stream: starts the reader and leaves negotiation mode.
@@ -272,7 +343,7 @@ impl Qmp {
             .map_err(refuse)?;
         let qmp = Self { shared };
         // QEMU takes commands only after its greeting, but queues what was sent before: no need to wait for it.
-        qmp.execute_within("qmp_capabilities", Value::Null, timeout.max(Duration::from_secs(1)))?;
+        qmp.execute_within("qmp_capabilities", Value::Null, timeout)?;
         Ok(qmp)
     }
 
@@ -293,22 +364,35 @@ impl Qmp {
         let id = {
             let mut writer = lock(&self.shared.writer);
             let (id, line) = writer.0.command(command, arguments);
-            lock(&self.shared.inbox).awaited.insert(id);
+            {
+                let mut inbox = lock(&self.shared.inbox);
+                let outstanding = inbox.outstanding.len();
+                if outstanding >= MAX_OUTSTANDING {
+                    return Err(QmpError::Busy { command: command.to_owned(), outstanding });
+                }
+                inbox.awaited.insert(id);
+                inbox.outstanding.push_back(id);
+            }
             writer.1.write_all(&line).map_err(|_| closed())?;
             id
         };
         let deadline = Instant::now() + timeout;
         let mut inbox = lock(&self.shared.inbox);
         loop {
-            if let Some(result) = inbox.replies.remove(&id) {
-                return result.map_err(|(class, desc)| QmpError::Refused { command: command.to_owned(), class, desc });
+            let command = || command.to_owned();
+            match inbox.replies.remove(&id) {
+                Some(Answer::Is(result)) => {
+                    return result.map_err(|(class, desc)| QmpError::Refused { command: command(), class, desc });
+                }
+                Some(Answer::TooLong { bytes }) => return Err(QmpError::TooLong { command: command(), bytes }),
+                None => {}
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if inbox.closed || left.is_zero() {
                 inbox.awaited.remove(&id);
                 return Err(match inbox.closed {
                     true => closed(),
-                    false => QmpError::Timeout { command: command.to_owned(), seconds: timeout.as_secs_f64() },
+                    false => QmpError::Timeout { command: command(), seconds: timeout.as_secs_f64() },
                 });
             }
             inbox = self.shared.arrived.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -373,20 +457,46 @@ impl Qmp {
     }
 }
 
+/// Connects without waiting. A blocking connect to a QEMU that hangs would wait inside the kernel, for as long as it
+/// hangs, once its queue of clients is full.
+fn open(path: &Path) -> std::io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+fn refused(path: &Path, source: std::io::Error) -> QmpError {
+    QmpError::Connect { path: path.display().to_string(), source }
+}
+
+impl Inbox {
+    fn answered(&mut self, id: u64, answer: Answer) {
+        self.outstanding.retain(|o| *o != id);
+        if self.awaited.remove(&id) {
+            self.replies.insert(id, answer);
+        }
+    }
+}
+
 impl Shared {
     /// Sorts in what arrived; false when it is not QMP.
     fn take_in(&self, session: &mut Session, bytes: &[u8], at: Instant) -> bool {
-        if session.handle_bytes(bytes).is_err() {
-            return false;
-        }
+        session.handle_bytes(bytes);
         let mut inbox = lock(&self.inbox);
         loop {
             match session.poll_message() {
                 Ok(None) => return true,
                 Ok(Some(Message::Greeting(_))) => {}
                 Ok(Some(Message::Reply { id, result })) => {
-                    if inbox.awaited.remove(&id) {
-                        inbox.replies.insert(id, result);
+                    inbox.answered(id, Answer::Is(result));
+                }
+                Ok(Some(Message::Oversized { bytes })) => {
+                    if let Some(oldest) = inbox.outstanding.front().copied() {
+                        inbox.answered(oldest, Answer::TooLong { bytes });
                     }
                 }
                 Ok(Some(Message::Event { name, data, unix_us })) => {
@@ -427,7 +537,7 @@ mod tests {
             {\"timestamp\": {\"seconds\": 1}, \"event\": \"STOP\"}\r\n\
             {\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"no\"}}\r\n";
         let mut whole = Session::default();
-        whole.handle_bytes(text).unwrap();
+        whole.handle_bytes(text);
         let expected = collect(&mut whole);
         assert_eq!(expected.len(), 4);
         let stop = Message::Event { name: "STOP".into(), data: json!({}), unix_us: 1_000_000 };
@@ -437,26 +547,97 @@ mod tests {
         let mut bytewise = Session::default();
         let mut got = vec![];
         for byte in text {
-            bytewise.handle_bytes(&[*byte]).unwrap();
+            bytewise.handle_bytes(&[*byte]);
             got.extend(collect(&mut bytewise));
         }
         assert_eq!(got, expected);
     }
 
     #[test]
-    fn a_line_without_end_is_refused() {
+    fn a_line_that_is_too_long_is_skipped_within_bounded_memory_and_the_next_one_is_read() {
         let mut session = Session::default();
-        let chunk = vec![b'x'; MAX_LINE / 2];
-        session.handle_bytes(&chunk).unwrap();
-        session.handle_bytes(&chunk).unwrap();
-        assert!(session.handle_bytes(b"x").is_err());
+        let chunk = vec![b'x'; 16_384];
+        session.handle_bytes(b"{\"return\": \"");
+        let mut fed = 12;
+        while fed < 3 * MAX_LINE {
+            session.handle_bytes(&chunk);
+            fed += chunk.len();
+            assert_eq!(session.poll_message().unwrap(), None);
+            assert!(session.buffer.len() <= MAX_LINE + chunk.len());
+        }
+        session.handle_bytes(b"\"}\n{\"return\": 7, \"id\": 2}\n");
+        let next = Message::Reply { id: 2, result: Ok(7.into()) };
+        assert_eq!(collect(&mut session), [Message::Oversized { bytes: fed + 3 }, next]);
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_fails_its_own_command_and_the_session_goes_on() {
+        let qmp = Qmp::start(
+            fake(|command, stream| match command["execute"].as_str().unwrap() {
+                "late" => {}
+                "big" => {
+                    let big = "x".repeat(MAX_LINE);
+                    // The one that was given up is answered first, as QEMU does.
+                    writeln!(stream, "{}", json!({"return": {}, "id": 2})).unwrap();
+                    writeln!(stream, "{}", json!({"return": big, "id": command["id"]})).unwrap();
+                }
+                _ => reply(command, stream),
+            }),
+            Duration::from_secs(5),
+        )
+        .unwrap();
+        let late = qmp.execute_within("late", Value::Null, Duration::from_millis(20));
+        assert!(matches!(late, Err(QmpError::Timeout { .. })));
+        assert!(matches!(qmp.execute("big", Value::Null), Err(QmpError::TooLong { .. })));
+        assert_eq!(qmp.execute("cont", Value::Null).unwrap()["did"], "cont");
+        assert!(!qmp.is_closed());
+    }
+
+    #[test]
+    fn a_qemu_that_answers_nothing_is_not_asked_without_bound() {
+        let qmp = Qmp::start(
+            fake(|command, stream| {
+                if command["execute"] == "qmp_capabilities" {
+                    reply(command, stream);
+                }
+            }),
+            Duration::from_secs(5),
+        )
+        .unwrap();
+        for _ in 0..MAX_OUTSTANDING {
+            let hanging = qmp.execute_within("query-status", Value::Null, Duration::ZERO);
+            assert!(matches!(hanging, Err(QmpError::Timeout { .. })));
+        }
+        assert!(matches!(qmp.execute("query-status", Value::Null), Err(QmpError::Busy { .. })));
+    }
+
+    #[test]
+    fn a_full_queue_of_clients_does_not_hold_the_next_one_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp.sock");
+        let listener =
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+        // As QEMU's.
+        rustix::net::listen(&listener, 1).unwrap();
+        let began = Instant::now();
+        let mut clients = vec![];
+        let full = loop {
+            match open(&path) {
+                Ok(client) => clients.push(client),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), std::io::ErrorKind::WouldBlock);
+        assert!(matches!(Qmp::connect_once(&path, Duration::from_secs(60)), Err(QmpError::Connect { .. })));
+        assert!(began.elapsed() < Duration::from_secs(10));
     }
 
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
             let mut session = Session::default();
-            session.handle_bytes(&bytes).unwrap();
+            session.handle_bytes(&bytes);
             while let Ok(Some(_)) = session.poll_message() {}
         }
     }

@@ -27,6 +27,24 @@ pub enum VmmError {
         /// The end of its log.
         log: String,
     },
+    /// It runs and says nothing. That does not make it gone: its guest may run.
+    #[error(
+        "QEMU's monitor (process {pid}) does not answer: {why}; it is tried again for as long as the process is there"
+    )]
+    Unreachable {
+        /// Its process.
+        pid: u32,
+        /// As far as is known.
+        why: String,
+    },
+    /// There is one already.
+    #[error(
+        "a QEMU of this VM runs here already (process {pid}); two would spoil its disks, so none is started beside it"
+    )]
+    Already {
+        /// Its process.
+        pid: u32,
+    },
     /// The VM cannot be run as it is.
     #[error("{0}")]
     Spec(String),

@@ -1,6 +1,6 @@
 //! What this host's QEMU can do, and whether that is enough for a VM.
 
-use crate::command::PROGRAM;
+use crate::command::{PROGRAM, monitor_option};
 use crate::error::{VmmError, io_error};
 use crate::spec::{Accel, VmSpec};
 use godwit_qmp::Qmp;
@@ -44,10 +44,73 @@ pub struct HostFacts {
 /// CPUs that guests can be given.
 #[derive(Clone, Debug, Default)]
 pub struct Cpus {
-    /// Models. A feature that a model has and the host has not is left out by QEMU, on every host of this kind.
-    pub models: BTreeSet<String>,
-    /// Features.
+    /// Models, and what each has and this host has not: QEMU refuses to start with that.
+    pub models: BTreeMap<String, Vec<String>>,
+    /// Features that can be had, in the spelling of [`Cpus::spelling`].
     pub features: BTreeSet<String>,
+    /// All that can be set of a CPU, features or not, in the same spelling.
+    pub properties: BTreeSet<String>,
+}
+
+/// Switches of a CPU that no processor has or lacks. Enlightenments (`hv-`) are the kernel's, and QEMU says of them only at a start.
+const NOT_FEATURES: [&str; 7] = [
+    "check",
+    "enforce",
+    "host-cache-info",
+    "host-phys-bits",
+    "kvm-no-smi-migration",
+    "migratable",
+    "start-powered-off",
+];
+
+impl Cpus {
+    /// A name as it is kept: QEMU takes `sse4.1`, `sse4_1` and `sse4-1` for the same.
+    fn spelling(name: &str) -> String {
+        name.replace(['_', '.'], "-")
+    }
+
+    /// What of a CPU cannot be had here, and why.
+    fn missing(&self, cpu: &str, version: Version) -> Vec<(String, &'static str)> {
+        const OTHER_QEMU: &str = "install a QEMU that does, or move to a host with one";
+        const OTHER_CPU: &str = "choose a host whose CPU has it";
+        let mut parts = cpu.split(',');
+        let model = parts.next().unwrap_or_default();
+        let mut missing = vec![];
+        // As QEMU: the last word counts, and `+` and `-` count more than `=`.
+        let (mut set, mut signed) = (BTreeMap::new(), BTreeMap::new());
+        for part in parts {
+            let (name, on) = match (part.strip_prefix('+'), part.strip_prefix('-'), part.split_once('=')) {
+                (Some(name), ..) => (name, true),
+                (_, Some(name), _) => (name, false),
+                (.., Some((name, value))) => (name, matches!(value, "on" | "yes" | "true" | "y")),
+                (.., None) => (part, true),
+            };
+            let to = if part.starts_with(['+', '-']) { &mut signed } else { &mut set };
+            to.insert(Self::spelling(name), on);
+        }
+        set.extend(signed);
+        for (name, on) in &set {
+            if !self.properties.contains(name) {
+                missing.push((format!("QEMU {version} here knows no CPU feature `{name}`"), OTHER_QEMU));
+            } else if *on && !self.features.contains(name) && !is_switch(name) {
+                missing.push((format!("CPU feature `{name}` cannot be had here"), OTHER_CPU));
+            }
+        }
+        let Some(lacking) = self.models.get(model) else {
+            missing.push((format!("QEMU {version} here knows no CPU model `{model}`"), OTHER_QEMU));
+            return missing;
+        };
+        let lacking = lacking.iter().filter(|feature| !set.contains_key(&Self::spelling(feature)));
+        missing.extend(
+            lacking
+                .map(|f| (format!("CPU model `{model}` has the feature `{f}`, which cannot be had here"), OTHER_CPU)),
+        );
+        missing
+    }
+}
+
+fn is_switch(name: &str) -> bool {
+    NOT_FEATURES.contains(&name) || name.starts_with("hv-")
 }
 
 /// Something that a VM needs and this host has not.
@@ -81,7 +144,8 @@ impl HostFacts {
         let _ = std::fs::remove_file(&socket);
         let mut child = Command::new(PROGRAM)
             .args(["-machine", "none", "-accel", accel.name(), "-nodefaults", "-display", "none", "-S"])
-            .args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())])
+            .arg("-qmp")
+            .arg(monitor_option(&socket))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -117,18 +181,23 @@ fn read(qmp: &Qmp, accel: Accel) -> Result<HostFacts, VmmError> {
     }
     machines.sort_unstable();
     let definitions = qmp.execute("query-cpu-definitions", Value::Null)?;
-    let cpu_models = definitions.as_array().into_iter().flatten();
-    let cpu_models = cpu_models.filter_map(|d| d["name"].as_str().map(str::to_owned)).collect();
+    let models = definitions.as_array().into_iter().flatten().filter_map(|definition| {
+        let lacking = definition["unavailable-features"].as_array().into_iter().flatten();
+        let mut lacking: Vec<_> = lacking.filter_map(|f| f.as_str().map(str::to_owned)).collect();
+        lacking.sort_unstable();
+        Some((definition["name"].as_str()?.to_owned(), lacking))
+    });
+    let models = models.collect();
     let max = qmp.execute("query-cpu-model-expansion", json!({"type": "full", "model": {"name": "max"}}))?;
-    let props = max["model"]["props"].as_object();
-    let cpu_features = props.into_iter().flatten().filter(|(_, on)| on == &&Value::Bool(true));
-    let cpu_features = cpu_features.map(|(name, _)| name.replace('_', "-")).collect();
+    let all = || max["model"]["props"].as_object().into_iter().flatten();
+    let features = all().filter(|(_, on)| on == &&Value::Bool(true)).map(|(name, _)| Cpus::spelling(name)).collect();
+    let properties = all().map(|(name, _)| Cpus::spelling(name)).collect();
     Ok(HostFacts {
         version: Version { major: part("major"), minor: part("minor") },
         machines,
         aliases,
         kvm: accel == Accel::Kvm,
-        cpus: BTreeMap::from([(accel, Cpus { models: cpu_models, features: cpu_features })]),
+        cpus: BTreeMap::from([(accel, Cpus { models, features, properties })]),
     })
 }
 
@@ -155,19 +224,49 @@ pub fn check(spec: &VmSpec, facts: &HostFacts) -> Vec<Unmet> {
         );
     }
     let Some(cpus) = facts.cpus.get(&spec.accel) else { return unmet };
-    let mut add = |message: String, remedy: &str| unmet.push(Unmet { kind: "cpu", message, remedy: remedy.into() });
-    let mut parts = spec.cpu.split(',');
-    let model = parts.next().unwrap_or_default();
-    if !cpus.models.contains(model) {
-        add(
-            format!("QEMU {} here knows no CPU model `{model}`", facts.version),
-            "install a QEMU that does, or move to a host with one",
-        );
-    }
-    for feature in parts.filter_map(|p| p.strip_prefix('+')) {
-        if !cpus.features.contains(feature) && !cpus.features.contains(&feature.replace(['_', '.'], "-")) {
-            add(format!("CPU feature `{feature}` cannot be had here"), "choose a host whose CPU has it");
-        }
+    for (message, remedy) in cpus.missing(&spec.cpu, facts.version) {
+        unmet.push(Unmet { kind: "cpu", message, remedy: remedy.into() });
     }
     unmet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(cpu: &str) -> Vec<String> {
+        let cpus = Cpus {
+            models: BTreeMap::from([("small".into(), vec![]), ("big".into(), vec!["avx".into(), "x_y".into()])]),
+            features: ["sse4-1"].map(str::to_owned).into(),
+            properties: ["sse4-1", "avx", "x-y", "enforce", "hv-time", "level"].map(str::to_owned).into(),
+        };
+        let all = cpus.missing(cpu, Version { major: 7, minor: 2 });
+        all.into_iter().map(|(message, _)| message.split('`').nth(1).unwrap_or_default().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_missing_feature_is_named_however_it_is_asked_for() {
+        for cpu in ["small,+avx", "small,avx=on", "small,avx", "small,avx=off,+avx", "small,+avx,avx=off"] {
+            assert_eq!(missing(cpu), ["avx"], "{cpu}");
+        }
+        for cpu in ["small,-avx", "small,avx=off", "small,+avx,-avx", "small,avx=on,-avx"] {
+            assert_eq!(missing(cpu), [""; 0], "{cpu}");
+        }
+        for cpu in ["small,+sse4.1", "small,sse4_1=on,enforce", "small,hv_time=on,level=13"] {
+            assert_eq!(missing(cpu), [""; 0], "{cpu}");
+        }
+        assert_eq!(
+            missing("small,nothing=off"),
+            ["nothing"],
+            "QEMU refuses what it does not know, also when it is off"
+        );
+    }
+
+    #[test]
+    fn what_a_model_has_and_the_host_lacks_is_named_unless_it_is_switched_off() {
+        let all = missing("big");
+        assert_eq!(all, ["big", "big"], "the message begins with the model");
+        assert_eq!(missing("big,-avx,x-y=off"), [""; 0]);
+        assert_eq!(missing("none"), ["none"]);
+    }
 }

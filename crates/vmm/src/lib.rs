@@ -1,13 +1,15 @@
 //! The hypervisor driver: QEMU, by its command line and QMP.
 //!
-//! A QEMU that the node starts does not belong to it: it has a session of its own, its control socket and process id are in
-//! files, and a node that starts again finds it by them ([`Qemu::adopt`]). Its disks are NBD clients of the node with a
+//! A QEMU that the node starts does not belong to it: it has a session of its own, it writes its process id to a file that
+//! stands on its command line, and a node that starts again finds it by that ([`Qemu::adopt`]). Its disks are NBD clients of the node with a
 //! reconnect delay, so its guest waits for a restarting node instead of seeing errors.
 //!
 //! # What can go wrong
 //!
-//! *A process id is used again.* It is kept with the process's start time, and both have to match before it is believed or
-//! killed.
+//! *A node is killed while it starts a QEMU.* Whatever the moment, the process has its place on its command line, and is found.
+//!
+//! *A process id is used again.* It is believed only of a process with the right command line, and kept with the process's start
+//! time, which has to match before it is killed.
 //!
 //! *A source resumes by itself.* QEMU does so when its return path breaks before SHUT; after SHUT it is in `postmigrate` and only
 //! [`Qemu::cont`] starts it again. `tests/qemu.rs` shows both.
@@ -19,10 +21,14 @@
 //! ([`spec::VmSpec::check`]).
 //!
 //! *The monitor does not answer* while QEMU stops for the last pages. Events still come, each with QEMU's own time.
+//!
+//! *The monitor breaks, or cannot be reached at all.* The guest is not given up for that: the connection is made again for as
+//! long as the process is there, and commands fail with [`VmmError::Unreachable`] until it is.
 
 mod command;
 mod error;
 mod facts;
+mod monitor;
 mod process;
 mod qemu;
 pub mod spec;

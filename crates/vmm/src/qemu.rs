@@ -1,10 +1,11 @@
 //! One running QEMU.
 
-use crate::command::{command, qmp_socket};
+use crate::command::{command, pid_file, qmp_socket};
 use crate::error::{VmmError, io_error};
+use crate::monitor::{Monitor, ORDINARY};
 use crate::process::Process;
 use crate::spec::{Placement, Start, VmSpec};
-use godwit_qmp::{Event, Qmp, QmpError};
+use godwit_qmp::QmpError;
 use godwit_units::Bytes;
 use serde_json::{Value, json};
 use std::fs::{DirBuilder, File};
@@ -16,8 +17,9 @@ use std::time::{Duration, Instant};
 
 /// How long a QEMU may take to open its control socket.
 const UP: Duration = Duration::from_secs(30);
-/// How long an ordinary command may take.
-const ORDINARY: Duration = Duration::from_secs(10);
+/// How long an adoption waits for the monitor of a QEMU that runs. One that is well answers within milliseconds; one that does
+/// not is adopted all the same, and a node with many of them starts none the later.
+const ADOPTION: Duration = Duration::from_secs(2);
 /// How long a QEMU may take to end when it is asked to.
 const END: Duration = Duration::from_secs(5);
 /// How long a migration that is cancelled may take to be so: QEMU has to get out of a write to its socket.
@@ -58,7 +60,7 @@ pub enum MigrationStatus {
 }
 
 impl MigrationStatus {
-    fn of(text: &str) -> Self {
+    pub(crate) fn of(text: &str) -> Self {
         match text {
             "none" | "" => Self::None,
             "completed" => Self::Completed,
@@ -113,7 +115,7 @@ pub enum QemuEvent {
 #[derive(Debug)]
 pub struct Qemu {
     process: Process,
-    qmp: Qmp,
+    monitor: Monitor,
     placement: Placement,
 }
 
@@ -125,6 +127,10 @@ impl Qemu {
     pub fn start(spec: &VmSpec, placement: &Placement, start: Start) -> Result<Self, VmmError> {
         for folder in [&placement.run, &placement.logs] {
             DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
+        }
+        let placement = &Placement { run: absolute(&placement.run)?, ..placement.clone() };
+        if let Some(Process { pid, .. }) = Process::find(&pid_file(placement))? {
+            return Err(VmmError::Already { pid });
         }
         let log = placement.logs.join("qemu.log");
         let socket = qmp_socket(placement);
@@ -146,13 +152,15 @@ impl Qemu {
         reaper.map_err(io_error("watch", &log))?;
         let not_up = |why: String| VmmError::NotUp { why, log: tail(&log) };
         let process = process.ok_or_else(|| not_up("it ended at once".into()))?;
-        let up = process.save(&pid_file(placement)).and_then(|()| connect(process, &socket).map_err(&not_up)).and_then(
-            |qmp| {
-                let it = Self { process, qmp, placement: placement.clone() };
-                it.prepare(start)?;
-                Ok(it)
-            },
-        );
+        let up = Monitor::open(process, &socket).and_then(|monitor| {
+            let it = Self { process, monitor, placement: placement.clone() };
+            it.monitor.wait_up(UP).map_err(|e| match e {
+                VmmError::Unreachable { why, .. } => not_up(why),
+                other => other,
+            })?;
+            it.prepare(start)?;
+            Ok(it)
+        });
         if up.is_err() {
             process.kill();
             process.wait_gone(END);
@@ -160,34 +168,80 @@ impl Qemu {
         up
     }
 
-    /// The QEMU that an earlier node started there, if it still runs.
+    /// The QEMU that an earlier node started there, if it still runs. Waits for its monitor for two seconds at most: one that
+    /// does not answer is adopted all the same, and its monitor tried for as long as it runs ([`Qemu::unreachable`]).
     ///
     /// # Errors
-    /// When it runs and its control socket does not answer.
+    /// When nobody can know whether it runs.
     pub fn adopt(placement: &Placement) -> Result<Option<Self>, VmmError> {
-        let Some(process) = Process::load(&pid_file(placement)).filter(|p| p.is_alive()) else { return Ok(None) };
-        // The socket takes one client; QEMU may not have noticed yet that the last one is gone.
-        let qmp =
-            connect(process, &qmp_socket(placement)).map_err(|why| VmmError::NotUp { why, log: String::new() })?;
-        Ok(Some(Self { process, qmp, placement: placement.clone() }))
+        let placement = Placement { run: absolute(&placement.run)?, ..placement.clone() };
+        let Some(process) = Process::find(&pid_file(&placement))? else { return Ok(None) };
+        let monitor = Monitor::open(process, &qmp_socket(&placement))?;
+        if let Err(error) = monitor.wait_up(ADOPTION) {
+            tracing::warn!(run = %placement.run.display(), %error, "adopted without its monitor");
+        }
+        Ok(Some(Self { process, monitor, placement }))
     }
 
+    /// Why its monitor cannot be reached now, where it cannot.
+    #[must_use]
+    pub fn unreachable(&self) -> Option<String> {
+        self.monitor.unreachable()
+    }
+
+    /// Sets what a move needs, and takes back what does not go with it: the node reads the plain stream, from one socket. Whoever
+    /// has a hand on the monitor may have set anything. Does nothing where all is as it should be.
     fn prepare(&self, start: Start) -> Result<(), VmmError> {
         // The same on both sides: QEMU compares them.
-        self.capabilities(&[("events", true), ("return-path", true)])?;
+        let mut wanted = vec!["events", "return-path"];
         if start == Start::Incoming {
-            self.capabilities(&[("late-block-activate", true)])?;
+            wanted.push("late-block-activate");
+        }
+        let answer = self.execute("query-migrate-capabilities", Value::Null)?;
+        let mut change = vec![];
+        for capability in answer.as_array().into_iter().flatten() {
+            let name = capability["capability"].as_str().unwrap_or_default();
+            if name == "late-block-activate" && start == Start::Boot {
+                // Means something to a destination only, which this one may have been.
+                continue;
+            }
+            let want = wanted.contains(&name);
+            if capability["state"] != want {
+                if !want {
+                    tracing::warn!(run = %self.placement.run.display(), capability = name, "somebody set it; a move needs it off");
+                }
+                change.push(json!({"capability": name, "state": want}));
+            }
+            wanted.retain(|w| *w != name);
+        }
+        if let Some(lacking) = wanted.first() {
+            return Err(VmmError::Spec(format!(
+                "this QEMU has no migration capability `{lacking}`; install 7.2 or newer"
+            )));
+        }
+        if !change.is_empty() {
+            self.execute("migrate-set-capabilities", json!({"capabilities": change}))?;
         }
         Ok(())
     }
 
-    fn capabilities(&self, wanted: &[(&str, bool)]) -> Result<(), VmmError> {
-        let list: Vec<_> = wanted.iter().map(|(name, on)| json!({"capability": name, "state": on})).collect();
-        self.execute("migrate-set-capabilities", json!({"capabilities": list})).map(drop)
+    /// Parameters that change the stream, or when it ends: those that are set and should not be.
+    fn stray_parameters(&self) -> Result<Value, VmmError> {
+        let answer = self.execute("query-migrate-parameters", Value::Null)?;
+        let mut stray = json!({});
+        for text in ["tls-creds", "tls-hostname", "tls-authz"] {
+            if answer[text].as_str().is_some_and(|t| !t.is_empty()) {
+                stray[text] = "".into();
+            }
+        }
+        if answer["avail-switchover-bandwidth"].as_u64().is_some_and(|b| b > 0) {
+            stray["avail-switchover-bandwidth"] = 0.into();
+        }
+        Ok(stray)
     }
 
     fn execute(&self, command: &str, arguments: Value) -> Result<Value, VmmError> {
-        Ok(self.qmp.execute_within(command, arguments, ORDINARY)?)
+        self.monitor.execute_within(command, arguments, ORDINARY)
     }
 
     /// Its process id.
@@ -202,26 +256,10 @@ impl Qemu {
         self.process.is_alive()
     }
 
-    /// Calls `on` for each event, in order, on a thread of its own, from now on until the process is gone.
-    pub fn watch(&self, mut on: impl FnMut(QemuEvent) + Send + 'static) {
-        let (qmp, process) = (self.qmp.clone(), self.process);
-        let mut mark = qmp.mark();
-        std::thread::spawn(move || {
-            loop {
-                let _ = qmp.wait_event(mark, Instant::now() + Duration::from_secs(3600), |_| true);
-                // Asked before the events are taken: what came before the end is told before it.
-                let closed = qmp.is_closed();
-                let (events, behind) = qmp.take_since(mark);
-                mark = behind;
-                events.iter().filter_map(translate).for_each(&mut on);
-                if closed {
-                    // A guest is not killed for a monitor that broke; without one it can run, and be told nothing.
-                    while !process.wait_gone(Duration::from_secs(3600)) {}
-                    on(QemuEvent::Gone);
-                    return;
-                }
-            }
-        });
+    /// Calls `on` for each event, in order, on a thread of its own, from now on until the process is gone. What a broken monitor
+    /// missed is asked for when it works again, and told then.
+    pub fn watch(&self, on: impl FnMut(QemuEvent) + Send + 'static) {
+        self.monitor.watch(on);
     }
 
     /// What it does.
@@ -253,13 +291,17 @@ impl Qemu {
         })
     }
 
-    /// Begins to migrate into a unix socket, and goes on over memory until [`Qemu::stop_now`].
+    /// Begins to migrate into a unix socket, and goes on over memory until [`Qemu::stop_now`]. The stream is the plain one,
+    /// whatever was set on this QEMU before.
     ///
     /// # Errors
     /// When QEMU refuses; a device that cannot be migrated is named.
     pub fn migrate_to(&self, socket: &Path) -> Result<(), VmmError> {
         self.prepare(Start::Boot)?;
-        self.execute("migrate-set-parameters", json!({"max-bandwidth": UNLIMITED, "downtime-limit": KEEP_GOING_MS}))?;
+        let mut parameters = self.stray_parameters()?;
+        parameters["max-bandwidth"] = UNLIMITED.into();
+        parameters["downtime-limit"] = KEEP_GOING_MS.into();
+        self.execute("migrate-set-parameters", parameters)?;
         self.execute("migrate", json!({"uri": format!("unix:{}", socket.display())})).map(drop)
     }
 
@@ -370,8 +412,8 @@ impl Qemu {
 
     /// Ends it. Returns when the process is gone.
     pub fn quit(&self) {
-        let asked = self.qmp.execute_within("quit", Value::Null, Duration::from_secs(2));
-        if !matches!(asked, Ok(_) | Err(QmpError::Closed { .. })) || !self.process.wait_gone(END) {
+        let asked = self.monitor.execute_within("quit", Value::Null, Duration::from_secs(2));
+        if !matches!(asked, Ok(_) | Err(VmmError::Qmp(QmpError::Closed { .. }))) || !self.process.wait_gone(END) {
             self.process.kill();
             self.process.wait_gone(END);
         }
@@ -381,7 +423,7 @@ impl Qemu {
 
     /// Lets go of its monitor, which takes one client at a time. Nothing but [`Qemu::kill`] works through this handle then.
     pub fn hang_up(&self) {
-        self.qmp.hang_up();
+        self.monitor.hang_up();
     }
 
     /// Kills it, as a fault would.
@@ -391,33 +433,9 @@ impl Qemu {
     }
 }
 
-fn pid_file(placement: &Placement) -> PathBuf {
-    placement.run.join("qemu.pid")
-}
-
-/// Connects for as long as the process is there.
-fn connect(process: Process, socket: &Path) -> Result<Qmp, String> {
-    let deadline = Instant::now() + UP;
-    loop {
-        match Qmp::connect(socket, Duration::from_millis(200)) {
-            Ok(qmp) => return Ok(qmp),
-            Err(_) if !process.is_alive() => return Err("it ended".into()),
-            Err(e) if Instant::now() > deadline => return Err(e.to_string()),
-            Err(_) => {}
-        }
-    }
-}
-
-fn translate(event: &Event) -> Option<QemuEvent> {
-    let (at, unix_us) = (event.at, event.unix_us);
-    Some(match event.name.as_str() {
-        "STOP" => QemuEvent::Stop { at, unix_us },
-        "RESUME" => QemuEvent::Resume { at, unix_us },
-        "MIGRATION" => QemuEvent::Migration(MigrationStatus::of(event.data["status"].as_str().unwrap_or_default())),
-        "MIGRATION_PASS" => QemuEvent::Pass(event.data["pass"].as_u64().unwrap_or(0)),
-        "SHUTDOWN" if event.data["guest"] == true => QemuEvent::PoweredOff,
-        _ => return None,
-    })
+/// A path that means the same to QEMU, to this node and to the next one.
+fn absolute(path: &Path) -> Result<PathBuf, VmmError> {
+    std::path::absolute(path).map_err(io_error("find", path))
 }
 
 /// The last lines of a log.

@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at the first thing that is wrong")]
 
 mod common;
-use common::{Guest, SOON, placement, spec};
-use godwit_vmm::{Qemu, Start, State};
+use common::{Guest, SOON, placement, spec, wait_state};
+use godwit_vmm::{Qemu, Start, State, VmmError};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const FOLDER: &str = "GODWIT_TEST_FOLDER";
 
@@ -22,20 +22,21 @@ fn child_that_starts_a_guest() {
     std::thread::sleep(SOON * 2);
 }
 
+fn node(folder: &Path) -> Command {
+    let mut node = Command::new(std::env::current_exe().unwrap());
+    node.args(["--exact", "child_that_starts_a_guest", "--ignored"]).env(FOLDER, folder);
+    node.stdout(Stdio::null()).process_group(0);
+    node
+}
+
 #[test]
 fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
-    let mut node = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_that_starts_a_guest", "--ignored"])
-        .env(FOLDER, folder.path())
-        .stdout(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .unwrap();
+    let mut node = node(folder.path()).spawn().unwrap();
     let deadline = Instant::now() + SOON;
     while !folder.path().join("up").exists() {
         assert!(Instant::now() < deadline, "the child does not start its guest");
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     let group = rustix::process::Pid::from_child(&node);
     rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
@@ -47,4 +48,51 @@ fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
     found.quit();
     assert!(!found.is_alive());
     assert!(Qemu::adopt(&placement).unwrap().is_none());
+}
+
+#[test]
+fn a_guest_whose_node_is_killed_while_it_is_being_started_is_found_and_gets_no_second() {
+    let folder = tempfile::tempdir().unwrap();
+    // Stands in for QEMU: kills the node as soon as it runs, and becomes QEMU a good while later.
+    let (bin, path) = (folder.path().join("bin"), std::env::var("PATH").unwrap());
+    std::fs::create_dir(&bin).unwrap();
+    let script = format!(
+        "#!/bin/sh\ncase $* in *-version) exit 0;; esac\nkill -9 $PPID\nsleep 0.5\nPATH='{path}'\nexec qemu-system-x86_64 \"$@\"\n"
+    );
+    std::fs::write(bin.join("qemu-system-x86_64"), script).unwrap();
+    std::fs::set_permissions(bin.join("qemu-system-x86_64"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    let mut node = node(folder.path()).env("PATH", format!("{}:{path}", bin.display())).spawn().unwrap();
+    node.wait().unwrap();
+
+    let placement = placement(folder.path(), vec![]);
+    assert!(!placement.run.join("qemu.pid").exists(), "it has not come that far");
+    let found = Guest(Qemu::adopt(&placement).unwrap().expect("it is there"));
+    assert_eq!(found.state().unwrap(), State::Running);
+    let second = Qemu::start(&spec(), &placement, Start::Boot).unwrap_err();
+    assert!(matches!(second, VmmError::Already { pid } if pid == found.pid()), "{second}");
+    found.quit();
+    assert!(Qemu::adopt(&placement).unwrap().is_none());
+}
+
+#[test]
+fn a_qemu_that_says_nothing_is_adopted_within_seconds_and_answers_when_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Guest::start(folder.path(), vec![], Start::Boot);
+    first.hang_up();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(first.pid()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    // Fills the queue of its monitor's clients: the next one that waits for its place would wait for ever.
+    let socket = placement(folder.path(), vec![]).run.join("qmp.sock");
+    let others: Vec<_> = (0..2).map(|_| std::os::unix::net::UnixStream::connect(&socket).unwrap()).collect();
+    let began = Instant::now();
+    let found = Qemu::adopt(&placement(folder.path(), vec![])).unwrap().expect("it is there, whatever it says");
+    assert!(found.state().is_err());
+    println!("adopted and asked in {:?}: {}", began.elapsed(), found.unreachable().unwrap());
+    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(found.is_alive());
+    drop(others);
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    wait_state(&found, State::Running);
+    assert_eq!(found.unreachable(), None);
 }

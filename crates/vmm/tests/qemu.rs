@@ -149,3 +149,23 @@ fn what_a_host_lacks_is_named() {
     assert_eq!(kinds, ["machine", "cpu"]);
     assert!(facts.resolve("q35").unwrap().starts_with("pc-q35-"));
 }
+
+#[test]
+fn a_cpu_that_cannot_be_had_does_not_start_and_what_emulation_can_do_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |cpu: &str| Qemu::start(&VmSpec { cpu: cpu.into(), ..spec() }, &placement(folder.path()), Start::Boot);
+    for cpu in ["qemu64", "max", "qemu64,sse4.1=on,+ssse3,rdrand"] {
+        let qemu = Guarded(start(cpu).unwrap());
+        assert_eq!(qemu.0.state().unwrap(), State::Running, "{cpu}");
+        qemu.0.quit();
+    }
+    let facts = godwit_vmm::HostFacts::ask(folder.path()).unwrap();
+    for cpu in ["qemu64,+avx512f", "qemu64,avx512f=on", "Haswell-v2"] {
+        let refused = start(cpu).map(Guarded).map_err(|e| e.to_string());
+        assert!(refused.as_ref().is_err_and(|e| e.contains("features")), "{cpu}: {:?}", refused.err());
+        let unmet = godwit_vmm::check(&VmSpec { cpu: cpu.into(), ..spec() }, &facts);
+        assert!(!unmet.is_empty() && unmet.iter().all(|u| u.kind == "cpu"), "{cpu}: {unmet:?}");
+    }
+    let unmet = godwit_vmm::check(&VmSpec { cpu: "qemu64,enforce=on,sse4.1=on,-svm".into(), ..spec() }, &facts);
+    assert_eq!(unmet, []);
+}
