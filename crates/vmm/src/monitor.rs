@@ -28,7 +28,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often a wait looks whether the process is still there.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long a connection without events is left before it is asked again what was missed.
+/// How long the answer to what was missed is waited for, and how long it is left before it is asked again: events wait meanwhile.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A wait without end, in parts.
 const LONG: Duration = Duration::from_secs(3600);
@@ -265,8 +265,8 @@ fn pump(qmp: &Qmp, mut mark: EventMark, mut missed: Missed, told: &mut Told, on:
 impl Told {
     /// Asks what may have been missed, and tells it; `None` without an answer.
     fn catch_up(&mut self, qmp: &Qmp, on: &mut impl FnMut(QemuEvent)) -> Option<()> {
-        let status = qmp.execute_within("query-status", Value::Null, ORDINARY).ok()?;
-        let migration = qmp.execute_within("query-migrate", Value::Null, ORDINARY).ok()?;
+        let status = qmp.execute_within("query-status", Value::Null, ASK_AGAIN).ok()?;
+        let migration = qmp.execute_within("query-migrate", Value::Null, ASK_AGAIN).ok()?;
         let (at, unix_us) = (Instant::now(), unix_us());
         let running = status["status"] == "running";
         if self.running != Some(running) {
