@@ -104,6 +104,8 @@ pub enum RunState {
     Paused,
     /// Receives a migration.
     Incoming,
+    /// Its QEMU is there, and its monitor cannot be reached; the node's log says why. Nothing is concluded from that.
+    Silent,
 }
 
 /// How to stop a VM.

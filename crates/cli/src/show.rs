@@ -85,7 +85,10 @@ pub fn components(components: &[Component]) -> String {
 fn doing(vm: &Vm) -> String {
     match (vm.ownership, vm.run) {
         (Some(Ownership::WaitsForPeer), _) => "waits for its peer".into(),
-        (_, Some(run @ (RunState::Off | RunState::Running | RunState::Paused | RunState::Incoming))) => word(&run),
+        (
+            _,
+            Some(run @ (RunState::Off | RunState::Running | RunState::Paused | RunState::Incoming | RunState::Silent)),
+        ) => word(&run),
         (_, None) => "unknown".into(),
     }
 }

@@ -506,7 +506,10 @@ impl Node {
             Some(qemu) => match effects::on_qemu(&qemu, Qemu::state).await {
                 Ok(godwit_vmm::State::Running) => RunState::Running,
                 Ok(godwit_vmm::State::Incoming) => RunState::Incoming,
-                Ok(_) | Err(_) => RunState::Paused,
+                Ok(_) => RunState::Paused,
+                Err(_) if qemu.unreachable().is_some() => RunState::Silent,
+                // As QEMU is while it stops for the last pages.
+                Err(_) => RunState::Paused,
             },
         };
         LocalVm {
