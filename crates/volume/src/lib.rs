@@ -23,6 +23,7 @@
 mod blocks;
 mod error;
 mod file;
+mod guards;
 mod meta;
 pub mod mirror;
 mod replica;
@@ -31,5 +32,10 @@ mod stamps;
 
 pub use blocks::{BLOCK, BlockSet};
 pub use error::VolumeError;
+pub use file::{Description, Media, Medium};
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+pub use guards::{Guard, Guards};
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
 pub use stamp::Stamp;
+pub use stamps::REGION;

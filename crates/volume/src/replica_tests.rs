@@ -78,6 +78,20 @@ impl Medium for Volatile {
     }
 }
 
+/// These tests say themselves what a description held.
+#[derive(Debug)]
+struct Nowhere;
+
+impl Description for Nowhere {
+    fn load(&self) -> io::Result<Vec<u8>> {
+        Ok(vec![])
+    }
+
+    fn store(&self, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 struct Host {
     data: Volatile,
     stamps: Volatile,
@@ -100,19 +114,22 @@ impl Host {
 
     fn boot(&mut self) -> Replica {
         let meta = Meta {
-            format: FORMAT,
-            volume: VolumeId(1),
-            size: Bytes(BLOCKS * BLOCK),
             primary: self.primary,
             owner: u32::from(self.primary),
             owners: vec![(Lineage(0), Generation(1))],
             // Durable before it is used.
             epoch: self.epoch,
             clean: false,
+            ..Meta::fresh(VolumeId(1), Bytes(BLOCKS * BLOCK)).expect("a size")
         };
-        let (data, stamps, hot) = (self.data.clone(), self.stamps.clone(), self.hot.clone());
-        let opened = Replica::assemble(Path::new("test"), meta, Box::new(data), Box::new(stamps), Box::new(hot), None);
-        let (replica, _) = opened.expect("opens");
+        let media = Media {
+            data: Box::new(self.data.clone()),
+            stamps: Box::new(self.stamps.clone()),
+            hot: Box::new(self.hot.clone()),
+            description: Box::new(Nowhere),
+            region: REGION,
+        };
+        let (replica, _) = Replica::assemble(Path::new("test"), meta, media, None, Guards::ALL).expect("opens");
         self.epoch += 1;
         replica.lock().frozen = false;
         replica
