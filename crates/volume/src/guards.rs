@@ -14,6 +14,10 @@ pub enum Guard {
     DoubtedForgotten,
     /// Each opening of a replica begins an epoch that was never used before.
     EpochAtOpening,
+    /// A stamp that a mirror may have passed on for other contents is not compared by the next one.
+    ComparedWhenSure,
+    /// A primary that claims a volume gives all of it new stamps.
+    ClaimRestamps,
     /// A primary that becomes a secondary settles everything first, while what is hot would still be restamped.
     SettledBeforeSecondary,
     /// What a secondary vouches for cannot become doubtful again: the marks' removal is durable, too.
@@ -25,12 +29,14 @@ pub enum Guard {
 #[cfg_attr(not(feature = "sabotage"), allow(dead_code))]
 impl Guard {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::HotBeforeWrite,
         Self::DataBeforeStamps,
         Self::DoubtedRestamped,
         Self::DoubtedForgotten,
         Self::EpochAtOpening,
+        Self::ComparedWhenSure,
+        Self::ClaimRestamps,
         Self::SettledBeforeSecondary,
         Self::CommitSyncsMarks,
         Self::FrozenRefuses,

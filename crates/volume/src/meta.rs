@@ -11,6 +11,8 @@ use std::path::Path;
 pub(crate) const FORMAT: u32 = 1;
 /// Largest volume: what a signed 64-bit file offset and its table can hold, with room to spare.
 const MOST_BYTES: u64 = 1 << 50;
+/// No entry is unsure.
+pub(crate) const SURE: u64 = u64::MAX;
 /// Owners that stamps can name. One is added by each hand-off.
 pub(crate) const MOST_OWNERS: usize = 60_000;
 
@@ -26,6 +28,10 @@ pub(crate) struct Meta {
     pub owners: Vec<(Lineage, Generation)>,
     /// The epoch of writes now. Never used by an earlier process.
     pub epoch: u32,
+    /// Entries of the table of stamps from this one on may be known at another site with other contents: a mirror passed them on,
+    /// and the guest wrote again. An older description does not say; all are doubted then.
+    #[serde(default)]
+    pub unsure: u64,
     /// Whether it was closed properly.
     pub clean: bool,
 }
@@ -39,7 +45,17 @@ impl Meta {
                 size.0
             )));
         }
-        Ok(Self { format: FORMAT, volume, size, primary: false, owner: 0, owners: vec![], epoch: 0, clean: true })
+        Ok(Self {
+            format: FORMAT,
+            volume,
+            size,
+            primary: false,
+            owner: 0,
+            owners: vec![],
+            epoch: 0,
+            unsure: SURE,
+            clean: true,
+        })
     }
 
     pub fn load(from: &dyn Description, path: &Path) -> Result<Self, VolumeError> {

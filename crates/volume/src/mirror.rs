@@ -248,7 +248,7 @@ impl Source {
 
     /// What differs: by stamps, not by contents.
     fn compare(&mut self, replica: &Replica) -> Result<(), MirrorError> {
-        let ours = replica.stamp_runs()?;
+        let ours = replica.runs_to_compare()?;
         // Both lists are in order; what only one of them has differs as well.
         let mut edges: Vec<u64> = ours.iter().chain(&self.theirs).flat_map(|(r, _)| [r.start, r.end]).collect();
         edges.sort_unstable();

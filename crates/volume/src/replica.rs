@@ -7,7 +7,7 @@ use crate::blocks::{BLOCK, touched};
 use crate::error::{VolumeError, io_error};
 use crate::file::{Description, DescriptionFile, Disk, Media, Medium};
 use crate::guards::{Guard, Guards};
-use crate::meta::{MOST_OWNERS, Meta};
+use crate::meta::{MOST_OWNERS, Meta, SURE};
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
@@ -240,6 +240,18 @@ impl Replica {
             return Ok(());
         }
         let before = inner.meta.clone();
+        if before.owner != index {
+            let others = || (1..).zip(&before.owners).filter(|(i, _)| *i != index).map(|(_, (known, _))| *known);
+            let claim = others().next().is_some() && others().all(|known| known < lineage);
+            inner.meta.unsure = match (claim, before.primary) {
+                // A hand-off ends with both sides alike.
+                (false, _) => SURE,
+                (true, true) => before.unsure,
+                // Taken in the middle of a mirror, perhaps: whatever was passed on to us, our stamps are not its.
+                (true, false) if inner.guards.hold(Guard::ClaimRestamps) => 0,
+                (true, false) => SURE,
+            };
+        }
         inner.meta.primary = true;
         inner.meta.owner = index;
         inner.meta.epoch += 1;
@@ -249,6 +261,35 @@ impl Replica {
         }
         inner.frozen = false;
         Ok(())
+    }
+
+    /// Runs of written blocks with the same stamp, for a mirror from here: where the other side has the same stamp, it has the
+    /// same contents. What an earlier mirror may have passed on, and the guest written again, gets a new stamp first.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn runs_to_compare(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
+        let mut inner = self.lock();
+        if inner.meta.primary && inner.guards.hold(Guard::ComparedWhenSure) {
+            self.make_sure(&mut inner)?;
+        }
+        drop(inner);
+        self.stamp_runs()
+    }
+
+    /// Whatever is interrupted here is begun again by the next mirror: until the last step all of it is unsure.
+    fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
+        // Durable before its first use, and never used before.
+        inner.meta.epoch += 1;
+        inner.store_meta()?;
+        let (from, now) = (inner.meta.unsure, inner.entry());
+        if inner.stamps.replace(from, now).map_err(self.io("read the stamps of"))? {
+            inner.stamps.persist().map_err(self.io("write the stamps of"))?;
+        }
+        // What is written from here on may be passed on, and written again under the same stamp.
+        inner.meta.epoch += 1;
+        inner.meta.unsure = inner.entry();
+        inner.store_meta()
     }
 
     /// Takes another replica's writes from now on, and no guest's.

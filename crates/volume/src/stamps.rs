@@ -68,6 +68,16 @@ impl Stamps {
         Ok(())
     }
 
+    /// Gives every block whose entry is at least `from` another one; whether there was any.
+    pub fn replace(&mut self, from: u64, entry: u64) -> io::Result<bool> {
+        let mut any = false;
+        for (run, _) in self.runs()?.into_iter().filter(|(_, e)| *e >= from) {
+            self.set(run, entry)?;
+            any = true;
+        }
+        Ok(any)
+    }
+
     /// Writes what changed, durably.
     pub fn persist(&mut self) -> io::Result<()> {
         for (region, chunk) in self.chunks.iter_mut().filter(|(_, c)| c.dirty) {
