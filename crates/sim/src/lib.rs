@@ -24,9 +24,17 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod guest;
+pub mod media;
+pub mod mirror;
 pub mod net;
+pub mod nic;
+mod profile;
+mod shell;
 pub mod site;
+pub mod truth;
 pub mod world;
 
 pub use check::{Failure, Violation, run, run_traced};
 pub use godwit_handoff::{Guard, Guards};
+pub use profile::{Profile, Rules};

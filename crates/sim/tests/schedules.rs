@@ -1,6 +1,6 @@
 //! Ten thousand worlds by default; as many as `GODWIT_SIM_SCHEDULES` says; or one, traced, with `SEED`.
 
-use godwit_sim::{Guards, run, run_traced};
+use godwit_sim::{Rules, run, run_traced};
 
 /// A number from the environment; a value that is no number is an error, not the default.
 fn number(name: &str) -> Option<u64> {
@@ -10,7 +10,7 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn there_is_always_one_owner() {
     if let Some(seed) = number("SEED") {
-        match run_traced(seed, Guards::ALL) {
+        match run_traced(seed, Rules::ALL) {
             Ok(events) => println!("SEED={seed}: {events} events, all invariants hold"),
             Err(failure) => panic!("{failure}"),
         }
@@ -19,10 +19,10 @@ fn there_is_always_one_owner() {
     let schedules = number("GODWIT_SIM_SCHEDULES").unwrap_or(10_000);
     let mut events = 0;
     for seed in 0..schedules {
-        match run(seed, Guards::ALL) {
+        match run(seed, Rules::ALL) {
             Ok(n) => events += n,
             Err(failure) => {
-                let traced = run_traced(failure.seed, Guards::ALL).expect_err("the same seed is the same story");
+                let traced = run_traced(failure.seed, Rules::ALL).expect_err("the same seed is the same story");
                 panic!("{traced}");
             }
         }
