@@ -40,6 +40,8 @@ pub enum Violation {
     },
     /// The destination says that it has everything, and has not, or not durably.
     Incomplete,
+    /// A replica took a guest's write although its node had closed it, or not opened it yet.
+    WroteWhileClosed,
     /// A guest's write waited for the other side for longer than it may, in ticks.
     WriteStalled(u64),
     /// An endpoint that no frame passes is announced.

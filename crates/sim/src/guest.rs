@@ -19,8 +19,8 @@ impl World {
             if self.violation.is_some() {
                 return;
             }
-            if self.sites[at].runs() && self.sites[at].disk.open && self.rng.random_ratio(1, 2) {
-                if self.sites[at].qemu.ram != self.last_write {
+            if self.sites[at].runs() && self.rng.random_ratio(1, 2) {
+                if self.sites[at].disk.open && self.sites[at].qemu.ram != self.last_write {
                     self.violated(Violation::LostWrite);
                     return;
                 }
@@ -55,6 +55,9 @@ impl World {
         };
         let qemu = &mut self.sites[at].qemu;
         qemu.ram = value;
+        if self.diskless {
+            return;
+        }
         let blocks = |wish: &Wish| match wish {
             Wish::Write(sectors, _) => sectors.start / SECTORS..sectors.end.div_ceil(SECTORS),
             Wish::Zero(blocks) => blocks.clone(),
@@ -117,6 +120,7 @@ impl World {
                 self.truth.flushed();
                 site.qemu.requests.remove(index);
             }
+            Ok(Some(_)) if !site.disk.open => self.violated(Violation::WroteWhileClosed),
             Ok(Some(blocks)) => {
                 self.truth.wrote(sectors, value);
                 let told = match &mut site.disk.source {

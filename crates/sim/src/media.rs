@@ -180,6 +180,23 @@ impl Store {
         inner.hot.lose_power(rng, percent);
     }
 
+    /// Another disk, as this one would be found after a loss of power that took all that was not synced.
+    #[must_use]
+    pub fn without_power(&self) -> Self {
+        let here = self.lock();
+        let other = Self::new();
+        let mut there = other.lock();
+        there.data.now.clone_from(&here.data.durable);
+        there.data.durable.clone_from(&here.data.durable);
+        there.stamps.now.clone_from(&here.stamps.durable);
+        there.stamps.durable.clone_from(&here.stamps.durable);
+        there.hot.now.clone_from(&here.hot.durable);
+        there.hot.durable.clone_from(&here.hot.durable);
+        there.description.clone_from(&here.description);
+        drop(there);
+        other
+    }
+
     /// What each sector holds.
     pub fn contents<T>(&self, look: impl FnOnce(&[u64]) -> T) -> T {
         look(&self.lock().data.now)
@@ -194,11 +211,6 @@ impl Store {
             histories[*at].1.push(*atom);
         }
         histories
-    }
-
-    /// What each sector would hold after a loss of power that took all that was not synced.
-    pub fn durable<T>(&self, look: impl FnOnce(&[u64]) -> T) -> T {
-        look(&self.lock().data.durable)
     }
 }
 

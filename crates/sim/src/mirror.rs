@@ -8,10 +8,11 @@ use crate::net::Weather;
 use crate::site::{QemuState, Request, Wish};
 use crate::world::{Happening, Place, TICK, World, other};
 use godwit_handoff::{Event, Ticket};
-use godwit_volume::VolumeError;
 use godwit_volume::mirror::{MirrorError, Source, State, Target};
+use godwit_volume::{Replica, VolumeError};
 use rand::Rng;
 use std::collections::VecDeque;
+use std::path::Path;
 
 /// Between two looks at the clock of a mirror, in ticks.
 const LOOK: u64 = 8;
@@ -33,6 +34,10 @@ pub struct Link {
 
 impl World {
     pub(crate) fn start_mirror(&mut self, at: Place, id: u64, ticket: Ticket) {
+        if self.diskless {
+            self.memory_goes(at);
+            return;
+        }
         self.sites[at].disk.source = Some(Source::new());
         let link = Link { id, ticket, there: VecDeque::new(), back: VecDeque::new(), busy: [false; 2] };
         self.links[at] = Some(link);
@@ -213,9 +218,15 @@ impl World {
         });
         self.queue(at, false, ready);
         self.answer(at);
+        if synchronous {
+            self.memory_goes(at);
+        }
+    }
+
+    /// The disks are in step: QEMU migrates.
+    fn memory_goes(&mut self, at: Place) {
         let site = &mut self.sites[at];
         if let Some(moving) = &mut site.moving
-            && synchronous
             && !moving.memory
             && site.qemu.state == QemuState::Running
         {
@@ -276,16 +287,24 @@ impl World {
     /// When memory and disk are here, the machine is told.
     pub(crate) fn look_whether_all_is_here(&mut self, at: Place) {
         let site = &self.sites[at];
-        let Some(ticket) = site.disk.complete.filter(|t| site.disk.receiving == Some(*t)) else { return };
+        let expected = site.disk.receiving.filter(|t| self.diskless || site.disk.complete == Some(*t));
+        let Some(ticket) = expected else { return };
         let loaded = site.qemu.state == QemuState::Loaded && site.qemu.stream.is_some_and(|(t, _)| t == ticket);
         if !loaded {
             return;
         }
         let promised = self.frozen.get(&ticket).map_or(&[][..], Vec::as_slice);
-        if !site.disk.store.contents(|found| found == promised) || !site.disk.store.durable(|found| found == promised) {
+        let here = site.disk.store.contents(|found| found == promised);
+        // Nor would it have less if it lost its power now.
+        let dark = site.disk.store.without_power();
+        let opened = Replica::open_on_with(Path::new("dark"), dark.media(), self.rules.volume);
+        if self.diskless {
+            // Nothing was promised.
+        } else if !here || opened.is_err() || !dark.contents(|found| found == promised) {
             self.violated(Violation::Incomplete);
         }
         self.verified.insert(ticket);
+        self.regret(other(at));
         self.inform(at, Event::Loaded);
     }
 
@@ -347,7 +366,7 @@ impl World {
         if site.disk.receiving != Some(ticket) || session != self.session {
             return;
         }
-        if site.disk.complete == Some(ticket) && site.qemu.state == QemuState::Loaded {
+        if (self.diskless || site.disk.complete == Some(ticket)) && site.qemu.state == QemuState::Loaded {
             self.look_whether_all_is_here(at);
             return;
         }

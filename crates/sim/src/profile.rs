@@ -1,5 +1,6 @@
 //! Which rules hold in a world, and what kind of misfortune it has.
 
+use crate::net::Weather;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -42,11 +43,23 @@ pub enum Profile {
     Cancels,
     /// Operators claim.
     Claims,
+    /// The QEMU that a VM was handed to dies.
+    QemusDie,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Mixed, Self::AtRecords, Self::InTheMiddle, Self::Cancels, Self::Claims];
+    pub const ALL: [Self; 6] =
+        [Self::Mixed, Self::AtRecords, Self::InTheMiddle, Self::Cancels, Self::Claims, Self::QemusDie];
+
+    /// How the network treats messages.
+    pub fn weather(self, rng: &mut SmallRng) -> Weather {
+        match self {
+            Self::Cancels | Self::Claims if rng.random_ratio(2, 3) => Weather::Stale,
+            _ if rng.random_ratio(1, 4) => Weather::Fair,
+            _ => Weather::Bad,
+        }
+    }
 
     /// One fault in about so many events.
     pub fn fault_every(self, rng: &mut SmallRng) -> u32 {
@@ -54,7 +67,7 @@ impl Profile {
             Self::Mixed => [u32::MAX, 400, 150, 50][rng.random_range(0..4)],
             Self::AtRecords => 400,
             Self::InTheMiddle => [200, 60][rng.random_range(0..2)],
-            Self::Cancels => [u32::MAX, 300, 100][rng.random_range(0..3)],
+            Self::Cancels | Self::QemusDie => [2000, 400, 150][rng.random_range(0..3)],
             Self::Claims => [400, 150][rng.random_range(0..2)],
         }
     }

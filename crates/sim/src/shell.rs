@@ -99,6 +99,9 @@ impl World {
         {
             self.violated(Violation::SealedTooEarly);
         }
+        if matches!(record, Record::Sealed(_)) {
+            self.regret(at);
+        }
     }
 
     /// Some steps of the effect under way; when it is over, its report.

@@ -231,6 +231,8 @@ pub struct Site {
     pub nic: Nic,
     /// A move from here.
     pub moving: Option<Moving>,
+    /// The attempt that a place is being looked for.
+    pub reserving: Option<Ticket>,
     /// Only the timer set last counts.
     pub timer: u64,
     /// A claim allows the next boot to drop RAM.
@@ -255,6 +257,7 @@ impl Site {
             disk: Disk::new(),
             nic: Nic::default(),
             moving: None,
+            reserving: None,
             timer: 0,
             may_drop_ram: false,
             fuse: Death::Process,

@@ -8,8 +8,8 @@ use crate::site::{Death, QemuState, Site};
 use crate::truth::Truth;
 use crate::{Profile, Rules};
 use godwit_handoff::{
-    Destination, DestinationState, Event, Fenced, Guard, Lineage, Machine, Message, MoveId, Owner, PeerHistory, Record,
-    SourceState, Ticket, Verdict, VmId,
+    Action, Body, Destination, DestinationState, Event, Fenced, Guard, Lineage, Machine, Message, MoveId, Owner,
+    PeerHistory, Record, SourceState, Ticket, Verdict, VmId,
 };
 use godwit_volume::mirror::{MirrorError, Source, Target};
 use godwit_wire::Sequence;
@@ -29,6 +29,21 @@ pub(crate) const RETRANSMIT: u64 = 20;
 const VM: VmId = VmId(1);
 /// Past this many events a schedule does not end by itself: some machine chatters.
 const MOST_EVENTS: u64 = 50_000;
+
+/// A number for a record's kind.
+const fn kind(record: &Record) -> usize {
+    match record {
+        Record::Owned(_) => 0,
+        Record::Sealed(_) => 1,
+        Record::Released(_) => 2,
+        Record::Staged(_) => 3,
+        Record::Granted(_) => 4,
+        Record::Started(_) => 5,
+        Record::Refused(_) => 6,
+        Record::Returned(_) => 7,
+        Record::Outranked { .. } => 8,
+    }
+}
 
 /// Whether the story is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +143,9 @@ pub(crate) enum Happening {
     Cancels {
         at: Place,
     },
+    Orders {
+        from: Place,
+    },
     FenceLifted {
         at: Place,
     },
@@ -153,8 +171,14 @@ pub struct World {
     /// The number of the last write that a guest made.
     pub(crate) last_write: u64,
     pub(crate) weather: Weather,
+    /// The weather when there is no cut.
+    climate: Weather,
     calm_from: u64,
     profile: Profile,
+    /// The kind of record that nodes die at, where they do.
+    victim: usize,
+    /// A VM without disks.
+    pub(crate) diskless: bool,
     /// One fault in about so many events; none in calm.
     fault_every: u32,
     pub(crate) streams: u64,
@@ -182,8 +206,10 @@ impl World {
         let calm_from = rng.random_range(400..1600);
         let profile = Profile::ALL[rng.random_range(0..Profile::ALL.len())];
         let fault_every = profile.fault_every(&mut rng);
-        let weather = if rng.random_ratio(1, 4) { Weather::Fair } else { Weather::Bad };
-        let remembers = rng.random_ratio(1, 2);
+        let weather = profile.weather(&mut rng);
+        let remembers = rng.random_ratio(if profile == Profile::Cancels { 3 } else { 2 }, 4);
+        let victim = rng.random_range(0..9);
+        let diskless = rng.random_ratio(1, 10);
         let mut it = Self {
             seed,
             rng,
@@ -195,8 +221,11 @@ impl World {
             truth: Truth::new(0),
             last_write: 0,
             weather,
+            climate: if weather == Weather::Fair { Weather::Bad } else { weather },
             calm_from,
             profile,
+            victim,
+            diskless,
             fault_every,
             streams: 0,
             session: 0,
@@ -209,7 +238,7 @@ impl World {
             violation: None,
             trace: (mode == Mode::Traced).then(Vec::new),
         };
-        it.tell(|| format!("{profile:?}, one fault in {fault_every}, {weather:?}"));
+        it.tell(|| format!("{profile:?}, one fault in {fault_every}, {weather:?}, without disks: {diskless}"));
         it.sites[0].ledger.durable = Some(Record::Owned(Owner::first(VM)));
         it.adopt(0);
         it.adopt(1);
@@ -342,7 +371,13 @@ impl World {
 
     fn happen(&mut self, happening: Happening) {
         match happening {
-            Happening::Arrives { to, message } => self.inform(to, Event::Message(message)),
+            Happening::Arrives { to, message } => {
+                // The place that a node asked for, and does mean: its machine learns of it when the place is ready.
+                let reserved = message.body == Body::Pending && self.sites[to].reserving == Some(message.ticket);
+                if !reserved {
+                    self.inform(to, Event::Message(message));
+                }
+            }
             Happening::EffectAdvances { at, incarnation } => {
                 if self.sites[at].incarnation == incarnation {
                     self.advance_effect(at);
@@ -387,6 +422,7 @@ impl World {
                 }
             }
             Happening::Begins { at, mv, ticket } => {
+                self.sites[at].reserving = None;
                 if let Some(Machine::Source(source)) = &mut self.sites[at].machine
                     && source.next_ticket(mv) == Ok(ticket)
                 {
@@ -395,6 +431,7 @@ impl World {
                         if matches!(d.state(), DestinationState::Staging { ticket: t } | DestinationState::Staged { ticket: t } if *t == ticket))
                         && self.sites[other(at)].disk.receiving != Some(ticket);
                     if preparing {
+                        self.sites[at].reserving = Some(ticket);
                         self.plan(5, Happening::Begins { at, mv, ticket });
                         return;
                     }
@@ -404,6 +441,7 @@ impl World {
                     self.obey(at);
                 }
             }
+            Happening::Orders { from } => self.order_move(from),
             Happening::Cancels { at } => self.inform(at, Event::Cancel),
             Happening::FenceLifted { at } => self.lift_fence(at),
             Happening::Attaches { sequence, site } => {
@@ -411,7 +449,7 @@ impl World {
             }
             Happening::LinkHeals => {
                 if self.weather == Weather::Cut {
-                    self.weather = Weather::Bad;
+                    self.weather = self.climate;
                 }
             }
             Happening::ControllerActs => self.control(),
@@ -455,15 +493,7 @@ impl World {
         if self.fault_every == u32::MAX {
             return;
         }
-        // Aimed at what is under way: a node dies while a record is being written or an effect carried out.
-        let aim = if self.profile == Profile::AtRecords { 4 } else { self.fault_every };
-        let busy =
-            |s: &Site| !s.ledger.pending.is_empty() || (aim == self.fault_every && (!s.effects.is_empty() || !s.up));
-        if let Some(at) = self.sites.iter().position(busy)
-            && self.rng.random_ratio(1, aim)
-        {
-            self.kill_node(at);
-        }
+        self.aim();
         if !self.rng.random_ratio(1, self.fault_every) {
             return;
         }
@@ -487,6 +517,54 @@ impl World {
                 let delay = self.rng.random_range(20..200);
                 self.plan(delay, Happening::LinkHeals);
             }
+        }
+    }
+
+    /// A fault where it hurts most, by what the world is about.
+    fn aim(&mut self) {
+        let every = self.fault_every;
+        for at in 0..2 {
+            let site = &self.sites[at];
+            let refusing = site.ledger.pending.iter().any(|r| matches!(r, Record::Refused(_)));
+            let arriving = matches!(site.machine, Some(Machine::Destination(_)));
+            let quitting = arriving && site.effects.front() == Some(&Action::Quit);
+            let busy = !site.ledger.pending.is_empty() || !site.effects.is_empty();
+            let one_in = match self.profile {
+                Profile::AtRecords if site.ledger.pending.iter().any(|r| kind(r) == self.victim) => 3,
+                Profile::Cancels if refusing || quitting => 3,
+                _ if busy => every,
+                _ => continue,
+            };
+            if self.rng.random_ratio(1, one_in) {
+                if self.profile == Profile::Cancels && (refusing || quitting) {
+                    // Nothing of it has reached the disk, or QEMU.
+                    self.sites[at].ledger.pending.clear();
+                    self.sites[at].effects.clear();
+                }
+                self.kill_node(at);
+            }
+        }
+        if self.profile == Profile::QemusDie {
+            for at in 0..2 {
+                let taken = matches!(&self.sites[at].machine, Some(Machine::Destination(d)) if matches!(
+                    d.state(),
+                    DestinationState::Granted { .. } | DestinationState::Starting { .. } | DestinationState::Started { .. }
+                ));
+                if taken && self.rng.random_ratio(1, 10) {
+                    self.kill_qemu(at);
+                }
+            }
+        }
+    }
+
+    /// Somebody changes their mind just when it is too late, or nearly, where the world is about that; and again.
+    pub(crate) fn regret(&mut self, source: Place) {
+        if self.profile == Profile::Cancels && self.now < self.calm_from && self.rng.random_ratio(3, 4) {
+            let at = if self.rng.random_ratio(1, 2) { other(source) } else { source };
+            let delay = self.rng.random_range(1..8);
+            self.plan(delay, Happening::Cancels { at });
+            let delay = delay + self.rng.random_range(1..40);
+            self.plan(delay, Happening::Orders { from: source });
         }
     }
 
@@ -552,6 +630,7 @@ impl World {
         site.effects.clear();
         site.steps = None;
         site.moving = None;
+        site.reserving = None;
         site.disk.lose_process();
         site.nic.lose_process();
         site.machine = None;
@@ -559,7 +638,8 @@ impl World {
         site.incarnation += 1;
         site.timer += 1;
         let incarnation = site.incarnation;
-        let delay = self.rng.random_range(5..80);
+        let longest = if self.profile == Profile::Cancels { 20 } else { 80 };
+        let delay = self.rng.random_range(5..longest);
         self.plan(delay, Happening::NodeStarts { at, incarnation });
     }
 
@@ -605,7 +685,7 @@ impl World {
                 self.order_move(0);
                 self.order_move(1);
             }
-            10..=13 => {
+            10..=11 => {
                 self.tell(|| format!("  cancel at site {at}"));
                 self.inform(at, Event::Cancel);
             }
@@ -617,7 +697,8 @@ impl World {
     fn fence_and_claim(&mut self, at: Place) {
         self.fence(other(at));
         self.claim(at);
-        let delay = self.rng.random_range(50..200);
+        let longest = if self.profile == Profile::Claims { 60 } else { 200 };
+        let delay = self.rng.random_range(10..longest);
         self.plan(delay, Happening::FenceLifted { at: other(at) });
     }
 
@@ -626,7 +707,7 @@ impl World {
         let SourceState::Owning { owner, .. } = source.state() else { return };
         // A controller that forgot what it ordered uses old ids again.
         let fresh = MoveId(owner.last.map_or(1, |last| last.0 + 1));
-        let mv = if self.rng.random_ratio(1, 3) { MoveId(self.rng.random_range(1..4)) } else { fresh };
+        let mv = if self.rng.random_ratio(1, 3) { MoveId(self.rng.random_range(1..3)) } else { fresh };
         let Ok(ticket) = source.next_ticket(mv) else { return };
         let to = &mut self.sites[other(from)];
         if to.up && to.ledger.pending.is_empty() {
@@ -643,10 +724,10 @@ impl World {
         // Sometimes the controller dies between the two orders.
         if !self.rng.random_ratio(1, 8) {
             let delay = self.rng.random_range(1..40);
+            self.sites[from].reserving = Some(ticket);
             self.plan(delay, Happening::Begins { at: from, mv, ticket });
             // An impatient user: about when the seal is written.
-            let impatient = if self.profile == Profile::Cancels { 2 } else { 4 };
-            if self.rng.random_ratio(1, impatient) {
+            if self.rng.random_ratio(1, 4) {
                 let at = if self.rng.random_ratio(1, 3) { other(from) } else { from };
                 let delay = self.rng.random_range(40..280);
                 self.plan(delay, Happening::Cancels { at });

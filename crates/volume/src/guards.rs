@@ -12,14 +12,10 @@ pub enum Guard {
     DoubtedRestamped,
     /// A secondary forgets what was hot then.
     DoubtedForgotten,
-    /// Each opening of a replica begins an epoch that was never used before.
-    EpochAtOpening,
     /// A stamp that a mirror may have passed on for other contents is not compared by the next one.
     ComparedWhenSure,
     /// A primary that claims a volume gives all of it new stamps.
     ClaimRestamps,
-    /// A primary that becomes a secondary settles everything first, while what is hot would still be restamped.
-    SettledBeforeSecondary,
     /// What a secondary vouches for cannot become doubtful again: the marks' removal is durable, too.
     CommitSyncsMarks,
     /// A frozen replica refuses the guest's writes.
@@ -29,15 +25,13 @@ pub enum Guard {
 #[cfg_attr(not(feature = "sabotage"), allow(dead_code))]
 impl Guard {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 8] = [
         Self::HotBeforeWrite,
         Self::DataBeforeStamps,
         Self::DoubtedRestamped,
         Self::DoubtedForgotten,
-        Self::EpochAtOpening,
         Self::ComparedWhenSure,
         Self::ClaimRestamps,
-        Self::SettledBeforeSecondary,
         Self::CommitSyncsMarks,
         Self::FrozenRefuses,
     ];

@@ -152,9 +152,7 @@ impl Replica {
             folder: folder.to_owned(),
             guards,
         };
-        if guards.hold(Guard::EpochAtOpening) {
-            inner.meta.epoch += 1;
-        }
+        inner.meta.epoch += 1;
         inner.meta.clean = false;
         inner.store_meta()?;
         let it = Self { folder: folder.to_owned(), data: media.data, inner: Mutex::new(inner), _lock: lock };
@@ -300,9 +298,7 @@ impl Replica {
         let mut inner = self.lock();
         inner.frozen = true;
         // First, while it is a primary's: what is hot must be restamped after a crash, not forgotten.
-        if inner.guards.hold(Guard::SettledBeforeSecondary) {
-            self.settle_all(&mut inner)?;
-        }
+        self.settle_all(&mut inner)?;
         inner.meta.primary = false;
         inner.store_meta()
     }
