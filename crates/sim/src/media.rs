@@ -251,7 +251,7 @@ impl File {
             Part::Stamps => STAMPS_ATOM,
             Part::Hot => 1,
         };
-        assert!(at % size == 0 && length % size == 0, "what is written lies on whole atoms");
+        assert!(at.is_multiple_of(size) && length.is_multiple_of(size), "what is written lies on whole atoms");
         let spent = inner.spend(length / size);
         for i in 0..spent.unwrap_or_else(|part| part) {
             let atom = at / size + i;
