@@ -16,8 +16,8 @@ pub enum Guard {
     ComparedWhenSure,
     /// A primary that claims a volume gives all of it new stamps.
     ClaimRestamps,
-    /// What a secondary vouches for cannot become doubtful again: the marks' removal is durable, too.
-    CommitSyncsMarks,
+    /// What a secondary holds for good cannot become doubtful again: the marks' removal is durable, too.
+    VouchedSyncsMarks,
     /// A frozen replica refuses the guest's writes.
     FrozenRefuses,
 }
@@ -32,7 +32,7 @@ impl Guard {
         Self::DoubtedForgotten,
         Self::ComparedWhenSure,
         Self::ClaimRestamps,
-        Self::CommitSyncsMarks,
+        Self::VouchedSyncsMarks,
         Self::FrozenRefuses,
     ];
 }

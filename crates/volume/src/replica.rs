@@ -298,7 +298,7 @@ impl Replica {
         let mut inner = self.lock();
         inner.frozen = true;
         // First, while it is a primary's: what is hot must be restamped after a crash, not forgotten.
-        self.settle_all(&mut inner)?;
+        self.vouch(&mut inner)?;
         inner.meta.primary = false;
         inner.store_meta()
     }
@@ -494,10 +494,14 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn commit(&self) -> Result<(), VolumeError> {
-        let mut inner = self.lock();
-        self.settle_all(&mut inner)?;
-        // Or a loss of power would bring the marks back, and a secondary forget what it has vouched for.
-        if inner.guards.hold(Guard::CommitSyncsMarks) { inner.hot.sync().map_err(self.io("settle")) } else { Ok(()) }
+        self.vouch(&mut self.lock())
+    }
+
+    /// Settles everything, and the marks' removal too: or a loss of power would bring them back, and a secondary forget what it
+    /// holds.
+    fn vouch(&self, inner: &mut Inner) -> Result<(), VolumeError> {
+        self.settle_all(inner)?;
+        if inner.guards.hold(Guard::VouchedSyncsMarks) { inner.hot.sync().map_err(self.io("settle")) } else { Ok(()) }
     }
 
     fn settle_all(&self, inner: &mut Inner) -> Result<(), VolumeError> {
@@ -530,8 +534,7 @@ impl Replica {
     /// When the medium fails; it is found unclean then.
     pub fn close(self) -> Result<(), VolumeError> {
         let mut inner = self.lock();
-        self.settle_all(&mut inner)?;
-        inner.hot.sync().map_err(self.io("settle"))?;
+        self.vouch(&mut inner)?;
         inner.meta.clean = true;
         inner.store_meta()
     }

@@ -254,6 +254,28 @@ fn what_a_secondary_has_committed_survives_a_loss_of_power() {
 }
 
 #[test]
+fn what_a_primary_held_survives_a_loss_of_power_after_it_has_become_a_secondary() {
+    for seed in 0..20 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut host = Host::new(true);
+        let replica = host.boot();
+        for block in [3, 900, 1500] {
+            replica.write(block * BLOCK, &[9; BLOCK as usize]).expect("writes");
+        }
+        replica.become_secondary().expect("yields");
+        drop(replica);
+        host.primary = false;
+        host.lose_power(&mut rng);
+        let replica = host.boot();
+        for block in [3, 900, 1500] {
+            let mut bytes = [0; BLOCK as usize];
+            replica.read(block * BLOCK, &mut bytes).expect("reads");
+            assert_eq!(bytes, [9; BLOCK as usize], "seed {seed}: block {block}");
+        }
+    }
+}
+
+#[test]
 fn a_replica_is_found_again_as_it_was_closed_and_a_second_process_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("r");
