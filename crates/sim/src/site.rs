@@ -1,8 +1,14 @@
-//! One site: the node's machine, its ledger, the QEMU and what is open to the world.
+//! One site: the node's machine, its ledger, its disk and network, the QEMU, and what is under way.
 
-use godwit_handoff::{Action, Ledger, Machine, Record, Seen, Ticket, VmId};
+use crate::media::{BLOCKS, Store};
+use crate::nic::Nic;
+use godwit_handoff::{Action, Event, Generation, Ledger, Lineage, Machine, Record, Seen, Ticket, VmId};
+use godwit_units::{Bytes, VolumeId};
+use godwit_volume::mirror::{Seq, Source, Target};
+use godwit_volume::{BLOCK, Guards, Replica, VolumeError};
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::path::Path;
 
 /// A disk with one record: what is durable, and what is being written.
 #[derive(Clone, Debug, Default)]
@@ -43,8 +49,28 @@ pub enum QemuState {
     Loaded,
 }
 
+/// What the guest wants of its disk.
+#[derive(Clone, Debug)]
+pub enum Wish {
+    /// Sectors to be this.
+    Write(std::ops::Range<usize>, u64),
+    /// Blocks to be zero.
+    Zero(std::ops::Range<usize>),
+    /// What was written to be durable.
+    Flush,
+}
+
+/// A request of the guest, kept by its QEMU until it is answered.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What it is.
+    pub wish: Wish,
+    /// When the export took it, if it did: it waits for the mirror then.
+    pub taken: Option<(u64, Seq)>,
+}
+
 /// A QEMU, and what its guest remembers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Qemu {
     /// What it does.
     pub state: QemuState,
@@ -54,10 +80,134 @@ pub struct Qemu {
     pub stream: Option<(Ticket, u64)>,
     /// Whether the node ended it, rather than a fault.
     pub quit: bool,
+    /// Requests that are not answered, oldest first.
+    pub requests: VecDeque<Request>,
+}
+
+impl Qemu {
+    /// There is no process any more; `ended`: by the node.
+    pub fn die(&mut self, ended: bool) {
+        if self.state != QemuState::Dead {
+            self.quit = ended;
+        }
+        self.state = QemuState::Dead;
+        self.stream = None;
+        self.requests.clear();
+    }
+}
+
+/// The disk as the node's process has it.
+#[derive(Debug)]
+pub struct Disk {
+    /// What it lies on; outlives the process.
+    pub store: Store,
+    /// None while the process is down.
+    pub replica: Option<Replica>,
+    /// Whether the guest's writes are taken.
+    pub open: bool,
+    /// The mirror of a move from here.
+    pub source: Option<Source>,
+    /// The mirror of a move to here.
+    pub target: Option<Target>,
+    /// The attempt whose blocks are expected.
+    pub receiving: Option<Ticket>,
+    /// The attempt whose blocks are all here.
+    pub complete: Option<Ticket>,
+}
+
+impl Disk {
+    fn new() -> Self {
+        let store = Store::new();
+        let size = Bytes(BLOCKS as u64 * BLOCK);
+        Replica::format(&store, VolumeId(1), size).expect("an empty disk takes a description");
+        Self { store, replica: None, open: false, source: None, target: None, receiving: None, complete: None }
+    }
+
+    /// The node's process starts.
+    ///
+    /// # Errors
+    /// When the medium fails on the way.
+    pub fn start(&mut self, guards: Guards) -> Result<(), VolumeError> {
+        self.replica = Some(Replica::open_on_with(Path::new("simulated"), self.store.media(), guards)?.0);
+        Ok(())
+    }
+
+    /// The node's process ends.
+    pub fn lose_process(&mut self) {
+        self.replica = None;
+        self.open = false;
+        self.source = None;
+        self.target = None;
+        self.receiving = None;
+        self.complete = None;
+    }
+}
+
+/// A move from here, as its node drives it.
+#[derive(Clone, Copy, Debug)]
+pub struct Moving {
+    /// Tells it from others of the same ticket.
+    pub id: u64,
+    /// The attempt.
+    pub ticket: Ticket,
+    /// The disks are in step, and QEMU migrates.
+    pub memory: bool,
+    /// QEMU's stream has brought the end of RAM.
+    pub ram_ended: bool,
+}
+
+/// A part of an effect.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Whether what was granted is still held.
+    Look,
+    /// The replica takes this owner's writes.
+    OpenDisk(Lineage, Generation),
+    /// An order to the endpoint.
+    Endpoint(godwit_wire::Order),
+    /// One thing that its machine wants done.
+    Kernel(godwit_wire::Action, godwit_wire::State),
+    /// Nobody waits for the other side any more.
+    LetGo,
+    /// The guest's last writes have come, or have not until then.
+    Drained(u64),
+    /// The replica takes no writes.
+    Freeze,
+    /// The QEMU ends, and the VM with it.
+    EndQemu,
+    /// What is left of a QEMU ends, to make room for one that boots the VM.
+    MakeRoom,
+    /// The QEMU goes on.
+    Cont,
+    /// A QEMU boots the VM.
+    Boot,
+    /// The replica is another host's, or nobody writes to it.
+    Rest,
+    /// The replica expects an attempt's blocks.
+    ReceiveDisk(Ticket),
+    /// A QEMU waits for an attempt's stream.
+    Incoming(Ticket),
+    /// A migration begins.
+    Migrate(Ticket),
+    /// QEMU is let go to `postmigrate`.
+    Shut,
+    /// A migration is given up.
+    Abort,
+    /// The machine is told.
+    Report(Event),
+}
+
+/// What died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// The node's process.
+    Process,
+    /// The host's power.
+    Power,
 }
 
 /// One site.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Site {
     /// The node's machine; none while the node is down, or before the VM was ever here.
     pub machine: Option<Machine>,
@@ -71,16 +221,24 @@ pub struct Site {
     pub ledger: SimLedger,
     /// Effects not done yet, oldest first.
     pub effects: VecDeque<Action>,
+    /// What is left of the first of them, once it has begun.
+    pub steps: Option<VecDeque<Step>>,
     /// The QEMU.
     pub qemu: Qemu,
-    /// Whether the export takes writes.
-    pub export_open: bool,
-    /// Whether the endpoints are active.
-    pub endpoint_active: bool,
+    /// The disk.
+    pub disk: Disk,
+    /// The network.
+    pub nic: Nic,
+    /// A move from here.
+    pub moving: Option<Moving>,
+    /// The attempt that a place is being looked for.
+    pub reserving: Option<Ticket>,
     /// Only the timer set last counts.
     pub timer: u64,
     /// A claim allows the next boot to drop RAM.
     pub may_drop_ram: bool,
+    /// What a fuse in the disk stands for.
+    pub fuse: Death,
 }
 
 impl Site {
@@ -94,22 +252,28 @@ impl Site {
             incarnation: 0,
             ledger: SimLedger::default(),
             effects: VecDeque::new(),
-            qemu: Qemu { state: QemuState::Dead, ram: 0, stream: None, quit: false },
-            export_open: false,
-            endpoint_active: false,
+            steps: None,
+            qemu: Qemu { state: QemuState::Dead, ram: 0, stream: None, quit: false, requests: VecDeque::new() },
+            disk: Disk::new(),
+            nic: Nic::default(),
+            moving: None,
+            reserving: None,
             timer: 0,
             may_drop_ram: false,
+            fuse: Death::Process,
         }
     }
 
-    /// What a restarting node finds of the QEMU.
+    /// What a restarting node finds of the QEMU. `verified`: the node remembers that everything had come; ours does not, but
+    /// the hand-off allows for one that does.
     #[must_use]
-    pub const fn seen(&self) -> Seen {
-        match self.qemu.state {
-            QemuState::Running => Seen::Running,
-            QemuState::Stopped | QemuState::Postmigrate => Seen::Stopped,
-            QemuState::Loaded => Seen::Loaded,
-            QemuState::Dead | QemuState::Incoming => Seen::Gone,
+    pub const fn seen(&self, verified: bool) -> Seen {
+        match (self.qemu.state, self.ledger.durable) {
+            (QemuState::Running, _) => Seen::Running,
+            (QemuState::Loaded, Some(Record::Granted(_) | Record::Started(_))) => Seen::Loaded,
+            (QemuState::Loaded, Some(Record::Staged(_))) if verified => Seen::Loaded,
+            (_, Some(Record::Staged(_))) | (QemuState::Dead | QemuState::Incoming, _) => Seen::Gone,
+            (QemuState::Stopped | QemuState::Postmigrate | QemuState::Loaded, _) => Seen::Stopped,
         }
     }
 

@@ -1,25 +1,49 @@
 //! The world: time, faults, the controller, and the shell around each machine.
 
-use crate::check::{Failure, Violation, at_every_instant, at_rest, survivor};
+use crate::check::{Failure, Violation, at_every_instant, at_rest, stamps_tell_the_truth, survivor};
+use crate::mirror::Link;
 use crate::net::{OLDEST, Weather, fate};
-use crate::site::{QemuState, Site};
+use crate::nic::Gateway;
+use crate::site::{Death, QemuState, Site};
+use crate::truth::Truth;
+use crate::{Profile, Rules};
 use godwit_handoff::{
-    Action, Destination, DestinationState, Event, Fenced, Guard, Guards, Lineage, Machine, Message, MoveId, Owner,
-    PeerHistory, Record, Run, SourceState, Ticket, Verdict, VmId,
+    Action, Body, Destination, DestinationState, Event, Fenced, Guard, Lineage, Machine, Message, MoveId, Owner,
+    PeerHistory, Record, SourceState, Ticket, Verdict, VmId,
 };
+use godwit_volume::mirror::{MirrorError, Source, Target};
+use godwit_wire::Sequence;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// How long the world may take to come to rest after the last fault, in ticks: the oldest message, and a hundred
 /// retransmissions.
 pub const CALM: u64 = OLDEST + 2000;
+/// A tick, as the mirror's clock has it: the hand-off's timers are half a second then.
+pub const TICK: Duration = Duration::from_millis(25);
 /// The retransmission interval, in ticks.
-const RETRANSMIT: u64 = 20;
+pub(crate) const RETRANSMIT: u64 = 20;
 /// The one VM.
 const VM: VmId = VmId(1);
 /// Past this many events a schedule does not end by itself: some machine chatters.
 const MOST_EVENTS: u64 = 50_000;
+
+/// A number for a record's kind.
+const fn kind(record: &Record) -> usize {
+    match record {
+        Record::Owned(_) => 0,
+        Record::Sealed(_) => 1,
+        Record::Released(_) => 2,
+        Record::Staged(_) => 3,
+        Record::Granted(_) => 4,
+        Record::Started(_) => 5,
+        Record::Refused(_) => 6,
+        Record::Returned(_) => 7,
+        Record::Outranked { .. } => 8,
+    }
+}
 
 /// Whether the story is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,26 +55,104 @@ pub enum Mode {
 }
 
 /// Which of the two sites.
-type Place = usize;
+pub(crate) type Place = usize;
 
-const fn other(place: Place) -> Place {
+pub(crate) const fn other(place: Place) -> Place {
     1 - place
 }
 
 /// Something that is going to happen.
 #[derive(Clone, Debug)]
-enum Happening {
-    Arrives { to: Place, message: Message },
-    EffectDone { at: Place, incarnation: u32 },
-    Durable { at: Place, incarnation: u32 },
-    TimerFires { at: Place, timer: u64 },
-    GuestStops { at: Place, stream: (Ticket, u64) },
-    StreamEnds { to: Place, stream: (Ticket, u64), ram: u64 },
-    ReachesPostmigrate { at: Place, stream: (Ticket, u64) },
-    NodeStarts { at: Place, incarnation: u32 },
-    Begins { at: Place, mv: MoveId, ticket: Ticket },
-    Cancels { at: Place },
-    FenceLifted { at: Place },
+pub(crate) enum Happening {
+    Arrives {
+        to: Place,
+        message: Message,
+    },
+    EffectAdvances {
+        at: Place,
+        incarnation: u32,
+    },
+    Durable {
+        at: Place,
+        incarnation: u32,
+    },
+    TimerFires {
+        at: Place,
+        timer: u64,
+    },
+    GuestStops {
+        at: Place,
+        stream: (Ticket, u64),
+    },
+    RamEnds {
+        at: Place,
+        stream: (Ticket, u64),
+    },
+    StreamEnds {
+        to: Place,
+        stream: (Ticket, u64),
+        ram: u64,
+        session: u64,
+    },
+    ReachesPostmigrate {
+        at: Place,
+        stream: (Ticket, u64),
+    },
+    MirrorOpens {
+        from: Place,
+        id: u64,
+    },
+    MirrorDelivers {
+        from: Place,
+        id: u64,
+        back: bool,
+    },
+    MirrorTicks {
+        from: Place,
+        id: u64,
+    },
+    /// The mirror's stream was closed by its source: the destination looks whether it has everything.
+    MirrorCloses {
+        to: Place,
+        ticket: Ticket,
+    },
+    /// A stream of a move from here broke.
+    StreamFails {
+        at: Place,
+        id: u64,
+    },
+    /// A stream of a move to here broke.
+    ArrivalFails {
+        at: Place,
+        ticket: Ticket,
+        session: u64,
+    },
+    Settles {
+        at: Place,
+        incarnation: u32,
+    },
+    NodeStarts {
+        at: Place,
+        incarnation: u32,
+    },
+    Begins {
+        at: Place,
+        mv: MoveId,
+        ticket: Ticket,
+    },
+    Cancels {
+        at: Place,
+    },
+    Orders {
+        from: Place,
+    },
+    FenceLifted {
+        at: Place,
+    },
+    Attaches {
+        sequence: Sequence,
+        site: Place,
+    },
     LinkHeals,
     ControllerActs,
 }
@@ -58,53 +160,88 @@ enum Happening {
 /// One seed's world.
 pub struct World {
     seed: u64,
-    rng: SmallRng,
-    guards: Guards,
-    now: u64,
+    pub(crate) rng: SmallRng,
+    pub(crate) rules: Rules,
+    pub(crate) now: u64,
     agenda: BTreeMap<(u64, u64), Happening>,
     entries: u64,
-    sites: [Site; 2],
-    /// The volume: the number of the last acknowledged write.
-    last_write: u64,
-    weather: Weather,
+    pub(crate) sites: [Site; 2],
+    /// What the guest must find on its disk.
+    pub(crate) truth: Truth,
+    /// The number of the last write that a guest made.
+    pub(crate) last_write: u64,
+    pub(crate) weather: Weather,
+    /// The weather when there is no cut.
+    climate: Weather,
     calm_from: u64,
+    profile: Profile,
+    /// The kind of record that nodes die at, where they do.
+    victim: usize,
+    /// A VM without disks.
+    pub(crate) diskless: bool,
     /// One fault in about so many events; none in calm.
     fault_every: u32,
-    streams: u64,
-    verified: BTreeSet<Ticket>,
-    violation: Option<Violation>,
-    trace: Option<Vec<String>>,
+    pub(crate) streams: u64,
+    /// Counts the sessions between the nodes: what is under way in one does not arrive in the next.
+    pub(crate) session: u64,
+    /// The mirrors under way, by their source.
+    pub(crate) links: [Option<Link>; 2],
+    /// What the volume was when a source took the last write of an attempt.
+    pub(crate) frozen: BTreeMap<Ticket, Vec<u64>>,
+    pub(crate) verified: BTreeSet<Ticket>,
+    /// Whether nodes remember over a restart what was verified.
+    remembers: bool,
+    /// The highest sequence ever announced, and by whom.
+    pub(crate) announced: Option<(Sequence, Place)>,
+    gateway: Gateway,
+    pub(crate) violation: Option<Violation>,
+    pub(crate) trace: Option<Vec<String>>,
 }
 
 impl World {
     /// The beginning: the VM runs at the first site.
     #[must_use]
-    pub fn new(seed: u64, guards: Guards, mode: Mode) -> Self {
+    pub fn new(seed: u64, rules: Rules, mode: Mode) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let calm_from = rng.random_range(400..1600);
-        let fault_every = [u32::MAX, 150, 50, 20][rng.random_range(0..4)];
-        let weather = if rng.random_ratio(1, 4) { Weather::Fair } else { Weather::Bad };
+        let profile = Profile::ALL[rng.random_range(0..Profile::ALL.len())];
+        let fault_every = profile.fault_every(&mut rng);
+        let weather = profile.weather(&mut rng);
+        let remembers = rng.random_ratio(if profile == Profile::Cancels { 3 } else { 2 }, 4);
+        let victim = rng.random_range(0..9);
+        let diskless = rng.random_ratio(1, 10);
         let mut it = Self {
             seed,
             rng,
-            guards,
+            rules,
             now: 0,
             agenda: BTreeMap::new(),
             entries: 0,
             sites: [Site::new(), Site::new()],
+            truth: Truth::new(0),
             last_write: 0,
             weather,
+            climate: if weather == Weather::Fair { Weather::Bad } else { weather },
             calm_from,
+            profile,
+            victim,
+            diskless,
             fault_every,
             streams: 0,
+            session: 0,
+            links: [None, None],
+            frozen: BTreeMap::new(),
             verified: BTreeSet::new(),
+            remembers,
+            announced: None,
+            gateway: Gateway::new(),
             violation: None,
             trace: (mode == Mode::Traced).then(Vec::new),
         };
-        let owned = Record::Owned(Owner::first(VM));
-        it.sites[0].ledger.durable = Some(owned);
-        it.sites[0].qemu.state = QemuState::Running;
+        it.tell(|| format!("{profile:?}, one fault in {fault_every}, {weather:?}, without disks: {diskless}"));
+        it.sites[0].ledger.durable = Some(Record::Owned(Owner::first(VM)));
         it.adopt(0);
+        it.adopt(1);
         it.plan(1, Happening::ControllerActs);
         it
     }
@@ -117,7 +254,8 @@ impl World {
         match self.live() {
             Ok(events) => Ok(events),
             Err(violation) => {
-                Err(Box::new(Failure { seed: self.seed, violation, trace: self.trace.unwrap_or_default() }))
+                let trace = self.trace.take().unwrap_or_default();
+                Err(Box::new(Failure { seed: self.seed, violation, trace }))
             }
         }
     }
@@ -126,6 +264,7 @@ impl World {
         let mut events = self.until(self.calm_from)?;
         self.weather = Weather::Fair;
         self.fault_every = u32::MAX;
+        self.sites.iter().for_each(|s| s.disk.store.disarm());
         self.tell(|| "---- calm ----".to_owned());
         let lost = self.rng.random_ratio(1, 6).then(|| self.rng.random_range(0..2));
         if let Some(lost) = lost
@@ -144,7 +283,36 @@ impl World {
             events += self.until(self.calm_from + CALM)?;
         }
         at_rest(&self.sites)?;
+        self.compare()?;
+        self.reconcile()?;
         Ok(events)
+    }
+
+    /// At rest a mirror that began would miss no difference.
+    fn compare(&mut self) -> Result<(), Violation> {
+        let owner = usize::from(!self.sites[0].runs());
+        let (Some(ours), Some(theirs)) = (&self.sites[owner].disk.replica, &self.sites[other(owner)].disk.replica)
+        else {
+            return Ok(());
+        };
+        let failed = |error: MirrorError| Violation::Mirror(error.to_string());
+        let mut source = Source::new();
+        for message in Target::new(theirs).map_err(failed)?.1 {
+            source.handle(&message, ours).map_err(failed)?;
+        }
+        stamps_tell_the_truth(&self.sites)
+    }
+
+    /// At rest the controller asks the owner as what it owns the VM, and points the gateway there.
+    fn reconcile(&mut self) -> Result<(), Violation> {
+        let owner = usize::from(!self.sites[0].runs());
+        let Some(sequence) = self.sites[owner].nic.sequence() else {
+            return Err(Violation::NotConverged("the owner's endpoint has no sequence".to_owned()));
+        };
+        if self.gateway.attach(sequence, owner) && self.gateway.leads_to(owner) {
+            return Ok(());
+        }
+        Err(Violation::GatewayAstray)
     }
 
     fn until(&mut self, end: u64) -> Result<u64, Violation> {
@@ -158,9 +326,12 @@ impl World {
             events += 1;
             self.tell(|| format!("{happening:?}"));
             self.happen(happening);
+            self.blow();
             self.judge()?;
-            self.guests_write();
+            self.guests_act();
+            self.blow();
             self.strike();
+            self.blow();
             self.judge()?;
             if events > MOST_EVENTS {
                 return Err(Violation::NotConverged("the machines never stop talking".to_owned()));
@@ -177,28 +348,39 @@ impl World {
         at_every_instant(&self.sites)
     }
 
-    fn plan(&mut self, delay: u64, happening: Happening) {
+    pub(crate) fn plan(&mut self, delay: u64, happening: Happening) {
         self.entries += 1;
         self.agenda.insert((self.now + delay, self.entries), happening);
     }
 
     /// How long a disk or a hypervisor takes: mostly little, sometimes long, which widens every window for a crash.
-    fn slowness(&mut self) -> u64 {
+    pub(crate) fn slowness(&mut self) -> u64 {
         if self.rng.random_ratio(1, 8) { self.rng.random_range(10..60) } else { self.rng.random_range(1..10) }
     }
 
-    fn tell(&mut self, line: impl FnOnce() -> String) {
+    pub(crate) fn tell(&mut self, line: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:>6}  {}", self.now, line()));
         }
     }
 
+    /// The first violation counts.
+    pub(crate) fn violated(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+
     fn happen(&mut self, happening: Happening) {
         match happening {
-            Happening::Arrives { to, message } => self.inform(to, Event::Message(message)),
-            Happening::EffectDone { at, incarnation } => {
+            Happening::Arrives { to, message } => {
+                // The place that a node asked for, and does mean: its machine learns of it when the place is ready.
+                let reserved = message.body == Body::Pending && self.sites[to].reserving == Some(message.ticket);
+                if !reserved {
+                    self.inform(to, Event::Message(message));
+                }
+            }
+            Happening::EffectAdvances { at, incarnation } => {
                 if self.sites[at].incarnation == incarnation {
-                    self.finish_effect(at);
+                    self.advance_effect(at);
                 }
             }
             Happening::Durable { at, incarnation } => {
@@ -211,26 +393,9 @@ impl World {
                     self.inform(at, Event::Timer);
                 }
             }
-            Happening::GuestStops { at, stream } => {
-                let qemu = &mut self.sites[at].qemu;
-                if qemu.stream == Some(stream) && qemu.state == QemuState::Running {
-                    qemu.state = QemuState::Stopped;
-                    let ram = qemu.ram;
-                    let delay = self.rng.random_range(1..20);
-                    self.plan(delay, Happening::StreamEnds { to: other(at), stream, ram });
-                    self.inform(at, Event::VcpusStopped);
-                }
-            }
-            Happening::StreamEnds { to, stream, ram } => {
-                let qemu = &mut self.sites[to].qemu;
-                let expected = qemu.stream.is_some_and(|(ticket, _)| ticket == stream.0);
-                if self.weather != Weather::Cut && expected && qemu.state == QemuState::Incoming {
-                    qemu.state = QemuState::Loaded;
-                    qemu.ram = ram;
-                    self.verified.insert(stream.0);
-                    self.inform(to, Event::Loaded);
-                }
-            }
+            Happening::GuestStops { at, stream } => self.guest_stops(at, stream),
+            Happening::RamEnds { at, stream } => self.ram_ends(at, stream),
+            Happening::StreamEnds { to, stream, ram, session } => self.stream_ends(to, stream, ram, session),
             Happening::ReachesPostmigrate { at, stream } => {
                 let qemu = &mut self.sites[at].qemu;
                 if qemu.stream == Some(stream) && qemu.state == QemuState::Stopped {
@@ -238,6 +403,17 @@ impl World {
                     self.inform(at, Event::Postmigrate);
                 }
             }
+            Happening::MirrorOpens { from, id } => self.mirror_opens(from, id),
+            Happening::MirrorDelivers { from, id, back } => self.mirror_delivers(from, id, back),
+            Happening::MirrorTicks { from, id } => self.mirror_ticks(from, id),
+            Happening::MirrorCloses { to, ticket } => {
+                if self.sites[to].disk.complete == Some(ticket) {
+                    self.look_whether_all_is_here(to);
+                }
+            }
+            Happening::StreamFails { at, id } => self.stream_fails(at, id),
+            Happening::ArrivalFails { at, ticket, session } => self.arrival_fails(at, ticket, session),
+            Happening::Settles { at, incarnation } => self.settles(at, incarnation),
             Happening::NodeStarts { at, incarnation } => {
                 let site = &mut self.sites[at];
                 if site.incarnation == incarnation && !site.fenced && !site.up {
@@ -246,208 +422,68 @@ impl World {
                 }
             }
             Happening::Begins { at, mv, ticket } => {
+                self.sites[at].reserving = None;
                 if let Some(Machine::Source(source)) = &mut self.sites[at].machine
                     && source.next_ticket(mv) == Ok(ticket)
                 {
-                    source.begin(mv).expect("next_ticket said that it can begin");
+                    // The node begins when the destination has answered that its place is ready.
+                    let preparing = matches!(&self.sites[other(at)].machine, Some(Machine::Destination(d))
+                        if matches!(d.state(), DestinationState::Staging { ticket: t } | DestinationState::Staged { ticket: t } if *t == ticket))
+                        && self.sites[other(at)].disk.receiving != Some(ticket);
+                    if preparing {
+                        self.sites[at].reserving = Some(ticket);
+                        self.plan(5, Happening::Begins { at, mv, ticket });
+                        return;
+                    }
+                    if let Some(Machine::Source(source)) = &mut self.sites[at].machine {
+                        source.begin(mv).expect("next_ticket said that it can begin");
+                    }
                     self.obey(at);
                 }
             }
+            Happening::Orders { from } => self.order_move(from),
             Happening::Cancels { at } => self.inform(at, Event::Cancel),
             Happening::FenceLifted { at } => self.lift_fence(at),
+            Happening::Attaches { sequence, site } => {
+                self.gateway.attach(sequence, site);
+            }
             Happening::LinkHeals => {
                 if self.weather == Weather::Cut {
-                    self.weather = Weather::Bad;
+                    self.weather = self.climate;
                 }
             }
             Happening::ControllerActs => self.control(),
         }
     }
 
-    // ---- the shell around a machine -------------------------------------------------------------------------
-
-    /// A node starts: it reads its ledger, looks at its QEMU, and goes on.
+    /// A node starts: it reads its ledger, opens its disk, looks at its QEMU, and goes on.
     fn adopt(&mut self, at: Place) {
-        let site = &mut self.sites[at];
-        site.machine = site.ledger.durable.map(|record| Machine::recover_with(record, site.seen(), self.guards));
+        let rules = self.rules;
         self.tell(|| format!("  site {at} starts"));
-        self.obey(at);
-    }
-
-    fn inform(&mut self, at: Place, event: Event) {
         let site = &mut self.sites[at];
-        if !site.up {
+        if let Err(error) = site.disk.start(rules.volume) {
+            if !site.disk.store.is_blown() {
+                self.violated(Violation::Volume(error.to_string()));
+            }
             return;
         }
-        let Some(machine) = &mut site.machine else { return };
-        let verdict = machine.handle(event);
-        if self.trace.is_some() {
-            let line = format!("  site {at}: {verdict:?}, {}", machine.describe());
-            self.tell(|| line);
-        }
+        let site = &mut self.sites[at];
+        let verified = match site.ledger.durable {
+            Some(Record::Staged(ticket)) => self.remembers && self.verified.contains(&ticket),
+            _ => false,
+        };
+        let seen = site.seen(verified);
+        site.machine = site.ledger.durable.map(|record| Machine::recover_with(record, seen, rules.handoff));
+        let incarnation = site.incarnation;
+        let delay = self.rng.random_range(20..200);
+        self.plan(delay, Happening::Settles { at, incarnation });
         self.obey(at);
     }
 
-    /// Does what the machine asks for.
-    fn obey(&mut self, at: Place) {
-        while let Some(action) = self.sites[at].machine.as_mut().and_then(Machine::poll_action) {
-            self.tell(|| format!("  site {at} -> {action:?}"));
-            let incarnation = self.sites[at].incarnation;
-            match action {
-                Action::Send(message) => {
-                    for delay in fate(&mut self.rng, self.weather).into_iter().flatten() {
-                        self.plan(delay, Happening::Arrives { to: other(at), message });
-                    }
-                }
-                Action::SetTimer => {
-                    self.sites[at].timer += 1;
-                    let timer = self.sites[at].timer;
-                    self.plan(RETRANSMIT, Happening::TimerFires { at, timer });
-                }
-                Action::Persist(record) => {
-                    self.sites[at].ledger.pending.push_back(record);
-                    if self.sites[at].ledger.pending.len() == 1 {
-                        let delay = self.slowness();
-                        self.plan(delay, Happening::Durable { at, incarnation });
-                    }
-                }
-                effect => {
-                    self.sites[at].effects.push_back(effect);
-                    if self.sites[at].effects.len() == 1 {
-                        let delay = self.slowness();
-                        self.plan(delay, Happening::EffectDone { at, incarnation });
-                    }
-                }
-            }
-        }
-        if self.sites[at].machine.as_ref().is_some_and(|m| m.settled().is_some()) {
-            // The destination's part is over: its effects are finished, and the source's machine takes over.
-            while let Some(effect) = self.sites[at].effects.pop_front() {
-                self.carry_out(at, effect);
-            }
-            self.sites[at].incarnation += 1;
-            self.adopt(at);
-        }
-    }
-
-    fn finish_write(&mut self, at: Place) {
-        let site = &mut self.sites[at];
-        let Some(record) = site.ledger.pending.pop_front() else { return };
-        self.make_durable(at, record);
-        if !self.sites[at].ledger.pending.is_empty() {
-            let delay = self.slowness();
-            let incarnation = self.sites[at].incarnation;
-            self.plan(delay, Happening::Durable { at, incarnation });
-        }
-        self.inform(at, Event::Persisted(record));
-    }
-
-    fn make_durable(&mut self, at: Place, record: Record) {
-        self.sites[at].ledger.durable = Some(record);
-        if let Record::Sealed(ticket) = record
-            && !self.verified.contains(&ticket)
-        {
-            self.violation = Some(Violation::SealedTooEarly);
-        }
-    }
-
-    fn finish_effect(&mut self, at: Place) {
-        let Some(effect) = self.sites[at].effects.pop_front() else { return };
-        if !self.sites[at].effects.is_empty() {
-            let delay = self.slowness();
-            let incarnation = self.sites[at].incarnation;
-            self.plan(delay, Happening::EffectDone { at, incarnation });
-        }
-        if let Some(report) = self.carry_out(at, effect) {
-            self.inform(at, report);
-        }
-    }
-
-    /// What an effect does to the world, and what is reported of it.
-    fn carry_out(&mut self, at: Place, effect: Action) -> Option<Event> {
-        self.tell(|| format!("  site {at} did {effect:?}"));
-        let last_write = self.last_write;
-        let site = &mut self.sites[at];
-        match effect {
-            Action::Open(..) => {
-                site.export_open = true;
-                site.endpoint_active = true;
-                Some(Event::Opened)
-            }
-            Action::Close => {
-                site.export_open = false;
-                site.endpoint_active = false;
-                Some(Event::Closed)
-            }
-            Action::Run(run) => {
-                if !site.export_open {
-                    self.violation = Some(Violation::RunsClosed);
-                }
-                match (run, site.qemu.state) {
-                    (Run::Cont, QemuState::Dead) => return None,
-                    // A QEMU continued on half a stream runs on garbage, which remembers nothing.
-                    (Run::Cont, QemuState::Incoming) => site.qemu.ram = 0,
-                    (Run::Cont, _) => {}
-                    (Run::Boot, _) => {
-                        if site.qemu.quit && !site.may_drop_ram {
-                            self.violation = Some(Violation::RamDropped);
-                        }
-                        site.qemu.ram = last_write;
-                    }
-                }
-                site.qemu.state = QemuState::Running;
-                site.qemu.stream = None;
-                site.qemu.quit = false;
-                site.may_drop_ram = false;
-                Some(Event::Ran)
-            }
-            Action::Quit => {
-                site.qemu.quit |= site.qemu.state != QemuState::Dead;
-                site.qemu.state = QemuState::Dead;
-                site.qemu.stream = None;
-                None
-            }
-            Action::Migrate(ticket) => {
-                self.streams += 1;
-                let stream = (ticket, self.streams);
-                site.qemu.stream = Some(stream);
-                let delay = self.rng.random_range(10..80);
-                self.plan(delay, Happening::GuestStops { at, stream });
-                None
-            }
-            Action::AnswerShut => {
-                if let Some(stream) = site.qemu.stream {
-                    let delay = self.rng.random_range(1..10);
-                    self.plan(delay, Happening::ReachesPostmigrate { at, stream });
-                }
-                None
-            }
-            Action::AbortMigration => {
-                site.qemu.stream = None;
-                None
-            }
-            Action::Receive(ticket) => {
-                self.streams += 1;
-                site.qemu.state = QemuState::Incoming;
-                site.qemu.stream = Some((ticket, self.streams));
-                site.qemu.quit = false;
-                None
-            }
-            Action::Persist(_) | Action::Send(_) | Action::SetTimer => None,
-        }
-    }
-
-    // ---- the guest ----------------------------------------------------------------------------------------
-
-    fn guests_write(&mut self) {
-        for site in &mut self.sites {
-            if site.runs() && site.export_open {
-                if site.qemu.ram != self.last_write {
-                    self.violation = Some(Violation::LostWrite);
-                }
-                self.last_write += 1;
-                site.qemu.ram = self.last_write;
-            }
+    /// The controller is told of an activation; or not, or late.
+    pub(crate) fn report_activation(&mut self, sequence: Sequence, site: Place) {
+        for delay in fate(&mut self.rng, self.weather).into_iter().flatten() {
+            self.plan(delay, Happening::Attaches { sequence, site });
         }
     }
 
@@ -457,17 +493,19 @@ impl World {
         if self.fault_every == u32::MAX {
             return;
         }
-        // Aimed at what is under way: a node dies while a record is being written or an effect carried out.
-        let busy = |s: &Site| !s.ledger.pending.is_empty() || !s.effects.is_empty();
-        if let Some(at) = self.sites.iter().position(busy)
-            && self.rng.random_ratio(1, self.fault_every)
-        {
-            self.kill_node(at);
-        }
+        self.aim();
         if !self.rng.random_ratio(1, self.fault_every) {
             return;
         }
         let at = self.rng.random_range(0..2);
+        if self.profile == Profile::InTheMiddle || self.rng.random_ratio(1, 8) {
+            let power = self.rng.random_ratio(1, 2);
+            self.sites[at].fuse = if power { Death::Power } else { Death::Process };
+            let (operations, torn) = (self.rng.random_range(0..16), self.rng.random_range(0..64));
+            self.sites[at].disk.store.arm(operations, torn);
+            self.tell(|| format!("! site {at}: a fuse of {operations} operations, power: {power}"));
+            return;
+        }
         match self.rng.random_range(0..10) {
             0..=3 => self.kill_node(at),
             4..=5 => self.lose_power(at),
@@ -482,30 +520,88 @@ impl World {
         }
     }
 
+    /// A fault where it hurts most, by what the world is about.
+    fn aim(&mut self) {
+        let every = self.fault_every;
+        for at in 0..2 {
+            let site = &self.sites[at];
+            let refusing = site.ledger.pending.iter().any(|r| matches!(r, Record::Refused(_)));
+            let arriving = matches!(site.machine, Some(Machine::Destination(_)));
+            let quitting = arriving && site.effects.front() == Some(&Action::Quit);
+            let busy = !site.ledger.pending.is_empty() || !site.effects.is_empty();
+            let one_in = match self.profile {
+                Profile::AtRecords if site.ledger.pending.iter().any(|r| kind(r) == self.victim) => 3,
+                Profile::Cancels if refusing || quitting => 3,
+                _ if busy => every,
+                _ => continue,
+            };
+            if self.rng.random_ratio(1, one_in) {
+                if self.profile == Profile::Cancels && (refusing || quitting) {
+                    // Nothing of it has reached the disk, or QEMU.
+                    self.sites[at].ledger.pending.clear();
+                    self.sites[at].effects.clear();
+                }
+                self.kill_node(at);
+            }
+        }
+        if self.profile == Profile::QemusDie {
+            for at in 0..2 {
+                let taken = matches!(&self.sites[at].machine, Some(Machine::Destination(d)) if matches!(
+                    d.state(),
+                    DestinationState::Granted { .. } | DestinationState::Starting { .. } | DestinationState::Started { .. }
+                ));
+                if taken && self.rng.random_ratio(1, 10) {
+                    self.kill_qemu(at);
+                }
+            }
+        }
+    }
+
+    /// Somebody changes their mind just when it is too late, or nearly, where the world is about that; and again.
+    pub(crate) fn regret(&mut self, source: Place) {
+        if self.profile == Profile::Cancels && self.now < self.calm_from && self.rng.random_ratio(3, 4) {
+            let at = if self.rng.random_ratio(1, 2) { other(source) } else { source };
+            let delay = self.rng.random_range(1..8);
+            self.plan(delay, Happening::Cancels { at });
+            let delay = delay + self.rng.random_range(1..40);
+            self.plan(delay, Happening::Orders { from: source });
+        }
+    }
+
+    /// Whose fuse blew is dead.
+    fn blow(&mut self) {
+        for at in 0..2 {
+            if self.sites[at].disk.store.is_blown() {
+                match self.sites[at].fuse {
+                    Death::Process => self.kill_node(at),
+                    Death::Power => self.lose_power(at),
+                }
+                self.sites[at].disk.store.lose_process();
+            }
+        }
+    }
+
     /// The process dies. Any prefix of what was being written or done has happened.
     fn kill_node(&mut self, at: Place) {
         if !self.sites[at].up {
             return;
         }
         self.tell(|| format!("! site {at}: the node is killed"));
+        let done = self.rng.random_range(0..4);
+        self.do_a_little_more(at, done);
         self.lose_process(at);
-        let done = self.rng.random_range(0..=self.sites[at].effects.len());
-        for _ in 0..done {
-            if let Some(effect) = self.sites[at].effects.pop_front() {
-                self.carry_out(at, effect);
-            }
-        }
-        self.sites[at].effects.clear();
         let site = &mut self.sites[at];
-        site.export_open = false;
+        site.disk.store.lose_process();
         match site.qemu.state {
             QemuState::Stopped if site.qemu.stream.is_some() => site.qemu.state = QemuState::Running,
-            QemuState::Incoming => site.qemu.state = QemuState::Dead,
+            QemuState::Incoming => site.qemu.die(false),
             _ => {}
         }
         if site.qemu.state != QemuState::Loaded {
             site.qemu.stream = None;
         }
+        // QEMU asks again for what was not answered, once somebody answers.
+        site.qemu.requests.iter_mut().for_each(|r| r.taken = None);
     }
 
     fn lose_power(&mut self, at: Place) {
@@ -515,14 +611,10 @@ impl World {
         self.tell(|| format!("! site {at}: power is lost"));
         self.lose_process(at);
         let site = &mut self.sites[at];
-        site.effects.clear();
-        site.export_open = false;
-        site.endpoint_active = false;
-        if site.qemu.state != QemuState::Dead {
-            site.qemu.state = QemuState::Dead;
-            site.qemu.quit = false;
-        }
-        site.qemu.stream = None;
+        site.nic.lose_power();
+        site.disk.store.lose_power(&mut self.rng);
+        site.qemu.die(false);
+        self.truth.lost_power(at);
     }
 
     fn lose_process(&mut self, at: Place) {
@@ -532,14 +624,22 @@ impl World {
                 self.make_durable(at, record);
             }
         }
+        self.end_session(at);
         let site = &mut self.sites[at];
         site.ledger.pending.clear();
+        site.effects.clear();
+        site.steps = None;
+        site.moving = None;
+        site.reserving = None;
+        site.disk.lose_process();
+        site.nic.lose_process();
         site.machine = None;
         site.up = false;
         site.incarnation += 1;
         site.timer += 1;
         let incarnation = site.incarnation;
-        let delay = self.rng.random_range(5..80);
+        let longest = if self.profile == Profile::Cancels { 20 } else { 80 };
+        let delay = self.rng.random_range(5..longest);
         self.plan(delay, Happening::NodeStarts { at, incarnation });
     }
 
@@ -548,9 +648,7 @@ impl World {
         if qemu.state == QemuState::Dead {
             return;
         }
-        qemu.state = QemuState::Dead;
-        qemu.quit = false;
-        qemu.stream = None;
+        qemu.die(false);
         self.tell(|| format!("! site {at}: QEMU dies"));
         self.inform(at, Event::QemuDied);
     }
@@ -578,23 +676,30 @@ impl World {
         let delay = self.rng.random_range(10..80);
         self.plan(delay, Happening::ControllerActs);
         let at = self.rng.random_range(0..2);
+        if self.profile == Profile::Claims && self.rng.random_ratio(1, 12) && !self.sites.iter().any(|s| s.fenced) {
+            self.fence_and_claim(at);
+            return;
+        }
         match self.rng.random_range(0..16) {
             0..=9 => {
                 self.order_move(0);
                 self.order_move(1);
             }
-            10..=13 => {
+            10..=11 => {
                 self.tell(|| format!("  cancel at site {at}"));
                 self.inform(at, Event::Cancel);
             }
-            14 if !self.sites.iter().any(|s| s.fenced) && self.rng.random_ratio(1, 2) => {
-                self.fence(other(at));
-                self.claim(at);
-                let delay = self.rng.random_range(50..200);
-                self.plan(delay, Happening::FenceLifted { at: other(at) });
-            }
+            14 if !self.sites.iter().any(|s| s.fenced) && self.rng.random_ratio(1, 2) => self.fence_and_claim(at),
             _ => {}
         }
+    }
+
+    fn fence_and_claim(&mut self, at: Place) {
+        self.fence(other(at));
+        self.claim(at);
+        let longest = if self.profile == Profile::Claims { 60 } else { 200 };
+        let delay = self.rng.random_range(10..longest);
+        self.plan(delay, Happening::FenceLifted { at: other(at) });
     }
 
     fn order_move(&mut self, from: Place) {
@@ -602,11 +707,13 @@ impl World {
         let SourceState::Owning { owner, .. } = source.state() else { return };
         // A controller that forgot what it ordered uses old ids again.
         let fresh = MoveId(owner.last.map_or(1, |last| last.0 + 1));
-        let mv = if self.rng.random_ratio(1, 3) { MoveId(self.rng.random_range(1..4)) } else { fresh };
+        let mv = if self.rng.random_ratio(1, 3) { MoveId(self.rng.random_range(1..3)) } else { fresh };
         let Ok(ticket) = source.next_ticket(mv) else { return };
         let to = &mut self.sites[other(from)];
-        if to.up && to.effects.is_empty() && to.ledger.pending.is_empty() {
-            if let Ok(destination) = Destination::stage_with(to.ledger.durable, ticket, self.guards) {
+        if to.up && to.ledger.pending.is_empty() {
+            if let Ok(destination) = Destination::stage_with(to.ledger.durable, ticket, self.rules.handoff) {
+                to.timer += 1;
+                to.disk.receiving = None;
                 to.machine = Some(Machine::Destination(destination));
                 self.tell(|| format!("  stage {ticket} at site {}", other(from)));
                 self.obey(other(from));
@@ -617,11 +724,12 @@ impl World {
         // Sometimes the controller dies between the two orders.
         if !self.rng.random_ratio(1, 8) {
             let delay = self.rng.random_range(1..40);
+            self.sites[from].reserving = Some(ticket);
             self.plan(delay, Happening::Begins { at: from, mv, ticket });
             // An impatient user: about when the seal is written.
-            if self.rng.random_ratio(1, 3) {
+            if self.rng.random_ratio(1, 4) {
                 let at = if self.rng.random_ratio(1, 3) { other(from) } else { from };
-                let delay = self.rng.random_range(40..200);
+                let delay = self.rng.random_range(40..280);
                 self.plan(delay, Happening::Cancels { at });
             }
         }
@@ -637,7 +745,8 @@ impl World {
     fn claim(&mut self, at: Place) {
         let (site, peer) = (&self.sites[at], &self.sites[other(at)]);
         debug_assert!(peer.fenced && !peer.runs(), "a claim is made on evidence");
-        let current = site.qemu.ram == self.last_write;
+        let has_volume = self.truth.is_at(&site.disk.store);
+        let current = site.qemu.ram == self.last_write && has_volume;
         let history =
             if current && self.rng.random_ratio(1, 2) { PeerHistory::DidNotRun } else { PeerHistory::MayHaveRun };
         let newest =
@@ -649,6 +758,10 @@ impl World {
         let fenced = Fenced { statement: "the simulator took the power away".to_owned(), peer: history, newest };
         if machine.handle(Event::Claim(fenced)) == Verdict::Taken {
             self.sites[at].may_drop_ram = true;
+            if !has_volume && self.truth.home != at {
+                // The operator prefers what this site has to nothing.
+                self.truth.reset_at(at);
+            }
             self.tell(|| format!("  site {at} claims, peer {history:?}"));
         }
         self.obey(at);
@@ -669,7 +782,7 @@ impl World {
         let site = &mut self.sites[at];
         if let (Some(lineage), Some(record)) = (newest, site.ledger.durable)
             && let Some(overriding) = record.overridden_by(VM, lineage)
-            && self.guards.hold(Guard::FenceOverwrites)
+            && self.rules.handoff.hold(Guard::FenceOverwrites)
         {
             site.ledger.durable = Some(overriding);
         }

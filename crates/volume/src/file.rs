@@ -1,24 +1,92 @@
-//! A file as the replica needs it; in tests it can lose its power.
+//! What a replica lies on. Files here; in tests and in the simulator, something that can lose its power at any moment.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A file with offsets, holes and a way to make it durable.
-pub(crate) trait Medium: Send + Sync + std::fmt::Debug {
+///
+/// What was written and not synced survives the end of the process, and of a loss of power any part of it, in any order.
+pub trait Medium: Send + Sync + std::fmt::Debug {
     /// Reads all of `into`; past the end there are zeroes.
+    ///
+    /// # Errors
+    /// When the medium fails.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
     /// Writes all of `from`.
+    ///
+    /// # Errors
+    /// When the medium fails; part of it may be written.
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()>;
     /// Makes a hole that reads as zeroes.
+    ///
+    /// # Errors
+    /// When the medium fails; part of it may be a hole.
     fn punch(&self, at: u64, length: u64) -> io::Result<()>;
     /// What was written so far survives a loss of power.
+    ///
+    /// # Errors
+    /// When the medium fails; nobody knows then what is durable.
     fn sync(&self) -> io::Result<()>;
     /// Data and holes in a range: (length, whether it is a hole), in order.
+    ///
+    /// # Errors
+    /// When the medium fails.
     fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>>;
     /// Bytes allocated.
     fn allocated(&self) -> u64;
+}
+
+/// Where the description of a replica is kept: a few bytes that are replaced whole.
+pub trait Description: Send + Sync + std::fmt::Debug {
+    /// What was stored last.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    fn load(&self) -> io::Result<Vec<u8>>;
+    /// Replaces it. Durable when it returns; a crash leaves the old bytes or the new ones, never a mixture.
+    ///
+    /// # Errors
+    /// When the medium fails; nobody knows then which of the two is there.
+    fn store(&self, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// Everything that a replica lies on.
+#[derive(Debug)]
+pub struct Media {
+    /// The blocks.
+    pub data: Box<dyn Medium>,
+    /// The stamps: eight bytes a block.
+    pub stamps: Box<dyn Medium>,
+    /// The marks of hot regions: a byte each.
+    pub hot: Box<dyn Medium>,
+    /// What the replica is.
+    pub description: Box<dyn Description>,
+    /// Blocks of a region, for as long as the replica lives: [`crate::REGION`] but in the simulator, whose volumes are small.
+    pub region: u64,
+}
+
+/// A description in a file.
+#[derive(Debug)]
+pub(crate) struct DescriptionFile(pub PathBuf);
+
+impl Description for DescriptionFile {
+    fn load(&self) -> io::Result<Vec<u8>> {
+        std::fs::read(&self.0)
+    }
+
+    fn store(&self, bytes: &[u8]) -> io::Result<()> {
+        let fresh = self.0.with_extension("new");
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+        file.write_all(bytes)?;
+        file.sync_data()?;
+        std::fs::rename(&fresh, &self.0)?;
+        match self.0.parent() {
+            Some(folder) => File::open(folder)?.sync_all(),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A real file.

@@ -14,6 +14,11 @@
 //!
 //! *A stamp is used twice.* An epoch is durable before its first use, and each opening of a replica begins a new one.
 //!
+//! *A mirror breaks.* The other side keeps what had come, and the guest writes on: a block that it writes again in the same epoch has
+//! its old stamp there with its old contents. So what was written since a mirror began to compare is *unsure*, durably, and
+//! gets a new stamp before the next one compares. A claim may begin with half a volume, whose stamps prove nothing: all of
+//! it is unsure.
+//!
 //! *The link dies.* A guest's write waits for the other side for at most [`mirror::PATIENCE`]; then the mirror falls back to
 //! copying behind the guest's back, and comes back when the link does.
 //!
@@ -23,6 +28,7 @@
 mod blocks;
 mod error;
 mod file;
+mod guards;
 mod meta;
 pub mod mirror;
 mod pack;
@@ -32,6 +38,11 @@ mod stamps;
 
 pub use blocks::{BLOCK, BlockSet};
 pub use error::VolumeError;
+pub use file::{Description, Media, Medium};
+#[cfg(feature = "sabotage")]
+#[doc(hidden)]
+pub use guards::{Guard, Guards};
 pub use pack::{PackError, Packer, Unpacker};
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
 pub use stamp::Stamp;
+pub use stamps::REGION;

@@ -1,15 +1,18 @@
 //! What a replica is: one JSON file, replaced whole.
 
+use crate::blocks::BLOCK;
 use crate::error::{VolumeError, io_error};
+use crate::file::Description;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// The format that this code reads and writes.
 pub(crate) const FORMAT: u32 = 1;
+/// Largest volume: what a signed 64-bit file offset and its table can hold, with room to spare.
+const MOST_BYTES: u64 = 1 << 50;
+/// No entry is unsure.
+pub(crate) const SURE: u64 = u64::MAX;
 /// Owners that stamps can name. One is added by each hand-off.
 pub(crate) const MOST_OWNERS: usize = 60_000;
 
@@ -25,13 +28,38 @@ pub(crate) struct Meta {
     pub owners: Vec<(Lineage, Generation)>,
     /// The epoch of writes now. Never used by an earlier process.
     pub epoch: u32,
+    /// Entries of the table of stamps from this one on may be known at another site with other contents: a mirror passed them on,
+    /// and the guest wrote again. An older description does not say; all are doubted then.
+    #[serde(default)]
+    pub unsure: u64,
     /// Whether it was closed properly.
     pub clean: bool,
 }
 
 impl Meta {
-    pub fn load(path: &Path) -> Result<Self, VolumeError> {
-        let bytes = std::fs::read(path).map_err(io_error("read", path))?;
+    /// A replica that holds zeroes and belongs to nobody.
+    pub fn fresh(volume: VolumeId, size: Bytes) -> Result<Self, VolumeError> {
+        if size.0 == 0 || !size.0.is_multiple_of(BLOCK) || size.0 > MOST_BYTES {
+            return Err(VolumeError::Range(format!(
+                "a volume of {} bytes cannot be: give a multiple of {BLOCK}, at most {MOST_BYTES}",
+                size.0
+            )));
+        }
+        Ok(Self {
+            format: FORMAT,
+            volume,
+            size,
+            primary: false,
+            owner: 0,
+            owners: vec![],
+            epoch: 0,
+            unsure: SURE,
+            clean: true,
+        })
+    }
+
+    pub fn load(from: &dyn Description, path: &Path) -> Result<Self, VolumeError> {
+        let bytes = from.load().map_err(io_error("read", path))?;
         let meta: Self = serde_json::from_slice(&bytes)
             .map_err(|e| VolumeError::Damaged { path: path.to_owned(), why: e.to_string() })?;
         let why = if meta.format != FORMAT {
@@ -45,18 +73,8 @@ impl Meta {
     }
 
     /// Durable when it returns.
-    pub fn store(&self, path: &Path) -> Result<(), VolumeError> {
-        let fresh = path.with_extension("new");
-        let write = || {
-            let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-            file.write_all(&serde_json::to_vec(self)?)?;
-            file.sync_data()?;
-            std::fs::rename(&fresh, path)?;
-            match path.parent() {
-                Some(folder) => File::open(folder)?.sync_all(),
-                None => Ok(()),
-            }
-        };
-        write().map_err(io_error("write", path))
+    pub fn store(&self, to: &dyn Description, path: &Path) -> Result<(), VolumeError> {
+        let bytes = serde_json::to_vec(self).map_err(|e| io_error("encode", path)(e.into()))?;
+        to.store(&bytes).map_err(io_error("write", path))
     }
 }

@@ -132,8 +132,8 @@ pub struct Source {
     acked: Seq,
     /// Writes up to this one were let go without their answer.
     released: Seq,
-    /// The oldest mirrored write that waits, and since when.
-    waiting: Option<(Seq, Duration)>,
+    /// Mirrored writes that wait, and since when, oldest first. Bounded by what a guest may have under way.
+    waiting: VecDeque<(Seq, Duration)>,
     final_sent: bool,
     digest: blake3::Hasher,
     total: u64,
@@ -161,7 +161,7 @@ impl Source {
             sent: 0,
             acked: 0,
             released: 0,
-            waiting: None,
+            waiting: VecDeque::new(),
             final_sent: false,
             digest: blake3::Hasher::new(),
             total: 0,
@@ -210,8 +210,8 @@ impl Source {
                 while self.flight.front().is_some_and(|(s, _)| *s <= seq) {
                     self.in_flight -= self.flight.pop_front().map_or(0, |(_, bytes)| bytes);
                 }
-                if self.waiting.is_some_and(|(s, _)| s <= seq) {
-                    self.waiting = None;
+                while self.waiting.front().is_some_and(|(s, _)| *s <= seq) {
+                    self.waiting.pop_front();
                 }
                 Ok(())
             }
@@ -248,7 +248,7 @@ impl Source {
 
     /// What differs: by stamps, not by contents.
     fn compare(&mut self, replica: &Replica) -> Result<(), MirrorError> {
-        let ours = replica.stamp_runs()?;
+        let ours = replica.runs_to_compare()?;
         // Both lists are in order; what only one of them has differs as well.
         let mut edges: Vec<u64> = ours.iter().chain(&self.theirs).flat_map(|(r, _)| [r.start, r.end]).collect();
         edges.sort_unstable();
@@ -296,7 +296,7 @@ impl Source {
                     messages.extend(self.read(at..end, replica)?);
                     at = end;
                 }
-                self.waiting.get_or_insert((self.sent, now));
+                self.waiting.push_back((self.sent, now));
                 Ok(Some(Mirrored { until: self.sent, messages }))
             }
             State::Copying | State::Finishing | State::Complete => {
@@ -387,11 +387,11 @@ impl Source {
 
     /// Time passes. Whether writes were let go because the target does not answer: whoever waits has to look again.
     pub fn tick(&mut self, now: Duration) -> bool {
-        match self.waiting {
-            Some((_, since)) if self.state == State::Mirroring && now.saturating_sub(since) >= PATIENCE => {
+        match self.waiting.front() {
+            Some((_, since)) if self.state == State::Mirroring && now.saturating_sub(*since) >= PATIENCE => {
                 // What is on its way arrives when the link is back: nothing has to be sent twice.
                 self.released = self.sent;
-                self.waiting = None;
+                self.waiting.clear();
                 self.state = State::Copying;
                 true
             }
@@ -402,7 +402,7 @@ impl Source {
     /// Nobody waits for the target any more: the guest is stopping. What is on its way arrives all the same.
     pub fn let_go(&mut self) {
         self.released = self.sent;
-        self.waiting = None;
+        self.waiting.clear();
     }
 
     /// The guest stands still and writes no more. What is left goes now.

@@ -5,8 +5,9 @@
 
 use crate::blocks::{BLOCK, touched};
 use crate::error::{VolumeError, io_error};
-use crate::file::{Disk, Medium};
-use crate::meta::{FORMAT, MOST_OWNERS, Meta};
+use crate::file::{Description, DescriptionFile, Disk, Media, Medium};
+use crate::guards::{Guard, Guards};
+use crate::meta::{MOST_OWNERS, Meta, SURE};
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
@@ -17,9 +18,6 @@ use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Largest volume: what a signed 64-bit file offset and its table can hold, with room to spare.
-const MOST_BYTES: u64 = 1 << 50;
 
 /// A replica. Reads run beside each other; what changes it is serialised, so that writes that overlap reach everything
 /// in one order.
@@ -40,8 +38,10 @@ struct Inner {
     /// Hot regions, and whether each was written since the last settling.
     regions: BTreeMap<u64, bool>,
     frozen: bool,
-    /// Where the description is stored; tests keep it in memory.
-    folder: Option<PathBuf>,
+    description: Box<dyn Description>,
+    /// The replica's place, for errors.
+    folder: PathBuf,
+    guards: Guards,
 }
 
 /// What a replica was found like.
@@ -66,18 +66,19 @@ impl Replica {
     /// # Errors
     /// When the size is no multiple of 4 KiB or too large, or the medium fails.
     pub fn create(folder: &Path, volume: VolumeId, size: Bytes) -> Result<Self, VolumeError> {
-        if size.0 == 0 || !size.0.is_multiple_of(BLOCK) || size.0 > MOST_BYTES {
-            return Err(VolumeError::Range(format!(
-                "a volume of {} bytes cannot be: give a multiple of {BLOCK}, at most {MOST_BYTES}",
-                size.0
-            )));
-        }
+        let meta = Meta::fresh(volume, size)?;
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
-        let meta =
-            Meta { format: FORMAT, volume, size, primary: false, owner: 0, owners: vec![], epoch: 0, clean: true };
         // Last, because a folder with a description is a replica.
-        meta.store(&folder.join("meta"))?;
+        meta.store(&DescriptionFile(folder.join("meta")), folder)?;
         Ok(Self::open(folder)?.0)
+    }
+
+    /// Describes a replica that holds zeroes and belongs to nobody, on media that are empty.
+    ///
+    /// # Errors
+    /// As [`Replica::create`].
+    pub fn format(description: &dyn Description, volume: VolumeId, size: Bytes) -> Result<(), VolumeError> {
+        Meta::fresh(volume, size)?.store(description, Path::new("a new replica"))
     }
 
     /// Whether there is one.
@@ -99,39 +100,62 @@ impl Replica {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(VolumeError::Locked(folder.to_owned())),
             Err(e) => return Err(io_error("lock", &path)(e.into())),
         }
-        let meta = Meta::load(&folder.join("meta"))?;
+        let description = DescriptionFile(folder.join("meta"));
+        let meta = Meta::load(&description, folder)?;
         let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
         let open = |name: &str, size: u64| -> Result<Box<dyn Medium>, VolumeError> {
             let path = folder.join(name);
             Ok(Box::new(Disk::open(&path, size).map_err(io_error("open", &path))?))
         };
-        let (data, stamps) = (open("data", meta.size.0)?, open("stamps", regions * REGION * 8)?);
-        let hot = open("hot", regions)?;
-        Self::assemble(folder, meta, data, stamps, hot, Some(lock))
+        let media = Media {
+            data: open("data", meta.size.0)?,
+            stamps: open("stamps", regions * REGION * 8)?,
+            hot: open("hot", regions)?,
+            description: Box::new(description),
+            region: REGION,
+        };
+        Self::assemble(folder, meta, media, Some(lock), Guards::ALL)
+    }
+
+    /// Opens a replica on media of the caller's, which nobody else uses. A new epoch begins. `name` is for errors.
+    ///
+    /// # Errors
+    /// When it is damaged, or a medium fails.
+    pub fn open_on(name: &Path, media: Media) -> Result<(Self, Opened), VolumeError> {
+        let meta = Meta::load(&*media.description, name)?;
+        Self::assemble(name, meta, media, None, Guards::ALL)
+    }
+
+    #[cfg(feature = "sabotage")]
+    #[doc(hidden)]
+    pub fn open_on_with(name: &Path, media: Media, guards: Guards) -> Result<(Self, Opened), VolumeError> {
+        let meta = Meta::load(&*media.description, name)?;
+        Self::assemble(name, meta, media, None, guards)
     }
 
     fn assemble(
         folder: &Path,
         meta: Meta,
-        data: Box<dyn Medium>,
-        stamps: Box<dyn Medium>,
-        hot: Box<dyn Medium>,
+        media: Media,
         lock: Option<File>,
+        guards: Guards,
     ) -> Result<(Self, Opened), VolumeError> {
         let mut opened = Opened { clean: meta.clean, doubted: 0 };
         let blocks = meta.size.0 / BLOCK;
         let mut inner = Inner {
             meta,
-            stamps: Stamps::new(stamps, blocks),
-            hot,
+            stamps: Stamps::new(media.stamps, blocks, media.region),
+            hot: media.hot,
             regions: BTreeMap::new(),
             frozen: true,
-            folder: lock.is_some().then(|| folder.to_owned()),
+            description: media.description,
+            folder: folder.to_owned(),
+            guards,
         };
         inner.meta.epoch += 1;
         inner.meta.clean = false;
         inner.store_meta()?;
-        let it = Self { folder: folder.to_owned(), data, inner: Mutex::new(inner), _lock: lock };
+        let it = Self { folder: folder.to_owned(), data: media.data, inner: Mutex::new(inner), _lock: lock };
         opened.doubted = it.recover().map_err(io_error("recover", folder))?;
         Ok((it, opened))
     }
@@ -140,7 +164,8 @@ impl Replica {
     fn recover(&self) -> std::io::Result<u64> {
         let mut inner = self.lock();
         let blocks = inner.meta.size.0 / BLOCK;
-        let regions = blocks.div_ceil(REGION);
+        let each = inner.stamps.region;
+        let regions = blocks.div_ceil(each);
         let (mut at, mut hot) = (0, BTreeSet::new());
         for (length, hole) in inner.hot.extents(0, regions)? {
             if !hole {
@@ -153,11 +178,13 @@ impl Replica {
         let now = inner.entry();
         let mut doubted = 0;
         for region in &hot {
-            let range = region * REGION..((region + 1) * REGION).min(blocks);
+            let range = region * each..((region + 1) * each).min(blocks);
             doubted += range.end - range.start;
             if inner.meta.primary {
-                inner.stamps.set(range, now)?;
-            } else {
+                if inner.guards.hold(Guard::DoubtedRestamped) {
+                    inner.stamps.set(range, now)?;
+                }
+            } else if inner.guards.hold(Guard::DoubtedForgotten) {
                 // What was never written reads as zeroes at every replica, so it must here.
                 self.data.punch(range.start * BLOCK, (range.end - range.start) * BLOCK)?;
                 inner.stamps.set(range, 0)?;
@@ -211,6 +238,18 @@ impl Replica {
             return Ok(());
         }
         let before = inner.meta.clone();
+        if before.owner != index {
+            let others = || (1..).zip(&before.owners).filter(|(i, _)| *i != index).map(|(_, (known, _))| *known);
+            let claim = others().next().is_some() && others().all(|known| known < lineage);
+            inner.meta.unsure = match (claim, before.primary) {
+                // A hand-off ends with both sides alike.
+                (false, _) => SURE,
+                (true, true) => before.unsure,
+                // Taken in the middle of a mirror, perhaps: whatever was passed on to us, our stamps are not its.
+                (true, false) if inner.guards.hold(Guard::ClaimRestamps) => 0,
+                (true, false) => SURE,
+            };
+        }
         inner.meta.primary = true;
         inner.meta.owner = index;
         inner.meta.epoch += 1;
@@ -222,6 +261,35 @@ impl Replica {
         Ok(())
     }
 
+    /// Runs of written blocks with the same stamp, for a mirror from here: where the other side has the same stamp, it has the
+    /// same contents. What an earlier mirror may have passed on, and the guest written again, gets a new stamp first.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn runs_to_compare(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
+        let mut inner = self.lock();
+        if inner.meta.primary && inner.guards.hold(Guard::ComparedWhenSure) {
+            self.make_sure(&mut inner)?;
+        }
+        drop(inner);
+        self.stamp_runs()
+    }
+
+    /// Whatever is interrupted here is begun again by the next mirror: until the last step all of it is unsure.
+    fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
+        // Durable before its first use, and never used before.
+        inner.meta.epoch += 1;
+        inner.store_meta()?;
+        let (from, now) = (inner.meta.unsure, inner.entry());
+        if inner.stamps.replace(from, now).map_err(self.io("read the stamps of"))? {
+            inner.stamps.persist().map_err(self.io("write the stamps of"))?;
+        }
+        // What is written from here on may be passed on, and written again under the same stamp.
+        inner.meta.epoch += 1;
+        inner.meta.unsure = inner.entry();
+        inner.store_meta()
+    }
+
     /// Takes another replica's writes from now on, and no guest's.
     ///
     /// # Errors
@@ -230,7 +298,7 @@ impl Replica {
         let mut inner = self.lock();
         inner.frozen = true;
         // First, while it is a primary's: what is hot must be restamped after a crash, not forgotten.
-        self.settle_all(&mut inner)?;
+        self.vouch(&mut inner)?;
         inner.meta.primary = false;
         inner.store_meta()
     }
@@ -316,7 +384,7 @@ impl Replica {
     }
 
     fn admit(&self, inner: &mut Inner, offset: u64, length: u64) -> Result<Range<u64>, VolumeError> {
-        if inner.frozen {
+        if inner.frozen && inner.guards.hold(Guard::FrozenRefuses) {
             return Err(VolumeError::Frozen);
         }
         self.inside(inner, offset, length)?;
@@ -325,7 +393,8 @@ impl Replica {
         Ok(blocks)
     }
 
-    /// Another replica's blocks, here as a secondary. Skips those that are not newer than what is here.
+    /// Another replica's blocks, here as a secondary. The primary decides which: what is here may bear a later stamp and be
+    /// worth less, after a hand-off that was taken back.
     ///
     /// # Errors
     /// When they lie outside, this is a primary, or the medium fails.
@@ -425,10 +494,14 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn commit(&self) -> Result<(), VolumeError> {
-        let mut inner = self.lock();
-        self.settle_all(&mut inner)?;
-        // Or a loss of power would bring the marks back, and a secondary forget what it has vouched for.
-        inner.hot.sync().map_err(self.io("settle"))
+        self.vouch(&mut self.lock())
+    }
+
+    /// Settles everything, and the marks' removal too: or a loss of power would bring them back, and a secondary forget what it
+    /// holds.
+    fn vouch(&self, inner: &mut Inner) -> Result<(), VolumeError> {
+        self.settle_all(inner)?;
+        if inner.guards.hold(Guard::VouchedSyncsMarks) { inner.hot.sync().map_err(self.io("settle")) } else { Ok(()) }
     }
 
     fn settle_all(&self, inner: &mut Inner) -> Result<(), VolumeError> {
@@ -438,7 +511,9 @@ impl Replica {
 
     fn cool(&self, inner: &mut Inner, regions: &[u64]) -> Result<(), VolumeError> {
         let mut io = || {
-            self.data.sync()?;
+            if inner.guards.hold(Guard::DataBeforeStamps) {
+                self.data.sync()?;
+            }
             inner.stamps.persist()?;
             for region in regions {
                 inner.hot.write(*region, &[0])?;
@@ -459,8 +534,7 @@ impl Replica {
     /// When the medium fails; it is found unclean then.
     pub fn close(self) -> Result<(), VolumeError> {
         let mut inner = self.lock();
-        self.settle_all(&mut inner)?;
-        inner.hot.sync().map_err(self.io("settle"))?;
+        self.vouch(&mut inner)?;
         inner.meta.clean = true;
         inner.store_meta()
     }
@@ -509,7 +583,7 @@ impl Inner {
     }
 
     fn store_meta(&self) -> Result<(), VolumeError> {
-        self.folder.as_ref().map_or(Ok(()), |folder| self.meta.store(&folder.join("meta")))
+        self.meta.store(&*self.description, &self.folder)
     }
 
     /// Marks regions hot, durably, before their first write.
@@ -517,9 +591,10 @@ impl Inner {
         if blocks.is_empty() {
             return Ok(());
         }
-        let touched = blocks.start / REGION..(blocks.end - 1) / REGION + 1;
+        let each = self.stamps.region;
+        let touched = blocks.start / each..(blocks.end - 1) / each + 1;
         let fresh: Vec<u64> = touched.clone().filter(|r| !self.regions.contains_key(r)).collect();
-        if !fresh.is_empty() {
+        if !fresh.is_empty() && self.guards.hold(Guard::HotBeforeWrite) {
             for region in fresh {
                 self.hot.write(region, &[1])?;
             }

@@ -78,6 +78,20 @@ impl Medium for Volatile {
     }
 }
 
+/// These tests say themselves what a description held.
+#[derive(Debug)]
+struct Nowhere;
+
+impl Description for Nowhere {
+    fn load(&self) -> io::Result<Vec<u8>> {
+        Ok(vec![])
+    }
+
+    fn store(&self, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 struct Host {
     data: Volatile,
     stamps: Volatile,
@@ -100,19 +114,22 @@ impl Host {
 
     fn boot(&mut self) -> Replica {
         let meta = Meta {
-            format: FORMAT,
-            volume: VolumeId(1),
-            size: Bytes(BLOCKS * BLOCK),
             primary: self.primary,
             owner: u32::from(self.primary),
             owners: vec![(Lineage(0), Generation(1))],
             // Durable before it is used.
             epoch: self.epoch,
             clean: false,
+            ..Meta::fresh(VolumeId(1), Bytes(BLOCKS * BLOCK)).expect("a size")
         };
-        let (data, stamps, hot) = (self.data.clone(), self.stamps.clone(), self.hot.clone());
-        let opened = Replica::assemble(Path::new("test"), meta, Box::new(data), Box::new(stamps), Box::new(hot), None);
-        let (replica, _) = opened.expect("opens");
+        let media = Media {
+            data: Box::new(self.data.clone()),
+            stamps: Box::new(self.stamps.clone()),
+            hot: Box::new(self.hot.clone()),
+            description: Box::new(Nowhere),
+            region: REGION,
+        };
+        let (replica, _) = Replica::assemble(Path::new("test"), meta, media, None, Guards::ALL).expect("opens");
         self.epoch += 1;
         replica.lock().frozen = false;
         replica
@@ -232,6 +249,28 @@ fn what_a_secondary_has_committed_survives_a_loss_of_power() {
         let replica = host.boot();
         for block in [3, 900, 1500] {
             assert_eq!(replica.stamp(block).expect("reads"), Some(stamp), "seed {seed}: block {block}");
+        }
+    }
+}
+
+#[test]
+fn what_a_primary_held_survives_a_loss_of_power_after_it_has_become_a_secondary() {
+    for seed in 0..20 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut host = Host::new(true);
+        let replica = host.boot();
+        for block in [3, 900, 1500] {
+            replica.write(block * BLOCK, &[9; BLOCK as usize]).expect("writes");
+        }
+        replica.become_secondary().expect("yields");
+        drop(replica);
+        host.primary = false;
+        host.lose_power(&mut rng);
+        let replica = host.boot();
+        for block in [3, 900, 1500] {
+            let mut bytes = [0; BLOCK as usize];
+            replica.read(block * BLOCK, &mut bytes).expect("reads");
+            assert_eq!(bytes, [9; BLOCK as usize], "seed {seed}: block {block}");
         }
     }
 }

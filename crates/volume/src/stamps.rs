@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 
 /// Blocks of a region: 4 MiB of disk, two pages of table.
-pub(crate) const REGION: u64 = 1024;
+pub const REGION: u64 = 1024;
 const ENTRY: u64 = 8;
 
 /// A block's entry, not 0: owner's index and epoch.
@@ -28,21 +28,24 @@ struct Chunk {
 pub(crate) struct Stamps {
     medium: Box<dyn Medium>,
     blocks: u64,
+    /// Blocks of a region.
+    pub region: u64,
     chunks: BTreeMap<u64, Chunk>,
 }
 
 impl Stamps {
-    pub fn new(medium: Box<dyn Medium>, blocks: u64) -> Self {
-        Self { medium, blocks, chunks: BTreeMap::new() }
+    pub fn new(medium: Box<dyn Medium>, blocks: u64, region: u64) -> Self {
+        Self { medium, blocks, region, chunks: BTreeMap::new() }
     }
 
     fn chunk(&mut self, region: u64) -> io::Result<&mut Chunk> {
         use std::collections::btree_map::Entry;
+        let bytes_of = self.region * ENTRY;
         match self.chunks.entry(region) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(free) => {
-                let mut bytes = vec![0; (REGION * ENTRY) as usize];
-                self.medium.read(region * REGION * ENTRY, &mut bytes)?;
+                let mut bytes = vec![0; bytes_of as usize];
+                self.medium.read(region * bytes_of, &mut bytes)?;
                 let entries =
                     bytes.chunks_exact(8).map(|b| u64::from_le_bytes(std::array::from_fn(|i| b[i]))).collect();
                 Ok(free.insert(Chunk { entries, dirty: false }))
@@ -51,23 +54,35 @@ impl Stamps {
     }
 
     pub fn get(&mut self, block: u64) -> io::Result<u64> {
-        Ok(self.chunk(block / REGION)?.entries[(block % REGION) as usize])
+        let within = (block % self.region) as usize;
+        Ok(self.chunk(block / self.region)?.entries[within])
     }
 
     pub fn set(&mut self, blocks: Range<u64>, entry: u64) -> io::Result<()> {
         for block in blocks {
-            let chunk = self.chunk(block / REGION)?;
-            chunk.entries[(block % REGION) as usize] = entry;
+            let within = (block % self.region) as usize;
+            let chunk = self.chunk(block / self.region)?;
+            chunk.entries[within] = entry;
             chunk.dirty = true;
         }
         Ok(())
+    }
+
+    /// Gives every block whose entry is at least `from` another one; whether there was any.
+    pub fn replace(&mut self, from: u64, entry: u64) -> io::Result<bool> {
+        let mut any = false;
+        for (run, _) in self.runs()?.into_iter().filter(|(_, e)| *e >= from) {
+            self.set(run, entry)?;
+            any = true;
+        }
+        Ok(any)
     }
 
     /// Writes what changed, durably.
     pub fn persist(&mut self) -> io::Result<()> {
         for (region, chunk) in self.chunks.iter_mut().filter(|(_, c)| c.dirty) {
             let bytes: Vec<u8> = chunk.entries.iter().flat_map(|e| e.to_le_bytes()).collect();
-            self.medium.write(region * REGION * ENTRY, &bytes)?;
+            self.medium.write(region * self.region * ENTRY, &bytes)?;
         }
         self.medium.sync()?;
         self.chunks.values_mut().for_each(|c| c.dirty = false);
@@ -77,11 +92,12 @@ impl Stamps {
     /// All entries that are not 0, as runs of blocks with the same one, in order.
     pub fn runs(&mut self) -> io::Result<Vec<(Range<u64>, u64)>> {
         // What is on the disk lies where the file is not a hole.
-        let bytes = self.blocks.div_ceil(REGION) * REGION * ENTRY;
+        let each = self.region * ENTRY;
+        let bytes = self.blocks.div_ceil(self.region) * each;
         let mut at = 0;
         for (length, hole) in self.medium.extents(0, bytes)? {
             if !hole {
-                for region in at / (REGION * ENTRY)..(at + length).div_ceil(REGION * ENTRY) {
+                for region in at / each..(at + length).div_ceil(each) {
                     self.chunk(region)?;
                 }
             }
@@ -90,7 +106,7 @@ impl Stamps {
         let mut runs: Vec<(Range<u64>, u64)> = vec![];
         for (region, chunk) in &self.chunks {
             for (i, entry) in chunk.entries.iter().enumerate().filter(|(_, e)| **e != 0) {
-                let block = region * REGION + i as u64;
+                let block = region * self.region + i as u64;
                 match runs.last_mut() {
                     Some((run, last)) if run.end == block && last == entry => run.end += 1,
                     _ => runs.push((block..block + 1, *entry)),

@@ -38,5 +38,6 @@ mod wires;
 pub use endpoint::{Action, Endpoint, Order, Stale, State};
 pub use gateway::{Port, PortAction, PortOrder, PortState, Refused};
 pub use godwit_net::{MacAddr, NetError};
+pub use record::state as state_of_tap;
 pub use spec::{Component, DEFAULT_PORT, EndpointId, EndpointSpec, GatewayPort, Sequence, Vni, WireId};
 pub use wires::{Found, FoundState, WireError, Wires};

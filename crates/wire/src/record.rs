@@ -15,7 +15,9 @@ pub(crate) fn read(alias: Option<&str>) -> Option<(Sequence, Option<IpAddr>)> {
     Some((Sequence { lineage, generation }, words.next().and_then(|w| w.parse().ok())))
 }
 
-pub(crate) const fn state(last: Option<Sequence>, joined: bool) -> State {
+/// What an endpoint is, from what the kernel shows of its tap: the sequence on its alias, and whether it has joined its bridge.
+#[must_use]
+pub const fn state(last: Option<Sequence>, joined: bool) -> State {
     match (last, joined) {
         (Some(sequence), true) => State::Active(sequence),
         (Some(sequence), false) => State::Isolated(sequence),
