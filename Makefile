@@ -40,6 +40,7 @@ test: setup build lint
 # Figures. None of them is asserted: they belong to the machine that made them.
 bench: setup build
 	cargo run --release --locked -p godwit-wan --example goodput
+	cargo run --release --locked -p godwit-link --example goodput
 
 # Long runs, resumable: the ledger knows what was done at this commit.
 soak: setup build

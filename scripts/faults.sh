@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/faults.sh: a fault at every step of a move. For each point of the hand-off: SIGKILL of either node, of the QEMU
-# there where its RAM is not the only copy, of the controller; a cut of 1, 10 and 60 s. After each the guest has to run in exactly one place, intact, and a second
+# scripts/faults.sh: a fault at every step of a move. For each point of the hand-off: SIGKILL of either node, of either QEMU
+# where its RAM is not the only copy, of the controller; a cut of 1, 10 and 60 s. After each the guest has to run in exactly one place, intact, and a second
 # try has to succeed. One report for each fault in results/: what is there is not run again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -48,9 +48,12 @@ for point in ${POINTS:-copy-disk memory stopped sealing sealed commit granted st
     for site in a b; do
         try "node-$site-$point" "kill = { what = \"node\", site = \"$site\", vm = \"vm\", at = \"$point\" }"
     done
-    # Elsewhere the guest's RAM dies with its QEMU: it boots from its disks, and has no session to be verified.
-    case $point in sealed | commit | granted)
-        try "qemu-$point" "kill = { what = \"qemu\", vm = \"vm\", at = \"$point\" }" ;;
+    # Elsewhere the guest's only RAM dies with its QEMU: it boots from its disks, and has no session to be verified.
+    case $point in sealed | commit | granted | started)
+        try "qemu-a-$point" "kill = { what = \"qemu\", site = \"a\", vm = \"vm\", at = \"$point\" }" ;;
+    esac
+    case $point in copy-disk | memory | stopped | sealing | sealed | commit | granted)
+        try "qemu-b-$point" "kill = { what = \"qemu\", site = \"b\", vm = \"vm\", at = \"$point\" }" ;;
     esac
     try "controller-$point" "kill = { what = \"controller\", vm = \"vm\", at = \"$point\" }"
     for seconds in 1 10 60; do

@@ -324,6 +324,7 @@ fn runs_in_one_place(vm: &mut Hosted, expected: Option<&str>) -> Result<()> {
     if let Some(expected) = expected.filter(|e| *e != site) {
         bail!("`{name}` runs in {site}, and was to run in {expected}");
     }
+    vm.await_no_taps_but_in(&site)?;
     vm.settle_in(&site)
 }
 

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
 
+mod wan;
+
 struct Site {
     dir: TempDir,
     ca: Authority,
@@ -153,6 +155,52 @@ async fn streams_of_64_mib_both_ways_are_exact_over_cuts() {
         tokio::time::timeout(Duration::from_secs(60), task).await.expect("stuck").unwrap();
     }
     assert!(ours.counters().detail(Lane::Memory).connections >= 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_messages_and_requests_are_exact_over_a_path_that_delays_loses_and_reorders() {
+    let site = Site::new();
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let path = wan::Path {
+        rate: 100e6,
+        delay: Duration::from_millis(15),
+        jitter: Duration::from_millis(10),
+        loss: 0.02,
+        queue: Duration::from_millis(50),
+    };
+    let to = b.addresses();
+    let through = Addresses {
+        control: wan::join(to.control, path, 1).await,
+        disk: wan::join(to.disk, path, 3).await,
+        memory: wan::join(to.memory, path, 5).await,
+    };
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", through)), b.accept());
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    let pieces = (1 << 20) / 32768;
+    let mut tasks = vec![];
+    for lane in [Lane::Disk, Lane::Memory] {
+        let stream = ours.open_stream(lane, Priority::Bulk, Bytes::from_static(b"hi")).await.unwrap();
+        let (_, _, other) = theirs.accept_stream().await.unwrap();
+        tasks.push(tokio::spawn(write(stream.send, pieces)));
+        tasks.push(tokio::spawn(check(stream.recv, pieces)));
+        tasks.push(tokio::spawn(write(other.send, pieces)));
+        tasks.push(tokio::spawn(check(other.recv, pieces)));
+    }
+    let answering = theirs.clone();
+    tasks.push(tokio::spawn(async move {
+        for _ in 0..20 {
+            let (request, responder) = answering.accept_request().await.unwrap();
+            responder.respond(request).await.unwrap();
+        }
+    }));
+    for n in 0..20u64 {
+        let asked = Bytes::from(n.to_le_bytes().to_vec());
+        assert_eq!(ours.request(asked.clone(), Duration::from_secs(20)).await.unwrap(), asked);
+    }
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(90), task).await.expect("stuck").unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,7 +13,7 @@ use godwit_load::control::Control;
 use godwit_units::{VmId, VolumeId};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,9 @@ pub const SETTLE: Duration = Duration::from_secs(90);
 
 /// How long after the command to start a VM its QEMU may take to have its memory.
 const STARTED: Duration = Duration::from_secs(10);
+
+/// How long a host may take to clear away what a VM that has left had there.
+const CLEARED: Duration = Duration::from_secs(10);
 
 /// A VM of Godwit's.
 #[derive(Debug)]
@@ -178,6 +181,35 @@ impl Hosted {
     /// As [`Hosted::await_owner`].
     pub fn await_one_place(&self) -> Result<String> {
         self.await_settled(|owner, seen| seen == [owner])
+    }
+
+    /// Waits until no site but `owner` has an interface of the VM's.
+    ///
+    /// # Errors
+    /// With those that are there still after [`CLEARED`].
+    pub fn await_no_taps_but_in(&self, owner: &str) -> Result<()> {
+        let wires: Vec<public::Wire> = self.installation.json(&["wire", "ls"])?;
+        let mine = wires.iter().filter(|wire| wire.vm.as_str() == self.spec.name);
+        let taps: Vec<String> = mine.map(|wire| format!("gwt{}", wire.id)).collect();
+        let deadline = Instant::now() + CLEARED;
+        loop {
+            let mut left = vec![];
+            for site in self.installation.fabric().sites.iter().filter(|site| site.name != owner) {
+                let names = taps.clone();
+                let found = site.ns.run(move || {
+                    let there = |tap: &String| Path::new("/sys/class/net").join(tap).exists();
+                    names.into_iter().filter(there).collect::<Vec<_>>()
+                });
+                left.extend(found.into_iter().map(|tap| format!("{tap} in {}", site.name)));
+            }
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("`{}` has left interfaces behind: {}", self.spec.name, left.join(", "));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// `accept` looks at the owner's site and at the sites with QEMUs.
