@@ -31,9 +31,10 @@ fn there_is_always_one_owner() {
 }
 
 /// Seeds that failed once, and what was wrong. A change to the world makes other stories of them; the bugs have tests of their own.
-const ONCE_FAILED: [(u64, &str); 2] = [
+const ONCE_FAILED: [(u64, &str); 3] = [
     (26_246, "a mirrored write waited for longer than its patience"),
     (165_957, "a loss of power soon after the hand-off made the source forget what it held"),
+    (194_584, "a loss of power during recovery left a forgotten block with its stamp"),
 ];
 
 #[test]

@@ -175,6 +175,10 @@ impl Replica {
             }
             at += length;
         }
+        if !hot.is_empty() {
+            // A process may have died between a mark and its sync. What is done here must not outlive the mark that it is done for.
+            inner.hot.sync()?;
+        }
         let now = inner.entry();
         let mut doubted = 0;
         for region in &hot {
