@@ -20,7 +20,7 @@ pub struct Export {
 
 /// Names a request until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Cookie(pub(crate) u64);
+pub struct Cookie(pub u64);
 
 /// What a client asks for. Offsets and lengths lie within the export; lengths are at most [`MAX_REQUEST`].
 #[derive(Clone, Debug, PartialEq, Eq)]

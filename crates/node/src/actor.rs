@@ -308,6 +308,13 @@ impl Actor {
                 Action::Persist(record) => self.records.push_back(record),
                 Action::Send(message) => self.node.send(&self.parts, message),
                 Action::SetTimer => self.timer = Some(Instant::now() + self.wait),
+                Action::AbortMigration => {
+                    // At once: an effect before it may be waiting for the stream that is given up here.
+                    if let Some(moving) = self.parts.moving() {
+                        moving.over.cancel();
+                    }
+                    self.effects.push_back(Action::AbortMigration);
+                }
                 effect => self.effects.push_back(effect),
             }
         }

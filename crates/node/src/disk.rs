@@ -3,17 +3,21 @@
 //! The guest's writes are made one after the other under one lock, together with what the mirror has to know of them: so each
 //! block that travels is whole, and two writes that overlap reach both sides in the same order. Answers do not wait under
 //! the lock: a mirrored write is answered when the target has it, or when it has waited long enough.
+//!
+//! A frozen replica takes no writes, and none is refused either: a guest that ran on while its node was started again, or
+//! that its QEMU resumed by itself, would see its disk fail. Its writes wait until the disk is open again, or until the QEMU
+//! that made them is gone: whoever ends or loses a QEMU calls [`Disk::hang_up`], so that no write of a dead one is made later.
 
 use crate::parts::lock;
-use anyhow::{Context, Result, bail};
-use bytes::BytesMut;
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::{Bytes, BytesMut};
 use godwit_api::progress::DiskProgress;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply, Server};
 use godwit_units::{Bytes as Amount, VolumeId};
-use godwit_volume::mirror::{MirrorError, Source, State, Target};
+use godwit_volume::mirror::{MirrorError, Seq, Source, State, Target};
 use godwit_volume::{Packer, Replica, Unpacker, VolumeError};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -33,6 +37,8 @@ const SETTLE: Duration = Duration::from_secs(5);
 const READ_PIECE: usize = 32 << 20;
 /// Bytes that are packed before they are sent: some round trips of a fast link would be too late, a message too little.
 const MOST_PACKED: usize = 256 << 10;
+/// How long the source may take to close a mirror that is complete.
+const CLOSING: Duration = Duration::from_secs(60);
 /// Messages that are applied at once: what answers may lag behind.
 const MOST_AT_ONCE: usize = 64;
 
@@ -58,7 +64,10 @@ pub struct Disk {
     /// The figures of the last mirror.
     figures: Mutex<DiskProgress>,
     failing: AtomicBool,
-    _serving: DropGuard,
+    /// Ends the clients of the export that are there now.
+    clients: Mutex<CancellationToken>,
+    serving: CancellationToken,
+    _guard: DropGuard,
 }
 
 /// The mirror of a move from here.
@@ -108,7 +117,9 @@ impl Disk {
             receiving: Mutex::default(),
             figures: Mutex::default(),
             failing: AtomicBool::new(false),
-            _serving: token.clone().drop_guard(),
+            clients: Mutex::new(token.child_token()),
+            serving: token.clone(),
+            _guard: token.clone().drop_guard(),
         });
         let weak = Arc::downgrade(&disk);
         tokio::spawn(async move {
@@ -122,7 +133,8 @@ impl Disk {
                     }
                     client = listener.accept() => {
                         let (Ok((client, _)), Some(disk)) = (client, weak.upgrade()) else { continue };
-                        tokio::spawn(serve(disk, client, token.child_token()));
+                        let over = lock(&disk.clients).child_token();
+                        tokio::spawn(serve(disk, client, over));
                     }
                 }
             }
@@ -176,12 +188,21 @@ impl Disk {
         Ok(self.replica.commit()?)
     }
 
-    /// Takes the guest's writes from now on, as this owner's.
+    /// Takes the guest's writes from now on, as this owner's; those that wait are made.
     ///
     /// # Errors
     /// When the medium fails.
     pub async fn open(self: &Arc<Self>, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
-        self.clone().blocking(move |disk| disk.replica.become_primary(lineage, generation)).await
+        self.clone().blocking(move |disk| disk.replica.become_primary(lineage, generation)).await?;
+        self.tell();
+        Ok(())
+    }
+
+    /// Lets go of the export's clients: their QEMU is gone, or is about to be. Writes of theirs that wait are never made.
+    pub fn hang_up(&self) {
+        std::mem::replace(&mut *lock(&self.clients), self.serving.child_token()).cancel();
+        // Whoever is making a write now has made it when this returns.
+        drop(lock(&self.order));
     }
 
     async fn blocking<T: Send + 'static>(self: Arc<Self>, what: impl FnOnce(&Self) -> T + Send + 'static) -> T {
@@ -372,9 +393,14 @@ impl Disk {
     /// # Errors
     /// When the replica cannot become a secondary.
     pub async fn receive(self: &Arc<Self>, ticket: Ticket) -> Result<(), ApiError> {
-        *lock(&self.complete) = None;
-        *lock(&self.receiving) = Some(ticket);
-        let done = self.clone().blocking(|disk| disk.replica.become_secondary()).await;
+        let done = self.clone().blocking(move |disk| {
+            // Blocks of an earlier attempt that are being written are waited for; later ones are not taken.
+            let mut receiving = lock(&disk.receiving);
+            *receiving = Some(ticket);
+            *lock(&disk.complete) = None;
+            disk.replica.become_secondary()
+        });
+        let done = done.await;
         done.map_err(|e| ApiError::new(Problem::Failed, format!("disk `{}`: {e}", self.name)))
     }
 
@@ -410,9 +436,13 @@ impl Disk {
             let (back, answers) = self
                 .clone()
                 .blocking(move |disk| {
+                    let receiving = lock(&disk.receiving);
+                    if *receiving != Some(ticket) {
+                        return (target, Err(anyhow!("a later attempt receives this disk now")));
+                    }
                     let answers: Result<Vec<_>, _> =
                         batch.iter().map(|message| target.handle(message, &disk.replica)).collect();
-                    (target, answers)
+                    (target, answers.map_err(anyhow::Error::from))
                 })
                 .await;
             target = back;
@@ -424,7 +454,9 @@ impl Disk {
             send.write(wire.into()).await?;
             if target.is_complete() {
                 *lock(&self.complete) = Some(ticket);
-                return finish(send, receive).await;
+                // Not waited for: the guest stands still.
+                tokio::spawn(tokio::time::timeout(CLOSING, finish(send, receive)));
+                return Ok(());
             }
         }
         bail!("the source closed the mirror")
@@ -436,16 +468,17 @@ impl Disk {
         cookie: Cookie,
         command: Command,
         later: &mpsc::UnboundedSender<(Cookie, Reply)>,
+        over: &CancellationToken,
     ) -> Option<Reply> {
         match command {
             Command::Read { offset, length } => Some(self.read(offset, length)),
             Command::Write { offset, data, fua } => {
-                let replica = &self.replica;
-                self.write(cookie, fua, later, || replica.write(offset, &data))
+                let change = Change { offset, what: What::Data(data), fua };
+                self.write(cookie, change, later, over)
             }
             Command::Trim { offset, length, fua } | Command::WriteZeroes { offset, length, fua, .. } => {
-                let replica = &self.replica;
-                self.write(cookie, fua, later, || replica.zero(offset, u64::from(length)))
+                let change = Change { offset, what: What::Zeroes(u64::from(length)), fua };
+                self.write(cookie, change, later, over)
             }
             Command::Flush => {
                 self.flush_later(cookie, later);
@@ -475,39 +508,32 @@ impl Disk {
     fn write(
         self: &Arc<Self>,
         cookie: Cookie,
-        fua: bool,
+        change: Change,
         later: &mpsc::UnboundedSender<(Cookie, Reply)>,
-        write: impl FnOnce() -> Result<godwit_volume::Written, VolumeError>,
+        over: &CancellationToken,
     ) -> Option<Reply> {
-        let wait = {
-            let mut order = lock(&self.order);
-            let written = match write() {
-                Ok(written) => written,
-                Err(error) => return Some(self.failed(&error)),
-            };
-            match &mut *order {
-                None => None,
-                Some(outgoing) => {
-                    match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
-                        Ok(None) => {
-                            self.work.notify_one();
-                            None
-                        }
-                        Ok(Some(mirrored)) => {
-                            for message in mirrored.messages {
-                                let _ = outgoing.out.send(message);
-                            }
-                            Some(mirrored.until)
-                        }
-                        Err(error) => {
-                            // The write is done; it is the mirror that cannot go on.
-                            tracing::error!(volume = self.name, %error, "the mirror cannot read its replica");
-                            *order = None;
-                            None
-                        }
+        let fua = change.fua;
+        let wait = match self.make(&change, over) {
+            Ok(wait) => wait,
+            Err(VolumeError::Frozen) => {
+                let (disk, later, over) = (self.clone(), later.clone(), over.clone());
+                tokio::spawn(async move {
+                    tokio::select! {
+                        biased;
+                        () = over.cancelled() => return,
+                        () = disk.thawed() => {}
                     }
-                }
+                    let again = tokio::task::spawn_blocking({
+                        let later = later.clone();
+                        move || disk.write(cookie, change, &later, &over)
+                    });
+                    if let Ok(Some(reply)) = again.await {
+                        let _ = later.send((cookie, reply));
+                    }
+                });
+                return None;
             }
+            Err(error) => return Some(self.failed(&error)),
         };
         match (wait, fua) {
             (None, false) => Some(Reply::Done),
@@ -527,6 +553,51 @@ impl Disk {
                 });
                 None
             }
+        }
+    }
+
+    /// Makes a change; until which answer of the mirror it has to wait, if it has to. Nothing is done for a client that is
+    /// gone.
+    fn make(&self, change: &Change, over: &CancellationToken) -> Result<Option<Seq>, VolumeError> {
+        let mut order = lock(&self.order);
+        if over.is_cancelled() {
+            return Ok(None);
+        }
+        let written = match &change.what {
+            What::Data(data) => self.replica.write(change.offset, data),
+            What::Zeroes(length) => self.replica.zero(change.offset, *length),
+        }?;
+        let Some(outgoing) = &mut *order else { return Ok(None) };
+        match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
+            Ok(None) => {
+                self.work.notify_one();
+                Ok(None)
+            }
+            Ok(Some(mirrored)) => {
+                for message in mirrored.messages {
+                    let _ = outgoing.out.send(message);
+                }
+                Ok(Some(mirrored.until))
+            }
+            Err(error) => {
+                // The write is done; it is the mirror that cannot go on.
+                tracing::error!(volume = self.name, %error, "the mirror cannot read its replica");
+                *order = None;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits until the replica takes writes.
+    async fn thawed(&self) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if !self.replica.is_frozen() {
+                return;
+            }
+            // The sender lives as long as this disk.
+            let _ = changed.changed().await;
         }
     }
 
@@ -550,6 +621,20 @@ impl Disk {
             _ => Errno::Io,
         })
     }
+}
+
+/// What a client wants written.
+#[derive(Debug)]
+struct Change {
+    offset: u64,
+    what: What,
+    fua: bool,
+}
+
+#[derive(Debug)]
+enum What {
+    Data(Bytes),
+    Zeroes(u64),
 }
 
 fn to_u32(n: u64) -> u32 {
@@ -580,7 +665,8 @@ async fn serve(disk: Arc<Disk>, mut client: UnixStream, over: CancellationToken)
         loop {
             match server.poll_request() {
                 Ok(Some(request)) => {
-                    let reply = tokio::task::block_in_place(|| disk.perform(request.cookie, request.command, &later));
+                    let reply =
+                        tokio::task::block_in_place(|| disk.perform(request.cookie, request.command, &later, &over));
                     if let Some(reply) = reply {
                         server.reply(request.cookie, reply);
                     }
@@ -634,6 +720,10 @@ async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec
         }
     }
 }
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;
 
 /// Ends a stream from this side, and waits for the other.
 async fn finish(mut send: SendHalf, mut receive: RecvHalf) -> Result<()> {

@@ -184,6 +184,7 @@ pub async fn end_qemu(parts: &Arc<Parts>) {
         parts.set_qemu(None);
         let _ = tokio::task::spawn_blocking(move || qemu.quit()).await;
     }
+    parts.disks().iter().for_each(|disk| disk.hang_up());
 }
 
 async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {

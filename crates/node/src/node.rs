@@ -296,6 +296,7 @@ impl Node {
                         return;
                     }
                     parts.set_qemu(None);
+                    parts.disks().iter().for_each(|disk| disk.hang_up());
                     crate::actor::Input::Event(godwit_handoff::Event::QemuDied)
                 }
                 _ => return,

@@ -254,7 +254,7 @@ impl Parts {
     pub(crate) fn begin_move(&self, order: &MoveOrder, ticket: Ticket) {
         let moving = Moving::new(ticket, MoveRole::Source, order.to.clone());
         moving.tracker.update(|p| p.limit = order.limit);
-        *lock(&self.moving) = Some(Arc::new(moving));
+        self.next_move(moving);
         if let Err(error) = self.change(|f| {
             f.peer = Some(order.to.clone());
             f.order = Some(order.clone());
@@ -263,8 +263,15 @@ impl Parts {
         }
     }
 
+    /// Nothing of an earlier attempt goes on beside this one.
+    fn next_move(&self, moving: Moving) {
+        if let Some(before) = lock(&self.moving).replace(Arc::new(moving)) {
+            before.over.cancel();
+        }
+    }
+
     pub(crate) fn begin_arrival(&self, ticket: Ticket, source: &PeerHost) {
-        *lock(&self.moving) = Some(Arc::new(Moving::new(ticket, MoveRole::Destination, source.clone())));
+        self.next_move(Moving::new(ticket, MoveRole::Destination, source.clone()));
         if let Err(error) = self.change(|f| {
             f.peer = Some(source.clone());
             f.power = Power::On;

@@ -312,6 +312,12 @@ impl Replica {
         self.lock().frozen = true;
     }
 
+    /// Whether a guest's writes are refused now.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.lock().frozen
+    }
+
     /// Takes the guest's writes again after [`Replica::freeze`], where it is the primary.
     pub fn thaw(&self) {
         let mut inner = self.lock();

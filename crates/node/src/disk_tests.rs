@@ -1,0 +1,69 @@
+use super::*;
+
+const SIZE: u64 = 1 << 20;
+
+struct World {
+    disk: Arc<Disk>,
+    later: mpsc::UnboundedSender<(Cookie, Reply)>,
+    answers: mpsc::UnboundedReceiver<(Cookie, Reply)>,
+    _folder: tempfile::TempDir,
+}
+
+fn world() -> World {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (replica, socket) = (folder.path().join("replica"), folder.path().join("disk.sock"));
+    let disk = Disk::open_or_create(&replica, socket, VolumeId(1), "root", Amount(SIZE)).expect("opens");
+    let (later, answers) = mpsc::unbounded_channel();
+    World { disk, later, answers, _folder: folder }
+}
+
+impl World {
+    /// A write by a client that is there now.
+    fn write(&self, cookie: u64, fill: u8) -> Option<Reply> {
+        let over = lock(&self.disk.clients).child_token();
+        let change = Change { offset: 4096, what: What::Data(Bytes::from(vec![fill; 4096])), fua: false };
+        self.disk.write(Cookie(cookie), change, &self.later, &over)
+    }
+
+    fn first_byte(&self) -> u8 {
+        let mut block = [0; 4096];
+        self.disk.replica.read(4096, &mut block).expect("reads");
+        block[0]
+    }
+}
+
+fn owner(generation: u64) -> (Lineage, Generation) {
+    (Lineage::FIRST, Generation(generation))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_comes_while_the_disk_is_closed_waits_and_is_made_when_it_opens() {
+    let mut world = world();
+    // A node that was started again serves its guests' disks before it knows that it owns them.
+    assert!(world.write(1, 1).is_none(), "a write was answered by a disk that takes none");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(world.answers.try_recv().is_err() && world.first_byte() == 0);
+    let (lineage, generation) = owner(1);
+    world.disk.open(lineage, generation).await.expect("opens");
+    let (cookie, reply) = world.answers.recv().await.expect("is answered");
+    assert!(cookie == Cookie(1) && matches!(reply, Reply::Done), "{reply:?}");
+    assert_eq!(world.first_byte(), 1);
+    assert!(matches!(world.write(2, 2), Some(Reply::Done)));
+    assert_eq!(world.first_byte(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_of_a_qemu_that_is_gone_is_never_made() {
+    let mut world = world();
+    let (lineage, generation) = owner(1);
+    world.disk.open(lineage, generation).await.expect("opens");
+    world.disk.freeze().await;
+    assert!(world.write(1, 1).is_none());
+    world.disk.hang_up();
+    let (lineage, generation) = owner(3);
+    world.disk.open(lineage, generation).await.expect("opens");
+    assert!(matches!(world.write(2, 2), Some(Reply::Done)), "a new QEMU's writes are made");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.first_byte(), 2);
+    assert!(world.answers.try_recv().is_err(), "nobody is there to hear the answer");
+}
