@@ -42,6 +42,37 @@ impl Difference {
     }
 }
 
+/// What the first few differing pages hold at both ends, for whoever looks for the reason: where the runs of different
+/// bytes are, and how they begin.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn describe_pages(difference: &Difference, one: &File, other: &File) -> Result<Vec<String>> {
+    let mut said = vec![];
+    for page in difference.units.iter().take(NAMED) {
+        let (mut ours, mut theirs) = (vec![0; PAGE], vec![0; PAGE]);
+        one.read_exact_at(&mut ours, page * PAGE as u64)?;
+        other.read_exact_at(&mut theirs, page * PAGE as u64)?;
+        let differs: Vec<usize> = (0..PAGE).filter(|i| ours[*i] != theirs[*i]).collect();
+        let Some((first, last)) = differs.first().zip(differs.last()) else {
+            said.push(format!("page {page} differed, and does not any more"));
+            continue;
+        };
+        let start = first / 8 * 8;
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let shown = start..(start + 32).min(PAGE);
+        said.push(format!(
+            "page {page}: {} bytes differ, from {first:#x} to {last:#x}; at {start:#x} {} here and {} there; {} and {} bytes are not zero",
+            differs.len(),
+            hex(&ours[shown.clone()]),
+            hex(&theirs[shown]),
+            ours.iter().filter(|b| **b != 0).count(),
+            theirs.iter().filter(|b| **b != 0).count(),
+        ));
+    }
+    Ok(said)
+}
+
 /// Compares two stopped guests' RAM, page by page.
 ///
 /// # Errors
@@ -222,6 +253,17 @@ mod tests {
             assert_eq!(found.units, BTreeSet::from([page]));
             other.as_file().write_all_at(&byte, at).unwrap();
         }
+    }
+
+    #[test]
+    fn a_page_that_differs_is_described_at_both_ends() {
+        let (one, other) = pair(1 << 20);
+        other.as_file().write_all_at(&[7, 8], 5 * PAGE as u64 + 0x123).unwrap();
+        let difference = compare_ram(one.as_file(), other.as_file(), 1 << 20).unwrap();
+        let said = describe_pages(&difference, one.as_file(), other.as_file()).unwrap();
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("page 5: 2 bytes differ, from 0x123 to 0x124; at 0x120 "), "{said:?}");
+        assert!(said[0].contains(" babbbcbdbe") && said[0].contains(" babbbc0708"), "{said:?}");
     }
 
     #[test]

@@ -254,6 +254,8 @@ verify = { vm = "vm" }
 fn a_move_whose_nodes_are_killed_around_the_seal_leaves_one_guest_and_can_be_tried_again() {
     let Some(_machine) = machine() else { return };
     survives(&[
+        // The guest is stopped, and goes on where it is: nobody may have told it that its disk had failed.
+        r#"kill = { what = "node", site = "b", vm = "vm", at = "stopped" }"#,
         r#"kill = { what = "node", vm = "vm", at = "sealing" }"#,
         r#"kill = { what = "node", vm = "vm", at = "sealed" }"#,
         r#"kill = { what = "node", vm = "vm", at = "commit" }"#,

@@ -363,6 +363,7 @@ impl Journey<'_> {
         let ram = vm.place(to)?.ram(size)?;
         let altered = self.order.damage.contains(&Damage::Page);
         let difference = truth::compare_arrived(&vm.ram, &ram, size.0, altered)?;
+        let described = if altered { vec![] } else { truth::describe_pages(&difference, &vm.ram, &ram)? };
         let (old, new) = (vm.replicas(&vm.site), vm.replicas(to));
         if self.order.damage.contains(&Damage::Block)
             && let Some(first) = new.first()
@@ -379,6 +380,7 @@ impl Journey<'_> {
             anyhow::bail!("the node was let go meanwhile");
         }
         self.figures.ram = Some(difference);
+        self.figures.notes.extend(described);
         self.arrived_ram = Some(ram);
         match (pairs, recorded) {
             (Ok(pairs), Ok(())) => self.disks = Disks::Recorded(pairs),
