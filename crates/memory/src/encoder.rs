@@ -140,6 +140,32 @@ impl Encoder {
         &self.wire.progress
     }
 
+    /// Pages of the block with `pages` pages whose content, as `read` yields it, is not what was last sent. The guest has to
+    /// stand still, and RAM to have ended: then there are none, unless QEMU lost track of a write. Takes as long as hashing
+    /// all of them. Empty where re-sends are not looked at.
+    ///
+    /// # Errors
+    /// `read`'s.
+    pub fn stale_pages(
+        &self,
+        pages: u64,
+        mut read: impl FnMut(u64, &mut PageBytes) -> io::Result<()>,
+    ) -> io::Result<Vec<u64>> {
+        let block = self.parser.blocks().iter().position(|block| block.pages == pages);
+        let Some(marks) = block.and_then(|block| self.pages.marks.get(block)) else { return Ok(vec![]) };
+        let (mut stale, mut content) = (vec![], [0; PAGE_SIZE]);
+        for (page, last) in (0..).zip(marks) {
+            read(page, &mut content)?;
+            let zero = content.iter().all(|byte| *byte == 0);
+            // RAM that nobody touched is zero at both ends.
+            let known = zero && matches!(*last, SENT_AS_ZERO | NEVER_SENT);
+            if !known && *last != self.pages.mark(&content) {
+                stale.push(page);
+            }
+        }
+        Ok(stale)
+    }
+
     fn guarded<T>(
         &mut self,
         out: &mut Vec<u8>,

@@ -106,6 +106,34 @@ proptest! {
     }
 
     #[test]
+    fn a_page_that_was_not_sent_as_it_is_is_found_at_the_end_and_no_other(
+        parts in proptest::collection::vec(pages(), 0..4),
+        last in pages(),
+        lost in 0..64u64,
+    ) {
+        let raw = stream(&parts, &last);
+        let mut encoder = Encoder::new(config(Resends::Elide)).unwrap();
+        encoder.push(&raw, &mut vec![]).unwrap();
+        prop_assert!(encoder.progress().ram_ended);
+        let (ram, _) = load(&raw);
+        let stale = |written: Option<u64>| {
+            let read = |page: u64, into: &mut [u8; 4096]| {
+                let sent = ram.get(&("pc.ram".to_owned(), page));
+                into.fill(0);
+                if let Some(sent) = sent {
+                    into.copy_from_slice(sent);
+                }
+                // A write of which QEMU did not know.
+                into[100] ^= u8::from(written == Some(page));
+                Ok(())
+            };
+            encoder.stale_pages(64, read).unwrap()
+        };
+        prop_assert_eq!(stale(None), Vec::<u64>::new());
+        prop_assert_eq!(stale(Some(lost)), vec![lost]);
+    }
+
+    #[test]
     fn no_bytes_make_the_encoder_panic(
         flips in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut in 1..5000usize,

@@ -164,7 +164,11 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
     let seen = Arc::new(Seen::default());
     let (sender, mut pieces) = memory_out::channel();
     let (read_seen, read_moving) = (seen.clone(), moving.clone());
-    let reading = tokio::task::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, &sender));
+    let ram = match memory_out::is_compared() {
+        true => Some(qemu.ram(parts.definition().spec.memory).context("cannot see the guest's RAM")?),
+        false => None,
+    };
+    let reading = tokio::task::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, ram, &sender));
     let sending = async {
         let mut out = out;
         while let Some(piece) = pieces.recv().await {

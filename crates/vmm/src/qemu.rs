@@ -250,6 +250,21 @@ impl Qemu {
         self.process.pid
     }
 
+    /// The guest's RAM, of `size`, to be read: it is memory that is shared with whoever may look into the process.
+    ///
+    /// # Errors
+    /// When the process is gone, or has no such memory.
+    pub fn ram(&self, size: Bytes) -> std::io::Result<File> {
+        for entry in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))? {
+            let path = entry?.path();
+            let is_memory = std::fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().contains("memfd:"));
+            if is_memory && std::fs::metadata(&path).is_ok_and(|m| m.len() == size.0) {
+                return File::open(path);
+            }
+        }
+        Err(std::io::Error::new(std::io::ErrorKind::NotFound, format!("QEMU has no shared memory of {size}")))
+    }
+
     /// Whether the process still is.
     #[must_use]
     pub fn is_alive(&self) -> bool {
