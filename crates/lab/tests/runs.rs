@@ -195,9 +195,9 @@ verify = { vm = "vm" }
         }
         assert!(figures.downtime_ms.unwrap() > 0.0);
     }
-    // What a site has of the disk does not travel again.
+    // The disk holds more than 64 MiB that are no zeroes, which go compressed; what a site has of it does not travel again.
     let (there, back) = (report.moves[0].bytes.disk, report.moves[1].bytes.disk);
-    assert!(there > 64 << 20 && back < there / 4, "{there} there, {back} back");
+    assert!(there > 16 << 20 && there < 64 << 20 && back < there / 4, "{there} there, {back} back");
     assert_eq!(code, Some(0));
 }
 
