@@ -384,12 +384,8 @@ impl Journey<'_> {
             // With GODWIT_COMPARE_RAM=1 the source says whether its QEMU has sent them as they are.
             let log = std::fs::read_to_string(self.installation.fabric().site(&self.vm.site).folder.join("node.log"));
             let log = log.unwrap_or_default();
-            self.figures.notes.extend(
-                log.lines()
-                    .filter(|line| line.contains("RAM is as it was sent") || line.contains("the last version"))
-                    .last()
-                    .map(str::to_owned),
-            );
+            let said = |line: &&str| line.contains("RAM is as it was sent") || line.contains("the last version");
+            self.figures.notes.extend(log.lines().rfind(said).map(str::to_owned));
         }
         self.figures.notes.extend(described);
         self.arrived_ram = Some(ram);
