@@ -223,6 +223,30 @@ fn clients_at_a_gateway_keep_a_guest_that_is_moved_there_and_back() {
 }
 
 #[test]
+fn a_gateway_follows_a_guest_without_the_controller() {
+    let Some(_machine) = machine() else { return };
+    let text = include_str!("../../../scenarios/gateway.toml");
+    let head = text.split_once("[[step]]").expect("the scenario has steps").0;
+    let steps = r#"
+[[step]]
+after_s = 1
+kill = { what = "controller", vm = "vm", at = "stopped", restart_after_s = 10 }
+[[step]]
+move = { vm = "vm", to = "b" }
+[[step]]
+expect = { vm = "vm", site = "b" }
+[[step]]
+verify = { vm = "vm" }
+"#;
+    let (code, report) = Run::new(&format!("{head}{steps}")).finish();
+    let figures = &report.moves[0];
+    assert_eq!((figures.outcome, &figures.why), (Outcome::Completed, &None));
+    assert!(figures.outage_ms.unwrap() < 5_000.0, "the gateway waited for the controller: {:?}", figures.outage_ms);
+    assert_eq!(figures.integrity.tcp_ok, Some(true), "{:?}", figures.integrity);
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+}
+
+#[test]
 fn a_guest_runs_while_its_gateways_node_is_down_and_is_reached_when_that_is_back() {
     let Some(_machine) = machine() else { return };
     let text = include_str!("../../../scenarios/gateway.toml");

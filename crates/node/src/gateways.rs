@@ -324,7 +324,7 @@ pub async fn probe(
         let left = end.saturating_duration_since(Instant::now());
         let within_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         let asked = ProbeWire { wire: wire.id, mac: endpoint.mac.to_string(), ips: endpoint.ips.clone(), within_ms };
-        match ask(node, gateway, &Request::ProbeWire(asked), left + ANSWER).await {
+        match ask(node, gateway, &Request::ProbeWire(asked), Duration::from_millis(within_ms) + ANSWER).await {
             // Its node may be starting, or the path be cut.
             Err(error) if error.problem == Problem::Unreachable && Instant::now() + FIRST_WAIT < end => {
                 tracing::debug!(wire = wire.id, %error, "its gateway cannot be asked yet");

@@ -201,6 +201,12 @@ async fn ask(client: &UdpSocket, length: usize, within: Duration) -> Result<Dura
     Err(last)
 }
 
+/// The packet filter of the namespace of the calling thread; empty without `nft`.
+fn rules() -> String {
+    let output = Command::new("nft").args(["list", "ruleset"]).output();
+    output.map_or_else(|_| String::new(), |output| String::from_utf8(output.stdout).unwrap())
+}
+
 fn test(body: impl AsyncFnOnce() + Send + 'static) {
     std::thread::spawn(|| {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(body());
@@ -295,14 +301,43 @@ fn a_client_at_the_gateway_goes_on_talking_to_the_guest_after_its_move() {
         let left = format!("{found:?}");
         assert!(left.contains(&format!("{:?}", PortState::Attached(at(3), host(1)))), "{left}");
         gateway.gateway_detach(WIRE).await.unwrap();
+        assert!(!rules().contains("jump"), "the rules of a port go with it: {}", rules());
         gateway.tidy().await.unwrap();
         assert_eq!(gateway.list().await.unwrap(), []);
         for (place, wires) in world.hosts.iter().zip([&a, &b]) {
             place.enter();
             wires.remove(&endpoint()).await.unwrap();
+            assert!(!rules().contains("jump"), "the rules of a wire go with it: {}", rules());
             wires.tidy().await.unwrap();
             assert_eq!(wires.list().await.unwrap(), []);
         }
+    });
+}
+
+#[test]
+fn a_guest_on_the_gateways_own_host_is_on_the_clients_bridge_and_its_wire_takes_nothing_from_outside() {
+    test(async || {
+        let (world, [a, _], gateway) = wired().await;
+        world.client.enter();
+        let client = client(true).await;
+        ask(&client, 100, LONG).await.unwrap();
+        world.hosts[0].enter();
+        a.isolate(&endpoint()).await.unwrap();
+        world.gateway.enter();
+        gateway.stage(&endpoint()).await.unwrap();
+        guest("gwt1");
+        gateway.activate(&endpoint(), at(2)).await.unwrap();
+        gateway.gateway_repoint(WIRE, host(3), at(2)).await.unwrap();
+        ask(&client, 1500, LONG).await.expect("no tunnel is in the way");
+        let (mac, ips) = (endpoint().mac, endpoint().ips);
+        gateway.gateway_probe("clients", WIRE, (mac, &ips), LONG).await.unwrap();
+        assert!(rules().is_empty() || !rules().contains("return"), "somebody may send: {}", rules());
+        gateway.isolate(&endpoint()).await.unwrap();
+        world.hosts[0].enter();
+        a.activate(&endpoint(), at(3)).await.unwrap();
+        world.gateway.enter();
+        gateway.gateway_repoint(WIRE, host(1), at(3)).await.unwrap();
+        ask(&client, 100, LONG).await.expect("and out again");
     });
 }
 
