@@ -92,26 +92,20 @@ pub fn start(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) {
 
 async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Result<()> {
     let session = node.peers().session(&moving.peer).await.map_err(|e| anyhow!("{e}"))?;
-    let counted = session.counters();
+    let (counter, counted, copied) = (session.clone(), session.counters(), parts.clone());
+    moving.tracker.metered(move |p| {
+        let now = counter.counters();
+        let carried = |lane| Amount(now.lane(lane) - counted.lane(lane));
+        p.bytes.control = carried(Lane::Control);
+        p.bytes.disk = carried(Lane::Disk);
+        p.bytes.memory = carried(Lane::Memory);
+        p.link_down_s = counter.down_for().map(|d| d.as_secs_f64());
+        p.disk = crate::disk::sum(&copied.disks());
+    });
     let watch = async {
         loop {
             tokio::time::sleep(LOOK).await;
-            let now = session.counters();
-            let (control, disk, memory) = (
-                now.lane(Lane::Control) - counted.lane(Lane::Control),
-                now.lane(Lane::Disk) - counted.lane(Lane::Disk),
-                now.lane(Lane::Memory) - counted.lane(Lane::Memory),
-            );
-            let down = session.down_for();
-            let disks = parts.disks();
-            moving.tracker.carried(control + disk + memory);
-            moving.tracker.update(|p| {
-                p.bytes.control = Amount(control);
-                p.bytes.disk = Amount(disk);
-                p.bytes.memory = Amount(memory);
-                p.link_down_s = down.map(|d| d.as_secs_f64());
-                p.disk = crate::disk::sum(&disks);
-            });
+            moving.tracker.sample();
         }
     };
     let (fail, mut failed) = tokio::sync::mpsc::channel::<anyhow::Error>(1);
@@ -162,12 +156,15 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
     let (reader, writer) = split(stream)?;
 
     let seen = Arc::new(Seen::default());
+    let counted = seen.clone();
+    moving.tracker.metered(move |p| {
+        let now = counted.progress();
+        (p.raw, p.zero_pages) = (Amount(now.raw_bytes), now.zero_pages);
+    });
     let (sender, mut pieces) = memory_out::channel();
     let (read_seen, read_moving) = (seen.clone(), moving.clone());
-    let ram = match memory_out::is_compared() {
-        true => Some(qemu.ram(parts.definition().spec.memory).context("cannot see the guest's RAM")?),
-        false => None,
-    };
+    let ram = memory_out::is_compared().then(|| qemu.ram(parts.definition().spec.memory)).transpose();
+    let ram = ram.context("cannot see the guest's RAM")?;
     let reading = tokio::task::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, ram, &sender));
     let sending = async {
         let mut out = out;
@@ -193,7 +190,10 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                     continue;
                 }
                 () = tokio::time::sleep(LOOK) => {
-                    look(moving, &qemu, &seen, stopping).await;
+                    // The monitor does not answer while QEMU stops.
+                    if !stopping {
+                        look(moving, &qemu).await;
+                    }
                     continue;
                 }
             };
@@ -267,16 +267,8 @@ async fn give_back(mut back: RecvHalf, mut qemu: tokio::net::UnixStream, moving:
     Ok(())
 }
 
-async fn look(moving: &Moving, qemu: &Arc<Qemu>, seen: &Seen, stopping: bool) {
-    let progress = seen.progress();
-    moving.tracker.update(|p| {
-        p.raw = Amount(progress.raw_bytes);
-        p.zero_pages = progress.zero_pages;
-    });
-    if stopping {
-        // The monitor does not answer while QEMU stops.
-        return;
-    }
+/// What QEMU says between two rounds.
+async fn look(moving: &Moving, qemu: &Arc<Qemu>) {
     if let Ok(info) = crate::effects::on_qemu(qemu, Qemu::migration).await {
         moving.tracker.update(|p| {
             p.memory_remaining = info.remaining;
@@ -298,11 +290,7 @@ async fn close_round(
     let wire = now.wire_bytes - last.1.wire_bytes;
     let pages = now.pages() - last.1.pages();
     let dirtied = info.remaining.0 / 4096;
-    moving.tracker.update(|p| {
-        p.memory_remaining = info.remaining;
-        p.raw = Amount(now.raw_bytes);
-        p.zero_pages = now.zero_pages;
-    });
+    moving.tracker.update(|p| p.memory_remaining = info.remaining);
     #[allow(clippy::cast_precision_loss)]
     let each = if pages == 0 { 0.0 } else { seconds / pages as f64 };
     #[allow(clippy::cast_precision_loss)]

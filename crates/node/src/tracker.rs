@@ -14,15 +14,24 @@ pub fn unix_us(at: SystemTime) -> u64 {
 /// Over how long the rate is averaged.
 const RATE_OVER: Duration = Duration::from_secs(2);
 
+/// Fills in what is counted elsewhere.
+type Meter = Box<dyn Fn(&mut MoveProgress) + Send>;
+
 /// A move's progress, shared by its tasks.
-#[derive(Debug)]
 pub struct Tracker {
     inner: Mutex<Inner>,
 }
 
-#[derive(Debug)]
+impl std::fmt::Debug for Tracker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tracker").field("progress", &self.lock().progress).finish_non_exhaustive()
+    }
+}
+
 struct Inner {
     progress: MoveProgress,
+    /// Read when somebody asks, and once more when the move ends: a move may be shorter than any interval of ours.
+    meters: Vec<Meter>,
     /// Bytes on the link, and when: for the rate.
     samples: Vec<(Instant, u64)>,
     stopped: Option<Instant>,
@@ -64,14 +73,19 @@ impl Tracker {
             error: None,
             link_down_s: None,
         };
-        Self { inner: Mutex::new(Inner { progress, samples: vec![], stopped: None, started: None }) }
+        Self::with(progress)
     }
 
     /// One that goes on, in a node that was restarted.
     #[must_use]
     pub fn resume(mut progress: MoveProgress) -> Self {
         (progress.outcome, progress.error) = (Outcome::Running, None);
-        Self { inner: Mutex::new(Inner { progress, samples: vec![], stopped: None, started: None }) }
+        Self::with(progress)
+    }
+
+    fn with(progress: MoveProgress) -> Self {
+        let inner = Inner { progress, meters: vec![], samples: vec![], stopped: None, started: None };
+        Self { inner: Mutex::new(inner) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -82,8 +96,14 @@ impl Tracker {
     #[must_use]
     pub fn get(&self) -> MoveProgress {
         let mut inner = self.lock();
+        inner.measure();
         inner.predict();
         inner.progress.clone()
+    }
+
+    /// Has `meter` fill in its figures whenever they are asked for, until the move ends; it must not block.
+    pub fn metered(&self, meter: impl Fn(&mut MoveProgress) + Send + 'static) {
+        self.lock().meters.push(Box::new(meter));
     }
 
     /// Changes something.
@@ -133,6 +153,8 @@ impl Tracker {
         if !inner.progress.outcome.is_open() {
             return;
         }
+        inner.measure();
+        inner.meters.clear();
         let now = unix_us(SystemTime::now());
         if let Some(last) = inner.progress.phases.last_mut() {
             last.ended_unix_us.get_or_insert(now);
@@ -150,9 +172,12 @@ impl Tracker {
         !self.lock().progress.outcome.is_open()
     }
 
-    /// What the link has carried so far, all lanes, at this moment.
-    pub fn carried(&self, total: u64) {
+    /// Takes the rate from what the link has carried so far, on all lanes.
+    pub fn sample(&self) {
         let mut inner = self.lock();
+        inner.measure();
+        let bytes = &inner.progress.bytes;
+        let total = (bytes.control + bytes.disk + bytes.memory).0;
         let now = Instant::now();
         inner.samples.push((now, total));
         inner.samples.retain(|(at, _)| now.saturating_duration_since(*at) <= RATE_OVER);
@@ -172,6 +197,12 @@ impl Tracker {
 }
 
 impl Inner {
+    fn measure(&mut self) {
+        for meter in &self.meters {
+            meter(&mut self.progress);
+        }
+    }
+
     /// What is left at the present rate. Told only while there is something to divide by; never moved towards the present.
     fn predict(&mut self) {
         let p = &mut self.progress;
@@ -207,6 +238,21 @@ mod tests {
         }
         assert!(progress.phases[2].ended_unix_us.is_some());
         assert_eq!(progress.outcome, Outcome::Completed);
+    }
+
+    #[test]
+    fn a_move_shorter_than_any_interval_ends_with_its_figures_and_keeps_them() {
+        let carried = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let read = carried.clone();
+        let tracker = Tracker::new();
+        tracker.metered(move |p| p.bytes.disk = Bytes(read.load(std::sync::atomic::Ordering::Relaxed)));
+        carried.store(7, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(tracker.get().bytes.disk, Bytes(7));
+        carried.store(9, std::sync::atomic::Ordering::Relaxed);
+        tracker.end(Outcome::Completed, None);
+        // The session may carry another move by now.
+        carried.store(11, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(tracker.get().bytes.disk, Bytes(9));
     }
 
     #[test]
