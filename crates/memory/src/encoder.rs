@@ -4,6 +4,7 @@ use crate::config::{Config, Resends};
 use crate::format;
 use crate::record::{self, PAGE_SIZE, PageBytes, Place};
 use crate::stream::{Parser, StreamError, Token};
+use crate::witness::{Sum, Witness};
 use std::io;
 use zstd::stream::raw::{CParameter, InBuffer, Operation, OutBuffer};
 
@@ -42,6 +43,8 @@ pub struct Progress {
     pub unchanged_pages: u64,
     /// Of `unchanged_pages`, zero ones.
     pub unchanged_zero_pages: u64,
+    /// Of `zero_pages` and `data_pages`, those that QEMU did not send as they are, and a [`Witness`] did.
+    pub overlooked_pages: u64,
     /// Bytes of QEMU's stream that belong to no page: headers, sections, and devices' state.
     pub other_bytes: u64,
     /// Whether RAM's END section was read to its end: the guest stands still, and devices' state follows.
@@ -84,10 +87,26 @@ impl Encoder {
         Ok(Self {
             parser: Parser::new(config.max_ram),
             partial: vec![],
-            pages: Pages { config: config.clone(), marks: vec![], emitted: None, expected: None, zeroes: 0 },
+            pages: Pages {
+                config: config.clone(),
+                marks: vec![],
+                witness: None,
+                watched: None,
+                emitted: None,
+                expected: None,
+                zeroes: 0,
+            },
             wire: Wire::new(&config)?,
             spent: false,
         })
+    }
+
+    /// Looks at the guest's RAM itself at the end of RAM's last section, and sends what QEMU overlooked. To be called before
+    /// the first push. The rebuilt stream then has those pages in addition; it is QEMU's but for them.
+    #[must_use]
+    pub fn with_witness(mut self, witness: Witness) -> Self {
+        self.pages.witness = Some(witness);
+        self
     }
 
     /// Takes bytes of QEMU's, cut anywhere; appends to `out` what is ready for the wire.
@@ -138,32 +157,6 @@ impl Encoder {
     #[must_use]
     pub fn progress(&self) -> &Progress {
         &self.wire.progress
-    }
-
-    /// Pages of the block with `pages` pages whose content, as `read` yields it, is not what was last sent. The guest has to
-    /// stand still, and RAM to have ended: then there are none, unless QEMU lost track of a write. Takes as long as hashing
-    /// all of them. Empty where re-sends are not looked at.
-    ///
-    /// # Errors
-    /// `read`'s.
-    pub fn stale_pages(
-        &self,
-        pages: u64,
-        mut read: impl FnMut(u64, &mut PageBytes) -> io::Result<()>,
-    ) -> io::Result<Vec<u64>> {
-        let block = self.parser.blocks().iter().position(|block| block.pages == pages);
-        let Some(marks) = block.and_then(|block| self.pages.marks.get(block)) else { return Ok(vec![]) };
-        let (mut stale, mut content) = (vec![], [0; PAGE_SIZE]);
-        for (page, last) in (0..).zip(marks) {
-            read(page, &mut content)?;
-            let zero = content.iter().all(|byte| *byte == 0);
-            // RAM that nobody touched is zero at both ends.
-            let known = zero && matches!(*last, SENT_AS_ZERO | NEVER_SENT);
-            if !known && *last != self.pages.mark(&content) {
-                stale.push(page);
-            }
-        }
-        Ok(stale)
     }
 
     fn guarded<T>(
@@ -218,6 +211,9 @@ struct Pages {
     config: Config,
     /// By block and page. Flat: 16 bytes for 4096 of RAM.
     marks: Vec<Vec<Mark>>,
+    witness: Option<Witness>,
+    /// Which block the witness is of, and what was last sent of its pages.
+    watched: Option<(usize, Vec<Sum>)>,
     /// Block of the last record that was not left out: what CONTINUE means to the destination.
     emitted: Option<usize>,
     /// The page after that one.
@@ -240,21 +236,31 @@ impl Pages {
                 self.close_run(wire);
                 wire.verbatim(bytes, out)?;
             }
+            Token::LastEos(bytes) => {
+                self.catch_up(parser, wire, out)?;
+                self.close_run(wire);
+                wire.verbatim(bytes, out)?;
+            }
             Token::Blocks(bytes) => {
                 self.close_run(wire);
-                self.blocks(parser, wire);
+                self.blocks(parser, wire)?;
                 wire.verbatim(bytes, out)?;
             }
         }
         wire.drain(out)
     }
 
-    fn blocks(&mut self, parser: &Parser, wire: &mut Wire) {
+    fn blocks(&mut self, parser: &Parser, wire: &mut Wire) -> Result<(), StreamError> {
         let blocks = parser.blocks();
         (self.emitted, self.expected) = (None, None);
         wire.progress.ram_pages = blocks.iter().map(|b| b.pages).sum();
         if self.config.resends == Resends::Elide {
             self.marks = blocks.iter().map(|b| vec![NEVER_SENT; b.pages as usize]).collect();
+        }
+        if let Some(witness) = &self.witness {
+            let block = blocks.iter().position(|b| witness.is_of(&b.name));
+            let block = block.ok_or_else(|| StreamError::NoSuchBlock { block: witness.block().into() })?;
+            self.watched = Some((block, vec![Sum::default(); blocks[block].pages as usize]));
         }
         wire.ops.push(format::BLOCKS);
         format::put(&mut wire.ops, blocks.len() as u64);
@@ -263,9 +269,30 @@ impl Pages {
             wire.ops.extend_from_slice(&block.name);
             format::put(&mut wire.ops, block.pages);
         }
+        Ok(())
+    }
+
+    /// Sends the pages that QEMU has not sent as they are. The guest stands still.
+    fn catch_up(&mut self, parser: &Parser, wire: &mut Wire, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        let (Some(witness), Some((block, sums))) = (self.witness.take(), self.watched.take()) else { return Ok(()) };
+        let failed = |source| StreamError::Witness { source };
+        let mut content = [0; PAGE_SIZE];
+        for page in witness.differing(&sums).map_err(failed)? {
+            witness.read(page, &mut content).map_err(failed)?;
+            let content = Some(&content).filter(|content| content.iter().any(|byte| *byte != 0));
+            self.page(Place { block, page }, false, content, parser, wire);
+            wire.progress.overlooked_pages += 1;
+            wire.drain(out)?;
+        }
+        Ok(())
     }
 
     fn page(&mut self, place: Place, named: bool, content: Option<&PageBytes>, parser: &Parser, wire: &mut Wire) {
+        if let Some((block, sums)) = &mut self.watched
+            && *block == place.block
+        {
+            sums[place.page as usize] = Sum::of(content);
+        }
         if self.config.resends == Resends::Elide {
             let mark = match content {
                 Some(content) => self.mark(content),

@@ -165,6 +165,20 @@ pub enum StreamError {
         /// The sum that was announced.
         total: u64,
     },
+    /// RAM that was to be watched is not in the stream.
+    #[error(
+        "QEMU announces no RAM block `{block}`, which was to be compared with what is sent: start it with that memory backend"
+    )]
+    NoSuchBlock {
+        /// Its name.
+        block: String,
+    },
+    /// The guest's RAM cannot be read.
+    #[error("the guest's RAM cannot be compared with what QEMU sent of it: {source}")]
+    Witness {
+        /// Why.
+        source: std::io::Error,
+    },
     /// It ended too soon.
     #[error(
         "QEMU ended its stream after {at} bytes, before the devices' state: the migration failed; ask query-migrate \
@@ -192,6 +206,8 @@ pub enum StreamError {
 pub(crate) enum Token<'a> {
     /// Bytes that are no page.
     Verbatim(&'a [u8]),
+    /// The record that ends RAM's last section.
+    LastEos(&'a [u8]),
     /// The record that lists RAM's blocks; they replace the parser's.
     Blocks(&'a [u8]),
     /// A page.
@@ -401,7 +417,8 @@ impl Parser {
         match flags {
             record::FLAG_EOS if high == 0 => {
                 self.state = State::Footer { last };
-                Ok((Token::Verbatim(c.seen()), c.at()))
+                let token = if last { Token::LastEos(c.seen()) } else { Token::Verbatim(c.seen()) };
+                Ok((token, c.at()))
             }
             record::FLAG_MEM_SIZE => self.mem_size(c, high),
             f if f & record::FLAG_XBZRLE != 0 => off("xbzrle"),

@@ -1,12 +1,13 @@
 //! A guest that writes without pause is moved between two real QEMUs through encoder and decoder, and its RAM compared.
 //!
 //! RAM is 131080 KiB, no multiple of 256 KiB: QEMU 7.2 under TCG loses dirty pages otherwise, and then so would every
-//! codec.
+//! codec. One test moves a guest with 131072 KiB, and a witness of its RAM.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use godwit_memory::{Config, Decoder, Encoder, Limits, PageKey, Progress, Resends, ReturnPath, preflight};
+use godwit_memory::{Config, Decoder, Encoder, Limits, PageKey, Progress, Resends, ReturnPath, Witness, preflight};
 use godwit_qmp::Qmp;
 use serde_json::{Value, json};
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 /// No wait in these tests is longer.
 const PATIENCE: Duration = Duration::from_secs(30);
 const WINDOW: u32 = 23;
+/// RAM whose dirty pages QEMU 7.2 can keep, in KiB; and RAM whose it cannot.
+const KEPT: u64 = 131_080;
+const LOST: u64 = 131_072;
 /// Passes over RAM before the guest may be stopped.
 const PASSES: usize = 4;
 
@@ -56,12 +60,12 @@ struct Qemu {
 }
 
 impl Qemu {
-    fn start(dir: &Path, name: &str, more: &[String]) -> Self {
+    fn start(dir: &Path, name: &str, kib: u64, more: &[String]) -> Self {
         let at = |file: &str| dir.join(format!("{name}.{file}")).display().to_string();
-        let ram = format!("memory-backend-file,id=ram,size=131080k,share=on,mem-path={}", at("ram"));
+        let ram = format!("memory-backend-file,id=ram,size={kib}k,share=on,mem-path={}", at("ram"));
         let drive = format!("if=none,id=d,format=raw,file.locking=off,file={}", dir.join("boot").display());
         let child = Command::new("qemu-system-x86_64")
-            .args(["-machine", "q35,memory-backend=ram", "-accel", "tcg", "-m", "131080k", "-nodefaults"])
+            .args(["-machine", "q35,memory-backend=ram", "-accel", "tcg", "-m", &format!("{kib}k"), "-nodefaults"])
             .args(["-display", "none", "-vga", "none", "-no-user-config", "-object", &ram])
             .args(["-drive", &drive, "-device", "ide-hd,drive=d,bootindex=0"])
             .args(["-qmp", &format!("unix:{},server=on,wait=off", at("qmp"))])
@@ -121,9 +125,7 @@ struct Moved {
 }
 
 /// Source to destination until the source ends its stream. Tells how much is verified whenever that changes.
-fn forward(mut from: UnixStream, mut to: UnixStream, resends: Resends, verified: &mpsc::Sender<bool>) -> Moved {
-    let config = Config { window_log: WINDOW, resends, max_ram: 1 << 30, ..Config::default() };
-    let mut encoder = Encoder::new(config).unwrap();
+fn forward(mut from: UnixStream, mut to: UnixStream, mut encoder: Encoder, verified: &mpsc::Sender<bool>) -> Moved {
     let mut decoder = Decoder::new(Limits { max_ram: 1 << 30, window_log: WINDOW }).unwrap();
     let (mut raw, mut rebuilt, mut wire, mut buffer) = (vec![], vec![], vec![], vec![0; 64 << 10]);
     from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
@@ -175,13 +177,22 @@ fn backward(mut from: UnixStream, mut to: UnixStream, verified: &mpsc::Receiver<
 }
 
 fn move_guest(resends: Resends) -> Moved {
+    move_with(KEPT, resends, false)
+}
+
+fn move_with(kib: u64, resends: Resends, watched: bool) -> Moved {
+    let config = Config { window_log: WINDOW, resends, max_ram: 1 << 30, ..Config::default() };
+    let mut encoder = Encoder::new(config).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     std::fs::write(dir.join("boot"), boot_sector()).unwrap();
     let (out, into) = (dir.join("out"), dir.join("in"));
-    let source = Qemu::start(dir, "source", &[]);
+    let source = Qemu::start(dir, "source", kib, &[]);
     let incoming = ["-S".into(), "-incoming".into(), format!("unix:{}", into.display())];
-    let destination = Qemu::start(dir, "destination", &incoming);
+    let destination = Qemu::start(dir, "destination", kib, &incoming);
+    if watched {
+        encoder = encoder.with_witness(Witness::new("ram", File::open(dir.join("source.ram")).unwrap()));
+    }
     source.prepare();
     wait_until_it_writes(&dir.join("source.ram"));
 
@@ -194,10 +205,12 @@ fn move_guest(resends: Resends) -> Moved {
     let (tell, told) = mpsc::channel();
     let (mut moved, passes) = thread::scope(|scope| {
         let (from_back, to_back) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-        let forward = scope.spawn(move || forward(from, to, resends, &tell));
+        let forward = scope.spawn(move || forward(from, to, encoder, &tell));
         let backward = scope.spawn(move || backward(to_back, from_back, &told));
         let mut passes = 0;
-        source.qmp.as_ref().unwrap().wait_event(mark, Instant::now() + PATIENCE, |e| {
+        // A QEMU that has lost track of the guest's writes sees no reason for another pass.
+        let patience = if kib == LOST { Duration::from_secs(2) } else { PATIENCE };
+        source.qmp.as_ref().unwrap().wait_event(mark, Instant::now() + patience, |e| {
             passes += usize::from(e.name == "MIGRATION_PASS");
             passes == PASSES
         });
@@ -211,7 +224,7 @@ fn move_guest(resends: Resends) -> Moved {
     let (a, b) = (std::fs::read(dir.join("source.ram")).unwrap(), std::fs::read(dir.join("destination.ram")).unwrap());
     let wrong: Vec<usize> =
         a.chunks(4096).zip(b.chunks(4096)).enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i).collect();
-    assert!(a.len() == 131_080 << 10 && a.len() == b.len() && wrong.is_empty(), "pages that differ: {wrong:?}");
+    assert!(a.len() as u64 == kib << 10 && a.len() == b.len() && wrong.is_empty(), "pages that differ: {wrong:?}");
     // It is not only a picture: the guest goes on.
     destination.run("cont", Value::Null);
     destination.wait_for("running");
@@ -228,7 +241,7 @@ fn move_guest(resends: Resends) -> Moved {
 fn counter(ram: &Path) -> u32 {
     use std::os::unix::fs::FileExt;
     let mut bytes = [0; 4];
-    std::fs::File::open(ram).unwrap().read_exact_at(&mut bytes, 0x10000).unwrap();
+    File::open(ram).unwrap().read_exact_at(&mut bytes, 0x10000).unwrap();
     u32::from_le_bytes(bytes)
 }
 
@@ -262,6 +275,13 @@ fn a_guest_that_writes_all_the_time_arrives_with_equal_ram_though_unchanged_page
     assert!(moved.progress.changed_pages > 100, "{}", figures(&moved));
     assert!(moved.progress.wire_bytes * 4 < moved.progress.raw_bytes, "{}", figures(&moved));
     assert!(moved.rebuilt.len() < moved.raw.len());
+}
+
+/// The even size makes QEMU 7.2 lose what it loses elsewhere once in a hundred moves. One that loses nothing passes as well.
+#[test]
+fn pages_that_qemu_overlooked_arrive_all_the_same_when_there_is_a_witness() {
+    let moved = move_with(LOST, Resends::Elide, true);
+    println!("{}, {} overlooked", figures(&moved), moved.progress.overlooked_pages);
 }
 
 #[test]

@@ -12,10 +12,8 @@
 use crate::parts::Moving;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use godwit_memory::{Config, Encoder, Progress, ReturnPath};
-use std::fs::File;
+use godwit_memory::{Config, Encoder, Progress, ReturnPath, Witness};
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
@@ -44,18 +42,20 @@ impl Seen {
 /// # Errors
 /// When the stream cannot be read or parsed.
 ///
-/// `ram`: the guest's RAM, if it is to be compared with what was sent as soon as all was.
+/// `witness`: the guest's RAM, where QEMU cannot be believed to send all that was written.
 pub fn read(
-    qemu: UnixStream,
+    mut qemu: UnixStream,
     seen: &Seen,
     moving: &Moving,
-    mut ram: Option<File>,
+    witness: Option<Witness>,
     out: &mpsc::Sender<Bytes>,
 ) -> Result<()> {
-    let mut qemu = qemu;
     // QEMU pauses between its chunks; then what was said so far has to become readable at the other end.
     qemu.set_nonblocking(true).context("cannot read without waiting")?;
     let mut encoder = Encoder::new(Config::default())?;
+    if let Some(witness) = witness {
+        encoder = encoder.with_witness(witness);
+    }
     let mut input = vec![0; READ];
     let mut wire = Vec::with_capacity(READ);
     let mut flushed = true;
@@ -65,10 +65,11 @@ pub fn read(
             Ok(n) => {
                 encoder.push(&input[..n], &mut wire)?;
                 flushed = false;
-                if encoder.progress().ram_ended {
+                let progress = encoder.progress();
+                if progress.ram_ended && !moving.ram_ended.is_cancelled() {
                     moving.ram_ended.cancel();
-                    if let Some(ram) = ram.take() {
-                        compare(&encoder, &ram);
+                    if progress.overlooked_pages > 0 {
+                        tracing::warn!(pages = progress.overlooked_pages, "{OVERLOOKED}");
                     }
                 }
             }
@@ -93,25 +94,8 @@ pub fn read(
     send(out, &mut wire)
 }
 
-/// Says which pages of a stopped guest QEMU has not sent as they are. That should be none; TCG is suspected to lose track.
-fn compare(encoder: &Encoder, ram: &File) {
-    let pages = ram.metadata().map_or(0, |m| m.len() / 4096);
-    match encoder.stale_pages(pages, |page, into| ram.read_exact_at(into, page * 4096)) {
-        Ok(stale) if stale.is_empty() => tracing::info!(pages, "RAM is as it was sent"),
-        Ok(stale) => tracing::error!(count = stale.len(), first = ?&stale[..stale.len().min(16)], "{STALE}"),
-        Err(error) => tracing::warn!(%error, "RAM cannot be compared with what was sent"),
-    }
-}
-
-/// What the log says of pages that QEMU has not sent as they are.
-const STALE: &str = "QEMU has not sent the last version of these pages";
-
-/// Whether each source compares a stopped guest's RAM with what was sent: a look for a fault of QEMU's that makes the pause
-/// longer by as much as hashing all of RAM takes.
-#[must_use]
-pub fn is_compared() -> bool {
-    std::env::var_os("GODWIT_COMPARE_RAM").is_some_and(|v| v == "1")
-}
+/// What the log says of pages that a [`Witness`] has sent.
+const OVERLOOKED: &str = "QEMU had lost track of writes to the guest's RAM; the pages were sent";
 
 fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {
     if out.blocking_send(Bytes::from(std::mem::replace(wire, Vec::with_capacity(READ)))).is_err() {

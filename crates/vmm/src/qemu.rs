@@ -1,6 +1,6 @@
 //! One running QEMU.
 
-use crate::command::{command, pid_file, qmp_socket};
+use crate::command::{RAM, command, pid_file, qmp_socket};
 use crate::error::{VmmError, io_error};
 use crate::monitor::{Monitor, ORDINARY};
 use crate::process::Process;
@@ -249,6 +249,9 @@ impl Qemu {
     pub const fn pid(&self) -> u32 {
         self.process.pid
     }
+
+    /// What a migration stream calls the guest's RAM.
+    pub const RAM: &str = RAM;
 
     /// The guest's RAM, of `size`, to be read: it is memory that is shared with whoever may look into the process.
     ///

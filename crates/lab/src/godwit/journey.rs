@@ -381,10 +381,10 @@ impl Journey<'_> {
         }
         self.figures.ram = Some(difference);
         if !described.is_empty() {
-            // With GODWIT_COMPARE_RAM=1 the source says whether its QEMU has sent them as they are.
+            // Whether the source's QEMU is known to have lost pages of this guest.
             let log = std::fs::read_to_string(self.installation.fabric().site(&self.vm.site).folder.join("node.log"));
             let log = log.unwrap_or_default();
-            let said = |line: &&str| line.contains("RAM is as it was sent") || line.contains("the last version");
+            let said = |line: &&str| line.contains("lost track of writes");
             self.figures.notes.extend(log.lines().rfind(said).map(str::to_owned));
         }
         self.figures.notes.extend(described);
