@@ -233,5 +233,5 @@ pub struct GatewayPort {
 }
 
 const fn ethernet() -> u16 {
-    1500
+    crate::vm::ETHERNET_MTU
 }

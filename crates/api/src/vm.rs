@@ -116,6 +116,17 @@ pub struct NicSpec {
     pub mtu: u16,
 }
 
+impl NicSpec {
+    /// The MTU, told or not.
+    #[must_use]
+    pub const fn mtu(&self) -> u16 {
+        if self.mtu == 0 { ETHERNET_MTU } else { self.mtu }
+    }
+}
+
+/// What an interface's MTU is when nobody says.
+pub const ETHERNET_MTU: u16 = 1500;
+
 /// What a node needs to know of a VM: the specification with the controller's numbers and the components' nature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmDefinition {

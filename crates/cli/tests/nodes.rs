@@ -125,6 +125,13 @@ impl World {
         self.ok(&["host", "add", name, "--site", &format!("site-{name}"), "--api", &api]);
     }
 
+    fn start_two_nodes(&mut self) {
+        for (name, host) in [("a", 1), ("b", 2)] {
+            self.certify(Role::Node, name, Duration::from_secs(86_400));
+            self.start_node(name, host, None, false);
+        }
+    }
+
     fn listens(&self, at: SocketAddr) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while TcpStream::connect_timeout(&at, Duration::from_secs(1)).is_err() {
@@ -259,10 +266,7 @@ fn a_vm_is_given_cpus_on_arrival_and_keeps_them_on_the_way_back() {
     let Some(_machine) = machine() else { return };
     let mut world = World::new(2);
     world.start_controller();
-    for (name, host) in [("a", 1), ("b", 2)] {
-        world.certify(Role::Node, name, Duration::from_secs(86_400));
-        world.start_node(name, host, None, false);
-    }
+    world.start_two_nodes();
     let mut spec = spec(&json!([{"volume": "root", "size": 16 << 20}]));
     spec["max_vcpus"] = json!(4);
     world.create(&spec);
@@ -283,10 +287,7 @@ fn three_disks_of_up_to_4_tib_move_together_and_only_what_they_hold_travels() {
     let Some(_machine) = machine() else { return };
     let mut world = World::new(3);
     world.start_controller();
-    for (name, host) in [("a", 1), ("b", 2)] {
-        world.certify(Role::Node, name, Duration::from_secs(86_400));
-        world.start_node(name, host, None, false);
-    }
+    world.start_two_nodes();
     let gib = 1u64 << 30;
     let sizes = [gib, 100 * gib, 4096 * gib];
     let mut disks = vec![];

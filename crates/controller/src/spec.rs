@@ -74,12 +74,9 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
     if spec.memory.0 == 0 || !spec.memory.0.is_multiple_of(PAGE) {
         return Err(invalid(format!("memory: {} bytes is no multiple of 4 KiB", spec.memory.0)));
     }
-    if spec.disks.len() + spec.nics.len() > MOST_DEVICES {
-        return Err(invalid(format!("more than {MOST_DEVICES} disks and interfaces do not fit into a machine")));
-    }
     if spec.disks.len() + spec.nics.len() + spec.devices.len() > MOST_DEVICES {
         return Err(invalid(format!(
-            "devices: more than {MOST_DEVICES} with disks and interfaces do not fit into a machine"
+            "devices: more than {MOST_DEVICES}, disks and interfaces included, do not fit into a machine"
         )));
     }
     for device in &spec.devices {

@@ -194,7 +194,7 @@ async fn point_gateways(c: &Controller, record: &VmRecord) -> Result<(), ApiErro
     for (wire, nic) in record.definition.wires.iter().zip(&record.definition.spec.nics) {
         let ComponentSpec::Gateway { host: gateway, bridge, .. } = &wire.component else { continue };
         let (lineage, generation) = (record.lineage, record.generation);
-        let mtu = if nic.mtu == 0 { 1500 } else { nic.mtu };
+        let mtu = nic.mtu();
         let port = GatewayPort { bridge: bridge.clone(), remote, vni: wire.id & VNI_BITS, mtu, lineage, generation };
         if let Err(error) = c.node_of(gateway)?.attach(wire.id, &port).await {
             outcome = Err(error);

@@ -89,6 +89,8 @@ pub struct Decoder {
     limits: Limits,
     zstd: zstd::stream::raw::Decoder<'static>,
     magic: Vec<u8>,
+    /// Whether zstd has said all that it can without more input. It takes a few calls for nothing, and then an error.
+    dry: bool,
     /// Whether zstd's frame ended.
     frame_ended: bool,
     /// Decompressed, not carried out yet: `plain[at..]`.
@@ -112,6 +114,7 @@ impl Decoder {
         Ok(Self {
             limits,
             zstd,
+            dry: true,
             magic: vec![],
             frame_ended: false,
             plain: Vec::with_capacity(PLAIN),
@@ -202,6 +205,9 @@ impl Decoder {
             }
             return Ok(false);
         }
+        if wire.is_empty() && self.dry {
+            return Ok(false);
+        }
         self.plain.drain(..self.at);
         self.at = 0;
         let end = self.plain.len();
@@ -217,6 +223,7 @@ impl Decoder {
         let taken = input.pos();
         *wire = &wire[taken..];
         self.frame_ended = hint == 0;
+        self.dry = wire.is_empty() && self.plain.len() < self.plain.capacity();
         Ok(taken > 0 || self.plain.len() > end || self.frame_ended)
     }
 

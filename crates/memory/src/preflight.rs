@@ -181,62 +181,6 @@ fn check_device(version: QemuVersion, device: &str) -> Option<Unsupported> {
     })
 }
 
-/// What to do about a capability that a QEMU may not have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capability {
-    /// As `migrate-set-capabilities` spells it.
-    pub name: &'static str,
-    /// What it has to be.
-    pub on: bool,
-    /// First version that knows it.
-    since: QemuVersion,
-    /// First version that does not any more.
-    until: Option<QemuVersion>,
-}
-
-impl Capability {
-    const fn new(name: &'static str, on: bool) -> Self {
-        Self { name, on, since: QemuVersion::OLDEST, until: None }
-    }
-
-    const fn since(self, major: u32, minor: u32) -> Self {
-        Self { since: QemuVersion::new(major, minor), ..self }
-    }
-
-    const fn until(self, major: u32, minor: u32) -> Self {
-        Self { until: Some(QemuVersion::new(major, minor)), ..self }
-    }
-}
-
-/// All capabilities that change the stream's form or who ends it.
-const CAPABILITIES: &[Capability] = &[
-    // Without it a source takes a swallowed stream for a success, and the VM is lost.
-    Capability::new("return-path", true),
-    Capability::new("events", true),
-    Capability::new("multifd", false),
-    Capability::new("xbzrle", false),
-    Capability::new("compress", false).until(9, 1),
-    Capability::new("block", false).until(9, 1),
-    Capability::new("dirty-bitmaps", false),
-    Capability::new("postcopy-ram", false),
-    Capability::new("rdma-pin-all", false),
-    Capability::new("x-colo", false),
-    Capability::new("x-ignore-shared", false),
-    Capability::new("background-snapshot", false),
-    Capability::new("zero-copy-send", false),
-    // It holds the guest stopped until somebody continues it: that is downtime.
-    Capability::new("pause-before-switchover", false),
-    Capability::new("switchover-ack", false).since(8, 1),
-    Capability::new("mapped-ram", false).since(9, 0),
-];
-
-/// What the source's QEMU has to be told before `migrate`, with `migrate-set-capabilities`. Only what this version
-/// should know; one that was built without a part (zero-copy, COLO) knows less, and an unknown name is an error: so
-/// leave out what `query-migrate-capabilities` does not list. What is on and not listed there is a reason to refuse.
-pub fn required_capabilities(version: QemuVersion) -> impl Iterator<Item = Capability> {
-    CAPABILITIES.iter().copied().filter(move |c| c.since <= version && c.until.is_none_or(|until| version < until))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,15 +213,5 @@ mod tests {
         for (major, minor, refused) in [(7, 1, true), (7, 2, false), (10, 2, false), (11, 0, true)] {
             assert_eq!(!check_devices(QemuVersion::new(major, minor), &[""; 0]).is_empty(), refused);
         }
-    }
-
-    #[test]
-    fn a_capability_is_asked_for_only_where_it_is_known() {
-        let names = |major, minor| -> Vec<_> {
-            required_capabilities(QemuVersion::new(major, minor)).map(|c| c.name).collect()
-        };
-        assert!(names(7, 2).contains(&"compress") && !names(7, 2).contains(&"mapped-ram"));
-        assert!(!names(9, 1).contains(&"compress") && names(9, 1).contains(&"mapped-ram"));
-        assert!(names(10, 0).contains(&"return-path"));
     }
 }

@@ -107,6 +107,20 @@ proptest! {
     }
 
     #[test]
+    fn a_decoder_that_is_given_nothing_many_times_goes_on(parts in proptest::collection::vec(pages(), 0..4), cut in 1..5000usize) {
+        let raw = stream(&parts, &[(2, 1, Some(3))]);
+        let (wire, _) = encode(&raw, Resends::Keep, WHOLE);
+        let mut decoder = Decoder::new(LIMITS).unwrap();
+        let mut out = vec![];
+        for piece in wire.chunks(cut) {
+            for piece in [piece, &[]].into_iter().chain(std::iter::repeat_n(&[][..], 40)) {
+                decoder.push(piece, &mut out).unwrap();
+            }
+        }
+        prop_assert!(decoder.decoded().complete && out == raw);
+    }
+
+    #[test]
     fn with_a_witness_the_destination_has_the_guests_ram_whatever_qemu_overlooked(
         parts in proptest::collection::vec(pages(), 0..4),
         last in pages(),

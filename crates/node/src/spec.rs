@@ -101,7 +101,7 @@ pub fn endpoints(definition: &VmDefinition) -> Result<Vec<EndpointSpec>, ApiErro
             id: EndpointId(u64::from(wire.id)),
             tap: tap(definition, i),
             mac,
-            mtu: if nic.mtu == 0 { 1500 } else { nic.mtu },
+            mtu: nic.mtu(),
             component: component(wire.id, &wire.component)?,
             ips: nic.ips.clone(),
         });

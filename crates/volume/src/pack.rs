@@ -106,6 +106,8 @@ pub struct Unpacker {
     /// Arrived and not expanded yet: `wire[taken..]`.
     wire: Vec<u8>,
     taken: usize,
+    /// Whether zstd has said all that it can without more input. It takes a few calls for nothing, and then an error.
+    dry: bool,
     /// Expanded and not handed out yet: `plain[at..]`. At most a message and [`STEP`].
     plain: Vec<u8>,
     at: usize,
@@ -128,7 +130,7 @@ impl Unpacker {
     pub fn new() -> Result<Self, PackError> {
         let mut zstd = Decoder::new().map_err(doing("begin to expand"))?;
         zstd.set_parameter(DParameter::WindowLogMax(WINDOW_LOG)).map_err(doing("bound the window for"))?;
-        Ok(Self { zstd, wire: vec![], taken: 0, plain: vec![], at: 0 })
+        Ok(Self { zstd, wire: vec![], taken: 0, dry: true, plain: vec![], at: 0 })
     }
 
     /// Takes bytes from the wire, cut anywhere. Whoever wants bounded memory asks for all messages before the next.
@@ -166,6 +168,9 @@ impl Unpacker {
 
     /// Expands a little; whether anything moved.
     fn expand(&mut self) -> Result<bool, PackError> {
+        if self.dry && self.taken == self.wire.len() {
+            return Ok(false);
+        }
         let before = self.plain.len();
         self.plain.resize(before + STEP, 0);
         let mut input = InBuffer::around(&self.wire[self.taken..]);
@@ -174,6 +179,7 @@ impl Unpacker {
         let (taken, made) = (input.pos(), output.pos());
         self.plain.truncate(before + made);
         self.taken += taken;
+        self.dry = self.taken == self.wire.len() && made < STEP;
         result.map_err(doing("expand"))?;
         Ok(taken > 0 || made > 0)
     }
@@ -205,6 +211,9 @@ mod tests {
                 unpacker.push(piece);
                 while let Some(message) = unpacker.poll().expect("is sound") {
                     found.push(message);
+                }
+                for _ in 0..40 {
+                    assert_eq!(unpacker.poll().expect("asking for nothing does no harm"), None);
                 }
             }
             prop_assert_eq!(found, messages);

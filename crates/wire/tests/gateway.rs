@@ -2,6 +2,8 @@
 //! on one underlay. Needs root, `ip`, and `nft` for what is to be kept out.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod common;
+
 use godwit_net::{Net, PacketSocket};
 use godwit_wire::{
     Component, EndpointId, EndpointSpec, GatewayPort, PortState, Refused, Sequence, Vni, WireError, WireId, Wires,
@@ -128,25 +130,13 @@ fn port() -> GatewayPort {
 
 /// A guest of a few lines, 10.9.0.5: answers ARP requests, and sends UDP back to where it came from.
 fn guest(tap: &str) {
-    let mut tun = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").unwrap();
-    // SAFETY: all-zero bytes are a valid `ifreq`.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(tap.bytes()) {
-        *to = from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
-    // SAFETY: the descriptor is open and `request` outlives the call.
-    assert_eq!(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }, 0);
+    let mut tun = common::tap(tap);
     std::thread::spawn(move || {
         let mut frame = [0; 2048];
         while let Ok(got) = tun.read(&mut frame) {
             let asker: [u8; 6] = frame[6..12].try_into().unwrap();
-            if got >= 42 && frame[12..14] == [8, 6] && frame[20..22] == [0, 1] && frame[38..42] == [10, 9, 0, 5] {
-                let mut answer = [asker.as_slice(), &GUEST, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &GUEST].concat();
-                answer.extend([10, 9, 0, 5]);
-                answer.extend(&frame[22..32]);
-                answer.resize(60, 0);
-                let _ = tun.write_all(&answer);
+            if common::asks_for(&frame[..got], [10, 9, 0, 5]) {
+                let _ = tun.write_all(&common::arp_answer(&frame[..got], GUEST));
             } else if got >= 42 && frame[..6] == GUEST && frame[12..14] == [8, 0] && frame[23] == 17 {
                 frame[..6].copy_from_slice(&asker);
                 frame[6..12].copy_from_slice(&GUEST);
