@@ -10,8 +10,10 @@ pub mod clients;
 pub mod error;
 pub mod host;
 pub mod name;
+pub mod openapi;
 pub mod progress;
 pub mod public;
+mod refusal;
 pub mod server;
 pub mod vm;
 

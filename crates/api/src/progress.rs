@@ -1,10 +1,11 @@
 //! How a move stands, as the nodes tell it and people read it.
 
 use godwit_units::{BitRate, Bytes};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The phases of a move, in their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PhaseName {
     /// Checks and reservation on both sides; the destination stages replica, endpoints and QEMU.
@@ -22,7 +23,7 @@ pub enum PhaseName {
 }
 
 /// How a move ended, or that it has not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// It goes on.
@@ -40,7 +41,7 @@ pub enum Outcome {
 }
 
 /// One phase.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Phase {
     /// Which.
     pub name: PhaseName,
@@ -51,7 +52,7 @@ pub struct Phase {
 }
 
 /// One pass over the guest's memory.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Round {
     /// Pages that QEMU sent, zero pages included.
     pub pages: u64,
@@ -68,7 +69,7 @@ pub struct Round {
 }
 
 /// Bytes of a move by what they were for, as the link counted them: both directions, UDP payload.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveBytes {
     /// Memory and device state.
     pub memory: Bytes,
@@ -79,7 +80,7 @@ pub struct MoveBytes {
 }
 
 /// Disk side of a move.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskProgress {
     /// To be copied in all, as known so far.
     pub total: Bytes,
@@ -92,7 +93,7 @@ pub struct DiskProgress {
 }
 
 /// How a move stands, told by one of its two nodes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveProgress {
     /// How it ended, or that it has not.
     pub outcome: Outcome,

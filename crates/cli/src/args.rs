@@ -66,6 +66,9 @@ pub enum Command {
     Wire(List),
     /// Move a running VM, and follow the move
     Move(MoveArgs),
+    /// The controller's API itself
+    #[command(subcommand)]
+    Api(Api),
     /// Print a shell's completion script
     Completion {
         /// Which shell
@@ -159,6 +162,12 @@ pub struct NodeArgs {
     /// UDP port for memory
     #[arg(long, value_name = "PORT", default_value_t = 4444)]
     pub memory: u16,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Api {
+    /// Print its OpenAPI document, as this version has it
+    Spec,
 }
 
 #[derive(Debug, Subcommand)]

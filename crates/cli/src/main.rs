@@ -12,7 +12,7 @@ mod spec;
 mod table;
 mod user;
 
-use args::{Cli, Command};
+use args::{Api, Cli, Command};
 use clap::{CommandFactory, Parser};
 use failure::Failure;
 use std::process::ExitCode;
@@ -35,6 +35,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Pki(command) => daemons::pki(&command),
         Command::Controller(args) => daemons::controller(args, user::credentials(&global)?),
         Command::Node(args) => daemons::node(args, user::credentials(&global)?),
+        Command::Api(Api::Spec) => follow::print_text(&godwit_api::openapi::text()),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

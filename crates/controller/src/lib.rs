@@ -9,6 +9,8 @@
 mod moves;
 mod places;
 mod record;
+#[cfg(test)]
+mod routes_tests;
 mod saga;
 mod spec;
 mod state;
@@ -21,12 +23,12 @@ pub use state::Controller;
 pub use store::{Change, Counter, FileStore, Kind, StateStore, StoreError};
 
 use anyhow::Context as _;
-use axum::Router;
 use axum::extract::{Extension, Request};
 use axum::http::Method;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
+use axum::{Json, Router};
 use godwit_api::{ApiError, Problem};
 use godwit_trust::{Access, Credentials, Identity, Role};
 use std::future::Future;
@@ -113,6 +115,7 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/moves/{id}", get(moves::show))
         .route("/v1/moves/{id}/cancel", post(moves::cancel))
         .route("/v1/moves/{id}/limit", post(moves::limit))
+        .route("/v1/openapi.json", get(|| async { Json(godwit_api::openapi::document()) }))
         .with_state(controller)
         .layer(from_fn(guard))
 }
