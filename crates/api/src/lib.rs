@@ -8,7 +8,9 @@
 pub mod client;
 pub mod clients;
 pub mod error;
+pub mod events;
 pub mod host;
+pub mod metrics;
 pub mod name;
 pub mod openapi;
 pub mod progress;

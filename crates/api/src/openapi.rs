@@ -192,6 +192,17 @@ pub fn operations() -> Vec<Operation> {
             .takes::<SetLimit>()
             .answers::<Move>()
             .may(&[Conflict, Unreachable]),
+        get("/v1/events", "followEvents", "Follows what happens, as server-sent events; each one's data is an Event.")
+            .with::<Option<u64>>(
+                "query",
+                "after",
+                "Begin after the event of this number; 0: with the oldest that is kept. Else: from now on.",
+            )
+            .with::<Option<u64>>("header", "Last-Event-ID", "As `after`, which outweighs it.")
+            .with::<Option<bool>>("query", "follow", "false: end with the newest that is there.")
+            .answers_text("text/event-stream")
+            .may(&[Conflict]),
+        get("/metrics", "showMetrics", "Figures for Prometheus.").answers_text("text/plain"),
         get("/v1/openapi.json", "showDocument", "This document.").answering(document_schema),
     ];
     all.sort_by_key(|o| (o.path, o.method));
@@ -259,6 +270,8 @@ pub fn document() -> Value {
         path[o.method] = described;
     }
     let error = answers.subschema_for::<ApiError>();
+    // What the events' text is made of.
+    let _ = answers.subschema_for::<crate::events::Event>();
     let (mut schemas, inputs) = (answers.take_definitions(true), bodies.take_definitions(true));
     let other = different(&schemas, &inputs);
     for (name, schema) in inputs {

@@ -12,7 +12,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use godwit_api::host::{Blocker, CheckVm, HostFacts, LocalVm, MoveOrder, Ownership, PeerHost, RunState, SetLimit};
-use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, Outcome, Phase, PhaseName};
+use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, NoteKind, Outcome, Phase, PhaseName, Teller};
 use godwit_api::public::{DryRun, Move, StartMove};
 use godwit_api::{ApiError, Name, Problem};
 use godwit_units::{BitRate, Bytes, MoveId};
@@ -67,6 +67,10 @@ pub fn fresh_progress(now_unix_us: u64, limit: Option<BitRate>) -> MoveProgress 
         network_proved_ms: None,
         error: None,
         link_down_s: None,
+        predicted_downtime_ms: None,
+        memory_rate: BitRate(0),
+        disk_rate: BitRate(0),
+        trace: Default::default(),
     }
 }
 
@@ -286,7 +290,7 @@ type Accepted = oneshot::Sender<Result<(), ApiError>>;
 /// Takes a move from wherever it is to its end.
 async fn drive(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Accepted>) {
     if record.step == Step::Begin {
-        let answer = begin(&c, &record).await;
+        let answer = begin(&c, &mut record).await;
         let refused = answer.as_ref().err().cloned();
         if let Some(error) = &refused {
             end(&c, &mut record, Outcome::Failed, Some(error.to_string())).await;
@@ -305,8 +309,10 @@ async fn drive(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Acce
 }
 
 /// Has the source's node take the order: as often as it takes, since a lost answer does not mean a lost order.
-async fn begin(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
+async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> {
     let node = c.node_of(&record.from)?;
+    // The same reason is noted once, however often it is met.
+    let mut told = None;
     loop {
         if cancel_wanted(c, record) {
             match node.mv(record.id()).await {
@@ -321,6 +327,11 @@ async fn begin(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
             match node.begin(&record.order).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.problem == Problem::Unreachable => {
+                    if told.as_ref() != Some(&error.message) {
+                        let text = format!("the order is tried again: {}", error.message);
+                        record.progress.trace.note(unix_us(), Teller::Controller, NoteKind::Retry, text);
+                        told = Some(error.message.clone());
+                    }
                     let mut progress = record.progress.clone();
                     progress.error = Some(error.message);
                     c.set_live(record.id(), Some(progress));
@@ -365,6 +376,7 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
             destination_vm: said(destination_vm),
         };
         record.progress = merge(&record.progress, &seen);
+        c.events.note_progress(id, &record.vm, &record.progress);
         c.set_live(id, Some(record.progress.clone()));
         match next(record.step, record.owner, &seen) {
             Next::Watch => {}

@@ -15,7 +15,7 @@ use crate::parts::Parts;
 use crate::registry::Power;
 use crate::tracker::Tracker;
 use godwit_api::host::{MoveOrder, MoveRole, Ownership, PeerHost};
-use godwit_api::progress::{Outcome, PhaseName};
+use godwit_api::progress::{NoteKind, Outcome, PhaseName};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{
     Action, Body, CannotBegin, Destination, DestinationState, Event, Ledger, Machine, Message, Owner, Record, Seen,
@@ -284,7 +284,11 @@ impl Actor {
         let verdict = machine.handle(event);
         match verdict {
             Verdict::Taken => {
-                tracing::debug!(vm = %self.parts.name, event = said, before, after = machine.describe(), "hand-off");
+                let after = machine.describe();
+                if let (Some(moving), Some(text)) = (self.parts.moving(), crate::trace::transition(&before, &after)) {
+                    moving.note(NoteKind::HandOff, text);
+                }
+                tracing::debug!(vm = %self.parts.name, event = said, before, after, "hand-off");
                 self.wait = if timer { (self.wait * 5 / 4).min(LONGEST_TIMER) } else { FIRST_TIMER };
             }
             Verdict::Ignored(why) => {

@@ -18,6 +18,7 @@ pub mod registry;
 pub mod routes;
 pub mod spec;
 pub mod stop_rule;
+pub mod trace;
 pub mod tracker;
 
 use godwit_api::Name;

@@ -14,7 +14,7 @@ use crate::proto::{self, Hello, Request, Stage};
 use crate::stop_rule::StopRule;
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{MoveOrder, MoveRole};
-use godwit_api::progress::{PhaseName, Round};
+use godwit_api::progress::{NoteKind, PhaseName, Round};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
@@ -84,6 +84,7 @@ pub fn start(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) {
             && parts.takes_part_in(&moving)
         {
             tracing::warn!(vm = parts.name, %ticket, error = format!("{error:#}"), "the move failed at the source");
+            moving.note(NoteKind::Decision, format!("given up: {error:#}"));
             moving.failed(format!("{error:#}"));
             parts.keeper().tell(Input::Event(Event::MigrationFailed)).await;
         }
@@ -126,6 +127,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         for disk in parts.disks() {
             disk.synchronous().await.with_context(|| format!("disk `{}`", disk.name))?;
         }
+        moving
+            .note(NoteKind::Decision, "the disks are nearly equal: from here on both sides answer the guest's writes");
         moving.tracker.enter(PhaseName::Memory);
         reach_async(Point::Memory, parts.id).await;
         let hello = Hello::Memory { ticket: moving.ticket };
@@ -186,6 +189,7 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                 event = events.recv() => event.context("QEMU is gone")?,
                 () = moving.stop_now.notified(), if !stopping => {
                     stopping = true;
+                    moving.note(NoteKind::Decision, "stop: somebody asked for it");
                     crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     continue;
                 }
@@ -202,7 +206,9 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                     let (round, left) = close_round(moving, &qemu, &seen, &mut last).await?;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
                     moving.tracker.round(round);
-                    if rule.round(left) {
+                    moving.tracker.update(|p| p.predicted_downtime_ms = Some(left.as_secs_f64() * 1000.0));
+                    if let Some(reason) = rule.round(left) {
+                        moving.note(NoteKind::Decision, reason.to_string());
                         // What lies between QEMU and the wire has to be there first, or it is part of the pause.
                         stopping = true;
                         crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
