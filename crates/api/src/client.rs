@@ -79,6 +79,28 @@ impl Client {
         self.ask(Method::GET, path, None::<&()>).await
     }
 
+    /// `GET path`, for an answer that is text.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn text(&self, path: &str) -> Result<String, ApiError> {
+        let mut body = self.open(path).await?;
+        let mut said = vec![];
+        let reading = async {
+            while let Some(piece) = body.piece().await? {
+                said.extend_from_slice(&piece);
+                if said.len() > MAX_ANSWER {
+                    let long = format!("the answer to GET {path} is longer than {MAX_ANSWER} bytes");
+                    return Err(ApiError::new(Problem::Failed, long));
+                }
+            }
+            Ok(())
+        };
+        let read = tokio::time::timeout(self.timeout, reading).await;
+        read.unwrap_or_else(|_| Err(self.shared.unreachable(&format!("no answer within {:?}", self.timeout))))?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
     /// `PUT path`. Errors as [`Client::get`].
     #[allow(clippy::missing_errors_doc, reason = "said in the line above")]
     pub async fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ApiError> {
