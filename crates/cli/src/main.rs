@@ -4,12 +4,14 @@
 
 mod args;
 mod daemons;
+mod events;
 mod failure;
 mod follow;
 mod quantity;
 mod show;
 mod spec;
 mod table;
+mod timeline;
 mod user;
 
 use args::{Api, Cli, Command};

@@ -275,8 +275,8 @@ impl Disk {
 
     /// For how long the other side of the mirror has been behind, as of the last look at [`Disk::progress`].
     #[must_use]
-    pub fn behind_for(&self) -> std::time::Duration {
-        lock(&self.behind).map_or(std::time::Duration::ZERO, |since| since.elapsed())
+    pub fn behind_for(&self) -> Duration {
+        lock(&self.behind).map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Begins to mirror; the task ends with the mirror, or when `over` is.
@@ -288,7 +288,7 @@ impl Disk {
         let (out, pieces) = mpsc::unbounded_channel();
         *lock(&self.order) = Some(Outgoing { machine: Source::new(), out });
         let disk = self.clone();
-        tokio::spawn(async move {
+        crate::trace::spawn(async move {
             let result = tokio::select! {
                 result = disk.mirror(stream, pieces) => result,
                 () = over.cancelled() => Ok(()),

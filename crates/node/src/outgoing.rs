@@ -74,7 +74,7 @@ fn unreachable(host: &godwit_api::Name, error: &dyn std::fmt::Display) -> ApiErr
 /// Starts what the machine calls `Migrate`.
 pub fn start(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) {
     let (node, parts) = (node.clone(), parts.clone());
-    tokio::spawn(async move {
+    crate::trace::spawn(async move {
         let Some(moving) = parts.moving().filter(|m| m.ticket == ticket) else { return };
         let result = tokio::select! {
             result = run(&node, &parts, &moving) => result,
@@ -117,7 +117,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await?;
             let task = disk.start_mirror(stream, moving.over.child_token());
             let fail = fail.clone();
-            tokio::spawn(async move {
+            crate::trace::spawn(async move {
                 if let Ok(Err(error)) = task.await {
                     let _ = fail.send(error).await;
                 }
@@ -168,7 +168,8 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
     let (read_seen, read_moving) = (seen.clone(), moving.clone());
     let ram = memory_out::is_compared().then(|| qemu.ram(parts.definition().spec.memory)).transpose();
     let ram = ram.context("cannot see the guest's RAM")?;
-    let reading = tokio::task::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, ram, &sender));
+    let reading =
+        crate::trace::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, ram, &sender));
     let sending = async {
         let mut out = out;
         while let Some(piece) = pieces.recv().await {
@@ -220,7 +221,7 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                     reach_async(Point::Stopped, parts.id).await;
                     parts.keeper().tell(Input::Event(Event::VcpusStopped)).await;
                     let (parts, moving) = (parts.clone(), moving.clone());
-                    tokio::task::spawn_blocking(move || parts.note(&moving));
+                    crate::trace::spawn_blocking(move || parts.note(&moving));
                 }
                 QemuEvent::Migration(MigrationStatus::Completed) => {
                     parts.keeper().tell(Input::Event(Event::Postmigrate)).await;
