@@ -8,7 +8,7 @@ target=${CARGO_TARGET_DIR:-target}
 godwit=${GODWIT:-$target/release/godwit}
 examples=${1:-200}
 seed=${SEED:-7400}
-venv=$target/schemathesis
+venv=${SCHEMATHESIS_VENV:-$target/schemathesis}
 work=$(mktemp -d)
 controller=
 finish() {

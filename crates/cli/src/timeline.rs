@@ -124,7 +124,7 @@ mod tests {
         let wanted = "
 timeline, from 00:00:01.000 UTC, 10.00 s:
   reserve       +0.00 s     2.00 s  |########                                |
-  memory        +2.00 s     7.98 s  |        ###############################|
+  memory        +2.00 s     7.98 s  |        ############################### |
     round 1     +2.00 s     2.00 s  |        ########                        | 1.0 MiB as 1.0 KiB
   stop          +9.98 s     0.02 s  |                                       #|
 
