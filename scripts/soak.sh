@@ -12,6 +12,9 @@ mkdir -p results
 echo "== a million schedules of the hand-off"
 GODWIT_SIM_SCHEDULES=1000000 cargo test --release --locked -p godwit-sim --test schedules
 
+echo "== the whole API, by its own document"
+scripts/schemathesis.sh 500
+
 echo "== twenty runs killed at moments spread over their life"
 GODWIT_LAB_KILLS=20 cargo test --release --locked -p godwit-lab --test runs -- \
     a_run_that_is_killed_at_any_moment_leaves_nothing_behind

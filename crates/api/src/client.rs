@@ -79,6 +79,28 @@ impl Client {
         self.ask(Method::GET, path, None::<&()>).await
     }
 
+    /// `GET path`, for an answer that is text.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn text(&self, path: &str) -> Result<String, ApiError> {
+        let mut body = self.open(path).await?;
+        let mut said = vec![];
+        let reading = async {
+            while let Some(piece) = body.piece().await? {
+                said.extend_from_slice(&piece);
+                if said.len() > MAX_ANSWER {
+                    let long = format!("the answer to GET {path} is longer than {MAX_ANSWER} bytes");
+                    return Err(ApiError::new(Problem::Failed, long));
+                }
+            }
+            Ok(())
+        };
+        let read = tokio::time::timeout(self.timeout, reading).await;
+        read.unwrap_or_else(|_| Err(self.shared.unreachable(&format!("no answer within {:?}", self.timeout))))?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
     /// `PUT path`. Errors as [`Client::get`].
     #[allow(clippy::missing_errors_doc, reason = "said in the line above")]
     pub async fn put<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ApiError> {
@@ -95,6 +117,28 @@ impl Client {
     #[allow(clippy::missing_errors_doc, reason = "said in the line above")]
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
         self.ask(Method::DELETE, path, None::<&()>).await
+    }
+
+    /// `GET path`, for an answer that comes in pieces and may have no end. The bound on a request's time is on its beginning.
+    pub(crate) async fn open(&self, path: &str) -> Result<Body, ApiError> {
+        let opening = async {
+            let mut sender = self.shared.connect().await?;
+            let request = Request::get(path)
+                .header(header::HOST, self.shared.expected.dns_name())
+                .body(Full::new(Bytes::new()))
+                .map_err(|e| ApiError::new(Problem::Invalid, format!("`{path}` is no path: {e}")))?;
+            let answer = sender.send_request(request).await.map_err(|e| self.shared.unreachable(&cause(&e)))?;
+            if answer.status().is_success() {
+                let client = self.clone();
+                return Ok(Body { answer: answer.into_body(), client, _sender: sender });
+            }
+            let (_, said) = self.shared.finish(sender, answer).await?;
+            Err(serde_json::from_slice(&said).unwrap_or_else(|_| {
+                ApiError::new(Problem::Failed, format!("{} refused GET {path}", self.shared.expected))
+            }))
+        };
+        let opened = tokio::time::timeout(self.timeout, opening).await;
+        opened.unwrap_or_else(|_| Err(self.shared.unreachable(&format!("no answer within {:?}", self.timeout))))
     }
 
     async fn ask<T: DeserializeOwned>(
@@ -129,6 +173,33 @@ impl Client {
             )
             .remedy("run the same version of godwit on both machines")
         })
+    }
+}
+
+/// An answer that comes in pieces. Its connection is its own.
+#[derive(Debug)]
+pub(crate) struct Body {
+    answer: Incoming,
+    client: Client,
+    _sender: Sender,
+}
+
+impl Body {
+    /// The next piece; none at the end.
+    pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, ApiError> {
+        loop {
+            match self.answer.frame().await {
+                None => return Ok(None),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+                Some(Err(e)) => {
+                    return Err(self.client.shared.unreachable(&format!("its answer broke off: {}", cause(&e))));
+                }
+            }
+        }
     }
 }
 

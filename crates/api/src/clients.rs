@@ -122,7 +122,7 @@ impl HostClient {
 
 /// The controller, as people ask it.
 #[derive(Clone, Debug)]
-pub struct PublicClient(Client);
+pub struct PublicClient(pub(crate) Client);
 
 impl PublicClient {
     /// For the controller `expected` at `address`.

@@ -1,9 +1,10 @@
 //! What an answer says when something could not be done.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The kinds of failure, each with its HTTP status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Problem {
     /// The request makes no sense (400).
@@ -39,13 +40,16 @@ impl Problem {
 }
 
 /// The body of every answer that is not a success: what, where, and what to do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, thiserror::Error)]
 #[error("{message}{}", remedy.as_ref().map_or(String::new(), |r| format!("; {r}")))]
 pub struct ApiError {
     /// The kind.
     pub problem: Problem,
     /// What went wrong, and with what.
     pub message: String,
+    /// Where: the request, and where it is known the place in its body. Filled in by the server that answers.
+    #[serde(default, rename = "where", skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
     /// What can be done about it, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
@@ -54,7 +58,7 @@ pub struct ApiError {
 impl ApiError {
     /// An error without advice.
     pub fn new(problem: Problem, message: impl Into<String>) -> Self {
-        Self { problem, message: message.into(), remedy: None }
+        Self { problem, message: message.into(), place: None, remedy: None }
     }
 
     /// The same with advice.

@@ -20,11 +20,12 @@ use crate::name::Name;
 use crate::progress::MoveProgress;
 use crate::vm::VmDefinition;
 use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
 /// What a host has and can do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HostFacts {
     /// Its name, as in its certificate.
     pub name: Name,
@@ -49,18 +50,21 @@ pub struct HostFacts {
 }
 
 /// Where a node's link listens, by lane; UDP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkAddresses {
     /// Hand-off, orders.
+    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
     pub control: SocketAddr,
     /// Blocks.
+    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
     pub disk: SocketAddr,
     /// Memory.
+    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
     pub memory: SocketAddr,
 }
 
 /// A VM on a host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LocalVm {
     /// What it is.
     pub definition: VmDefinition,
@@ -79,7 +83,7 @@ pub struct LocalVm {
 }
 
 /// Whose a VM is, as one host sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ownership {
     /// This host's.
@@ -93,7 +97,7 @@ pub enum Ownership {
 }
 
 /// What a VM's QEMU does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunState {
     /// No process.
@@ -109,7 +113,8 @@ pub enum RunState {
 }
 
 /// How to stop a VM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct StopVm {
     /// Pull the plug instead of pressing the button.
     #[serde(default)]
@@ -117,7 +122,7 @@ pub struct StopVm {
 }
 
 /// Could this VM run here?
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckVm {
     /// The VM.
     pub definition: VmDefinition,
@@ -128,14 +133,14 @@ pub struct CheckVm {
 }
 
 /// What would keep a VM from running on a host. Empty: nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckReport {
     /// Each with its remedy.
     pub blockers: Vec<Blocker>,
 }
 
 /// One thing that would make a move fail.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Blocker {
     /// The host that says so.
     pub host: Name,
@@ -148,7 +153,7 @@ pub struct Blocker {
 }
 
 /// How disks travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskStrategy {
     /// Copied while the guest runs, then mirrored synchronously until it stops (CloudNet).
@@ -157,7 +162,7 @@ pub enum DiskStrategy {
 }
 
 /// The order to move a VM that is here.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveOrder {
     /// The move's number: greater than any before for this VM.
     pub id: MoveId,
@@ -174,7 +179,7 @@ pub struct MoveOrder {
 }
 
 /// Another host, as far as a node needs to know it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PeerHost {
     /// Its name, as in its certificate.
     pub name: Name,
@@ -185,7 +190,7 @@ pub struct PeerHost {
 }
 
 /// A move, as one of its two nodes sees it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LocalMove {
     /// The move.
     pub id: MoveId,
@@ -198,7 +203,7 @@ pub struct LocalMove {
 }
 
 /// A host's part in a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MoveRole {
     /// The VM leaves it.
@@ -208,14 +213,15 @@ pub enum MoveRole {
 }
 
 /// Changes the limit of a move under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct SetLimit {
     /// None lifts it.
     pub limit: Option<BitRate>,
 }
 
 /// A wire's end on a gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GatewayPort {
     /// The gateway's bridge. Made when it does not exist.
     pub bridge: String,

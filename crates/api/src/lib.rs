@@ -8,10 +8,14 @@
 pub mod client;
 pub mod clients;
 pub mod error;
+pub mod events;
 pub mod host;
+pub mod metrics;
 pub mod name;
+pub mod openapi;
 pub mod progress;
 pub mod public;
+mod refusal;
 pub mod server;
 pub mod vm;
 

@@ -1,6 +1,8 @@
 //! Names that people give to sites, hosts, VMs, volumes and components.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -38,6 +40,22 @@ impl FromStr for Name {
             && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
         // What was refused is quoted, so it must not be of any length.
         if good { Ok(Self(text.to_owned())) } else { Err(NotAName(text.chars().take(80).collect())) }
+    }
+}
+
+impl JsonSchema for Name {
+    fn schema_name() -> Cow<'static, str> {
+        "Name".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "A name: letters a-z, digits and `-`, beginning with a letter and not ending with `-`.",
+            "minLength": 1,
+            "maxLength": LONGEST_NAME,
+            "pattern": "^[a-z]([a-z0-9-]*[a-z0-9])?$",
+        })
     }
 }
 

@@ -1,10 +1,11 @@
 //! How a move stands, as the nodes tell it and people read it.
 
 use godwit_units::{BitRate, Bytes};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The phases of a move, in their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PhaseName {
     /// Checks and reservation on both sides; the destination stages replica, endpoints and QEMU.
@@ -22,7 +23,7 @@ pub enum PhaseName {
 }
 
 /// How a move ended, or that it has not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// It goes on.
@@ -40,7 +41,7 @@ pub enum Outcome {
 }
 
 /// One phase.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Phase {
     /// Which.
     pub name: PhaseName,
@@ -51,7 +52,7 @@ pub struct Phase {
 }
 
 /// One pass over the guest's memory.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Round {
     /// Pages that QEMU sent, zero pages included.
     pub pages: u64,
@@ -68,7 +69,7 @@ pub struct Round {
 }
 
 /// Bytes of a move by what they were for, as the link counted them: both directions, UDP payload.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveBytes {
     /// Memory and device state.
     pub memory: Bytes,
@@ -79,7 +80,7 @@ pub struct MoveBytes {
 }
 
 /// Disk side of a move.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DiskProgress {
     /// To be copied in all, as known so far.
     pub total: Bytes,
@@ -92,7 +93,7 @@ pub struct DiskProgress {
 }
 
 /// How a move stands, told by one of its two nodes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveProgress {
     /// How it ended, or that it has not.
     pub outcome: Outcome,
@@ -133,6 +134,101 @@ pub struct MoveProgress {
     pub error: Option<String>,
     /// The link: seconds since the peer was last heard, while it is down.
     pub link_down_s: Option<f64>,
+    /// The pause as it was expected when the guest was stopped, or, before, if it were stopped now.
+    #[serde(default)]
+    pub predicted_downtime_ms: Option<f64>,
+    /// How fast memory's bytes leave now.
+    #[serde(default)]
+    pub memory_rate: BitRate,
+    /// How fast the disks' bytes leave now.
+    #[serde(default)]
+    pub disk_rate: BitRate,
+    /// What was decided, tried again and met with, in order of time.
+    #[serde(default)]
+    pub trace: Trace,
+}
+
+/// Who tells of something in a [`Trace`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Teller {
+    /// The controller.
+    Controller,
+    /// The source's node.
+    Source,
+    /// The destination's node.
+    Destination,
+}
+
+/// What a line of a [`Trace`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NoteKind {
+    /// Something was decided, with its reason.
+    Decision,
+    /// Something is tried again.
+    Retry,
+    /// The link broke, or came back.
+    Link,
+    /// The hand-off went from one state to another.
+    HandOff,
+}
+
+/// One line of a [`Trace`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Note {
+    /// When: microseconds since 1970, by the clock of who tells.
+    pub at_unix_us: u64,
+    /// Who tells.
+    pub by: Teller,
+    /// What it is about.
+    pub kind: NoteKind,
+    /// What.
+    pub text: String,
+}
+
+/// What happened in a move, in order of time, in bounded form.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Trace {
+    /// The notes.
+    pub notes: Vec<Note>,
+    /// Notes that were left out of the middle, because there were too many.
+    pub left_out: u64,
+}
+
+impl Trace {
+    /// Notes of one teller that are kept: a move has some twenty, one whose link comes and goes as many as it likes.
+    pub const MOST: usize = 96;
+    /// Longest text of a note, in characters: a reason, not a log.
+    pub const LONGEST: usize = 240;
+    /// How many of the first notes are always kept: how a move began explains most of what comes later.
+    const FIRST: usize = 32;
+
+    /// Adds a note; where there are too many, the oldest but the first ones goes.
+    pub fn note(&mut self, at_unix_us: u64, by: Teller, kind: NoteKind, text: impl Into<String>) {
+        let mut text: String = text.into();
+        if let Some((end, _)) = text.char_indices().nth(Self::LONGEST) {
+            text.truncate(end);
+        }
+        self.notes.push(Note { at_unix_us, by, kind, text });
+        if self.notes.len() > Self::MOST {
+            self.notes.remove(Self::FIRST);
+            self.left_out += 1;
+        }
+    }
+
+    /// What is told now, and what was told `before` by those who tell nothing now, or had told before they were restarted; in order
+    /// of time.
+    #[must_use]
+    pub fn merge(before: &Self, told: &[&Self]) -> Self {
+        let firsts: Vec<&Note> = told.iter().filter_map(|t| t.notes.first()).collect();
+        let is_old = |n: &&Note| firsts.iter().all(|first| first.by != n.by || n.at_unix_us < first.at_unix_us);
+        let kept = before.notes.iter().filter(is_old);
+        let mut notes: Vec<Note> = kept.chain(told.iter().flat_map(|t| &t.notes)).cloned().collect();
+        notes.sort_by_key(|n| n.at_unix_us);
+        let left_out = told.iter().map(|t| t.left_out).sum::<u64>().max(before.left_out);
+        Self { notes, left_out }
+    }
 }
 
 impl Outcome {
@@ -156,5 +252,39 @@ impl MoveProgress {
         let (stopped, resumed) = (self.stopped_unix_us?, self.resumed_unix_us?);
         #[allow(clippy::cast_precision_loss, reason = "a pause has less than 2^52 microseconds")]
         resumed.checked_sub(stopped).map(|us| us as f64 / 1000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_is_bounded_and_keeps_its_beginning_and_its_end() {
+        let mut trace = Trace::default();
+        for n in 0..1000 {
+            trace.note(n, Teller::Source, NoteKind::Link, format!("{n} {}", "ä".repeat(1000)));
+        }
+        assert_eq!(trace.notes.len(), Trace::MOST);
+        assert_eq!(trace.left_out, 1000 - Trace::MOST as u64);
+        assert!(trace.notes.iter().all(|n| n.text.chars().count() <= Trace::LONGEST));
+        assert_eq!((trace.notes[0].at_unix_us, trace.notes[31].at_unix_us), (0, 31));
+        assert_eq!(trace.notes.last().map(|n| n.at_unix_us), Some(999));
+    }
+
+    #[test]
+    fn what_is_told_again_is_not_there_twice_and_who_is_silent_is_not_forgotten() {
+        let (mut source, mut there) = (Trace::default(), Trace::default());
+        source.note(1, Teller::Source, NoteKind::Decision, "a");
+        there.note(2, Teller::Destination, NoteKind::HandOff, "b");
+        let both = Trace::merge(&Trace::default(), &[&source, &there]);
+        assert_eq!(Trace::merge(&both, &[&source, &there]), both);
+        source.note(3, Teller::Source, NoteKind::Decision, "c");
+        let texts: Vec<String> = Trace::merge(&both, &[&source]).notes.into_iter().map(|n| n.text).collect();
+        assert_eq!(texts, ["a", "b", "c"]);
+        let mut restarted = Trace::default();
+        restarted.note(5, Teller::Destination, NoteKind::HandOff, "d");
+        let texts: Vec<String> = Trace::merge(&both, &[&restarted]).notes.into_iter().map(|n| n.text).collect();
+        assert_eq!(texts, ["a", "b", "d"]);
     }
 }

@@ -18,11 +18,12 @@ use crate::name::Name;
 use crate::progress::MoveProgress;
 use crate::vm::{ComponentSpec, VmSpec};
 use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 /// A site.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Site {
     /// Its name.
@@ -30,7 +31,7 @@ pub struct Site {
 }
 
 /// Makes a host known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddHost {
     /// Its name, as in its certificate.
@@ -38,17 +39,19 @@ pub struct AddHost {
     /// The site that it is in; must exist.
     pub site: Name,
     /// Where its node's API listens.
+    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
     pub api: SocketAddr,
 }
 
 /// A host, and what it says of itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Host {
     /// Its name.
     pub name: Name,
     /// Its site.
     pub site: Name,
     /// Where its node's API listens.
+    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
     pub api: SocketAddr,
     /// What it says of itself; none while it cannot be reached.
     pub facts: Option<HostFacts>,
@@ -57,7 +60,7 @@ pub struct Host {
 }
 
 /// A component that wires lead to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Component {
     /// Its name.
     pub name: Name,
@@ -66,7 +69,7 @@ pub struct Component {
 }
 
 /// Creates a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVm {
     /// Its name.
@@ -81,7 +84,7 @@ pub struct CreateVm {
 }
 
 /// A VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Vm {
     /// Its number.
     pub id: VmId,
@@ -106,7 +109,7 @@ pub struct Vm {
 }
 
 /// A volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Volume {
     /// Its number.
     pub id: VolumeId,
@@ -121,7 +124,7 @@ pub struct Volume {
 }
 
 /// A wire.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Wire {
     /// Its number.
     pub id: u32,
@@ -136,7 +139,7 @@ pub struct Wire {
 }
 
 /// Moves a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartMove {
     /// The VM.
@@ -158,7 +161,7 @@ pub struct StartMove {
 }
 
 /// What a move would meet with.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DryRun {
     /// The VM.
     pub vm: Name,
@@ -171,7 +174,7 @@ pub struct DryRun {
 }
 
 /// A move.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Move {
     /// Its number.
     pub id: MoveId,

@@ -6,13 +6,12 @@
 //! only half a request, is cut after [`PATIENCE`]. One that opens many connections finds [`MAX_CONNECTIONS`] of them
 //! served and the rest waiting. A body beyond [`MAX_BODY`] is refused before it is held.
 //!
-//! Whatever handler, extractor or router refuses a request, the answer's body is an [`ApiError`]: [`serve`] translates
-//! answers in plain text, so that handlers may use axum's own `Json` and `Path`.
+//! Whatever handler, extractor or router refuses a request, the answer's body is an [`ApiError`] that says what, where
+//! and what to do: `refusal` translates answers in plain text, so that handlers may use axum's own `Json` and `Path`.
 
 use crate::{ApiError, Problem};
-use axum::body::to_bytes;
 use axum::extract::{DefaultBodyLimit, Extension, Request};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -40,7 +39,7 @@ pub const MAX_CONNECTIONS: usize = 256;
 pub const MAX_BODY: usize = 1 << 20;
 
 /// Longest head of a request, in bytes.
-const MAX_HEAD: usize = 64 << 10;
+pub(crate) const MAX_HEAD: usize = 64 << 10;
 
 /// How long a handshake, and the head of a request, may take; an idle connection is closed after the same time.
 pub const PATIENCE: Duration = Duration::from_secs(15);
@@ -59,7 +58,7 @@ pub async fn serve(
     credentials: &Credentials,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let router = router.layer(DefaultBodyLimit::max(MAX_BODY)).layer(from_fn(speak_json));
+    let router = router.layer(DefaultBodyLimit::max(MAX_BODY)).layer(from_fn(crate::refusal::explain));
     let acceptor = TlsAcceptor::from(credentials.server_config(ALPN));
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let (stop, stopping) = watch::channel(());
@@ -166,31 +165,6 @@ impl IntoResponse for ApiError {
         let status = StatusCode::from_u16(self.problem.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         (status, Json(self)).into_response()
     }
-}
-
-/// Turns refusals in plain text (axum's extractors, its router) into [`ApiError`]s.
-async fn speak_json(request: Request, next: Next) -> Response {
-    let what = format!("{} {}", request.method(), request.uri().path());
-    let response = next.run(request).await;
-    let status = response.status();
-    if status.is_success() || is_json(response.headers()) {
-        return response;
-    }
-    let text = to_bytes(response.into_body(), MAX_HEAD).await.unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let error = match status {
-        StatusCode::NOT_FOUND => ApiError::new(Problem::NotFound, format!("{what}: the API has no such path")),
-        StatusCode::METHOD_NOT_ALLOWED => {
-            ApiError::new(Problem::NotFound, format!("{what}: the path does not take this method"))
-        }
-        s if s.is_client_error() => ApiError::new(Problem::Invalid, format!("{what}: {text}")),
-        _ => ApiError::new(Problem::Failed, format!("{what}: {text}")),
-    };
-    error.into_response()
-}
-
-fn is_json(headers: &HeaderMap<HeaderValue>) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(b"application/json"))
 }
 
 /// The body of an answer that says nothing but that it was done.

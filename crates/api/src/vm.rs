@@ -3,11 +3,12 @@
 use crate::host::PeerHost;
 use crate::name::Name;
 use godwit_units::{Bytes, VmId, VolumeId};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
 /// A VM as its user describes it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmSpec {
     /// Machine type. `q35` and `pc` become the newest versioned name of the host that it is created on.
@@ -55,7 +56,7 @@ fn one() -> u32 {
 }
 
 /// How a guest is executed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
     /// By hardware.
@@ -66,7 +67,7 @@ pub enum Accel {
 }
 
 /// How a guest boots.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Boot {
     /// From its first disk.
@@ -87,7 +88,7 @@ pub enum Boot {
 }
 
 /// A disk of a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSpec {
     /// The volume's name.
@@ -100,7 +101,7 @@ pub struct DiskSpec {
 }
 
 /// A network interface of a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicSpec {
     /// MAC address, `02:00:00:00:00:01`.
@@ -128,7 +129,7 @@ impl NicSpec {
 pub const ETHERNET_MTU: u16 = 1500;
 
 /// What a node needs to know of a VM: the specification with the controller's numbers and the components' nature.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmDefinition {
     /// Its number, for ever.
     pub id: VmId,
@@ -146,7 +147,7 @@ pub struct VmDefinition {
 }
 
 /// One wire.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WireDefinition {
     /// Its number, for ever.
     pub id: u32,
@@ -159,7 +160,7 @@ pub struct WireDefinition {
 }
 
 /// What wires lead to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum ComponentSpec {
     /// A bridge of this name on whichever host the VM is on: a segment that the operator has stretched over the sites.
@@ -180,7 +181,7 @@ pub enum ComponentSpec {
 }
 
 /// A boot file, by content.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BootFile {
     /// File name.
     pub name: String,

@@ -146,13 +146,15 @@ async fn every_refusal_is_an_error_with_what_and_where() {
     let (address, _stop) = server(&world, router()).await;
     let client = Client::new(address, node(), &world.credentials(ADMIN, "ann"), WITHIN);
     let blocked = client.get::<Value>("/blocked").await.unwrap_err();
-    assert_eq!(blocked, ApiError::new(Problem::Blocked, "no room on `texas`").remedy("make some"));
+    let mut expected = ApiError::new(Problem::Blocked, "no room on `texas`").remedy("make some");
+    expected.place = Some("GET /blocked".into());
+    assert_eq!(blocked, expected);
     let refused = [
         (client.get::<Value>("/nowhere").await, Problem::NotFound, "GET /nowhere"),
         (client.delete::<Value>("/who").await, Problem::NotFound, "method"),
         (client.get::<Value>("/number/x").await, Problem::Invalid, "`x`"),
         (client.post::<Value>("/limit", &json!({"limit": "fast"})).await, Problem::Invalid, "limit: invalid type"),
-        (client.post::<Value>("/echo", &"x".repeat(MAX_BODY)).await, Problem::Invalid, "length limit"),
+        (client.post::<Value>("/echo", &"x".repeat(MAX_BODY)).await, Problem::Invalid, "is longer than"),
     ];
     for (answer, problem, said) in refused {
         let error = answer.unwrap_err();

@@ -66,6 +66,11 @@ pub enum Command {
     Wire(List),
     /// Move a running VM, and follow the move
     Move(MoveArgs),
+    /// Follow what happens: VMs, hosts, volumes, moves
+    Events(EventsArgs),
+    /// The controller's API itself
+    #[command(subcommand)]
+    Api(Api),
     /// Print a shell's completion script
     Completion {
         /// Which shell
@@ -128,6 +133,9 @@ pub struct ControllerArgs {
     /// Folder of its store
     #[arg(long, value_name = "DIR")]
     pub state: PathBuf,
+    /// How it writes its log to standard error; GODWIT_LOG says what of it
+    #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
 }
 
 #[derive(Debug, Args)]
@@ -159,6 +167,35 @@ pub struct NodeArgs {
     /// UDP port for memory
     #[arg(long, value_name = "PORT", default_value_t = 4444)]
     pub memory: u16,
+    /// How it writes its log to standard error; GODWIT_LOG says what of it
+    #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Begin after the event of this number; 0: with the oldest that is kept
+    #[arg(long, value_name = "ID")]
+    pub after: Option<u64>,
+    /// End with the newest that is there
+    #[arg(long)]
+    pub no_follow: bool,
+}
+
+/// How daemons write their logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    #[default]
+    Text,
+    /// A JSON object a line
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Api {
+    /// Print its OpenAPI document, as this version has it
+    Spec,
 }
 
 #[derive(Debug, Subcommand)]

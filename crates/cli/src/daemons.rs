@@ -1,6 +1,6 @@
 //! The daemons and the authority: what needs no controller.
 
-use crate::args::{ControllerArgs, NodeArgs, Pki, RoleArg};
+use crate::args::{ControllerArgs, LogFormat, NodeArgs, Pki, RoleArg};
 use crate::failure::Failure;
 use godwit_trust::{Access, Authority, Identity, Role, Validity};
 use std::path::PathBuf;
@@ -33,15 +33,15 @@ pub fn pki(command: &Pki) -> Result<(), Failure> {
 
 /// Runs the controller until a signal.
 pub fn controller(args: ControllerArgs, credentials: PathBuf) -> Result<(), Failure> {
-    log()?;
+    log(args.log_format)?;
     let config = godwit_controller::Config { listen: args.listen, state: args.state, credentials };
     Ok(Runtime::new()?.block_on(async { godwit_controller::run(config, told_to_end()?).await })?)
 }
 
 /// Runs a node until a signal. Its guests stay.
 pub fn node(args: NodeArgs, credentials: PathBuf) -> Result<(), Failure> {
-    log()?;
-    let NodeArgs { name, state, run, images, address, api, control, disk, memory } = args;
+    log(args.log_format)?;
+    let NodeArgs { name, state, run, images, address, api, control, disk, memory, log_format: _ } = args;
     let config = godwit_node::Config {
         name,
         state,
@@ -58,7 +58,7 @@ pub fn node(args: NodeArgs, credentials: PathBuf) -> Result<(), Failure> {
 }
 
 /// Logs to standard error what `GODWIT_LOG` asks for: `info` unless set, or such as `warn,godwit_node=debug`.
-fn log() -> Result<(), Failure> {
+fn log(format: LogFormat) -> Result<(), Failure> {
     let targets = match std::env::var("GODWIT_LOG") {
         Ok(text) => text.parse().map_err(|e| {
             Failure::usage(format!(
@@ -68,7 +68,11 @@ fn log() -> Result<(), Failure> {
         Err(_) => Targets::new().with_default(LevelFilter::INFO),
     };
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(colours).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
     tracing_subscriber::registry().with(lines.with_filter(targets)).init();
     Ok(())
 }

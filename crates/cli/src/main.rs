@@ -4,15 +4,17 @@
 
 mod args;
 mod daemons;
+mod events;
 mod failure;
 mod follow;
 mod quantity;
 mod show;
 mod spec;
 mod table;
+mod timeline;
 mod user;
 
-use args::{Cli, Command};
+use args::{Api, Cli, Command};
 use clap::{CommandFactory, Parser};
 use failure::Failure;
 use std::process::ExitCode;
@@ -35,6 +37,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Pki(command) => daemons::pki(&command),
         Command::Controller(args) => daemons::controller(args, user::credentials(&global)?),
         Command::Node(args) => daemons::node(args, user::credentials(&global)?),
+        Command::Api(Api::Spec) => follow::print_text(&godwit_api::openapi::text()),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

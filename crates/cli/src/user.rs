@@ -3,7 +3,7 @@
 use crate::args::{Command, Component, Global, Host, List, MoveArgs, MoveCommand, Site, Vm};
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
-use crate::{show, spec};
+use crate::{events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::progress::Outcome;
 use godwit_api::public::{self, AddHost, CreateVm, Move, StartMove};
@@ -56,11 +56,13 @@ impl User {
             Command::Vm(command) => self.vm(command).await,
             Command::Volume(List::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
             Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
+            Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
             Command::Move(order) => self.mv(order).await,
             Command::Pki(_)
             | Command::Controller(_)
             | Command::Node(_)
+            | Command::Api(_)
             | Command::Completion { .. }
             | Command::Man { .. } => unreachable!("these ask no controller"),
         }
@@ -156,7 +158,7 @@ impl User {
                         self.newest(&vm).await?
                     }
                 };
-                self.print(&mv, show::summary)
+                self.print(&mv, |mv| show::summary(mv) + &timeline::timeline(mv))
             }
             MoveCommand::Limit { vm, rate } => {
                 let mv = self.newest(&vm).await?;

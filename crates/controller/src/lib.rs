@@ -6,9 +6,13 @@
 
 #![forbid(unsafe_code)]
 
+mod events;
+mod metrics;
 mod moves;
 mod places;
 mod record;
+#[cfg(test)]
+mod routes_tests;
 mod saga;
 mod spec;
 mod state;
@@ -21,12 +25,12 @@ pub use state::Controller;
 pub use store::{Change, Counter, FileStore, Kind, StateStore, StoreError};
 
 use anyhow::Context as _;
-use axum::Router;
 use axum::extract::{Extension, Request};
 use axum::http::Method;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
+use axum::{Json, Router};
 use godwit_api::{ApiError, Problem};
 use godwit_trust::{Access, Credentials, Identity, Role};
 use std::future::Future;
@@ -76,6 +80,12 @@ pub async fn serve(
     moves::resume_all(&controller)?;
     controller.spawn(tend(Arc::clone(&controller)));
     let credentials = controller.credentials().clone();
+    let events = Arc::clone(&controller.events);
+    let shutdown = async move {
+        shutdown.await;
+        // Those who follow would not end by themselves.
+        events.close();
+    };
     let served = godwit_api::serve(listener, router(Arc::clone(&controller)), &credentials, shutdown).await;
     controller.stop();
     Ok(served?)
@@ -113,6 +123,9 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/moves/{id}", get(moves::show))
         .route("/v1/moves/{id}/cancel", post(moves::cancel))
         .route("/v1/moves/{id}/limit", post(moves::limit))
+        .route("/v1/events", get(events::follow))
+        .route("/metrics", get(metrics::show))
+        .route("/v1/openapi.json", get(|| async { Json(godwit_api::openapi::document()) }))
         .with_state(controller)
         .layer(from_fn(guard))
 }

@@ -12,7 +12,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use godwit_api::host::{Blocker, CheckVm, HostFacts, LocalVm, MoveOrder, Ownership, PeerHost, RunState, SetLimit};
-use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, Outcome, Phase, PhaseName};
+use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, NoteKind, Outcome, Phase, PhaseName, Teller};
 use godwit_api::public::{DryRun, Move, StartMove};
 use godwit_api::{ApiError, Name, Problem};
 use godwit_units::{BitRate, Bytes, MoveId};
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
+use tracing::Instrument;
 
 type Answer<T> = Result<Json<T>, ApiError>;
 type Shared = State<Arc<Controller>>;
@@ -67,6 +68,10 @@ pub fn fresh_progress(now_unix_us: u64, limit: Option<BitRate>) -> MoveProgress 
         network_proved_ms: None,
         error: None,
         link_down_s: None,
+        predicted_downtime_ms: None,
+        memory_rate: BitRate(0),
+        disk_rate: BitRate(0),
+        trace: Default::default(),
     }
 }
 
@@ -274,7 +279,6 @@ pub async fn start(State(c): Shared, Json(order): Json<StartMove>) -> Result<Res
 pub fn resume_all(c: &Arc<Controller>) -> Result<(), ApiError> {
     for record in c.store.read_all::<MoveRecord>(Kind::Move)? {
         if record.step != Step::Ended {
-            tracing::info!(id = record.id().0, vm = %record.vm, step = ?record.step, "going on with a move");
             c.spawn(drive(Arc::clone(c), record, None));
         }
     }
@@ -283,10 +287,16 @@ pub fn resume_all(c: &Arc<Controller>) -> Result<(), ApiError> {
 
 type Accepted = oneshot::Sender<Result<(), ApiError>>;
 
-/// Takes a move from wherever it is to its end.
-async fn drive(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Accepted>) {
+/// Takes a move from wherever it is to its end. What is logged on the way carries the move's number and its VM.
+async fn drive(c: Arc<Controller>, record: MoveRecord, accepted: Option<Accepted>) {
+    let span = tracing::info_span!("move", "move" = record.id().0, vm = %record.vm);
+    carry_on(c, record, accepted).instrument(span).await;
+}
+
+async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Accepted>) {
+    tracing::info!(from = %record.from, to = %record.order.to.name, step = ?record.step, "driving a move");
     if record.step == Step::Begin {
-        let answer = begin(&c, &record).await;
+        let answer = begin(&c, &mut record).await;
         let refused = answer.as_ref().err().cloned();
         if let Some(error) = &refused {
             end(&c, &mut record, Outcome::Failed, Some(error.to_string())).await;
@@ -305,8 +315,10 @@ async fn drive(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Acce
 }
 
 /// Has the source's node take the order: as often as it takes, since a lost answer does not mean a lost order.
-async fn begin(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
+async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> {
     let node = c.node_of(&record.from)?;
+    // The same reason is noted once, however often it is met.
+    let mut told = None;
     loop {
         if cancel_wanted(c, record) {
             match node.mv(record.id()).await {
@@ -321,6 +333,11 @@ async fn begin(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
             match node.begin(&record.order).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.problem == Problem::Unreachable => {
+                    if told.as_ref() != Some(&error.message) {
+                        let text = format!("the order is tried again: {}", error.message);
+                        record.progress.trace.note(unix_us(), Teller::Controller, NoteKind::Retry, text);
+                        told = Some(error.message.clone());
+                    }
                     let mut progress = record.progress.clone();
                     progress.error = Some(error.message);
                     c.set_live(record.id(), Some(progress));
@@ -365,6 +382,7 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
             destination_vm: said(destination_vm),
         };
         record.progress = merge(&record.progress, &seen);
+        c.events.note_progress(id, &record.vm, &record.progress);
         c.set_live(id, Some(record.progress.clone()));
         match next(record.step, record.owner, &seen) {
             Next::Watch => {}
@@ -372,7 +390,7 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
                 match settle(c, vm, &record.order.to.name, (lineage, generation)).await {
                     Ok(()) => step(c, record, Step::Finish).await,
                     Err(error) => {
-                        tracing::error!(id = id.0, %error, "the VM has arrived, which cannot be stored; trying again");
+                        tracing::error!(%error, "the VM has arrived, which cannot be stored; trying again");
                         sleep(RETRY).await;
                     }
                 }
@@ -381,7 +399,7 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
                 if let (true, Some(there)) = (outcome.has_arrived(), seen.destination_vm.this())
                     && let Err(error) = learn_vcpus(c, vm, there.definition.spec.vcpus)
                 {
-                    tracing::error!(id = id.0, %error, "how many CPUs the VM has now cannot be stored");
+                    tracing::error!(%error, "how many CPUs the VM has now cannot be stored");
                 }
                 return end(c, record, outcome, error).await;
             }
@@ -406,7 +424,7 @@ async fn step(c: &Controller, record: &mut MoveRecord, step: Step) {
         };
         match stored {
             Ok(()) => return,
-            Err(error) => tracing::error!(id = record.id().0, %error, "cannot store how a move stands; trying again"),
+            Err(error) => tracing::error!(%error, "cannot store how a move stands; trying again"),
         }
         sleep(RETRY).await;
     }
@@ -428,7 +446,7 @@ async fn end(c: &Controller, record: &mut MoveRecord, outcome: Outcome, error: O
     }
     step(c, record, Step::Ended).await;
     c.set_live(record.id(), None);
-    tracing::info!(id = record.id().0, vm = %record.vm, outcome = ?record.progress.outcome, "a move has ended");
+    tracing::info!(outcome = ?record.progress.outcome, "a move has ended");
 }
 
 pub async fn list(State(c): Shared) -> Answer<Vec<Move>> {
@@ -464,7 +482,7 @@ pub async fn cancel(State(c): Shared, Path(id): Path<u64>) -> Answer<Move> {
     match c.node_of(&record.from)?.cancel(record.id()).await {
         Ok(_) => {}
         Err(error) if matches!(error.problem, Problem::Unreachable | Problem::NotFound) => {
-            tracing::warn!(id, %error, "the cancel is passed on later");
+            tracing::warn!("move" = id, vm = %record.vm, %error, "the cancel is passed on later");
         }
         Err(error) => return Err(error),
     }

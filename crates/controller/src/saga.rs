@@ -9,7 +9,7 @@
 
 use crate::record::Step;
 use godwit_api::host::{LocalMove, LocalVm, Ownership};
-use godwit_api::progress::{MoveProgress, Outcome};
+use godwit_api::progress::{MoveProgress, Outcome, Trace};
 use godwit_units::{Generation, Lineage};
 
 /// What one node says of one thing.
@@ -113,6 +113,11 @@ pub fn merge(before: &MoveProgress, seen: &Seen) -> MoveProgress {
         Said::Unknown => before.clone(),
         Said::Silent(why) => MoveProgress { error: Some(why.clone()), ..before.clone() },
     };
+    let told: Vec<&Trace> = [&seen.source_move, &seen.destination_move]
+        .into_iter()
+        .filter_map(|m| Some(&m.this()?.progress.trace))
+        .collect();
+    now.trace = Trace::merge(&before.trace, &told);
     if let Some(there) = seen.destination_move.this().map(|m| &m.progress) {
         now.resumed_unix_us = now.resumed_unix_us.or(there.resumed_unix_us);
         now.network_proved_ms = now.network_proved_ms.or(there.network_proved_ms);
@@ -135,6 +140,7 @@ pub fn merge(before: &MoveProgress, seen: &Seen) -> MoveProgress {
 mod tests {
     use super::*;
     use crate::testing::{local_move, local_vm, progress};
+    use godwit_api::progress::{NoteKind, Teller};
 
     const BEFORE: (Lineage, Generation) = (Lineage(0), Generation(1));
 
@@ -236,5 +242,18 @@ mod tests {
         let later = merge(&first, &seen());
         assert_eq!((later.resumed_unix_us, later.network_proved_ms), (Some(5), Some(7.5)));
         assert_eq!(later.error.as_deref(), Some("cut"));
+    }
+
+    #[test]
+    fn the_trace_has_what_both_nodes_and_the_controller_tell_in_order_of_time() {
+        let mut known = progress(Outcome::Running);
+        known.trace.note(2, Teller::Controller, NoteKind::Retry, "b");
+        let (mut from, mut to) = (local_move(Outcome::Running), local_move(Outcome::Running));
+        from.progress.trace.note(3, Teller::Source, NoteKind::Decision, "c");
+        to.progress.trace.note(1, Teller::Destination, NoteKind::HandOff, "a");
+        let both = Seen { source_move: Said::This(from), destination_move: Said::This(to), ..seen() };
+        let texts = |p: &MoveProgress| p.trace.notes.iter().map(|n| n.text.clone()).collect::<String>();
+        let first = merge(&known, &both);
+        assert_eq!((texts(&first), texts(&merge(&first, &seen())).as_str()), ("abc".into(), "abc"));
     }
 }

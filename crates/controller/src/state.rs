@@ -1,6 +1,7 @@
 //! What all handlers share: the store, the way to the nodes, and the moves under way.
 
-use crate::record::{Life, MoveRecord, VmRecord};
+use crate::events::{Hub, Watched};
+use crate::record::{Life, MoveRecord, Step, VmRecord};
 use crate::store::{Change, Kind, StateStore, StoreError};
 use godwit_api::host::LocalVm;
 use godwit_api::progress::MoveProgress;
@@ -12,6 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -28,8 +30,10 @@ pub struct HostRecord {
 
 /// The controller.
 pub struct Controller {
-    /// What is remembered.
+    /// What is remembered; what changes in it is told.
     pub store: Box<dyn StateStore>,
+    /// Tells what happens.
+    pub(crate) events: Arc<Hub>,
     credentials: Credentials,
     /// Held while something is looked up and then changed; never across a question to a node.
     deciding: Mutex<()>,
@@ -74,8 +78,11 @@ impl Controller {
     /// Over `store`, asking nodes with `credentials`.
     #[must_use]
     pub fn new(store: Box<dyn StateStore>, credentials: Credentials) -> Arc<Self> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let events = Arc::new(Hub::new(now));
         Arc::new(Self {
-            store,
+            store: Box::new(Watched::new(store, Arc::clone(&events))),
+            events,
             credentials,
             deciding: Mutex::default(),
             clients: Mutex::default(),
@@ -208,6 +215,14 @@ impl Controller {
         Ok(moves.into_iter().map(|m| self.with_live(m)).collect())
     }
 
+    /// Moves that have not ended, each with how it stands now.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn open_moves(&self) -> Result<Vec<MoveRecord>, ApiError> {
+        Ok(self.move_records()?.into_iter().filter(|m| m.step != Step::Ended).collect())
+    }
+
     fn with_live(&self, mut record: MoveRecord) -> MoveRecord {
         if let Some(progress) = lock(&self.live).get(&record.id()) {
             record.progress = progress.clone();
@@ -243,7 +258,9 @@ impl Controller {
             let node = self.node(&host);
             asking.spawn(async move { (host.name, node.vms().await) });
         }
-        asking.join_all().await.into_iter().collect()
+        let said: HashMap<Name, Result<Vec<LocalVm>, ApiError>> = asking.join_all().await.into_iter().collect();
+        said.iter().for_each(|(host, answer)| self.events.note_host(host, answer.as_ref().err()));
+        said
     }
 }
 

@@ -15,7 +15,7 @@ use crate::parts::Parts;
 use crate::registry::Power;
 use crate::tracker::Tracker;
 use godwit_api::host::{MoveOrder, MoveRole, Ownership, PeerHost};
-use godwit_api::progress::{Outcome, PhaseName};
+use godwit_api::progress::{NoteKind, Outcome, PhaseName};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{
     Action, Body, CannotBegin, Destination, DestinationState, Event, Ledger, Machine, Message, Owner, Record, Seen,
@@ -204,10 +204,11 @@ impl Actor {
                 biased;
                 written = finished(&mut self.writing) => {
                     let Some(record) = written else { fatal("the writer of records panicked") };
-                    self.written(record);
+                    crate::trace::span(&self.parts).in_scope(|| self.written(record));
                     continue;
                 }
                 done = finished(&mut self.doing) => {
+                    let _in = crate::trace::span(&self.parts).entered();
                     self.work();
                     match done {
                         Some(Some(event)) => self.feed(event),
@@ -218,13 +219,13 @@ impl Actor {
                 }
                 () = at(timer) => {
                     self.timer = None;
-                    self.feed(Event::Timer);
+                    crate::trace::span(&self.parts).in_scope(|| self.feed(Event::Timer));
                     continue;
                 }
                 input = self.inbox.recv() => input,
             };
             let Some(input) = input else { return };
-            self.hear(input);
+            crate::trace::span(&self.parts).in_scope(|| self.hear(input));
         }
     }
 
@@ -284,7 +285,11 @@ impl Actor {
         let verdict = machine.handle(event);
         match verdict {
             Verdict::Taken => {
-                tracing::debug!(vm = %self.parts.name, event = said, before, after = machine.describe(), "hand-off");
+                let after = machine.describe();
+                if let (Some(moving), Some(text)) = (self.parts.moving(), crate::trace::transition(&before, &after)) {
+                    moving.note(NoteKind::HandOff, text);
+                }
+                tracing::debug!(vm = %self.parts.name, event = said, before, after, "hand-off");
                 self.wait = if timer { (self.wait * 5 / 4).min(LONGEST_TIMER) } else { FIRST_TIMER };
             }
             Verdict::Ignored(why) => {
@@ -328,7 +333,7 @@ impl Actor {
             && let Some(record) = self.records.pop_front()
         {
             let (node, vm) = (self.node.clone(), self.parts.id);
-            self.writing = Some(tokio::task::spawn_blocking(move || {
+            self.writing = Some(crate::trace::spawn_blocking(move || {
                 match record {
                     Record::Sealed(_) => reach(Point::Sealing, vm),
                     Record::Granted(_) => reach(Point::Commit, vm),
@@ -350,7 +355,8 @@ impl Actor {
         {
             let arriving = matches!(self.machine, Some(Machine::Destination(_)));
             let (node, parts) = (self.node.clone(), self.parts.clone());
-            self.doing = Some(tokio::spawn(async move { effects::perform(&node, &parts, action, arriving).await }));
+            self.doing =
+                Some(crate::trace::spawn(async move { effects::perform(&node, &parts, action, arriving).await }));
         }
     }
 
@@ -447,7 +453,7 @@ impl Actor {
     /// The VM runs elsewhere. The figures of its start are on their way, if that host still has them.
     fn released(&self) {
         let Some(moving) = self.parts.moving().filter(|m| !m.tracker.ended()) else { return };
-        tokio::spawn(async move {
+        crate::trace::spawn(async move {
             let deadline = Instant::now() + LAST_FIGURES;
             while moving.tracker.get().downtime_ms.is_none() && Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -520,10 +526,11 @@ impl Actor {
         }
         let ticket = source.next_ticket(order.id).map_err(|e| cannot_begin(&self.parts.name, e))?;
         self.parts.begin_move(&order, ticket);
+        let _in = crate::trace::span(&self.parts).entered();
         let (node, parts) = (self.node.clone(), self.parts.clone());
         let copy = order.clone();
         self.reserving = Some((ticket, order));
-        tokio::spawn(async move {
+        crate::trace::spawn(async move {
             let result = crate::outgoing::reserve(&node, &parts, &copy, ticket).await;
             parts.keeper().tell(Input::Reserved { ticket, result }).await;
         });
@@ -569,6 +576,7 @@ impl Actor {
             }
         };
         self.parts.begin_arrival(ticket, &source);
+        let _in = crate::trace::span(&self.parts).entered();
         self.staging = Some(reply);
         self.machine = Some(Machine::Destination(staged));
         self.timer = None;
@@ -619,7 +627,7 @@ impl Actor {
                     let _ = reply.send(Ok(()));
                 } else {
                     let parts = self.parts.clone();
-                    tokio::spawn(async move {
+                    crate::trace::spawn(async move {
                         let _ = reply.send(effects::press_power_button(&parts).await);
                     });
                 }

@@ -63,6 +63,8 @@ pub struct Disk {
     receiving: Mutex<Option<Ticket>>,
     /// The figures of the last mirror.
     figures: Mutex<DiskProgress>,
+    /// Since when the other side has been behind, as far as somebody looked.
+    behind: Mutex<Option<Instant>>,
     failing: AtomicBool,
     /// Ends the clients of the export that are there now.
     clients: Mutex<CancellationToken>,
@@ -116,6 +118,7 @@ impl Disk {
             complete: Mutex::default(),
             receiving: Mutex::default(),
             figures: Mutex::default(),
+            behind: Mutex::default(),
             failing: AtomicBool::new(false),
             clients: Mutex::new(token.child_token()),
             serving: token.clone(),
@@ -264,7 +267,16 @@ impl Disk {
                 synchronous: outgoing.machine.is_synchronous(),
             };
         }
-        *lock(&self.figures)
+        let figures = *lock(&self.figures);
+        let mut behind = lock(&self.behind);
+        *behind = if figures.remaining.0 == 0 { None } else { behind.or_else(|| Some(Instant::now())) };
+        figures
+    }
+
+    /// For how long the other side of the mirror has been behind, as of the last look at [`Disk::progress`].
+    #[must_use]
+    pub fn behind_for(&self) -> Duration {
+        lock(&self.behind).map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Begins to mirror; the task ends with the mirror, or when `over` is.
@@ -276,7 +288,7 @@ impl Disk {
         let (out, pieces) = mpsc::unbounded_channel();
         *lock(&self.order) = Some(Outgoing { machine: Source::new(), out });
         let disk = self.clone();
-        tokio::spawn(async move {
+        crate::trace::spawn(async move {
             let result = tokio::select! {
                 result = disk.mirror(stream, pieces) => result,
                 () = over.cancelled() => Ok(()),

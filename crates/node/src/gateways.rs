@@ -257,7 +257,7 @@ pub fn point_here(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, genera
     let definition = parts.definition();
     for (wire, gateway) in wires(&definition) {
         let order = Repoint { wire: wire.id, remote: node.config().address, lineage, generation };
-        let task = tokio::spawn(point(node.clone(), parts.clone(), gateway.clone(), order));
+        let task = crate::trace::spawn(point(node.clone(), parts.clone(), gateway.clone(), order));
         if let Some(before) = lock(&node.gateways().pointing).insert(wire.id, task.abort_handle()) {
             before.abort();
         }

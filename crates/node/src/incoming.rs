@@ -71,12 +71,13 @@ pub async fn prepare(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Re
 /// A mirror's stream came.
 pub fn mirror(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stream) {
     let Some(moving) = arriving(parts, ticket) else { return };
+    let _in = crate::trace::span(parts).entered();
     let Some(disk) = parts.disks().into_iter().find(|d| d.id == volume) else {
         tracing::warn!(vm = parts.name, volume = volume.0, "a mirror of a volume that the VM does not have");
         return;
     };
     let parts = parts.clone();
-    tokio::spawn(async move {
+    crate::trace::spawn(async move {
         let result = tokio::select! {
             result = disk.apply(stream, ticket) => result,
             () = moving.over.cancelled() => Ok(()),
@@ -91,8 +92,9 @@ pub fn mirror(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stre
 /// A memory stream came.
 pub fn memory(parts: &Arc<Parts>, ticket: Ticket, stream: Stream) {
     let Some(moving) = arriving(parts, ticket) else { return };
+    let _in = crate::trace::span(parts).entered();
     let parts = parts.clone();
-    tokio::spawn(async move {
+    crate::trace::spawn(async move {
         let result = tokio::select! {
             result = feed(&parts, &moving, stream.split()) => result,
             () = moving.over.cancelled() => Ok(()),
@@ -147,7 +149,7 @@ async fn feed(parts: &Arc<Parts>, moving: &Arc<Moving>, (back, mut from): (SendH
     let max_ram = parts.definition().spec.memory.0.saturating_add(FIRMWARE);
     let limits = Limits { max_ram, ..Limits::default() };
     let counted = delivered.clone();
-    let writing = tokio::task::spawn_blocking(move || memory_in::write(&writer, limits, &counted, pieces));
+    let writing = crate::trace::spawn_blocking(move || memory_in::write(&writer, limits, &counted, pieces));
     let writing = async { writing.await.map_err(|_| anyhow!("the writer of QEMU's stream panicked"))? };
     let receiving = async move {
         while let Some(piece) = from.read().await? {
@@ -233,7 +235,7 @@ async fn loaded(parts: &Arc<Parts>, moving: &Moving) {
 pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
     let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Destination) else { return };
     let (node, parts) = (node.clone(), parts.clone());
-    tokio::spawn(async move {
+    crate::trace::spawn(async move {
         let started = Instant::now();
         // The event may come a moment after the command's answer.
         while parts.resumed().is_none() && started.elapsed() < RESUMED {

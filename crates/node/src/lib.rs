@@ -9,6 +9,7 @@ pub mod gateways;
 pub mod incoming;
 pub mod memory_in;
 pub mod memory_out;
+pub mod metrics;
 pub mod node;
 pub mod outgoing;
 pub mod parts;
@@ -18,6 +19,7 @@ pub mod registry;
 pub mod routes;
 pub mod spec;
 pub mod stop_rule;
+pub mod trace;
 pub mod tracker;
 
 use godwit_api::Name;
@@ -60,6 +62,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> anyhow::
     let listener = godwit_api::server::listen(address).await?;
     tracing::info!(%address, name = node.name(), "node up");
     let router = godwit_api::server::only(routes::router(node.clone()), godwit_trust::Role::Controller);
+    let router = router.merge(metrics::router(node.clone()));
     godwit_api::server::serve(listener, router, node.credentials(), shutdown).await?;
     Ok(())
 }

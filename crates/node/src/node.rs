@@ -597,6 +597,8 @@ impl Node {
     /// Changes the limit of a move.
     pub fn limit(&self, moving: &Moving, limit: Option<BitRate>) {
         moving.tracker.update(|p| p.limit = limit);
+        let text = limit.map_or("the limit is lifted".into(), |limit| format!("the limit is {limit} from here on"));
+        moving.note(godwit_api::progress::NoteKind::Decision, text);
         self.peers.limit(moving.peer.name.as_str(), limit);
     }
 }

@@ -14,7 +14,7 @@ use crate::proto::{self, Hello, Request, Stage};
 use crate::stop_rule::StopRule;
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{MoveOrder, MoveRole};
-use godwit_api::progress::{PhaseName, Round};
+use godwit_api::progress::{NoteKind, PhaseName, Round};
 use godwit_api::vm::Accel;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
@@ -76,7 +76,7 @@ fn unreachable(host: &godwit_api::Name, error: &dyn std::fmt::Display) -> ApiErr
 /// Starts what the machine calls `Migrate`.
 pub fn start(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) {
     let (node, parts) = (node.clone(), parts.clone());
-    tokio::spawn(async move {
+    crate::trace::spawn(async move {
         let Some(moving) = parts.moving().filter(|m| m.ticket == ticket) else { return };
         let result = tokio::select! {
             result = run(&node, &parts, &moving) => result,
@@ -86,6 +86,7 @@ pub fn start(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) {
             && parts.takes_part_in(&moving)
         {
             tracing::warn!(vm = parts.name, %ticket, error = format!("{error:#}"), "the move failed at the source");
+            moving.note(NoteKind::Decision, format!("given up: {error:#}"));
             moving.failed(format!("{error:#}"));
             parts.keeper().tell(Input::Event(Event::MigrationFailed)).await;
         }
@@ -118,7 +119,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await?;
             let task = disk.start_mirror(stream, moving.over.child_token());
             let fail = fail.clone();
-            tokio::spawn(async move {
+            crate::trace::spawn(async move {
                 if let Ok(Err(error)) = task.await {
                     let _ = fail.send(error).await;
                 }
@@ -128,6 +129,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         for disk in parts.disks() {
             disk.synchronous().await.with_context(|| format!("disk `{}`", disk.name))?;
         }
+        moving
+            .note(NoteKind::Decision, "the disks are nearly equal: from here on both sides answer the guest's writes");
         moving.tracker.enter(PhaseName::Memory);
         reach_async(Point::Memory, parts.id).await;
         let hello = Hello::Memory { ticket: moving.ticket };
@@ -170,7 +173,7 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
     let ram = (spec.accel == Accel::Tcg).then(|| qemu.ram(spec.memory)).transpose();
     let witness = ram.context("cannot see the guest's RAM")?.map(|ram| Witness::new(Qemu::RAM, ram));
     let reading =
-        tokio::task::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, witness, &sender));
+        crate::trace::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, witness, &sender));
     let sending = async {
         let mut out = out;
         while let Some(piece) = pieces.recv().await {
@@ -191,6 +194,7 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                 event = events.recv() => event.context("QEMU is gone")?,
                 () = moving.stop_now.notified(), if !stopping => {
                     stopping = true;
+                    moving.note(NoteKind::Decision, "stop: somebody asked for it");
                     crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     continue;
                 }
@@ -207,7 +211,9 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                     let (round, left) = close_round(moving, &qemu, &seen, &mut last).await?;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
                     moving.tracker.round(round);
-                    if rule.round(left) {
+                    moving.tracker.update(|p| p.predicted_downtime_ms = Some(left.as_secs_f64() * 1000.0));
+                    if let Some(reason) = rule.round(left) {
+                        moving.note(NoteKind::Decision, reason.to_string());
                         // What lies between QEMU and the wire has to be there first, or it is part of the pause.
                         stopping = true;
                         crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
@@ -219,7 +225,7 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
                     reach_async(Point::Stopped, parts.id).await;
                     parts.keeper().tell(Input::Event(Event::VcpusStopped)).await;
                     let (parts, moving) = (parts.clone(), moving.clone());
-                    tokio::task::spawn_blocking(move || parts.note(&moving));
+                    crate::trace::spawn_blocking(move || parts.note(&moving));
                 }
                 QemuEvent::Migration(MigrationStatus::Completed) => {
                     parts.keeper().tell(Input::Event(Event::Postmigrate)).await;

@@ -9,7 +9,7 @@ use crate::registry::{self, Noted, Power, VmFile};
 use crate::tracker::Tracker;
 use godwit_api::ApiError;
 use godwit_api::host::{LocalMove, MoveOrder, MoveRole, Ownership, PeerHost};
-use godwit_api::progress::{Outcome, PhaseName};
+use godwit_api::progress::{NoteKind, Outcome, PhaseName};
 use godwit_api::vm::VmDefinition;
 use godwit_handoff::{MoveId, Record, Ticket, VmId};
 use godwit_vmm::{Qemu, QemuEvent};
@@ -95,6 +95,11 @@ impl Moving {
             self.tracker.enter(PhaseName::Release);
         }
         self.tracker.end(outcome, why);
+    }
+
+    /// Writes something into the move's trace.
+    pub fn note(&self, kind: NoteKind, text: impl Into<String>) {
+        self.tracker.note(self.role, kind, text);
     }
 
     /// Remembers the first thing that went wrong.

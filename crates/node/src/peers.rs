@@ -157,6 +157,14 @@ impl Peers {
         self.known(name)?.rtt()
     }
 
+    /// All sessions that are kept, by the peer's name; for figures.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<(String, Session)> {
+        let sessions = lock(&self.sessions);
+        let open = sessions.iter().filter(|(_, s)| !matches!(*s.state().borrow(), State::Closed(_)));
+        open.map(|(name, session)| (name.clone(), session.clone())).collect()
+    }
+
     /// Limits what goes to a peer.
     pub fn limit(&self, name: &str, limit: Option<godwit_units::BitRate>) {
         if let Some(session) = self.known(name) {

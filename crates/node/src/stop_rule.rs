@@ -3,6 +3,7 @@
 //! A round sends what was dirtied during the one before. While rounds get shorter, another one makes the pause shorter; once they
 //! do not, it only costs bytes. CloudNet's Smart Stop goes further (its section 3.2.2); this is the floor.
 
+use std::fmt;
 use std::time::Duration;
 
 /// A pause that nobody notices against the round trips of the hand-off: no need to go on below it.
@@ -14,6 +15,38 @@ const PATIENCE: usize = 3;
 /// Rounds after which it is over whatever they look like.
 const MOST: usize = 30;
 
+/// Why pre-copy ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// What is left takes so little time that another round would gain nothing.
+    GoodEnough(Duration),
+    /// Rounds get no shorter; this is what is left, and the least that there was.
+    NoShorter(Duration, Duration),
+    /// There were too many rounds.
+    TooMany(Duration),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::GoodEnough(left) => {
+                let (left, good) = (left.as_millis(), GOOD_ENOUGH.as_millis());
+                write!(f, "stop: the rest is predicted to take {left} ms, at most {good} ms is short enough")
+            }
+            Self::NoShorter(left, best) => {
+                let (left, best) = (left.as_millis(), best.as_millis());
+                write!(
+                    f,
+                    "stop: rounds get no shorter, the rest is predicted to take {left} ms, at best it was {best} ms"
+                )
+            }
+            Self::TooMany(left) => {
+                write!(f, "stop: {MOST} rounds are enough, the rest is predicted to take {} ms", left.as_millis())
+            }
+        }
+    }
+}
+
 /// The rule, fed at the end of each round.
 #[derive(Clone, Debug, Default)]
 pub struct StopRule {
@@ -23,8 +56,8 @@ pub struct StopRule {
 }
 
 impl StopRule {
-    /// A round ended, and the pages dirtied meanwhile are expected to take `left` on the link. Whether to stop now.
-    pub fn round(&mut self, left: Duration) -> bool {
+    /// A round ended, and the pages dirtied meanwhile are expected to take `left` on the link. Why to stop now, if so.
+    pub fn round(&mut self, left: Duration) -> Option<Reason> {
         self.rounds += 1;
         // The first round's remainder is what the guest dirtied during minutes: nothing to compare with.
         if self.rounds >= 2 {
@@ -36,13 +69,17 @@ impl StopRule {
                 }
             }
         }
-        if self.rounds >= MOST || (self.rounds >= 2 && left <= GOOD_ENOUGH) {
-            return true;
+        if self.rounds >= 2 && left <= GOOD_ENOUGH {
+            return Some(Reason::GoodEnough(left));
+        }
+        if self.rounds >= MOST {
+            return Some(Reason::TooMany(left));
         }
         // Having waited, stop at a round that is as good as the best one, or when that does not come any more.
-        self.rounds >= LEAST
+        let stop = self.rounds >= LEAST
             && self.since_best >= PATIENCE
-            && (self.best.is_none_or(|best| left <= best.mul_f64(1.1)) || self.since_best >= 2 * PATIENCE)
+            && (self.best.is_none_or(|best| left <= best.mul_f64(1.1)) || self.since_best >= 2 * PATIENCE);
+        stop.then(|| Reason::NoShorter(left, self.best.unwrap_or(left)))
     }
 }
 
@@ -52,7 +89,7 @@ mod tests {
 
     fn stops_after(left: impl Fn(usize) -> u64) -> usize {
         let mut rule = StopRule::default();
-        (1..).find(|n| rule.round(Duration::from_millis(left(*n)))).unwrap_or(0)
+        (1..).find(|n| rule.round(Duration::from_millis(left(*n))).is_some()).unwrap_or(0)
     }
 
     #[test]
@@ -73,5 +110,15 @@ mod tests {
     #[test]
     fn it_ends_even_when_each_round_is_longer() {
         assert!(stops_after(|n| 1000 + n as u64 * 100) <= MOST);
+    }
+
+    #[test]
+    fn the_reason_says_what_was_predicted() {
+        let ms = Duration::from_millis;
+        let mut rule = StopRule::default();
+        assert_eq!(rule.round(ms(900)), None);
+        let reason = rule.round(ms(20)).unwrap();
+        assert_eq!(reason, Reason::GoodEnough(ms(20)));
+        assert!(reason.to_string().contains("predicted to take 20 ms, at most 30 ms"), "{reason}");
     }
 }

@@ -1,6 +1,7 @@
 //! Keeps how a move stands, for whoever asks; the tasks of the move write into it.
 
-use godwit_api::progress::{DiskProgress, MoveProgress, Outcome, Phase, PhaseName, Round};
+use godwit_api::host::MoveRole;
+use godwit_api::progress::{DiskProgress, MoveProgress, NoteKind, Outcome, Phase, PhaseName, Round, Teller};
 use godwit_units::{BitRate, Bytes};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -32,8 +33,10 @@ struct Inner {
     progress: MoveProgress,
     /// Read when somebody asks, and once more when the move ends: a move may be shorter than any interval of ours.
     meters: Vec<Meter>,
-    /// Bytes on the link, and when: for the rate.
-    samples: Vec<(Instant, u64)>,
+    /// Bytes on the link, and when: for the rates. All, memory's, disks'.
+    samples: Vec<(Instant, [u64; 3])>,
+    /// Whether the link was down when it was last looked at.
+    was_down: bool,
     stopped: Option<Instant>,
     started: Option<Instant>,
 }
@@ -72,6 +75,10 @@ impl Tracker {
             network_proved_ms: None,
             error: None,
             link_down_s: None,
+            predicted_downtime_ms: None,
+            memory_rate: BitRate(0),
+            disk_rate: BitRate(0),
+            trace: Default::default(),
         };
         Self::with(progress)
     }
@@ -84,7 +91,7 @@ impl Tracker {
     }
 
     fn with(progress: MoveProgress) -> Self {
-        let inner = Inner { progress, meters: vec![], samples: vec![], stopped: None, started: None };
+        let inner = Inner { progress, meters: vec![], samples: vec![], was_down: false, stopped: None, started: None };
         Self { inner: Mutex::new(inner) }
     }
 
@@ -161,6 +168,8 @@ impl Tracker {
         }
         inner.progress.outcome = outcome;
         inner.progress.predicted_end_unix_us = None;
+        let p = &mut inner.progress;
+        (p.rate, p.memory_rate, p.disk_rate) = (BitRate(0), BitRate(0), BitRate(0));
         if error.is_some() {
             inner.progress.error = error;
         }
@@ -177,7 +186,7 @@ impl Tracker {
         let mut inner = self.lock();
         inner.measure();
         let bytes = &inner.progress.bytes;
-        let total = (bytes.control + bytes.disk + bytes.memory).0;
+        let total = [(bytes.control + bytes.disk + bytes.memory).0, bytes.memory.0, bytes.disk.0];
         let now = Instant::now();
         inner.samples.push((now, total));
         inner.samples.retain(|(at, _)| now.saturating_duration_since(*at) <= RATE_OVER);
@@ -185,9 +194,20 @@ impl Tracker {
         let seconds = now.saturating_duration_since(then).as_secs_f64();
         if seconds > 0.1 {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-            let rate = (total.saturating_sub(before) as f64 * 8.0 / seconds) as u64;
-            inner.progress.rate = BitRate(rate);
+            let rate = |i: usize| BitRate((total[i].saturating_sub(before[i]) as f64 * 8.0 / seconds) as u64);
+            let p = &mut inner.progress;
+            (p.rate, p.memory_rate, p.disk_rate) = (rate(0), rate(1), rate(2));
         }
+        inner.note_link();
+    }
+
+    /// Writes something into the move's trace.
+    pub fn note(&self, role: MoveRole, kind: NoteKind, text: impl Into<String>) {
+        let by = match role {
+            MoveRole::Source => Teller::Source,
+            MoveRole::Destination => Teller::Destination,
+        };
+        self.lock().progress.trace.note(unix_us(SystemTime::now()), by, kind, text);
     }
 
     /// A round over the memory ended.
@@ -197,6 +217,21 @@ impl Tracker {
 }
 
 impl Inner {
+    /// Notes that the link broke, or came back; only a source looks at its link all the time.
+    fn note_link(&mut self) {
+        let is_down = self.progress.link_down_s.is_some();
+        if is_down == self.was_down {
+            return;
+        }
+        self.was_down = is_down;
+        let text = if is_down {
+            "the link is down: what travels waits"
+        } else {
+            "the link is back: streams go on where they were"
+        };
+        self.progress.trace.note(unix_us(SystemTime::now()), Teller::Source, NoteKind::Link, text);
+    }
+
     fn measure(&mut self) {
         for meter in &self.meters {
             meter(&mut self.progress);
@@ -253,6 +288,18 @@ mod tests {
         // The session may carry another move by now.
         carried.store(11, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(tracker.get().bytes.disk, Bytes(9));
+    }
+
+    #[test]
+    fn a_cut_of_the_link_is_in_the_trace_once_and_so_is_its_end() {
+        let tracker = Tracker::new();
+        for down in [None, Some(0.1), Some(0.4), None, None, Some(0.2)] {
+            tracker.update(|p| p.link_down_s = down);
+            tracker.sample();
+        }
+        let kinds: Vec<(Teller, String)> = tracker.get().trace.notes.into_iter().map(|n| (n.by, n.text)).collect();
+        assert_eq!(kinds.len(), 3, "{kinds:?}");
+        assert!(kinds[0].1.contains("down") && kinds[1].1.contains("back") && kinds[2].1.contains("down"));
     }
 
     #[test]

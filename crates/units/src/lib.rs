@@ -9,13 +9,14 @@ mod ids;
 
 pub use ids::{BlockIndex, Epoch, Generation, Lineage, MoveId, VmId, VolumeId};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 /// A count of bytes: a size, an offset or an amount moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
@@ -93,7 +94,7 @@ impl fmt::Display for Bytes {
 }
 
 /// A bit rate, in bits per second. Networks are sold in powers of ten, so 1 Mbit/s is 10^6 bit/s.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct BitRate(pub u64);
 

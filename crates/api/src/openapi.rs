@@ -1,0 +1,400 @@
+//! The controller's API as an OpenAPI 3.1 document: made from the same types that are sent, and from [`operations`], the
+//! list of what can be asked.
+//!
+//! # What can go wrong
+//!
+//! A document that says something else than the code. So nothing of it is written by hand but that list, and tests hold
+//! the list to the code: the committed `docs/openapi.json` is compared with what is made here, the controller's router
+//! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
+
+use crate::host::{SetLimit, StopVm};
+use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, Site, StartMove, Vm, Volume, Wire};
+use crate::{ApiError, Name, Problem};
+use godwit_units::MoveId;
+use schemars::generate::{Contract, SchemaSettings};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+/// The version of the API, and the first part of each of its paths. It changes when a program written for this one could
+/// not go on working; new paths, new members of answers and new optional members of bodies do not change it.
+pub const VERSION: &str = "v1";
+
+/// Where a type's schema comes from.
+type Of = fn(&mut SchemaGenerator) -> Schema;
+
+/// What an answer is.
+#[derive(Clone, Copy)]
+enum Answers {
+    /// JSON of this type.
+    Json(Of),
+    /// Another type of content, as text.
+    Text(&'static str),
+}
+
+/// A value behind `?` in a request, or among its headers.
+#[derive(Clone, Copy)]
+struct Parameter {
+    name: &'static str,
+    place: &'static str,
+    says: &'static str,
+    of: Of,
+}
+
+/// A request that the API takes.
+#[derive(Clone)]
+pub struct Operation {
+    /// The method, in lower case as in the document.
+    pub method: &'static str,
+    /// The path, with what varies in braces.
+    pub path: &'static str,
+    id: &'static str,
+    says: &'static str,
+    body: Option<Of>,
+    answer: Answers,
+    parameters: Vec<Parameter>,
+    problems: BTreeSet<u16>,
+}
+
+fn operation(method: &'static str, path: &'static str, id: &'static str, says: &'static str) -> Operation {
+    let problems = [Problem::Forbidden, Problem::Failed].map(Problem::status).into();
+    let (answer, parameters) = (Answers::Json(nothing), vec![]);
+    let new = Operation { method, path, id, says, body: None, answer, parameters, problems };
+    // What the path names may be no name, or nothing's name.
+    if path.contains('{') { new.may(&[Problem::Invalid, Problem::NotFound]) } else { new }
+}
+
+fn get(path: &'static str, id: &'static str, says: &'static str) -> Operation {
+    operation("get", path, id, says)
+}
+
+fn post(path: &'static str, id: &'static str, says: &'static str) -> Operation {
+    operation("post", path, id, says)
+}
+
+fn delete(path: &'static str, id: &'static str, says: &'static str) -> Operation {
+    operation("delete", path, id, says)
+}
+
+impl Operation {
+    fn answers<T: JsonSchema>(mut self) -> Self {
+        self.answer = Answers::Json(SchemaGenerator::subschema_for::<T>);
+        self
+    }
+
+    fn answers_text(mut self, content: &'static str) -> Self {
+        self.answer = Answers::Text(content);
+        self
+    }
+
+    fn takes<T: JsonSchema>(self) -> Self {
+        self.takes_as(SchemaGenerator::subschema_for::<T>)
+    }
+
+    fn takes_as(mut self, of: Of) -> Self {
+        self.body = Some(of);
+        self.problems.extend([400, 413, 415]);
+        self
+    }
+
+    fn may(mut self, problems: &[Problem]) -> Self {
+        self.problems.extend(problems.iter().map(|p| p.status()));
+        self
+    }
+
+    fn with<T: JsonSchema>(mut self, place: &'static str, name: &'static str, says: &'static str) -> Self {
+        self.parameters.push(Parameter { name, place, says, of: SchemaGenerator::subschema_for::<T> });
+        self.may(&[Problem::Invalid])
+    }
+}
+
+/// The answer of an order that says nothing but that it was done.
+fn nothing(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "null"})
+}
+
+fn qmp_command(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "description": "A QMP command.",
+        "properties": {"execute": {"type": "string"}, "arguments": {"type": "object"}},
+        "required": ["execute"],
+    })
+}
+
+fn qmp_answer(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"description": "What QEMU answers."})
+}
+
+fn document_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "description": "This document."})
+}
+
+fn move_or_dry_run(generator: &mut SchemaGenerator) -> Schema {
+    let (mv, dry) = (generator.subschema_for::<Move>(), generator.subschema_for::<DryRun>());
+    json_schema!({"description": "With `dry_run` a DryRun, else the Move.", "anyOf": [mv, dry]})
+}
+
+/// All that can be asked of a controller. Whoever adds a route adds it here; a test of the controller's says so.
+#[must_use]
+pub fn operations() -> Vec<Operation> {
+    use Problem::{Blocked, Conflict, NotFound, Unreachable};
+    let mut all = vec![
+        get("/v1/sites", "listSites", "Lists sites.").answers::<Vec<Site>>(),
+        post("/v1/sites", "addSite", "Makes a site known.").takes::<Site>().answers::<Site>().may(&[Conflict]),
+        delete("/v1/sites/{site}", "removeSite", "Forgets a site.").may(&[Conflict]),
+        get("/v1/hosts", "listHosts", "Lists hosts, with what each says of itself.").answers::<Vec<Host>>(),
+        post("/v1/hosts", "addHost", "Makes a host known.").takes::<AddHost>().answers::<Host>().may(&[
+            Conflict,
+            NotFound,
+            Unreachable,
+        ]),
+        get("/v1/hosts/{host}", "showHost", "Shows a host.").answers::<Host>(),
+        delete("/v1/hosts/{host}", "removeHost", "Forgets a host.").may(&[Conflict]),
+        get("/v1/components", "listComponents", "Lists what wires lead to.").answers::<Vec<Component>>(),
+        post("/v1/components", "addComponent", "Makes a switch or a gateway known.")
+            .takes::<Component>()
+            .answers::<Component>()
+            .may(&[Conflict, NotFound, Unreachable]),
+        delete("/v1/components/{component}", "removeComponent", "Forgets a component.").may(&[Conflict]),
+        get("/v1/vms", "listVms", "Lists VMs.").answers::<Vec<Vm>>(),
+        post("/v1/vms", "createVm", "Creates a VM.").takes::<CreateVm>().answers::<Vm>().may(&[
+            Conflict,
+            NotFound,
+            Blocked,
+            Unreachable,
+        ]),
+        get("/v1/vms/{vm}", "showVm", "Shows a VM.").answers::<Vm>(),
+        delete("/v1/vms/{vm}", "removeVm", "Deletes a VM that is off, with its disks.").may(&[Conflict, Unreachable]),
+        post("/v1/vms/{vm}/start", "startVm", "Starts a VM. A body is not read.").may(&[Conflict, Unreachable]),
+        post("/v1/vms/{vm}/stop", "stopVm", "Stops a VM.").takes::<StopVm>().may(&[Conflict, Unreachable]),
+        post("/v1/vms/{vm}/monitor", "askMonitor", "Sends a QMP command that changes nothing to a VM's QEMU.")
+            .with::<Option<Name>>("query", "at", "The host to ask, where the VM has more than one QEMU.")
+            .takes_as(qmp_command)
+            .answering(qmp_answer)
+            .may(&[Conflict, Unreachable]),
+        get("/v1/volumes", "listVolumes", "Lists volumes.").answers::<Vec<Volume>>(),
+        get("/v1/wires", "listWires", "Lists wires.").answers::<Vec<Wire>>(),
+        get("/v1/moves", "listMoves", "Lists moves, the newest first.").answers::<Vec<Move>>(),
+        post("/v1/moves", "startMove", "Moves a VM, or with `dry_run` tells what would be in the way.")
+            .takes::<StartMove>()
+            .answering(move_or_dry_run)
+            .may(&[Conflict, NotFound, Blocked, Unreachable]),
+        get("/v1/moves/{id}", "showMove", "Shows a move.").answers::<Move>(),
+        post(
+            "/v1/moves/{id}/cancel",
+            "cancelMove",
+            "Takes a move back, if that is still possible. A body is not read.",
+        )
+        .answers::<Move>()
+        .may(&[Conflict, Unreachable]),
+        post("/v1/moves/{id}/limit", "limitMove", "Changes what a move may use of the link.")
+            .takes::<SetLimit>()
+            .answers::<Move>()
+            .may(&[Conflict, Unreachable]),
+        get("/v1/events", "followEvents", "Follows what happens, as server-sent events; each one's data is an Event.")
+            .with::<Option<u64>>(
+                "query",
+                "after",
+                "Begin after the event of this number; 0: with the oldest that is kept. Else: from now on.",
+            )
+            .with::<Option<u64>>("header", "Last-Event-ID", "As `after`, which outweighs it.")
+            .with::<Option<bool>>("query", "follow", "false: end with the newest that is there.")
+            .answers_text("text/event-stream")
+            .may(&[Conflict]),
+        get("/metrics", "showMetrics", "Figures for Prometheus.").answers_text("text/plain"),
+        get("/v1/openapi.json", "showDocument", "This document.").answering(document_schema),
+    ];
+    all.sort_by_key(|o| (o.path, o.method));
+    all
+}
+
+impl Operation {
+    fn answering(mut self, of: Of) -> Self {
+        self.answer = Answers::Json(of);
+        self
+    }
+}
+
+/// The schema of what is in braces in a path.
+fn in_path(name: &str) -> Of {
+    match name {
+        "id" => SchemaGenerator::subschema_for::<MoveId>,
+        _ => SchemaGenerator::subschema_for::<Name>,
+    }
+}
+
+fn generator(contract: Contract) -> SchemaGenerator {
+    let mut settings = SchemaSettings::draft2020_12();
+    settings.definitions_path = "/components/schemas".into();
+    settings.meta_schema = None;
+    settings.contract = contract;
+    settings.into_generator()
+}
+
+/// The document.
+#[must_use]
+pub fn document() -> Value {
+    // What is sent may leave out what has a default; what is answered has it all. So a type may have two schemas.
+    let (mut bodies, mut answers) = (generator(Contract::Deserialize), generator(Contract::Serialize));
+    let mut paths = Map::new();
+    let mut sent = vec![];
+    for o in operations() {
+        let mut parameters: Vec<Value> = names(o.path)
+            .map(|name| {
+                let schema = in_path(name)(&mut answers);
+                json!({"name": name, "in": "path", "required": true, "schema": schema})
+            })
+            .collect();
+        parameters.extend(o.parameters.iter().map(|p| {
+            let schema = (p.of)(&mut answers);
+            json!({"name": p.name, "in": p.place, "required": false, "description": p.says, "schema": schema})
+        }));
+        let mut responses = Map::new();
+        let content = match o.answer {
+            Answers::Json(of) => json!({"application/json": {"schema": of(&mut answers)}}),
+            Answers::Text(content) => json!({content: {"schema": {"type": "string"}}}),
+        };
+        responses.insert("200".into(), json!({"description": "It was done.", "content": content}));
+        for status in &o.problems {
+            responses.insert(status.to_string(), json!({"$ref": format!("#/components/responses/{status}")}));
+        }
+        let mut described = json!({"operationId": o.id, "summary": o.says, "responses": responses});
+        if !parameters.is_empty() {
+            described["parameters"] = parameters.into();
+        }
+        if let Some(of) = o.body {
+            sent.push((o.path, o.method, of(&mut bodies)));
+        }
+        let path = paths.entry(o.path).or_insert_with(|| Value::Object(Map::new()));
+        path[o.method] = described;
+    }
+    let error = answers.subschema_for::<ApiError>();
+    // What the events' text is made of.
+    let _ = answers.subschema_for::<crate::events::Event>();
+    let (mut schemas, inputs) = (answers.take_definitions(true), bodies.take_definitions(true));
+    let other = different(&schemas, &inputs);
+    for (name, schema) in inputs {
+        let (name, schema) = as_input(name, schema, &other);
+        schemas.insert(name, schema);
+    }
+    for (path, method, schema) in sent {
+        let (_, schema) = as_input(String::new(), schema.into(), &other);
+        paths[path][method]["requestBody"] =
+            json!({"required": true, "content": {"application/json": {"schema": schema}}});
+    }
+    let mut sorted: Vec<(String, Value)> = schemas.into_iter().collect();
+    sorted.sort_by(|a, b| a.0.cmp(&b.0));
+    let schemas: Map<String, Value> = sorted.into_iter().collect();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Godwit",
+            "version": format!("{VERSION} ({})", env!("CARGO_PKG_VERSION")),
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "description": ABOUT,
+        },
+        "servers": [{"url": "https://127.0.0.1:7400", "description": "A controller, as it listens unless told otherwise."}],
+        "security": [{"certificate": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "responses": responses(&error),
+            "securitySchemes": {"certificate": {
+                "type": "mutualTLS",
+                "description": "A client certificate of the deployment's authority: `admin` may do everything, `operator` read and move.",
+            }},
+        },
+    })
+}
+
+/// The document as it is committed: indented, with a line's end.
+#[must_use]
+pub fn text() -> String {
+    serde_json::to_string_pretty(&document()).expect("the document is JSON") + "\n"
+}
+
+const ABOUT: &str = "Moves running virtual machines between data centres. Every answer that is not a success has an Error: \
+    what is wrong (`message`), where (`where`), and what to do (`remedy`). Sizes are bytes, rates bits a second, times \
+    microseconds since 1970, unless a name says otherwise. The version in the path changes when a program written for it \
+    could not go on working; new paths and new members of answers do not change it.";
+
+/// What is in braces in `path`.
+fn names(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+}
+
+fn responses(error: &Schema) -> Value {
+    let described = [
+        (400, "The request makes no sense: no JSON, a wrong type, an unknown member, a value out of range."),
+        (403, "Whoever asks may not."),
+        (404, "There is no such thing."),
+        (409, "It exists already, or its state does not allow this now."),
+        (413, "The body is too long."),
+        (415, "The body is not said to be JSON."),
+        (422, "A check before a move found what would make it fail."),
+        (500, "Something failed that should work."),
+        (502, "Another part of Godwit could not be reached."),
+    ];
+    let content = json!({"application/json": {"schema": error}});
+    let one = |(status, says): (u16, &str)| (status.to_string(), json!({"description": says, "content": content}));
+    Value::Object(described.map(one).into_iter().collect())
+}
+
+/// The names of types whose schema as a body is another than as an answer, or leads to such a one.
+fn different(answers: &Map<String, Value>, inputs: &Map<String, Value>) -> BTreeSet<String> {
+    let mut other: BTreeSet<String> = inputs
+        .iter()
+        .filter(|(name, schema)| answers.get(*name).is_some_and(|answer| answer != *schema))
+        .map(|(name, _)| name.clone())
+        .collect();
+    loop {
+        let more: Vec<String> = inputs
+            .iter()
+            .filter(|(name, schema)| !other.contains(*name) && answers.contains_key(*name) && leads_to(schema, &other))
+            .map(|(name, _)| name.clone())
+            .collect();
+        if more.is_empty() {
+            return other;
+        }
+        other.extend(more);
+    }
+}
+
+const REFERENCE: &str = "#/components/schemas/";
+
+fn leads_to(schema: &Value, names: &BTreeSet<String>) -> bool {
+    match schema {
+        Value::Object(members) => members.iter().any(|(key, value)| match value.as_str() {
+            Some(to) if key == "$ref" => to.strip_prefix(REFERENCE).is_some_and(|to| names.contains(to)),
+            _ => leads_to(value, names),
+        }),
+        Value::Array(items) => items.iter().any(|item| leads_to(item, names)),
+        _ => false,
+    }
+}
+
+/// A body's schema under the name that it has beside the answers'.
+fn as_input(name: String, mut schema: Value, other: &BTreeSet<String>) -> (String, Value) {
+    rename(&mut schema, other);
+    if other.contains(&name) { (name + "Input", schema) } else { (name, schema) }
+}
+
+fn rename(schema: &mut Value, other: &BTreeSet<String>) {
+    match schema {
+        Value::Object(members) => {
+            for (key, value) in members {
+                let renamed = match value.as_str().filter(|_| key == "$ref").and_then(|to| to.strip_prefix(REFERENCE)) {
+                    Some(to) if other.contains(to) => Some(format!("{REFERENCE}{to}Input")),
+                    _ => None,
+                };
+                match renamed {
+                    Some(to) => *value = Value::String(to),
+                    None => rename(value, other),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| rename(item, other)),
+        _ => {}
+    }
+}

@@ -1,0 +1,59 @@
+//! The router and the document list the same requests.
+
+use crate::{Controller, FileStore, router};
+use axum::Extension;
+use axum::body::Body;
+use axum::http::{Method, Request, header};
+use godwit_api::openapi;
+use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
+use std::collections::BTreeSet;
+use tower::ServiceExt;
+
+/// Every path that `.route("…")` is given in this crate's sources, tests excepted.
+fn paths() -> BTreeSet<String> {
+    let sources = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap();
+    let mut found = BTreeSet::new();
+    for file in sources.map(|entry| entry.unwrap().path()).filter(|p| !p.ends_with("routes_tests.rs")) {
+        let text = std::fs::read_to_string(file).unwrap();
+        for after in text.split(".route(").skip(1) {
+            let path = after.trim_start().strip_prefix('"').and_then(|rest| rest.split('"').next());
+            found.insert(path.unwrap_or_else(|| panic!("a route whose path is no text here: {after:.60}")).to_owned());
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn the_document_has_every_route_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create(&folder.path().join("ca")).unwrap();
+    let identity = Identity::new(Role::Controller, "controller").unwrap();
+    let out = folder.path().join("controller");
+    authority.issue(&identity, Validity::days(1)).unwrap().write(&out).unwrap();
+    let store = FileStore::open(&folder.path().join("state")).unwrap();
+    let controller = Controller::new(Box::new(store), Credentials::load(&out).unwrap());
+    let admin = Identity::new(Role::Client(Access::Admin), "ann").unwrap();
+    let router = router(controller).layer(Extension(admin));
+
+    let mut served = BTreeSet::new();
+    for path in paths() {
+        // A method that nothing takes: the answer names those that the path does take.
+        let concrete: Vec<&str> = path.split('/').map(|part| if part.starts_with('{') { "1" } else { part }).collect();
+        let request = Request::builder().method(Method::TRACE).uri(concrete.join("/")).body(Body::empty()).unwrap();
+        let answer = router.clone().oneshot(request).await.unwrap();
+        let allow = answer.headers().get(header::ALLOW).unwrap_or_else(|| panic!("{path} is not served"));
+        for method in allow.to_str().unwrap().split(',').filter(|m| *m != "HEAD") {
+            served.insert((path.clone(), method.to_lowercase()));
+        }
+    }
+    assert!(served.len() > 20, "{served:?}");
+    let described: BTreeSet<(String, String)> =
+        openapi::operations().into_iter().map(|o| (o.path.to_owned(), o.method.to_owned())).collect();
+    let missing: Vec<_> = served.difference(&described).collect();
+    assert!(
+        missing.is_empty(),
+        "routes that the document does not have, add them to openapi::operations(): {missing:?}"
+    );
+    let idle: Vec<_> = described.difference(&served).collect();
+    assert!(idle.is_empty(), "the document describes what nothing serves: {idle:?}");
+}
