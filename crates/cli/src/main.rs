@@ -3,16 +3,18 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod config;
 mod daemons;
 mod failure;
 mod follow;
 mod quantity;
+mod service;
 mod show;
 mod spec;
 mod table;
 mod user;
 
-use args::{Cli, Command};
+use args::{Cli, Command, ConfigCommand};
 use clap::{CommandFactory, Parser};
 use failure::Failure;
 use std::process::ExitCode;
@@ -33,8 +35,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
     let Cli { global, command } = cli;
     match command {
         Command::Pki(command) => daemons::pki(&command),
-        Command::Controller(args) => daemons::controller(args, user::credentials(&global)?),
-        Command::Node(args) => daemons::node(args, user::credentials(&global)?),
+        Command::Controller(args) => daemons::controller(args, &global),
+        Command::Node(args) => daemons::node(args, &global),
+        Command::Config(ConfigCommand::Check { file, kind }) => config::check(&file, kind),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

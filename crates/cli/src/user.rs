@@ -61,6 +61,7 @@ impl User {
             Command::Pki(_)
             | Command::Controller(_)
             | Command::Node(_)
+            | Command::Config(_)
             | Command::Completion { .. }
             | Command::Man { .. } => unreachable!("these ask no controller"),
         }
