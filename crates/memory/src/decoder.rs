@@ -91,6 +91,8 @@ pub struct Decoder {
     magic: Vec<u8>,
     /// Whether zstd's frame ended.
     frame_ended: bool,
+    /// Whether zstd may have more to give without any input: it stopped for want of room.
+    holds: bool,
     /// Decompressed, not carried out yet: `plain[at..]`.
     plain: Vec<u8>,
     at: usize,
@@ -114,6 +116,7 @@ impl Decoder {
             zstd,
             magic: vec![],
             frame_ended: false,
+            holds: false,
             plain: Vec::with_capacity(PLAIN),
             at: 0,
             blocks: vec![],
@@ -204,6 +207,10 @@ impl Decoder {
         }
         self.plain.drain(..self.at);
         self.at = 0;
+        // zstd takes it for an error to be asked for more than nothing sixteen times.
+        if wire.is_empty() && !self.holds {
+            return Ok(false);
+        }
         let end = self.plain.len();
         let mut input = InBuffer::around(wire);
         let hint = {
@@ -216,6 +223,7 @@ impl Decoder {
         };
         let taken = input.pos();
         *wire = &wire[taken..];
+        self.holds = self.plain.len() == self.plain.capacity();
         self.frame_ended = hint == 0;
         Ok(taken > 0 || self.plain.len() > end || self.frame_ended)
     }

@@ -310,3 +310,18 @@ fn a_stream_that_ends_before_the_devices_state_is_an_error() {
     encoder.push(&Stream::begin(BLOCKS).bytes, &mut vec![]).unwrap();
     assert!(matches!(encoder.finish(&mut vec![]), Err(StreamError::Truncated { .. })));
 }
+
+#[test]
+fn a_decoder_that_is_given_nothing_many_times_goes_on() {
+    let raw = stream(&[vec![(0, 0, Some(1)), (0, 1, None)]], &[(0, 2, Some(2))]);
+    let (wire, _) = encode(&raw, Resends::Keep, WHOLE);
+    let mut decoder = Decoder::new(LIMITS).unwrap();
+    let mut out = vec![];
+    for piece in [&wire[..wire.len() / 2], &wire[wire.len() / 2..]] {
+        decoder.push(piece, &mut out).unwrap();
+        for _ in 0..100 {
+            decoder.push(&[], &mut out).unwrap();
+        }
+    }
+    assert!(decoder.decoded().complete && out == raw);
+}

@@ -109,6 +109,8 @@ pub struct Unpacker {
     /// Expanded and not handed out yet: `plain[at..]`. At most a message and [`STEP`].
     plain: Vec<u8>,
     at: usize,
+    /// Whether zstd may have more to give without any input: it stopped for want of room.
+    holds: bool,
 }
 
 impl std::fmt::Debug for Unpacker {
@@ -128,7 +130,7 @@ impl Unpacker {
     pub fn new() -> Result<Self, PackError> {
         let mut zstd = Decoder::new().map_err(doing("begin to expand"))?;
         zstd.set_parameter(DParameter::WindowLogMax(WINDOW_LOG)).map_err(doing("bound the window for"))?;
-        Ok(Self { zstd, wire: vec![], taken: 0, plain: vec![], at: 0 })
+        Ok(Self { zstd, wire: vec![], taken: 0, plain: vec![], at: 0, holds: false })
     }
 
     /// Takes bytes from the wire, cut anywhere. Whoever wants bounded memory asks for all messages before the next.
@@ -166,6 +168,10 @@ impl Unpacker {
 
     /// Expands a little; whether anything moved.
     fn expand(&mut self) -> Result<bool, PackError> {
+        // zstd takes it for an error to be asked for more than nothing sixteen times.
+        if self.taken == self.wire.len() && !self.holds {
+            return Ok(false);
+        }
         let before = self.plain.len();
         self.plain.resize(before + STEP, 0);
         let mut input = InBuffer::around(&self.wire[self.taken..]);
@@ -174,6 +180,7 @@ impl Unpacker {
         let (taken, made) = (input.pos(), output.pos());
         self.plain.truncate(before + made);
         self.taken += taken;
+        self.holds = made == STEP;
         result.map_err(doing("expand"))?;
         Ok(taken > 0 || made > 0)
     }
@@ -277,5 +284,19 @@ mod tests {
         let mut unpacker = Unpacker::new().expect("begins");
         unpacker.push(&wire);
         assert!(matches!(unpacker.poll(), Err(PackError::TooLong(_))));
+    }
+
+    #[test]
+    fn asking_for_what_has_not_come_goes_on_for_ever() {
+        let wire = pack(&[vec![7; 5000]]);
+        let mut unpacker = Unpacker::new().expect("begins");
+        for byte in &wire[..20] {
+            unpacker.push(&[*byte]);
+        }
+        for _ in 0..100 {
+            assert_eq!(unpacker.poll().expect("it is not damaged"), None);
+        }
+        unpacker.push(&wire[20..]);
+        assert_eq!(unpacker.poll().expect("it is not damaged"), Some(vec![7; 5000]));
     }
 }
