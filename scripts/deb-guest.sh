@@ -36,8 +36,8 @@ finish() { stop_guest; rm -rf "$prepared"; }
 disk=$prepared/disk
 mkdir -p "$disk/upgrade" "$prepared/lists" "$prepared/archives/partial"
 trap 'rm -rf "$prepared"' EXIT
-"$root/scripts/deb.sh" "${binary[@]}" "$disk"
-"$root/scripts/deb.sh" "${binary[@]}" --version 9999-1 "$disk/upgrade"
+"$root/scripts/deb.sh" "${binary[@]}" --lint no "$disk"
+"$root/scripts/deb.sh" "${binary[@]}" --version 9999-1 --lint no "$disk/upgrade"
 
 # What a fresh guest lacks of it: from this machine's archives, as for the guest's own image.
 debugfs -R "dump /var/lib/dpkg/status $prepared/status" "$image/data.raw" 2>/dev/null

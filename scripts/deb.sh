@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/deb.sh [--binary FILE] [--version VERSION] OUTDIR
+# scripts/deb.sh [--binary FILE] [--version VERSION] [--lint yes|no] OUTDIR
 #
 # Makes the Debian packages in OUTDIR: godwit (the program, with man pages and
 # completions that it writes itself), godwit-controller and godwit-node (a unit
@@ -15,15 +15,17 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 binary=${CARGO_TARGET_DIR:-$root/target}/release/godwit
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version *= *"\(.*\)"/\1/p' "$root/Cargo.toml")-1
+lint=yes
 while [ $# -gt 1 ]; do
     case $1 in
         --binary) binary=$2 ;;
         --version) version=$2 ;;
+        --lint) lint=$2 ;;
         *) die "unknown option $1: see the head of $0" ;;
     esac
     shift 2
 done
-[ $# = 1 ] || die "usage: scripts/deb.sh [--binary FILE] [--version VERSION] OUTDIR"
+[ $# = 1 ] || die "usage: scripts/deb.sh [--binary FILE] [--version VERSION] [--lint yes|no] OUTDIR"
 [ -x "$binary" ] || die "$binary is missing: run make build first"
 need_command dpkg-deb dpkg
 need_command dpkg-shlibdeps dpkg-dev
@@ -72,6 +74,9 @@ for daemon in controller node; do
     install -D -m 644 "$root/packaging/systemd/godwit-$daemon.service" "$tree/lib/systemd/system/godwit-$daemon.service"
     install -D -m 644 "$root/packaging/etc/$daemon.toml" "$tree/etc/godwit/$daemon.toml"
     printf '/etc/godwit/%s.toml\n' "$daemon" >"$tree/DEBIAN/conffiles"
+    # Open to all, so that each daemon reaches its own folder in it, which is not: whoever makes a certificate there
+    # before the first start would otherwise make it closed.
+    mkdir -p "$tree/var/lib/godwit"
     # shellcheck source=/dev/null
     . "$root/packaging/deb/godwit-$daemon.parts"
     for script in postinst prerm postrm; do
@@ -116,7 +121,7 @@ for package in godwit godwit-controller godwit-node; do
     say "made $out/$file ($(stat -c %s "$out/$file") bytes)"
 done
 
-if command -v lintian >/dev/null; then
+if [ "$lint" = yes ] && command -v lintian >/dev/null; then
     suppressed=initial-upload-closes-no-bugs
     [ -n "${DEBEMAIL:-}" ] || suppressed+=,bogus-mail-host,bogus-mail-host-in-debian-changelog
     lintian --allow-root --fail-on error --suppress-tags "$suppressed" "$out"/godwit*_"$version"_*.deb >&2 ||

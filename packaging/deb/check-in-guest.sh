@@ -86,6 +86,7 @@ check configure configure
 check start start
 both_up() { active controller && active node || say_state; }
 check both-up both_up
+[ "$failed" = 0 ] || { printf '\nDEB-GUEST failed\n'; exit 1; }
 knows() { godwit site add here && godwit host add host1 --site here --api 10.99.0.11:7410 && godwit host ls && ! godwit host ls --json | grep -q '"error":"'; }
 check host-known knows
 status() { property controller StatusText; property node StatusText; property node StatusText | grep -q 'VMs known'; }
@@ -104,12 +105,12 @@ check guest-runs outlives
 
 for daemon in controller node; do
     pid=$(property $daemon MainPID)
-    hang() { kill -STOP "$pid" && until_true 150 restarted $daemon "$pid" || say_state; }
+    hang() { [ "$pid" != 0 ] && kill -STOP "$pid" && until_true 150 restarted $daemon "$pid" || say_state; }
     check "$daemon-hung-and-restarted" hang
     by_watchdog() { journalctl --no-pager -u "godwit-$daemon" | grep -i 'watchdog timeout'; }
     check "$daemon-by-its-watchdog" by_watchdog
     pid=$(property $daemon MainPID)
-    kill_it() { kill -KILL "$pid" && until_true 60 restarted $daemon "$pid" || say_state; }
+    kill_it() { [ "$pid" != 0 ] && kill -KILL "$pid" && until_true 60 restarted $daemon "$pid" || say_state; }
     check "$daemon-killed-and-restarted" kill_it
 done
 check guest-outlived-that outlives
