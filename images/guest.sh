@@ -7,6 +7,7 @@ images=${GODWIT_IMAGES:-/var/cache/godwit-lab/images}
 vcpus=1
 cpu=qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt
 append=''
+devices=() # further words for QEMU
 initrd=''
 # shellcheck disable=SC2034  # an option of boot-test.sh
 timeout=90
@@ -52,7 +53,7 @@ start_guest() { # NAME TEMPLATE DISK-SIZE MEMORY-KIB
         -device virtio-blk-pci,drive=disk0 \
         -netdev user,id=net0,restrict=on,ipv6=off,net=10.99.0.0/16 \
         -device virtio-net-pci,netdev=net0,mac=52:54:00:99:00:0b,romfile= \
-        -device virtio-rng-pci \
+        -device virtio-rng-pci "${devices[@]}" \
         -chardev stdio,id=serial0,signal=off -serial chardev:serial0 \
         <&3 >"$work/console" 2>"$work/stderr" &
     qemu=$!

@@ -5,6 +5,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_units::{BitRate, Bytes};
+use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -71,6 +72,9 @@ pub enum Command {
     /// The controller's API itself
     #[command(subcommand)]
     Api(Api),
+    /// The daemons' configuration files
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Print a shell's completion script
     Completion {
         /// Which shell
@@ -82,6 +86,27 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Look a file through: unknown keys, values that make no sense
+    Check {
+        /// The file
+        file: PathBuf,
+        /// Whose it is [default: what its name begins with]
+        #[arg(long = "for", value_name = "DAEMON")]
+        kind: Option<FileKind>,
+    },
+}
+
+/// Whose configuration a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FileKind {
+    /// The controller's
+    Controller,
+    /// A node's
+    Node,
 }
 
 #[derive(Debug, Subcommand)]
@@ -127,49 +152,55 @@ pub enum RoleArg {
 
 #[derive(Debug, Args)]
 pub struct ControllerArgs {
-    /// Where its API listens
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400")]
-    pub listen: SocketAddr,
+    /// File with what is not said here, such as /etc/godwit/controller.toml
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where its API listens [default: 127.0.0.1:7400]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
     /// Folder of its store
     #[arg(long, value_name = "DIR")]
-    pub state: PathBuf,
-    /// How it writes its log to standard error; GODWIT_LOG says what of it
-    #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT", default_value = "text")]
-    pub log_format: LogFormat,
+    pub state: Option<PathBuf>,
+    /// How it writes its log to standard error; GODWIT_LOG says what of it [default: text]
+    #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 #[derive(Debug, Args)]
 pub struct NodeArgs {
-    /// The host's name, as in its certificate
+    /// File with what is not said here, such as /etc/godwit/node.toml
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The host's name [default: the one in its certificate]
     #[arg(long)]
-    pub name: Name,
+    pub name: Option<Name>,
     /// Folder for what survives a reboot: records, replicas
     #[arg(long, value_name = "DIR")]
-    pub state: PathBuf,
+    pub state: Option<PathBuf>,
     /// Folder for what does not: sockets, process ids
     #[arg(long, value_name = "DIR")]
-    pub run: PathBuf,
+    pub run: Option<PathBuf>,
     /// Folder of the boot files that guests may use
     #[arg(long, value_name = "DIR")]
-    pub images: PathBuf,
+    pub images: Option<PathBuf>,
     /// The address that it listens on, and that tunnels end at
     #[arg(long, value_name = "IP")]
-    pub address: IpAddr,
-    /// TCP port of its API
-    #[arg(long, value_name = "PORT", default_value_t = 7410)]
-    pub api: u16,
-    /// UDP port for hand-offs and orders
-    #[arg(long, value_name = "PORT", default_value_t = 7411)]
-    pub control: u16,
-    /// UDP port for disk blocks
-    #[arg(long, value_name = "PORT", default_value_t = 10809)]
-    pub disk: u16,
-    /// UDP port for memory
-    #[arg(long, value_name = "PORT", default_value_t = 4444)]
-    pub memory: u16,
-    /// How it writes its log to standard error; GODWIT_LOG says what of it
-    #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT", default_value = "text")]
-    pub log_format: LogFormat,
+    pub address: Option<IpAddr>,
+    /// TCP port of its API [default: 7410]
+    #[arg(long, value_name = "PORT")]
+    pub api: Option<u16>,
+    /// UDP port for hand-offs and orders [default: 7411]
+    #[arg(long, value_name = "PORT")]
+    pub control: Option<u16>,
+    /// UDP port for disk blocks [default: 10809]
+    #[arg(long, value_name = "PORT")]
+    pub disk: Option<u16>,
+    /// UDP port for memory [default: 4444]
+    #[arg(long, value_name = "PORT")]
+    pub memory: Option<u16>,
+    /// How it writes its log to standard error; GODWIT_LOG says what of it [default: text]
+    #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 #[derive(Debug, Args)]
@@ -183,7 +214,8 @@ pub struct EventsArgs {
 }
 
 /// How daemons write their logs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// Lines for people
     #[default]

@@ -1,9 +1,14 @@
 //! The daemons and the authority: what needs no controller.
 
-use crate::args::{ControllerArgs, LogFormat, NodeArgs, Pki, RoleArg};
+use crate::args::{ControllerArgs, Global, LogFormat, NodeArgs, Pki, RoleArg};
+use crate::config::{self, NodeSettings};
 use crate::failure::Failure;
-use godwit_trust::{Access, Authority, Identity, Role, Validity};
-use std::path::PathBuf;
+use crate::service::Manager;
+use crate::user;
+use godwit_api::Name;
+use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
+use std::path::Path;
+use std::sync::Arc;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -32,16 +37,32 @@ pub fn pki(command: &Pki) -> Result<(), Failure> {
 }
 
 /// Runs the controller until a signal.
-pub fn controller(args: ControllerArgs, credentials: PathBuf) -> Result<(), Failure> {
-    log(args.log_format)?;
-    let config = godwit_controller::Config { listen: args.listen, state: args.state, credentials };
-    Ok(Runtime::new()?.block_on(async { godwit_controller::run(config, told_to_end()?).await })?)
+pub fn controller(args: ControllerArgs, global: &Global) -> Result<(), Failure> {
+    let settings = config::controller(args, global.credentials.clone())?;
+    log(settings.log.as_deref(), settings.log_format)?;
+    let credentials = settings.credentials.map_or_else(|| user::credentials(global), Ok)?;
+    let config = godwit_controller::Config { listen: settings.listen, state: settings.state, credentials };
+    Ok(Runtime::new()?.block_on(async {
+        let manager = Arc::new(Manager::from_env());
+        manager.starting("opening the store");
+        let up = |controller: &Arc<godwit_controller::Controller>| {
+            let (manager, controller) = (manager.clone(), controller.clone());
+            tokio::spawn(async move { manager.serve(|| godwit_controller::health::look(&controller)).await });
+        };
+        godwit_controller::run(config, up, told_to_end(manager.clone())?).await
+    })?)
 }
 
 /// Runs a node until a signal. Its guests stay.
-pub fn node(args: NodeArgs, credentials: PathBuf) -> Result<(), Failure> {
-    log(args.log_format)?;
-    let NodeArgs { name, state, run, images, address, api, control, disk, memory, log_format: _ } = args;
+pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
+    let settings = config::node(args, global.credentials.clone())?;
+    log(settings.log.as_deref(), settings.log_format)?;
+    let NodeSettings { name, state, run, images, address, api, control, disk, memory, credentials, .. } = settings;
+    let credentials = credentials.map_or_else(|| user::credentials(global), Ok)?;
+    let name = match name {
+        Some(name) => name,
+        None => name_in(&credentials)?,
+    };
     let config = godwit_node::Config {
         name,
         state,
@@ -54,18 +75,31 @@ pub fn node(args: NodeArgs, credentials: PathBuf) -> Result<(), Failure> {
         disk_port: disk,
         memory_port: memory,
     };
-    Ok(Runtime::new()?.block_on(async { godwit_node::run(config, told_to_end()?).await })?)
+    Ok(Runtime::new()?.block_on(async {
+        let manager = Arc::new(Manager::from_env());
+        manager.starting("taking up the guests that run here");
+        let up = |node: &Arc<godwit_node::node::Node>| {
+            let (manager, node) = (manager.clone(), node.clone());
+            tokio::spawn(async move { manager.serve(|| godwit_node::health::look(&node)).await });
+        };
+        godwit_node::run(config, up, told_to_end(manager.clone())?).await
+    })?)
 }
 
-/// Logs to standard error what `GODWIT_LOG` asks for: `info` unless set, or such as `warn,godwit_node=debug`.
-fn log(format: LogFormat) -> Result<(), Failure> {
-    let targets = match std::env::var("GODWIT_LOG") {
-        Ok(text) => text.parse().map_err(|e| {
-            Failure::usage(format!(
-                "GODWIT_LOG=`{text}`: {e}; write a level, or levels by target such as info,godwit_node=debug"
-            ))
-        })?,
-        Err(_) => Targets::new().with_default(LevelFilter::INFO),
+/// Whose certificate it is.
+fn name_in(credentials: &Path) -> Result<Name, Failure> {
+    let loaded = Credentials::load(credentials)?;
+    let name = loaded.identity().name();
+    name.parse().map_err(|e| Failure::usage(format!("the certificate in {}: {e}", credentials.display())))
+}
+
+/// Logs to standard error what `GODWIT_LOG` asks for, or `configured`: `info` unless set, or such as
+/// `warn,godwit_node=debug`.
+fn log(configured: Option<&str>, format: LogFormat) -> Result<(), Failure> {
+    let targets = match (std::env::var("GODWIT_LOG"), configured) {
+        (Ok(text), _) => config::log_targets(&text).map_err(|e| Failure::usage(format!("GODWIT_LOG={e}")))?,
+        (Err(_), Some(text)) => config::log_targets(text).map_err(Failure::usage)?,
+        (Err(_), None) => Targets::new().with_default(LevelFilter::INFO),
     };
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
@@ -78,7 +112,7 @@ fn log(format: LogFormat) -> Result<(), Failure> {
 }
 
 /// Ends at SIGTERM or SIGINT.
-fn told_to_end() -> std::io::Result<impl Future<Output = ()>> {
+fn told_to_end(manager: Arc<Manager>) -> std::io::Result<impl Future<Output = ()>> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! {
@@ -86,5 +120,6 @@ fn told_to_end() -> std::io::Result<impl Future<Output = ()>> {
             _ = int.recv() => {}
         }
         tracing::info!("told to end");
+        manager.stopping();
     })
 }

@@ -3,18 +3,20 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod config;
 mod daemons;
 mod events;
 mod failure;
 mod follow;
 mod quantity;
+mod service;
 mod show;
 mod spec;
 mod table;
 mod timeline;
 mod user;
 
-use args::{Api, Cli, Command};
+use args::{Api, Cli, Command, ConfigCommand};
 use clap::{CommandFactory, Parser};
 use failure::Failure;
 use std::process::ExitCode;
@@ -35,9 +37,10 @@ fn run(cli: Cli) -> Result<(), Failure> {
     let Cli { global, command } = cli;
     match command {
         Command::Pki(command) => daemons::pki(&command),
-        Command::Controller(args) => daemons::controller(args, user::credentials(&global)?),
-        Command::Node(args) => daemons::node(args, user::credentials(&global)?),
         Command::Api(Api::Spec) => follow::print_text(&godwit_api::openapi::text()),
+        Command::Controller(args) => daemons::controller(args, &global),
+        Command::Node(args) => daemons::node(args, &global),
+        Command::Config(ConfigCommand::Check { file, kind }) => config::check(&file, kind),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

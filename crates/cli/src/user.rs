@@ -63,6 +63,7 @@ impl User {
             | Command::Controller(_)
             | Command::Node(_)
             | Command::Api(_)
+            | Command::Config(_)
             | Command::Completion { .. }
             | Command::Man { .. } => unreachable!("these ask no controller"),
         }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod events;
+pub mod health;
 mod metrics;
 mod moves;
 mod places;
@@ -54,17 +55,23 @@ pub struct Config {
     pub credentials: PathBuf,
 }
 
-/// Runs a controller until `shutdown`. Moves under way go on without it.
+/// Runs a controller until `shutdown`; `up` is told when it listens. Moves under way go on without it.
 ///
 /// # Errors
 /// When it cannot start; each error says what is missing.
-pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn run(
+    config: Config,
+    up: impl FnOnce(&Arc<Controller>),
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let credentials = Credentials::load(&config.credentials)?;
     godwit_api::require(credentials.identity(), Role::Controller)
         .with_context(|| format!("the credentials in {}", config.credentials.display()))?;
     let store = Box::new(FileStore::open(&config.state)?);
     let listener = godwit_api::listen(config.listen).await?;
-    serve(Controller::new(store, credentials), listener, shutdown).await
+    let controller = Controller::new(store, credentials);
+    up(&controller);
+    serve(controller, listener, shutdown).await
 }
 
 /// As [`run`], with a controller and a listener at hand.

@@ -53,9 +53,54 @@ impl From<ReadExactError> for ReadFailure {
     }
 }
 
-async fn exact<const N: usize>(from: &mut RecvStream) -> Result<[u8; N], ReadFailure> {
+/// Where words come from: a QUIC stream; in tests, bytes that nobody sent.
+pub trait Source {
+    /// Fills `buffer`.
+    async fn fill(&mut self, buffer: &mut [u8]) -> Result<(), ReadExactError>;
+}
+
+impl Source for RecvStream {
+    async fn fill(&mut self, buffer: &mut [u8]) -> Result<(), ReadExactError> {
+        self.read_exact(buffer).await
+    }
+}
+
+impl Source for &[u8] {
+    async fn fill(&mut self, buffer: &mut [u8]) -> Result<(), ReadExactError> {
+        let Some((front, rest)) = self.split_at_checked(buffer.len()) else {
+            return Err(ReadExactError::FinishedEarly(self.len()));
+        };
+        buffer.copy_from_slice(front);
+        *self = rest;
+        Ok(())
+    }
+}
+
+/// Reads what a peer may have sent at each of the places where it speaks first; what was understood is written again. For the
+/// tests that feed it bytes that no peer would send.
+#[doc(hidden)]
+pub async fn read_anything(bytes: &[u8]) -> Vec<Bytes> {
+    let mut understood = vec![];
+    understood.extend(Hello::read(&mut &*bytes).await.map(|hello| hello.encode()));
+    understood.extend(Welcome::read(&mut &*bytes).await.map(|welcome| welcome.encode()));
+    understood.extend(Attach::read(&mut &*bytes).await.map(|attach| attach.encode()));
+    let mut rest = bytes;
+    while let Ok(Some(read)) = read_head(&mut rest).await {
+        understood.push(match read {
+            Head::Whole(frame) => head(&frame),
+            Head::Data { length, .. } => {
+                let Some((data, behind)) = rest.split_at_checked(length) else { break };
+                rest = behind;
+                Bytes::copy_from_slice(data)
+            }
+        });
+    }
+    understood
+}
+
+async fn exact<const N: usize>(from: &mut impl Source) -> Result<[u8; N], ReadFailure> {
     let mut buffer = [0; N];
-    from.read_exact(&mut buffer).await?;
+    from.fill(&mut buffer).await?;
     Ok(buffer)
 }
 
@@ -87,7 +132,7 @@ fn put_ids(out: &mut BytesMut, ids: &[u64]) {
     ids.iter().for_each(|id| out.put_u64(*id));
 }
 
-async fn read_ids(from: &mut RecvStream) -> Result<Vec<u64>, ReadFailure> {
+async fn read_ids(from: &mut impl Source) -> Result<Vec<u64>, ReadFailure> {
     let count = u32::from_be_bytes(exact(from).await?) as usize;
     if count > MAX_STREAMS {
         return bad(format!("{count} open streams, over {MAX_STREAMS}"));
@@ -109,7 +154,7 @@ impl Hello {
         out.freeze()
     }
 
-    pub async fn read(from: &mut RecvStream) -> Result<Self, ReadFailure> {
+    pub async fn read(from: &mut impl Source) -> Result<Self, ReadFailure> {
         let mut head = &exact::<32>(from).await?[..];
         let (session, incarnation, peer) = (head.get_u128(), head.get_u64(), head.get_u64());
         Ok(Self { session, incarnation, peer, live: read_ids(from).await? })
@@ -124,7 +169,7 @@ impl Welcome {
         out.freeze()
     }
 
-    pub async fn read(from: &mut RecvStream) -> Result<Self, ReadFailure> {
+    pub async fn read(from: &mut impl Source) -> Result<Self, ReadFailure> {
         Ok(Self { incarnation: u64::from_be_bytes(exact(from).await?), live: read_ids(from).await? })
     }
 }
@@ -161,7 +206,7 @@ impl Attach {
         out.freeze()
     }
 
-    pub async fn read(from: &mut RecvStream) -> Result<Self, ReadFailure> {
+    pub async fn read(from: &mut impl Source) -> Result<Self, ReadFailure> {
         let mut head = &exact::<22>(from).await?[..];
         let id = head.get_u64();
         let kind = match head.get_u8() {
@@ -179,7 +224,7 @@ impl Attach {
             return bad(format!("a hello of {length} bytes, over {MAX_HELLO}"));
         }
         let mut hello = vec![0; length];
-        from.read_exact(&mut hello).await?;
+        from.fill(&mut hello).await?;
         Ok(Self { id, kind, priority, received, hello: hello.into() })
     }
 }
@@ -225,9 +270,9 @@ pub enum Head {
 }
 
 /// Reads a frame's head; `None` at the end of the QUIC stream.
-pub async fn read_head(from: &mut RecvStream) -> Result<Option<Head>, ReadFailure> {
+pub async fn read_head(from: &mut impl Source) -> Result<Option<Head>, ReadFailure> {
     let mut kind = [0];
-    match from.read_exact(&mut kind).await {
+    match from.fill(&mut kind).await {
         Err(ReadExactError::FinishedEarly(_)) => return Ok(None),
         other => other?,
     }

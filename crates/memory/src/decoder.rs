@@ -89,10 +89,10 @@ pub struct Decoder {
     limits: Limits,
     zstd: zstd::stream::raw::Decoder<'static>,
     magic: Vec<u8>,
-    /// Whether zstd has said all that it can without more input. It takes a few calls for nothing, and then an error.
-    dry: bool,
     /// Whether zstd's frame ended.
     frame_ended: bool,
+    /// Whether zstd may have more to give without any input: it stopped for want of room.
+    holds: bool,
     /// Decompressed, not carried out yet: `plain[at..]`.
     plain: Vec<u8>,
     at: usize,
@@ -114,9 +114,9 @@ impl Decoder {
         Ok(Self {
             limits,
             zstd,
-            dry: true,
             magic: vec![],
             frame_ended: false,
+            holds: false,
             plain: Vec::with_capacity(PLAIN),
             at: 0,
             blocks: vec![],
@@ -205,11 +205,12 @@ impl Decoder {
             }
             return Ok(false);
         }
-        if wire.is_empty() && self.dry {
-            return Ok(false);
-        }
         self.plain.drain(..self.at);
         self.at = 0;
+        // zstd takes it for an error to be asked for more than nothing sixteen times.
+        if wire.is_empty() && !self.holds {
+            return Ok(false);
+        }
         let end = self.plain.len();
         let mut input = InBuffer::around(wire);
         let hint = {
@@ -222,8 +223,8 @@ impl Decoder {
         };
         let taken = input.pos();
         *wire = &wire[taken..];
+        self.holds = self.plain.len() == self.plain.capacity();
         self.frame_ended = hint == 0;
-        self.dry = wire.is_empty() && self.plain.len() < self.plain.capacity();
         Ok(taken > 0 || self.plain.len() > end || self.frame_ended)
     }
 

@@ -6,6 +6,7 @@ pub mod disk;
 pub mod effects;
 pub mod failpoint;
 pub mod gateways;
+pub mod health;
 pub mod incoming;
 pub mod memory_in;
 pub mod memory_out;
@@ -26,6 +27,7 @@ use godwit_api::Name;
 use std::future::Future;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What a node is started with.
 #[derive(Clone, Debug)]
@@ -52,15 +54,20 @@ pub struct Config {
     pub memory_port: u16,
 }
 
-/// Runs a node until `shutdown`. Guests go on without it.
+/// Runs a node until `shutdown`; `up` is told when it serves. Guests go on without it.
 ///
 /// # Errors
 /// When it cannot start; each error says what is missing.
-pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn run(
+    config: Config,
+    up: impl FnOnce(&Arc<node::Node>),
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let address = (config.address, config.api_port).into();
     let node = node::Node::start(config).await?;
     let listener = godwit_api::server::listen(address).await?;
     tracing::info!(%address, name = node.name(), "node up");
+    up(&node);
     let router = godwit_api::server::only(routes::router(node.clone()), godwit_trust::Role::Controller);
     let router = router.merge(metrics::router(node.clone()));
     godwit_api::server::serve(listener, router, node.credentials(), shutdown).await?;
