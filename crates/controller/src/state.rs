@@ -31,6 +31,7 @@ pub struct Controller {
     /// What is remembered.
     pub store: Box<dyn StateStore>,
     credentials: Credentials,
+    trust: crate::trust::Trust,
     /// Held while something is looked up and then changed; never across a question to a node.
     deciding: Mutex<()>,
     /// One client a host, so that connections are reused.
@@ -77,6 +78,7 @@ impl Controller {
         Arc::new(Self {
             store,
             credentials,
+            trust: crate::trust::Trust::default(),
             deciding: Mutex::default(),
             clients: Mutex::default(),
             live: Mutex::default(),
@@ -89,6 +91,12 @@ impl Controller {
     #[must_use]
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
+    }
+
+    /// The CA and what goes with it.
+    #[must_use]
+    pub fn trust(&self) -> &crate::trust::Trust {
+        &self.trust
     }
 
     /// While this is held, nobody else decides anything from the records.
