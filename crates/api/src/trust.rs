@@ -175,3 +175,31 @@ impl crate::PublicClient {
         self.client().get("/v1/revocations").await
     }
 }
+
+impl crate::vm::VmDefinition {
+    /// Names what a VM is made of, for capabilities: BLAKE3 of its JSON. How many CPUs it has is left out, since they are plugged in
+    /// on the way; how many it may have is not.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        let mut same = self.clone();
+        same.spec.vcpus = 0;
+        let bytes = serde_json::to_vec(&same).expect("plain data has a JSON form");
+        *blake3::hash(&bytes).as_bytes()
+    }
+
+    /// Its volumes in rising order.
+    #[must_use]
+    pub fn sorted_volumes(&self) -> Vec<godwit_units::VolumeId> {
+        let mut volumes = self.volumes.clone();
+        volumes.sort_unstable();
+        volumes
+    }
+
+    /// Its wires' numbers in rising order.
+    #[must_use]
+    pub fn sorted_wires(&self) -> Vec<u32> {
+        let mut wires: Vec<u32> = self.wires.iter().map(|w| w.id).collect();
+        wires.sort_unstable();
+        wires
+    }
+}

@@ -34,7 +34,9 @@ pub fn pki(command: &Pki) -> Result<(), Failure> {
 /// Runs the controller until a signal.
 pub fn controller(args: ControllerArgs, credentials: PathBuf) -> Result<(), Failure> {
     log()?;
-    let config = godwit_controller::Config { listen: args.listen, state: args.state, credentials };
+    let authority = args.authority.or_else(|| Some(args.state.join(crate::enrol::AUTHORITY)).filter(|ca| ca.exists()));
+    let ControllerArgs { listen, state, certificate_life, .. } = args;
+    let config = godwit_controller::Config { listen, state, credentials, authority, certificate_life };
     Ok(Runtime::new()?.block_on(async { godwit_controller::run(config, told_to_end()?).await })?)
 }
 

@@ -4,6 +4,7 @@
 
 mod args;
 mod daemons;
+mod enrol;
 mod failure;
 mod follow;
 mod quantity;
@@ -33,8 +34,16 @@ fn run(cli: Cli) -> Result<(), Failure> {
     let Cli { global, command } = cli;
     match command {
         Command::Pki(command) => daemons::pki(&command),
-        Command::Controller(args) => daemons::controller(args, user::credentials(&global)?),
-        Command::Node(args) => daemons::node(args, user::credentials(&global)?),
+        Command::Init(args) => enrol::init(&global, &args),
+        Command::Enroll(args) => enrol::enrol(&global, &args),
+        Command::Controller(args) => {
+            let credentials = enrol::own_credentials(&global, &args.state)?;
+            daemons::controller(args, credentials)
+        }
+        Command::Node(args) => {
+            let credentials = enrol::own_credentials(&global, &args.state)?;
+            daemons::node(args, credentials)
+        }
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

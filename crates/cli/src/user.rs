@@ -1,6 +1,6 @@
 //! The commands that ask the controller.
 
-use crate::args::{Command, Component, Global, Host, List, MoveArgs, MoveCommand, Site, Vm};
+use crate::args::{Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, Site, Vm};
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
 use crate::{show, spec};
@@ -58,7 +58,15 @@ impl User {
             Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
             Command::Move(order) => self.mv(order).await,
+            Command::Identity(IdentityCommand::Revoke { identity }) => {
+                self.print(&api.revoke(&identity).await?, |_| format!("every certificate of {identity} until now is void\n"))
+            }
+            Command::Identity(IdentityCommand::Revoked) => self.print(&api.revocations().await?, |list| {
+                list.holders.keys().map(|who| format!("{who}\n")).collect()
+            }),
             Command::Pki(_)
+            | Command::Init(_)
+            | Command::Enroll(_)
             | Command::Controller(_)
             | Command::Node(_)
             | Command::Completion { .. }
@@ -96,6 +104,12 @@ impl User {
             Host::Ls => self.print(&api.hosts().await?, |h| show::hosts(h)),
             Host::Show { name } => self.print(&api.host(&name).await?, show::host),
             Host::Rm { name } => Ok(api.remove_host(&name).await?),
+            Host::Token { name, ttl } => {
+                self.print(&api.host_token(&name, ttl).await?, |token| format!("{}\n", token.token))
+            }
+            Host::Revoke { name } => self.print(&api.revoke_host(&name).await?, |_| {
+                format!("every certificate of `{name}` until now is void, and nodes that run are told; `godwit host token {name}` lets it enrol again\n")
+            }),
         }
     }
 

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allow;
 mod moves;
 mod places;
 mod record;

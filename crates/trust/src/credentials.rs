@@ -177,7 +177,10 @@ impl Credentials {
     #[must_use]
     pub fn renew_at(&self) -> SystemTime {
         let now = self.inner.shown.now();
-        now.until - now.until.duration_since(now.from).unwrap_or_default() / 3
+        // It was issued later than it begins, as a rule.
+        let issued = now.from + crate::CLOCK_SKEW;
+        let life = now.until.duration_since(issued).or_else(|_| now.until.duration_since(now.from));
+        now.until - life.unwrap_or_default() / 3
     }
 
     /// Names our certificate: 32 hex digits.
@@ -270,13 +273,14 @@ impl Credentials {
         self.inner.authority.revoked.refuse(peer)
     }
 
-    /// Signs what a node may do in the controller's name.
+    /// Signs what a node may do in the controller's name. What is to begin before our certificate does begins with it.
     ///
     /// # Errors
     /// Our key cannot sign, or the capability is too long to be carried.
     pub fn grant(&self, capability: &Capability) -> Result<SignedCapability, CapabilityError> {
         let now = self.inner.shown.now();
-        SignedCapability::sign(capability, &now.key)
+        let capability = Capability { begins: capability.begins.max(now.from), ..capability.clone() };
+        SignedCapability::sign(&capability, &now.key)
     }
 
     /// Checks that a controller of our CA signed a capability, and reads it. Its certificate must have been good when the
