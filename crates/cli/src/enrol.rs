@@ -34,7 +34,10 @@ pub fn init(global: &Global, args: &InitArgs) -> Result<(), Failure> {
     authority.issue(&controller, validity)?.write(&args.state.join(CREDENTIALS))?;
     authority.issue(&admin, validity)?.write(&args.state.join(ADMIN))?;
     let state = args.state.display();
-    println!("made an authority (fingerprint {}), and certificates for {controller} and {admin}", authority.fingerprint());
+    println!(
+        "made an authority (fingerprint {}), and certificates for {controller} and {admin}",
+        authority.fingerprint()
+    );
     println!("start the controller: godwit controller --state {state}");
     println!("ask it as {admin}:    godwit --credentials {state}/{ADMIN} host ls");
     Ok(())

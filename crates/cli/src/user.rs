@@ -58,12 +58,12 @@ impl User {
             Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
             Command::Move(order) => self.mv(order).await,
-            Command::Identity(IdentityCommand::Revoke { identity }) => {
-                self.print(&api.revoke(&identity).await?, |_| format!("every certificate of {identity} until now is void\n"))
-            }
-            Command::Identity(IdentityCommand::Revoked) => self.print(&api.revocations().await?, |list| {
-                list.holders.keys().map(|who| format!("{who}\n")).collect()
-            }),
+            Command::Identity(IdentityCommand::Revoke { identity }) => self
+                .print(&api.revoke(&identity).await?, |_| {
+                    format!("every certificate of {identity} until now is void\n")
+                }),
+            Command::Identity(IdentityCommand::Revoked) => self
+                .print(&api.revocations().await?, |list| list.holders.keys().map(|who| format!("{who}\n")).collect()),
             Command::Pki(_)
             | Command::Init(_)
             | Command::Enroll(_)

@@ -66,7 +66,8 @@ impl Endpoint {
         let incarnation = random_u64()?.max(1);
         let over = CancellationToken::new();
         let credentials = credentials.clone();
-        let shared = Arc::new(Shared { config, credentials, lanes, incarnation, sessions: Mutex::default(), over, ready });
+        let shared =
+            Arc::new(Shared { config, credentials, lanes, incarnation, sessions: Mutex::default(), over, ready });
         for lane in Lane::ALL {
             tokio::spawn(Arc::clone(&shared).listen(lane));
         }

@@ -118,7 +118,12 @@ pub fn keep(parts: &Parts, signed: &SignedCapability) -> io::Result<()> {
 /// What shows that this host owns the VM as this generation: the capability that it came with, or that it left with and was taken
 /// back. None where it was created here.
 #[must_use]
-pub fn held(credentials: &Credentials, parts: &Parts, lineage: Lineage, generation: Generation) -> Option<SignedCapability> {
+pub fn held(
+    credentials: &Credentials,
+    parts: &Parts,
+    lineage: Lineage,
+    generation: Generation,
+) -> Option<SignedCapability> {
     let came = std::fs::read_to_string(parts.folder.join(FILE)).ok().and_then(|text| text.try_into().ok());
     let left = parts.file().order.and_then(|order| order.capability);
     let me = credentials.identity().name();

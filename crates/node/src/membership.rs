@@ -87,8 +87,12 @@ impl Node {
         }
         self.membership().keep(list).map_err(|e| failed(&e))?;
         self.credentials().revoke(list.clone()).map_err(|e| failed(&e))?;
-        let new: Vec<&Identity> =
-            list.holders.iter().filter(|(who, when)| before.holders.get(who) != Some(when)).map(|(who, _)| who).collect();
+        let new: Vec<&Identity> = list
+            .holders
+            .iter()
+            .filter(|(who, when)| before.holders.get(who) != Some(when))
+            .map(|(who, _)| who)
+            .collect();
         for who in new {
             tracing::warn!(%who, "revoked: its sessions end");
             self.peers().disconnect(who);
