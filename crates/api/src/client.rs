@@ -60,7 +60,17 @@ impl Client {
     /// For the server at `address` (`HOST:PORT` or a socket address), which has to be `expected`. No request takes
     /// longer than `timeout`. Nothing is connected yet.
     pub fn new(address: impl ToString, expected: Identity, credentials: &Credentials, timeout: Duration) -> Self {
-        let connector = TlsConnector::from(credentials.client_config(ALPN));
+        Self::with_tls(address, expected, credentials.client_config(ALPN), timeout)
+    }
+
+    /// As [`new`](Self::new), with a TLS configuration of its own: for who has no certificate.
+    pub fn with_tls(
+        address: impl ToString,
+        expected: Identity,
+        tls: Arc<rustls::ClientConfig>,
+        timeout: Duration,
+    ) -> Self {
+        let connector = TlsConnector::from(tls);
         let shared = Shared { address: address.to_string(), expected, connector, kept: Mutex::new(vec![]) };
         Self { shared: Arc::new(shared), timeout }
     }

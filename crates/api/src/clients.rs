@@ -34,6 +34,10 @@ impl HostClient {
         Self(Client::new(address, expected, credentials, QUICK))
     }
 
+    pub(crate) const fn client(&self) -> &Client {
+        &self.0
+    }
+
     /// `GET /v1/host`.
     pub async fn facts(&self) -> Result<HostFacts> {
         self.0.get("/v1/host").await
@@ -128,6 +132,10 @@ impl PublicClient {
     /// For the controller `expected` at `address`.
     pub fn new(address: impl ToString, expected: Identity, credentials: &Credentials) -> Self {
         Self(Client::new(address, expected, credentials, ORDER))
+    }
+
+    pub(crate) const fn client(&self) -> &Client {
+        &self.0
     }
 
     /// `GET /v1/sites`.

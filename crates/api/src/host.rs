@@ -14,6 +14,7 @@
 //! | `POST /v1/moves/{id}/cancel` | -> [`LocalMove`] |
 //! | `POST /v1/moves/{id}/limit` | [`SetLimit`] -> [`LocalMove`] |
 //! | `POST /v1/moves/{id}/stop` | ends pre-copy at the next round -> [`LocalMove`] |
+//! | `PUT /v1/revocations` | [`Revocations`](godwit_trust::Revocations): whose certificates are void |
 //! | `PUT`, `DELETE /v1/gateways/{wire}` | [`GatewayPort`]: attaches or re-points a wire's end on a gateway |
 
 use crate::name::Name;
@@ -43,6 +44,9 @@ pub struct HostFacts {
     pub disk_free: Bytes,
     /// When its certificate ends, seconds since 1970.
     pub certificate_expires_unix_s: u64,
+    /// Whether it renews its certificate by itself, and has not failed to.
+    #[serde(default)]
+    pub certificate_renews: bool,
     /// Where other nodes reach it.
     pub link: LinkAddresses,
     /// Its address for tunnels.
@@ -176,6 +180,10 @@ pub struct MoveOrder {
     pub limit: Option<BitRate>,
     /// CPUs to have at the destination, if more than now.
     pub vcpus: Option<u32>,
+    /// What shows the other nodes that this was ordered. Signed anew each time that the order is sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub capability: Option<godwit_trust::SignedCapability>,
 }
 
 /// Another host, as far as a node needs to know it.
@@ -227,6 +235,9 @@ pub struct GatewayPort {
     pub bridge: String,
     /// The host that the VM is on.
     pub remote: IpAddr,
+    /// Its name: nobody else may ask for what is behind the port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Name>,
     /// The tunnel's number between the two hosts, 24 bits.
     pub vni: u32,
     /// The interface's, bytes.

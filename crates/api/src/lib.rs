@@ -17,10 +17,11 @@ pub mod progress;
 pub mod public;
 mod refusal;
 pub mod server;
+pub mod trust;
 pub mod vm;
 
 pub use client::Client;
 pub use clients::{HostClient, PublicClient};
 pub use error::{ApiError, Problem};
 pub use name::Name;
-pub use server::{done, listen, only, require, serve};
+pub use server::{done, listen, only, require, serve, serve_anybody};

@@ -9,6 +9,7 @@
 
 use crate::host::{SetLimit, StopVm};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, Site, StartMove, Vm, Volume, Wire};
+use crate::trust::{Certificate, Enrol, NewToken, Renew, Revoke, Token};
 use crate::{ApiError, Name, Problem};
 use godwit_units::MoveId;
 use schemars::generate::{Contract, SchemaSettings};
@@ -126,6 +127,18 @@ fn qmp_answer(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"description": "What QEMU answers."})
 }
 
+fn revocations(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "description": "Whose certificates are void: each holder with the moment, in seconds since 1970, until which.",
+        "properties": {
+            "version": {"type": "integer", "minimum": 0},
+            "holders": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
+        },
+        "required": ["version", "holders"],
+    })
+}
+
 fn document_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "description": "This document."})
 }
@@ -151,6 +164,31 @@ pub fn operations() -> Vec<Operation> {
         ]),
         get("/v1/hosts/{host}", "showHost", "Shows a host.").answers::<Host>(),
         delete("/v1/hosts/{host}", "removeHost", "Forgets a host.").may(&[Conflict]),
+        post("/v1/hosts/{host}/token", "makeToken", "Makes a token that a host enrols with, once. It is shown once.")
+            .takes::<NewToken>()
+            .answers::<Token>()
+            .may(&[Conflict]),
+        post(
+            "/v1/hosts/{host}/revoke",
+            "revokeHost",
+            "Makes void what a host was issued until now. A body is not read.",
+        )
+        .answering(revocations)
+        .may(&[Conflict]),
+        post("/v1/enrolment", "enrol", "Certifies a host's key for its token; asked without a certificate.")
+            .takes::<Enrol>()
+            .answers::<Certificate>()
+            .may(&[Conflict]),
+        post("/v1/renewal", "renew", "Certifies another key of the node that asks.")
+            .takes::<Renew>()
+            .answers::<Certificate>()
+            .may(&[Conflict]),
+        get("/v1/revocations", "listRevocations", "Lists whose certificates are void, until when.")
+            .answering(revocations),
+        post("/v1/revocations", "revoke", "Makes void what somebody was issued until now.")
+            .takes::<Revoke>()
+            .answering(revocations)
+            .may(&[Conflict]),
         get("/v1/components", "listComponents", "Lists what wires lead to.").answers::<Vec<Component>>(),
         post("/v1/components", "addComponent", "Makes a switch or a gateway known.")
             .takes::<Component>()

@@ -15,7 +15,7 @@ use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use godwit_trust::{Credentials, Identity, PeerError, Role, peer_identity};
+use godwit_trust::{Credentials, Identity, PeerCertificate, Role};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::future::Future;
@@ -47,6 +47,24 @@ pub const PATIENCE: Duration = Duration::from_secs(15);
 /// How long requests under way may go on after `shutdown`.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How often a connection that stands is asked whether its peer may stay. A revoked peer that follows a stream of events
+/// sees at most so much more of it.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// As [`serve`], for peers without a certificate, too: their requests have no [`Identity`]. The router has to decide for each
+/// request what nobody may do.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_anybody(
+    listener: TcpListener,
+    router: Router,
+    credentials: &Credentials,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    serve_with(listener, router, credentials, credentials.open_server_config(ALPN), shutdown).await
+}
+
 /// Serves `router` until `shutdown`; requests under way then have a few seconds to end. The peer's [`Identity`] is an
 /// extension of each request; which roles may ask is the router's affair ([`only`], [`require`]).
 ///
@@ -58,8 +76,18 @@ pub async fn serve(
     credentials: &Credentials,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
+    serve_with(listener, router, credentials, credentials.server_config(ALPN), shutdown).await
+}
+
+async fn serve_with(
+    listener: TcpListener,
+    router: Router,
+    credentials: &Credentials,
+    tls: Arc<rustls::ServerConfig>,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
     let router = router.layer(DefaultBodyLimit::max(MAX_BODY)).layer(from_fn(crate::refusal::explain));
-    let acceptor = TlsAcceptor::from(credentials.server_config(ALPN));
+    let acceptor = TlsAcceptor::from(tls);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let (stop, stopping) = watch::channel(());
     let mut shutdown = pin!(shutdown);
@@ -75,8 +103,9 @@ pub async fn serve(
         match accepted {
             Ok((stream, from)) => {
                 let (acceptor, router, stopping) = (acceptor.clone(), router.clone(), stopping.clone());
+                let credentials = credentials.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = connection(stream, acceptor, router, stopping).await {
+                    if let Err(error) = connection(stream, acceptor, router, credentials, stopping).await {
                         tracing::debug!(%from, %error, "a connection to the API ended early");
                     }
                     drop(place);
@@ -101,6 +130,7 @@ async fn connection(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     router: Router,
+    credentials: Credentials,
     mut stopping: watch::Receiver<()>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let _ = stream.set_nodelay(true);
@@ -108,14 +138,42 @@ async fn connection(
         tls = timeout(PATIENCE, acceptor.accept(stream)) => tls??,
         _ = stopping.changed() => return Ok(()),
     };
-    let certificates = tls.get_ref().1.peer_certificates().ok_or(PeerError::NoCertificate)?;
-    let identity = peer_identity(certificates)?;
-    let service = TowerToHyperService::new(router.layer(Extension(identity)));
+    // That there is one, where it is demanded, is the acceptor's affair.
+    let peer = tls.get_ref().1.peer_certificates().map(PeerCertificate::read).transpose()?;
+    let router = match &peer {
+        Some(peer) => {
+            let (peer, credentials) = (peer.clone(), credentials.clone());
+            let allowed = Extension(peer.identity.clone());
+            // Each request anew: a connection may be kept for longer than its peer is trusted.
+            let router = router.layer(from_fn(move |request: Request, next: Next| {
+                let good = credentials.accepts(&peer);
+                async move {
+                    match good {
+                        Ok(()) => next.run(request).await,
+                        Err(error) => ApiError::new(Problem::Forbidden, error.to_string()).into_response(),
+                    }
+                }
+            }));
+            router.layer(allowed)
+        }
+        None => router,
+    };
+    let service = TowerToHyperService::new(router);
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(MAX_HEAD);
     let mut serving = pin!(http.serve_connection(TokioIo::new(tls), service));
+    let unwelcome = async {
+        let Some(peer) = &peer else { return std::future::pending().await };
+        loop {
+            if let Err(error) = credentials.accepts(peer) {
+                return error;
+            }
+            sleep(LOOK).await;
+        }
+    };
     tokio::select! {
         done = &mut serving => return Ok(done?),
+        error = unwelcome => return Err(error.into()),
         _ = stopping.changed() => serving.as_mut().graceful_shutdown(),
     }
     Ok(serving.await?)

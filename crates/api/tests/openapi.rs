@@ -14,6 +14,7 @@ use godwit_units::{BitRate, Bytes, MoveId};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -262,6 +263,10 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, mv, MoveId(1));
         call!(api, called, cancel, MoveId(1));
         call!(api, called, limit, MoveId(1), SetLimit { limit: None });
+        call!(api, called, host_token, &web, Duration::from_secs(60));
+        call!(api, called, revoke_host, &web);
+        call!(api, called, revoke, &Identity::node("web").unwrap());
+        call!(api, called, revocations);
     }
     let seen = seen.lock().unwrap();
     assert_eq!(seen.wrong, Vec::<String>::new());
@@ -269,11 +274,14 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
     // None of the client's calls was forgotten here, and none of the document's operations in the client.
     let source = include_str!("../src/clients.rs");
     let (_, public) = source.split_once("impl PublicClient {").unwrap();
+    let (_, trust) = include_str!("../src/trust.rs").split_once("impl crate::PublicClient {").unwrap();
+    let (trust, _) = trust.split_once("\n}\n").unwrap();
+    let sources = [public, trust].concat();
     let there: BTreeSet<&str> =
-        public.split("pub async fn ").skip(1).map(|rest| rest.split('(').next().unwrap()).collect();
+        sources.split("pub async fn ").skip(1).map(|rest| rest.split('(').next().unwrap()).collect();
     assert_eq!(there, called);
-    // No calls of the client that answer once.
-    let elsewhere = ["showDocument", "showMetrics", "followEvents"];
+    // No calls of the client that answer once; and those of a node that takes part.
+    let elsewhere = ["showDocument", "showMetrics", "followEvents", "enrol", "renew"];
     for operation in
         openapi::document()["paths"].as_object().unwrap().values().flat_map(|p| p.as_object().unwrap().values())
     {

@@ -1,13 +1,15 @@
 //! The command line.
 
-use crate::quantity::{rate, rate_or_none, size};
+use crate::quantity::{rate, rate_or_none, size, time};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
+use godwit_trust::Identity;
 use godwit_units::{BitRate, Bytes};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Moves running virtual machines between data centres over a WAN: memory, disks and network.
 #[derive(Debug, Parser)]
@@ -43,6 +45,13 @@ pub enum Command {
     /// Make an authority, and certificates
     #[command(subcommand)]
     Pki(Pki),
+    /// Make a deployment: its authority, the controller's certificate, and a first admin's
+    Init(InitArgs),
+    /// Make this host a node of a deployment, with a token of `godwit host token`
+    Enroll(EnrollArgs),
+    /// Certificates' holders: hosts, people, programs
+    #[command(subcommand)]
+    Identity(IdentityCommand),
     /// Run the controller
     Controller(ControllerArgs),
     /// Run the daemon of a host
@@ -86,6 +95,41 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// The controller's state folder: in it come `ca`, `credentials` and `admin`
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
+    /// What the first admin is called
+    #[arg(long, value_name = "NAME", default_value = "admin")]
+    pub admin: Name,
+    /// How long the two certificates last
+    #[arg(long, value_name = "TIME", default_value = "90d", value_parser = time)]
+    pub certificate_life: Duration,
+}
+
+#[derive(Debug, Args)]
+pub struct EnrollArgs {
+    /// File with the token; `-` reads it from standard input. Not the token itself: everybody on a host sees command lines
+    #[arg(long, value_name = "FILE")]
+    pub token_file: PathBuf,
+    /// The node's state folder: in it comes `credentials`
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum IdentityCommand {
+    /// Make every certificate void that somebody was issued until now
+    Revoke {
+        /// Whose, such as admin/ann
+        #[arg(value_name = "ROLE/NAME")]
+        identity: Identity,
+    },
+    /// List whose certificates are void
+    Revoked,
 }
 
 #[derive(Debug, Subcommand)]
@@ -164,6 +208,12 @@ pub struct ControllerArgs {
     /// How it writes its log to standard error; GODWIT_LOG says what of it [default: text]
     #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
+    /// Folder of the authority that it issues certificates with [default: `ca` in the state folder, if it is there]
+    #[arg(long, value_name = "DIR")]
+    pub authority: Option<PathBuf>,
+    /// How long the certificates last that it issues; nodes renew theirs when a third is left [default: 90d]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub certificate_life: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
@@ -268,6 +318,19 @@ pub enum Host {
     },
     /// Forget a host
     Rm {
+        /// Its name
+        name: Name,
+    },
+    /// Print a token, good for one use, that a host enrols with; a secret
+    Token {
+        /// The host's name
+        name: Name,
+        /// How long it is good for
+        #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
+        ttl: Duration,
+    },
+    /// Make a host's certificates void, here and on every node, and end its sessions
+    Revoke {
         /// Its name
         name: Name,
     },

@@ -6,12 +6,14 @@
 
 use crate::args::{ControllerArgs, FileKind, LogFormat, NodeArgs};
 use crate::failure::Failure;
+use crate::quantity::time;
 use godwit_api::Name;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tracing_subscriber::filter::Targets;
 
 /// What the longest file that makes sense does not reach: a wrong name (a disk, a log) is refused before it is read whole.
@@ -27,6 +29,10 @@ pub struct ControllerFile {
     pub state: Option<PathBuf>,
     /// Folder with `ca.pem`, `cert.pem` and `key.pem`.
     pub credentials: Option<PathBuf>,
+    /// Folder of the authority.
+    pub authority: Option<PathBuf>,
+    /// How long the certificates last that it issues, such as `90d`.
+    pub certificate_life: Option<String>,
     /// What is logged.
     pub log: Option<String>,
     /// How.
@@ -75,7 +81,7 @@ impl Checked for ControllerFile {
     }
 
     fn folders(&self) -> Vec<(&'static str, &Option<PathBuf>)> {
-        vec![("state", &self.state), ("credentials", &self.credentials)]
+        vec![("state", &self.state), ("credentials", &self.credentials), ("authority", &self.authority)]
     }
 }
 
@@ -98,11 +104,18 @@ pub struct ControllerSettings {
     pub state: PathBuf,
     /// Folder of its credentials, where one was named.
     pub credentials: Option<PathBuf>,
+    /// Folder of the authority: the one that was named, or the one in the state folder.
+    pub authority: Option<PathBuf>,
+    /// How long the certificates last that it issues.
+    pub certificate_life: Duration,
     /// What is logged, where that was said.
     pub log: Option<String>,
     /// How.
     pub log_format: LogFormat,
 }
+
+/// How long certificates last when nobody says.
+const CERTIFICATE_LIFE: Duration = Duration::from_secs(90 * 86_400);
 
 /// A node's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,10 +153,16 @@ pub struct NodeSettings {
 pub fn controller(args: ControllerArgs, credentials: Option<PathBuf>) -> Result<ControllerSettings, Failure> {
     let file: ControllerFile = read_if(args.config.as_deref())?;
     let wanted = |key| missing(key, args.config.as_deref());
+    let state = args.state.or(file.state).ok_or_else(|| wanted("state"))?;
+    let said = file.certificate_life.map(|text| time(&text)).transpose();
+    let life = args.certificate_life.or(said.map_err(Failure::usage)?).unwrap_or(CERTIFICATE_LIFE);
+    let made = Some(state.join(crate::enrol::AUTHORITY)).filter(|ca| ca.exists());
     Ok(ControllerSettings {
         listen: args.listen.or(file.listen).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 7400))),
-        state: args.state.or(file.state).ok_or_else(|| wanted("state"))?,
+        state,
         credentials: credentials.or(file.credentials),
+        authority: args.authority.or(file.authority).or(made),
+        certificate_life: life,
         log: file.log,
         log_format: args.log_format.or(file.log_format).unwrap_or_default(),
     })
@@ -299,12 +318,15 @@ mod tests {
             listen: Some(listen),
             state: Some(_),
             credentials: Some(_),
+            authority: Some(_),
+            certificate_life: Some(life),
             log: Some(_),
-            log_format: Some(_),
+            log_format: Some(LogFormat::Text),
         } = file
         else {
-            panic!("a key is not in the file: {file:?}")
+            panic!("a key is not in the file, or not with its default: {file:?}")
         };
+        assert_eq!(time(&life), Ok(CERTIFICATE_LIFE));
         assert_eq!(listen, "127.0.0.1:7400".parse().unwrap());
         let file: NodeFile = parse(&in_force(NODE)).unwrap();
         let NodeFile {

@@ -2,9 +2,9 @@
 
 use crate::args::{ControllerArgs, Global, LogFormat, NodeArgs, Pki, RoleArg};
 use crate::config::{self, NodeSettings};
+use crate::enrol;
 use crate::failure::Failure;
 use crate::service::Manager;
-use crate::user;
 use godwit_api::Name;
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
 use std::path::Path;
@@ -40,8 +40,14 @@ pub fn pki(command: &Pki) -> Result<(), Failure> {
 pub fn controller(args: ControllerArgs, global: &Global) -> Result<(), Failure> {
     let settings = config::controller(args, global.credentials.clone())?;
     log(settings.log.as_deref(), settings.log_format)?;
-    let credentials = settings.credentials.map_or_else(|| user::credentials(global), Ok)?;
-    let config = godwit_controller::Config { listen: settings.listen, state: settings.state, credentials };
+    let credentials = settings.credentials.map_or_else(|| enrol::own_credentials(&settings.state), Ok)?;
+    let config = godwit_controller::Config {
+        listen: settings.listen,
+        state: settings.state,
+        credentials,
+        authority: settings.authority,
+        certificate_life: settings.certificate_life,
+    };
     Ok(Runtime::new()?.block_on(async {
         let manager = Arc::new(Manager::from_env());
         manager.starting("opening the store");
@@ -58,7 +64,7 @@ pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
     let settings = config::node(args, global.credentials.clone())?;
     log(settings.log.as_deref(), settings.log_format)?;
     let NodeSettings { name, state, run, images, address, api, control, disk, memory, credentials, .. } = settings;
-    let credentials = credentials.map_or_else(|| user::credentials(global), Ok)?;
+    let credentials = credentials.map_or_else(|| enrol::own_credentials(&state), Ok)?;
     let name = match name {
         Some(name) => name,
         None => name_in(&credentials)?,

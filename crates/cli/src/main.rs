@@ -5,6 +5,7 @@
 mod args;
 mod config;
 mod daemons;
+mod enrol;
 mod events;
 mod failure;
 mod follow;
@@ -41,6 +42,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Controller(args) => daemons::controller(args, &global),
         Command::Node(args) => daemons::node(args, &global),
         Command::Config(ConfigCommand::Check { file, kind }) => config::check(&file, kind),
+        Command::Init(args) => enrol::init(&global, &args),
+        Command::Enroll(args) => enrol::enrol(&global, &args),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

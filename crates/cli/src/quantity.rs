@@ -1,6 +1,7 @@
 //! Sizes and rates as people write them.
 
 use godwit_units::{BitRate, Bytes};
+use std::time::Duration;
 
 /// The number at the beginning of `text`, and what follows it.
 fn split(text: &str) -> Option<(f64, &str)> {
@@ -14,6 +15,27 @@ fn split(text: &str) -> Option<(f64, &str)> {
 fn whole(number: f64, unit: f64) -> Option<u64> {
     let value = (number * unit).round();
     (value < 9.2e18).then_some(value as u64)
+}
+
+/// A time: `90d`, `12h`, `15m`, `30s`.
+///
+/// # Errors
+/// What is wrong with the text, and what to write instead.
+pub fn time(text: &str) -> Result<Duration, String> {
+    let bad = || format!("`{text}` is no time: write a number with s, m, h or d, such as 12h");
+    let (number, unit) = split(text.trim()).ok_or_else(bad)?;
+    let unit = match unit {
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => return Err(bad()),
+    };
+    // More than a CA itself lasts is a mistake.
+    match whole(number, unit) {
+        Some(seconds @ 1..=315_360_000) => Ok(Duration::from_secs(seconds)),
+        _ => Err(bad()),
+    }
 }
 
 /// A size: `4G`, `512 MiB`, `1.5G`, `4096`. Units are powers of 1024.

@@ -1,6 +1,6 @@
 //! The commands that ask the controller.
 
-use crate::args::{Command, Component, Global, Host, List, MoveArgs, MoveCommand, Site, Vm};
+use crate::args::{Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, Site, Vm};
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
 use crate::{events, show, spec, timeline};
@@ -18,13 +18,17 @@ use std::path::PathBuf;
 /// # Errors
 /// None is named, and there is no home.
 pub fn credentials(global: &Global) -> Result<PathBuf, Failure> {
-    match (&global.credentials, std::env::var_os("HOME")) {
-        (Some(dir), _) => Ok(dir.clone()),
-        (None, Some(home)) => Ok(PathBuf::from(home).join(".config/godwit")),
-        (None, None) => {
-            Err(Failure::usage("no credentials: name their folder with --credentials or GODWIT_CREDENTIALS"))
-        }
-    }
+    global.credentials.clone().map_or_else(own_credentials, Ok)
+}
+
+/// The folder of the user's credentials, where none is named.
+///
+/// # Errors
+/// There is no home.
+pub fn own_credentials() -> Result<PathBuf, Failure> {
+    let home = std::env::var_os("HOME");
+    home.map(|home| PathBuf::from(home).join(".config/godwit"))
+        .ok_or_else(|| Failure::usage("no credentials: name their folder with --credentials or GODWIT_CREDENTIALS"))
 }
 
 /// Carries out a command.
@@ -59,7 +63,15 @@ impl User {
             Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
             Command::Move(order) => self.mv(order).await,
+            Command::Identity(IdentityCommand::Revoke { identity }) => self
+                .print(&api.revoke(&identity).await?, |_| {
+                    format!("every certificate of {identity} until now is void\n")
+                }),
+            Command::Identity(IdentityCommand::Revoked) => self
+                .print(&api.revocations().await?, |list| list.holders.keys().map(|who| format!("{who}\n")).collect()),
             Command::Pki(_)
+            | Command::Init(_)
+            | Command::Enroll(_)
             | Command::Controller(_)
             | Command::Node(_)
             | Command::Api(_)
@@ -99,6 +111,12 @@ impl User {
             Host::Ls => self.print(&api.hosts().await?, |h| show::hosts(h)),
             Host::Show { name } => self.print(&api.host(&name).await?, show::host),
             Host::Rm { name } => Ok(api.remove_host(&name).await?),
+            Host::Token { name, ttl } => {
+                self.print(&api.host_token(&name, ttl).await?, |token| format!("{}\n", token.token))
+            }
+            Host::Revoke { name } => self.print(&api.revoke_host(&name).await?, |_| {
+                format!("every certificate of `{name}` until now is void, and nodes that run are told; `godwit host token {name}` lets it enrol again\n")
+            }),
         }
     }
 

@@ -6,12 +6,14 @@
 
 #![forbid(unsafe_code)]
 
+mod allow;
 mod events;
 pub mod health;
 mod metrics;
 mod moves;
 mod places;
 mod record;
+mod rights;
 #[cfg(test)]
 mod routes_tests;
 mod saga;
@@ -20,20 +22,18 @@ mod state;
 mod store;
 #[cfg(test)]
 mod testing;
+mod trust;
 mod vms;
 
 pub use state::Controller;
 pub use store::{Change, Counter, FileStore, Kind, StateStore, StoreError};
+pub use trust::{Issuer, Trust};
 
 use anyhow::Context as _;
-use axum::extract::{Extension, Request};
-use axum::http::Method;
-use axum::middleware::{Next, from_fn};
-use axum::response::{IntoResponse, Response};
+use axum::middleware::from_fn;
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use godwit_api::{ApiError, Problem};
-use godwit_trust::{Access, Credentials, Identity, Role};
+use godwit_trust::{Authority, Credentials, Role};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -53,6 +53,10 @@ pub struct Config {
     pub state: PathBuf,
     /// Certificate, key and authority; for a controller.
     pub credentials: PathBuf,
+    /// The folder of the CA, if it issues certificates.
+    pub authority: Option<PathBuf>,
+    /// How long the certificates last that it issues.
+    pub certificate_life: Duration,
 }
 
 /// Runs a controller until `shutdown`; `up` is told when it listens. Moves under way go on without it.
@@ -70,6 +74,14 @@ pub async fn run(
     let store = Box::new(FileStore::open(&config.state)?);
     let listener = godwit_api::listen(config.listen).await?;
     let controller = Controller::new(store, credentials);
+    if let Some(dir) = config.authority {
+        let authority = Authority::open(&dir)?;
+        controller.trust().issue_with(Issuer {
+            authority,
+            life: config.certificate_life,
+            credentials: config.credentials,
+        });
+    }
     up(&controller);
     serve(controller, listener, shutdown).await
 }
@@ -84,6 +96,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     tracing::info!(listen = %listener.local_addr()?, who = %controller.credentials().identity(), "the controller serves");
+    trust::recall(&controller)?;
     moves::resume_all(&controller)?;
     controller.spawn(tend(Arc::clone(&controller)));
     let credentials = controller.credentials().clone();
@@ -93,7 +106,7 @@ pub async fn serve(
         // Those who follow would not end by themselves.
         events.close();
     };
-    let served = godwit_api::serve(listener, router(Arc::clone(&controller)), &credentials, shutdown).await;
+    let served = godwit_api::serve_anybody(listener, router(Arc::clone(&controller)), &credentials, shutdown).await;
     controller.stop();
     Ok(served?)
 }
@@ -106,6 +119,7 @@ async fn tend(controller: Arc<Controller>) {
                 tracing::error!(%error, "cannot look after the records");
             }
         }
+        trust::tend(&controller).await;
         tokio::time::sleep(REFRESH).await;
     }
 }
@@ -133,23 +147,11 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/events", get(events::follow))
         .route("/metrics", get(metrics::show))
         .route("/v1/openapi.json", get(|| async { Json(godwit_api::openapi::document()) }))
+        .route("/v1/hosts/{host}/token", post(trust::token))
+        .route("/v1/hosts/{host}/revoke", post(trust::revoke_host))
+        .route("/v1/enrolment", post(trust::enrol))
+        .route("/v1/renewal", post(trust::renew))
+        .route("/v1/revocations", get(trust::revocations).post(trust::revoke))
         .with_state(controller)
-        .layer(from_fn(guard))
-}
-
-/// Clients only; operators may read and move, admins everything.
-async fn guard(Extension(who): Extension<Identity>, request: Request, next: Next) -> Response {
-    let operators = request.method() == Method::GET || request.uri().path().starts_with("/v1/moves");
-    match who.role() {
-        Role::Client(Access::Admin) => next.run(request).await,
-        Role::Client(Access::Operator) if operators => next.run(request).await,
-        Role::Client(Access::Operator) => {
-            ApiError::new(Problem::Forbidden, format!("{who} may read and move, nothing else"))
-                .remedy("ask with a certificate of the role admin")
-                .into_response()
-        }
-        Role::Controller | Role::Node => ApiError::new(Problem::Forbidden, format!("{who} may not ask a controller"))
-            .remedy("ask with a certificate of the role admin or operator")
-            .into_response(),
-    }
+        .layer(from_fn(rights::guard))
 }

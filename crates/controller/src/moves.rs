@@ -86,9 +86,14 @@ fn unreachable(host: &Name, error: &ApiError) -> Blocker {
 fn certificate(facts: &HostFacts) -> Option<Blocker> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let left = facts.certificate_expires_unix_s.saturating_sub(now);
-    (left < CERTIFICATE_LEFT.as_secs()).then(|| {
+    // One that is renewed by itself, also during a move, is in the way only when that has failed.
+    let needed = if facts.certificate_renews { 0 } else { CERTIFICATE_LEFT.as_secs() };
+    (left < needed || left == 0).then(|| {
         let message = format!("the certificate of `{}` ends in {} min", facts.name, left / 60);
-        let remedy = format!("`godwit pki issue --role node --name {}`, and restart the node", facts.name);
+        let remedy = format!(
+            "see in its log why it is not renewed; or `godwit host token {}`, `godwit enroll`, and restart the node",
+            facts.name
+        );
         blocker(&facts.name, "certificate", message, remedy)
     })
 }
@@ -249,6 +254,7 @@ pub async fn start(State(c): Shared, Json(order): Json<StartMove>) -> Result<Res
                 disk: order.disk,
                 limit: order.limit,
                 vcpus: order.vcpus,
+                capability: None,
             },
             vm: order.vm,
             from: now.host,
@@ -330,7 +336,7 @@ async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> 
                 Err(_) => {}
             }
         } else {
-            match node.begin(&record.order).await {
+            match node.begin(&crate::allow::order(c, record)?).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.problem == Problem::Unreachable => {
                     if told.as_ref() != Some(&error.message) {

@@ -35,6 +35,7 @@ pub struct Controller {
     /// Tells what happens.
     pub(crate) events: Arc<Hub>,
     credentials: Credentials,
+    trust: crate::trust::Trust,
     /// Held while something is looked up and then changed; never across a question to a node.
     deciding: Mutex<()>,
     /// One client a host, so that connections are reused.
@@ -84,6 +85,7 @@ impl Controller {
             store: Box::new(Watched::new(store, Arc::clone(&events))),
             events,
             credentials,
+            trust: crate::trust::Trust::default(),
             deciding: Mutex::default(),
             clients: Mutex::default(),
             live: Mutex::default(),
@@ -96,6 +98,12 @@ impl Controller {
     #[must_use]
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
+    }
+
+    /// The CA and what goes with it.
+    #[must_use]
+    pub fn trust(&self) -> &crate::trust::Trust {
+        &self.trust
     }
 
     /// While this is held, nobody else decides anything from the records.

@@ -27,10 +27,23 @@ pub enum Kind {
     Volume,
     /// By number.
     Move,
+    /// Tokens for hosts, by their secret's hash.
+    Enrolment,
+    /// One list.
+    Revocation,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [Self::Site, Self::Host, Self::Component, Self::Vm, Self::Volume, Self::Move];
+    const ALL: [Self; 8] = [
+        Self::Site,
+        Self::Host,
+        Self::Component,
+        Self::Vm,
+        Self::Volume,
+        Self::Move,
+        Self::Enrolment,
+        Self::Revocation,
+    ];
 
     const fn table(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
         TableDefinition::new(match self {
@@ -40,6 +53,8 @@ impl Kind {
             Self::Vm => "vms",
             Self::Volume => "volumes",
             Self::Move => "moves",
+            Self::Enrolment => "enrolments",
+            Self::Revocation => "revocations",
         })
     }
 }

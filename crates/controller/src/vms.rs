@@ -195,7 +195,8 @@ async fn point_gateways(c: &Controller, record: &VmRecord) -> Result<(), ApiErro
         let ComponentSpec::Gateway { host: gateway, bridge, .. } = &wire.component else { continue };
         let (lineage, generation) = (record.lineage, record.generation);
         let mtu = nic.mtu();
-        let port = GatewayPort { bridge: bridge.clone(), remote, vni: wire.id & VNI_BITS, mtu, lineage, generation };
+        let (bridge, host, vni) = (bridge.clone(), Some(record.host.clone()), wire.id & VNI_BITS);
+        let port = GatewayPort { bridge, remote, host, vni, mtu, lineage, generation };
         if let Err(error) = c.node_of(gateway)?.attach(wire.id, &port).await {
             outcome = Err(error);
         }

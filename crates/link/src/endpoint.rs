@@ -28,6 +28,7 @@ pub struct Endpoint {
 #[derive(Debug)]
 struct Shared {
     config: Config,
+    credentials: Credentials,
     lanes: [quinn::Endpoint; 3],
     /// Another one in every process: who restarts is another.
     incarnation: u64,
@@ -64,7 +65,9 @@ impl Endpoint {
         // 0 stands for "not known" on the wire.
         let incarnation = random_u64()?.max(1);
         let over = CancellationToken::new();
-        let shared = Arc::new(Shared { config, lanes, incarnation, sessions: Mutex::default(), over, ready });
+        let credentials = credentials.clone();
+        let shared =
+            Arc::new(Shared { config, credentials, lanes, incarnation, sessions: Mutex::default(), over, ready });
         for lane in Lane::ALL {
             tokio::spawn(Arc::clone(&shared).listen(lane));
         }
@@ -126,6 +129,13 @@ impl Endpoint {
         }
     }
 
+    /// Ends every session with a peer; what was not acknowledged is lost. It may come again if its certificate lets it.
+    pub fn disconnect(&self, peer: &Identity) {
+        let theirs: Vec<_> =
+            self.shared.lock().iter().filter(|((who, _), _)| who == peer).map(|(_, inner)| Arc::clone(inner)).collect();
+        theirs.iter().for_each(|inner| inner.close(Closed::Here));
+    }
+
     /// Closes every session and the sockets. Peers are told if the network lets them be.
     pub fn close(&self) {
         self.shared.over.cancel();
@@ -180,8 +190,8 @@ impl Shared {
                 return Err(Attempt::Over(Closed::PeerRestarted));
             }
             inner.peer_incarnation.store(welcome.incarnation, Ordering::Relaxed);
-            inner.install(lane, connection, &welcome.live);
-            Ok(())
+            inner.install(lane, connection.clone(), &welcome.live);
+            self.accepts(inner, &connection).map_err(Attempt::Refused)
         };
         let late = || Attempt::Again(format!("no answer in {:?}", self.config.attempt));
         tokio::time::timeout(self.config.attempt, once).await.unwrap_or_else(|_| Err(late()))
@@ -244,7 +254,15 @@ impl Shared {
         if send.write_chunk(welcome.encode()).await.is_ok() {
             let _ = send.finish();
             inner.install(lane, connection.clone(), &hello.live);
+            let _ = self.accepts(&inner, connection);
         }
+    }
+
+    /// Once more, now that [`Endpoint::disconnect`] would find it: a peer that was revoked between its handshake and here must
+    /// not stay.
+    fn accepts(&self, inner: &Arc<Inner>, connection: &quinn::Connection) -> Result<(), PeerError> {
+        let certificate = transport::certificate_at(connection)?;
+        self.credentials.accepts(&certificate).inspect_err(|why| inner.close(Closed::Peer(why.clone())))
     }
 
     fn find(self: &Arc<Self>, peer: &Identity, hello: &Hello) -> Result<Arc<Inner>, (u32, &'static str)> {

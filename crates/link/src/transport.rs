@@ -2,7 +2,7 @@
 
 use crate::wire::ALPN;
 use crate::{Config, Lane, LinkError};
-use godwit_trust::{Credentials, Identity, PeerError, Role, peer_identity};
+use godwit_trust::{Credentials, Identity, PeerCertificate, PeerError, Role};
 use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ConnectionError, MtuDiscoveryConfig, TransportConfig, VarInt};
@@ -72,11 +72,16 @@ fn transport(config: &Config, lane: Lane) -> Result<TransportConfig, LinkError> 
 
 /// Who is at the other end: a node, or nobody to us.
 pub fn node_at(connection: &quinn::Connection) -> Result<Identity, PeerError> {
-    let shown = connection.peer_identity().ok_or(PeerError::NoCertificate)?;
-    let certs = shown.downcast::<Vec<CertificateDer<'static>>>().map_err(|_| PeerError::NoCertificate)?;
-    let identity = peer_identity(&certs)?;
+    let identity = certificate_at(connection)?.identity;
     identity.require(Role::Node)?;
     Ok(identity)
+}
+
+/// The certificate of who is at the other end.
+pub fn certificate_at(connection: &quinn::Connection) -> Result<PeerCertificate, PeerError> {
+    let shown = connection.peer_identity().ok_or(PeerError::NoCertificate)?;
+    let certs = shown.downcast::<Vec<CertificateDer<'static>>>().map_err(|_| PeerError::NoCertificate)?;
+    PeerCertificate::read(&certs)
 }
 
 /// What TLS found wrong, if that is why the connection failed. QUIC carries a TLS alert as error 0x100 + alert.

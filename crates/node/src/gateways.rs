@@ -7,9 +7,9 @@
 //!
 //! At the gateway: the ports of its wires are kept in files, because the kernel forgets them at a reboot and nobody else would
 //! notice. Which host a port leads to is decided by [`godwit_wire::Port`]: an older owner's order is refused whatever way it
-//! comes. Only nodes have a link to here; that one of them speaks for the VM's owner is not proved yet, as nothing is
-//! between nodes (capabilities).
+//! comes, and one that the controller's capability does not cover is refused whoever it comes from ([`crate::covered`]).
 
+use crate::covered;
 use crate::node::{Node, network};
 use crate::parts::{Parts, lock};
 use crate::proto::{self, ProbeWire, Repoint, Request};
@@ -178,22 +178,28 @@ impl Node {
             ApiError::new(problem, format!("{} does not point wire {} at {from}: {why}", self.name(), order.wire))
         })?;
         let Some(known) = known else { return Ok(()) };
+        covered::repoint(self.credentials(), from, order, &known)?;
         let (remote, lineage, generation) = (order.remote, order.lineage, order.generation);
-        let port = GatewayPort { remote, lineage, generation, ..known };
+        let host = from.parse().ok();
+        let port = GatewayPort { remote, host, lineage, generation, ..known };
         self.gateways().store(order.wire, &port)?;
         self.apply(order.wire, &port).await?;
         tracing::info!(wire = order.wire, to = from, "wire pointed");
         Ok(())
     }
 
-    /// Asks for a guest behind a wire that ends here.
+    /// Asks for a guest behind a wire that ends here, for the host that the wire leads to.
     ///
     /// # Errors
-    /// When no answer came.
-    pub(crate) async fn probe_wire(&self, asked: &ProbeWire) -> Result<(), ApiError> {
+    /// When no answer came, or somebody else asks.
+    pub(crate) async fn probe_wire(&self, from: &str, asked: &ProbeWire) -> Result<(), ApiError> {
         let port = self.gateways().load(asked.wire)?.ok_or_else(|| {
             ApiError::new(Problem::NotFound, format!("wire {} does not end at {}", asked.wire, self.name()))
         })?;
+        if port.host.as_ref().is_none_or(|host| host.as_str() != from) {
+            let message = format!("wire {} does not lead to {from}, who asks what is behind it", asked.wire);
+            return Err(ApiError::new(Problem::Forbidden, message));
+        }
         let mac: MacAddr =
             asked.mac.parse().map_err(|e| ApiError::new(Problem::Invalid, format!("`{}`: {e}", asked.mac)))?;
         let within = Duration::from_millis(asked.within_ms).min(LONGEST_PROBE);
@@ -256,7 +262,8 @@ pub async fn check(node: &Node, definition: &VmDefinition) -> Vec<Blocker> {
 pub fn point_here(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
     let definition = parts.definition();
     for (wire, gateway) in wires(&definition) {
-        let order = Repoint { wire: wire.id, remote: node.config().address, lineage, generation };
+        let capability = covered::held(node.credentials(), parts, lineage, generation);
+        let order = Repoint { wire: wire.id, remote: node.config().address, lineage, generation, capability };
         let task = crate::trace::spawn(point(node.clone(), parts.clone(), gateway.clone(), order));
         if let Some(before) = lock(&node.gateways().pointing).insert(wire.id, task.abort_handle()) {
             before.abort();
@@ -346,6 +353,7 @@ mod tests {
         let port = |generation, n: u8| GatewayPort {
             bridge: "clients".into(),
             remote: [10, 0, 0, n].into(),
+            host: None,
             vni: 7,
             mtu: 1500,
             lineage: Lineage::FIRST,

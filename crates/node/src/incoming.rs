@@ -40,6 +40,7 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     if stage.source.name.as_str() != from {
         return Err(ApiError::new(Problem::Forbidden, format!("{from} asks in the name of {}", stage.source.name)));
     }
+    crate::covered::stage(node.credentials(), from, &stage)?;
     let check = godwit_api::host::CheckVm {
         definition: stage.definition.clone(),
         disk: godwit_units::Bytes(0),
@@ -50,6 +51,9 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
         return Err(ApiError::new(Problem::Blocked, first.message.clone()).remedy(first.remedy.clone()));
     }
     let parts = node.adopt_definition(stage.definition, stage.vcpus)?;
+    if let Some(signed) = &stage.capability {
+        crate::covered::keep(&parts, signed).map_err(|e| ApiError::new(Problem::Failed, e.to_string()))?;
+    }
     parts.keeper().ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply }).await
 }
 

@@ -2,12 +2,14 @@
 
 pub mod actor;
 pub mod check;
+pub mod covered;
 pub mod disk;
 pub mod effects;
 pub mod failpoint;
 pub mod gateways;
 pub mod health;
 pub mod incoming;
+pub mod membership;
 pub mod memory_in;
 pub mod memory_out;
 pub mod metrics;

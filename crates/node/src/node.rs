@@ -3,6 +3,7 @@
 use crate::actor::Actor;
 use crate::disk::Disk;
 use crate::gateways::{self, Gateways};
+use crate::membership::Membership;
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
 use crate::proto::{self, Note};
@@ -26,6 +27,7 @@ use std::time::{Duration, UNIX_EPOCH};
 pub struct Node {
     config: Config,
     credentials: Credentials,
+    membership: Membership,
     ledger: Mutex<FileLedger>,
     vms: Mutex<BTreeMap<VmId, Arc<Parts>>>,
     qemu: godwit_vmm::HostFacts,
@@ -112,6 +114,7 @@ impl Node {
             memory_free: check::memory_free(),
             disk_free: Bytes(disk_free),
             certificate_expires_unix_s: self.credentials.expiry().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            certificate_renews: self.membership.renews(),
             link: self.as_peer().link,
             underlay: self.config.address,
         }
@@ -152,6 +155,7 @@ impl Node {
         if name != config.name.as_str() {
             bail!("the certificate in {} is {name}'s, this node is {}", config.credentials.display(), config.name);
         }
+        let membership = Membership::recall(&config.credentials, &config.state, &credentials)?;
         let ledger = FileLedger::open(&config.state.join("records"))?;
         let run = config.run.clone();
         let qemu = tokio::task::spawn_blocking(move || godwit_vmm::HostFacts::ask(&run)).await??;
@@ -167,6 +171,7 @@ impl Node {
         let node = Arc::new(Self {
             config,
             credentials,
+            membership,
             ledger: Mutex::new(ledger),
             vms: Mutex::default(),
             qemu,
@@ -177,6 +182,7 @@ impl Node {
         node.recover_gateways().await;
         node.recover().await?;
         node.peers.serve(&node);
+        node.renew_in_time();
         Ok(node)
     }
 
@@ -184,6 +190,11 @@ impl Node {
     #[must_use]
     pub const fn credentials(&self) -> &Credentials {
         &self.credentials
+    }
+
+    /// Its part in the installation.
+    pub(crate) const fn membership(&self) -> &Membership {
+        &self.membership
     }
 
     /// When its certificate ends.
@@ -569,7 +580,7 @@ impl Node {
         let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
             Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
-            Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(&asked).await,
+            Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
         };
         proto::encode(&answer)

@@ -60,6 +60,7 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
         definition: parts.definition(),
         source: node.as_peer(),
         vcpus: order.vcpus,
+        capability: order.capability.clone(),
     }));
     let answer =
         session.request(proto::encode(&request), STAGING).await.map_err(|e| unreachable(&order.to.name, &e))?;

@@ -94,6 +94,12 @@ impl Peers {
         Ok(session)
     }
 
+    /// Ends every session with a peer that is not trusted any more.
+    pub fn disconnect(&self, who: &Identity) {
+        lock(&self.sessions).remove(who.name());
+        self.endpoint.disconnect(who);
+    }
+
     /// Says something that may be lost.
     pub fn say(self: &Peers, node: &Arc<Node>, host: PeerHost, message: Bytes) {
         let node = node.clone();

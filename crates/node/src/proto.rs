@@ -5,6 +5,7 @@ use godwit_api::ApiError;
 use godwit_api::host::PeerHost;
 use godwit_api::vm::VmDefinition;
 use godwit_handoff::{Message, Ticket};
+use godwit_trust::SignedCapability;
 use godwit_units::{Generation, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -31,6 +32,9 @@ pub struct Repoint {
     pub lineage: Lineage,
     /// As the lineage.
     pub generation: Generation,
+    /// What shows that this host is that owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capability: Option<SignedCapability>,
 }
 
 /// Whom to ask for behind a wire.
@@ -58,6 +62,9 @@ pub struct Stage {
     /// CPUs to have when it runs there, if more than now.
     #[serde(default)]
     pub vcpus: Option<u32>,
+    /// What shows that the controller has ordered this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capability: Option<SignedCapability>,
 }
 
 /// The answer to a [`Request`].

@@ -33,6 +33,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/moves/{id}/cancel", post(cancel))
         .route("/v1/moves/{id}/limit", post(limit))
         .route("/v1/moves/{id}/stop", post(stop_now))
+        .route("/v1/revocations", put(revoke))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .with_state(node)
 }
@@ -163,6 +164,11 @@ async fn stop_now(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<
 
 async fn attach(State(node): State<Arc<Node>>, Path(wire): Path<u32>, Json(port): Json<GatewayPort>) -> Answer<Value> {
     node.attach(wire, &port).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn revoke(State(node): State<Arc<Node>>, Json(list): Json<godwit_trust::Revocations>) -> Answer<Value> {
+    node.revoke(&list)?;
     Ok(Json(Value::Null))
 }
 

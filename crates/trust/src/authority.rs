@@ -2,8 +2,8 @@
 
 use crate::{CA_FILE, CA_KEY_FILE, CERT_FILE, Identity, KEY_FILE, TrustError, fingerprint, private_file};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 use rustls_pki_types::{CertificateDer, pem::PemObject};
 use std::fmt;
@@ -15,6 +15,9 @@ pub const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 
 /// The authority's own certificate lasts ten years: replacing it means enrolling every node again.
 const AUTHORITY_DAYS: u64 = 3650;
+
+/// The longest request for a certificate that is looked at, bytes. Ours have some 400.
+const MAX_REQUEST: usize = 8 << 10;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -143,24 +146,85 @@ impl Authority {
     /// # Errors
     /// The system gave no randomness, or the validity lies outside of X.509's years.
     pub fn issue(&self, identity: &Identity, validity: Validity) -> Result<Issued, TrustError> {
-        let failed = |why: String| TrustError::Issue { whom: identity.to_string(), why };
-        let text = |text: String| text.try_into().map_err(|e: rcgen::Error| failed(e.to_string()));
-        if validity.from >= validity.until {
-            return Err(failed("its validity ends before it begins".into()));
-        }
-        let mut params = params(&identity.to_string(), validity);
-        params.subject_alt_names =
-            vec![SanType::URI(text(identity.uri())?), SanType::DnsName(text(identity.dns_name())?)];
-        params.use_authority_key_identifier_extension = true;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        if identity.role().serves() {
-            params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
-        }
-        let key = KeyPair::generate().map_err(|e| failed(e.to_string()))?;
-        let cert = params.signed_by(&key, &self.issuer).map_err(|e| failed(e.to_string()))?;
+        let failed = |e: rcgen::Error| TrustError::Issue { whom: identity.to_string(), why: e.to_string() };
+        let params = holder(identity, validity)?;
+        let key = KeyPair::generate().map_err(failed)?;
+        let cert = params.signed_by(&key, &self.issuer).map_err(failed)?;
         Ok(Issued { ca_pem: self.pem.clone(), cert_pem: cert.pem(), key_pem: key.serialize_pem() })
     }
+
+    /// Signs a key that somebody else made and keeps: a certificate for `identity`, as PEM. Of the request only the key
+    /// counts, and the name in it has to be `identity`'s: what else it asks for is not granted.
+    ///
+    /// # Errors
+    /// The request is no CSR, is not signed by its own key, or names somebody else.
+    pub fn sign(&self, request_pem: &str, identity: &Identity, validity: Validity) -> Result<String, TrustError> {
+        let failed = |why: String| TrustError::Issue { whom: identity.to_string(), why };
+        if request_pem.len() > MAX_REQUEST {
+            return Err(failed(format!("the request has more than {MAX_REQUEST} bytes")));
+        }
+        // Checks the request's own signature: whoever asks has the key.
+        let asked = CertificateSigningRequestParams::from_pem(request_pem)
+            .map_err(|e| failed(format!("the request is none: {e}")))?;
+        let name = match asked.params.distinguished_name.get(&DnType::CommonName) {
+            Some(DnValue::Utf8String(name)) => name.clone(),
+            other => format!("{other:?}"),
+        };
+        if name != identity.to_string() {
+            return Err(failed(format!("the request is for {name}")));
+        }
+        let params = holder(identity, validity)?;
+        let cert = params.signed_by(&asked.public_key, &self.issuer).map_err(|e| failed(e.to_string()))?;
+        Ok(cert.pem())
+    }
+}
+
+/// A new key, and the request to certify it. `Debug` leaves the key out.
+pub struct KeyRequest {
+    /// The private key (PKCS #8, PEM): it stays where it was made.
+    pub key_pem: String,
+    /// The request, PEM.
+    pub request_pem: String,
+}
+
+impl fmt::Debug for KeyRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyRequest").finish_non_exhaustive()
+    }
+}
+
+impl KeyRequest {
+    /// Makes a key for `identity`.
+    ///
+    /// # Errors
+    /// The system gave no randomness.
+    pub fn new(identity: &Identity) -> Result<Self, TrustError> {
+        let failed = |e: rcgen::Error| TrustError::Issue { whom: identity.to_string(), why: e.to_string() };
+        let key = KeyPair::generate().map_err(failed)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, identity.to_string());
+        let request = params.serialize_request(&key).and_then(|r| r.pem()).map_err(failed)?;
+        Ok(Self { key_pem: key.serialize_pem(), request_pem: request })
+    }
+}
+
+/// What stands in a certificate of `identity`.
+fn holder(identity: &Identity, validity: Validity) -> Result<CertificateParams, TrustError> {
+    let failed = |why: String| TrustError::Issue { whom: identity.to_string(), why };
+    let text = |text: String| text.try_into().map_err(|e: rcgen::Error| failed(e.to_string()));
+    if validity.from >= validity.until {
+        return Err(failed("its validity ends before it begins".into()));
+    }
+    let mut params = params(&identity.to_string(), validity);
+    params.subject_alt_names = vec![SanType::URI(text(identity.uri())?), SanType::DnsName(text(identity.dns_name())?)];
+    params.use_authority_key_identifier_extension = true;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    if identity.role().serves() {
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+    }
+    Ok(params)
 }
 
 fn params(common_name: &str, validity: Validity) -> CertificateParams {

@@ -74,6 +74,34 @@ pub enum TrustError {
     /// A name that cannot stand in a certificate.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// A text that is no token, or a token of another kind.
+    #[error("this is no {kind}: it begins with {prefix} and has {parts} parts; copy the whole line, and nothing else")]
+    Token {
+        /// What was expected.
+        kind: &'static str,
+        /// How one begins.
+        prefix: &'static str,
+        /// How many parts, with dots between, one has.
+        parts: usize,
+    },
+    /// The system has no randomness for a secret.
+    #[error("the system gives no randomness for {what}: {why}")]
+    Randomness {
+        /// What it was for.
+        what: &'static str,
+        /// Its error.
+        why: String,
+    },
+    /// A list of revocations that is not believed.
+    #[error(
+        "a list of {entries} revocations: {most} are the most that is kept; issue certificates that last less long"
+    )]
+    TooManyRevocations {
+        /// How many it has.
+        entries: usize,
+        /// How many it may have.
+        most: usize,
+    },
     /// A certificate could not be made.
     #[error("issuing a certificate for {whom}: {why}")]
     Issue {
@@ -107,6 +135,12 @@ pub enum PeerError {
     NotYetValid {
         /// From when.
         from: SystemTime,
+    },
+    /// It was revoked.
+    #[error("the certificate of {peer} is revoked; enrol it again, if it is to be trusted again")]
+    Revoked {
+        /// Whose.
+        peer: String,
     },
     /// Somebody else's CA.
     #[error(
@@ -153,6 +187,7 @@ impl PeerError {
                 CertificateError::NotValidYetContext { not_before, .. } => Self::NotYetValid { from: at(*not_before) },
                 // A CA of the same name and another key shows as a bad signature.
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::WrongAuthority,
+                CertificateError::Revoked => Self::Revoked { peer: "the peer".into() },
                 CertificateError::NotValidForNameContext { expected, presented } => {
                     let reached =
                         presented.iter().find_map(|name| name.strip_prefix("DnsName(\"")?.strip_suffix("\")"));
@@ -173,6 +208,7 @@ impl PeerError {
     pub fn found(alert: u8, reason: &str) -> Self {
         match AlertDescription::from(alert) {
             AlertDescription::UnknownCA => Self::WrongAuthority,
+            AlertDescription::CertificateRevoked => Self::Revoked { peer: "the peer".into() },
             _ if reason.contains("UnknownIssuer") || reason.contains("BadSignature") => Self::WrongAuthority,
             _ => Self::Handshake(reason.into()),
         }
@@ -201,7 +237,7 @@ impl PeerError {
 }
 
 /// `2026-11-21 07:32:58 UTC`.
-fn utc(time: SystemTime) -> String {
+pub(crate) fn utc(time: SystemTime) -> String {
     let t = time::OffsetDateTime::from(time);
     format!(
         "{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC",

@@ -1,10 +1,12 @@
 //! A role and a name, as they stand in a certificate.
 
 use crate::PeerError;
+use crate::credentials::validity;
 use rustls_pki_types::{CertificateDer, ServerName};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use std::time::SystemTime;
 use thiserror::Error;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -170,6 +172,29 @@ impl TryFrom<String> for Identity {
 impl From<Identity> for String {
     fn from(identity: Identity) -> Self {
         identity.to_string()
+    }
+}
+
+/// A peer's certificate, as far as it matters after the handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerCertificate {
+    /// Whose it is.
+    pub identity: Identity,
+    /// Its first moment.
+    pub from: SystemTime,
+    /// Its last moment.
+    pub until: SystemTime,
+}
+
+impl PeerCertificate {
+    /// From the chain that TLS has verified already.
+    ///
+    /// # Errors
+    /// As [`peer_identity`].
+    pub fn read(certs: &[CertificateDer<'_>]) -> Result<Self, PeerError> {
+        let identity = peer_identity(certs)?;
+        let (from, until) = validity(&certs[0]).map_err(|why| PeerError::NoIdentity { why })?;
+        Ok(Self { identity, from, until })
     }
 }
 

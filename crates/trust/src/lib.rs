@@ -6,8 +6,13 @@
 //!
 //! # What can go wrong
 //!
-//! *A key leaks.* Its file is refused when group or world may read it. There is no revocation list: certificates are
-//! meant to be short-lived, and [`Credentials::expiry`] tells when to renew.
+//! *A key leaks.* Its file is refused when group or world may read it. Its holder's certificates can be revoked
+//! ([`Revocations`]); and they are short-lived, and exchanged while everything goes on ([`Credentials::renew`]).
+//!
+//! *A node is taken over.* It has a good certificate and does with it what it likes. So a certificate says who somebody is
+//! and nothing of what they may have: what one node does for another takes a [`Capability`] that the controller signed.
+//!
+//! *A stranger wants to be a node.* It needs an [`EnrolmentToken`].
 //!
 //! *A holder of a good certificate plays another.* The CA alone proves membership, not identity. So who connects asks
 //! for the server's [`Identity::server_name`], which TLS checks, and who accepts reads [`peer_identity`] and decides.
@@ -20,15 +25,21 @@
 #![forbid(unsafe_code)]
 
 mod authority;
+mod capability;
 mod credentials;
+mod enrolment;
 mod error;
 mod identity;
 mod private_file;
+mod revocation;
 
-pub use authority::{Authority, CLOCK_SKEW, Issued, Validity};
-pub use credentials::Credentials;
+pub use authority::{Authority, CLOCK_SKEW, Issued, KeyRequest, Validity};
+pub use capability::{Capability, CapabilityError, MAX_CAPABILITY, MAX_THINGS, SignedCapability};
+pub use credentials::{Credentials, RENEWED_FILE};
+pub use enrolment::{EnrolmentToken, Secret, check_authority, enrolment_client};
 pub use error::{PeerError, TrustError};
-pub use identity::{Access, Identity, IdentityError, MAX_NAME, Role, peer_identity};
+pub use identity::{Access, Identity, IdentityError, MAX_NAME, PeerCertificate, Role, peer_identity};
+pub use revocation::{MAX_REVOCATIONS, Revocations};
 
 /// The file of the authority's certificate, in an authority's folder and beside a certificate that it issued.
 pub const CA_FILE: &str = "ca.pem";

@@ -75,6 +75,7 @@ impl Fake {
             memory_free: Bytes::gib(1),
             disk_free: Bytes::gib(1),
             certificate_expires_unix_s: self.with(|n| n.certificate_ends.unwrap_or(LATER)),
+            certificate_renews: false,
             link: LinkAddresses { control: port(1), disk: port(2), memory: port(3) },
             // So that a test can tell whose address it was.
             underlay: [10, 0, 0, self.name.len() as u8].into(),

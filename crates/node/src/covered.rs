@@ -1,0 +1,132 @@
+//! What another node may ask for: what the controller has signed, and nothing else.
+//!
+//! A peer's certificate says who it is; that gives it no VM. A source shows the capability of its order when it asks for a
+//! place ([`stage`]). Everything later of that attempt rests on the place: streams, and the hand-off's messages, are taken from
+//! the peer that the place was made for, for that ticket, and for the volumes of that VM. A gateway is shown the capability
+//! with the order to lead elsewhere ([`repoint`]).
+//!
+//! Neither asks the controller anything, and the capability does not run out under way ([`godwit_trust::Capability`] says why): a
+//! hand-off ends with the controller gone.
+//!
+//! # What this does not cover
+//!
+//! A source that was taken over has the VM that it runs, and may send what it likes of it. A destination that was ordered to
+//! take a VM and did not get it keeps a capability for it: with that it may point the VM's wires at itself until the gateway
+//! hears of a later owner, from that owner or from the controller. It gets neither memory nor disks by it.
+
+use crate::parts::Parts;
+use crate::proto::{Repoint, Stage};
+use godwit_api::host::GatewayPort;
+use godwit_api::{ApiError, Problem};
+use godwit_trust::{Capability, CapabilityError, Credentials, SignedCapability};
+use godwit_units::{Generation, Lineage};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::SystemTime;
+
+const FILE: &str = "capability";
+
+fn forbidden(from: &str, what: &str, why: &dyn std::fmt::Display) -> ApiError {
+    tracing::warn!(peer = from, %why, "a node asks for what it was not given: {what}");
+    ApiError::new(Problem::Forbidden, format!("{from} may not {what}: {why}"))
+        .remedy("only a move that the controller has ordered allows this; if nobody did, look after that host")
+}
+
+const NONE: &str = "it shows no capability of the controller";
+
+/// Whether `from` was given the place that it asks for.
+///
+/// # Errors
+/// [`Problem::Forbidden`], saying what does not fit.
+pub fn stage(credentials: &Credentials, from: &str, stage: &Stage) -> Result<(), ApiError> {
+    let check = || -> Result<(), CapabilityError> {
+        let signed = stage.capability.as_ref().ok_or(CapabilityError::Form(NONE))?;
+        let allowed = credentials.open(signed)?;
+        allowed.may_begin(SystemTime::now())?;
+        let (ticket, definition) = (&stage.ticket, &stage.definition);
+        Capability::same("the source", &allowed.from.name(), &from)?;
+        Capability::same("the destination", &&allowed.to, &credentials.identity())?;
+        Capability::same("the move", &allowed.mv, &ticket.mv)?;
+        Capability::same("the VM", &allowed.vm, &ticket.vm)?;
+        Capability::same("the VM", &allowed.vm, &definition.id)?;
+        Capability::same("the lineage", &allowed.lineage, &ticket.lineage)?;
+        Capability::same("the generation", &allowed.generation, &ticket.generation)?;
+        Capability::same("the volumes", &allowed.volumes, &definition.sorted_volumes())?;
+        Capability::same("the wires", &allowed.wires, &definition.sorted_wires())?;
+        Capability::same("a VM with the definition", &allowed.definition, &definition.digest())
+    };
+    check().map_err(|why| forbidden(from, &format!("bring VM {} here", stage.definition.id.0), &why))
+}
+
+/// Whether `from` may have a wire's end on a gateway lead to where it says.
+///
+/// # Errors
+/// [`Problem::Forbidden`], saying what does not fit.
+pub fn repoint(credentials: &Credentials, from: &str, order: &Repoint, known: &GatewayPort) -> Result<(), ApiError> {
+    let stands = (known.remote, known.lineage, known.generation);
+    if stands == (order.remote, order.lineage, order.generation) {
+        // It leads there in that owner's name already: the owner has booted its guest again, or the first answer was lost.
+        return Ok(());
+    }
+    let check = || -> Result<(), CapabilityError> {
+        let signed = order.capability.as_ref().ok_or(CapabilityError::Form(NONE))?;
+        let allowed = credentials.open(signed)?;
+        if !allowed.wires.contains(&order.wire) {
+            let (allowed, asked) = (format!("{:?}", allowed.wires), order.wire.to_string());
+            return Err(CapabilityError::Other { what: "the wires", allowed, asked });
+        }
+        owner(&allowed, from, order.lineage, order.generation)?;
+        // A source that takes its VM back has it where it was: the destination has not been given it, and so pointed nothing.
+        let there = if allowed.to.name() == from { allowed.remote } else { known.remote };
+        Capability::same("the address", &there, &order.remote)
+    };
+    check().map_err(|why| forbidden(from, &format!("point wire {}", order.wire), &why))
+}
+
+/// Whether `who` owns the VM as this generation, if the move goes as it was ordered: as its destination, or as its source that took it
+/// back after the seal.
+fn owner(allowed: &Capability, who: &str, lineage: Lineage, generation: Generation) -> Result<(), CapabilityError> {
+    Capability::same("the lineage", &allowed.lineage, &lineage)?;
+    if allowed.to.name() == who && allowed.generation == generation {
+        return Ok(());
+    }
+    if allowed.from.name() == who && allowed.generation.next() == generation {
+        return Ok(());
+    }
+    let (to, from) = (allowed.to.name(), allowed.from.name());
+    let next = allowed.generation.next().0;
+    let asked = format!("{who} as {}", generation.0);
+    let allowed = format!("{to} as {}, or {from} as {next}", allowed.generation.0);
+    Err(CapabilityError::Other { what: "the owner", allowed, asked })
+}
+
+/// Keeps the capability of a VM that comes here: its gateways will ask for it, perhaps after a restart.
+///
+/// # Errors
+/// When the medium fails.
+pub fn keep(parts: &Parts, signed: &SignedCapability) -> io::Result<()> {
+    let path = parts.folder.join(FILE);
+    let fresh = path.with_extension("new");
+    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+    out.write_all(String::from(signed.clone()).as_bytes())?;
+    out.sync_data()?;
+    std::fs::rename(&fresh, &path)?;
+    File::open(&parts.folder)?.sync_all()
+}
+
+/// What shows that this host owns the VM as this generation: the capability that it came with, or that it left with and was taken
+/// back. None where it was created here.
+#[must_use]
+pub fn held(
+    credentials: &Credentials,
+    parts: &Parts,
+    lineage: Lineage,
+    generation: Generation,
+) -> Option<SignedCapability> {
+    let came = std::fs::read_to_string(parts.folder.join(FILE)).ok().and_then(|text| text.try_into().ok());
+    let left = parts.file().order.and_then(|order| order.capability);
+    let me = credentials.identity().name();
+    let mut both = [came, left].into_iter().flatten();
+    both.find(|signed| credentials.open(signed).is_ok_and(|c| owner(&c, me, lineage, generation).is_ok()))
+}

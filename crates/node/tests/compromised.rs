@@ -1,0 +1,314 @@
+//! A node that was taken over: its certificate is good, it speaks the protocol, and it asks for what it was not given.
+//!
+//! Real nodes and real links on this machine's loopback. They need a QEMU to say what the host can do, and skip without, aloud.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use bytes::Bytes;
+use godwit_api::host::{GatewayPort, LinkAddresses, PeerHost};
+use godwit_api::vm::VmDefinition;
+use godwit_api::{Name, Problem};
+use godwit_handoff::{Body, FileLedger, Ledger, Message, Record, Ticket};
+use godwit_link::{Addresses, Config as LinkConfig, Endpoint, Lane, LinkError, Peer, Priority, Session, State};
+use godwit_node::Config;
+use godwit_node::covered;
+use godwit_node::node::Node;
+use godwit_node::proto::{self, Answer, Hello, Note, ProbeWire, Repoint, Request, Stage};
+use godwit_node::registry::{self, Power, VmFile};
+use godwit_trust::{Authority, Capability, Credentials, Identity, Role, SignedCapability, Validity};
+use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
+use serde_json::json;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, SystemTime};
+use tempfile::TempDir;
+
+const SOON: Duration = Duration::from_secs(10);
+
+struct World {
+    folder: TempDir,
+    authority: Authority,
+    net: u8,
+}
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn identity(text: &str) -> Identity {
+    Identity::node(text).unwrap()
+}
+
+impl World {
+    fn new(net: u8) -> Option<Self> {
+        if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+            eprintln!("SKIPPED: this needs qemu-system-x86_64");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("ca")).unwrap();
+        Some(Self { folder, authority, net })
+    }
+
+    fn credentials(&self, role: Role, whom: &str) -> Credentials {
+        let dir = self.folder.path().join(format!("cert-{whom}"));
+        let whom = Identity::new(role, whom).unwrap();
+        self.authority.issue(&whom, Validity::days(1)).unwrap().write(&dir).unwrap();
+        Credentials::load(&dir).unwrap()
+    }
+
+    fn ip(&self, host: u8) -> IpAddr {
+        [127, 88, self.net, host].into()
+    }
+
+    fn addresses(&self, host: u8) -> Addresses {
+        let at = |port| SocketAddr::from((self.ip(host), port));
+        Addresses { control: at(7411), disk: at(10809), memory: at(4444) }
+    }
+
+    fn peer(&self, whom: &str, host: u8) -> PeerHost {
+        let Addresses { control, disk, memory } = self.addresses(host);
+        PeerHost { name: name(whom), link: LinkAddresses { control, disk, memory }, underlay: self.ip(host) }
+    }
+
+    fn config(&self, whom: &str, host: u8) -> Config {
+        let dir = |what: &str| self.folder.path().join(format!("{what}-{whom}"));
+        Config {
+            name: name(whom),
+            state: dir("state"),
+            run: dir("run"),
+            images: dir("images"),
+            credentials: dir("cert"),
+            address: self.ip(host),
+            api_port: 7410,
+            control_port: 7411,
+            disk_port: 10809,
+            memory_port: 4444,
+        }
+    }
+
+    /// A node of this name that does what we say, and its session with host 1, the victim.
+    async fn intruder(&self, whom: &str, host: u8) -> (Endpoint, Session) {
+        let credentials = self.credentials(Role::Node, whom);
+        let endpoint = Endpoint::bind(LinkConfig::new(self.addresses(host)), &credentials).unwrap();
+        let session = endpoint.connect(self.victim()).await.unwrap();
+        (endpoint, session)
+    }
+
+    fn victim(&self) -> Peer {
+        Peer { identity: identity("b"), addresses: self.addresses(1) }
+    }
+}
+
+fn definition(id: u64, machine: &str, volumes: &[u64], disk: Option<&str>) -> VmDefinition {
+    let disks: Vec<_> =
+        volumes.iter().map(|v| json!({"volume": format!("v{v}"), "size": 1 << 20, "from": disk})).collect();
+    serde_json::from_value(json!({
+        "id": id, "name": format!("vm{id}"), "volumes": volumes, "wires": [],
+        "spec": {"memory": 1 << 20, "accel": "tcg", "machine": machine, "disks": disks},
+    }))
+    .unwrap()
+}
+
+fn ticket(vm: u64) -> Ticket {
+    Ticket { vm: VmId(vm), lineage: Lineage::FIRST, generation: Generation(2), mv: MoveId(5) }
+}
+
+fn capability(from: &str, to: &str, definition: &VmDefinition) -> Capability {
+    let (ticket, now) = (ticket(definition.id.0), SystemTime::now());
+    Capability {
+        mv: ticket.mv,
+        vm: ticket.vm,
+        lineage: ticket.lineage,
+        generation: ticket.generation,
+        from: identity(from),
+        to: identity(to),
+        remote: [10, 0, 0, 9].into(),
+        volumes: definition.sorted_volumes(),
+        wires: definition.sorted_wires(),
+        definition: definition.digest(),
+        begins: now,
+        ends: now + Duration::from_secs(600),
+    }
+}
+
+async fn ask(session: &Session, request: &Request) -> Answer {
+    let answer = session.request(proto::encode(request), SOON).await.unwrap();
+    proto::decode(&answer).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own() {
+    let Some(world) = World::new(1) else { return };
+    world.credentials(Role::Node, "b");
+    let controller = world.credentials(Role::Controller, "controller");
+    let node = Node::start(world.config("b", 1)).await.unwrap();
+    let secret = world.folder.path().join("secret.img");
+    std::fs::write(&secret, b"another's secret".repeat(65536)).unwrap();
+    let web = node.define(definition(1, "pc-q35-7.2", &[1], secret.to_str())).await.unwrap();
+    let owned = node.record(VmId(1));
+    assert!(matches!(owned, Some(Record::Owned(_))));
+
+    let (endpoint, session) = world.intruder("x", 2).await;
+    // A mirror, as a source would open it, of what lies at the victim.
+    for t in [ticket(1), Ticket { generation: Generation(1), mv: MoveId(0), ..ticket(1) }] {
+        for hello in [Hello::Mirror { ticket: t, volume: VolumeId(1) }, Hello::Memory { ticket: t }] {
+            let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await.unwrap();
+            let (mut send, mut recv) = stream.split();
+            let _ = send.write(Bytes::from(vec![0; 4096])).await;
+            let got = tokio::time::timeout(SOON, recv.read()).await.expect("it is hung up on, not left waiting");
+            assert!(!matches!(got, Ok(Some(_))), "{hello:?}: {got:?}");
+        }
+    }
+
+    // A place: with nothing, with what it made itself, and with what somebody else was given.
+    let wanted = definition(9, "pc-q35-none", &[90], None);
+    let x = world.credentials(Role::Node, "x");
+    let good = |c: &Capability| Some(controller.grant(c).unwrap());
+    let given = capability("x", "b", &wanted);
+    let order = |definition: &VmDefinition, capability: Option<SignedCapability>| {
+        let source = world.peer("x", 2);
+        let ticket = ticket(definition.id.0);
+        Stage { ticket, definition: definition.clone(), source, vcpus: None, capability }
+    };
+    let mut tries = vec![
+        ("nothing", order(&wanted, None)),
+        ("its own signature", order(&wanted, Some(x.grant(&given).unwrap()))),
+        ("another source's", order(&wanted, good(&capability("a", "b", &wanted)))),
+        ("for another destination", order(&wanted, good(&capability("x", "c", &wanted)))),
+        ("for another VM", order(&definition(1, "pc-q35-7.2", &[1], None), good(&given))),
+        ("with another's volume", order(&definition(9, "pc-q35-none", &[1], None), good(&given))),
+        ("with another device", {
+            let mut other = wanted.clone();
+            other.spec.devices.push("pvpanic".into());
+            order(&other, good(&given))
+        }),
+        ("out of time", {
+            let past = SystemTime::now() - Duration::from_secs(60);
+            order(&wanted, good(&Capability { begins: past, ends: past, ..given.clone() }))
+        }),
+    ];
+    let mut later = order(&wanted, good(&given));
+    later.ticket.generation = Generation(3);
+    tries.push(("for another generation", later));
+    let mut again = order(&wanted, good(&given));
+    again.ticket.mv = MoveId(6);
+    tries.push(("for another move", again));
+    let mut posing = order(&wanted, good(&capability("a", "b", &wanted)));
+    posing.source = world.peer("a", 2);
+    tries.push(("in another's name", posing));
+    for (what, stage) in tries {
+        let error = ask(&session, &Request::Stage(Box::new(stage))).await.unwrap_err();
+        assert_eq!(error.problem, Problem::Forbidden, "{what}: {error}");
+        assert!(node.vm(VmId(9)).is_none(), "{what}");
+    }
+    // What it was given passes, and fails for what such a VM would fail for.
+    let error = ask(&session, &Request::Stage(Box::new(order(&wanted, good(&given))))).await.unwrap_err();
+    assert_eq!(error.problem, Problem::Blocked, "{error}");
+    assert_eq!(node.record(VmId(1)), owned);
+    assert_eq!(web.definition().volumes, [VolumeId(1)]);
+
+    // Shut out, its session ends and it finds no way back.
+    let list = node.credentials().revocations().revoke(identity("x"), SystemTime::now()).unwrap();
+    node.revoke(&list).unwrap();
+    let mut state = session.state();
+    tokio::time::timeout(SOON, state.wait_for(|s| matches!(s, State::Closed(_)))).await.unwrap().unwrap();
+    let error = endpoint.connect(world.victim()).await.unwrap_err();
+    assert!(matches!(error, LinkError::Refused { .. }), "{error}");
+    // A node that starts again goes by the list that it kept.
+    drop(node);
+    let kept = std::fs::read_to_string(world.folder.path().join("state-b/revoked.json")).unwrap();
+    assert!(kept.contains("node/x"), "{kept}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_taken_over_ends_no_hand_off_that_is_not_its_own() {
+    let Some(world) = World::new(2) else { return };
+    world.credentials(Role::Node, "b");
+    let config = world.config("b", 1);
+    // As a source that died after the seal: whoever says STARTED in the destination's name makes it give the VM up.
+    let file = VmFile {
+        definition: definition(1, "pc-q35-7.2", &[], None),
+        power: Power::On,
+        peer: Some(world.peer("a", 3)),
+        order: None,
+        plug: None,
+    };
+    registry::store(&config.state.join("vms/1"), &file).unwrap();
+    FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Sealed(ticket(1))).unwrap();
+    let node = Node::start(config).await.unwrap();
+    assert_eq!(node.record(VmId(1)), Some(Record::Sealed(ticket(1))));
+    let say = async |session: &Session, body| {
+        let note = Note::HandOff(Message { ticket: ticket(1), body });
+        session.send_message(proto::encode(&note)).unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    };
+    let (_x, session) = world.intruder("x", 2).await;
+    for body in [Body::Started, Body::Granted, Body::Refused, Body::Returned, Body::Outranked(Lineage(9)), Body::Recall]
+    {
+        say(&session, body).await;
+        assert_eq!(node.record(VmId(1)), Some(Record::Sealed(ticket(1))), "{body:?}");
+    }
+    let (_a, session) = world.intruder("a", 3).await;
+    say(&session, Body::Started).await;
+    assert_eq!(node.record(VmId(1)), Some(Record::Released(ticket(1))), "its own destination is believed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_guest_of_anothers() {
+    let Some(world) = World::new(3) else { return };
+    let me = world.credentials(Role::Node, "b");
+    let controller = world.credentials(Role::Controller, "controller");
+    let config = world.config("b", 1);
+    let gateways = config.state.join("gateways");
+    let node = Node::start(config).await.unwrap();
+    // As the controller's order leaves it; in the kernel there is nothing, which this test does not touch.
+    let known = GatewayPort {
+        bridge: "clients".into(),
+        remote: [10, 0, 0, 1].into(),
+        host: Some(name("a")),
+        vni: 7,
+        mtu: 1500,
+        lineage: Lineage::FIRST,
+        generation: Generation(1),
+    };
+    std::fs::create_dir_all(&gateways).unwrap();
+    std::fs::write(gateways.join("7.json"), serde_json::to_vec(&known).unwrap()).unwrap();
+
+    let web = definition(1, "pc-q35-7.2", &[1], None);
+    let of = |from: &str, to: &str, wires: &[u32]| {
+        controller.grant(&Capability { wires: wires.to_vec(), ..capability(from, to, &web) }).unwrap()
+    };
+    let order = |remote: u8, generation, capability| Repoint {
+        wire: 7,
+        remote: [10, 0, 0, remote].into(),
+        lineage: Lineage::FIRST,
+        generation: Generation(generation),
+        capability,
+    };
+    let (_x, session) = world.intruder("x", 2).await;
+    let x = world.credentials(Role::Node, "x");
+    let own = x.grant(&Capability { wires: vec![7], ..capability("a", "x", &web) }).unwrap();
+    for (what, wanted) in [
+        ("with nothing", order(9, 2, None)),
+        ("with nothing, and no change but the owner", order(1, u64::MAX, None)),
+        ("with its own signature", order(9, 2, Some(own))),
+        ("with another's", order(9, 2, Some(of("a", "c", &[7])))),
+        ("of another wire", order(9, 2, Some(of("a", "x", &[8])))),
+        ("as a later owner", order(9, 3, Some(of("a", "x", &[7])))),
+        ("to another host", order(8, 2, Some(of("a", "x", &[7])))),
+        ("as a source that takes its VM back to another host", order(9, 3, Some(of("x", "c", &[7])))),
+    ] {
+        let error = ask(&session, &Request::Repoint(wanted)).await.unwrap_err();
+        assert_eq!(error.problem, Problem::Forbidden, "{what}: {error}");
+        let kept: GatewayPort = serde_json::from_slice(&std::fs::read(gateways.join("7.json")).unwrap()).unwrap();
+        assert_eq!(kept, known, "{what}");
+    }
+    let probe = ProbeWire { wire: 7, mac: "02:00:00:00:00:01".into(), ips: vec![], within_ms: 10 };
+    let error = ask(&session, &Request::ProbeWire(probe)).await.unwrap_err();
+    assert_eq!(error.problem, Problem::Forbidden, "{error}");
+    // What the owners may.
+    covered::repoint(&me, "a", &order(1, 1, None), &known).unwrap();
+    covered::repoint(&me, "x", &order(9, 2, Some(of("a", "x", &[7]))), &known).unwrap();
+    covered::repoint(&me, "a", &order(1, 3, Some(of("a", "x", &[7]))), &known).unwrap();
+    drop(node);
+}
