@@ -328,16 +328,20 @@ impl Actor {
             && let Some(record) = self.records.pop_front()
         {
             let (node, vm) = (self.node.clone(), self.parts.id);
+            let arriving = matches!(self.machine, Some(Machine::Destination(_)));
             self.writing = Some(tokio::task::spawn_blocking(move || {
                 match record {
                     Record::Sealed(_) => reach(Point::Sealing, vm),
                     Record::Granted(_) => reach(Point::Commit, vm),
+                    Record::Released(_) => reach(Point::Releasing, vm),
+                    Record::Owned(_) if arriving => reach(Point::Settling, vm),
                     _ => {}
                 }
                 if let Err(error) = node.ledger().store(vm, &record) {
                     fatal(&format!("a record of the hand-off cannot be written: {error}"));
                 }
                 match record {
+                    Record::Staged(_) => reach(Point::Staged, vm),
                     Record::Sealed(_) => reach(Point::Sealed, vm),
                     Record::Granted(_) => reach(Point::Granted, vm),
                     _ => {}
