@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod failpoint;
 mod moves;
 mod places;
 mod record;

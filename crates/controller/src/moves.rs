@@ -3,6 +3,7 @@
 //! The nodes do everything; the controller orders a move at its source, watches, and writes down how it ended. It may
 //! die at any time: the record says where the saga was, and the next controller goes on from there.
 
+use crate::failpoint::{Point, reach};
 use crate::record::{MoveRecord, Step, VmRecord};
 use crate::saga::{Next, Said, Seen, merge, next};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
@@ -286,12 +287,15 @@ type Accepted = oneshot::Sender<Result<(), ApiError>>;
 /// Takes a move from wherever it is to its end.
 async fn drive(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Accepted>) {
     if record.step == Step::Begin {
+        reach(Point::SagaStored, record.order.vm).await;
         let answer = begin(&c, &record).await;
+        reach(Point::SagaOrdered, record.order.vm).await;
         let refused = answer.as_ref().err().cloned();
         if let Some(error) = &refused {
             end(&c, &mut record, Outcome::Failed, Some(error.to_string())).await;
         } else {
             step(&c, &mut record, Step::Observe).await;
+            reach(Point::SagaWatching, record.order.vm).await;
         }
         if let Some(accepted) = accepted {
             // Whoever asked may have gone.
@@ -318,6 +322,7 @@ async fn begin(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
                 Err(_) => {}
             }
         } else {
+            reach(Point::SagaOrdering, record.order.vm).await;
             match node.begin(&record.order).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.problem == Problem::Unreachable => {
@@ -369,8 +374,12 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
         match next(record.step, record.owner, &seen) {
             Next::Watch => {}
             Next::Settle(lineage, generation) => {
+                reach(Point::SagaSettling, vm).await;
                 match settle(c, vm, &record.order.to.name, (lineage, generation)).await {
-                    Ok(()) => step(c, record, Step::Finish).await,
+                    Ok(()) => {
+                        reach(Point::SagaGateways, vm).await;
+                        step(c, record, Step::Finish).await;
+                    }
                     Err(error) => {
                         tracing::error!(id = id.0, %error, "the VM has arrived, which cannot be stored; trying again");
                         sleep(RETRY).await;
@@ -426,7 +435,9 @@ async fn end(c: &Controller, record: &mut MoveRecord, outcome: Outcome, error: O
     if let Some(last) = record.progress.phases.last_mut() {
         last.ended_unix_us.get_or_insert(now);
     }
+    reach(Point::SagaEnding, record.order.vm).await;
     step(c, record, Step::Ended).await;
+    reach(Point::SagaEnded, record.order.vm).await;
     c.set_live(record.id(), None);
     tracing::info!(id = record.id().0, vm = %record.vm, outcome = ?record.progress.outcome, "a move has ended");
 }

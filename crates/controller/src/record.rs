@@ -24,6 +24,9 @@ pub struct VmRecord {
     /// Its owner has changed, and not all its gateways have been told so yet.
     #[serde(default)]
     pub gateways_due: bool,
+    /// Whoever created it wants it started, and it was not yet.
+    #[serde(default)]
+    pub start_due: bool,
 }
 
 /// Whether a VM is wholly there.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[allow(dead_code, reason = "each test uses its part of them")]
 mod fakes;
 
 use fakes::{World, name, to_host, web};
