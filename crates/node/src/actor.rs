@@ -92,6 +92,8 @@ pub enum Input {
         /// Answered when it was told.
         reply: Reply<()>,
     },
+    /// What its QEMU does is known at last.
+    Known(Seen),
     /// Is the VM nobody's business here, so that it may be removed?
     MayRemove(Reply<()>),
 }
@@ -160,18 +162,26 @@ pub struct Actor {
     reserving: Option<(Ticket, Box<MoveOrder>)>,
     /// Somebody wants it off, or the guest did it.
     powering_off: bool,
+    /// Nobody knows what its QEMU does: there is no machine, and nothing is done, until that is known.
+    blind: bool,
 }
 
 impl Actor {
     /// Starts the keeper of a VM. `record` is the VM's durable record, `seen` what its QEMU does.
     pub fn spawn(node: Arc<Node>, parts: Arc<Parts>, record: Option<Record>, seen: Seen) -> Handle {
+        Self::spawn_seeing(node, parts, record, Some(seen))
+    }
+
+    /// As [`Actor::spawn`], where nobody knows what its QEMU does. It waits for [`Input::Known`].
+    pub fn spawn_blind(node: Arc<Node>, parts: Arc<Parts>, record: Option<Record>) -> Handle {
+        Self::spawn_seeing(node, parts, record, None)
+    }
+
+    fn spawn_seeing(node: Arc<Node>, parts: Arc<Parts>, record: Option<Record>, seen: Option<Seen>) -> Handle {
         let (sender, inbox) = mpsc::channel(INBOX);
         let handle = Handle { inbox: sender };
         parts.introduce(handle.clone());
-        let power = parts.file().power;
-        // An owned VM that is off has no machine; whatever else is open has to be finished whether it is off or not.
-        let machine = record.filter(|r| power == Power::On || !matches!(r, Record::Owned(_)));
-        let machine = machine.map(|record| Machine::recover(record, seen));
+        let machine = seen.and_then(|seen| recovered(&parts, record, seen));
         let mut actor = Self {
             node,
             parts,
@@ -188,6 +198,7 @@ impl Actor {
             starting: vec![],
             reserving: None,
             powering_off: false,
+            blind: seen.is_none(),
         };
         tokio::spawn(async move {
             actor.poll();
@@ -229,7 +240,17 @@ impl Actor {
     }
 
     fn hear(&mut self, input: Input) {
+        if self.blind && !matches!(input, Input::Known(_)) {
+            return self.refuse(input);
+        }
         match input {
+            Input::Known(seen) => {
+                if std::mem::take(&mut self.blind) {
+                    self.machine = recovered(&self.parts, self.record, seen);
+                    self.poll();
+                    self.settle();
+                }
+            }
             Input::Event(event) => self.feed(event),
             Input::PoweredOff => {
                 self.powering_off = true;
@@ -270,6 +291,23 @@ impl Actor {
             Input::MayRemove(reply) => {
                 let _ = reply.send(self.may_remove());
             }
+        }
+    }
+
+    /// Answers whoever asks while nothing can be done. What is not a question is dropped: the peer asks again.
+    fn refuse(&self, input: Input) {
+        let name = &self.parts.name;
+        let error = || {
+            ApiError::new(Problem::Conflict, format!("nobody knows whether the QEMU of `{name}` runs"))
+                .remedy("see the node's log; it is looked for again every few seconds")
+        };
+        match input {
+            Input::Begin { reply, .. }
+            | Input::Stage { reply, .. }
+            | Input::Start(reply)
+            | Input::Stop { reply, .. }
+            | Input::MayRemove(reply) => drop(reply.send(Err(error()))),
+            _ => {}
         }
     }
 
@@ -465,6 +503,7 @@ impl Actor {
         let status = match (&self.machine, self.record) {
             (Some(machine), _) => machine.status(),
             (None, Some(Record::Owned(_))) => Status::Runs,
+            (None, Some(_)) if self.blind => Status::WaitsForPeer,
             (None, _) => Status::NotHere,
         };
         let ticket = match &self.machine {
@@ -674,6 +713,14 @@ impl Actor {
         ApiError::new(Problem::Conflict, format!("{} does not own `{}` now", self.node.name(), self.parts.name))
             .remedy("ask the host that does")
     }
+}
+
+/// The machine of a VM that was left with this record.
+fn recovered(parts: &Parts, record: Option<Record>, seen: Seen) -> Option<Machine> {
+    let power = parts.file().power;
+    // An owned VM that is off has no machine; whatever else is open has to be finished whether it is off or not.
+    let record = record.filter(|r| power == Power::On || !matches!(r, Record::Owned(_)));
+    record.map(|record| Machine::recover(record, seen))
 }
 
 fn is_owning(source: &Source) -> bool {

@@ -14,6 +14,7 @@ pub mod outgoing;
 pub mod parts;
 pub mod peers;
 pub mod proto;
+pub mod quarantine;
 pub mod registry;
 pub mod routes;
 pub mod spec;

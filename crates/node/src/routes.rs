@@ -50,6 +50,8 @@ async fn vms(State(node): State<Arc<Node>>) -> Answer<Vec<LocalVm>> {
 }
 
 fn find(node: &Node, id: u64) -> Result<Arc<Parts>, ApiError> {
+    // It is here: to say that it is not known would have its move end.
+    node.quarantine().check(VmId(id))?;
     node.vm(VmId(id)).ok_or_else(|| ApiError::new(Problem::NotFound, format!("{} knows no VM {id}", node.name())))
 }
 
