@@ -3,8 +3,10 @@
 #![allow(clippy::missing_errors_doc, reason = "each fails as the server says, or as unreachable; see `Client`")]
 
 use crate::client::Client;
-use crate::host::{CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm};
-use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, Site, StartMove, Vm, Volume, Wire};
+use crate::host::{
+    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
+};
+use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};
@@ -102,6 +104,16 @@ impl HostClient {
     /// `POST /v1/moves/{id}/limit`.
     pub async fn limit(&self, id: MoveId, limit: SetLimit) -> Result<LocalMove> {
         self.0.post(&format!("/v1/moves/{}/limit", id.0), &limit).await
+    }
+
+    /// `POST /v1/vms/{id}/claim`.
+    pub async fn claim(&self, id: VmId, claim: &ClaimVm) -> Result<()> {
+        self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/vms/{}/claim", id.0), claim).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{id}/outrank`.
+    pub async fn outrank(&self, id: VmId, by: OutrankVm) -> Result<()> {
+        self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/vms/{}/outrank", id.0), &by).await.map(drop)
     }
 
     /// `POST /v1/moves/{id}/stop`: ends pre-copy at the next round.
@@ -249,6 +261,16 @@ impl PublicClient {
     /// `POST /v1/moves/{id}/cancel`.
     pub async fn cancel(&self, id: MoveId) -> Result<Move> {
         self.0.post(&format!("/v1/moves/{}/cancel", id.0), &nothing()).await
+    }
+
+    /// `POST /v1/moves/{id}/retry`.
+    pub async fn retry(&self, id: MoveId) -> Result<Move> {
+        self.0.post(&format!("/v1/moves/{}/retry", id.0), &nothing()).await
+    }
+
+    /// `POST /v1/moves/{id}/resolve`.
+    pub async fn resolve(&self, id: MoveId, how: &ResolveMove) -> Result<Move> {
+        self.0.within(ORDER).post(&format!("/v1/moves/{}/resolve", id.0), how).await
     }
 
     /// `POST /v1/moves/{id}/limit`.

@@ -12,6 +12,8 @@
 //! | `POST /v1/moves` | [`StartMove`] -> [`Move`], or with `dry_run` -> [`DryRun`] |
 //! | `GET /v1/moves`, `GET /v1/moves/{id}` | [`Move`] |
 //! | `POST /v1/moves/{id}/cancel`, `/limit` | -> [`Move`] |
+//! | `POST /v1/moves/{id}/retry` | orders the same move again -> [`Move`] |
+//! | `POST /v1/moves/{id}/resolve` | [`ResolveMove`] -> [`Move`] |
 
 use crate::host::{Blocker, DiskStrategy, HostFacts, Ownership, RunState};
 use crate::name::Name;
@@ -20,6 +22,19 @@ use crate::vm::{ComponentSpec, VmSpec};
 use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+
+/// Takes the VM of a move that waits for a host that is lost for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResolveMove {
+    /// The host or site that is to have the VM: the move's source or its destination.
+    pub claim: Name,
+    /// How the other host is kept from running the VM: powered off, cut from storage and network. Kept in the record and the log.
+    pub fenced: String,
+    /// Whether somebody knows that the VM did not run on the other host since it stopped.
+    #[serde(default)]
+    pub peer_did_not_run: bool,
+}
 
 /// A site.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

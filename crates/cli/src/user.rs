@@ -158,6 +158,23 @@ impl User {
                 };
                 self.print(&mv, show::summary)
             }
+            MoveCommand::Retry { id, detach } => {
+                let mv = api.retry(godwit_units::MoveId(id)).await?;
+                if detach {
+                    return self.print(&mv, |mv| format!("move {} of `{}` has begun\n", mv.id.0, mv.vm));
+                }
+                follow(api, mv, self.json).await
+            }
+            MoveCommand::Resolve { id, claim, fenced, peer_did_not_run } => {
+                let how = public::ResolveMove { claim, fenced, peer_did_not_run };
+                let mv = api.resolve(godwit_units::MoveId(id), &how).await?;
+                self.print(&mv, |mv| {
+                    format!(
+                        "`{}` is claimed for `{}`; `godwit vm show {}` tells when it runs\n",
+                        mv.vm, how.claim, mv.vm
+                    )
+                })
+            }
             MoveCommand::Limit { vm, rate } => {
                 let mv = self.newest(&vm).await?;
                 self.print(&api.limit(mv.id, SetLimit { limit: rate }).await?, |_| String::new())

@@ -10,6 +10,7 @@ mod failpoint;
 mod moves;
 mod places;
 mod record;
+mod resolve;
 mod saga;
 mod spec;
 mod state;
@@ -114,6 +115,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/moves/{id}", get(moves::show))
         .route("/v1/moves/{id}/cancel", post(moves::cancel))
         .route("/v1/moves/{id}/limit", post(moves::limit))
+        .route("/v1/moves/{id}/retry", post(resolve::retry))
+        .route("/v1/moves/{id}/resolve", post(resolve::resolve))
         .with_state(controller)
         .layer(from_fn(guard))
 }

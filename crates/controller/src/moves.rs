@@ -5,7 +5,7 @@
 
 use crate::failpoint::{Point, reach};
 use crate::record::{MoveRecord, Step, VmRecord};
-use crate::saga::{Next, Said, Seen, merge, next};
+use crate::saga::{Next, Said, Seen, is_owner_after, merge, next};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
 use crate::vms::{learn_vcpus, open_move, settle};
@@ -255,6 +255,7 @@ pub async fn start(State(c): Shared, Json(order): Json<StartMove>) -> Result<Res
             step: Step::Begin,
             cancel: false,
             progress: fresh_progress(ordered_unix_us, order.limit),
+            claim: None,
         };
         c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
         record
@@ -387,6 +388,13 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
                 }
             }
             Next::End(outcome, error) => {
+                // A claim at the source: its record and its gateways follow, as those of one that has arrived do.
+                if let Some(back) = seen.source_vm.this().filter(|there| is_owner_after(there, record.owner))
+                    && !outcome.has_arrived()
+                    && let Err(error) = settle(c, vm, &record.from, (back.lineage, back.generation)).await
+                {
+                    tracing::error!(id = id.0, %error, "that the source has the VM again cannot be stored");
+                }
                 if let (true, Some(there)) = (outcome.has_arrived(), seen.destination_vm.this())
                     && let Err(error) = learn_vcpus(c, vm, there.definition.spec.vcpus)
                 {
@@ -409,8 +417,10 @@ async fn step(c: &Controller, record: &mut MoveRecord, step: Step) {
     loop {
         let stored = {
             let _deciding = c.decide();
-            // Somebody may have cancelled it meanwhile.
-            let stored = MoveRecord { cancel: cancel_wanted(c, record), ..record.clone() };
+            // Somebody may have cancelled it meanwhile, or claimed the VM.
+            let known = c.store.read::<MoveRecord>(Kind::Move, record.id().0).ok().flatten();
+            let claim = known.as_ref().and_then(|known| known.claim.clone());
+            let stored = MoveRecord { cancel: known.is_some_and(|known| known.cancel), claim, ..record.clone() };
             c.store.commit(&[Change::put(Kind::Move, record.id().0, &stored)])
         };
         match stored {

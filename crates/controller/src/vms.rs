@@ -5,6 +5,7 @@
 
 use crate::failpoint::{Point, reach};
 use crate::record::{Life, MoveRecord, Step, VmRecord};
+use crate::resolve::{contradicts, outrank};
 use crate::spec::{self, Taken};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
@@ -497,6 +498,13 @@ pub async fn refresh(c: &Arc<Controller>) -> Result<(), ApiError> {
                 (vm.ownership == Ownership::Here).then_some(((vm.lineage, vm.generation), host))
             })
             .max();
+        let lineage = owner.as_ref().map_or(known.0, |(owner, _)| known.0.max(owner.0));
+        for (host, vms) in &said {
+            let there = vms.as_ref().ok().and_then(|vms| vms.iter().find(|vm| vm.definition.id == id));
+            if there.is_some_and(|vm| contradicts(vm.ownership, vm.lineage, lineage)) {
+                outrank(c, id, host, lineage).await;
+            }
+        }
         if let Some((owner, host)) = owner
             && (owner > known || (owner == known && host != &record.host))
         {

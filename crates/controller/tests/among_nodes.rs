@@ -6,9 +6,9 @@
 mod fakes;
 
 use fakes::{World, name, to_host, web};
-use godwit_api::host::{Blocker, SetLimit, StopVm};
+use godwit_api::host::{Blocker, Ownership, SetLimit, StopVm};
 use godwit_api::progress::Outcome;
-use godwit_api::public::{AddHost, Site, StartMove};
+use godwit_api::public::{AddHost, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
 use godwit_trust::{Access, Identity, Role};
 use godwit_units::{BitRate, Generation, MoveId};
@@ -387,4 +387,74 @@ async fn operators_read_and_move_and_nodes_do_nothing() {
     for role in [Role::Node, Role::Controller] {
         assert_eq!(as_role(role).vms().await.unwrap_err().problem, Problem::Forbidden);
     }
+}
+
+#[tokio::test]
+async fn a_move_that_failed_is_ordered_again_as_it_was_and_one_that_arrived_is_not() {
+    let world = World::new().await;
+    world.web().await;
+    let first = world.order("texas").await.unwrap();
+    let early = world.api.retry(first.id).await.unwrap_err();
+    assert_eq!(early.problem, Problem::Conflict, "it goes on: {early}");
+    world.say("ohio", first.id, |p| p.outcome = Outcome::Failed);
+    world.until(first.id, |m| m.progress.outcome == Outcome::Failed).await;
+    let again = world.api.retry(first.id).await.unwrap();
+    assert!(again.id > first.id);
+    assert_eq!((again.vm.as_str(), again.from.as_str(), again.to.as_str()), ("web", "ohio", "texas"));
+    world.hand_over("ohio", "texas");
+    for host in ["ohio", "texas"] {
+        world.say(host, again.id, |p| p.outcome = Outcome::Completed);
+    }
+    world.until(again.id, |m| m.progress.outcome == Outcome::Completed).await;
+    assert!(world.api.retry(again.id).await.unwrap_err().message.contains("has brought"));
+}
+
+/// A move whose source is sealed, and whose destination is gone.
+async fn stranded() -> (World, MoveId, std::net::SocketAddr) {
+    let mut world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().ownership = Ownership::WaitsForPeer);
+    world.say("ohio", mv.id, |p| p.outcome = Outcome::WaitsForPeer);
+    let texas = world.stop_node("texas").await;
+    world.until(mv.id, |m| m.progress.outcome == Outcome::WaitsForPeer).await;
+    (world, mv.id, texas)
+}
+
+fn claim_for(place: &str) -> ResolveMove {
+    ResolveMove { claim: name(place), fenced: "power cut, by ann".into(), peer_did_not_run: false }
+}
+
+#[tokio::test]
+async fn a_claim_needs_evidence_a_part_in_the_move_and_a_host_that_is_silent() {
+    let (mut world, id, texas) = stranded().await;
+    let short = ResolveMove { fenced: "off".into(), ..claim_for("ohio") };
+    assert_eq!(world.api.resolve(id, &short).await.unwrap_err().problem, Problem::Invalid);
+    assert_eq!(world.api.resolve(id, &claim_for("maine")).await.unwrap_err().problem, Problem::Invalid);
+    world.start_node("texas", texas).await;
+    let error = world.api.resolve(id, &claim_for("ohio")).await.unwrap_err();
+    assert!(error.message.contains("answers, so it is not lost"), "{error}");
+    assert!(world.fakes["ohio"].with(|n| n.heard.iter().all(|h| !h.starts_with("claim"))));
+}
+
+#[tokio::test]
+async fn a_claim_begins_a_lineage_ends_the_move_and_pauses_an_owner_that_comes_back() {
+    let (mut world, id, texas) = stranded().await;
+    world.api.resolve(id, &claim_for("ohio")).await.unwrap();
+    let heard = world.fakes["ohio"].with(|n| n.heard.clone());
+    assert!(heard.contains(&"claim 1 over 0: power cut, by ann".to_owned()), "{heard:?}");
+    world.until(id, |m| m.progress.outcome == Outcome::Failed).await;
+    let vm = world.api.vm(&name("web")).await.unwrap();
+    assert_eq!((vm.host.as_str(), vm.lineage.0, vm.mv), ("ohio", 1, None));
+    // The other one had taken it after all, and was not as lost as was said.
+    let mut back = world.fakes["ohio"].with(|n| n.vms[&1].clone());
+    (back.lineage, back.generation) = (godwit_units::Lineage(0), Generation(2));
+    world.fakes["texas"].with(|n| n.vms.insert(1, back));
+    world.start_node("texas", texas).await;
+    world.stop_controller().await;
+    world.start_controller().await;
+    world.until_node("texas", |n| n.heard.contains(&"outrank 1 by 1".to_owned())).await;
+    assert!(world.fakes["texas"].with(|n| n.vms.contains_key(&1)), "nothing of it is thrown away");
+    assert_eq!(world.api.vm(&name("web")).await.unwrap().host.as_str(), "ohio");
+    assert!(world.fakes["ohio"].with(|n| n.heard.iter().all(|h| !h.starts_with("outrank"))));
 }

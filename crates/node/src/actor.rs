@@ -18,8 +18,8 @@ use godwit_api::host::{MoveOrder, MoveRole, Ownership, PeerHost};
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{
-    Action, Body, CannotBegin, Destination, DestinationState, Event, Ledger, Machine, Message, Owner, Record, Seen,
-    Source, SourceState, Status, Ticket, Upkeep, Verdict,
+    Action, Body, CannotBegin, Destination, DestinationState, Event, Fenced, Ledger, Lineage, Machine, Message, Owner,
+    Record, Seen, Source, SourceState, Status, Ticket, Upkeep, Verdict,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -90,6 +90,20 @@ pub enum Input {
         /// By pulling the plug.
         force: bool,
         /// Answered when it was told.
+        reply: Reply<()>,
+    },
+    /// An operator takes the VM for this host.
+    Claim {
+        /// On this evidence.
+        fenced: Fenced,
+        /// Answered when it was taken up.
+        reply: Reply<()>,
+    },
+    /// A claim elsewhere began this lineage.
+    Outrank {
+        /// The claim's.
+        lineage: Lineage,
+        /// Answered when that is durable here.
         reply: Reply<()>,
     },
     /// What its QEMU does is known at last.
@@ -164,6 +178,10 @@ pub struct Actor {
     powering_off: bool,
     /// Nobody knows what its QEMU does: there is no machine, and nothing is done, until that is known.
     blind: bool,
+    /// What its QEMU was worth when a destination was claimed: it did not run, as that of one that has arrived does.
+    claimed: Option<Seen>,
+    /// Whoever waits for a claim elsewhere to be durable here.
+    outranking: Option<Reply<()>>,
 }
 
 impl Actor {
@@ -199,6 +217,8 @@ impl Actor {
             reserving: None,
             powering_off: false,
             blind: seen.is_none(),
+            claimed: None,
+            outranking: None,
         };
         tokio::spawn(async move {
             actor.poll();
@@ -288,6 +308,11 @@ impl Actor {
                 self.answer_starting(&Err(error));
             }
             Input::Stop { force, reply } => self.stop(force, reply),
+            Input::Claim { fenced, reply } => {
+                let answer = self.claim(fenced);
+                let _ = reply.send(answer);
+            }
+            Input::Outrank { lineage, reply } => self.outrank(lineage, reply),
             Input::MayRemove(reply) => {
                 let _ = reply.send(self.may_remove());
             }
@@ -306,6 +331,8 @@ impl Actor {
             | Input::Stage { reply, .. }
             | Input::Start(reply)
             | Input::Stop { reply, .. }
+            | Input::Claim { reply, .. }
+            | Input::Outrank { reply, .. }
             | Input::MayRemove(reply) => drop(reply.send(Err(error()))),
             _ => {}
         }
@@ -398,6 +425,11 @@ impl Actor {
 
     fn written(&mut self, record: Record) {
         self.record = Some(record);
+        if matches!(record, Record::Outranked { .. })
+            && let Some(reply) = self.outranking.take()
+        {
+            let _ = reply.send(Ok(()));
+        }
         self.work();
         self.feed(Event::Persisted(record));
     }
@@ -409,7 +441,8 @@ impl Actor {
         {
             // The move itself ends when its network is proved, in `incoming::runs`.
             let record = Record::Owned(*owner);
-            self.machine = Some(Machine::recover(record, Seen::Running));
+            let seen = self.claimed.take().unwrap_or(Seen::Running);
+            self.machine = Some(Machine::recover(record, seen));
             self.poll();
         }
         if let Some(Machine::Destination(d)) = &self.machine
@@ -673,6 +706,78 @@ impl Actor {
                         .remedy("wait for the move, or cancel it")));
             }
         }
+    }
+
+    /// Takes the VM although nobody has handed it over. What it lacks here is looked at first: a half copied disk is no VM.
+    fn claim(&mut self, fenced: Fenced) -> Result<(), ApiError> {
+        let name = self.parts.name.clone();
+        if self.writing.is_some() || !self.records.is_empty() || self.doing.is_some() {
+            return Err(
+                ApiError::new(Problem::Conflict, format!("something is being done with `{name}`")).remedy("ask again")
+            );
+        }
+        crate::claim::is_whole(&name, self.record, &self.parts.disks())?;
+        let Some(machine) = &mut self.machine else { return Err(self.not_running()) };
+        let seen = match machine {
+            Machine::Destination(d) => match d.state() {
+                DestinationState::Started { .. } => Seen::Running,
+                DestinationState::Loaded { .. } => Seen::Loaded,
+                _ => Seen::Gone,
+            },
+            Machine::Source(_) => Seen::Gone,
+        };
+        let said = fenced.statement.clone();
+        match machine.handle(Event::Claim(fenced)) {
+            Verdict::Taken => {
+                tracing::warn!(vm = name, fenced = said, "claimed for this host");
+                self.parts.set_power(Power::On);
+                if matches!(machine, Machine::Destination(_)) {
+                    self.claimed = Some(seen);
+                    self.parts.end_move(Outcome::NetworkUnproved, Some(format!("claimed here; the source: {said}")));
+                } else if let Some(moving) = self.parts.moving() {
+                    moving.failed(format!("claimed at the source; the destination: {said}"));
+                }
+                self.poll();
+                self.settle();
+                Ok(())
+            }
+            Verdict::Ignored(why) => {
+                Err(ApiError::new(Problem::Conflict, format!("`{name}` cannot be claimed: {why}")))
+            }
+        }
+    }
+
+    /// A claim elsewhere has the VM. What is here stands still, and is kept: who was right is for people to say.
+    fn outrank(&mut self, lineage: Lineage, reply: Reply<()>) {
+        let name = &self.parts.name;
+        let refusal = match self.record {
+            _ if self.writing.is_some() || !self.records.is_empty() => {
+                Some("a record is being written; ask again".into())
+            }
+            Some(record) => match record.overridden_by(self.parts.id, lineage) {
+                None => Some(format!("what is here is of lineage {}", record.lineage().0)),
+                Some(over) => {
+                    tracing::error!(vm = %name, lineage = lineage.0, "claimed elsewhere: it stands still here from now on");
+                    self.machine = None;
+                    self.timer = None;
+                    self.effects.clear();
+                    self.effects.push_back(Action::Close);
+                    self.records.push_back(over);
+                    None
+                }
+            },
+            None => Some("it has no record here".into()),
+        };
+        if let Some(why) = refusal {
+            let error = ApiError::new(Problem::Conflict, format!("`{name}` cannot be outranked: {why}"));
+            let _ = reply.send(Err(error));
+            return;
+        }
+        let parts = self.parts.clone();
+        tokio::spawn(async move { effects::pause(&parts).await });
+        self.parts.end_move(Outcome::Failed, Some("the VM was claimed elsewhere".into()));
+        self.outranking = Some(reply);
+        self.work();
     }
 
     fn may_remove(&self) -> Result<(), ApiError> {

@@ -2,6 +2,7 @@
 
 pub mod actor;
 pub mod check;
+pub mod claim;
 pub mod disk;
 pub mod effects;
 pub mod failpoint;

@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use godwit_api::host::{
-    Blocker, CheckReport, CheckVm, GatewayPort, HostFacts, LinkAddresses, LocalMove, LocalVm, MoveOrder, MoveRole,
-    Ownership, RunState, SetLimit,
+    Blocker, CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LinkAddresses, LocalMove, LocalVm, MoveOrder,
+    MoveRole, OutrankVm, Ownership, RunState, SetLimit,
 };
 use godwit_api::progress::{MoveProgress, Outcome};
 use godwit_api::public::{AddHost, Component, CreateVm, Move, Site, StartMove};
@@ -196,6 +196,8 @@ impl Fake {
             .route("/v1/vms/{id}", get(Self::vm).put(Self::define).delete(Self::remove))
             .route("/v1/vms/{id}/start", post(Self::start))
             .route("/v1/vms/{id}/monitor", post(Self::monitor))
+            .route("/v1/vms/{id}/claim", post(Self::claim))
+            .route("/v1/vms/{id}/outrank", post(Self::outrank))
             .route("/v1/vms/{id}/departure", get(Self::departure))
             .route("/v1/check", post(Self::check))
             .route("/v1/moves", post(Self::begin))
@@ -242,6 +244,25 @@ impl Fake {
     async fn monitor(State(f): State<Self>, Path(_): Path<u64>, Json(command): Json<Value>) -> Answer<Value> {
         f.with(|n| n.heard.push(format!("monitor {}", command["execute"])));
         Ok(Json(json!({"at": f.name})))
+    }
+
+    async fn claim(State(f): State<Self>, Path(id): Path<u64>, Json(claim): Json<ClaimVm>) -> Answer<Value> {
+        f.with(|n| {
+            n.heard.push(format!("claim {id} over {}: {}", claim.newest.0, claim.fenced));
+            let vm = n.vms.get_mut(&id).ok_or(unknown("VM"))?;
+            (vm.ownership, vm.run) = (Ownership::Here, RunState::Running);
+            (vm.lineage, vm.generation) = (claim.newest.next(), Generation::FIRST);
+            Ok(done())
+        })
+    }
+
+    async fn outrank(State(f): State<Self>, Path(id): Path<u64>, Json(by): Json<OutrankVm>) -> Answer<Value> {
+        f.with(|n| {
+            n.heard.push(format!("outrank {id} by {}", by.lineage.0));
+            let vm = n.vms.get_mut(&id).ok_or(unknown("VM"))?;
+            (vm.ownership, vm.run, vm.lineage) = (Ownership::Elsewhere, RunState::Paused, by.lineage);
+            Ok(done())
+        })
     }
 
     async fn departure(State(f): State<Self>, Path(id): Path<u64>) -> Answer<CheckReport> {
