@@ -57,7 +57,8 @@ for point in ${POINTS:-$all}; do
     # Whose QEMU holds the only RAM then, and so takes the guest's life with it; whether there is one to be killed at all.
     before=1 after=
     case $point in
-        sealed | commit | granted) before= ;;
+        # Once the seal is being written the destination has everything.
+        sealing | sealed | commit | granted) before= ;;
         started | proving | releasing | settling) before='' after=1 ;;
     esac
     for site in a b; do

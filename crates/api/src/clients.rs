@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
+use crate::orphan::{JudgedOrphan, Orphan};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
@@ -104,6 +105,16 @@ impl HostClient {
     /// `POST /v1/moves/{id}/limit`.
     pub async fn limit(&self, id: MoveId, limit: SetLimit) -> Result<LocalMove> {
         self.0.post(&format!("/v1/moves/{}/limit", id.0), &limit).await
+    }
+
+    /// `GET /v1/orphans`.
+    pub async fn orphans(&self) -> Result<Vec<Orphan>> {
+        self.0.get("/v1/orphans").await
+    }
+
+    /// `DELETE /v1/orphans/{id}`.
+    pub async fn remove_orphan(&self, id: &str) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/orphans/{id}")).await.map(drop)
     }
 
     /// `POST /v1/vms/{id}/claim`.
@@ -261,6 +272,16 @@ impl PublicClient {
     /// `POST /v1/moves/{id}/cancel`.
     pub async fn cancel(&self, id: MoveId) -> Result<Move> {
         self.0.post(&format!("/v1/moves/{}/cancel", id.0), &nothing()).await
+    }
+
+    /// `GET /v1/orphans`.
+    pub async fn orphans(&self) -> Result<Vec<JudgedOrphan>> {
+        self.0.within(ORDER).get("/v1/orphans").await
+    }
+
+    /// `DELETE /v1/orphans/{host}/{id}`.
+    pub async fn remove_orphan(&self, host: &Name, id: &str) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/orphans/{host}/{id}")).await.map(drop)
     }
 
     /// `POST /v1/moves/{id}/retry`.

@@ -10,6 +10,7 @@
 //! | `GET /v1/vms/{id}/departure` | -> [`CheckReport`]: what would keep the VM from leaving, as its QEMU says now |
 //! | `POST /v1/vms/{id}/claim` | [`ClaimVm`]: this host takes the VM, in a new lineage |
 //! | `POST /v1/vms/{id}/outrank` | [`OutrankVm`]: a claim elsewhere has; what is here pauses |
+//! | `GET /v1/orphans`, `DELETE /v1/orphans/{id}` | [`Orphan`](crate::orphan::Orphan)s: what is nobody's here |
 //! | `POST /v1/check` | [`CheckVm`] -> [`CheckReport`]: what would keep the VM from running here |
 //! | `POST /v1/moves` | [`MoveOrder`] -> [`LocalMove`]; the source's node drives the move from here on |
 //! | `GET /v1/moves/{id}` | [`LocalMove`] |

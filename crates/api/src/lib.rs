@@ -10,6 +10,7 @@ pub mod clients;
 pub mod error;
 pub mod host;
 pub mod name;
+pub mod orphan;
 pub mod progress;
 pub mod public;
 pub mod server;

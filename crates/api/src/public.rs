@@ -9,6 +9,7 @@
 //! | `POST /v1/vms/{vm}/start`, `/stop`, `/monitor` | as the node's |
 //! | `GET /v1/volumes` | [`Volume`] |
 //! | `GET /v1/wires` | [`Wire`] |
+//! | `GET /v1/orphans`, `DELETE /v1/orphans/{host}/{id}` | [`JudgedOrphan`](crate::orphan::JudgedOrphan) |
 //! | `POST /v1/moves` | [`StartMove`] -> [`Move`], or with `dry_run` -> [`DryRun`] |
 //! | `GET /v1/moves`, `GET /v1/moves/{id}` | [`Move`] |
 //! | `POST /v1/moves/{id}/cancel`, `/limit` | -> [`Move`] |

@@ -64,6 +64,9 @@ pub enum Command {
     /// Wires: from VMs' network interfaces to components
     #[command(subcommand)]
     Wire(List),
+    /// What is nobody's on some host
+    #[command(subcommand)]
+    Orphan(OrphanCommand),
     /// Move a running VM, and follow the move
     Move(MoveArgs),
     /// Print a shell's completion script
@@ -224,6 +227,19 @@ pub enum Component {
     Rm {
         /// Its name
         name: Name,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum OrphanCommand {
+    /// List them, with what speaks for and against removing each
+    Ls,
+    /// Remove one that may be removed
+    Rm {
+        /// The host that it is on
+        host: Name,
+        /// Its name, as `ls` shows it
+        id: String,
     },
 }
 

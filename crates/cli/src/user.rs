@@ -1,6 +1,6 @@
 //! The commands that ask the controller.
 
-use crate::args::{Command, Component, Global, Host, List, MoveArgs, MoveCommand, Site, Vm};
+use crate::args::{Command, Component, Global, Host, List, MoveArgs, MoveCommand, OrphanCommand, Site, Vm};
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
 use crate::{show, spec};
@@ -57,6 +57,10 @@ impl User {
             Command::Volume(List::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
             Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
+            Command::Orphan(OrphanCommand::Ls) => {
+                self.print(&self.client.orphans().await?, |found| show::orphans(found))
+            }
+            Command::Orphan(OrphanCommand::Rm { host, id }) => Ok(self.client.remove_orphan(&host, &id).await?),
             Command::Move(order) => self.mv(order).await,
             Command::Pki(_)
             | Command::Controller(_)

@@ -8,6 +8,7 @@
 
 mod failpoint;
 mod moves;
+mod orphans;
 mod places;
 mod record;
 mod resolve;
@@ -86,7 +87,9 @@ pub async fn serve(
 /// Keeps the records true, and finishes what was left half done.
 async fn tend(controller: Arc<Controller>) {
     loop {
-        for result in [vms::refresh(&controller).await, vms::sweep(&controller).await] {
+        let looked_after =
+            [vms::refresh(&controller).await, vms::sweep(&controller).await, orphans::sweep(&controller).await];
+        for result in looked_after {
             if let Err(error) = result {
                 tracing::error!(%error, "cannot look after the records");
             }
@@ -111,6 +114,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/vms/{vm}/monitor", post(vms::monitor))
         .route("/v1/volumes", get(vms::volumes))
         .route("/v1/wires", get(vms::wires))
+        .route("/v1/orphans", get(orphans::list))
+        .route("/v1/orphans/{host}/{id}", delete(orphans::remove))
         .route("/v1/moves", get(moves::list).post(moves::start))
         .route("/v1/moves/{id}", get(moves::show))
         .route("/v1/moves/{id}/cancel", post(moves::cancel))

@@ -236,18 +236,25 @@ async fn dismantle(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
         holders.extend(known.into_iter().flat_map(|v| v.replicas));
         changes.push(Change::remove(Kind::Volume, volume.0));
     }
+    // Where a move was to bring it, and did not, there may be half a copy.
+    for mv in c.store.read_all::<MoveRecord>(Kind::Move)?.into_iter().filter(|mv| mv.order.vm == id) {
+        holders.extend([mv.from, mv.order.to.name]);
+    }
+    // One that is away does not keep the others from hearing; the record stays until all have.
+    let mut outcome = Ok(());
     for wire in &record.definition.wires {
         if let ComponentSpec::Gateway { host, .. } = &wire.component {
-            gone(c.node_of(host)?.detach(wire.id).await)?;
+            outcome = outcome.and(gone(c.node_of(host)?.detach(wire.id).await));
         }
     }
     reach(Point::VmUnwired, id).await;
     for holder in holders {
         // A host that was removed took its replicas with it.
         if let Some(host) = c.store.read::<HostRecord>(Kind::Host, &holder)? {
-            gone(c.node(&host).remove(id).await)?;
+            outcome = outcome.and(gone(c.node(&host).remove(id).await));
         }
     }
+    outcome?;
     reach(Point::VmGone, id).await;
     Ok(c.store.commit(&changes)?)
 }

@@ -6,7 +6,7 @@
 mod fakes;
 
 use fakes::{World, name, to_host, web};
-use godwit_api::host::{Blocker, Ownership, SetLimit, StopVm};
+use godwit_api::host::{Blocker, Ownership, RunState, SetLimit, StopVm};
 use godwit_api::progress::Outcome;
 use godwit_api::public::{AddHost, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
@@ -92,7 +92,7 @@ async fn nothing_in_use_is_deleted() {
         assert_eq!(error.problem, Problem::Conflict, "{error}");
         assert!(error.remedy.is_some(), "{error}");
     }
-    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = godwit_api::host::RunState::Off);
+    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = RunState::Off);
     api.remove_vm(&name("web")).await.unwrap();
     assert!(world.fakes["ohio"].with(|n| n.vms.is_empty()));
     assert!(world.fakes["maine"].with(|n| n.gateways.is_empty()));
@@ -176,7 +176,7 @@ async fn a_dry_run_lists_everything_in_the_way_and_moves_nothing() {
     world.web().await;
     world.fakes["ohio"].with(|n| {
         n.certificate_ends = Some(1);
-        n.vms.get_mut(&1).unwrap().run = godwit_api::host::RunState::Off;
+        n.vms.get_mut(&1).unwrap().run = RunState::Off;
     });
     world.fakes["texas"].with(|n| n.blockers = vec![blocker("texas", "too little memory")]);
     let order = StartMove { vcpus: Some(9), ..to_host("texas") };
@@ -457,4 +457,33 @@ async fn a_claim_begins_a_lineage_ends_the_move_and_pauses_an_owner_that_comes_b
     assert!(world.fakes["texas"].with(|n| n.vms.contains_key(&1)), "nothing of it is thrown away");
     assert_eq!(world.api.vm(&name("web")).await.unwrap().host.as_str(), "ohio");
     assert!(world.fakes["ohio"].with(|n| n.heard.iter().all(|h| !h.starts_with("outrank"))));
+}
+
+#[tokio::test]
+async fn a_deletion_reaches_half_copies_of_failed_moves_and_holders_that_were_away() {
+    let mut world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    // The destination has made a place, and the move fails: nothing of it is among the volume's replicas.
+    let copy = world.fakes["ohio"].with(|n| n.vms[&1].clone());
+    world.fakes["texas"].with(|n| n.vms.insert(1, copy));
+    world.say("ohio", mv.id, |p| p.outcome = Outcome::Failed);
+    world.until(mv.id, |m| m.progress.outcome == Outcome::Failed).await;
+    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = RunState::Off);
+    let texas = world.stop_node("texas").await;
+    let error = world.api.remove_vm(&name("web")).await.unwrap_err();
+    assert_eq!(error.problem, Problem::Unreachable, "{error}");
+    assert!(world.fakes["ohio"].with(|n| n.vms.is_empty()), "who is there has heard");
+    world.start_node("texas", texas).await;
+    // Its turn comes again; a new controller takes it at once.
+    world.stop_controller().await;
+    world.start_controller().await;
+    world.until_node("texas", |n| n.vms.is_empty()).await;
+    for _ in 0..100 {
+        if world.api.vms().await.unwrap().is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("its record is still there");
 }

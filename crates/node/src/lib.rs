@@ -11,6 +11,7 @@ pub mod incoming;
 pub mod memory_in;
 pub mod memory_out;
 pub mod node;
+pub mod orphans;
 pub mod outgoing;
 pub mod parts;
 pub mod peers;

@@ -3,6 +3,7 @@
 use crate::actor::Actor;
 use crate::disk::Disk;
 use crate::gateways::{self, Gateways};
+use crate::orphans::FirstSeen;
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
 use crate::proto::{self, Note};
@@ -34,12 +35,17 @@ pub struct Node {
     gateways: Gateways,
     peers: Peers,
     quarantine: Quarantine,
+    first_seen: FirstSeen,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 impl Node {
+    pub(crate) const fn first_seen(&self) -> &FirstSeen {
+        &self.first_seen
+    }
+
     /// VMs of this host that cannot be had.
     #[must_use]
     pub const fn quarantine(&self) -> &Quarantine {
@@ -185,6 +191,7 @@ impl Node {
             gateways,
             peers,
             quarantine: Quarantine::default(),
+            first_seen: FirstSeen::default(),
         });
         node.recover_gateways().await;
         node.recover().await?;

@@ -5,11 +5,12 @@ use crate::check::Purpose;
 use crate::node::Node;
 use crate::parts::Parts;
 use axum::extract::{Path, State};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use godwit_api::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
+use godwit_api::orphan::Orphan;
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Fenced, MoveId, PeerHistory, VmId};
@@ -31,6 +32,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/claim", post(claim))
         .route("/v1/vms/{id}/outrank", post(outrank))
         .route("/v1/vms/{id}/departure", get(departure))
+        .route("/v1/orphans", get(orphans))
+        .route("/v1/orphans/{id}", delete(remove_orphan))
         .route("/v1/check", post(check))
         .route("/v1/moves", post(begin))
         .route("/v1/moves/{id}", get(mv))
@@ -128,6 +131,15 @@ async fn claim(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(claim): 
 
 async fn outrank(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(by): Json<OutrankVm>) -> Answer<Value> {
     find(&node, id)?.keeper().ask(|reply| Input::Outrank { lineage: by.lineage, reply }).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn orphans(State(node): State<Arc<Node>>) -> Answer<Vec<Orphan>> {
+    Ok(Json(node.orphans().await?))
+}
+
+async fn remove_orphan(State(node): State<Arc<Node>>, Path(id): Path<String>) -> Answer<Value> {
+    node.remove_orphan(&id).await?;
     Ok(Json(Value::Null))
 }
 

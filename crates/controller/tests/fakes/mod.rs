@@ -142,6 +142,10 @@ impl StateStore for Mortal {
         self.deed(|| self.store.commit(changes))
     }
 
+    fn last(&self, counter: Counter) -> Result<u64, StoreError> {
+        self.store.last(counter)
+    }
+
     fn next(&self, counter: Counter) -> Result<u64, StoreError> {
         self.deed(|| self.store.next(counter))
     }
