@@ -257,3 +257,7 @@ mod tests {
         assert_eq!(later.error.as_deref(), Some("cut"));
     }
 }
+
+#[cfg(test)]
+#[path = "saga_tests.rs"]
+mod by_seed;
