@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
-# scripts/faults.sh: a fault at every step of a move. For each point of the hand-off: SIGKILL of either node, of either QEMU
-# where its RAM is not the only copy, of the controller; a cut of 1, 10 and 60 s. After each the guest has to run in exactly one place, intact, and a second
-# try has to succeed. One report for each fault in results/: what is there is not run again.
+# scripts/faults.sh [TABLE]: the kill matrix. At each point of a move: SIGKILL of either node, of either QEMU, of the controller; a
+# cut of 1, 10 and 60 s. After each the guest has to run in exactly one place, intact, and a second try has to succeed. Where
+# the QEMU dies that held the guest's only RAM, the guest has to be restarted from its disk, with all that the disk had.
+# One report for each fault in results/: what is there is not run again. With `TABLE` nothing is run, and docs/faults.md is
+# written from the reports that are there. POINTS and KINDS choose; RESULTS and LAB say where reports and binary are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-lab=${CARGO_TARGET_DIR:-target}/release/godwit-lab
-results=results/faults-$(git rev-parse --short=12 HEAD)
+lab=${LAB:-${CARGO_TARGET_DIR:-target}/release/godwit-lab}
+results=${RESULTS:-results/faults-$(git rev-parse --short=12 HEAD)}
 mkdir -p "$results"
+if [ "${1:-}" = TABLE ]; then
+    scripts/faults-table.pl "$results" >docs/faults.md
+    exit
+fi
 scenario=$(mktemp --suffix=.toml)
 trap 'rm -f "$scenario"' EXIT
 failed=()
 
-# try NAME STEP
+# try NAME STEP [EXPECTED]
 try() {
     local report=$results/$1.json
-    [ -e "$report" ] && return
+    [ -e "$report" ] && return 0
+    case " ${KINDS:-node qemu controller cut} " in *" ${1%%-*} "*) ;; *) return 0 ;; esac
     {
         sed '/^\[\[step\]\]/,$d; s/^godwit = false/godwit = true/; /^baseline/d' scenarios/smoke.toml
         cat <<STEPS
@@ -24,7 +31,7 @@ $2
 after_s = 1
 move = { vm = "vm", to = "b" }
 [[step]]
-expect = { vm = "vm" }
+expect = { vm = "vm"${3:-} }
 [[step]]
 verify = { vm = "vm" }
 [[step]]
@@ -42,18 +49,28 @@ STEPS
     fi
     # A run that could not be made leaves no report, and is made again next time.
     [ -e "$results/$1.tmp" ] && mv "$results/$1.tmp" "$report"
+    return 0
 }
 
-for point in ${POINTS:-copy-disk memory stopped sealing sealed commit granted started}; do
+all="reserve staged copy-disk memory stopped sealing sealed commit granted started proving releasing settling"
+for point in ${POINTS:-$all}; do
+    # Whose QEMU holds the only RAM then, and so takes the guest's life with it; whether there is one to be killed at all.
+    before=1 after=
+    case $point in
+        # Once the seal is being written the destination has everything.
+        sealing | sealed | commit | granted) before= ;;
+        started | proving | releasing | settling) before='' after=1 ;;
+    esac
     for site in a b; do
         try "node-$site-$point" "kill = { what = \"node\", site = \"$site\", vm = \"vm\", at = \"$point\" }"
     done
-    # Elsewhere the guest's only RAM dies with its QEMU: it boots from its disks, and has no session to be verified.
-    case $point in sealed | commit | granted | started)
-        try "qemu-a-$point" "kill = { what = \"qemu\", site = \"a\", vm = \"vm\", at = \"$point\" }" ;;
-    esac
-    case $point in copy-disk | memory | stopped | sealing | sealed | commit | granted)
-        try "qemu-b-$point" "kill = { what = \"qemu\", site = \"b\", vm = \"vm\", at = \"$point\" }" ;;
+    # After the release there is no QEMU at the source.
+    [ "$point" = settling ] ||
+        try "qemu-a-$point" "kill = { what = \"qemu\", site = \"a\", vm = \"vm\", at = \"$point\" }" "${before:+, rebooted = true}"
+    # Before the place is made there is none at the destination.
+    case $point in
+        reserve | staged) ;;
+        *) try "qemu-b-$point" "kill = { what = \"qemu\", site = \"b\", vm = \"vm\", at = \"$point\" }" "${after:+, rebooted = true}" ;;
     esac
     try "controller-$point" "kill = { what = \"controller\", vm = \"vm\", at = \"$point\" }"
     for seconds in 1 10 60; do

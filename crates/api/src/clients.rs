@@ -3,8 +3,11 @@
 #![allow(clippy::missing_errors_doc, reason = "each fails as the server says, or as unreachable; see `Client`")]
 
 use crate::client::Client;
-use crate::host::{CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm};
-use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, Site, StartMove, Vm, Volume, Wire};
+use crate::host::{
+    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
+};
+use crate::orphan::{JudgedOrphan, Orphan};
+use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};
@@ -106,6 +109,26 @@ impl HostClient {
     /// `POST /v1/moves/{id}/limit`.
     pub async fn limit(&self, id: MoveId, limit: SetLimit) -> Result<LocalMove> {
         self.0.post(&format!("/v1/moves/{}/limit", id.0), &limit).await
+    }
+
+    /// `GET /v1/orphans`.
+    pub async fn orphans(&self) -> Result<Vec<Orphan>> {
+        self.0.get("/v1/orphans").await
+    }
+
+    /// `DELETE /v1/orphans/{id}`.
+    pub async fn remove_orphan(&self, id: &str) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/orphans/{id}")).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{id}/claim`.
+    pub async fn claim(&self, id: VmId, claim: &ClaimVm) -> Result<()> {
+        self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/vms/{}/claim", id.0), claim).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{id}/outrank`.
+    pub async fn outrank(&self, id: VmId, by: OutrankVm) -> Result<()> {
+        self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/vms/{}/outrank", id.0), &by).await.map(drop)
     }
 
     /// `POST /v1/moves/{id}/stop`: ends pre-copy at the next round.
@@ -257,6 +280,26 @@ impl PublicClient {
     /// `POST /v1/moves/{id}/cancel`.
     pub async fn cancel(&self, id: MoveId) -> Result<Move> {
         self.0.post(&format!("/v1/moves/{}/cancel", id.0), &nothing()).await
+    }
+
+    /// `GET /v1/orphans`.
+    pub async fn orphans(&self) -> Result<Vec<JudgedOrphan>> {
+        self.0.within(ORDER).get("/v1/orphans").await
+    }
+
+    /// `DELETE /v1/orphans/{host}/{orphan}`.
+    pub async fn remove_orphan(&self, host: &Name, id: &str) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/orphans/{host}/{id}")).await.map(drop)
+    }
+
+    /// `POST /v1/moves/{id}/retry`.
+    pub async fn retry(&self, id: MoveId) -> Result<Move> {
+        self.0.post(&format!("/v1/moves/{}/retry", id.0), &nothing()).await
+    }
+
+    /// `POST /v1/moves/{id}/resolve`.
+    pub async fn resolve(&self, id: MoveId, how: &ResolveMove) -> Result<Move> {
+        self.0.within(ORDER).post(&format!("/v1/moves/{}/resolve", id.0), how).await
     }
 
     /// `POST /v1/moves/{id}/limit`.

@@ -8,6 +8,9 @@
 //! | `DELETE /v1/vms/{id}` | ends it, removes replicas and endpoints; refused while a hand-off is open |
 //! | `POST /v1/vms/{id}/start`, `/stop`, `/monitor` | `{}`, [`StopVm`], any QMP command -> its answer |
 //! | `GET /v1/vms/{id}/departure` | -> [`CheckReport`]: what would keep the VM from leaving, as its QEMU says now |
+//! | `POST /v1/vms/{id}/claim` | [`ClaimVm`]: this host takes the VM, in a new lineage |
+//! | `POST /v1/vms/{id}/outrank` | [`OutrankVm`]: a claim elsewhere has; what is here pauses |
+//! | `GET /v1/orphans`, `DELETE /v1/orphans/{id}` | [`Orphan`](crate::orphan::Orphan)s: what is nobody's here |
 //! | `POST /v1/check` | [`CheckVm`] -> [`CheckReport`]: what would keep the VM from running here |
 //! | `POST /v1/moves` | [`MoveOrder`] -> [`LocalMove`]; the source's node drives the move from here on |
 //! | `GET /v1/moves/{id}` | [`LocalMove`] |
@@ -218,6 +221,28 @@ pub enum MoveRole {
     Source,
     /// The VM comes to it.
     Destination,
+}
+
+/// An operator takes a VM for this host, because the other host of its hand-off is lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClaimVm {
+    /// How the other host is kept from running the VM, and who vouches for it. Kept in the logs.
+    pub fenced: String,
+    /// Whether somebody knows that the VM did not run there since it stopped here: then RAM that is here is still good. Else it
+    /// is booted from its disks.
+    #[serde(default)]
+    pub peer_did_not_run: bool,
+    /// The newest lineage that is known of: the claim begins one after it.
+    pub newest: Lineage,
+}
+
+/// A claim elsewhere began this lineage: what is here of older ones pauses, and is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutrankVm {
+    /// The claim's.
+    pub lineage: Lineage,
 }
 
 /// Changes the limit of a move under way.

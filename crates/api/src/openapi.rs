@@ -8,7 +8,8 @@
 //! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
 
 use crate::host::{SetLimit, StopVm};
-use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, Site, StartMove, Vm, Volume, Wire};
+use crate::orphan::JudgedOrphan;
+use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::trust::{Certificate, Enrol, NewToken, Renew, Revoke, Token};
 use crate::{ApiError, Name, Problem};
 use godwit_units::MoveId;
@@ -229,6 +230,21 @@ pub fn operations() -> Vec<Operation> {
         post("/v1/moves/{id}/limit", "limitMove", "Changes what a move may use of the link.")
             .takes::<SetLimit>()
             .answers::<Move>()
+            .may(&[Conflict, Unreachable]),
+        post("/v1/moves/{id}/retry", "retryMove", "Orders a move again that has failed. A body is not read.")
+            .answers::<Move>()
+            .may(&[Conflict, Blocked, Unreachable]),
+        post("/v1/moves/{id}/resolve", "resolveMove", "Claims the VM of a move whose other host is lost for good.")
+            .takes::<ResolveMove>()
+            .answers::<Move>()
+            .may(&[Conflict, Unreachable]),
+        get(
+            "/v1/orphans",
+            "listOrphans",
+            "Lists what hosts find that nobody there looks after, and whether it may go.",
+        )
+        .answers::<Vec<JudgedOrphan>>(),
+        delete("/v1/orphans/{host}/{orphan}", "removeOrphan", "Removes such a thing, if it may go.")
             .may(&[Conflict, Unreachable]),
         get("/v1/events", "followEvents", "Follows what happens, as server-sent events; each one's data is an Event.")
             .with::<Option<u64>>(

@@ -9,9 +9,12 @@
 //! | `POST /v1/vms/{vm}/start`, `/stop`, `/monitor` | as the node's |
 //! | `GET /v1/volumes` | [`Volume`] |
 //! | `GET /v1/wires` | [`Wire`] |
+//! | `GET /v1/orphans`, `DELETE /v1/orphans/{host}/{orphan}` | [`JudgedOrphan`](crate::orphan::JudgedOrphan) |
 //! | `POST /v1/moves` | [`StartMove`] -> [`Move`], or with `dry_run` -> [`DryRun`] |
 //! | `GET /v1/moves`, `GET /v1/moves/{id}` | [`Move`] |
 //! | `POST /v1/moves/{id}/cancel`, `/limit` | -> [`Move`] |
+//! | `POST /v1/moves/{id}/retry` | orders the same move again -> [`Move`] |
+//! | `POST /v1/moves/{id}/resolve` | [`ResolveMove`] -> [`Move`] |
 
 use crate::host::{Blocker, DiskStrategy, HostFacts, Ownership, RunState};
 use crate::name::Name;
@@ -21,6 +24,19 @@ use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+
+/// Takes the VM of a move that waits for a host that is lost for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResolveMove {
+    /// The host or site that is to have the VM: the move's source or its destination.
+    pub claim: Name,
+    /// How the other host is kept from running the VM: powered off, cut from storage and network. Kept in the record and the log.
+    pub fenced: String,
+    /// Whether somebody knows that the VM did not run on the other host since it stopped.
+    #[serde(default)]
+    pub peer_did_not_run: bool,
+}
 
 /// A site.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -6,7 +6,7 @@
 use axum::extract::{Request, State};
 use axum::{Json, Router};
 use godwit_api::host::{SetLimit, StopVm};
-use godwit_api::public::{AddHost, Component, CreateVm, Site, StartMove};
+use godwit_api::public::{AddHost, Component, CreateVm, ResolveMove, Site, StartMove};
 use godwit_api::vm::{ComponentSpec, DiskSpec, VmSpec};
 use godwit_api::{Name, PublicClient, openapi, serve};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
@@ -263,6 +263,11 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, mv, MoveId(1));
         call!(api, called, cancel, MoveId(1));
         call!(api, called, limit, MoveId(1), SetLimit { limit: None });
+        call!(api, called, retry, MoveId(1));
+        let how = ResolveMove { claim: web.clone(), fenced: "off".into(), peer_did_not_run: all };
+        call!(api, called, resolve, MoveId(1), &how);
+        call!(api, called, orphans);
+        call!(api, called, remove_orphan, &web, "volume-7");
         call!(api, called, host_token, &web, Duration::from_secs(60));
         call!(api, called, revoke_host, &web);
         call!(api, called, revoke, &Identity::node("web").unwrap());

@@ -74,6 +74,9 @@ pub enum Command {
     /// Wires: from VMs' network interfaces to components
     #[command(subcommand)]
     Wire(List),
+    /// What is nobody's on some host
+    #[command(subcommand)]
+    Orphan(OrphanCommand),
     /// Move a running VM, and follow the move
     Move(MoveArgs),
     /// Follow what happens: VMs, hosts, volumes, moves
@@ -360,6 +363,19 @@ pub enum Component {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum OrphanCommand {
+    /// List them, with what speaks for and against removing each
+    Ls,
+    /// Remove one that may be removed
+    Rm {
+        /// The host that it is on
+        host: Name,
+        /// Its name, as `ls` shows it
+        id: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub enum List {
     /// List them
     Ls,
@@ -497,6 +513,28 @@ pub enum MoveCommand {
         /// The move's number, or a VM: its newest move
         which: String,
     },
+    /// Order a move again that has failed or was cancelled
+    Retry {
+        /// The move's number
+        id: u64,
+        /// Do not follow it
+        #[arg(long)]
+        detach: bool,
+    },
+    /// Take the VM of a move that waits for a host that is lost for good
+    Resolve {
+        /// The move's number
+        id: u64,
+        /// The host or site that is to have the VM: the move's source or its destination
+        #[arg(long, value_name = "HOST|SITE")]
+        claim: Name,
+        /// How the other host is kept from running the VM, and who says so
+        #[arg(long, value_name = "TEXT")]
+        fenced: String,
+        /// Somebody knows that the VM did not run on the other host since it stopped
+        #[arg(long)]
+        peer_did_not_run: bool,
+    },
     /// Change the limit of a VM's move
     Limit {
         /// The VM
@@ -557,8 +595,12 @@ mod tests {
             parse("godwit move ls").unwrap().command,
             Command::Move(MoveArgs { command: Some(MoveCommand::Ls), .. })
         ));
+        parse("godwit move resolve 3 --claim texas --fenced cut").unwrap();
+        parse("godwit move retry 3 --detach").unwrap();
         for line in [
             "godwit move",
+            "godwit move resolve 3 --claim texas",
+            "godwit move resolve 3 --fenced cut",
             "godwit move web",
             "godwit move web --cancel --to texas",
             "godwit move web --to texas --disk x",

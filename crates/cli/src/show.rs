@@ -2,6 +2,7 @@
 
 use crate::table::{NOTHING, Table, printable};
 use godwit_api::host::{Ownership, RunState};
+use godwit_api::orphan::JudgedOrphan;
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::public::{Component, DryRun, Host, Move, Site, Vm, Volume, Wire};
 use godwit_api::vm::ComponentSpec;
@@ -37,6 +38,22 @@ pub fn hosts(hosts: &[Host]) -> String {
             or_nothing(facts.map(|f| if f.kvm { "yes" } else { "no" })),
             or_nothing(facts.map(|f| f.memory_free)),
             or_nothing(facts.map(|f| f.disk_free)),
+        ]);
+    }
+    table.lines()
+}
+
+pub fn orphans(orphans: &[JudgedOrphan]) -> String {
+    let mut table = Table::new(&["HOST", "ORPHAN", "VM", ">SIZE", "MAY GO", "WHAT", "WHY"]);
+    for found in orphans {
+        table.row([
+            found.host.to_string(),
+            found.orphan.id.clone(),
+            or_nothing(found.orphan.vm.map(|vm| vm.0)),
+            or_nothing(found.orphan.bytes),
+            if found.removable { "yes".into() } else { "no".into() },
+            found.orphan.what.clone(),
+            found.why.clone(),
         ]);
     }
     table.lines()

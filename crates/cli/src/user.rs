@@ -1,6 +1,8 @@
 //! The commands that ask the controller.
 
-use crate::args::{Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, Site, Vm};
+use crate::args::{
+    Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, OrphanCommand, Site, Vm,
+};
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
 use crate::{events, show, spec, timeline};
@@ -62,6 +64,10 @@ impl User {
             Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
             Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
+            Command::Orphan(OrphanCommand::Ls) => {
+                self.print(&self.client.orphans().await?, |found| show::orphans(found))
+            }
+            Command::Orphan(OrphanCommand::Rm { host, id }) => Ok(self.client.remove_orphan(&host, &id).await?),
             Command::Move(order) => self.mv(order).await,
             Command::Identity(IdentityCommand::Revoke { identity }) => self
                 .print(&api.revoke(&identity).await?, |_| {
@@ -178,6 +184,23 @@ impl User {
                     }
                 };
                 self.print(&mv, |mv| show::summary(mv) + &timeline::timeline(mv))
+            }
+            MoveCommand::Retry { id, detach } => {
+                let mv = api.retry(godwit_units::MoveId(id)).await?;
+                if detach {
+                    return self.print(&mv, |mv| format!("move {} of `{}` has begun\n", mv.id.0, mv.vm));
+                }
+                follow(api, mv, self.json).await
+            }
+            MoveCommand::Resolve { id, claim, fenced, peer_did_not_run } => {
+                let how = public::ResolveMove { claim, fenced, peer_did_not_run };
+                let mv = api.resolve(godwit_units::MoveId(id), &how).await?;
+                self.print(&mv, |mv| {
+                    format!(
+                        "`{}` is claimed for `{}`; `godwit vm show {}` tells when it runs\n",
+                        mv.vm, how.claim, mv.vm
+                    )
+                })
             }
             MoveCommand::Limit { vm, rate } => {
                 let mv = self.newest(&vm).await?;

@@ -345,6 +345,10 @@ impl StateStore for Watched {
     fn next(&self, counter: Counter) -> Result<u64, StoreError> {
         self.store.next(counter)
     }
+
+    fn last(&self, counter: Counter) -> Result<u64, StoreError> {
+        self.store.last(counter)
+    }
 }
 
 /// Where to begin, and whether to go on.

@@ -8,11 +8,14 @@
 
 mod allow;
 mod events;
+mod failpoint;
 pub mod health;
 mod metrics;
 mod moves;
+mod orphans;
 mod places;
 mod record;
+mod resolve;
 mod rights;
 #[cfg(test)]
 mod routes_tests;
@@ -114,7 +117,9 @@ pub async fn serve(
 /// Keeps the records true, and finishes what was left half done.
 async fn tend(controller: Arc<Controller>) {
     loop {
-        for result in [vms::refresh(&controller).await, vms::sweep(&controller).await] {
+        let looked_after =
+            [vms::refresh(&controller).await, vms::sweep(&controller).await, orphans::sweep(&controller).await];
+        for result in looked_after {
             if let Err(error) = result {
                 tracing::error!(%error, "cannot look after the records");
             }
@@ -140,6 +145,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/vms/{vm}/monitor", post(vms::monitor))
         .route("/v1/volumes", get(vms::volumes))
         .route("/v1/wires", get(vms::wires))
+        .route("/v1/orphans", get(orphans::list))
+        .route("/v1/orphans/{host}/{orphan}", delete(orphans::remove))
         .route("/v1/moves", get(moves::list).post(moves::start))
         .route("/v1/moves/{id}", get(moves::show))
         .route("/v1/moves/{id}/cancel", post(moves::cancel))
@@ -152,6 +159,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/enrolment", post(trust::enrol))
         .route("/v1/renewal", post(trust::renew))
         .route("/v1/revocations", get(trust::revocations).post(trust::revoke))
+        .route("/v1/moves/{id}/retry", post(resolve::retry))
+        .route("/v1/moves/{id}/resolve", post(resolve::resolve))
         .with_state(controller)
         .layer(from_fn(rights::guard))
 }

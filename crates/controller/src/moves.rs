@@ -3,8 +3,9 @@
 //! The nodes do everything; the controller orders a move at its source, watches, and writes down how it ended. It may
 //! die at any time: the record says where the saga was, and the next controller goes on from there.
 
+use crate::failpoint::{Point, reach};
 use crate::record::{MoveRecord, Step, VmRecord};
-use crate::saga::{Next, Said, Seen, merge, next};
+use crate::saga::{Next, Said, Seen, is_owner_after, merge, next};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
 use crate::vms::{learn_vcpus, open_move, settle};
@@ -265,6 +266,7 @@ pub async fn start(State(c): Shared, Json(order): Json<StartMove>) -> Result<Res
             step: Step::Begin,
             cancel: false,
             progress: fresh_progress(ordered_unix_us, order.limit),
+            claim: None,
         };
         c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
         record
@@ -302,12 +304,15 @@ async fn drive(c: Arc<Controller>, record: MoveRecord, accepted: Option<Accepted
 async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Accepted>) {
     tracing::info!(from = %record.from, to = %record.order.to.name, step = ?record.step, "driving a move");
     if record.step == Step::Begin {
+        reach(Point::SagaStored, record.order.vm).await;
         let answer = begin(&c, &mut record).await;
+        reach(Point::SagaOrdered, record.order.vm).await;
         let refused = answer.as_ref().err().cloned();
         if let Some(error) = &refused {
             end(&c, &mut record, Outcome::Failed, Some(error.to_string())).await;
         } else {
             step(&c, &mut record, Step::Observe).await;
+            reach(Point::SagaWatching, record.order.vm).await;
         }
         if let Some(accepted) = accepted {
             // Whoever asked may have gone.
@@ -336,6 +341,7 @@ async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> 
                 Err(_) => {}
             }
         } else {
+            reach(Point::SagaOrdering, record.order.vm).await;
             match node.begin(&crate::allow::order(c, record)?).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.problem == Problem::Unreachable => {
@@ -393,8 +399,12 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
         match next(record.step, record.owner, &seen) {
             Next::Watch => {}
             Next::Settle(lineage, generation) => {
+                reach(Point::SagaSettling, vm).await;
                 match settle(c, vm, &record.order.to.name, (lineage, generation)).await {
-                    Ok(()) => step(c, record, Step::Finish).await,
+                    Ok(()) => {
+                        reach(Point::SagaGateways, vm).await;
+                        step(c, record, Step::Finish).await;
+                    }
                     Err(error) => {
                         tracing::error!(%error, "the VM has arrived, which cannot be stored; trying again");
                         sleep(RETRY).await;
@@ -402,6 +412,13 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
                 }
             }
             Next::End(outcome, error) => {
+                // A claim at the source: its record and its gateways follow, as those of one that has arrived do.
+                if let Some(back) = seen.source_vm.this().filter(|there| is_owner_after(there, record.owner))
+                    && !outcome.has_arrived()
+                    && let Err(error) = settle(c, vm, &record.from, (back.lineage, back.generation)).await
+                {
+                    tracing::error!(id = id.0, %error, "that the source has the VM again cannot be stored");
+                }
                 if let (true, Some(there)) = (outcome.has_arrived(), seen.destination_vm.this())
                     && let Err(error) = learn_vcpus(c, vm, there.definition.spec.vcpus)
                 {
@@ -424,8 +441,10 @@ async fn step(c: &Controller, record: &mut MoveRecord, step: Step) {
     loop {
         let stored = {
             let _deciding = c.decide();
-            // Somebody may have cancelled it meanwhile.
-            let stored = MoveRecord { cancel: cancel_wanted(c, record), ..record.clone() };
+            // Somebody may have cancelled it meanwhile, or claimed the VM.
+            let known = c.store.read::<MoveRecord>(Kind::Move, record.id().0).ok().flatten();
+            let claim = known.as_ref().and_then(|known| known.claim.clone());
+            let stored = MoveRecord { cancel: known.is_some_and(|known| known.cancel), claim, ..record.clone() };
             c.store.commit(&[Change::put(Kind::Move, record.id().0, &stored)])
         };
         match stored {
@@ -450,7 +469,9 @@ async fn end(c: &Controller, record: &mut MoveRecord, outcome: Outcome, error: O
     if let Some(last) = record.progress.phases.last_mut() {
         last.ended_unix_us.get_or_insert(now);
     }
+    reach(Point::SagaEnding, record.order.vm).await;
     step(c, record, Step::Ended).await;
+    reach(Point::SagaEnded, record.order.vm).await;
     c.set_live(record.id(), None);
     tracing::info!(outcome = ?record.progress.outcome, "a move has ended");
 }

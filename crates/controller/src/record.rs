@@ -24,6 +24,9 @@ pub struct VmRecord {
     /// Its owner has changed, and not all its gateways have been told so yet.
     #[serde(default)]
     pub gateways_due: bool,
+    /// Whoever created it wants it started, and it was not yet.
+    #[serde(default)]
+    pub start_due: bool,
 }
 
 /// Whether a VM is wholly there.
@@ -61,6 +64,22 @@ pub struct MoveRecord {
     pub cancel: bool,
     /// As last stored: at each step, and at the end.
     pub progress: MoveProgress,
+    /// Somebody has claimed the VM for one of the two hosts.
+    #[serde(default)]
+    pub claim: Option<Claim>,
+}
+
+/// That somebody has claimed a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The host that is to have it.
+    pub host: Name,
+    /// The host that is lost.
+    pub lost: Name,
+    /// How that is kept from running it, as they said.
+    pub fenced: String,
+    /// The newest lineage that was known then.
+    pub newest: Lineage,
 }
 
 /// Where a move's saga is. Each step is stored before it is begun, and can be begun again.

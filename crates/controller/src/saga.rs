@@ -83,6 +83,11 @@ pub fn next(step: Step, owner: (Lineage, Generation), seen: &Seen) -> Next {
             _ => Next::End(Outcome::Completed, None),
         };
     }
+    // Claimed at the source: whatever the destination may say when it comes back is of an older lineage.
+    if let Some(claimed) = seen.source_vm.this().filter(|vm| vm.ownership == Ownership::Here && vm.lineage > owner.0) {
+        let why = format!("the VM was claimed at the source, and is of lineage {} now", claimed.lineage.0);
+        return Next::End(Outcome::Failed, Some(why));
+    }
     match (&seen.source_move, source_outcome) {
         (Said::This(mv), Some(outcome @ (Outcome::Failed | Outcome::Cancelled))) => {
             Next::End(outcome, mv.progress.error.clone())
@@ -210,6 +215,20 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_ends_the_move_on_either_side_while_the_other_is_silent_for_ever() {
+        let claimed = LocalVm { lineage: Lineage(1), ..local_vm(Ownership::Here, 1) };
+        let at_source = Seen { source_vm: Said::This(claimed.clone()), ..seen() };
+        assert!(matches!(next(Step::Observe, BEFORE, &at_source), Next::End(Outcome::Failed, Some(_))));
+        let mut there = local_move(Outcome::NetworkUnproved);
+        there.progress.error = Some("claimed here".into());
+        let at_destination =
+            Seen { destination_vm: Said::This(claimed), destination_move: Said::This(there), ..seen() };
+        assert_eq!(next(Step::Observe, BEFORE, &at_destination), Next::Settle(Lineage(1), Generation(1)));
+        let said = Next::End(Outcome::NetworkUnproved, Some("claimed here".into()));
+        assert_eq!(next(Step::Finish, BEFORE, &at_destination), said);
+    }
+
+    #[test]
     fn a_forgotten_move_has_failed_only_when_the_source_has_its_vm_back() {
         let forgot = Seen { source_move: Said::Unknown, ..seen() };
         assert_eq!(next(Step::Observe, BEFORE, &forgot), Next::Watch);
@@ -257,3 +276,7 @@ mod tests {
         assert_eq!((texts(&first), texts(&merge(&first, &seen())).as_str()), ("abc".into(), "abc"));
     }
 }
+
+#[cfg(test)]
+#[path = "saga_tests.rs"]
+mod by_seed;

@@ -160,6 +160,12 @@ pub trait StateStore: Send + Sync + 'static {
     /// The medium's.
     fn commit(&self, changes: &[Change]) -> Result<(), StoreError>;
 
+    /// The last number that this counter gave; 0 if none.
+    ///
+    /// # Errors
+    /// The medium's.
+    fn last(&self, counter: Counter) -> Result<u64, StoreError>;
+
     /// A number greater than any that this counter gave before; the first is 1.
     ///
     /// # Errors
@@ -246,6 +252,12 @@ impl StateStore for FileStore {
         writing.commit().map_err(failed)
     }
 
+    fn last(&self, counter: Counter) -> Result<u64, StoreError> {
+        let reading = self.database.begin_read().map_err(failed)?;
+        let table = reading.open_table(COUNTERS).map_err(failed)?;
+        Ok(table.get(counter.key()).map_err(failed)?.map_or(0, |v| v.value()))
+    }
+
     fn next(&self, counter: Counter) -> Result<u64, StoreError> {
         let writing = self.database.begin_write().map_err(failed)?;
         let number = {
@@ -275,6 +287,7 @@ mod tests {
             store.commit(&[Change::remove(Kind::Site, "a")]).unwrap();
         }
         let store: Box<dyn StateStore> = Box::new(FileStore::open(&state).unwrap());
+        assert_eq!((store.last(Counter::Move).unwrap(), store.last(Counter::Vm).unwrap()), (2, 0));
         assert_eq!(store.next(Counter::Move).unwrap(), 3);
         assert_eq!(store.next(Counter::Wire).unwrap(), 1);
         assert_eq!(store.read_all::<String>(Kind::Site).unwrap(), ["B"]);

@@ -3,7 +3,9 @@
 //! Creation is recorded before a node hears of it, so that whatever a crash leaves behind is found and taken away
 //! ([`sweep`]); deletion is recorded before it begins, and goes on until every node has forgotten the VM.
 
+use crate::failpoint::{Point, reach};
 use crate::record::{Life, MoveRecord, Step, VmRecord};
+use crate::resolve::{contradicts, outrank};
 use crate::spec::{self, Taken};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
@@ -87,11 +89,11 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
         components.push(component.ok_or_else(|| missing("component", &nic.component))?);
     }
     let gateways = gateways(&c, &components).await?;
-    let (mut record, in_hand) = reserve(&c, new.name, new.spec, &host, components, &gateways)?;
+    let (mut record, in_hand) = reserve(&c, new, &host, components, &gateways)?;
     // Goes on when whoever asked hangs up: half a VM is nobody's wish.
-    let start = new.start;
     let task = tokio::spawn(async move {
         let _in_hand = in_hand;
+        reach(Point::VmReserved, record.definition.id).await;
         match build(&c, &mut record, &host).await {
             Ok(()) => {}
             Err(error) => {
@@ -103,8 +105,12 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
                 return Err(error);
             }
         }
-        if start {
-            c.node(&host).start(record.definition.id).await.map_err(|mut error| {
+        reach(Point::VmReady, record.definition.id).await;
+        if record.start_due {
+            let started = c.node(&host).start(record.definition.id).await;
+            // Whoever asked hears that it failed; it is not tried behind their back.
+            started_or_refused(&c, &record)?;
+            started.map_err(|mut error| {
                 error.message =
                     format!("`{}` is created, but does not start: {}", record.definition.name, error.message);
                 error
@@ -119,13 +125,13 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
 /// Checks the description and gives out its numbers, durably, with nobody in between.
 fn reserve(
     c: &Arc<Controller>,
-    name: Name,
-    spec: godwit_api::vm::VmSpec,
+    new: CreateVm,
     host: &HostRecord,
     components: Vec<Component>,
     gateways: &HashMap<Name, PeerHost>,
 ) -> Result<(VmRecord, crate::state::InHand), ApiError> {
     let _deciding = c.decide();
+    let CreateVm { name, spec, start, .. } = new;
     if c.vm_records()?.iter().any(|vm| vm.definition.name == name) {
         return Err(conflict(format!("there is a VM `{name}` already")));
     }
@@ -164,6 +170,7 @@ fn reserve(
         generation: Generation::FIRST,
         life: Life::Creating,
         gateways_due: false,
+        start_due: start,
     };
     changes.push(Change::put(Kind::Vm, id.0, &record));
     let in_hand = c.take_in_hand(id);
@@ -177,9 +184,20 @@ async fn build(c: &Controller, record: &mut VmRecord, host: &HostRecord) -> Resu
     record.definition = local.definition;
     record.lineage = local.lineage;
     record.generation = local.generation;
+    reach(Point::VmDefined, record.definition.id).await;
     point_gateways(c, record).await?;
+    reach(Point::VmWired, record.definition.id).await;
     record.life = Life::Ready;
     c.put_vm(record)
+}
+
+/// The start that was part of a creation is not owed any more.
+fn started_or_refused(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
+    let _deciding = c.decide();
+    match c.store.read::<VmRecord>(Kind::Vm, record.definition.id.0)? {
+        Some(now) if now.start_due => c.put_vm(&VmRecord { start_due: false, ..now }),
+        _ => Ok(()),
+    }
 }
 
 /// Tells every gateway that the VM is wired to where the VM is; one that fails does not keep the others from hearing. May be
@@ -211,6 +229,7 @@ async fn dismantle(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
         _ => Ok(()),
     };
     let id = record.definition.id;
+    reach(Point::VmDeleting, id).await;
     let mut holders = BTreeSet::from([record.host.clone()]);
     let mut changes = vec![Change::remove(Kind::Vm, id.0)];
     for volume in &record.definition.volumes {
@@ -218,17 +237,26 @@ async fn dismantle(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
         holders.extend(known.into_iter().flat_map(|v| v.replicas));
         changes.push(Change::remove(Kind::Volume, volume.0));
     }
+    // Where a move was to bring it, and did not, there may be half a copy.
+    for mv in c.store.read_all::<MoveRecord>(Kind::Move)?.into_iter().filter(|mv| mv.order.vm == id) {
+        holders.extend([mv.from, mv.order.to.name]);
+    }
+    // One that is away does not keep the others from hearing; the record stays until all have.
+    let mut outcome = Ok(());
     for wire in &record.definition.wires {
         if let ComponentSpec::Gateway { host, .. } = &wire.component {
-            gone(c.node_of(host)?.detach(wire.id).await)?;
+            outcome = outcome.and(gone(c.node_of(host)?.detach(wire.id).await));
         }
     }
+    reach(Point::VmUnwired, id).await;
     for holder in holders {
         // A host that was removed took its replicas with it.
         if let Some(host) = c.store.read::<HostRecord>(Kind::Host, &holder)? {
-            gone(c.node(&host).remove(id).await)?;
+            outcome = outcome.and(gone(c.node(&host).remove(id).await));
         }
     }
+    outcome?;
+    reach(Point::VmGone, id).await;
     Ok(c.store.commit(&changes)?)
 }
 
@@ -242,6 +270,20 @@ pub async fn sweep(c: &Arc<Controller>) -> Result<(), ApiError> {
         if record.life == Life::Ready {
             if record.gateways_due {
                 tell_gateways(c, &record).await;
+            }
+            if record.start_due {
+                // A controller died between making it and starting it.
+                match c.node_of(&record.host)?.start(id).await {
+                    Err(error) if error.problem == Problem::Unreachable => {
+                        tracing::warn!(vm = %record.definition.name, %error, "cannot be started yet; trying again later");
+                    }
+                    answer => {
+                        if let Err(error) = answer {
+                            tracing::warn!(vm = %record.definition.name, %error, "does not start; left off");
+                        }
+                        started_or_refused(c, &record)?;
+                    }
+                }
             }
             continue;
         }
@@ -412,6 +454,7 @@ pub async fn settle(c: &Controller, id: VmId, host: &Name, owner: (Lineage, Gene
         c.store.commit(&changes)?;
         record
     };
+    reach(Point::SagaSettled, id).await;
     tell_gateways(c, &record).await;
     Ok(())
 }
@@ -463,6 +506,13 @@ pub async fn refresh(c: &Arc<Controller>) -> Result<(), ApiError> {
                 (vm.ownership == Ownership::Here).then_some(((vm.lineage, vm.generation), host))
             })
             .max();
+        let lineage = owner.as_ref().map_or(known.0, |(owner, _)| known.0.max(owner.0));
+        for (host, vms) in &said {
+            let there = vms.as_ref().ok().and_then(|vms| vms.iter().find(|vm| vm.definition.id == id));
+            if there.is_some_and(|vm| contradicts(vm.ownership, vm.lineage, lineage)) {
+                outrank(c, id, host, lineage).await;
+            }
+        }
         if let Some((owner, host)) = owner
             && (owner > known || (owner == known && host != &record.host))
         {

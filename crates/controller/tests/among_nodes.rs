@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[allow(dead_code, reason = "each test uses its part of them")]
 mod fakes;
 
 use fakes::{World, name, to_host, web};
-use godwit_api::host::{Blocker, SetLimit, StopVm};
+use godwit_api::host::{Blocker, Ownership, RunState, SetLimit, StopVm};
 use godwit_api::progress::Outcome;
-use godwit_api::public::{AddHost, Site, StartMove};
+use godwit_api::public::{AddHost, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
 use godwit_trust::{Access, Identity, Role};
 use godwit_units::{BitRate, Generation, MoveId};
@@ -91,7 +92,7 @@ async fn nothing_in_use_is_deleted() {
         assert_eq!(error.problem, Problem::Conflict, "{error}");
         assert!(error.remedy.is_some(), "{error}");
     }
-    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = godwit_api::host::RunState::Off);
+    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = RunState::Off);
     api.remove_vm(&name("web")).await.unwrap();
     assert!(world.fakes["ohio"].with(|n| n.vms.is_empty()));
     assert!(world.fakes["maine"].with(|n| n.gateways.is_empty()));
@@ -175,7 +176,7 @@ async fn a_dry_run_lists_everything_in_the_way_and_moves_nothing() {
     world.web().await;
     world.fakes["ohio"].with(|n| {
         n.certificate_ends = Some(1);
-        n.vms.get_mut(&1).unwrap().run = godwit_api::host::RunState::Off;
+        n.vms.get_mut(&1).unwrap().run = RunState::Off;
     });
     world.fakes["texas"].with(|n| n.blockers = vec![blocker("texas", "too little memory")]);
     let order = StartMove { vcpus: Some(9), ..to_host("texas") };
@@ -386,4 +387,103 @@ async fn operators_read_and_move_and_nodes_do_nothing() {
     for role in [Role::Node, Role::Controller] {
         assert_eq!(as_role(role).vms().await.unwrap_err().problem, Problem::Forbidden);
     }
+}
+
+#[tokio::test]
+async fn a_move_that_failed_is_ordered_again_as_it_was_and_one_that_arrived_is_not() {
+    let world = World::new().await;
+    world.web().await;
+    let first = world.order("texas").await.unwrap();
+    let early = world.api.retry(first.id).await.unwrap_err();
+    assert_eq!(early.problem, Problem::Conflict, "it goes on: {early}");
+    world.say("ohio", first.id, |p| p.outcome = Outcome::Failed);
+    world.until(first.id, |m| m.progress.outcome == Outcome::Failed).await;
+    let again = world.api.retry(first.id).await.unwrap();
+    assert!(again.id > first.id);
+    assert_eq!((again.vm.as_str(), again.from.as_str(), again.to.as_str()), ("web", "ohio", "texas"));
+    world.hand_over("ohio", "texas");
+    for host in ["ohio", "texas"] {
+        world.say(host, again.id, |p| p.outcome = Outcome::Completed);
+    }
+    world.until(again.id, |m| m.progress.outcome == Outcome::Completed).await;
+    assert!(world.api.retry(again.id).await.unwrap_err().message.contains("has brought"));
+}
+
+/// A move whose source is sealed, and whose destination is gone.
+async fn stranded() -> (World, MoveId, std::net::SocketAddr) {
+    let mut world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().ownership = Ownership::WaitsForPeer);
+    world.say("ohio", mv.id, |p| p.outcome = Outcome::WaitsForPeer);
+    let texas = world.stop_node("texas").await;
+    world.until(mv.id, |m| m.progress.outcome == Outcome::WaitsForPeer).await;
+    (world, mv.id, texas)
+}
+
+fn claim_for(place: &str) -> ResolveMove {
+    ResolveMove { claim: name(place), fenced: "power cut, by ann".into(), peer_did_not_run: false }
+}
+
+#[tokio::test]
+async fn a_claim_needs_evidence_a_part_in_the_move_and_a_host_that_is_silent() {
+    let (mut world, id, texas) = stranded().await;
+    let short = ResolveMove { fenced: "off".into(), ..claim_for("ohio") };
+    assert_eq!(world.api.resolve(id, &short).await.unwrap_err().problem, Problem::Invalid);
+    assert_eq!(world.api.resolve(id, &claim_for("maine")).await.unwrap_err().problem, Problem::Invalid);
+    world.start_node("texas", texas).await;
+    let error = world.api.resolve(id, &claim_for("ohio")).await.unwrap_err();
+    assert!(error.message.contains("answers, so it is not lost"), "{error}");
+    assert!(world.fakes["ohio"].with(|n| n.heard.iter().all(|h| !h.starts_with("claim"))));
+}
+
+#[tokio::test]
+async fn a_claim_begins_a_lineage_ends_the_move_and_pauses_an_owner_that_comes_back() {
+    let (mut world, id, texas) = stranded().await;
+    world.api.resolve(id, &claim_for("ohio")).await.unwrap();
+    let heard = world.fakes["ohio"].with(|n| n.heard.clone());
+    assert!(heard.contains(&"claim 1 over 0: power cut, by ann".to_owned()), "{heard:?}");
+    world.until(id, |m| m.progress.outcome == Outcome::Failed).await;
+    let vm = world.api.vm(&name("web")).await.unwrap();
+    assert_eq!((vm.host.as_str(), vm.lineage.0, vm.mv), ("ohio", 1, None));
+    // The other one had taken it after all, and was not as lost as was said.
+    let mut back = world.fakes["ohio"].with(|n| n.vms[&1].clone());
+    (back.lineage, back.generation) = (godwit_units::Lineage(0), Generation(2));
+    world.fakes["texas"].with(|n| n.vms.insert(1, back));
+    world.start_node("texas", texas).await;
+    world.stop_controller().await;
+    world.start_controller().await;
+    world.until_node("texas", |n| n.heard.contains(&"outrank 1 by 1".to_owned())).await;
+    assert!(world.fakes["texas"].with(|n| n.vms.contains_key(&1)), "nothing of it is thrown away");
+    assert_eq!(world.api.vm(&name("web")).await.unwrap().host.as_str(), "ohio");
+    assert!(world.fakes["ohio"].with(|n| n.heard.iter().all(|h| !h.starts_with("outrank"))));
+}
+
+#[tokio::test]
+async fn a_deletion_reaches_half_copies_of_failed_moves_and_holders_that_were_away() {
+    let mut world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    // The destination has made a place, and the move fails: nothing of it is among the volume's replicas.
+    let copy = world.fakes["ohio"].with(|n| n.vms[&1].clone());
+    world.fakes["texas"].with(|n| n.vms.insert(1, copy));
+    world.say("ohio", mv.id, |p| p.outcome = Outcome::Failed);
+    world.until(mv.id, |m| m.progress.outcome == Outcome::Failed).await;
+    world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = RunState::Off);
+    let texas = world.stop_node("texas").await;
+    let error = world.api.remove_vm(&name("web")).await.unwrap_err();
+    assert_eq!(error.problem, Problem::Unreachable, "{error}");
+    assert!(world.fakes["ohio"].with(|n| n.vms.is_empty()), "who is there has heard");
+    world.start_node("texas", texas).await;
+    // Its turn comes again; a new controller takes it at once.
+    world.stop_controller().await;
+    world.start_controller().await;
+    world.until_node("texas", |n| n.vms.is_empty()).await;
+    for _ in 0..100 {
+        if world.api.vms().await.unwrap().is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("its record is still there");
 }

@@ -20,6 +20,7 @@ pub mod pass;
 pub mod plot;
 pub mod progress;
 pub mod qemu_move;
+mod reboot;
 pub mod report;
 pub mod run;
 pub mod sandbox;

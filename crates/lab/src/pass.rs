@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longest boot of a tiny guest; a debian guest gets ten times this.
-const BOOT: Duration = Duration::from_secs(120);
+pub(crate) const BOOT: Duration = Duration::from_secs(120);
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -58,7 +58,9 @@ pub struct Vm {
     /// Nobody's while it moves.
     pub(crate) guest: Mutex<Option<Machine>>,
     pub(crate) lives: AtomicU32,
-    pub(crate) clients: Vec<Client>,
+    pub(crate) clients: Mutex<Vec<Client>>,
+    /// What it is loaded with.
+    pub(crate) described: crate::scenario::Vm,
     /// Whether it has loads that check themselves.
     pub(crate) checkable: bool,
     /// Ordered for its next hand-off.
@@ -168,7 +170,8 @@ impl Pass {
                 spec,
                 guest: Mutex::new(Some(machine)),
                 lives: AtomicU32::new(1),
-                clients,
+                clients: Mutex::new(clients),
+                described: vm.clone(),
                 checkable: vm.load.iter().any(|l| !matches!(l.get_ref(), LoadSpec::Echo { .. })),
                 damage: Mutex::default(),
                 incidents: Mutex::default(),
@@ -177,7 +180,12 @@ impl Pass {
         Ok(pass)
     }
 
-    fn load_and_warm(&mut self, vm: &crate::scenario::Vm, spec: &GuestSpec, machine: &Machine) -> Result<()> {
+    pub(crate) fn load_and_warm(
+        &mut self,
+        vm: &crate::scenario::Vm,
+        spec: &GuestSpec,
+        machine: &Machine,
+    ) -> Result<()> {
         let mut control = machine.control(&self.fabric)?;
         let loads: Vec<LoadSpec> = vm.load.iter().map(|l| l.get_ref().clone()).collect();
         control.start(&loads, self.scenario.seed.wrapping_add(u64::from(spec.address.octets()[3])))?;
@@ -202,7 +210,7 @@ impl Pass {
         Ok(())
     }
 
-    fn clients(&self, vm: &crate::scenario::Vm, spec: &GuestSpec) -> Result<Vec<Client>> {
+    pub(crate) fn clients(&self, vm: &crate::scenario::Vm, spec: &GuestSpec) -> Result<Vec<Client>> {
         let start = |(from, per_s): (&str, u32)| -> Result<Client> {
             let stream = guest::connect(self.fabric.site(from), SocketAddr::from((spec.address, ECHO_PORT)))
                 .with_context(|| format!("the client in {from} cannot reach `{}`", spec.name))?;

@@ -4,7 +4,8 @@ use crate::godwit::hosted::Hosted;
 use crate::godwit::incident::{self, Deed, Incident};
 use crate::machine::Machine;
 use crate::moves::{Ended, MoveThread, Running};
-use crate::pass::{Means, Pass, lock};
+use crate::pass::{Means, Pass, Vm, lock};
+use crate::reboot;
 use crate::report::{EchoPoint, Integrity};
 use crate::scenario::{Action, Alter, Cut, Damage, DiskStrategy, Expect, Kill, Move, Runs};
 use crate::watch::Client;
@@ -71,7 +72,8 @@ impl Pass {
                 return Ok(());
             }
             Damage::Segment => {
-                let client = vm.clients.first().context("there is no client whose segment could be altered")?;
+                let clients = lock(&vm.clients);
+                let client = clients.first().context("there is no client whose segment could be altered")?;
                 let site = vm.site().with_context(|| format!("VM `{}` is on the move", vm.name))?;
                 self.progress.note(&format!("altering a segment between {site} and {}", client.site));
                 self.fabric.path(&site, &client.site)?.alter_next_segment(Class::Client)?;
@@ -138,6 +140,10 @@ impl Pass {
     fn expect(&mut self, expect: &Expect) {
         let name = expect.vm.get_ref();
         self.join(|vm| vm == name);
+        if expect.rebooted {
+            // Its clients' sessions died with it.
+            lock(&self.vm(name).clients).clear();
+        }
         self.settle(name, TRAIL);
         let vm = self.vm(name);
         let mut guest = lock(&vm.guest);
@@ -156,8 +162,33 @@ impl Pass {
         };
         let mut found = Integrity { one_place: Some(seen.is_ok()), ..Integrity::default() };
         found.notes.extend(seen.err().map(|e| format!("{e:#}")));
+        if expect.rebooted && found.one_place == Some(true) && expect.runs == Runs::One {
+            match reboot::look(hosted) {
+                Ok(note) => found.notes.push(note),
+                Err(e) => {
+                    found.disk_ok = Some(false);
+                    found.notes.push(format!("{e:#}"));
+                }
+            }
+        }
         drop(guest);
+        if expect.rebooted
+            && found.intact()
+            && let Err(e) = self.load_again(&vm)
+        {
+            found.memory_ok = Some(false);
+            found.notes.push(format!("the restarted guest could not be loaded: {e:#}"));
+        }
         self.found(name, found);
+    }
+
+    /// A guest that was restarted has forgotten its loads, and its clients' sessions.
+    fn load_again(&mut self, vm: &Arc<Vm>) -> Result<()> {
+        let guest = lock(&vm.guest);
+        let guest = guest.as_ref().context("the VM is lost")?;
+        self.load_and_warm(&vm.described, &vm.spec, guest)?;
+        *lock(&vm.clients) = self.clients(&vm.described, &vm.spec)?;
+        Ok(())
     }
 
     /// Waits for running moves of the VMs that `which` accepts.
@@ -220,7 +251,7 @@ impl Pass {
         std::thread::sleep(trail);
         let now = Instant::now();
         for mut ended in mine {
-            look_from_clients(&mut ended, &self.vm(vm).clients, now);
+            look_from_clients(&mut ended, &lock(&self.vm(vm).clients), now);
             ended.report.series.wan = ended.sampler.finish();
             self.done.push(ended.report);
         }
@@ -230,7 +261,7 @@ impl Pass {
     /// that has doubled with each try, up to as long again as the pause: so silence at first is no lost session yet.
     fn await_answers(&self, vm: &str) {
         let deadline = Instant::now() + ANSWER;
-        for client in &self.vm(vm).clients {
+        for client in lock(&self.vm(vm).clients).iter() {
             let now = client.began.elapsed().as_secs_f64();
             let answered = || client.log.last_received_s().is_some_and(|last| last > now);
             while !answered() && client.log.error().is_none() && Instant::now() < deadline {

@@ -126,6 +126,33 @@ impl RecordFormat {
     }
 }
 
+/// A whole record, as one finds it on a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// The program's life that wrote it.
+    pub boot: BootId,
+    /// Its number.
+    pub sequence: Sequence,
+}
+
+/// What was read from `slot`, by somebody who does not know what to expect. None: no record was ever written there.
+///
+/// # Errors
+/// It is the wreck of a record, or another slot's.
+pub fn look(read: &Page, slot: Slot) -> Result<Option<Found>, Problem> {
+    let at = |offset| u64_at(&read.0, offset);
+    if at(0) != MAGIC {
+        return Ok(None);
+    }
+    if at(AT_CHECKSUM) != checksum(read) {
+        return Err(Problem::Torn);
+    }
+    if at(AT_SLOT) != u64::from(slot.0) {
+        return Err(Problem::Foreign);
+    }
+    Ok(Some(Found { boot: BootId(at(AT_BOOT)), sequence: Sequence(at(AT_SEQUENCE)) }))
+}
+
 fn checksum(record: &Page) -> u64 {
     xxhash_rust::xxh3::xxh3_64(&record.0[AT_BOOT..])
 }
@@ -178,6 +205,17 @@ mod tests {
         RecordFormat { run: RunId(4), ..format() }.write(&mut other, SLOT, Sequence(10));
         assert_eq!(verdict(&other, 10, 10), Some(Problem::Foreign));
         assert_eq!(verdict(&other, 0, 10), None, "it was there before the load");
+    }
+
+    #[test]
+    fn whoever_looks_without_knowing_tells_records_wrecks_and_nothing_apart() {
+        assert_eq!(look(&Page::ZERO, SLOT), Ok(None));
+        let found = Found { boot: BootId(2), sequence: Sequence(10) };
+        assert_eq!(look(&record(SLOT, 10), SLOT), Ok(Some(found)));
+        assert_eq!(look(&record(SLOT, 10), Slot(6)), Err(Problem::Foreign));
+        let mut torn = record(SLOT, 10);
+        torn.0[3000] ^= 1;
+        assert_eq!(look(&torn, SLOT), Err(Problem::Torn));
     }
 
     proptest! {

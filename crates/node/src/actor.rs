@@ -18,8 +18,8 @@ use godwit_api::host::{MoveOrder, MoveRole, Ownership, PeerHost};
 use godwit_api::progress::{NoteKind, Outcome, PhaseName};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{
-    Action, Body, CannotBegin, Destination, DestinationState, Event, Ledger, Machine, Message, Owner, Record, Seen,
-    Source, SourceState, Status, Ticket, Upkeep, Verdict,
+    Action, Body, CannotBegin, Destination, DestinationState, Event, Fenced, Ledger, Lineage, Machine, Message, Owner,
+    Record, Seen, Source, SourceState, Status, Ticket, Upkeep, Verdict,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -92,6 +92,22 @@ pub enum Input {
         /// Answered when it was told.
         reply: Reply<()>,
     },
+    /// An operator takes the VM for this host.
+    Claim {
+        /// On this evidence.
+        fenced: Fenced,
+        /// Answered when it was taken up.
+        reply: Reply<()>,
+    },
+    /// A claim elsewhere began this lineage.
+    Outrank {
+        /// The claim's.
+        lineage: Lineage,
+        /// Answered when that is durable here.
+        reply: Reply<()>,
+    },
+    /// What its QEMU does is known at last.
+    Known(Seen),
     /// Is the VM nobody's business here, so that it may be removed?
     MayRemove(Reply<()>),
 }
@@ -160,18 +176,30 @@ pub struct Actor {
     reserving: Option<(Ticket, Box<MoveOrder>)>,
     /// Somebody wants it off, or the guest did it.
     powering_off: bool,
+    /// Nobody knows what its QEMU does: there is no machine, and nothing is done, until that is known.
+    blind: bool,
+    /// What its QEMU was worth when a destination was claimed: it did not run, as that of one that has arrived does.
+    claimed: Option<Seen>,
+    /// Whoever waits for a claim elsewhere to be durable here.
+    outranking: Option<Reply<()>>,
 }
 
 impl Actor {
     /// Starts the keeper of a VM. `record` is the VM's durable record, `seen` what its QEMU does.
     pub fn spawn(node: Arc<Node>, parts: Arc<Parts>, record: Option<Record>, seen: Seen) -> Handle {
+        Self::spawn_seeing(node, parts, record, Some(seen))
+    }
+
+    /// As [`Actor::spawn`], where nobody knows what its QEMU does. It waits for [`Input::Known`].
+    pub fn spawn_blind(node: Arc<Node>, parts: Arc<Parts>, record: Option<Record>) -> Handle {
+        Self::spawn_seeing(node, parts, record, None)
+    }
+
+    fn spawn_seeing(node: Arc<Node>, parts: Arc<Parts>, record: Option<Record>, seen: Option<Seen>) -> Handle {
         let (sender, inbox) = mpsc::channel(INBOX);
         let handle = Handle { inbox: sender };
         parts.introduce(handle.clone());
-        let power = parts.file().power;
-        // An owned VM that is off has no machine; whatever else is open has to be finished whether it is off or not.
-        let machine = record.filter(|r| power == Power::On || !matches!(r, Record::Owned(_)));
-        let machine = machine.map(|record| Machine::recover(record, seen));
+        let machine = seen.and_then(|seen| recovered(&parts, record, seen));
         let mut actor = Self {
             node,
             parts,
@@ -188,6 +216,9 @@ impl Actor {
             starting: vec![],
             reserving: None,
             powering_off: false,
+            blind: seen.is_none(),
+            claimed: None,
+            outranking: None,
         };
         tokio::spawn(async move {
             actor.poll();
@@ -230,7 +261,17 @@ impl Actor {
     }
 
     fn hear(&mut self, input: Input) {
+        if self.blind && !matches!(input, Input::Known(_)) {
+            return self.refuse(input);
+        }
         match input {
+            Input::Known(seen) => {
+                if std::mem::take(&mut self.blind) {
+                    self.machine = recovered(&self.parts, self.record, seen);
+                    self.poll();
+                    self.settle();
+                }
+            }
             Input::Event(event) => self.feed(event),
             Input::PoweredOff => {
                 self.powering_off = true;
@@ -268,9 +309,33 @@ impl Actor {
                 self.answer_starting(&Err(error));
             }
             Input::Stop { force, reply } => self.stop(force, reply),
+            Input::Claim { fenced, reply } => {
+                let answer = self.claim(fenced);
+                let _ = reply.send(answer);
+            }
+            Input::Outrank { lineage, reply } => self.outrank(lineage, reply),
             Input::MayRemove(reply) => {
                 let _ = reply.send(self.may_remove());
             }
+        }
+    }
+
+    /// Answers whoever asks while nothing can be done. What is not a question is dropped: the peer asks again.
+    fn refuse(&self, input: Input) {
+        let name = &self.parts.name;
+        let error = || {
+            ApiError::new(Problem::Conflict, format!("nobody knows whether the QEMU of `{name}` runs"))
+                .remedy("see the node's log; it is looked for again every few seconds")
+        };
+        match input {
+            Input::Begin { reply, .. }
+            | Input::Stage { reply, .. }
+            | Input::Start(reply)
+            | Input::Stop { reply, .. }
+            | Input::Claim { reply, .. }
+            | Input::Outrank { reply, .. }
+            | Input::MayRemove(reply) => drop(reply.send(Err(error()))),
+            _ => {}
         }
     }
 
@@ -333,16 +398,20 @@ impl Actor {
             && let Some(record) = self.records.pop_front()
         {
             let (node, vm) = (self.node.clone(), self.parts.id);
+            let arriving = matches!(self.machine, Some(Machine::Destination(_)));
             self.writing = Some(crate::trace::spawn_blocking(move || {
                 match record {
                     Record::Sealed(_) => reach(Point::Sealing, vm),
                     Record::Granted(_) => reach(Point::Commit, vm),
+                    Record::Released(_) => reach(Point::Releasing, vm),
+                    Record::Owned(_) if arriving => reach(Point::Settling, vm),
                     _ => {}
                 }
                 if let Err(error) = node.ledger().store(vm, &record) {
                     fatal(&format!("a record of the hand-off cannot be written: {error}"));
                 }
                 match record {
+                    Record::Staged(_) => reach(Point::Staged, vm),
                     Record::Sealed(_) => reach(Point::Sealed, vm),
                     Record::Granted(_) => reach(Point::Granted, vm),
                     _ => {}
@@ -362,6 +431,11 @@ impl Actor {
 
     fn written(&mut self, record: Record) {
         self.record = Some(record);
+        if matches!(record, Record::Outranked { .. })
+            && let Some(reply) = self.outranking.take()
+        {
+            let _ = reply.send(Ok(()));
+        }
         self.work();
         self.feed(Event::Persisted(record));
     }
@@ -373,7 +447,8 @@ impl Actor {
         {
             // The move itself ends when its network is proved, in `incoming::runs`.
             let record = Record::Owned(*owner);
-            self.machine = Some(Machine::recover(record, Seen::Running));
+            let seen = self.claimed.take().unwrap_or(Seen::Running);
+            self.machine = Some(Machine::recover(record, seen));
             self.poll();
         }
         if let Some(Machine::Destination(d)) = &self.machine
@@ -467,6 +542,7 @@ impl Actor {
         let status = match (&self.machine, self.record) {
             (Some(machine), _) => machine.status(),
             (None, Some(Record::Owned(_))) => Status::Runs,
+            (None, Some(_)) if self.blind => Status::WaitsForPeer,
             (None, _) => Status::NotHere,
         };
         let ticket = match &self.machine {
@@ -640,6 +716,78 @@ impl Actor {
         }
     }
 
+    /// Takes the VM although nobody has handed it over. What it lacks here is looked at first: a half copied disk is no VM.
+    fn claim(&mut self, fenced: Fenced) -> Result<(), ApiError> {
+        let name = self.parts.name.clone();
+        if self.writing.is_some() || !self.records.is_empty() || self.doing.is_some() {
+            return Err(
+                ApiError::new(Problem::Conflict, format!("something is being done with `{name}`")).remedy("ask again")
+            );
+        }
+        crate::claim::is_whole(&name, self.record, &self.parts.disks())?;
+        let Some(machine) = &mut self.machine else { return Err(self.not_running()) };
+        let seen = match machine {
+            Machine::Destination(d) => match d.state() {
+                DestinationState::Started { .. } => Seen::Running,
+                DestinationState::Loaded { .. } => Seen::Loaded,
+                _ => Seen::Gone,
+            },
+            Machine::Source(_) => Seen::Gone,
+        };
+        let said = fenced.statement.clone();
+        match machine.handle(Event::Claim(fenced)) {
+            Verdict::Taken => {
+                tracing::warn!(vm = name, fenced = said, "claimed for this host");
+                self.parts.set_power(Power::On);
+                if matches!(machine, Machine::Destination(_)) {
+                    self.claimed = Some(seen);
+                    self.parts.end_move(Outcome::NetworkUnproved, Some(format!("claimed here; the source: {said}")));
+                } else if let Some(moving) = self.parts.moving() {
+                    moving.failed(format!("claimed at the source; the destination: {said}"));
+                }
+                self.poll();
+                self.settle();
+                Ok(())
+            }
+            Verdict::Ignored(why) => {
+                Err(ApiError::new(Problem::Conflict, format!("`{name}` cannot be claimed: {why}")))
+            }
+        }
+    }
+
+    /// A claim elsewhere has the VM. What is here stands still, and is kept: who was right is for people to say.
+    fn outrank(&mut self, lineage: Lineage, reply: Reply<()>) {
+        let name = &self.parts.name;
+        let refusal = match self.record {
+            _ if self.writing.is_some() || !self.records.is_empty() => {
+                Some("a record is being written; ask again".into())
+            }
+            Some(record) => match record.overridden_by(self.parts.id, lineage) {
+                None => Some(format!("what is here is of lineage {}", record.lineage().0)),
+                Some(over) => {
+                    tracing::error!(vm = %name, lineage = lineage.0, "claimed elsewhere: it stands still here from now on");
+                    self.machine = None;
+                    self.timer = None;
+                    self.effects.clear();
+                    self.effects.push_back(Action::Close);
+                    self.records.push_back(over);
+                    None
+                }
+            },
+            None => Some("it has no record here".into()),
+        };
+        if let Some(why) = refusal {
+            let error = ApiError::new(Problem::Conflict, format!("`{name}` cannot be outranked: {why}"));
+            let _ = reply.send(Err(error));
+            return;
+        }
+        let parts = self.parts.clone();
+        tokio::spawn(async move { effects::pause(&parts).await });
+        self.parts.end_move(Outcome::Failed, Some("the VM was claimed elsewhere".into()));
+        self.outranking = Some(reply);
+        self.work();
+    }
+
     fn may_remove(&self) -> Result<(), ApiError> {
         let idle = self.writing.is_none() && self.doing.is_none() && self.reserving.is_none();
         let over = match &self.machine {
@@ -678,6 +826,14 @@ impl Actor {
         ApiError::new(Problem::Conflict, format!("{} does not own `{}` now", self.node.name(), self.parts.name))
             .remedy("ask the host that does")
     }
+}
+
+/// The machine of a VM that was left with this record.
+fn recovered(parts: &Parts, record: Option<Record>, seen: Seen) -> Option<Machine> {
+    let power = parts.file().power;
+    // An owned VM that is off has no machine; whatever else is open has to be finished whether it is off or not.
+    let record = record.filter(|r| power == Power::On || !matches!(r, Record::Owned(_)));
+    record.map(|record| Machine::recover(record, seen))
 }
 
 fn is_owning(source: &Source) -> bool {

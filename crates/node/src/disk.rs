@@ -145,6 +145,12 @@ impl Disk {
         Ok(disk)
     }
 
+    /// How large it is.
+    #[must_use]
+    pub fn size(&self) -> Amount {
+        self.replica.size()
+    }
+
     /// What it takes up.
     #[must_use]
     pub fn allocated(&self) -> Amount {

@@ -223,6 +223,15 @@ async fn receive(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Option
     }
 }
 
+/// Stops the vCPUs, for a VM that a claim elsewhere has taken. What its QEMU holds is kept.
+pub async fn pause(parts: &Arc<Parts>) {
+    if let Some(qemu) = parts.qemu()
+        && let Err(error) = on_qemu(&qemu, |q| q.monitor(serde_json::json!({"execute": "stop"})).map(drop)).await
+    {
+        tracing::error!(vm = parts.name, %error, "its vCPUs cannot be stopped; its disks refuse its writes all the same");
+    }
+}
+
 /// Asks the guest to power itself off.
 ///
 /// # Errors

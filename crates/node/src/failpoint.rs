@@ -13,6 +13,10 @@ use std::time::Duration;
 /// The points, in the order of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
+    /// Source: the order was taken, the destination was not asked yet.
+    Reserve,
+    /// Destination: STAGED is written, the source has no answer yet.
+    Staged,
     /// Source: the disks are being copied.
     CopyDisk,
     /// Source: memory goes in rounds.
@@ -29,6 +33,12 @@ pub enum Point {
     Granted,
     /// Destination: STARTED is written, `cont` was not given.
     Started,
+    /// Destination: the guest runs; nothing was proved yet.
+    Proving,
+    /// Source: STARTED was heard, RELEASED is not written.
+    Releasing,
+    /// Destination: the source has let go, OWNED is not written.
+    Settling,
 }
 
 impl Point {
@@ -36,6 +46,8 @@ impl Point {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Reserve => "reserve",
+            Self::Staged => "staged",
             Self::CopyDisk => "copy-disk",
             Self::Memory => "memory",
             Self::Stopped => "stopped",
@@ -44,6 +56,9 @@ impl Point {
             Self::Commit => "commit",
             Self::Granted => "granted",
             Self::Started => "started",
+            Self::Proving => "proving",
+            Self::Releasing => "releasing",
+            Self::Settling => "settling",
         }
     }
 }

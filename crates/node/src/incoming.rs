@@ -5,6 +5,7 @@
 //! it; and every volume's last block is durable.
 
 use crate::actor::Input;
+use crate::failpoint::{Point, reach_async};
 use crate::memory_in::{self, Delivered};
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
@@ -241,6 +242,7 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
     let (node, parts) = (node.clone(), parts.clone());
     crate::trace::spawn(async move {
         let started = Instant::now();
+        reach_async(Point::Proving, parts.id).await;
         // The event may come a moment after the command's answer.
         while parts.resumed().is_none() && started.elapsed() < RESUMED {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -2,6 +2,7 @@
 
 pub mod actor;
 pub mod check;
+pub mod claim;
 pub mod covered;
 pub mod disk;
 pub mod effects;
@@ -14,10 +15,12 @@ pub mod memory_in;
 pub mod memory_out;
 pub mod metrics;
 pub mod node;
+pub mod orphans;
 pub mod outgoing;
 pub mod parts;
 pub mod peers;
 pub mod proto;
+pub mod quarantine;
 pub mod registry;
 pub mod routes;
 pub mod spec;

@@ -4,16 +4,18 @@ use crate::actor::Actor;
 use crate::disk::Disk;
 use crate::gateways::{self, Gateways};
 use crate::membership::Membership;
+use crate::orphans::FirstSeen;
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
 use crate::proto::{self, Note};
+use crate::quarantine::Quarantine;
 use crate::registry::{self, Power, VmFile};
 use crate::{Config, check, effects};
 use anyhow::{Context, Result, bail};
 use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
-use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Record, Seen, VmId};
+use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Ram, Record, Seen, VmId};
 use godwit_trust::Credentials;
 use godwit_units::{BitRate, Bytes};
 use godwit_vmm::{Qemu, Start};
@@ -34,9 +36,24 @@ pub struct Node {
     wires: godwit_wire::Wires,
     gateways: Gateways,
     peers: Peers,
+    quarantine: Quarantine,
+    first_seen: FirstSeen,
 }
 
+/// How often a QEMU of which nothing is known is looked for.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
 impl Node {
+    pub(crate) const fn first_seen(&self) -> &FirstSeen {
+        &self.first_seen
+    }
+
+    /// VMs of this host that cannot be had.
+    #[must_use]
+    pub const fn quarantine(&self) -> &Quarantine {
+        &self.quarantine
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -178,6 +195,8 @@ impl Node {
             wires,
             gateways,
             peers,
+            quarantine: Quarantine::default(),
+            first_seen: FirstSeen::default(),
         });
         node.recover_gateways().await;
         node.recover().await?;
@@ -212,12 +231,15 @@ impl Node {
         ids.sort_unstable();
         let mut found = vec![];
         for id in ids {
-            let file = registry::load(&self.folder(id))?;
-            let record = self.ledger().load(id)?;
-            let parts = Arc::new(Parts::new(self.folder(id), self.run_folder(id), file));
+            // What one VM has lost is no reason to leave the others off.
+            let (parts, record) = match self.found(id) {
+                Ok(found) => found,
+                Err(error) => {
+                    self.quarantine.add(id, format!("{error:#}"));
+                    continue;
+                }
+            };
             let placement = crate::spec::placement(&parts.definition(), &parts.folder, &parts.run);
-            // Disks first: an adopted guest is waiting for them.
-            self.open_disks(&parts)?;
             // All at once: each waits for its monitor, and one that says nothing holds no other up.
             let adopting = tokio::task::spawn_blocking(move || {
                 let qemu = Qemu::adopt(&placement)?.map(Arc::new);
@@ -249,6 +271,11 @@ impl Node {
                         (_, Some(Record::Staged(_))) => Seen::Gone,
                         (Some(Ok(godwit_vmm::State::Stopped | godwit_vmm::State::Postmigrate)), _) => Seen::Stopped,
                         (Some(Ok(godwit_vmm::State::Incoming)), _) => Seen::Gone,
+                        // It would be booted anew over one that may run just now: that has to be known.
+                        (Some(Err(_)) | None, Some(Record::Owned(owner))) if owner.ram == Ram::Stale => {
+                            self.await_qemu(&parts, record);
+                            continue;
+                        }
                         // It is there and says nothing, as QEMU does while it stops: what it holds is not given up for that.
                         (Some(Err(_)) | None, _) => Seen::Stopped,
                     }
@@ -257,7 +284,8 @@ impl Node {
                 // Nobody knows whether one runs; beside one that does, none can be started.
                 Err(error) => {
                     tracing::error!(vm = parts.name, %error, "nobody knows whether its QEMU runs");
-                    Seen::Stopped
+                    self.await_qemu(&parts, record);
+                    continue;
                 }
             };
             tracing::info!(vm = parts.name, ?record, ?seen, "recovered");
@@ -270,6 +298,78 @@ impl Node {
             Actor::spawn(self.clone(), parts, record, seen);
         }
         Ok(())
+    }
+
+    /// A VM as it was left here.
+    fn found(&self, id: VmId) -> Result<(Arc<Parts>, Option<Record>)> {
+        let file = registry::load(&self.folder(id))?;
+        let record = self.ledger().load(id)?;
+        if file.definition.id != id {
+            bail!("{} describes VM {}", registry::path(&self.folder(id)).display(), file.definition.id.0);
+        }
+        let parts = Arc::new(Parts::new(self.folder(id), self.run_folder(id), file));
+        if matches!(record, Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))) {
+            // Whoever may have the truth must not make an empty disk of a lost one.
+            for volume in &parts.definition().volumes {
+                let folder = crate::spec::volume_folder(&self.config, *volume);
+                if !godwit_volume::Replica::exists(&folder) {
+                    bail!(
+                        "its volume {} is not at {}; bring it back, and restart the node",
+                        volume.0,
+                        folder.display()
+                    );
+                }
+            }
+        }
+        // Before its QEMU is looked for: an adopted guest is waiting for them.
+        self.open_disks(&parts)?;
+        Ok((parts, record))
+    }
+
+    /// Takes a VM in of which nobody can say whether its QEMU runs, or what that does. Nothing is done with it until that is known.
+    fn await_qemu(self: &Arc<Self>, parts: &Arc<Parts>, record: Option<Record>) {
+        tracing::error!(vm = parts.name, "nothing is done with it until its QEMU is heard, or known to be gone");
+        lock(&self.vms).insert(parts.id, parts.clone());
+        Actor::spawn_blind(self.clone(), parts.clone(), record);
+        let (node, parts) = (self.clone(), parts.clone());
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                let (known, placement) =
+                    (parts.qemu(), crate::spec::placement(&parts.definition(), &parts.folder, &parts.run));
+                let looked = tokio::task::spawn_blocking(move || {
+                    let qemu = match known {
+                        Some(qemu) if qemu.is_alive() => Some(qemu),
+                        Some(_) => None,
+                        None => Qemu::adopt(&placement)?.map(Arc::new),
+                    };
+                    let state = qemu.as_deref().map(Qemu::state).transpose();
+                    Ok::<_, godwit_vmm::VmmError>((qemu, state))
+                });
+                let seen = match looked.await {
+                    Ok(Ok((None, _))) => {
+                        parts.set_qemu(None);
+                        Seen::Gone
+                    }
+                    Ok(Ok((Some(qemu), state))) => {
+                        if parts.qemu().is_none() {
+                            node.watch(&parts, &qemu);
+                            parts.set_qemu(Some(qemu));
+                        }
+                        match state {
+                            Ok(Some(godwit_vmm::State::Running)) => Seen::Running,
+                            Ok(Some(godwit_vmm::State::Incoming)) => Seen::Gone,
+                            Ok(_) => Seen::Stopped,
+                            Err(_) => continue,
+                        }
+                    }
+                    _ => continue,
+                };
+                tracing::info!(vm = parts.name, ?record, ?seen, "its QEMU is known now");
+                parts.recover_move(record);
+                return parts.keeper().tell(crate::actor::Input::Known(seen)).await;
+            }
+        });
     }
 
     fn open_disks(&self, parts: &Parts) -> Result<()> {
@@ -400,6 +500,7 @@ impl Node {
     /// # Errors
     /// When it cannot be run here, or another one has its number.
     pub async fn define(self: &Arc<Self>, mut definition: VmDefinition) -> Result<Arc<Parts>, ApiError> {
+        self.quarantine.check(definition.id)?;
         if let Some(known) = self.vm(definition.id) {
             let there = known.definition();
             if there.name == definition.name && there.volumes == definition.volumes {
@@ -463,6 +564,7 @@ impl Node {
         plug: Option<u32>,
     ) -> Result<Arc<Parts>, ApiError> {
         let vm = definition.id;
+        self.quarantine.check(vm)?;
         let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, e.to_string());
         if let Some(known) = self.vm(vm) {
             let file = known.file();

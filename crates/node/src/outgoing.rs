@@ -53,6 +53,7 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     if let Some(first) = crate::check::departure(node, parts).await.blockers.into_iter().next() {
         return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
     }
+    reach_async(Point::Reserve, parts.id).await;
     let session = node.peers().session(&order.to).await?;
     session.set_limit(order.limit);
     let request = Request::Stage(Box::new(Stage {

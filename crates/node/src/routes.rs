@@ -5,12 +5,15 @@ use crate::check::Purpose;
 use crate::node::Node;
 use crate::parts::Parts;
 use axum::extract::{Path, State};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
-use godwit_api::host::{CheckReport, CheckVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, SetLimit, StopVm};
+use godwit_api::host::{
+    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
+};
+use godwit_api::orphan::Orphan;
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
-use godwit_handoff::{Event, MoveId, VmId};
+use godwit_handoff::{Event, Fenced, MoveId, PeerHistory, VmId};
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +29,11 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/start", post(start))
         .route("/v1/vms/{id}/stop", post(stop))
         .route("/v1/vms/{id}/monitor", post(monitor))
+        .route("/v1/vms/{id}/claim", post(claim))
+        .route("/v1/vms/{id}/outrank", post(outrank))
         .route("/v1/vms/{id}/departure", get(departure))
+        .route("/v1/orphans", get(orphans))
+        .route("/v1/orphans/{id}", delete(remove_orphan))
         .route("/v1/check", post(check))
         .route("/v1/moves", post(begin))
         .route("/v1/moves/{id}", get(mv))
@@ -51,6 +58,8 @@ async fn vms(State(node): State<Arc<Node>>) -> Answer<Vec<LocalVm>> {
 }
 
 fn find(node: &Node, id: u64) -> Result<Arc<Parts>, ApiError> {
+    // It is here: to say that it is not known would have its move end.
+    node.quarantine().check(VmId(id))?;
     node.vm(VmId(id)).ok_or_else(|| ApiError::new(Problem::NotFound, format!("{} knows no VM {id}", node.name())))
 }
 
@@ -112,6 +121,27 @@ async fn monitor(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(comman
         .ok_or_else(|| ApiError::new(Problem::Conflict, format!("`{}` has no QEMU on {}", parts.name, node.name())))?;
     let answer = crate::effects::on_qemu(&qemu, move |q| q.monitor(command)).await?;
     Ok(Json(answer))
+}
+
+async fn claim(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(claim): Json<ClaimVm>) -> Answer<Value> {
+    let peer = if claim.peer_did_not_run { PeerHistory::DidNotRun } else { PeerHistory::MayHaveRun };
+    let fenced = Fenced { statement: claim.fenced, peer, newest: claim.newest };
+    find(&node, id)?.keeper().ask(|reply| Input::Claim { fenced, reply }).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn outrank(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(by): Json<OutrankVm>) -> Answer<Value> {
+    find(&node, id)?.keeper().ask(|reply| Input::Outrank { lineage: by.lineage, reply }).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn orphans(State(node): State<Arc<Node>>) -> Answer<Vec<Orphan>> {
+    Ok(Json(node.orphans().await?))
+}
+
+async fn remove_orphan(State(node): State<Arc<Node>>, Path(id): Path<String>) -> Answer<Value> {
+    node.remove_orphan(&id).await?;
+    Ok(Json(Value::Null))
 }
 
 async fn departure(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<CheckReport> {

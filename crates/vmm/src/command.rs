@@ -32,7 +32,7 @@ pub(crate) fn qmp_socket(placement: &Placement) -> PathBuf {
 
 /// Written by QEMU itself, and found on its command line.
 pub(crate) fn pid_file(placement: &Placement) -> PathBuf {
-    placement.run.join("qemu.pid")
+    placement.run.join(crate::process::PID_NAME)
 }
 
 /// The command line. No secrets are in it.

@@ -35,5 +35,6 @@ pub mod spec;
 
 pub use error::VmmError;
 pub use facts::{Cpus, HostFacts, Unmet, Version, check};
+pub use process::{end, is_running};
 pub use qemu::{MigrationInfo, MigrationStatus, Qemu, QemuEvent, State};
 pub use spec::{Accel, Boot, Disk, Nic, Placement, Start, VmSpec};

@@ -24,6 +24,12 @@ pub(crate) struct Process {
     pub started: u64,
 }
 
+/// What its process id file is called.
+pub(crate) const PID_NAME: &str = "qemu.pid";
+
+/// How long a killed process may take to go: the kernel takes its memory back first.
+const GONE: Duration = Duration::from_secs(10);
+
 /// QEMU's option for its process id file.
 pub(crate) const PID_FILE: &str = "-pidfile";
 
@@ -97,6 +103,27 @@ impl Process {
         // The id may have gone to another in between.
         (ours && named && same_folder(&folder, pid_file) && before.is_alive()).then_some(before)
     }
+}
+
+/// Whether a QEMU runs that has its sockets in this folder.
+///
+/// # Errors
+/// When nobody can know.
+pub fn is_running(run: &Path) -> Result<bool, VmmError> {
+    Ok(Process::find(&run.join(PID_NAME))?.is_some())
+}
+
+/// Kills the QEMU that has its sockets in this folder, if one runs, and waits until it is gone.
+///
+/// # Errors
+/// When nobody can know whether one runs, or it does not go.
+pub fn end(run: &Path) -> Result<(), VmmError> {
+    let Some(process) = Process::find(&run.join(PID_NAME))? else { return Ok(()) };
+    process.kill();
+    if process.wait_gone(GONE) {
+        return Ok(());
+    }
+    Err(VmmError::State { what: "end", state: "alive after a SIGKILL".into() })
 }
 
 /// Whether the folder of this file is the same to us and to the process of this `/proc` folder.

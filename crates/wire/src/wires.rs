@@ -577,6 +577,18 @@ impl Wires {
         }
     }
 
+    /// Removes an interface that [`Wires::list`] shows, and that is of no endpoint any more.
+    ///
+    /// # Errors
+    /// [`WireError::Net`].
+    pub async fn discard(&self, name: &str) -> Result<(), WireError> {
+        let ours = self.list().await?.iter().any(|found| found.name == name);
+        if ours {
+            self.net.remove(name).await.map_err(net("remove", name))?;
+        }
+        Ok(())
+    }
+
     /// Removes the pen when it is empty: at the end of a test or of an installation.
     ///
     /// # Errors

@@ -1,17 +1,20 @@
 //! A controller among fake nodes: real HTTP and certificates, no QEMU.
 
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
+use axum::http::Method;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use godwit_api::host::{
-    Blocker, CheckReport, CheckVm, GatewayPort, HostFacts, LinkAddresses, LocalMove, LocalVm, MoveOrder, MoveRole,
-    Ownership, RunState, SetLimit,
+    Blocker, CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LinkAddresses, LocalMove, LocalVm, MoveOrder,
+    MoveRole, OutrankVm, Ownership, RunState, SetLimit,
 };
 use godwit_api::progress::{MoveProgress, Outcome};
 use godwit_api::public::{AddHost, Component, CreateVm, Move, Site, StartMove};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Name, Problem, PublicClient, done, only, serve};
-use godwit_controller::{Controller, FileStore};
+use godwit_controller::{Change, Controller, Counter, FileStore, Kind, StateStore, StoreError};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
 use godwit_units::{Bytes, Generation, Lineage, MoveId};
 use serde_json::{Value, json};
@@ -51,6 +54,112 @@ pub struct Node {
 pub struct Fake {
     pub name: String,
     pub node: Arc<Mutex<Node>>,
+    fate: Arc<Fate>,
+}
+
+/// When a controller dies, counted in what it does that others can see: writes of its store, and orders to nodes.
+#[derive(Default)]
+pub struct Fate(Mutex<Life>);
+
+#[derive(Default)]
+struct Life {
+    done: u64,
+    dies_at: Option<(u64, Death)>,
+    dead: bool,
+}
+
+/// How it dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// Just before the deed.
+    Before,
+    /// The deed is done; it does not live to see the answer.
+    After,
+}
+
+impl Fate {
+    /// It dies at its `number`th deed from now, counted from 0.
+    pub fn arm(&self, number: u64, death: Death) {
+        *self.0.lock().unwrap() = Life { done: 0, dies_at: Some((number, death)), dead: false };
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.0.lock().unwrap().dead
+    }
+
+    fn revive(&self) {
+        *self.0.lock().unwrap() = Life::default();
+    }
+
+    /// A deed: is it done, and is it answered?
+    fn deed(&self) -> (bool, bool) {
+        let mut life = self.0.lock().unwrap();
+        if life.dead {
+            return (false, false);
+        }
+        let number = life.done;
+        life.done += 1;
+        match life.dies_at {
+            Some((at, death)) if at == number => {
+                life.dead = true;
+                (death == Death::After, false)
+            }
+            _ => (true, true),
+        }
+    }
+}
+
+/// A store whose process may be dead.
+struct Mortal {
+    store: FileStore,
+    fate: Arc<Fate>,
+}
+
+impl Mortal {
+    fn deed<T>(&self, deed: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let (done, answered) = self.fate.deed();
+        let result = if done { Some(deed()) } else { None };
+        match result {
+            Some(result) if answered => result,
+            _ => Err(StoreError::Folder {
+                path: "/dead".into(),
+                source: std::io::Error::other("the controller is dead"),
+            }),
+        }
+    }
+}
+
+impl StateStore for Mortal {
+    fn get(&self, kind: Kind, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.store.get(kind, key)
+    }
+
+    fn list(&self, kind: Kind) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        self.store.list(kind)
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<(), StoreError> {
+        self.deed(|| self.store.commit(changes))
+    }
+
+    fn last(&self, counter: Counter) -> Result<u64, StoreError> {
+        self.store.last(counter)
+    }
+
+    fn next(&self, counter: Counter) -> Result<u64, StoreError> {
+        self.deed(|| self.store.next(counter))
+    }
+}
+
+/// An order to a node whose sender may be dead.
+async fn ordered(State(fate): State<Arc<Fate>>, request: Request, next: Next) -> Response {
+    let lost = || ApiError::new(Problem::Unreachable, "the controller is dead").into_response();
+    if request.method() == Method::GET {
+        return if fate.is_dead() { lost() } else { next.run(request).await };
+    }
+    let (done, answered) = fate.deed();
+    let answer = if done { Some(next.run(request).await) } else { None };
+    answer.filter(|_| answered).unwrap_or_else(lost)
 }
 
 type Answer<T> = Result<Json<T>, ApiError>;
@@ -92,6 +201,8 @@ impl Fake {
             .route("/v1/vms/{id}", get(Self::vm).put(Self::define).delete(Self::remove))
             .route("/v1/vms/{id}/start", post(Self::start))
             .route("/v1/vms/{id}/monitor", post(Self::monitor))
+            .route("/v1/vms/{id}/claim", post(Self::claim))
+            .route("/v1/vms/{id}/outrank", post(Self::outrank))
             .route("/v1/vms/{id}/departure", get(Self::departure))
             .route("/v1/check", post(Self::check))
             .route("/v1/moves", post(Self::begin))
@@ -99,6 +210,7 @@ impl Fake {
             .route("/v1/moves/{id}/cancel", post(Self::cancel))
             .route("/v1/moves/{id}/limit", post(Self::limit))
             .route("/v1/gateways/{wire}", put(Self::attach).delete(Self::detach))
+            .layer(from_fn_with_state(Arc::clone(&self.fate), ordered))
             .with_state(self.clone())
     }
 
@@ -137,6 +249,25 @@ impl Fake {
     async fn monitor(State(f): State<Self>, Path(_): Path<u64>, Json(command): Json<Value>) -> Answer<Value> {
         f.with(|n| n.heard.push(format!("monitor {}", command["execute"])));
         Ok(Json(json!({"at": f.name})))
+    }
+
+    async fn claim(State(f): State<Self>, Path(id): Path<u64>, Json(claim): Json<ClaimVm>) -> Answer<Value> {
+        f.with(|n| {
+            n.heard.push(format!("claim {id} over {}: {}", claim.newest.0, claim.fenced));
+            let vm = n.vms.get_mut(&id).ok_or(unknown("VM"))?;
+            (vm.ownership, vm.run) = (Ownership::Here, RunState::Running);
+            (vm.lineage, vm.generation) = (claim.newest.next(), Generation::FIRST);
+            Ok(done())
+        })
+    }
+
+    async fn outrank(State(f): State<Self>, Path(id): Path<u64>, Json(by): Json<OutrankVm>) -> Answer<Value> {
+        f.with(|n| {
+            n.heard.push(format!("outrank {id} by {}", by.lineage.0));
+            let vm = n.vms.get_mut(&id).ok_or(unknown("VM"))?;
+            (vm.ownership, vm.run, vm.lineage) = (Ownership::Elsewhere, RunState::Paused, by.lineage);
+            Ok(done())
+        })
     }
 
     async fn departure(State(f): State<Self>, Path(id): Path<u64>) -> Answer<CheckReport> {
@@ -236,6 +367,7 @@ pub struct World {
     pub served: HashMap<&'static str, Served>,
     controller: Option<Served>,
     pub api: PublicClient,
+    pub fate: Arc<Fate>,
 }
 
 async fn bind(address: SocketAddr) -> TcpListener {
@@ -256,14 +388,22 @@ impl World {
         let none = SocketAddr::from(([127, 0, 0, 1], 0));
         let admin = issue(&authority, &folder, Role::Client(Access::Admin), "ann");
         let api = PublicClient::new(none, controller(), &admin);
-        let mut world =
-            Self { folder, authority, fakes: HashMap::new(), served: HashMap::new(), controller: None, api };
+        let fate = Arc::new(Fate::default());
+        let mut world = Self {
+            folder,
+            authority,
+            fakes: HashMap::new(),
+            served: HashMap::new(),
+            controller: None,
+            api,
+            fate: Arc::clone(&fate),
+        };
         world.start_controller().await;
         for site in ["east", "west"] {
             world.api.add_site(&Site { name: name(site) }).await.unwrap();
         }
         for (host, site) in [("ohio", "east"), ("maine", "east"), ("texas", "west")] {
-            world.fakes.insert(host, Fake { name: host.into(), node: Arc::default() });
+            world.fakes.insert(host, Fake { name: host.into(), node: Arc::default(), fate: Arc::clone(&fate) });
             world.start_node(host, none).await;
             let api = world.served[host].address;
             let added = world.api.add_host(&AddHost { name: name(host), site: name(site), api }).await.unwrap();
@@ -305,7 +445,9 @@ impl World {
     }
 
     pub async fn start_controller(&mut self) {
-        let store = FileStore::open(&self.folder.path().join("state")).unwrap();
+        let store = self.open_store().await;
+        self.fate.revive();
+        let store = Mortal { store, fate: Arc::clone(&self.fate) };
         let credentials = self.credentials(Role::Controller, "controller");
         let running = Controller::new(Box::new(store), credentials);
         let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await;
@@ -316,6 +458,18 @@ impl World {
         });
         self.controller = Some(Served { stop: Some(stop), task, address });
         self.api = PublicClient::new(address, controller(), &self.credentials(Role::Client(Access::Admin), "ann"));
+    }
+
+    /// The store, once no task of an earlier controller holds it any more.
+    async fn open_store(&self) -> FileStore {
+        let path = self.folder.path().join("state");
+        for _ in 0..500 {
+            if let Ok(store) = FileStore::open(&path) {
+                return store;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        FileStore::open(&path).unwrap()
     }
 
     pub async fn stop_controller(&mut self) {

@@ -1,10 +1,11 @@
 //! A VM that Godwit runs: created by the user's command, looked at from outside.
 
 use super::places::{self, Place};
-use super::{COMPONENT, Folders, Installation, host_of};
+use super::{COMPONENT, Folders, Installation, host_of, lock};
 use crate::disks::Monitor;
 use crate::fabric::{GUEST_MTU, Site};
 use crate::guest::{Accel, GuestSpec, PORTABLE_CPU, await_ready, load_program, tail};
+use crate::reboot::{self, Before};
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{Ownership, RunState};
 use godwit_api::public;
@@ -14,7 +15,7 @@ use godwit_units::{VmId, VolumeId};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a VM may take until all agree on where it is: a hand-off that a crash has interrupted is finished by messages that
@@ -41,6 +42,7 @@ pub struct Hosted {
     /// Its RAM there.
     pub ram: File,
     installation: Arc<Installation>,
+    before_kill: Mutex<Option<Before>>,
 }
 
 impl Hosted {
@@ -73,6 +75,7 @@ impl Hosted {
             site: place.site,
             ram,
             installation: installation.clone(),
+            before_kill: Mutex::default(),
         })
     }
 
@@ -140,6 +143,23 @@ impl Hosted {
     #[must_use]
     pub fn places(&self) -> Vec<Place> {
         places::of(self.installation.fabric(), self.id)
+    }
+
+    /// Kills its QEMU in `site`. What its disk holds there is looked at first, if it is there at all: the guest may have to boot
+    /// from it.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn kill_qemu(&self, site: &str) -> Result<()> {
+        let place = self.place(site)?;
+        *lock(&self.before_kill) = reboot::before(self, site).ok();
+        place.kill()
+    }
+
+    /// What was known just before its QEMU was last killed.
+    #[must_use]
+    pub fn before_kill(&self) -> Option<Before> {
+        lock(&self.before_kill).clone()
     }
 
     /// Its QEMU in `site`.

@@ -142,7 +142,7 @@ pub fn perform(installation: &Arc<Installation>, deed: &Deed, at: Option<&str>, 
         Deed::Kill { what: Victim::Qemu, site, .. } => {
             let vm = vm.context("nobody said whose QEMU")?;
             let site = site.as_deref().or(at).unwrap_or(&vm.site);
-            vm.place(site)?.kill()
+            vm.kill_qemu(site)
         }
     }
 }

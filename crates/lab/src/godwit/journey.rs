@@ -349,8 +349,8 @@ impl Journey<'_> {
         }
         self.installation.failpoints(&site).release(point, self.vm.id);
         self.armed.remove(&point);
-        // Before that point the guest ran while its node was held.
-        if point >= Point::Stopped {
+        // Elsewhere the guest ran while its node was held.
+        if point.is_in_the_pause() {
             self.figures.held += held.elapsed();
         }
     }

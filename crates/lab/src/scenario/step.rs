@@ -271,6 +271,10 @@ pub enum Victim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Point {
+    /// Source: the order was taken, the destination was not asked yet.
+    Reserve,
+    /// Destination: STAGED is written, the source has no answer yet.
+    Staged,
     /// Source: the disks are being copied.
     CopyDisk,
     /// Source: memory goes in rounds.
@@ -287,6 +291,12 @@ pub enum Point {
     Granted,
     /// Destination: STARTED is written, the guest was not told to run.
     Started,
+    /// Destination: the guest runs, nothing was proved yet.
+    Proving,
+    /// Source: STARTED was heard, RELEASED is not written.
+    Releasing,
+    /// Destination: the source has let go, OWNED is not written.
+    Settling,
 }
 
 impl Point {
@@ -294,6 +304,8 @@ impl Point {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Reserve => "reserve",
+            Self::Staged => "staged",
             Self::CopyDisk => "copy-disk",
             Self::Memory => "memory",
             Self::Stopped => "stopped",
@@ -302,13 +314,22 @@ impl Point {
             Self::Commit => "commit",
             Self::Granted => "granted",
             Self::Started => "started",
+            Self::Proving => "proving",
+            Self::Releasing => "releasing",
+            Self::Settling => "settling",
         }
     }
 
     /// Whether the source's node gets there, and not the destination's.
     #[must_use]
     pub fn is_at_source(self) -> bool {
-        !matches!(self, Self::Commit | Self::Granted | Self::Started)
+        !matches!(self, Self::Staged | Self::Commit | Self::Granted | Self::Started | Self::Proving | Self::Settling)
+    }
+
+    /// Whether the guest stands still while a node is held there.
+    #[must_use]
+    pub fn is_in_the_pause(self) -> bool {
+        (Self::Stopped..=Self::Started).contains(&self)
     }
 }
 
@@ -324,6 +345,10 @@ pub struct Expect {
     /// The one place, if it has to be this one.
     #[serde(default)]
     pub site: Option<Spanned<String>>,
+    /// Whether its guest was to be restarted: its QEMU was killed while that held its only RAM. Then there must be another life
+    /// of the load program, and the disk must hold all that it held when QEMU died. Without it, a restart is a failure.
+    #[serde(default)]
+    pub rebooted: bool,
 }
 
 /// In how many places a VM has to run.

@@ -1,0 +1,217 @@
+//! The controller dies at every single thing that it does: before it, and after it but before the answer. The next controller
+//! on the same store finishes what was begun, or takes it back: nothing is forgotten, nothing is left half done.
+//!
+//! What counts as a thing is what others can see: a commit of its store, a number that it draws, an order to a node. In
+//! between there is nothing that a crash could tell apart.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(dead_code, reason = "the fakes serve other tests, too")]
+
+mod fakes;
+
+use fakes::{Death, World, name, to_host, web};
+use godwit_api::host::RunState;
+use godwit_api::progress::Outcome;
+use godwit_units::Generation;
+use std::time::Duration;
+
+/// More deeds than any of these takes: one that gets here would go on for ever.
+const MOST: u64 = 60;
+
+async fn soon(what: impl AsyncFn() -> bool) -> bool {
+    for _ in 0..400 {
+        if what().await {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    false
+}
+
+/// The ways to die, the `number`th deed of each.
+fn deaths(number: u64) -> [(u64, Death); 2] {
+    assert!(number < MOST);
+    [(number, Death::Before), (number, Death::After)]
+}
+
+/// Nothing of a VM is anywhere.
+async fn is_nowhere(world: &World) -> bool {
+    let told = world.api.vms().await.is_ok_and(|vms| vms.is_empty())
+        && world.api.volumes().await.is_ok_and(|volumes| volumes.is_empty());
+    told && world.fakes.values().all(|f| f.with(|n| n.vms.is_empty() && n.gateways.is_empty()))
+}
+
+/// It is wholly there, runs, and its gateway leads to it.
+async fn is_whole(world: &World) -> bool {
+    let Ok(vm) = world.api.vm(&name("web")).await else { return false };
+    let on_node = world.fakes["ohio"].with(|n| n.vms.values().any(|vm| vm.run == RunState::Running));
+    let wired = world.fakes["maine"].with(|n| n.gateways.values().any(|port| port.generation == Generation(1)));
+    // A life of its own: what is not ready refuses this with a conflict.
+    let ready = world.api.monitor(&name("web"), None, &serde_json::json!({"execute": "query-status"})).await.is_ok();
+    vm.run == Some(RunState::Running) && on_node && wired && ready
+}
+
+#[tokio::test]
+async fn a_creation_is_finished_or_undone_wherever_the_controller_dies() {
+    let (mut whole, mut nowhere) = (0, 0);
+    for number in 0.. {
+        let mut survived = false;
+        for (number, death) in deaths(number) {
+            let mut world = World::new().await;
+            world.fate.arm(number, death);
+            let _ = world.api.create_vm(&web("ohio")).await;
+            survived = !world.fate.is_dead();
+            if survived {
+                break;
+            }
+            world.stop_controller().await;
+            world.start_controller().await;
+            let ended = soon(async || is_whole(&world).await || is_nowhere(&world).await).await;
+            assert!(ended, "half a VM is left: {death:?} deed {number}: {:#?}", world.api.vms().await);
+            if is_whole(&world).await {
+                whole += 1;
+            } else {
+                nowhere += 1;
+                world.api.create_vm(&web("ohio")).await.unwrap();
+                assert!(is_whole(&world).await, "its name and its volume are free again");
+            }
+        }
+        if survived {
+            break;
+        }
+    }
+    assert!(whole >= 4 && nowhere >= 8, "{whole} finished, {nowhere} undone");
+}
+
+#[tokio::test]
+async fn a_deletion_is_finished_or_never_begun_wherever_the_controller_dies() {
+    let mut gone = 0;
+    for number in 0.. {
+        let mut survived = false;
+        for (number, death) in deaths(number) {
+            let mut world = World::new().await;
+            world.web().await;
+            world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = RunState::Off);
+            world.fate.arm(number, death);
+            let _ = world.api.remove_vm(&name("web")).await;
+            survived = !world.fate.is_dead();
+            if survived {
+                break;
+            }
+            world.stop_controller().await;
+            world.start_controller().await;
+            let begun = number > 0 || death == Death::After;
+            if begun {
+                assert!(soon(async || is_nowhere(&world).await).await, "{death:?} deed {number}");
+                gone += 1;
+            } else {
+                assert!(world.api.vm(&name("web")).await.is_ok(), "nobody had heard of its end");
+            }
+        }
+        if survived {
+            break;
+        }
+    }
+    assert!(gone >= 5, "{gone}");
+}
+
+/// The nodes hand over as soon as the source has the order.
+fn hand_over_when_ordered(world: &World) {
+    let ordered = world.fakes["ohio"].with(|n| n.moves.keys().copied().next());
+    let there = world.fakes["texas"].with(|n| n.vms.contains_key(&1));
+    if let Some(id) = ordered
+        && !there
+    {
+        world.hand_over("ohio", "texas");
+        world.say("ohio", godwit_units::MoveId(id), |p| p.outcome = Outcome::Completed);
+        world.say("texas", godwit_units::MoveId(id), |p| p.outcome = Outcome::Completed);
+    }
+}
+
+#[tokio::test]
+async fn a_move_is_finished_or_never_ordered_wherever_the_controller_dies() {
+    let (mut finished, mut never) = (0, 0);
+    for number in 0.. {
+        let mut survived = false;
+        for (number, death) in deaths(number) {
+            let mut world = World::new().await;
+            world.web().await;
+            world.fate.arm(number, death);
+            let _ = tokio::time::timeout(Duration::from_secs(1), world.api.start_move(&to_host("texas"))).await;
+            // It dies on the way, or all is done.
+            let ended = soon(async || {
+                hand_over_when_ordered(&world);
+                let moves = world.api.moves().await;
+                world.fate.is_dead() || moves.is_ok_and(|m| m.iter().any(|m| m.progress.outcome == Outcome::Completed))
+            })
+            .await;
+            assert!(ended, "{death:?} deed {number}");
+            survived = !world.fate.is_dead();
+            if survived {
+                break;
+            }
+            world.stop_controller().await;
+            world.start_controller().await;
+            let recorded = !world.api.moves().await.unwrap().is_empty();
+            if recorded {
+                let ended = soon(async || {
+                    hand_over_when_ordered(&world);
+                    let moves = world.api.moves().await.unwrap();
+                    let vm = world.api.vm(&name("web")).await.unwrap();
+                    let led =
+                        world.fakes["maine"].with(|n| n.gateways.values().all(|port| port.generation == Generation(2)));
+                    let told = moves[0].progress.outcome == Outcome::Completed && vm.host == name("texas");
+                    moves.len() == 1 && told && vm.mv.is_none() && led
+                })
+                .await;
+                let moves = world.api.moves().await;
+                assert!(ended, "the move is forgotten: {death:?} deed {number}: {moves:#?}");
+                let begun = world.fakes["ohio"].with(|n| n.moves.len());
+                assert_eq!(begun, 1, "ordered twice: {death:?} deed {number}");
+                finished += 1;
+            } else {
+                assert!(world.fakes["ohio"].with(|n| n.moves.is_empty()), "nobody knows of the order that was sent");
+                let vm = world.api.vm(&name("web")).await.unwrap();
+                assert_eq!((vm.host.as_str(), vm.mv), ("ohio", None));
+                assert_eq!(world.order("texas").await.unwrap().from.as_str(), "ohio", "it may be moved");
+                never += 1;
+            }
+        }
+        if survived {
+            break;
+        }
+    }
+    assert!(finished >= 8 && never >= 2, "{finished} finished, {never} never ordered");
+}
+
+#[tokio::test]
+async fn a_cancel_is_obeyed_or_was_never_heard_wherever_the_controller_dies() {
+    for number in 0.. {
+        let mut survived = false;
+        for (number, death) in deaths(number) {
+            let mut world = World::new().await;
+            world.web().await;
+            let mv = world.order("texas").await.unwrap();
+            world.fate.arm(number, death);
+            let _ = tokio::time::timeout(Duration::from_secs(1), world.api.cancel(mv.id)).await;
+            let cancelled = async || world.api.mv(mv.id).await.is_ok_and(|m| m.progress.outcome == Outcome::Cancelled);
+            assert!(soon(async || world.fate.is_dead() || cancelled().await).await, "{death:?} deed {number}");
+            survived = !world.fate.is_dead();
+            if survived {
+                break;
+            }
+            world.stop_controller().await;
+            world.start_controller().await;
+            if number > 0 || death == Death::After {
+                let cancelled =
+                    async || world.api.mv(mv.id).await.is_ok_and(|m| m.progress.outcome == Outcome::Cancelled);
+                assert!(soon(cancelled).await, "the cancel is forgotten: {death:?} deed {number}");
+            } else {
+                assert_eq!(world.api.mv(mv.id).await.unwrap().progress.outcome, Outcome::Running);
+            }
+        }
+        if survived {
+            break;
+        }
+    }
+}
