@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build setup demo test lint deny bench soak clean
+.PHONY: build setup demo test lint deny deb bench soak clean
 
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LAB := $(TARGET)/release/godwit-lab
@@ -31,6 +31,12 @@ lint:
 deny:
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny --all-features check bans licenses sources
+
+# Debian packages, in target/deb. The program by itself: see ARCHITECTURE.md on the simulator's feature.
+deb:
+	scripts/setup.sh deb
+	cargo build --release --locked -p godwit
+	scripts/deb.sh $(TARGET)/deb
 
 # In release, like everything that is measured: so the workspace is built once, and the lab's own work costs the guests
 # little.

@@ -79,6 +79,6 @@ status=0
 (await_console '^DEB-GUEST (done|failed)' 1800 >"$prepared/last") || status=1
 tr -d '\r' <"$work/console" | sed -n 's/^DEB-CHECK \([^ ]*\) ok \(.*\)/debian guest: \1: \2 s/p; s/^DEB-CHECK \([^ ]*\) FAILED \(.*\)/debian guest: \1: FAILED after \2 s/p'
 [ "$verbose" = no ] || tr -d '\r' <"$work/console" >&2
-grep -q done "$prepared/last" || status=1
+grep -q 'done' "$prepared/last" || status=1
 [ "$status" = 0 ] || die "the packages failed a check; run with --verbose for the guest's console"
 say "all checks passed, $(seconds_since "$start") s in all"

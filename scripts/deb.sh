@@ -26,7 +26,7 @@ while [ $# -gt 1 ]; do
     shift 2
 done
 [ $# = 1 ] || die "usage: scripts/deb.sh [--binary FILE] [--version VERSION] [--lint yes|no] OUTDIR"
-[ -x "$binary" ] || die "$binary is missing: run make build first"
+[ -x "$binary" ] || die "$binary is missing: make deb builds it"
 need_command dpkg-deb dpkg
 need_command dpkg-shlibdeps dpkg-dev
 need_command strip binutils
@@ -108,7 +108,7 @@ for package in godwit godwit-controller godwit-node; do
     [ "$package" = godwit ] || kind=all
     {
         printf 'Package: %s\nVersion: %s\nArchitecture: %s\n' "$package" "$version" "$kind"
-        [ "$package" = godwit ] && printf 'Depends: %s\n' "$needs" || printf 'Source: godwit\n'
+        if [ "$package" = godwit ]; then printf 'Depends: %s\n' "$needs"; else printf 'Source: godwit\n'; fi
         printf 'Section: admin\nPriority: optional\nMaintainer: %s\n' "$maintainer"
         printf 'Installed-Size: %s\n' "$(du -k -s --apparent-size "$tree" | cut -f 1)"
         sed "s/@VERSION@/$version/" "$root/packaging/deb/$package.control"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [--quiet] [tiny|debian ...]
+# scripts/setup.sh [--quiet] [tiny|debian|deb ...]
 #
 # Brings this machine to where `make test` and `make demo` run: Debian packages,
 # a Rust tool-chain (checked, not installed) and guest images (tiny unless named
@@ -15,14 +15,16 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$root/images/lib.sh"
 
 wanted=()
+deb=no
 for argument in "$@"; do
     case $argument in
         --quiet) export GODWIT_QUIET=1 ;;
         tiny | debian) wanted+=("$argument") ;;
-        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian ...]" ;;
+        deb) deb=yes ;; # what makes Debian packages; no image
+        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb ...]" ;;
     esac
 done
-[ ${#wanted[@]} -gt 0 ] || wanted=(tiny)
+[ ${#wanted[@]} -gt 0 ] || [ "$deb" = yes ] || wanted=(tiny)
 images=${GODWIT_IMAGES:-/var/cache/godwit-lab/images}
 images=${images%/}
 
@@ -37,6 +39,7 @@ packages=(
     build-essential pkg-config                  # Rust's linker and C parts
 )
 case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap) ;; esac
+[ "$deb" = no ] || packages+=(dpkg-dev binutils lintian)
 
 missing_packages() {
     local installed
@@ -115,4 +118,4 @@ for image in "${wanted[@]}"; do
     fi
     exec 9>&-
 done
-say "ready: packages, Rust $rust_found, images: ${wanted[*]} in $images"
+say "ready: packages, Rust $rust_found, images: ${wanted[*]:-none asked for} in $images"

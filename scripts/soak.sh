@@ -15,6 +15,13 @@ GODWIT_SIM_SCHEDULES=1000000 cargo test --release --locked -p godwit-sim --test 
 echo "== the whole API, by its own document"
 scripts/schemathesis.sh 500
 
+echo "== bytes that nobody should send, two minutes for each reader, other ones for each commit"
+GODWIT_FUZZ_SECONDS=120 GODWIT_FUZZ_SEED=$((16#${commit:0:7})) cargo test --release --locked -p godwit-fuzz --test targets -- \
+    --nocapture
+
+echo "== a node and its controller replaced under a guest that writes"
+cargo test --release --locked -p godwit --test upgrade -- --nocapture
+
 echo "== twenty runs killed at moments spread over their life"
 GODWIT_LAB_KILLS=20 cargo test --release --locked -p godwit-lab --test runs -- \
     a_run_that_is_killed_at_any_moment_leaves_nothing_behind
@@ -38,6 +45,11 @@ echo "== a full Debian guest"
 scripts/setup.sh debian
 debian=results/debian-$commit.json
 [ -e "$debian" ] || "$lab" run scenarios/debian.toml --report "$debian"
+
+echo "== the Debian packages in a fresh Debian guest"
+cargo build --release --locked -p godwit
+packages=results/deb-guest-$commit.txt
+[ -e "$packages" ] || { scripts/deb-guest.sh >"$packages.new" && mv "$packages.new" "$packages"; }
 
 echo "== what QEMU does alone, over the links that Godwit is for"
 "$lab" sweep scenarios/baselines.sweep.toml --ledger results/ledger.jsonl --commit "$commit"

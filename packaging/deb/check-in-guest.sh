@@ -5,6 +5,7 @@
 # the packages and of what they depend on, and FOLDER/upgrade the same packages
 # in a later version. Each line DEB-CHECK says what was found, and how long it
 # took; scripts/deb-guest.sh reads them.
+# shellcheck disable=SC2015 # say_state is meant for whichever of them failed
 set -uo pipefail
 packages=$1
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C
@@ -41,7 +42,8 @@ traces() { # of the packages, on this machine
         ! -path '/var/lib/dpkg/*' ! -path '/var/cache/*' ! -path '/var/log/*' 2>/dev/null
     getent passwd godwit
     getent group godwit
-    ps -e -o args= | grep -E '^(/usr/bin/godwit|qemu-system)'
+    pgrep -a -x godwit
+    pgrep -a qemu-system
     ip -o link | grep -o ' gw[^ :]*'
     true
 }
@@ -105,12 +107,12 @@ check guest-runs outlives
 
 for daemon in controller node; do
     pid=$(property $daemon MainPID)
-    hang() { [ "$pid" != 0 ] && kill -STOP "$pid" && until_true 150 restarted $daemon "$pid" || say_state; }
+    hang() { [ "$pid" != 0 ] && kill -STOP "$pid" && until_true 150 restarted "$daemon" "$pid" || say_state; }
     check "$daemon-hung-and-restarted" hang
     by_watchdog() { journalctl --no-pager -u "godwit-$daemon" | grep -i 'watchdog timeout'; }
     check "$daemon-by-its-watchdog" by_watchdog
     pid=$(property $daemon MainPID)
-    kill_it() { [ "$pid" != 0 ] && kill -KILL "$pid" && until_true 60 restarted $daemon "$pid" || say_state; }
+    kill_it() { [ "$pid" != 0 ] && kill -KILL "$pid" && until_true 60 restarted "$daemon" "$pid" || say_state; }
     check "$daemon-killed-and-restarted" kill_it
 done
 check guest-outlived-that outlives
@@ -128,7 +130,8 @@ check configuration-kept kept
 refused() { ! apt remove godwit-node && outlives; }
 check removal-refused-while-a-guest-runs refused
 check node-goes-on until_true 30 active node
-ended() { godwit vm stop web --force && until_true 30 eval '[ -z "$(guest)" ]'; }
+gone() { [ -z "$(guest)" ]; }
+ended() { godwit vm stop web --force && until_true 30 gone; }
 check guest-stopped ended
 remove() { apt remove godwit godwit-controller godwit-node && ! active node && ! active controller; }
 check remove remove

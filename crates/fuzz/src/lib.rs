@@ -16,6 +16,7 @@
 
 pub mod memory;
 mod meter;
+pub mod mirror;
 pub mod mutate;
 pub mod nbd;
 pub mod others;
@@ -44,6 +45,8 @@ pub const TARGETS: &[Target] = &[
     nbd::CLIENT,
     others::LINK,
     others::MIRROR,
+    mirror::TO_TARGET,
+    mirror::TO_SOURCE,
     others::NODE,
     others::API,
     others::SCENARIO,

@@ -2,6 +2,7 @@
 
 use crate::{MIB, Target};
 use godwit_memory::{Config, Decoder, Encoder, Limits, PageKey, Resends, ReturnPath};
+use std::io::Write as _;
 
 /// A small window, so that a run is quick; it is zstd's memory, not counted here.
 const WINDOW: u32 = 17;
@@ -104,26 +105,35 @@ fn operations() -> Vec<Vec<u8>> {
     raws().iter().map(plain).collect()
 }
 
-fn decode(mut wire: &[u8]) {
+/// Compressed as the encoder does it, with a window that the decoder takes.
+fn pack(plain: &[u8]) -> Vec<u8> {
+    let mut wire = godwit_memory::format::MAGIC.to_vec();
+    let mut zstd = zstd::Encoder::new(&mut wire, 1).expect("zstd begins");
+    zstd.window_log(WINDOW).expect("the window is within zstd's bounds");
+    zstd.write_all(plain).and_then(|()| zstd.finish().map(drop)).expect("memory takes all");
+    wire
+}
+
+/// Whether it came to a good end.
+fn decode(mut wire: &[u8]) -> bool {
     let mut decoder = Decoder::new(LIMITS).expect("the window is within zstd's bounds");
     let mut out = vec![];
     while decoder.push_some(&mut wire, &mut out).is_ok_and(|more| more || !wire.is_empty()) {
         // As the node does: what was made goes to QEMU before more is made.
         out.clear();
     }
+    decoder.decoded().complete
 }
 
 /// What is made at once, twice over as a vector grows, and what waits decompressed. It does not grow with the input.
-const DECODES: fn(usize) -> usize = |length| 6 * MIB + 2 * length;
+const DECODES: fn(usize) -> usize = |length| 3 * MIB + 2 * length;
 
 /// What the destination's node reads from another: operations, compressed after they were broken.
 pub const DECODER: Target = Target {
     name: "memory-decoder",
     corpus: operations,
     run: |input| {
-        let mut wire = godwit_memory::format::MAGIC.to_vec();
-        wire.extend(zstd::encode_all(input, 1).expect("memory takes all"));
-        decode(&wire);
+        decode(&pack(input));
     },
     bound: DECODES,
 };
@@ -132,16 +142,14 @@ pub const DECODER: Target = Target {
 pub const DECODER_PACKED: Target = Target {
     name: "memory-decoder-packed",
     corpus: || {
-        let pack = |plain: Vec<u8>| {
-            let packed = zstd::encode_all(&*plain, 1).expect("memory takes all");
-            [&godwit_memory::format::MAGIC[..], &packed].concat()
-        };
-        let mut corpus: Vec<_> = operations().into_iter().map(pack).collect();
+        let mut corpus: Vec<_> = operations().iter().map(|plain| pack(plain)).collect();
         // Little that expands to much.
-        corpus.push(pack(vec![godwit_memory::format::VERBATIM; 4 << 20]));
+        corpus.push(pack(&vec![godwit_memory::format::VERBATIM; 4 << 20]));
         corpus
     },
-    run: decode,
+    run: |input| {
+        decode(input);
+    },
     bound: DECODES,
 };
 
@@ -176,3 +184,18 @@ pub const RETURN_PATH: Target = Target {
     },
     bound: |length| MIB + 8 * length,
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_order_is_decoded_to_its_end() {
+        for plain in operations() {
+            assert!(decode(&pack(&plain)));
+        }
+        for wire in (DECODER_PACKED.corpus)().iter().take(raws().len()) {
+            assert!(decode(wire));
+        }
+    }
+}

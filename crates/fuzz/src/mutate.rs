@@ -1,7 +1,7 @@
 //! Breaks inputs: the n-th input of a seed is always the same.
 
 /// Numbers that lengths are tested with: around 0, signs, powers, and far more than anybody has.
-const TELLING: [u64; 16] = [
+const TELLING: [u64; 17] = [
     0,
     1,
     2,
@@ -12,6 +12,7 @@ const TELLING: [u64; 16] = [
     0x1000,
     0x7fff,
     0xffff,
+    0x0010_0000,
     0x0200_0000,
     0x7fff_ffff,
     0xffff_ffff,

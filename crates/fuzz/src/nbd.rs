@@ -3,7 +3,9 @@
 use crate::mutate::Dice;
 use crate::{MIB, Target};
 use bytes::Bytes;
-use godwit_nbd::{Client, Command, Event, Export, Extent, MAX_EXTENTS, MAX_PIECES, Piece, Reply, Server};
+use godwit_nbd::{
+    Client, Command, Event, Export, Extent, MAX_EXTENTS, MAX_HELD, MAX_PIECES, MAX_REQUEST, Piece, Reply, Server,
+};
 
 fn server() -> Server {
     Server::new(vec![Export { name: "disk".into(), size: 1 << 40, preferred_block: 4096, read_only: false }])
@@ -73,8 +75,8 @@ pub const SERVER: Target = Target {
             }
         }
     },
-    // One request of each client is read in whole (32 MiB), and twice that may be held in answers; buffers double as they grow.
-    bound: |length| 4 * godwit_nbd::MAX_HELD + 8 * length,
+    // The answers that may be held, the one that is being written, and a vector that doubles as it grows.
+    bound: |length| MAX_HELD + 2 * MAX_REQUEST as usize + 8 * length,
 };
 
 /// Asks this of any server.

@@ -488,6 +488,10 @@ impl Target {
             return Ok(answer);
         }
         let Some((run, stamp, data)) = parse_run(body) else { return Err(MirrorError::Message("a malformed run")) };
+        // Zeroes for a whole volume are a few bytes on the wire, and a table of all its blocks here.
+        if run.end - run.start > MOST_BLOCKS {
+            return Err(MirrorError::Message("a run of more blocks than a message has"));
+        }
         match *kind {
             DATA if !data.is_empty() && data.len() as u64 == (run.end - run.start).saturating_mul(BLOCK) => {
                 replica.apply(run.start, stamp, Contents::Data(data))?;

@@ -282,3 +282,16 @@ fn what_is_no_message_is_refused_by_both_sides() {
         }
     }
 }
+
+#[test]
+fn a_message_about_more_blocks_than_a_message_has_is_refused_before_anything_is_kept_for_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let target = Replica::create(folder.path(), VolumeId(1), Bytes(1 << 40)).expect("creates");
+    let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: godwit_units::Epoch(1) };
+    for kind in [ZEROES, FORGET] {
+        let (mut to, _) = Target::new(&target).expect("reads");
+        to.handle(&run_message(kind, &(0..MOST_BLOCKS), stamp, &[]), &target).expect("as long as it may be");
+        let refused = to.handle(&run_message(kind, &(0..MOST_BLOCKS + 1), stamp, &[]), &target);
+        assert!(matches!(refused, Err(MirrorError::Message(_))), "{refused:?}");
+    }
+}
