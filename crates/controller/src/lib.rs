@@ -17,6 +17,7 @@ mod state;
 mod store;
 #[cfg(test)]
 mod testing;
+mod tokens;
 mod trust;
 mod vms;
 
@@ -26,7 +27,7 @@ pub use trust::{Issuer, Trust};
 
 use anyhow::Context as _;
 use axum::Router;
-use axum::middleware::from_fn;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
 use godwit_trust::{Authority, Credentials, Role};
 use std::future::Future;
@@ -133,6 +134,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/enrolment", post(trust::enrol))
         .route("/v1/renewal", post(trust::renew))
         .route("/v1/revocations", get(trust::revocations).post(trust::revoke))
-        .with_state(controller)
-        .layer(from_fn(rights::guard))
+        .route("/v1/tokens", get(tokens::list).post(tokens::create))
+        .route("/v1/tokens/{token}", delete(tokens::remove))
+        .with_state(Arc::clone(&controller))
+        .layer(from_fn_with_state(controller, rights::guard))
 }

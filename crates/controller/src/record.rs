@@ -24,6 +24,9 @@ pub struct VmRecord {
     /// Its owner has changed, and not all its gateways have been told so yet.
     #[serde(default)]
     pub gateways_due: bool,
+    /// The trust domain that it belongs to; none: the deployment itself.
+    #[serde(default)]
+    pub domain: Option<Name>,
 }
 
 /// Whether a VM is wholly there.

@@ -4,11 +4,12 @@
 //! ([`sweep`]); deletion is recorded before it begins, and goes on until every node has forgotten the VM.
 
 use crate::record::{Life, MoveRecord, Step, VmRecord};
+use crate::rights::Caller;
 use crate::spec::{self, Taken};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Extension, Path, Query, State};
 use godwit_api::host::{GatewayPort, LocalVm, Ownership, PeerHost, RunState, StopVm};
 use godwit_api::public::{Component, CreateVm, Vm, Volume, Wire};
 use godwit_api::vm::{ComponentSpec, VmDefinition, WireDefinition};
@@ -79,7 +80,8 @@ async fn gateways(c: &Controller, components: &[Component]) -> Result<HashMap<Na
     Ok(found)
 }
 
-pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
+pub async fn create(State(c): Shared, Extension(who): Extension<Caller>, Json(new): Json<CreateVm>) -> Answer<Vm> {
+    who.may_create(&new)?;
     let host = place(&c, &new.at).await?;
     let mut components: Vec<Component> = vec![];
     for nic in &new.spec.nics {
@@ -87,7 +89,8 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
         components.push(component.ok_or_else(|| missing("component", &nic.component))?);
     }
     let gateways = gateways(&c, &components).await?;
-    let (mut record, in_hand) = reserve(&c, new.name, new.spec, &host, components, &gateways)?;
+    let asked = (new.name, who.domain().cloned(), new.spec);
+    let (mut record, in_hand) = reserve(&c, asked, &host, components, &gateways)?;
     // Goes on when whoever asked hangs up: half a VM is nobody's wish.
     let start = new.start;
     let task = tokio::spawn(async move {
@@ -119,8 +122,7 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
 /// Checks the description and gives out its numbers, durably, with nobody in between.
 fn reserve(
     c: &Arc<Controller>,
-    name: Name,
-    spec: godwit_api::vm::VmSpec,
+    (name, domain, spec): (Name, Option<Name>, godwit_api::vm::VmSpec),
     host: &HostRecord,
     components: Vec<Component>,
     gateways: &HashMap<Name, PeerHost>,
@@ -164,6 +166,7 @@ fn reserve(
         generation: Generation::FIRST,
         life: Life::Creating,
         gateways_due: false,
+        domain,
     };
     changes.push(Change::put(Kind::Vm, id.0, &record));
     let in_hand = c.take_in_hand(id);
@@ -347,8 +350,8 @@ fn shown(c: &Controller, record: &VmRecord, local: Option<&LocalVm>) -> Result<V
     })
 }
 
-pub async fn list(State(c): Shared) -> Answer<Vec<Vm>> {
-    let records = c.vm_records()?;
+pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Vm>> {
+    let records: Vec<VmRecord> = c.vm_records()?.into_iter().filter(|vm| who.sees(vm)).collect();
     let with_vms: BTreeSet<&Name> = records.iter().map(|vm| &vm.host).collect();
     let hosts = c.hosts()?.into_iter().filter(|h| with_vms.contains(&h.name)).collect();
     let said = c.look_at(hosts).await;
@@ -370,15 +373,20 @@ pub async fn show(State(c): Shared, Path(name): Path<Name>) -> Answer<Vm> {
     Ok(Json(shown(&c, &record, local.as_ref())?))
 }
 
-pub async fn volumes(State(c): Shared) -> Answer<Vec<Volume>> {
+pub async fn volumes(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Volume>> {
     let mut volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
+    if who.domain().is_some() {
+        let theirs = c.vm_records()?.into_iter().filter(|vm| who.sees(vm));
+        let theirs: BTreeSet<VolumeId> = theirs.flat_map(|vm| vm.definition.volumes).collect();
+        volumes.retain(|volume| theirs.contains(&volume.id));
+    }
     volumes.sort_by_key(|v| v.id);
     Ok(Json(volumes))
 }
 
-pub async fn wires(State(c): Shared) -> Answer<Vec<Wire>> {
+pub async fn wires(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Wire>> {
     let mut wires = vec![];
-    for vm in c.vm_records()? {
+    for vm in c.vm_records()?.into_iter().filter(|vm| who.sees(vm)) {
         for (nic, (wire, spec)) in (0..).zip(vm.definition.wires.iter().zip(&vm.definition.spec.nics)) {
             let (component, host) = (spec.component.clone(), vm.host.clone());
             wires.push(Wire { id: wire.id, vm: vm.definition.name.clone(), nic, component, host });
