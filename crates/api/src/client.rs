@@ -9,7 +9,7 @@
 
 use crate::server::ALPN;
 use crate::{ApiError, Problem};
-use axum::http::{Method, Request, header};
+use axum::http::{HeaderValue, Method, Request, header};
 use godwit_trust::{Credentials, Identity, PeerError, peer_identity};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -47,6 +47,8 @@ struct Shared {
     address: String,
     expected: Identity,
     connector: TlsConnector,
+    /// For whoever has a token.
+    authorization: Option<HeaderValue>,
     kept: Mutex<Vec<(Instant, Sender)>>,
 }
 
@@ -71,8 +73,23 @@ impl Client {
         timeout: Duration,
     ) -> Self {
         let connector = TlsConnector::from(tls);
-        let shared = Shared { address: address.to_string(), expected, connector, kept: Mutex::new(vec![]) };
+        let shared =
+            Shared { address: address.to_string(), expected, connector, authorization: None, kept: Mutex::new(vec![]) };
         Self { shared: Arc::new(shared), timeout }
+    }
+
+    /// The same with a token in every request.
+    #[must_use]
+    pub fn bearing(&self, token: &str) -> Self {
+        let Shared { address, expected, connector, .. } = &*self.shared;
+        // What cannot stand in a header is no token of ours, and is refused as one.
+        let authorization = HeaderValue::from_str(&format!("Bearer {token}")).ok().map(|mut value| {
+            value.set_sensitive(true);
+            value
+        });
+        let (address, expected, connector) = (address.clone(), expected.clone(), connector.clone());
+        let shared = Shared { address, expected, connector, authorization, kept: Mutex::new(vec![]) };
+        Self { shared: Arc::new(shared), timeout: self.timeout }
     }
 
     /// The same with another bound on the time of a request.
@@ -217,7 +234,11 @@ impl Shared {
     /// Whether the answer is a success, and its body.
     async fn exchange(&self, method: &Method, path: &str, body: Bytes) -> Result<(bool, Bytes), ApiError> {
         let request = || {
-            Request::builder()
+            let mut builder = Request::builder();
+            if let Some(authorization) = &self.authorization {
+                builder = builder.header(header::AUTHORIZATION, authorization.clone());
+            }
+            builder
                 .method(method.clone())
                 .uri(path)
                 .header(header::HOST, self.expected.dns_name())

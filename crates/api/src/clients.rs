@@ -157,6 +157,10 @@ impl PublicClient {
         Self(Client::new(address, expected, credentials, ORDER))
     }
 
+    pub(crate) const fn of(client: Client) -> Self {
+        Self(client)
+    }
+
     pub(crate) const fn client(&self) -> &Client {
         &self.0
     }

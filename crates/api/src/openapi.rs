@@ -10,7 +10,7 @@
 use crate::host::{SetLimit, StopVm};
 use crate::orphan::JudgedOrphan;
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
-use crate::trust::{Certificate, Enrol, NewToken, Renew, Revoke, Token};
+use crate::trust::{ApiToken, Certificate, Enrol, NewApiToken, NewToken, Renew, Revoke, Token};
 use crate::{ApiError, Name, Problem};
 use godwit_units::MoveId;
 use schemars::generate::{Contract, SchemaSettings};
@@ -190,6 +190,13 @@ pub fn operations() -> Vec<Operation> {
             .takes::<Revoke>()
             .answering(revocations)
             .may(&[Conflict]),
+        get("/v1/tokens", "listTokens", "Lists the tokens of people and programs, without their secrets.")
+            .answers::<Vec<ApiToken>>(),
+        post("/v1/tokens", "createToken", "Makes a token with which somebody of a domain asks. It is shown once.")
+            .takes::<NewApiToken>()
+            .answers::<Token>()
+            .may(&[Conflict]),
+        delete("/v1/tokens/{token}", "removeToken", "Makes a token void.").may(&[NotFound]),
         get("/v1/components", "listComponents", "Lists what wires lead to.").answers::<Vec<Component>>(),
         post("/v1/components", "addComponent", "Makes a switch or a gateway known.")
             .takes::<Component>()

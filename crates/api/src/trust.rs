@@ -6,6 +6,7 @@
 //! | `POST /v1/enrolment` | [`Enrol`] -> [`Certificate`]; the one request that needs no certificate |
 //! | `POST /v1/renewal` | [`Renew`] -> [`Certificate`], for the node that asks |
 //! | `POST /v1/hosts/{host}/revoke` | -> [`Revocations`]: its certificates until now are void |
+//! | `GET /v1/tokens`, `POST`, `DELETE /v1/tokens/{token}` | [`NewApiToken`] -> [`Token`], [`ApiToken`]: for people of a domain |
 //! | `GET /v1/revocations`, `POST` | [`Revoke`] -> [`Revocations`]: for any holder |
 //!
 //! And as the controller asks nodes: `PUT /v1/revocations`, [`Revocations`].
@@ -13,7 +14,7 @@
 //! Requests with secrets in them show none of it when they are printed for debugging.
 
 use crate::{ApiError, Client, Name, Problem};
-use godwit_trust::{Credentials, EnrolmentToken, Identity, Revocations, enrolment_client};
+use godwit_trust::{AccessToken, Credentials, EnrolmentToken, Identity, Revocations, enrolment_client};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -43,6 +44,55 @@ impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token").field("expires_unix_s", &self.expires_unix_s).finish_non_exhaustive()
     }
+}
+
+/// What the holder of a token may do in its domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenRole {
+    /// Look.
+    Viewer,
+    /// Look, and move VMs.
+    Operator,
+    /// Create, start, stop and delete VMs, too.
+    Admin,
+}
+
+impl fmt::Display for TokenRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
+        })
+    }
+}
+
+/// Asks for a token for people or programs of a domain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewApiToken {
+    /// What it is called.
+    pub name: Name,
+    /// The domain.
+    pub domain: Name,
+    /// What its holder may do there.
+    pub role: TokenRole,
+    /// How long it is good for, seconds.
+    pub ttl_s: u64,
+}
+
+/// A token that was made, without its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ApiToken {
+    /// What it is called.
+    pub name: Name,
+    /// The domain.
+    pub domain: Name,
+    /// What its holder may do there.
+    pub role: TokenRole,
+    /// When it ends, seconds since 1970.
+    pub expires_unix_s: u64,
 }
 
 /// A host wants to be a node.
@@ -144,6 +194,37 @@ impl crate::HostClient {
 }
 
 impl crate::PublicClient {
+    /// For somebody who has a token and no certificate. The controller at `address` must show the token's CA.
+    #[must_use]
+    pub fn with_token(address: impl ToString, expected: Identity, token: &AccessToken) -> Self {
+        let tls = enrolment_client(&token.authority, crate::server::ALPN);
+        Self::of(Client::with_tls(address, expected, tls, crate::clients::ORDER).bearing(&token.reveal()))
+    }
+
+    /// `POST /v1/tokens`.
+    ///
+    /// # Errors
+    /// The controller's, or that it cannot be reached.
+    pub async fn create_token(&self, new: &NewApiToken) -> Result<Token, ApiError> {
+        self.client().post("/v1/tokens", new).await
+    }
+
+    /// `GET /v1/tokens`.
+    ///
+    /// # Errors
+    /// The controller's, or that it cannot be reached.
+    pub async fn tokens(&self) -> Result<Vec<ApiToken>, ApiError> {
+        self.client().get("/v1/tokens").await
+    }
+
+    /// `DELETE /v1/tokens/{token}`.
+    ///
+    /// # Errors
+    /// The controller's, or that it cannot be reached.
+    pub async fn remove_token(&self, name: &Name) -> Result<(), ApiError> {
+        self.client().delete::<serde::de::IgnoredAny>(&format!("/v1/tokens/{name}")).await.map(drop)
+    }
+
     /// `POST /v1/hosts/{host}/token`.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::{Json, Router};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::public::{AddHost, Component, CreateVm, ResolveMove, Site, StartMove};
+use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::vm::{ComponentSpec, DiskSpec, VmSpec};
 use godwit_api::{Name, PublicClient, openapi, serve};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
@@ -269,6 +270,10 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, orphans);
         call!(api, called, remove_orphan, &web, "volume-7");
         call!(api, called, host_token, &web, Duration::from_secs(60));
+        let token = NewApiToken { name: web.clone(), domain: web.clone(), role: TokenRole::Viewer, ttl_s: 60 };
+        call!(api, called, create_token, &token);
+        call!(api, called, tokens);
+        call!(api, called, remove_token, &web);
         call!(api, called, revoke_host, &web);
         call!(api, called, revoke, &Identity::node("web").unwrap());
         call!(api, called, revocations);

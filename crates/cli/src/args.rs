@@ -35,6 +35,9 @@ pub struct Global {
     /// Folder with ca.pem, cert.pem and key.pem [default: ~/.config/godwit]
     #[arg(long, global = true, value_name = "DIR", env = "GODWIT_CREDENTIALS")]
     pub credentials: Option<PathBuf>,
+    /// File with a token of `godwit token create`, to ask with instead of a certificate
+    #[arg(long, global = true, value_name = "FILE", env = "GODWIT_API_TOKEN_FILE")]
+    pub api_token_file: Option<PathBuf>,
     /// Print JSON, as the API has it
     #[arg(long, global = true)]
     pub json: bool,
@@ -52,6 +55,9 @@ pub enum Command {
     /// Certificates' holders: hosts, people, programs
     #[command(subcommand)]
     Identity(IdentityCommand),
+    /// Tokens with which people of a trust domain ask the API
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Run the controller
     Controller(ControllerArgs),
     /// Run the daemon of a host
@@ -121,6 +127,31 @@ pub struct EnrollArgs {
     /// The node's state folder: in it comes `credentials`
     #[arg(long, value_name = "DIR")]
     pub state: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Make a token and print it, this once; a secret
+    Create {
+        /// What it is called
+        name: Name,
+        /// The trust domain: its holder sees what is in it, and nothing else
+        #[arg(long)]
+        domain: Name,
+        /// What its holder may do there
+        #[arg(long, value_parser = ["viewer", "operator", "admin"])]
+        role: String,
+        /// How long it is good for
+        #[arg(long, value_name = "TIME", default_value = "30d", value_parser = time)]
+        ttl: Duration,
+    },
+    /// List tokens, without their secrets
+    Ls,
+    /// Remove a token: from now on it is good for nothing
+    Rm {
+        /// What it is called
+        name: Name,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -3,7 +3,7 @@
 use crate::args::{EnrollArgs, Global, InitArgs};
 use crate::failure::Failure;
 use godwit_api::trust::Home;
-use godwit_trust::{Access, Authority, EnrolmentToken, Identity, Issued, KeyRequest, Role, Validity};
+use godwit_trust::{Access, Authority, EnrolmentToken, Identity, Issued, KeyRequest, Role, TrustError, Validity};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ pub fn init(global: &Global, args: &InitArgs) -> Result<(), Failure> {
 
 /// Has a key of this host certified.
 pub fn enrol(global: &Global, args: &EnrollArgs) -> Result<(), Failure> {
-    let token = read_token(&args.token_file)?;
+    let token: EnrolmentToken = read_token(&args.token_file)?;
     let dir = args.state.join(CREDENTIALS);
     let key = KeyRequest::new(&token.identity)?;
     let home = Home { controller: global.controller.clone(), name: global.controller_name.clone() };
@@ -60,7 +60,7 @@ pub fn enrol(global: &Global, args: &EnrollArgs) -> Result<(), Failure> {
 }
 
 /// The token in a file, or on standard input.
-fn read_token(path: &Path) -> Result<EnrolmentToken, Failure> {
+pub fn read_token<T: std::str::FromStr<Err = TrustError>>(path: &Path) -> Result<T, Failure> {
     let mut text = String::new();
     let named = |e: std::io::Error| std::io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     if path == Path::new("-") {

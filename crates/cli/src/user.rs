@@ -1,7 +1,8 @@
 //! The commands that ask the controller.
 
 use crate::args::{
-    Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, OrphanCommand, Site, Vm,
+    Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, OrphanCommand, Site, TokenCommand,
+    Vm,
 };
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
@@ -9,6 +10,7 @@ use crate::{events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::progress::Outcome;
 use godwit_api::public::{self, AddHost, CreateVm, Move, StartMove};
+use godwit_api::trust::NewApiToken;
 use godwit_api::vm::ComponentSpec;
 use godwit_api::{Name, PublicClient};
 use godwit_trust::{Credentials, Identity, Role};
@@ -38,10 +40,12 @@ pub fn own_credentials() -> Result<PathBuf, Failure> {
 /// # Errors
 /// The controller's, or that it cannot be reached.
 pub fn run(global: &Global, command: Command) -> Result<(), Failure> {
-    let credentials = Credentials::load(&credentials(global)?)?;
     let controller =
         Identity::new(Role::Controller, global.controller_name.as_str()).map_err(|e| Failure::usage(e.to_string()))?;
-    let client = PublicClient::new(&global.controller, controller, &credentials);
+    let client = match &global.api_token_file {
+        Some(file) => PublicClient::with_token(&global.controller, controller, &crate::enrol::read_token(file)?),
+        None => PublicClient::new(&global.controller, controller, &Credentials::load(&credentials(global)?)?),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let user = User { client, json: global.json };
     runtime.block_on(user.carry_out(command))
@@ -73,6 +77,15 @@ impl User {
                 .print(&api.revoke(&identity).await?, |_| {
                     format!("every certificate of {identity} until now is void\n")
                 }),
+            Command::Token(TokenCommand::Create { name, domain, role, ttl }) => {
+                let role = serde_json::from_value(role.into()).map_err(|e| Failure::usage(e.to_string()))?;
+                let new = NewApiToken { name, domain, role, ttl_s: ttl.as_secs() };
+                self.print(&api.create_token(&new).await?, |token| format!("{}\n", token.token))
+            }
+            Command::Token(TokenCommand::Ls) => self.print(&api.tokens().await?, |tokens| {
+                tokens.iter().map(|t| format!("{} {} {}\n", t.name, t.domain, t.role)).collect()
+            }),
+            Command::Token(TokenCommand::Rm { name }) => Ok(api.remove_token(&name).await?),
             Command::Identity(IdentityCommand::Revoked) => self
                 .print(&api.revocations().await?, |list| list.holders.keys().map(|who| format!("{who}\n")).collect()),
             Command::Pki(_)

@@ -25,6 +25,7 @@ mod state;
 mod store;
 #[cfg(test)]
 mod testing;
+mod tokens;
 mod trust;
 mod vms;
 
@@ -33,7 +34,7 @@ pub use store::{Change, Counter, FileStore, Kind, StateStore, StoreError};
 pub use trust::{Issuer, Trust};
 
 use anyhow::Context as _;
-use axum::middleware::from_fn;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use godwit_trust::{Authority, Credentials, Role};
@@ -161,6 +162,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/revocations", get(trust::revocations).post(trust::revoke))
         .route("/v1/moves/{id}/retry", post(resolve::retry))
         .route("/v1/moves/{id}/resolve", post(resolve::resolve))
-        .with_state(controller)
-        .layer(from_fn(rights::guard))
+        .route("/v1/tokens", get(tokens::list).post(tokens::create))
+        .route("/v1/tokens/{token}", delete(tokens::remove))
+        .with_state(Arc::clone(&controller))
+        .layer(from_fn_with_state(controller, rights::guard))
 }

@@ -5,12 +5,13 @@
 
 use crate::failpoint::{Point, reach};
 use crate::record::{MoveRecord, Step, VmRecord};
+use crate::rights::Caller;
 use crate::saga::{Next, Said, Seen, is_owner_after, merge, next};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
 use crate::vms::{learn_vcpus, open_move, settle};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::response::{IntoResponse, Response};
 use godwit_api::host::{Blocker, CheckVm, HostFacts, LocalVm, MoveOrder, Ownership, PeerHost, RunState, SetLimit};
 use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, NoteKind, Outcome, Phase, PhaseName, Teller};
@@ -223,7 +224,12 @@ fn blocked(plan: &Plan) -> ApiError {
         .remedy("`--dry-run` lists this again without moving")
 }
 
-pub async fn start(State(c): Shared, Json(order): Json<StartMove>) -> Result<Response, ApiError> {
+pub async fn start(
+    State(c): Shared,
+    Extension(who): Extension<Caller>,
+    Json(order): Json<StartMove>,
+) -> Result<Response, ApiError> {
+    who.find(&c, &order.vm)?;
     if order.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
         return Err(invalid(format!("limit: less than {LEAST_LIMIT} would stop the link")));
     }
@@ -476,8 +482,10 @@ async fn end(c: &Controller, record: &mut MoveRecord, outcome: Outcome, error: O
     tracing::info!(outcome = ?record.progress.outcome, "a move has ended");
 }
 
-pub async fn list(State(c): Shared) -> Answer<Vec<Move>> {
-    Ok(Json(c.move_records()?.iter().map(MoveRecord::public).collect()))
+pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Move>> {
+    let theirs = who.vms(&c)?;
+    let seen = |mv: &&MoveRecord| theirs.as_ref().is_none_or(|vms| vms.contains(&mv.order.vm));
+    Ok(Json(c.move_records()?.iter().filter(seen).map(MoveRecord::public).collect()))
 }
 
 pub async fn show(State(c): Shared, Path(id): Path<u64>) -> Answer<Move> {

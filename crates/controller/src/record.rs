@@ -27,6 +27,9 @@ pub struct VmRecord {
     /// Whoever created it wants it started, and it was not yet.
     #[serde(default)]
     pub start_due: bool,
+    /// The trust domain that it belongs to; none: the deployment itself.
+    #[serde(default)]
+    pub domain: Option<Name>,
 }
 
 /// Whether a VM is wholly there.

@@ -7,10 +7,11 @@
 
 use crate::moves;
 use crate::record::{Claim, MoveRecord, Step, VmRecord};
+use crate::rights::Caller;
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Kind};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::response::Response;
 use godwit_api::host::{ClaimVm, OutrankVm, Ownership};
 use godwit_api::public::{Move, ResolveMove, StartMove};
@@ -24,7 +25,7 @@ type Shared = State<Arc<Controller>>;
 const SHORTEST_EVIDENCE: usize = 8;
 
 /// Orders a move again that has ended without bringing the VM over. It is another move; what the first one has brought is there.
-pub async fn retry(State(c): Shared, Path(id): Path<u64>) -> Result<Response, ApiError> {
+pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>) -> Result<Response, ApiError> {
     let record = c.move_record(MoveId(id))?;
     if record.step != Step::Ended {
         return Err(conflict(format!("move {id} goes on")).remedy("wait for its end, or cancel it"));
@@ -41,7 +42,7 @@ pub async fn retry(State(c): Shared, Path(id): Path<u64>) -> Result<Response, Ap
         vcpus: record.order.vcpus,
         dry_run: false,
     };
-    moves::start(State(c), Json(again)).await
+    moves::start(State(c), who, Json(again)).await
 }
 
 /// Which of a move's two hosts `place` means, and the other one.

@@ -2,13 +2,32 @@
 //!
 //! Every request passes [`guard`] before anything else looks at it. A route that the table does not have is refused, so that
 //! one that somebody adds and forgets here serves nobody rather than everybody.
+//!
+//! # Trust domains
+//!
+//! A customer's objects belong to a domain: VMs, and with them their volumes, wires and moves. Who asks with a token of a domain
+//! sees and changes what is in it; another's object is not there for them, in the same words as one that never was. Sites and
+//! components are everybody's to read, since VMs are placed on and wired to them. Hosts, certificates and whatever reaches into a
+//! host itself (a file of its disk, a device of its own, a QEMU's monitor) are the deployment's: certificates of people have that
+//! right, tokens never.
+//!
+//! Two things are known across domains all the same: that a VM's or volume's name, or a MAC address, is taken, since these are
+//! one for the whole deployment.
 
-use axum::extract::{Extension, MatchedPath, Request};
+use crate::record::VmRecord;
+use crate::state::{Controller, missing};
+use crate::store::Kind;
+use crate::tokens;
+use axum::extract::{Extension, MatchedPath, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use godwit_api::{ApiError, Problem};
+use godwit_api::public::CreateVm;
+use godwit_api::trust::TokenRole;
+use godwit_api::{ApiError, Name, Problem};
 use godwit_trust::{Access, Identity, Role};
+use std::collections::HashSet;
+use std::sync::Arc;
 
 /// What it takes to ask something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,33 +40,37 @@ pub enum Right {
     Read,
     /// To move VMs.
     Move,
-    /// To change everything.
+    /// To change what belongs to a domain.
     Change,
+    /// To read what belongs to the deployment.
+    ReadAll,
+    /// To change what belongs to the deployment.
+    Rule,
 }
 
-use Right::{Anybody, Change, Move, Node, Read};
+use Right::{Anybody, Change, Move, Node, Read, ReadAll, Rule};
 
 /// Method, route and right.
 pub const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/sites", Read),
-    ("POST", "/v1/sites", Change),
-    ("DELETE", "/v1/sites/{site}", Change),
-    ("GET", "/v1/hosts", Read),
-    ("POST", "/v1/hosts", Change),
-    ("GET", "/v1/hosts/{host}", Read),
-    ("DELETE", "/v1/hosts/{host}", Change),
-    ("POST", "/v1/hosts/{host}/token", Change),
-    ("POST", "/v1/hosts/{host}/revoke", Change),
+    ("POST", "/v1/sites", Rule),
+    ("DELETE", "/v1/sites/{site}", Rule),
+    ("GET", "/v1/hosts", ReadAll),
+    ("POST", "/v1/hosts", Rule),
+    ("GET", "/v1/hosts/{host}", ReadAll),
+    ("DELETE", "/v1/hosts/{host}", Rule),
+    ("POST", "/v1/hosts/{host}/token", Rule),
+    ("POST", "/v1/hosts/{host}/revoke", Rule),
     ("GET", "/v1/components", Read),
-    ("POST", "/v1/components", Change),
-    ("DELETE", "/v1/components/{component}", Change),
+    ("POST", "/v1/components", Rule),
+    ("DELETE", "/v1/components/{component}", Rule),
     ("GET", "/v1/vms", Read),
     ("POST", "/v1/vms", Change),
     ("GET", "/v1/vms/{vm}", Read),
     ("DELETE", "/v1/vms/{vm}", Change),
     ("POST", "/v1/vms/{vm}/start", Change),
     ("POST", "/v1/vms/{vm}/stop", Change),
-    ("POST", "/v1/vms/{vm}/monitor", Change),
+    ("POST", "/v1/vms/{vm}/monitor", Rule),
     ("GET", "/v1/volumes", Read),
     ("GET", "/v1/wires", Read),
     ("GET", "/v1/moves", Read),
@@ -56,14 +79,18 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/moves/{id}/cancel", Move),
     ("POST", "/v1/moves/{id}/limit", Move),
     ("POST", "/v1/moves/{id}/retry", Move),
-    ("POST", "/v1/moves/{id}/resolve", Change),
-    ("GET", "/v1/orphans", Read),
-    ("DELETE", "/v1/orphans/{host}/{orphan}", Change),
-    ("GET", "/v1/events", Read),
-    ("GET", "/metrics", Read),
+    // A claim sets the rules aside by which there is one owner.
+    ("POST", "/v1/moves/{id}/resolve", Rule),
+    ("GET", "/v1/orphans", ReadAll),
+    ("DELETE", "/v1/orphans/{host}/{orphan}", Rule),
+    ("GET", "/v1/events", ReadAll),
+    ("GET", "/metrics", ReadAll),
     ("GET", "/v1/openapi.json", Read),
-    ("GET", "/v1/revocations", Read),
-    ("POST", "/v1/revocations", Change),
+    ("GET", "/v1/revocations", ReadAll),
+    ("POST", "/v1/revocations", Rule),
+    ("GET", "/v1/tokens", ReadAll),
+    ("POST", "/v1/tokens", Rule),
+    ("DELETE", "/v1/tokens/{token}", Rule),
     ("POST", "/v1/renewal", Node),
     // The token in it is the proof.
     ("POST", "/v1/enrolment", Anybody),
@@ -77,33 +104,168 @@ pub fn right(method: &Method, route: &str) -> Option<Right> {
     RULES.iter().find(|(m, r, _)| *m == method.as_str() && *r == route).map(|(_, _, right)| *right)
 }
 
-fn may(who: Option<&Identity>, right: Right) -> Result<(), ApiError> {
-    let forbidden = |message: String, remedy: &str| Err(ApiError::new(Problem::Forbidden, message).remedy(remedy));
-    let role = who.map(Identity::role);
-    match (right, role) {
-        (Anybody, _) | (Node, Some(Role::Node)) => Ok(()),
-        (Read | Move | Change, Some(Role::Client(Access::Admin))) => Ok(()),
-        (Read | Move, Some(Role::Client(Access::Operator))) => Ok(()),
-        (_, None) => forbidden("nobody knows who asks".into(), "ask with a certificate"),
-        (Change, Some(Role::Client(Access::Operator))) => forbidden(
-            format!("{} may read and move, nothing else", shown(who)),
-            "ask with a certificate of the role admin",
-        ),
-        (Node, _) => forbidden(format!("{} is no node", shown(who)), "nodes ask this by themselves"),
-        (Read | Move | Change, Some(Role::Controller | Role::Node)) => forbidden(
-            format!("{} may not ask a controller", shown(who)),
-            "ask with a certificate of the role admin or operator",
-        ),
+/// Who asks, and how much of the deployment is theirs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// For messages.
+    name: String,
+    kind: CallerKind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum CallerKind {
+    /// By certificate.
+    Holder(Role),
+    /// By token.
+    Domain(Name, TokenRole),
+}
+
+impl Caller {
+    fn holder(who: &Identity) -> Self {
+        Self { name: who.to_string(), kind: CallerKind::Holder(who.role()) }
+    }
+
+    /// Somebody of a domain.
+    #[must_use]
+    pub fn of_domain(name: &Name, domain: Name, role: TokenRole) -> Self {
+        Self { name: format!("token/{name}"), kind: CallerKind::Domain(domain, role) }
+    }
+
+    /// The domain that they are confined to; none: the deployment.
+    #[must_use]
+    pub fn domain(&self) -> Option<&Name> {
+        match &self.kind {
+            CallerKind::Domain(domain, _) => Some(domain),
+            CallerKind::Holder(_) => None,
+        }
+    }
+
+    /// Whether a VM is theirs to see.
+    #[must_use]
+    pub fn sees(&self, vm: &VmRecord) -> bool {
+        self.domain().is_none_or(|mine| vm.domain.as_ref() == Some(mine))
+    }
+
+    /// Refuses what is not in their domain as if it were not there.
+    ///
+    /// # Errors
+    /// [`Problem::NotFound`], or the store's.
+    pub fn find(&self, c: &Controller, vm: &Name) -> Result<(), ApiError> {
+        if self.domain().is_none() {
+            return Ok(());
+        }
+        let theirs = c.vm_records()?.iter().any(|record| &record.definition.name == vm && self.sees(record));
+        if theirs { Ok(()) } else { Err(missing("VM", vm)) }
+    }
+
+    /// The numbers of the VMs that are theirs; none: all.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn vms(&self, c: &Controller) -> Result<Option<HashSet<godwit_units::VmId>>, ApiError> {
+        if self.domain().is_none() {
+            return Ok(None);
+        }
+        Ok(Some(c.vm_records()?.iter().filter(|vm| self.sees(vm)).map(|vm| vm.definition.id).collect()))
+    }
+
+    /// Refuses a VM that would reach into its host, to whoever is confined to a domain.
+    ///
+    /// # Errors
+    /// [`Problem::Forbidden`].
+    pub fn may_create(&self, new: &CreateVm) -> Result<(), ApiError> {
+        let what = if new.spec.disks.iter().any(|disk| disk.from.is_some()) {
+            "a disk that is copied from a file of its host"
+        } else if !new.spec.devices.is_empty() {
+            "devices of its own"
+        } else {
+            return Ok(());
+        };
+        if self.domain().is_none() {
+            return Ok(());
+        }
+        Err(ApiError::new(Problem::Forbidden, format!("{} may not create a VM with {what}", self.name))
+            .remedy("ask an admin of the deployment"))
     }
 }
 
-fn shown(who: Option<&Identity>) -> String {
-    who.map_or_else(|| "nobody".into(), ToString::to_string)
+fn may(who: Option<&Caller>, right: Right) -> Result<(), ApiError> {
+    let forbidden = |message: String, remedy: &str| Err(ApiError::new(Problem::Forbidden, message).remedy(remedy));
+    let Some(who) = who else {
+        if right == Anybody {
+            return Ok(());
+        }
+        return forbidden("nobody knows who asks".into(), "ask with a certificate, or with a token");
+    };
+    let good = match (&who.kind, right) {
+        (_, Anybody) => true,
+        (CallerKind::Holder(role), Node) => *role == Role::Node,
+        (CallerKind::Holder(Role::Client(Access::Admin)), _) => true,
+        (CallerKind::Holder(Role::Client(Access::Operator)), Read | ReadAll | Move) => true,
+        (CallerKind::Domain(_, TokenRole::Admin), Read | Move | Change) => true,
+        (CallerKind::Domain(_, TokenRole::Operator), Read | Move) => true,
+        (CallerKind::Domain(_, TokenRole::Viewer), Read) => true,
+        _ => false,
+    };
+    if good {
+        return Ok(());
+    }
+    let name = &who.name;
+    match (&who.kind, right) {
+        (CallerKind::Holder(Role::Client(Access::Operator)), Change | Rule) => {
+            forbidden(format!("{name} may read and move, nothing else"), "ask with a certificate of the role admin")
+        }
+        (_, Node) => forbidden(format!("{name} is no node"), "nodes ask this by themselves"),
+        (CallerKind::Holder(_), _) => forbidden(
+            format!("{name} may not ask a controller"),
+            "ask with a certificate of the role admin or operator",
+        ),
+        (CallerKind::Domain(_, role), ReadAll | Rule) => forbidden(
+            format!("{name} ({role}) may not ask for what belongs to the deployment"),
+            "ask with a certificate",
+        ),
+        (CallerKind::Domain(_, role), _) => {
+            forbidden(format!("{name} is a {role}, who may not do this"), "ask with a token of another role")
+        }
+    }
 }
 
-/// Lets a request pass, or not.
-pub async fn guard(who: Option<Extension<Identity>>, request: Request, next: Next) -> Response {
-    let Some(route) = request.extensions().get::<MatchedPath>() else {
+/// Who asks: the holder of a certificate, else of a token.
+fn caller(c: &Controller, who: Option<&Identity>, request: &Request) -> Result<Option<Caller>, ApiError> {
+    if let Some(who) = who {
+        return Ok(Some(Caller::holder(who)));
+    }
+    let Some(header) = request.headers().get(header::AUTHORIZATION) else { return Ok(None) };
+    let token = header.to_str().ok().and_then(|text| text.strip_prefix("Bearer "));
+    let token = token.ok_or_else(|| ApiError::new(Problem::Forbidden, "Authorization: write `Bearer TOKEN`"))?;
+    tokens::caller(c, token).map(Some)
+}
+
+/// Whether what the path names is the caller's: a VM, or a move of one.
+fn theirs(c: &Controller, who: &Caller, route: &str, path: &str) -> Result<(), ApiError> {
+    if who.domain().is_none() {
+        return Ok(());
+    }
+    let mut parts = route.split('/').zip(path.split('/'));
+    let Some((what, value)) = parts.find(|(part, _)| matches!(*part, "{vm}" | "{id}")) else { return Ok(()) };
+    if what == "{vm}" {
+        // What is no name is the handler's to refuse; there is nothing of that name.
+        return value.parse().map_or(Ok(()), |vm| who.find(c, &vm));
+    }
+    let Ok(id) = value.parse::<u64>() else { return Ok(()) };
+    let vm = c.move_record(godwit_units::MoveId(id))?.order.vm;
+    let record: Option<VmRecord> = c.store.read(Kind::Vm, vm.0)?;
+    if record.is_some_and(|vm| who.sees(&vm)) { Ok(()) } else { Err(missing("move", id)) }
+}
+
+/// Lets a request pass, or not. Whoever asks is an extension of it from then on.
+pub async fn guard(
+    State(c): State<Arc<Controller>>,
+    who: Option<Extension<Identity>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let Some(route) = request.extensions().get::<MatchedPath>().cloned() else {
         // No such path: the router says so, in the same words to everybody.
         return next.run(request).await;
     };
@@ -111,8 +273,19 @@ pub async fn guard(who: Option<Extension<Identity>>, request: Request, next: Nex
         let takes: Vec<&str> = RULES.iter().filter(|(_, r, _)| *r == route.as_str()).map(|(m, _, _)| *m).collect();
         return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, takes.join(","))]).into_response();
     };
-    match may(who.as_ref().map(|Extension(who)| who), right) {
-        Ok(()) => next.run(request).await,
+    let checked = caller(&c, who.as_ref().map(|Extension(who)| who), &request).and_then(|who| {
+        may(who.as_ref(), right)?;
+        if let Some(who) = &who {
+            theirs(&c, who, route.as_str(), request.uri().path())?;
+        }
+        Ok(who)
+    });
+    match checked {
+        Ok(Some(who)) => {
+            request.extensions_mut().insert(who);
+            next.run(request).await
+        }
+        Ok(None) => next.run(request).await,
         Err(error) => error.into_response(),
     }
 }
@@ -151,18 +324,26 @@ mod tests {
 
     #[test]
     fn nobody_may_do_anything_but_enrol_and_only_admins_change() {
-        let admin = Identity::new(Role::Client(Access::Admin), "a").unwrap();
-        let operator = Identity::new(Role::Client(Access::Operator), "o").unwrap();
-        let node = Identity::node("n").unwrap();
+        let holder = |role, name: &str| Caller::holder(&Identity::new(role, name).unwrap());
+        let admin = holder(Role::Client(Access::Admin), "a");
+        let operator = holder(Role::Client(Access::Operator), "o");
+        let node = holder(Role::Node, "n");
+        let token = |role| Caller::of_domain(&"t".parse().unwrap(), "d".parse().unwrap(), role);
+        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/v1/events", "/metrics"];
         for (method, path, right) in RULES {
-            assert_eq!(may(None, *right).is_ok(), *path == "/v1/enrolment", "{method} {path}");
+            let case = format!("{method} {path}");
             let reads = *method == "GET";
-            // A claim sets the rules aside by which there is one owner: that is not moving.
-            let moves = path.starts_with("/v1/moves") && !path.ends_with("/resolve");
-            assert_eq!(may(Some(&operator), *right).is_ok(), reads || moves || *right == Anybody, "{method} {path}");
-            assert_eq!(may(Some(&admin), *right).is_ok(), *right != Node, "{method} {path}");
-            let own = matches!(right, Node | Anybody);
-            assert_eq!(may(Some(&node), *right).is_ok(), own, "{method} {path}");
+            let moves = path.starts_with("/v1/moves") && !path.ends_with("resolve");
+            let vms = path.starts_with("/v1/vms") && !path.ends_with("monitor");
+            let shared = reads && !ours.iter().any(|o| path.starts_with(o));
+            let open = *right == Anybody;
+            assert_eq!(may(None, *right).is_ok(), *path == "/v1/enrolment", "{case}");
+            assert_eq!(may(Some(&operator), *right).is_ok(), reads || moves || open, "{case}");
+            assert_eq!(may(Some(&admin), *right).is_ok(), *right != Node, "{case}");
+            assert_eq!(may(Some(&node), *right).is_ok(), matches!(right, Node | Anybody), "{case}");
+            assert_eq!(may(Some(&token(TokenRole::Viewer)), *right).is_ok(), shared || open, "{case}");
+            assert_eq!(may(Some(&token(TokenRole::Operator)), *right).is_ok(), shared || moves || open, "{case}");
+            assert_eq!(may(Some(&token(TokenRole::Admin)), *right).is_ok(), shared || moves || vms || open, "{case}");
         }
     }
 }

@@ -31,10 +31,12 @@ pub enum Kind {
     Enrolment,
     /// One list.
     Revocation,
+    /// Tokens for people, by their secret's hash.
+    ApiToken,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Site,
         Self::Host,
         Self::Component,
@@ -43,6 +45,7 @@ impl Kind {
         Self::Move,
         Self::Enrolment,
         Self::Revocation,
+        Self::ApiToken,
     ];
 
     const fn table(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
@@ -55,6 +58,7 @@ impl Kind {
             Self::Move => "moves",
             Self::Enrolment => "enrolments",
             Self::Revocation => "revocations",
+            Self::ApiToken => "api-tokens",
         })
     }
 }

@@ -6,11 +6,12 @@
 use crate::failpoint::{Point, reach};
 use crate::record::{Life, MoveRecord, Step, VmRecord};
 use crate::resolve::{contradicts, outrank};
+use crate::rights::Caller;
 use crate::spec::{self, Taken};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Extension, Path, Query, State};
 use godwit_api::host::{GatewayPort, LocalVm, Ownership, PeerHost, RunState, StopVm};
 use godwit_api::public::{Component, CreateVm, Vm, Volume, Wire};
 use godwit_api::vm::{ComponentSpec, VmDefinition, WireDefinition};
@@ -81,7 +82,8 @@ async fn gateways(c: &Controller, components: &[Component]) -> Result<HashMap<Na
     Ok(found)
 }
 
-pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
+pub async fn create(State(c): Shared, Extension(who): Extension<Caller>, Json(new): Json<CreateVm>) -> Answer<Vm> {
+    who.may_create(&new)?;
     let host = place(&c, &new.at).await?;
     let mut components: Vec<Component> = vec![];
     for nic in &new.spec.nics {
@@ -89,7 +91,7 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
         components.push(component.ok_or_else(|| missing("component", &nic.component))?);
     }
     let gateways = gateways(&c, &components).await?;
-    let (mut record, in_hand) = reserve(&c, new, &host, components, &gateways)?;
+    let (mut record, in_hand) = reserve(&c, new, who.domain().cloned(), &host, components, &gateways)?;
     // Goes on when whoever asked hangs up: half a VM is nobody's wish.
     let task = tokio::spawn(async move {
         let _in_hand = in_hand;
@@ -126,6 +128,7 @@ pub async fn create(State(c): Shared, Json(new): Json<CreateVm>) -> Answer<Vm> {
 fn reserve(
     c: &Arc<Controller>,
     new: CreateVm,
+    domain: Option<Name>,
     host: &HostRecord,
     components: Vec<Component>,
     gateways: &HashMap<Name, PeerHost>,
@@ -171,6 +174,7 @@ fn reserve(
         life: Life::Creating,
         gateways_due: false,
         start_due: start,
+        domain,
     };
     changes.push(Change::put(Kind::Vm, id.0, &record));
     let in_hand = c.take_in_hand(id);
@@ -389,8 +393,8 @@ fn shown(c: &Controller, record: &VmRecord, local: Option<&LocalVm>) -> Result<V
     })
 }
 
-pub async fn list(State(c): Shared) -> Answer<Vec<Vm>> {
-    let records = c.vm_records()?;
+pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Vm>> {
+    let records: Vec<VmRecord> = c.vm_records()?.into_iter().filter(|vm| who.sees(vm)).collect();
     let with_vms: BTreeSet<&Name> = records.iter().map(|vm| &vm.host).collect();
     let hosts = c.hosts()?.into_iter().filter(|h| with_vms.contains(&h.name)).collect();
     let said = c.look_at(hosts).await;
@@ -412,15 +416,20 @@ pub async fn show(State(c): Shared, Path(name): Path<Name>) -> Answer<Vm> {
     Ok(Json(shown(&c, &record, local.as_ref())?))
 }
 
-pub async fn volumes(State(c): Shared) -> Answer<Vec<Volume>> {
+pub async fn volumes(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Volume>> {
     let mut volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
+    if who.domain().is_some() {
+        let theirs = c.vm_records()?.into_iter().filter(|vm| who.sees(vm));
+        let theirs: BTreeSet<VolumeId> = theirs.flat_map(|vm| vm.definition.volumes).collect();
+        volumes.retain(|volume| theirs.contains(&volume.id));
+    }
     volumes.sort_by_key(|v| v.id);
     Ok(Json(volumes))
 }
 
-pub async fn wires(State(c): Shared) -> Answer<Vec<Wire>> {
+pub async fn wires(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Wire>> {
     let mut wires = vec![];
-    for vm in c.vm_records()? {
+    for vm in c.vm_records()?.into_iter().filter(|vm| who.sees(vm)) {
         for (nic, (wire, spec)) in (0..).zip(vm.definition.wires.iter().zip(&vm.definition.spec.nics)) {
             let (component, host) = (spec.component.clone(), vm.host.clone());
             wires.push(Wire { id: wire.id, vm: vm.definition.name.clone(), nic, component, host });

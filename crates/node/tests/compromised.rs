@@ -104,7 +104,7 @@ fn definition(id: u64, machine: &str, volumes: &[u64], disk: Option<&str>) -> Vm
         volumes.iter().map(|v| json!({"volume": format!("v{v}"), "size": 1 << 20, "from": disk})).collect();
     serde_json::from_value(json!({
         "id": id, "name": format!("vm{id}"), "volumes": volumes, "wires": [],
-        "spec": {"memory": 1 << 20, "accel": "tcg", "machine": machine, "disks": disks},
+        "spec": {"memory": (1 << 20) + 8192, "accel": "tcg", "machine": machine, "disks": disks},
     }))
     .unwrap()
 }

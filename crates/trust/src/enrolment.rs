@@ -105,7 +105,40 @@ impl FromStr for EnrolmentToken {
     }
 }
 
-/// For a host that has a token and nothing else: TLS 1.3, no certificate is shown, and the server's must lead to a CA with
+/// What somebody without a certificate asks the API with. Printed as `gwa1.NAME.CA.SECRET` by [`reveal`](Self::reveal) alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessToken {
+    /// What the token is called.
+    pub name: String,
+    /// The fingerprint of the CA's certificate.
+    pub authority: String,
+    /// What proves that the token was given.
+    pub secret: Secret,
+}
+
+impl AccessToken {
+    const PREFIX: &str = "gwa1";
+
+    /// The whole token: a secret.
+    #[must_use]
+    pub fn reveal(&self) -> String {
+        format!("{}.{}.{}.{}", Self::PREFIX, self.name, self.authority, self.secret.reveal())
+    }
+}
+
+impl FromStr for AccessToken {
+    type Err = TrustError;
+    /// The error never repeats the text: it may be most of a secret.
+    fn from_str(text: &str) -> Result<Self, TrustError> {
+        let bad = || TrustError::Token { kind: "token of the API", prefix: Self::PREFIX, parts: 4 };
+        let parts: Vec<&str> = text.trim().splitn(5, '.').collect();
+        let [Self::PREFIX, name, authority, secret] = parts[..] else { return Err(bad()) };
+        let (name, authority) = (name.to_owned(), authority.to_owned());
+        Ok(Self { name, authority, secret: Secret::parse(secret).ok_or_else(bad)? })
+    }
+}
+
+/// For whoever has a token and nothing else: TLS 1.3, no certificate is shown, and the server's must lead to a CA with
 /// this fingerprint, which the server shows too.
 #[must_use]
 pub fn enrolment_client(authority: &str, alpn: &[u8]) -> Arc<ClientConfig> {

@@ -36,7 +36,7 @@ mod revocation;
 pub use authority::{Authority, CLOCK_SKEW, Issued, KeyRequest, Validity};
 pub use capability::{Capability, CapabilityError, MAX_CAPABILITY, MAX_THINGS, SignedCapability};
 pub use credentials::{Credentials, RENEWED_FILE};
-pub use enrolment::{EnrolmentToken, Secret, check_authority, enrolment_client};
+pub use enrolment::{AccessToken, EnrolmentToken, Secret, check_authority, enrolment_client};
 pub use error::{PeerError, TrustError};
 pub use identity::{Access, Identity, IdentityError, MAX_NAME, PeerCertificate, Role, peer_identity};
 pub use revocation::{MAX_REVOCATIONS, Revocations};

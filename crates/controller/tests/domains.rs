@@ -1,0 +1,104 @@
+//! Trust domains: who asks with a token of one sees what is in it, and nothing else is there.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[allow(dead_code, reason = "another test uses the rest")]
+mod fakes;
+
+use fakes::{World, name, to_host, web};
+use godwit_api::host::{SetLimit, StopVm};
+use godwit_api::trust::{NewApiToken, TokenRole};
+use godwit_api::{ApiError, Problem, PublicClient};
+use godwit_trust::{AccessToken, Identity, Role};
+use godwit_units::MoveId;
+use std::fmt::Debug;
+use std::time::Duration;
+
+async fn with_token(world: &World, called: &str, domain: &str, role: TokenRole, ttl_s: u64) -> PublicClient {
+    let new = NewApiToken { name: name(called), domain: name(domain), role, ttl_s };
+    let token: AccessToken = world.api.create_token(&new).await.unwrap().token.parse().unwrap();
+    let controller = Identity::new(Role::Controller, "controller").unwrap();
+    PublicClient::with_token(world.controller_address(), controller, &token)
+}
+
+fn refused<T: Debug>(answer: Result<T, ApiError>, problem: Problem) -> String {
+    let error = answer.unwrap_err();
+    assert_eq!(error.problem, problem, "{error}");
+    error.message
+}
+
+#[tokio::test]
+async fn anothers_objects_are_not_there_in_the_words_for_what_never_was() {
+    let world = World::new().await;
+    let ann = with_token(&world, "ann", "acme", TokenRole::Admin, 3600).await;
+    let bob = with_token(&world, "bob", "beta", TokenRole::Admin, 3600).await;
+    ann.create_vm(&web("ohio")).await.unwrap();
+    let mv = ann.start_move(&to_host("texas")).await.unwrap();
+    for (who, api, seen) in [("ann", &ann, 1), ("bob", &bob, 0), ("the deployment", &world.api, 1)] {
+        assert_eq!(api.vms().await.unwrap().len(), seen, "{who}");
+        assert_eq!(api.volumes().await.unwrap().len(), seen, "{who}");
+        assert_eq!(api.wires().await.unwrap().len(), 2 * seen, "{who}");
+        assert_eq!(api.moves().await.unwrap().len(), seen, "{who}");
+        assert_eq!(api.vm(&name("web")).await.is_ok(), seen == 1, "{who}");
+        assert_eq!(api.mv(mv.id).await.is_ok(), seen == 1, "{who}");
+    }
+    let (web, none) = (name("web"), name("none"));
+    let same = |a: String, b: String| assert_eq!(a.replace("web", "none").replace("`1`", "`99`"), b);
+    let not_there = |answer| refused(answer, Problem::NotFound);
+    same(refused(bob.vm(&web).await, Problem::NotFound), refused(bob.vm(&none).await, Problem::NotFound));
+    same(not_there(bob.start(&web).await), not_there(bob.start(&none).await));
+    same(
+        not_there(bob.stop(&web, StopVm { force: true }).await),
+        not_there(bob.stop(&none, StopVm { force: true }).await),
+    );
+    same(not_there(bob.remove_vm(&web).await), not_there(bob.remove_vm(&none).await));
+    let mut elsewhere = to_host("texas");
+    let mine = bob.start_move(&elsewhere).await;
+    elsewhere.vm = none;
+    same(refused(mine, Problem::NotFound), refused(bob.start_move(&elsewhere).await, Problem::NotFound));
+    let never = MoveId(99);
+    let limit = SetLimit { limit: None };
+    same(refused(bob.mv(mv.id).await, Problem::NotFound), refused(bob.mv(never).await, Problem::NotFound));
+    same(refused(bob.cancel(mv.id).await, Problem::NotFound), refused(bob.cancel(never).await, Problem::NotFound));
+    same(
+        refused(bob.limit(mv.id, limit).await, Problem::NotFound),
+        refused(bob.limit(never, limit).await, Problem::NotFound),
+    );
+    assert_eq!(world.api.vms().await.unwrap().len(), 1);
+    assert!(!world.fakes["ohio"].with(|n| n.heard.iter().any(|h| h.contains("cancel"))));
+}
+
+#[tokio::test]
+async fn a_token_gives_its_role_in_its_domain_until_it_ends_or_is_removed() {
+    let world = World::new().await;
+    let admin = with_token(&world, "admin", "acme", TokenRole::Admin, 3600).await;
+    let operator = with_token(&world, "operator", "acme", TokenRole::Operator, 3600).await;
+    let viewer = with_token(&world, "viewer", "acme", TokenRole::Viewer, 3600).await;
+    let mut from_a_file = web("ohio");
+    from_a_file.spec.disks[0].from = Some("/etc/shadow".into());
+    refused(admin.create_vm(&from_a_file).await, Problem::Forbidden);
+    let mut with_a_device = web("ohio");
+    with_a_device.spec.devices = vec!["pvpanic".into()];
+    refused(admin.create_vm(&with_a_device).await, Problem::Forbidden);
+    for below in [&operator, &viewer] {
+        refused(below.create_vm(&web("ohio")).await, Problem::Forbidden);
+    }
+    admin.create_vm(&web("ohio")).await.unwrap();
+    refused(viewer.start_move(&to_host("texas")).await, Problem::Forbidden);
+    operator.start_move(&to_host("texas")).await.unwrap();
+    refused(admin.hosts().await, Problem::Forbidden);
+    refused(
+        admin.monitor(&name("web"), None, &serde_json::json!({"execute": "query-status"})).await,
+        Problem::Forbidden,
+    );
+    refused(admin.tokens().await, Problem::Forbidden);
+    assert_eq!(admin.sites().await.unwrap().len(), world.api.sites().await.unwrap().len());
+
+    let brief = with_token(&world, "brief", "acme", TokenRole::Viewer, 1).await;
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    assert!(refused(brief.vms().await, Problem::Forbidden).contains("expired"));
+    world.api.remove_token(&name("viewer")).await.unwrap();
+    assert!(refused(viewer.vms().await, Problem::Forbidden).contains("no such token"));
+    let left: Vec<_> = world.api.tokens().await.unwrap().into_iter().map(|t| t.name.to_string()).collect();
+    assert_eq!(left, ["admin", "brief", "operator"]);
+}
