@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod name;
 pub mod openapi;
 pub mod orphan;
+mod patterns;
 pub mod progress;
 pub mod public;
 mod refusal;
