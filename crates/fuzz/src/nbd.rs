@@ -52,7 +52,7 @@ pub const SERVER: Target = Target {
         vec![
             [vec![0, 0, 0, 3], option(8, b""), option(10, &meta.concat()), option(7, &go), asks.clone()].concat(),
             [vec![0, 0, 0, 3], option(3, b""), option(6, &go), option(5, b""), option(1, b"disk"), asks].concat(),
-            [vec![0, 0, 0, 3], option(1, b"disk"), request(0, 0, 32 << 20).repeat(64)].concat(),
+            [vec![0, 0, 0, 3], option(1, b"disk"), request(0, 0, 32 << 20).repeat(4)].concat(),
         ]
     },
     run: |input| {
@@ -75,8 +75,8 @@ pub const SERVER: Target = Target {
             }
         }
     },
-    // The answers that may be held, the one that is being written, and a vector that doubles as it grows.
-    bound: |length| MAX_HELD + 2 * MAX_REQUEST as usize + 8 * length,
+    // The answers that may be held and the one that is being written, in a vector that doubles as it grows.
+    bound: |length| 2 * (MAX_HELD + MAX_REQUEST as usize) + 8 * length,
 };
 
 /// Asks this of any server.

@@ -16,7 +16,7 @@ static METER: Meter = Meter;
 /// No input takes so long: one that does is a loop, or work out of all proportion to its length.
 const LONGEST: Duration = Duration::from_secs(20);
 /// How many inputs each target gets at the least, however slow the machine.
-const LEAST: u64 = 300;
+const LEAST: u64 = 100;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
