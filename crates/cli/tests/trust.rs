@@ -173,6 +173,16 @@ fn hosts_enrol_renew_their_certificates_under_a_move_and_are_revoked_and_no_secr
     world.node("b", 2);
     let before = [world.expires("a"), world.expires("b")];
 
+    // A token of a domain asks, and finds what is in it: nothing.
+    let words = ["token", "create", "ann", "--domain", "acme", "--role", "viewer"];
+    let token = world.ok(&words).trim().to_owned();
+    std::fs::write(world.path("api-token"), &token).unwrap();
+    tokens.push(token);
+    let file = world.path("api-token").to_str().unwrap().to_owned();
+    assert_eq!(world.ok(&["--api-token-file", &file, "vm", "ls", "--json"]).trim(), "[]");
+    let said = world.godwit(&["--api-token-file", &file, "host", "ls"]).unwrap_err();
+    assert!(said.contains("belongs to the deployment"), "{said}");
+
     // A move that takes longer than a certificate lasts: 24 MiB that do not compress, at 8 Mbit/s.
     let mut seed = 1_u64;
     let noise: Vec<u8> = (0..3 << 20)

@@ -138,7 +138,7 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
     if left < CERTIFICATE_LEFT && (left.is_zero() || !node.membership().renews()) {
         add(
             "certificate",
-            format!("the certificate of {name} ends in {} s", left.as_secs()),
+            format!("the certificate of {name} ends in {} min", left.as_secs() / 60),
             "see in the node's log why it is not renewed; or enrol the host again and restart the node",
         );
     }

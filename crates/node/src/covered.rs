@@ -130,3 +130,66 @@ pub fn held(
     let mut both = [came, left].into_iter().flatten();
     both.find(|signed| credentials.open(signed).is_ok_and(|c| owner(&c, me, lineage, generation).is_ok()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::{Power, VmFile};
+    use godwit_trust::{Authority, Identity, Role, Validity};
+    use std::time::Duration;
+
+    #[test]
+    fn what_a_vm_came_with_and_what_it_left_with_are_found_again_each_for_its_owner() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let authority = Authority::create(&dir.path().join("ca")).expect("is made");
+        let issue = |role, name: &str| {
+            let identity = Identity::new(role, name).expect("a name");
+            authority
+                .issue(&identity, Validity::days(1))
+                .expect("is issued")
+                .write(&dir.path().join(name))
+                .expect("writes");
+            Credentials::load(&dir.path().join(name)).expect("loads")
+        };
+        let (me, controller) = (issue(Role::Node, "b"), issue(Role::Controller, "c"));
+        let definition: godwit_api::vm::VmDefinition = serde_json::from_value(serde_json::json!({
+            "id": 1, "name": "web", "volumes": [], "wires": [], "spec": {"memory": 4096},
+        }))
+        .expect("a definition");
+        let file = VmFile { definition, power: Power::Off, peer: None, order: None, plug: None };
+        let parts = Parts::new(dir.path().join("vm"), dir.path().join("run"), file);
+        std::fs::create_dir(&parts.folder).expect("is made");
+        let grant = |from: &str, to: &str, generation| {
+            let now = SystemTime::now();
+            let capability = Capability {
+                mv: godwit_units::MoveId(1),
+                vm: parts.id,
+                lineage: Lineage::FIRST,
+                generation: Generation(generation),
+                from: Identity::node(from).expect("a name"),
+                to: Identity::node(to).expect("a name"),
+                remote: [10, 0, 0, 2].into(),
+                volumes: vec![],
+                wires: vec![7],
+                definition: parts.definition().digest(),
+                begins: now,
+                ends: now + Duration::from_secs(1),
+            };
+            controller.grant(&capability).expect("is signed")
+        };
+        let found = |generation| held(&me, &parts, Lineage::FIRST, Generation(generation));
+        assert_eq!(found(2), None);
+        let came = grant("a", "b", 2);
+        keep(&parts, &came).expect("is kept");
+        let left = grant("b", "c", 3);
+        let order = serde_json::json!({
+            "id": 1, "vm": 1, "disk": "mirror", "limit": null, "vcpus": null, "capability": left,
+            "to": {"name": "c", "underlay": "10.0.0.3", "link":
+                {"control": "10.0.0.3:1", "disk": "10.0.0.3:2", "memory": "10.0.0.3:3"}},
+        });
+        let order = serde_json::from_value(order).expect("an order");
+        parts.change(|file| file.order = Some(order)).expect("is kept");
+        // It came as 2; it goes as 3 to another; it would be taken back as 4.
+        assert_eq!([found(2), found(3), found(4), found(5)], [Some(came), None, Some(left), None]);
+    }
+}
