@@ -7,10 +7,10 @@ use List::Util qw(sum0);
 
 my $folder = shift or die "usage: $0 FOLDER\n";
 my @points = qw(reserve staged copy-disk memory stopped sealing sealed commit granted started proving releasing settling);
-my @kinds = qw(node-a node-b qemu-a qemu-b controller cut-1 cut-10 cut-60);
+my @kinds = qw(node-a node-b nodes qemu-a qemu-b controller cut-1 cut-10 cut-60);
 my %said = (
     'node-a' => "source's node killed", 'node-b' => "destination's node killed",
-    'qemu-a' => "source's QEMU killed", 'qemu-b' => "destination's QEMU killed",
+    'nodes' => 'both nodes killed', 'qemu-a' => "source's QEMU killed", 'qemu-b' => "destination's QEMU killed",
     'controller' => 'controller killed', 'cut-1' => 'cut of 1 s', 'cut-10' => 'cut of 10 s', 'cut-60' => 'cut of 60 s',
 );
 my @checks = qw(memory_ok disk_ok tcp_ok ram_equal wan_carried_disk one_place);

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# scripts/faults.sh [TABLE]: the kill matrix. At each point of a move: SIGKILL of either node, of either QEMU, of the controller; a
+# scripts/faults.sh [TABLE]: the kill matrix. At each point of a move: SIGKILL of either node, of both, of either QEMU, of the controller; a
 # cut of 1, 10 and 60 s. After each the guest has to run in exactly one place, intact, and a second try has to succeed. Where
 # the QEMU dies that held the guest's only RAM, the guest has to be restarted from its disk, with all that the disk had.
-# One report for each fault in results/: what is there is not run again. With `TABLE` nothing is run, and docs/faults.md is
-# written from the reports that are there. POINTS and KINDS choose; RESULTS and LAB say where reports and binary are.
+# One report for each fault in results/: what is there is not run again. At the end docs/faults.md is written from
+# the reports that are there; with `TABLE` nothing else is done. POINTS and KINDS choose; RESULTS and LAB say where reports and binary are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 lab=${LAB:-${CARGO_TARGET_DIR:-target}/release/godwit-lab}
@@ -21,7 +21,7 @@ failed=()
 try() {
     local report=$results/$1.json
     [ -e "$report" ] && return 0
-    case " ${KINDS:-node qemu controller cut} " in *" ${1%%-*} "*) ;; *) return 0 ;; esac
+    case " ${KINDS:-node nodes qemu controller cut} " in *" ${1%%-*} "*) ;; *) return 0 ;; esac
     {
         sed '/^\[\[step\]\]/,$d; s/^godwit = false/godwit = true/; /^baseline/d' scenarios/smoke.toml
         cat <<STEPS
@@ -64,9 +64,14 @@ for point in ${POINTS:-$all}; do
     for site in a b; do
         try "node-$site-$point" "kill = { what = \"node\", site = \"$site\", vm = \"vm\", at = \"$point\" }"
     done
-    # After the release there is no QEMU at the source.
-    [ "$point" = settling ] ||
-        try "qemu-a-$point" "kill = { what = \"qemu\", site = \"a\", vm = \"vm\", at = \"$point\" }" "${before:+, rebooted = true}"
+    try "nodes-$point" "kill = { what = \"node\", site = \"a\", vm = \"vm\", at = \"$point\" }
+[[step]]
+kill = { what = \"node\", site = \"b\", vm = \"vm\", at = \"$point\", restart_after_s = 4 }"
+    # Once the guest runs at the destination there is no QEMU at the source any more; at `releasing` it is about to go.
+    case $point in
+        started | proving | settling) ;;
+        *) try "qemu-a-$point" "kill = { what = \"qemu\", site = \"a\", vm = \"vm\", at = \"$point\" }" "${before:+, rebooted = true}" ;;
+    esac
     # Before the place is made there is none at the destination.
     case $point in
         reserve | staged) ;;
@@ -77,6 +82,7 @@ for point in ${POINTS:-$all}; do
         try "cut-$seconds-$point" "cut = { between = [\"a\", \"b\"], vm = \"vm\", at = \"$point\", for_s = $seconds }"
     done
 done
+scripts/faults-table.pl "$results" >docs/faults.md
 if [ ${#failed[@]} -gt 0 ]; then
     echo "these did not end as they should: ${failed[*]}" >&2
     exit 1

@@ -7,6 +7,7 @@ mod fakes;
 
 use fakes::{World, name, to_host, web};
 use godwit_api::host::{Blocker, Ownership, RunState, SetLimit, StopVm};
+use godwit_api::orphan::{Orphan, OrphanKind};
 use godwit_api::progress::Outcome;
 use godwit_api::public::{AddHost, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
@@ -488,4 +489,60 @@ async fn a_deletion_reaches_half_copies_of_failed_moves_and_holders_that_were_aw
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     panic!("its record is still there");
+}
+
+#[tokio::test]
+async fn orphans_are_listed_with_reasons_and_only_those_that_may_go_are_removed() {
+    let mut world = World::new().await;
+    world.web().await;
+    let orphan = |id: &str, kind: OrphanKind, vm: Option<u64>, number: Option<u64>| Orphan {
+        id: id.into(),
+        kind,
+        vm: vm.map(godwit_units::VmId),
+        number,
+        what: "left".into(),
+        bytes: None,
+        owner: Some((godwit_units::Lineage(0), Generation(1))),
+        seen_s: 3600,
+        may_be_truth: None,
+    };
+    let left = [
+        // `web`'s replica, its volume, and a QEMU of it, where it is not; something of no store's; a deleted VM's volume.
+        orphan("replica-1", OrphanKind::Replica, Some(1), None),
+        orphan("qemu-77", OrphanKind::Qemu, Some(77), None),
+        orphan("volume-1", OrphanKind::Volume, None, Some(1)),
+    ];
+    let at = |host: &str, left: &[Orphan]| {
+        world.fakes[host].with(|n| n.orphans.extend(left.iter().map(|o| (o.id.clone(), o.clone()))));
+    };
+    at("texas", &left);
+    at("ohio", &left[2..]);
+    let found = world.api.orphans().await.unwrap();
+    let seen: Vec<_> =
+        found.iter().map(|o| (o.host.as_str(), o.orphan.id.as_str(), o.removable, o.by_itself)).collect();
+    assert_eq!(
+        seen,
+        [
+            ("ohio", "volume-1", false, false),
+            ("texas", "qemu-77", false, false),
+            ("texas", "replica-1", true, false),
+            ("texas", "volume-1", true, true)
+        ]
+    );
+    assert!(found.iter().all(|o| !o.why.is_empty()), "{found:#?}");
+    let texas = name("texas");
+    assert_eq!(world.api.remove_orphan(&texas, "qemu-77").await.unwrap_err().problem, Problem::Conflict);
+    assert_eq!(world.api.remove_orphan(&texas, "volume-9").await.unwrap_err().problem, Problem::NotFound);
+    world.api.remove_orphan(&texas, "replica-1").await.unwrap();
+    // While its owner is silent, what is left of a VM elsewhere may be all that there is.
+    let ohio = world.stop_node("ohio").await;
+    let kept = world.api.orphans().await.unwrap();
+    assert!(kept.iter().all(|o| !o.removable), "{kept:#?}");
+    world.start_node("ohio", ohio).await;
+    // A controller that looks after things removes by itself what nobody needs, and nothing else.
+    world.stop_controller().await;
+    world.start_controller().await;
+    world.until_node("texas", |n| !n.orphans.contains_key("volume-1")).await;
+    assert!(world.fakes["texas"].with(|n| n.orphans.contains_key("qemu-77")));
+    assert!(world.fakes["ohio"].with(|n| n.orphans.contains_key("volume-1")), "its owner has it");
 }

@@ -39,10 +39,16 @@ pub enum Purpose {
 /// Looks at everything, and names all that is in the way.
 pub async fn check(node: &Arc<Node>, asked: &CheckVm, purpose: Purpose) -> CheckReport {
     let unreachable = crate::gateways::check(node, &asked.definition).await;
-    let (node, asked) = (node.clone(), asked.clone());
+    let asked_id = asked.definition.id;
+    let (looking, asked) = (node.clone(), asked.clone());
     // Boot files are hashed.
-    let mut report = tokio::task::spawn_blocking(move || look(&node, &asked, purpose)).await.unwrap_or_default();
+    let mut report = tokio::task::spawn_blocking(move || look(&looking, &asked, purpose)).await.unwrap_or_default();
     report.blockers.extend(unreachable);
+    if let Err(error) = node.quarantine().check(asked_id) {
+        let remedy = error.remedy.unwrap_or_default();
+        let host = node.config().name.clone();
+        report.blockers.push(Blocker { host, kind: "vm".into(), message: error.message, remedy });
+    }
     report
 }
 

@@ -4,12 +4,13 @@ use axum::extract::{Path, Request, State};
 use axum::http::Method;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use godwit_api::host::{
     Blocker, CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LinkAddresses, LocalMove, LocalVm, MoveOrder,
     MoveRole, OutrankVm, Ownership, RunState, SetLimit,
 };
+use godwit_api::orphan::Orphan;
 use godwit_api::progress::{MoveProgress, Outcome};
 use godwit_api::public::{AddHost, Component, CreateVm, Move, Site, StartMove};
 use godwit_api::vm::VmDefinition;
@@ -41,6 +42,7 @@ pub struct Node {
     pub vms: HashMap<u64, LocalVm>,
     pub moves: HashMap<u64, LocalMove>,
     pub gateways: BTreeMap<u32, GatewayPort>,
+    pub orphans: BTreeMap<String, Orphan>,
     pub blockers: Vec<Blocker>,
     pub staying: Vec<Blocker>,
     pub refuse_define: Option<ApiError>,
@@ -202,6 +204,11 @@ impl Fake {
             .route("/v1/vms/{id}", get(Self::vm).put(Self::define).delete(Self::remove))
             .route("/v1/vms/{id}/start", post(Self::start))
             .route("/v1/vms/{id}/monitor", post(Self::monitor))
+            .route(
+                "/v1/orphans",
+                get(|State(f): State<Self>| async move { Json(f.with(|n| n.orphans.values().cloned().collect::<Vec<_>>())) }),
+            )
+            .route("/v1/orphans/{id}", delete(Self::remove_orphan))
             .route("/v1/vms/{id}/claim", post(Self::claim))
             .route("/v1/vms/{id}/outrank", post(Self::outrank))
             .route("/v1/vms/{id}/departure", get(Self::departure))
@@ -260,6 +267,10 @@ impl Fake {
             (vm.lineage, vm.generation) = (claim.newest.next(), Generation::FIRST);
             Ok(done())
         })
+    }
+
+    async fn remove_orphan(State(f): State<Self>, Path(id): Path<String>) -> Answer<Value> {
+        f.with(|n| n.orphans.remove(&id)).map(|_| done()).ok_or(unknown("orphan"))
     }
 
     async fn outrank(State(f): State<Self>, Path(id): Path<u64>, Json(by): Json<OutrankVm>) -> Answer<Value> {
