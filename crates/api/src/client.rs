@@ -10,7 +10,7 @@
 use crate::server::ALPN;
 use crate::{ApiError, Problem};
 use axum::http::{Method, Request, header};
-use godwit_trust::{Credentials, Identity, PeerError, peer_identity};
+use godwit_trust::{Credentials, Identity, PeerError, Role, peer_identity};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -158,8 +158,15 @@ impl Client {
             Err(self.shared.unreachable(&format!("no answer to {method} {path} within {:?}", self.timeout)))
         })?;
         if !good {
+            let said = serde_json::from_slice::<ApiError>(&bytes).map(|mut error| {
+                if self.shared.expected.role() == Role::Node {
+                    // Passed on by the controller it would look like the controller's own.
+                    error.place = error.place.map(|place| format!("{}: {place}", self.shared.expected));
+                }
+                error
+            });
             // Not Godwit's words: something else listens there.
-            return Err(serde_json::from_slice(&bytes).unwrap_or_else(|_| {
+            return Err(said.unwrap_or_else(|_| {
                 let said: String = String::from_utf8_lossy(&bytes).chars().take(200).collect();
                 ApiError::new(Problem::Failed, format!("{} refused {method} {path}: {said}", self.shared.expected))
             }));

@@ -46,6 +46,7 @@ pub struct HostFacts {
     /// Where other nodes reach it.
     pub link: LinkAddresses,
     /// Its address for tunnels.
+    #[schemars(schema_with = "crate::patterns::ip")]
     pub underlay: IpAddr,
 }
 
@@ -53,13 +54,13 @@ pub struct HostFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkAddresses {
     /// Hand-off, orders.
-    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
+    #[schemars(schema_with = "crate::patterns::socket")]
     pub control: SocketAddr,
     /// Blocks.
-    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
+    #[schemars(schema_with = "crate::patterns::socket")]
     pub disk: SocketAddr,
     /// Memory.
-    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
+    #[schemars(schema_with = "crate::patterns::socket")]
     pub memory: SocketAddr,
 }
 
@@ -186,6 +187,7 @@ pub struct PeerHost {
     /// Where its link listens.
     pub link: LinkAddresses,
     /// Its address for tunnels.
+    #[schemars(schema_with = "crate::patterns::ip")]
     pub underlay: IpAddr,
 }
 
@@ -217,6 +219,8 @@ pub enum MoveRole {
 #[serde(deny_unknown_fields)]
 pub struct SetLimit {
     /// None lifts it.
+    #[serde(default)]
+    #[schemars(schema_with = "crate::patterns::limit")]
     pub limit: Option<BitRate>,
 }
 

@@ -13,6 +13,7 @@ pub mod host;
 pub mod metrics;
 pub mod name;
 pub mod openapi;
+mod patterns;
 pub mod progress;
 pub mod public;
 mod refusal;

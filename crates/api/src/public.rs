@@ -39,7 +39,7 @@ pub struct AddHost {
     /// The site that it is in; must exist.
     pub site: Name,
     /// Where its node's API listens.
-    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
+    #[schemars(schema_with = "crate::patterns::socket")]
     pub api: SocketAddr,
 }
 
@@ -51,7 +51,7 @@ pub struct Host {
     /// Its site.
     pub site: Name,
     /// Where its node's API listens.
-    #[schemars(extend("format" = "socket-addr", "examples" = ["192.0.2.1:7410"]))]
+    #[schemars(schema_with = "crate::patterns::socket")]
     pub api: SocketAddr,
     /// What it says of itself; none while it cannot be reached.
     pub facts: Option<HostFacts>,
@@ -151,6 +151,7 @@ pub struct StartMove {
     pub disk: DiskStrategy,
     /// At most so much on the link.
     #[serde(default)]
+    #[schemars(schema_with = "crate::patterns::limit")]
     pub limit: Option<BitRate>,
     /// CPUs to have at the destination, if more than now.
     #[serde(default)]

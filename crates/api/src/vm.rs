@@ -13,17 +13,22 @@ use std::net::IpAddr;
 pub struct VmSpec {
     /// Machine type. `q35` and `pc` become the newest versioned name of the host that it is created on.
     #[serde(default = "q35")]
+    #[schemars(length(min = 1, max = 512), regex(pattern = r"^[A-Za-z0-9_.,+=-]+$"))]
     pub machine: String,
     /// CPU model, and features as `+name`. Not `host`: that is another CPU on another host.
     #[serde(default = "cpu")]
+    #[schemars(length(min = 1, max = 512), regex(pattern = r"^[A-Za-z0-9_.,+=-]+$"))]
     pub cpu: String,
     /// CPUs at boot.
     #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 1024))]
     pub vcpus: u32,
     /// CPUs that can be plugged in later, those at boot included. At least `vcpus`; 0 means `vcpus`.
     #[serde(default)]
+    #[schemars(range(max = 1024))]
     pub max_vcpus: u32,
     /// RAM. Under emulation by a QEMU before 10.0 it must not be a multiple of 256 KiB (those lose dirty pages).
+    #[schemars(schema_with = "crate::patterns::blocks")]
     pub memory: Bytes,
     /// How it is executed.
     #[serde(default)]
@@ -94,6 +99,7 @@ pub struct DiskSpec {
     /// The volume's name.
     pub volume: Name,
     /// Its size; a multiple of 4 KiB.
+    #[schemars(schema_with = "crate::patterns::blocks")]
     pub size: Bytes,
     /// A raw file on the host that the VM is created on, to be copied in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -105,15 +111,18 @@ pub struct DiskSpec {
 #[serde(deny_unknown_fields)]
 pub struct NicSpec {
     /// MAC address, `02:00:00:00:00:01`.
+    #[schemars(schema_with = "crate::patterns::mac")]
     pub mac: String,
     /// The component that it is wired to.
     pub component: Name,
     /// The guest's addresses, if they are known: with them a move can announce the guest by ARP, and prove that it is
     /// reachable.
     #[serde(default)]
+    #[schemars(schema_with = "crate::patterns::ips")]
     pub ips: Vec<IpAddr>,
     /// MTU; 0 means 1500.
     #[serde(default)]
+    #[schemars(schema_with = "crate::patterns::mtu")]
     pub mtu: u16,
 }
 
@@ -165,6 +174,7 @@ pub enum ComponentSpec {
         bridge: String,
         /// The host's address for the tunnels. Filled in by the controller.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(schema_with = "crate::patterns::ip_or_null")]
         underlay: Option<IpAddr>,
     },
 }

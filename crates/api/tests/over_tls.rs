@@ -147,7 +147,7 @@ async fn every_refusal_is_an_error_with_what_and_where() {
     let client = Client::new(address, node(), &world.credentials(ADMIN, "ann"), WITHIN);
     let blocked = client.get::<Value>("/blocked").await.unwrap_err();
     let mut expected = ApiError::new(Problem::Blocked, "no room on `texas`").remedy("make some");
-    expected.place = Some("GET /blocked".into());
+    expected.place = Some("node/texas: GET /blocked".into());
     assert_eq!(blocked, expected);
     let refused = [
         (client.get::<Value>("/nowhere").await, Problem::NotFound, "GET /nowhere"),

@@ -217,7 +217,9 @@ async fn a_source_that_refuses_the_order_is_quoted_and_the_move_has_failed() {
     world.web().await;
     let refusal = ApiError::new(Problem::Conflict, "the VM is busy").remedy("wait");
     world.fakes["ohio"].with(|n| n.refuse_begin = Some(refusal.clone()));
-    assert_eq!(world.order("texas").await.unwrap_err(), refusal);
+    let told = world.order("texas").await.unwrap_err();
+    assert_eq!((told.problem, told.message, told.remedy), (refusal.problem, refusal.message, refusal.remedy));
+    assert_eq!(told.place.as_deref(), Some("node/ohio: POST /v1/moves"), "it is said whose refusal it is");
     let ended = world.api.mv(MoveId(1)).await.unwrap();
     assert_eq!(ended.progress.outcome, Outcome::Failed);
     world.fakes["ohio"].with(|n| n.refuse_begin = None);
