@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-target}
 godwit=${GODWIT:-$target/release/godwit}
+fakes=${FAKES:-$target/release/examples/among_fakes}
 examples=${1:-200}
 seed=${SEED:-7400}
 venv=${SCHEMATHESIS_VENV:-$target/schemathesis}
@@ -17,6 +18,9 @@ finish() {
 }
 trap finish EXIT
 
+if [ ! -x "$fakes" ]; then
+    cargo build --release --locked -p godwit-controller --example among_fakes
+fi
 if [ ! -x "$venv/bin/schemathesis" ]; then
     python3 -m venv "$venv"
     "$venv/bin/pip" install --quiet schemathesis==4.32.5 prometheus-client==0.26.0
@@ -42,7 +46,9 @@ done
 
 # The server's name is not in its certificate as an address, which is all that a fuzzer can ask by; that it is checked is
 # tested elsewhere (crates/api/tests/over_tls.rs). The stream of events has no end: it is asked below. 502 is what a host that does not
-# answer is told by, so it is no failure of the server's: `not_a_server_error` may not see it.
+# answer is told by, so it is no failure of the server's. What depends on two members of a body (`max_vcpus` on `vcpus`, to boot from a
+# disk on there being one) no schema says: so not all that fits the one of a VM is taken. And the fuzzer writes an integer as 1.0 at
+# times, which is one for JSON Schema and not for serde. A move may be blocked (422).
 cat >"$work/schemathesis.toml" <<'T'
 [checks]
 enabled = false
@@ -51,14 +57,37 @@ content_type_conformance.enabled = true
 response_schema_conformance.enabled = true
 allow_header_conformance.enabled = true
 unsupported_method.enabled = true
+negative_data_rejection.enabled = true
+positive_data_acceptance.enabled = true
+positive_data_acceptance.expected-statuses = ["2xx", "403", "404", "409", "422", "5xx"]
 not_a_server_error.enabled = true
-not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 502]
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "502"]
+[[operations]]
+include-path-regex = "^/v1/(vms|moves|moves/{id}/limit)$"
+checks.positive_data_acceptance.enabled = false
 T
 status=0
-"$venv/bin/schemathesis" --config-file "$work/schemathesis.toml" run docs/openapi.json --url "https://127.0.0.1:$port" \
-    --tls-verify false --request-cert "$work/ann/cert.pem" --request-cert-key "$work/ann/key.pem" \
-    --exclude-path /v1/events --phases examples,coverage,fuzzing --max-examples "$examples" --seed "$seed" \
-    --request-timeout 20 --continue-on-failure --no-color --report-junit-path "$work/junit.xml" || status=$?
+# fuzz ADDRESS CREDENTIALS CONFIGURATION [OPTION...]
+fuzz() {
+    local address=$1 credentials=$2 config=$3
+    shift 3
+    "$venv/bin/schemathesis" --config-file "$config" run docs/openapi.json --url "https://$address" \
+        --tls-verify false --request-cert "$credentials/cert.pem" --request-cert-key "$credentials/key.pem" \
+        --exclude-path /v1/events --phases examples,coverage,fuzzing --max-examples "$examples" --seed "$seed" \
+        --request-timeout 60 --continue-on-failure --generation-database none --no-color "$@" || status=1
+}
+echo "== a controller that is empty, and whose host does not answer"
+fuzz "127.0.0.1:$port" "$work/ann" "$work/schemathesis.toml"
+
+echo "== a controller among fake nodes, with a VM and a move under way"
+{ cat "$work/schemathesis.toml" && printf '[parameters]\nvm = "web"\nhost = "texas"\nsite = "east"\n"path.id" = 1\n'; } >"$work/among.toml"
+coproc FAKES_RUN { exec "$fakes" 2>"$work/fakes.log"; }
+fakes_in=${FAKES_RUN[1]}
+read -r address credentials <&"${FAKES_RUN[0]}"
+# What is deleted would not be there for the rest.
+fuzz "$address" "$credentials" "$work/among.toml" --exclude-method DELETE
+exec {fakes_in}>&-
+if grep panicked "$work/fakes.log"; then status=1; fi
 
 # It is still there, and says nothing wrong of itself.
 kill -0 "$controller"

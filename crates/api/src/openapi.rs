@@ -316,7 +316,8 @@ pub fn text() -> String {
 
 const ABOUT: &str = "Moves running virtual machines between data centres. Every answer that is not a success has an Error: \
     what is wrong (`message`), where (`where`), and what to do (`remedy`). Sizes are bytes, rates bits a second, times \
-    microseconds since 1970, unless a name says otherwise. The version in the path changes when a program written for it \
+    microseconds since 1970, unless a name says otherwise; integers are written as \
+    such (1, not 1.0). The version in the path changes when a program written for it \
     could not go on working; new paths and new members of answers do not change it.";
 
 /// What is in braces in `path`.

@@ -155,6 +155,7 @@ pub struct StartMove {
     pub limit: Option<BitRate>,
     /// CPUs to have at the destination, if more than now.
     #[serde(default)]
+    #[schemars(range(min = 1, max = 1024))]
     pub vcpus: Option<u32>,
     /// Only check.
     #[serde(default)]

@@ -45,6 +45,10 @@ pub struct VmSpec {
     /// Further devices, as QEMU's `-device` takes them: `virtio-balloon-pci`, `pvpanic,ioport=1285`. A VM with one whose
     /// state cannot be carried runs, and cannot be moved.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 24),
+        inner(length(max = 200), regex(pattern = r"^[A-Za-z0-9_.:-]+(,[A-Za-z0-9_.:,=-]*)?$"))
+    )]
     pub devices: Vec<String>,
 }
 
@@ -82,9 +86,11 @@ pub enum Boot {
     /// same on each host that the VM moves to.
     Kernel {
         /// File name of the kernel.
+        #[schemars(regex(pattern = r"^(?!\.)[^/\x00,]+$"))]
         kernel: String,
         /// File name of the initial RAM disk.
         #[serde(default)]
+        #[schemars(regex(pattern = r"^(?!\.)[^/\x00,]+$"))]
         initrd: Option<String>,
         /// Kernel command line.
         #[serde(default)]
@@ -164,6 +170,7 @@ pub enum ComponentSpec {
     /// A bridge of this name on whichever host the VM is on: a segment that the operator has stretched over the sites.
     Switch {
         /// The bridge's interface name.
+        #[schemars(regex(pattern = r"^(?!\.{1,2}$)[A-Za-z0-9_.-]{1,15}$"))]
         bridge: String,
     },
     /// A bridge on one host, at the clients' site. Wires lead to it through tunnels, and follow the VM.
@@ -171,6 +178,7 @@ pub enum ComponentSpec {
         /// The host.
         host: Name,
         /// The bridge's interface name there. Made when it does not exist.
+        #[schemars(regex(pattern = r"^(?!\.{1,2}$)[A-Za-z0-9_.-]{1,15}$"))]
         bridge: String,
         /// The host's address for the tunnels. Filled in by the controller.
         #[serde(default, skip_serializing_if = "Option::is_none")]

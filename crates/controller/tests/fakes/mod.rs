@@ -17,6 +17,7 @@ use godwit_units::{Bytes, Generation, Lineage, MoveId};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -280,6 +281,11 @@ impl World {
     /// Credentials of the world's authority.
     pub fn credentials(&self, role: Role, name: &str) -> Credentials {
         issue(&self.authority, &self.folder, role, name)
+    }
+
+    /// Where these are kept, once they were issued.
+    pub fn folder(&self, role: Role, name: &str) -> PathBuf {
+        self.folder.path().join(format!("{role}-{name}"))
     }
 
     pub fn controller_address(&self) -> SocketAddr {
