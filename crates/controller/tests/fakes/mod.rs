@@ -284,6 +284,7 @@ impl World {
     }
 
     /// Where these are kept, once they were issued.
+    #[allow(dead_code, reason = "for the example that programs ask from outside")]
     pub fn folder(&self, role: Role, name: &str) -> PathBuf {
         self.folder.path().join(format!("{role}-{name}"))
     }
