@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use godwit_api::Client;
+use godwit_api::progress::{NoteKind, Teller};
 use godwit_api::public::{DryRun, Move, Vm};
 use godwit_trust::{Authority, Identity, Role, Validity};
 use serde_json::{Value, json};
@@ -56,11 +58,13 @@ struct World {
     folder: TempDir,
     daemons: Vec<Child>,
     net: u8,
+    /// Whether daemons say much, as JSON.
+    debug: bool,
 }
 
 impl World {
     fn new(net: u8) -> Self {
-        let world = Self { folder: tempfile::tempdir().unwrap(), daemons: vec![], net };
+        let world = Self { folder: tempfile::tempdir().unwrap(), daemons: vec![], net, debug: false };
         std::fs::create_dir(world.path("images")).unwrap();
         Authority::create(&world.path("ca")).unwrap();
         world.certify(Role::Controller, "controller", Duration::from_secs(86_400));
@@ -85,6 +89,9 @@ impl World {
     fn begin(&mut self, mut command: Command, log: &str) {
         let log = std::fs::File::create(self.path(log)).unwrap();
         command.env_remove("GODWIT_FAILPOINTS").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        if self.debug {
+            command.env("GODWIT_LOG", "info,godwit_node=debug").env("GODWIT_LOG_FORMAT", "json");
+        }
         self.daemons.push(command.spawn().unwrap());
     }
 
@@ -316,4 +323,88 @@ fn three_disks_of_up_to_4_tib_move_together_and_only_what_they_hold_travels() {
             assert!(read(format!("{host}/volumes/{}/data", n + 1)) == original, "disk {n} at {host}");
         }
     }
+}
+
+/// What a node says at `GET /metrics` to an operator.
+fn figures(world: &World, name: &str, host: u8) -> String {
+    let operator = godwit_trust::Credentials::load(&world.path("cert-prometheus")).unwrap();
+    let client = Client::new(world.at(host, 7410), Identity::node(name).unwrap(), &operator, Duration::from_secs(5));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let refused = client.get::<Value>("/v1/vms").await.unwrap_err();
+        assert_eq!(refused.problem, godwit_api::Problem::Forbidden, "an operator may ask a node for nothing else");
+        client.text("/metrics").await.unwrap()
+    })
+}
+
+#[test]
+fn what_a_move_did_is_in_its_timeline_the_events_the_figures_and_the_logs() {
+    let Some(_machine) = machine() else { return };
+    let mut world = World::new(4);
+    world.debug = true;
+    world.start_controller();
+    world.certify(Role::Client(godwit_trust::Access::Operator), "prometheus", Duration::from_secs(86_400));
+    for (name, host) in [("a", 1), ("b", 2)] {
+        world.certify(Role::Node, name, Duration::from_secs(86_400));
+        world.start_node(name, host, None, false);
+    }
+    world.create(&spec(&json!([{"volume": "root", "size": 16 << 20}])));
+    let (mv, _) = world.moved("b", &[]);
+
+    let p = &mv.progress;
+    let noted = |by: Teller, kind: NoteKind, text: &str| {
+        p.trace.notes.iter().any(|n| n.by == by && n.kind == kind && n.text.contains(text))
+    };
+    assert!(noted(Teller::Source, NoteKind::Decision, "stop: "), "{:#?}", p.trace);
+    assert!(noted(Teller::Source, NoteKind::HandOff, "sealing -> sealed"), "{:#?}", p.trace);
+    assert!(noted(Teller::Destination, NoteKind::HandOff, "granting -> granted"), "{:#?}", p.trace);
+    assert!(p.predicted_downtime_ms.is_some() && p.downtime_ms.is_some(), "{p:#?}");
+    let shown = world.ok(&["move", "show", "web"]);
+    for wanted in ["timeline, from ", "  copy disk ", "    round 1 ", "what happened:", "stop: ", " ms predicted, "] {
+        assert!(shown.contains(wanted), "no `{wanted}`: {shown}");
+    }
+
+    let told = world.ok(&["events", "--after", "0", "--no-follow", "--json"]);
+    let told: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ended = told.iter().find(|e| e["kind"] == "move-ended").unwrap();
+    assert_eq!((&ended["move"], &ended["outcome"]), (&json!(mv.id.0), &json!("completed")));
+    assert!(world.ok(&["events", "--after", "0", "--no-follow"]).contains("vm-moved          VM web is on b now"));
+
+    let labels = format!("{{move=\"{}\",vm=\"web\",from=\"a\",to=\"b\"}}", mv.id.0);
+    let value = |text: &str, sample: &str| -> f64 {
+        let line = text.lines().find_map(|l| l.strip_prefix(sample)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {sample}: {text}")).parse().unwrap()
+    };
+    let (from, to) = (figures(&world, "a", 1), figures(&world, "b", 2));
+    let pause = value(&from, &format!("godwit_vm_migration_downtime_seconds{labels}"));
+    assert!((pause * 1000.0 - p.downtime_ms.unwrap()).abs() < 0.01, "{pause}");
+    for lane in ["control", "disk", "memory"] {
+        let sent = value(&from, &format!("godwit_link_sent_bytes_total{{peer=\"b\",lane=\"{lane}\"}}"));
+        let received = value(&to, &format!("godwit_link_received_bytes_total{{peer=\"a\",lane=\"{lane}\"}}"));
+        assert!(sent > 0.0 && received > 0.0, "{lane}: {sent}, {received}");
+    }
+    assert_eq!(value(&from, "godwit_link_up{peer=\"b\"}"), 1.0);
+    assert_eq!(
+        (value(&from, "godwit_vms{ownership=\"here\"}"), value(&to, "godwit_vms{ownership=\"here\"}")),
+        (0.0, 1.0)
+    );
+
+    let mut about = BTreeSet::new();
+    for log in ["a.log", "b.log", "controller.log"] {
+        let text = std::fs::read_to_string(world.path(log)).unwrap();
+        for line in
+            text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        {
+            let target = line["target"].as_str().unwrap();
+            let of_moves = ["outgoing", "incoming", "memory_in", "memory_out", "moves"];
+            let effect =
+                line["fields"]["message"] == "effect" && line["fields"]["action"].as_str().unwrap().contains("Migrat");
+            if effect || of_moves.iter().any(|module| target.ends_with(&format!("::{module}"))) {
+                let span = &line["span"];
+                assert_eq!((&span["move"], &span["vm"]), (&json!(mv.id.0), &json!("web")), "{log}: {line}");
+                about.insert(target.to_owned());
+            }
+        }
+    }
+    assert!(about.len() >= 3, "{about:?}");
 }
