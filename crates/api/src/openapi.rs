@@ -286,7 +286,7 @@ pub fn document() -> Value {
     let mut sorted: Vec<(String, Value)> = schemas.into_iter().collect();
     sorted.sort_by(|a, b| a.0.cmp(&b.0));
     let schemas: Map<String, Value> = sorted.into_iter().collect();
-    json!({
+    let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Godwit",
@@ -305,7 +305,29 @@ pub fn document() -> Value {
                 "description": "A client certificate of the deployment's authority: `admin` may do everything, `operator` read and move.",
             }},
         },
-    })
+    });
+    bound(&mut document);
+    document
+}
+
+/// Says how great an integer may be: the format alone (`uint64`) says it only to those who know it.
+fn bound(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            let most = match members.get("format").and_then(Value::as_str) {
+                Some("uint64") => Some(u64::MAX),
+                Some("uint32") => Some(u64::from(u32::MAX)),
+                Some("uint16") => Some(u64::from(u16::MAX)),
+                _ => None,
+            };
+            if let Some(most) = most {
+                members.entry("maximum").or_insert(most.into());
+            }
+            members.values_mut().for_each(bound);
+        }
+        Value::Array(items) => items.iter_mut().for_each(bound),
+        _ => {}
+    }
 }
 
 /// The document as it is committed: indented, with a line's end.
