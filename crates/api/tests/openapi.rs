@@ -75,7 +75,10 @@ fn sample(document: &Value, schema: &Value, all: bool) -> Value {
             let members = schema["properties"].as_object().unwrap_or(&empty).iter();
             members.filter(|(n, _)| all || required(n)).map(|(n, s)| (n.clone(), sample(document, s, all))).collect()
         }
-        Some("array") => json!([sample(document, &schema["items"], all)]),
+        Some("array") => match schema["prefixItems"].as_array() {
+            Some(each) => each.iter().map(|item| sample(document, item, all)).collect(),
+            None => json!([sample(document, &schema["items"], all)]),
+        },
         Some("integer") => json!(schema["minimum"].as_u64().unwrap_or(0).max(1)),
         Some("number") => json!(1.5),
         Some("boolean") => json!(true),
