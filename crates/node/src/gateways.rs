@@ -332,8 +332,11 @@ pub async fn probe(
         let within_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         let asked = ProbeWire { wire: wire.id, mac: endpoint.mac.to_string(), ips: endpoint.ips.clone(), within_ms };
         match ask(node, gateway, &Request::ProbeWire(asked), Duration::from_millis(within_ms) + ANSWER).await {
-            // Its node may be starting, or the path be cut.
-            Err(error) if error.problem == Problem::Unreachable && Instant::now() + FIRST_WAIT < end => {
+            // Its node may be starting, or the path be cut; or it has not heard yet that the wire leads here.
+            Err(error)
+                if matches!(error.problem, Problem::Unreachable | Problem::Forbidden)
+                    && Instant::now() + FIRST_WAIT < end =>
+            {
                 tracing::debug!(wire = wire.id, %error, "its gateway cannot be asked yet");
             }
             answer => return answer,
