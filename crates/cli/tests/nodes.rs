@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod common;
+
 use godwit_api::Client;
 use godwit_api::progress::{NoteKind, Teller};
 use godwit_api::public::{DryRun, Move, Vm};
@@ -190,22 +192,9 @@ impl World {
     }
 }
 
-/// The daemons first, so that nobody boots a guest again; then the guests, which outlive their nodes by design. They are found by
-/// the folder that only they have in their command lines.
 impl Drop for World {
     fn drop(&mut self) {
-        for daemon in &mut self.daemons {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
-        let mine = self.folder.path().to_string_lossy().into_owned();
-        for entry in std::fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line);
-            if line.contains("qemu-system-x86_64") && line.contains(&mine) {
-                let _ = Command::new("kill").args(["-9", &entry.file_name().to_string_lossy()]).status();
-            }
-        }
+        common::end(&mut self.daemons, self.folder.path());
     }
 }
 

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod common;
+
 use godwit_api::public::{Host, Move};
 use serde_json::json;
 use std::net::{SocketAddr, TcpStream};
@@ -105,18 +107,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        for daemon in &mut self.daemons {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
-        let mine = self.folder.path().to_string_lossy().into_owned();
-        for entry in std::fs::read_dir("/proc").unwrap().filter_map(Result::ok) {
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line);
-            if line.contains("qemu-system-x86_64") && line.contains(&mine) {
-                let _ = Command::new("kill").args(["-9", &entry.file_name().to_string_lossy()]).status();
-            }
-        }
+        common::end(&mut self.daemons, self.folder.path());
     }
 }
 

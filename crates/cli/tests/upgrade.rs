@@ -7,6 +7,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod common;
+
 use godwit_trust::{Access, Authority, Identity, Role, Validity};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -135,26 +137,13 @@ impl World {
     }
 
     fn guests(&self) -> Vec<u32> {
-        let mine = self.folder.path().to_string_lossy().into_owned();
-        let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-        let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
-        pids.filter(|pid: &u32| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.starts_with(b"qemu-system-x86_64") && String::from_utf8_lossy(&line).contains(&mine)
-        })
-        .collect()
+        common::guests(self.folder.path())
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        for (_, daemon) in &mut self.daemons {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
-        for pid in self.guests() {
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
-        }
+        common::end(self.daemons.iter_mut().map(|(_, daemon)| daemon), self.folder.path());
     }
 }
 

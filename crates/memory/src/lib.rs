@@ -7,6 +7,7 @@
 //! ```
 //!
 //! No sockets, clock or tasks: [`Encoder`] and [`Decoder`] take bytes cut anywhere and append bytes to a vector.
+//! The one thing that is read besides is the guest's RAM, where there is a [`Witness`].
 //! [`ReturnPath`] splits QEMU's reverse channel. [`preflight`] says beforehand whether a guest can be moved;
 //! [`format`] is what crosses the WAN.
 //!
