@@ -34,6 +34,10 @@ echo "== twenty moves by Godwit in a row, there and back, all checks"
 back=results/there-and-back-$commit.json
 [ -e "$back" ] || "$lab" run scenarios/there-and-back.toml --report "$back"
 
+echo "== both nodes die in the middle of a 1 GiB disk and of memory, and the move goes on"
+resume=results/resume-$commit.json
+[ -e "$resume" ] || "$lab" run scenarios/resume.toml --report "$resume"
+
 echo "== guests with disks of 1 GiB, 100 GiB and 4 TiB: does the pause grow?"
 volumes=results/volumes-$commit.json
 [ -e "$volumes" ] || "$lab" run scenarios/volumes.toml --report "$volumes"

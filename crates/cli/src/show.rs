@@ -253,6 +253,10 @@ pub fn summary(mv: &Move) -> String {
         ("zero pages", p.zero_pages.to_string()),
         ("rounds", p.rounds.len().to_string()),
     ];
+    if p.held_memory.0 + p.disk.held.0 > 0 {
+        let held = format!("{} of memory, {} of disks: not sent again", p.held_memory, p.disk.held);
+        pairs.insert(8, ("was there", held));
+    }
     for part in &p.phases {
         let took = part.ended_unix_us.map(|end| end.saturating_sub(part.started_unix_us) as f64 / 1e6);
         let text = took.map_or_else(|| "under way".into(), |s| format!("{s:.2} s"));

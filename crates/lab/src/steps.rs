@@ -92,7 +92,7 @@ impl Pass {
         let restored_after = cut.for_s.map(Duration::from_secs_f64);
         if let (Some(at), Some(vm)) = (cut.at, &cut.vm) {
             let deed = Deed::Cut { between: cut.between.get_ref().clone(), restored_after };
-            self.order_incident(vm.get_ref(), Incident { at, deed });
+            self.order_incident(vm.get_ref(), Incident { at, share: cut.share, deed });
             return Ok(());
         }
         let [one, other] = cut.between.get_ref();
@@ -107,7 +107,7 @@ impl Pass {
             restart_after: Duration::from_secs_f64(kill.restart_after_s),
         };
         if let (Some(at), Some(vm)) = (kill.at, &kill.vm) {
-            self.order_incident(vm.get_ref(), Incident { at, deed });
+            self.order_incident(vm.get_ref(), Incident { at, share: kill.share, deed });
             return Ok(());
         }
         let Some(installation) = &self.installation else {

@@ -542,3 +542,44 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended smoke\n");
     nothing_left(&run, namespaces);
 }
+
+#[test]
+fn a_move_whose_nodes_die_in_the_middle_goes_on_where_it_was() {
+    let Some(_machine) = machine() else { return };
+    let both = |at: &str| {
+        let kill =
+            |site: &str| format!("[[step]]\nkill = {{ what = \"node\", site = \"{site}\", vm = \"vm\", {at} }}\n");
+        kill("a") + &kill("b")
+    };
+    let travel = |site: &str| {
+        format!(
+            "[[step]]\nmove = {{ vm = \"vm\", to = \"b\", retry = true }}\n\
+             [[step]]\nexpect = {{ vm = \"vm\", site = \"{site}\" }}\n[[step]]\nverify = {{ vm = \"vm\" }}\n"
+        )
+    };
+    let steps = both("at = \"copy-disk\", share = 0.5")
+        + &travel("a")
+        + &both("at = \"memory\", share = 0.6")
+        + &travel("a")
+        + &travel("b");
+    // Slow enough for a second to be a small part of it: that much is not settled when a node dies.
+    let text = by_godwit(&steps).replace("rate_mbit = 200", "rate_mbit = 40");
+    let (code, report) = Run::new(&text).finish();
+    let [first, second, third] = &report.moves[..] else { panic!("{:?}", report.warnings) };
+    let all = format!(
+        "{:?}",
+        report.moves.iter().map(|m| (m.outcome, &m.incidents, m.bytes, m.kept, &m.integrity)).collect::<Vec<_>>()
+    );
+    let outcomes = [first.outcome, second.outcome, third.outcome];
+    assert_eq!(outcomes, [Outcome::Failed, Outcome::Failed, Outcome::Completed], "{all}");
+    assert_eq!(third.integrity.ram_equal, Some(true), "{all}");
+    assert_eq!(third.integrity.disk_ok, Some(true), "{all}");
+    // Half of the disk had gone; all of it again would be twice that.
+    assert!(first.kept.disk < second.kept.disk && second.kept.disk < third.kept.disk, "{all}");
+    assert!(second.bytes.disk * 10 < first.bytes.disk * 17, "the disk was sent again: {all}");
+    assert!(third.bytes.disk * 2 < first.bytes.disk, "the disk was sent again: {all}");
+    // Six tenths of memory had gone; all of it again would be five thirds of that.
+    assert!(third.kept.memory > 16 << 20, "{all}");
+    assert!(third.bytes.memory * 10 < second.bytes.memory * 13, "memory was sent again: {all}");
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+}

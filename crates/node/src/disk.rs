@@ -31,8 +31,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Between two looks at the clock of a mirror: how much later than its patience a write may be let go.
 const TICK: Duration = Duration::from_millis(100);
-/// Between two settlings of hot regions.
+/// Between two settlings of hot regions, where a guest writes.
 const SETTLE: Duration = Duration::from_secs(5);
+/// The same, where a mirror comes in: what has come and is not settled comes again if the node dies.
+const SETTLE_INCOMING: Duration = Duration::from_secs(1);
 /// The most that a read takes at once without giving others their turn.
 const READ_PIECE: usize = 32 << 20;
 /// Bytes that are packed before they are sent: some round trips of a fast link would be too late, a message too little.
@@ -126,13 +128,17 @@ impl Disk {
         });
         let weak = Arc::downgrade(&disk);
         tokio::spawn(async move {
-            let mut settle = tokio::time::interval(SETTLE);
+            let mut settle = tokio::time::interval(SETTLE_INCOMING);
+            let mut settled = Instant::now();
             loop {
                 tokio::select! {
                     () = token.cancelled() => return,
                     _ = settle.tick() => {
                         let Some(disk) = weak.upgrade() else { return };
-                        tokio::task::spawn_blocking(move || disk.settle());
+                        if settled.elapsed() >= SETTLE || disk.is_receiving() {
+                            settled = Instant::now();
+                            tokio::task::spawn_blocking(move || disk.settle());
+                        }
                     }
                     client = listener.accept() => {
                         let (Ok((client, _)), Some(disk)) = (client, weak.upgrade()) else { continue };
@@ -271,6 +277,7 @@ impl Disk {
                 copied: p.copied,
                 remaining: p.remaining,
                 synchronous: outgoing.machine.is_synchronous(),
+                held: p.held,
             };
         }
         let figures = *lock(&self.figures);
@@ -420,6 +427,13 @@ impl Disk {
         });
         let done = done.await;
         done.map_err(|e| ApiError::new(Problem::Failed, format!("disk `{}`: {e}", self.name)))
+    }
+
+    /// Whether blocks of an attempt come in.
+    fn is_receiving(&self) -> bool {
+        // It is locked for as long as some are being written.
+        let Ok(receiving) = self.receiving.try_lock() else { return true };
+        receiving.is_some() && *lock(&self.complete) != *receiving
     }
 
     /// Whether all blocks of an attempt are here, durably.
@@ -667,6 +681,7 @@ pub fn sum(disks: &[Arc<Disk>]) -> DiskProgress {
         all.total += p.total;
         all.copied += p.copied;
         all.remaining += p.remaining;
+        all.held += p.held;
         all.synchronous &= p.synchronous;
     }
     all

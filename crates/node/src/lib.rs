@@ -10,6 +10,7 @@ pub mod failpoint;
 pub mod gateways;
 pub mod health;
 pub mod incoming;
+mod kept;
 pub mod membership;
 pub mod memory_in;
 pub mod memory_out;

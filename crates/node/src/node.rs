@@ -16,13 +16,14 @@ use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Ram, Record, Seen, VmId};
+use godwit_memory::CheckpointKey;
 use godwit_trust::Credentials;
 use godwit_units::{BitRate, Bytes};
 use godwit_vmm::{Qemu, Start};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A node's state.
 #[derive(Debug)]
@@ -202,7 +203,21 @@ impl Node {
         node.recover().await?;
         node.peers.serve(&node);
         node.renew_in_time();
+        node.drop_what_expires();
         Ok(node)
+    }
+
+    /// Looks every hour, and at the start, for what has been kept for too long.
+    fn drop_what_expires(self: &Arc<Self>) {
+        let node = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let mut hour = tokio::time::interval(Duration::from_secs(3600));
+            loop {
+                hour.tick().await;
+                let Some(node) = node.upgrade() else { return };
+                node.vms().iter().for_each(|parts| crate::kept::expire(parts, SystemTime::now()));
+            }
+        });
     }
 
     /// Its certificates.
@@ -218,7 +233,7 @@ impl Node {
 
     /// When its certificate ends.
     #[must_use]
-    pub fn certificate_expires(&self) -> std::time::SystemTime {
+    pub fn certificate_expires(&self) -> SystemTime {
         self.credentials.expiry()
     }
 
@@ -695,14 +710,17 @@ impl Node {
             return;
         };
         let ticket = match hello {
-            proto::Hello::Memory { ticket } | proto::Hello::Mirror { ticket, .. } => ticket,
+            proto::Hello::Memory { ticket, .. }
+            | proto::Hello::Mirror { ticket, .. }
+            | proto::Hello::Kept { ticket, .. } => ticket,
         };
-        let Some(parts) = self.moving(from, ticket).and_then(|_| self.vm(ticket.vm)) else {
+        let (Some(moving), Some(parts)) = (self.moving(from, ticket), self.vm(ticket.vm)) else {
             tracing::warn!(from, %ticket, "a stream of an attempt that is not under way");
             return;
         };
         match hello {
-            proto::Hello::Memory { ticket } => crate::incoming::memory(&parts, ticket, stream),
+            proto::Hello::Memory { ticket, key } => crate::incoming::memory(&parts, ticket, key, stream),
+            proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
             proto::Hello::Mirror { ticket, volume } => crate::incoming::mirror(&parts, ticket, volume, stream),
         }
     }

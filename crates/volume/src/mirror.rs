@@ -139,6 +139,7 @@ pub struct Source {
     total: u64,
     copied: u64,
     elided: u64,
+    held: u64,
 }
 
 impl Default for Source {
@@ -167,6 +168,7 @@ impl Source {
             total: 0,
             copied: 0,
             elided: 0,
+            held: 0,
         }
     }
 
@@ -182,7 +184,7 @@ impl Source {
         self.state == State::Mirroring && self.dirty.is_empty()
     }
 
-    /// Bytes that differ, were to be copied in all, were copied, and were zeroes that did not travel.
+    /// How far it is.
     #[must_use]
     pub const fn progress(&self) -> Progress {
         Progress {
@@ -190,6 +192,7 @@ impl Source {
             copied: Bytes(self.copied * BLOCK),
             remaining: Bytes(self.dirty.len() * BLOCK),
             elided: Bytes(self.elided * BLOCK),
+            held: Bytes(self.held * BLOCK),
         }
     }
 
@@ -264,8 +267,11 @@ impl Source {
             }
             let of =
                 |list: &[(Range<u64>, Stamp)], n: usize| list.get(n).filter(|(r, _)| r.contains(&at)).map(|(_, s)| *s);
-            if of(&ours, i) != of(&self.theirs, j) {
+            let have = of(&ours, i);
+            if have != of(&self.theirs, j) {
                 self.dirty.insert(pair[0]..pair[1]);
+            } else if have.is_some() {
+                self.held += pair[1] - pair[0];
             }
         }
         self.theirs = vec![];
@@ -424,6 +430,8 @@ pub struct Progress {
     pub remaining: Bytes,
     /// Zeroes that did not travel.
     pub elided: Bytes,
+    /// Blocks that were written, and that the target had already when the mirror began.
+    pub held: Bytes,
 }
 
 /// The target's machine.

@@ -227,6 +227,9 @@ pub struct Cut {
     /// Not now, but when the move of [`Cut::vm`] gets there: the one under way, else its next.
     #[serde(default)]
     pub at: Option<Point>,
+    /// Not at the beginning of `copy-disk` or `memory`, but when this share of the disks or of RAM has gone.
+    #[serde(default)]
+    pub share: Option<f64>,
     /// Whose move; goes with `at`.
     #[serde(default)]
     pub vm: Option<Spanned<String>>,
@@ -250,6 +253,9 @@ pub struct Kill {
     /// Not now, but when the move of [`Kill::vm`] gets there: the one under way, else its next.
     #[serde(default)]
     pub at: Option<Point>,
+    /// Not at the beginning of `copy-disk` or `memory`, but when this share of the disks or of RAM has gone.
+    #[serde(default)]
+    pub share: Option<f64>,
     /// Seconds after which a killed daemon is started again. A QEMU is not.
     #[serde(default = "two")]
     pub restart_after_s: f64,
