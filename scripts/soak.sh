@@ -11,6 +11,7 @@ mkdir -p results
 
 echo "== a million schedules of the hand-off"
 GODWIT_SIM_SCHEDULES=1000000 cargo test --release --locked -p godwit-sim --test schedules
+GODWIT_SIM_SCHEDULES=300000 cargo test --release --locked -p godwit-sim --test claims
 
 echo "== the whole API, by its own document"
 scripts/schemathesis.sh 500

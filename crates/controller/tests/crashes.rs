@@ -215,3 +215,42 @@ async fn a_cancel_is_obeyed_or_was_never_heard_wherever_the_controller_dies() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_start_has_happened_or_not_wherever_the_controller_dies_and_is_safe_to_ask_for_again() {
+    let (mut happened, mut not) = (0, 0);
+    for number in 0.. {
+        let mut survived = false;
+        for (number, death) in deaths(number) {
+            let mut world = World::new().await;
+            world.web().await;
+            world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = RunState::Off);
+            world.fate.arm(number, death);
+            let answer = world.api.start(&name("web")).await;
+            let runs = |world: &World| world.fakes["ohio"].with(|n| n.vms[&1].run == RunState::Running);
+            survived = !world.fate.is_dead();
+            assert_eq!(answer.is_ok(), survived, "only who has done it says so: {death:?} deed {number}");
+            if survived {
+                assert!(runs(&world));
+                break;
+            }
+            if runs(&world) {
+                happened += 1;
+            } else {
+                not += 1;
+            }
+            let before = runs(&world);
+            world.stop_controller().await;
+            world.start_controller().await;
+            // Nobody was promised anything: what was not begun is not begun by itself, and what was is not taken back.
+            let vm = world.api.vm(&name("web")).await.unwrap();
+            assert_eq!((vm.run == Some(RunState::Running), runs(&world)), (before, before), "{death:?} deed {number}");
+            world.api.start(&name("web")).await.unwrap();
+            assert!(is_whole(&world).await, "{death:?} deed {number}");
+        }
+        if survived {
+            break;
+        }
+    }
+    assert!(happened >= 1 && not >= 1, "{happened} had happened, {not} had not");
+}

@@ -13,7 +13,7 @@ use godwit_api::host::{
 use godwit_api::orphan::Orphan;
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
-use godwit_handoff::{Event, Fenced, MoveId, PeerHistory, VmId};
+use godwit_handoff::{Event, Fenced, MoveId, Peer, PeerHistory, VmId};
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -125,8 +125,13 @@ async fn monitor(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(comman
 
 async fn claim(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(claim): Json<ClaimVm>) -> Answer<Value> {
     let peer = if claim.peer_did_not_run { PeerHistory::DidNotRun } else { PeerHistory::MayHaveRun };
-    let fenced = Fenced { statement: claim.fenced, peer, newest: claim.newest };
-    find(&node, id)?.keeper().ask(|reply| Input::Claim { fenced, reply }).await?;
+    let parts = find(&node, id)?;
+    // What the controller does not reach may well be heard here.
+    let heard = parts.moving().is_some_and(|moving| node.peers().hears(moving.peer.name.as_str()));
+    let sight = if heard { Peer::Heard } else { Peer::Silent };
+    let fenced = Fenced::vouched(&claim.fenced, peer, claim.newest, sight)
+        .map_err(|why| ApiError::new(Problem::Conflict, format!("`{}` cannot be claimed: {why}", parts.name)))?;
+    parts.keeper().ask(|reply| Input::Claim { fenced, reply }).await?;
     Ok(Json(Value::Null))
 }
 
