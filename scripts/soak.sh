@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/soak.sh [PART...]: what takes hours. Every part can be stopped and goes on where it was: the sweep by its ledger, the
 # series by one file for each run. Results stay in results/ (see CONTRIBUTING.md). PARTs: schedules api fuzz upgrade kills series
-# there-and-back volumes faults debian packages sweeps; all of them unless some are named.
+# there-and-back resume volumes faults debian packages sweeps; all of them unless some are named.
 #
 # For a try of the script itself sizes come from the environment: SOAK_SCHEDULES, SOAK_EXAMPLES (a request of the API's),
 # SOAK_FUZZ_SECONDS (a reader), SOAK_KILLS, SOAK_MOVES (the first ones of a series), POINTS and KINDS (of faults, see faults.sh),
