@@ -260,14 +260,15 @@ impl crate::PublicClient {
 }
 
 impl crate::vm::VmDefinition {
-    /// Names what a VM is made of, for capabilities: BLAKE3 of its JSON. How many CPUs it has is left out, since they are plugged in
-    /// on the way; how many it may have is not.
+    /// Names what a VM is made of, for capabilities: BLAKE3 of its JSON in a form that is the same in all versions
+    /// ([`canonical`](crate::canonical)). How many CPUs it has is left out, since they are plugged in on the way; how many it
+    /// may have is not.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         let mut same = self.clone();
         same.spec.vcpus = 0;
-        let bytes = serde_json::to_vec(&same).expect("plain data has a JSON form");
-        *blake3::hash(&bytes).as_bytes()
+        let value = serde_json::to_value(&same).expect("plain data has a JSON form");
+        *blake3::hash(&crate::canonical::bytes(&value)).as_bytes()
     }
 
     /// Its volumes in rising order.
