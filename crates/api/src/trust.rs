@@ -28,6 +28,7 @@ const WITHIN: Duration = Duration::from_secs(30);
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
     /// How long it is good for, seconds.
+    #[schemars(range(min = 1, max = 604_800))]
     pub ttl_s: u64,
 }
 
@@ -79,6 +80,7 @@ pub struct NewApiToken {
     /// What its holder may do there.
     pub role: TokenRole,
     /// How long it is good for, seconds.
+    #[schemars(range(min = 1, max = 31_622_400))]
     pub ttl_s: u64,
 }
 
@@ -135,7 +137,11 @@ pub struct Certificate {
 #[serde(deny_unknown_fields)]
 pub struct Revoke {
     /// Whose certificates.
-    #[schemars(with = "String", extend("examples" = ["admin/ann"]))]
+    #[schemars(
+        with = "String",
+        regex(pattern = r"^(controller|node|admin|operator)/[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?$"),
+        extend("examples" = ["admin/ann"])
+    )]
     pub identity: Identity,
 }
 
