@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod canonical;
 pub mod client;
 pub mod clients;
 pub mod error;

@@ -32,6 +32,7 @@ pub struct ResolveMove {
     /// The host or site that is to have the VM: the move's source or its destination.
     pub claim: Name,
     /// How the other host is kept from running the VM: powered off, cut from storage and network. Kept in the record and the log.
+    #[schemars(regex(pattern = r"^\s*\S[\s\S]{6,}\S\s*$"))]
     pub fenced: String,
     /// Whether somebody knows that the VM did not run on the other host since it stopped.
     #[serde(default)]

@@ -5,7 +5,7 @@
 #[allow(dead_code, reason = "each test uses its part of them")]
 mod fakes;
 
-use fakes::{World, name, to_host, web};
+use fakes::{World, name, soon, to_host, web};
 use godwit_api::host::{Blocker, Ownership, RunState, SetLimit, StopVm};
 use godwit_api::orphan::{Orphan, OrphanKind};
 use godwit_api::progress::Outcome;
@@ -328,16 +328,11 @@ async fn an_owner_that_changed_while_nobody_looked_is_found_by_a_new_controller(
     world.stop_controller().await;
     world.hand_over("ohio", "texas");
     world.start_controller().await;
-    for _ in 0..100 {
-        if world.api.vm(&name("web")).await.unwrap().host.as_str() == "texas" {
-            let port = world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().clone());
-            if port.generation == Generation(2) {
-                return;
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("not found");
+    let found = async || {
+        let port = world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().clone());
+        world.api.vm(&name("web")).await.unwrap().host.as_str() == "texas" && port.generation == Generation(2)
+    };
+    assert!(soon(found).await, "not found");
 }
 
 #[tokio::test]
@@ -349,17 +344,12 @@ async fn a_gateway_that_is_away_does_not_keep_a_move_open_and_is_told_later() {
     world.hand_over("ohio", "texas");
     world.say("ohio", mv.id, |p| p.outcome = Outcome::Completed);
     world.until(mv.id, |m| m.progress.outcome == Outcome::Completed).await;
-    world.start_node("maine", maine).await;
     let generation = || world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().generation);
     assert_eq!(generation(), Generation(1));
+    world.start_node("maine", maine).await;
     // The records are looked after every 10 s.
-    for _ in 0..300 {
-        if generation() == Generation(2) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("never told");
+    let generation = || world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().generation);
+    assert!(soon(async || generation() == Generation(2)).await, "never told");
 }
 
 #[tokio::test]
@@ -482,13 +472,7 @@ async fn a_deletion_reaches_half_copies_of_failed_moves_and_holders_that_were_aw
     world.stop_controller().await;
     world.start_controller().await;
     world.until_node("texas", |n| n.vms.is_empty()).await;
-    for _ in 0..100 {
-        if world.api.vms().await.unwrap().is_empty() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("its record is still there");
+    assert!(soon(async || world.api.vms().await.unwrap().is_empty()).await, "its record is still there");
 }
 
 #[tokio::test]

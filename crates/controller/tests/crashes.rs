@@ -9,23 +9,20 @@
 
 mod fakes;
 
-use fakes::{Death, World, name, to_host, web};
+use fakes::{Death, World, name, soon, to_host, web};
 use godwit_api::host::RunState;
 use godwit_api::progress::Outcome;
 use godwit_units::Generation;
-use std::time::Duration;
 
 /// More deeds than any of these takes: one that gets here would go on for ever.
 const MOST: u64 = 60;
 
-async fn soon(what: impl AsyncFn() -> bool) -> bool {
-    for _ in 0..400 {
-        if what().await {
-            return true;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+/// Asks, and hears the answer, or that the controller died: then nobody answers any more.
+async fn ask<T>(world: &World, asking: impl Future<Output = T>) {
+    tokio::select! {
+        _ = asking => {}
+        dead = soon(async || world.fate.is_dead()) => assert!(dead, "neither an answer nor a death"),
     }
-    false
 }
 
 /// The ways to die, the `number`th deed of each.
@@ -137,7 +134,7 @@ async fn a_move_is_finished_or_never_ordered_wherever_the_controller_dies() {
             let mut world = World::new().await;
             world.web().await;
             world.fate.arm(number, death);
-            let _ = tokio::time::timeout(Duration::from_secs(1), world.api.start_move(&to_host("texas"))).await;
+            ask(&world, world.api.start_move(&to_host("texas"))).await;
             // It dies on the way, or all is done.
             let ended = soon(async || {
                 hand_over_when_ordered(&world);
@@ -193,7 +190,7 @@ async fn a_cancel_is_obeyed_or_was_never_heard_wherever_the_controller_dies() {
             world.web().await;
             let mv = world.order("texas").await.unwrap();
             world.fate.arm(number, death);
-            let _ = tokio::time::timeout(Duration::from_secs(1), world.api.cancel(mv.id)).await;
+            ask(&world, world.api.cancel(mv.id)).await;
             let cancelled = async || world.api.mv(mv.id).await.is_ok_and(|m| m.progress.outcome == Outcome::Cancelled);
             assert!(soon(async || world.fate.is_dead() || cancelled().await).await, "{death:?} deed {number}");
             survived = !world.fate.is_dead();

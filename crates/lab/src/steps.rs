@@ -249,6 +249,8 @@ impl Pass {
         }
         self.await_answers(vm);
         std::thread::sleep(trail);
+        // On a busy machine an answer may take longer than a silent session is given: the look comes right after one.
+        self.await_answers(vm);
         let now = Instant::now();
         for mut ended in mine {
             look_from_clients(&mut ended, &lock(&self.vm(vm).clients), now);
@@ -265,7 +267,7 @@ impl Pass {
             let now = client.began.elapsed().as_secs_f64();
             let answered = || client.log.last_received_s().is_some_and(|last| last > now);
             while !answered() && client.log.error().is_none() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(5));
             }
         }
     }

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 static MACHINE: Mutex<()> = Mutex::new(());
 
+/// No wait for what takes moments on an idle machine is longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// The machine to oneself; `None`, and said, where no lab can run.
 fn machine() -> Option<MutexGuard<'static, ()>> {
     if !rustix::process::geteuid().is_root() {
@@ -159,7 +162,7 @@ fn a_guest_moved_by_qemu_keeps_its_memory_its_disk_and_its_clients() {
     assert!(downtime > 0.0 && outage >= downtime, "the client cannot see less than the pause: {downtime} {outage}");
     let whole: f64 = figures.phases.iter().map(|p| p.end_s - p.start_s).sum();
     let ended = figures.ended_s.unwrap();
-    assert!((whole - ended).abs() < 0.1, "phases {whole} and the end {ended}");
+    assert!((whole - ended).abs() < ended / 10.0, "phases {whole} and the end {ended}");
     assert!(figures.total_s <= ended, "the guest runs before the source is cleared away: {} {ended}", figures.total_s);
     assert!(figures.rounds.len() >= 2);
     let pages: u64 = figures.rounds.iter().map(|r| r.sent).sum();
@@ -185,7 +188,10 @@ move = { vm = "vm", to = "a" }
 [[step]]
 verify = { vm = "vm" }
 "#;
-    let (code, report) = Run::new(&by_godwit(steps)).finish();
+    // Little, so that what it writes meanwhile is little on a slow machine too.
+    let text = by_godwit(steps).replace("kib_per_s = 256", "kib_per_s = 32");
+    assert!(text.contains("kib_per_s = 32"), "the smoke scenario writes to its disk");
+    let (code, report) = Run::new(&text).finish();
     assert_eq!(report.moves.len(), 2, "{:?}", report.warnings);
     for figures in &report.moves {
         assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
@@ -230,7 +236,7 @@ fn a_gateway_follows_a_guest_without_the_controller() {
     let steps = r#"
 [[step]]
 after_s = 1
-kill = { what = "controller", vm = "vm", at = "stopped", restart_after_s = 10 }
+kill = { what = "controller", vm = "vm", at = "stopped", restart_after_s = 30 }
 [[step]]
 move = { vm = "vm", to = "b" }
 [[step]]
@@ -241,7 +247,8 @@ verify = { vm = "vm" }
     let (code, report) = Run::new(&format!("{head}{steps}")).finish();
     let figures = &report.moves[0];
     assert_eq!((figures.outcome, &figures.why), (Outcome::Completed, &None));
-    assert!(figures.outage_ms.unwrap() < 5_000.0, "the gateway waited for the controller: {:?}", figures.outage_ms);
+    // It comes back after 30 s.
+    assert!(figures.outage_ms.unwrap() < 25_000.0, "the gateway waited for the controller: {:?}", figures.outage_ms);
     assert_eq!(figures.integrity.tcp_ok, Some(true), "{:?}", figures.integrity);
     assert_eq!(code, Some(0), "{:?}", report.warnings);
 }
@@ -254,7 +261,7 @@ fn a_guest_runs_while_its_gateways_node_is_down_and_is_reached_when_that_is_back
     let steps = r#"
 [[step]]
 after_s = 1
-kill = { what = "node", site = "c", vm = "vm", at = "granted", restart_after_s = 3 }
+kill = { what = "node", site = "c", vm = "vm", at = "granted", restart_after_s = 5 }
 [[step]]
 move = { vm = "vm", to = "b" }
 [[step]]
@@ -267,9 +274,9 @@ verify = { vm = "vm" }
     let (code, report) = Run::new(&format!("{head}{steps}")).finish();
     let figures = &report.moves[0];
     assert_eq!((figures.outcome, &figures.why), (Outcome::Completed, &None));
-    // It was not the gateway that the guest waited for.
-    assert!(figures.downtime_ms.unwrap() < 2_000.0, "{:?}", figures.downtime_ms);
-    assert!(figures.outage_ms.unwrap() > 3_000.0, "the gateway led to the new place without its node");
+    // It was not the gateway that the guest waited for: that was away for 5 s, and its clients saw it.
+    assert!(figures.downtime_ms.unwrap() < 5_000.0, "{:?}", figures.downtime_ms);
+    assert!(figures.outage_ms.unwrap() > 5_000.0, "the gateway led to the new place without its node");
     assert_eq!(figures.integrity.tcp_ok, Some(true), "{:?}", figures.integrity);
     assert_eq!(code, Some(0), "{:?}", report.warnings);
 }
@@ -474,8 +481,8 @@ fn kill_at(run: &Run, moment: Duration, signal: rustix::process::Signal) {
 
 fn nothing_left(run: &Run, namespaces: usize) {
     let work = run.work().display().to_string();
-    assert!(gone_within(Duration::from_secs(5), || processes_naming(&work).is_empty()), "processes are left");
-    assert!(gone_within(Duration::from_secs(5), || network_namespaces() <= namespaces), "namespaces are left");
+    assert!(gone_within(PATIENCE, || processes_naming(&work).is_empty()), "processes are left");
+    assert!(gone_within(PATIENCE, || network_namespaces() <= namespaces), "namespaces are left");
     assert!(!Path::new(&work).exists(), "the work folder is left");
     let records = std::fs::read_dir("/run/godwit-lab").unwrap().filter_map(Result::ok);
     let naming = records.filter(|e| std::fs::read_to_string(e.path()).is_ok_and(|text| text.contains(&work)));
@@ -494,7 +501,7 @@ fn a_run_that_is_killed_at_any_moment_leaves_nothing_behind() {
         let moment = Duration::from_millis(150 + (i * 6_180) % 14_000);
         kill_at(&run, moment, rustix::process::Signal::KILL);
         let work = run.work().display().to_string();
-        assert!(gone_within(Duration::from_secs(5), || processes_naming(&work).is_empty()), "killed at {moment:?}");
+        assert!(gone_within(PATIENCE, || processes_naming(&work).is_empty()), "killed at {moment:?}");
         down();
         nothing_left(&run, namespaces);
     }
@@ -532,7 +539,7 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
         let output = Command::new(LAB).args(["enter", "b"]).args(command).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    assert!(inside(&["ping", "-c", "1", "-W", "5", "10.99.0.11"]).contains("1 received"));
+    assert!(inside(&["ping", "-c", "1", "-w", "60", "10.99.0.11"]).contains("1 received"));
     assert_eq!(inside(&["ls", &run.work().join("sites").display().to_string()]), "b\n");
     // A second lab in the same folder is refused and hurts nothing.
     let second = run.command().output().unwrap();

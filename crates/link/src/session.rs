@@ -173,6 +173,8 @@ impl Inner {
             Closed::PeerRestarted => code::RESTARTED,
             _ => code::CLOSED,
         };
+        // First of all: whoever hears of the end from a stream finds the session closed.
+        self.state.send_replace(State::Closed(why.clone()));
         for slot in &self.slots {
             if let Some(connection) = slot.connection.send_replace(None) {
                 connection.close(number.into(), why.to_string().as_bytes());
@@ -181,7 +183,6 @@ impl Inner {
         for (_, entry) in lock(&self.streams).drain() {
             entry.shared.fail(StreamError::of(why.clone()));
         }
-        self.state.send_replace(State::Closed(why));
         self.over.cancel();
     }
 
