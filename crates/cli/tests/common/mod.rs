@@ -1,5 +1,7 @@
 //! What daemons leave behind when their test is over.
 
+pub mod pair;
+
 use std::path::Path;
 use std::process::{Child, Command};
 
