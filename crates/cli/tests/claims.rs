@@ -3,7 +3,6 @@
 //! nodes do it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(dead_code, reason = "the common part serves other tests, too")]
 
 mod common;
 

@@ -2,7 +2,6 @@
 //! is neither.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(dead_code, reason = "the common part serves other tests, too")]
 
 mod common;
 

@@ -246,7 +246,7 @@ impl Hub {
         }
         let skip = usize::try_from(from - oldest).unwrap_or(usize::MAX);
         let read = inner.ring.iter().skip(skip).take(most);
-        let after = read.clone().last().map_or(from - 1, |(event, _)| event.id);
+        let after = read.clone().next_back().map_or(from - 1, |(event, _)| event.id);
         events.extend(read.filter(|(_, whose)| whose.is_for(domain)).map(|(event, _)| event.clone()));
         Read { events, after }
     }
