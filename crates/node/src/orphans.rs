@@ -1,5 +1,8 @@
 //! What is on this host that nobody looks after: found here, judged by the controller, removed when that says so.
 //!
+//! Of the network a node makes taps, tunnels, the ends of wires at gateways, and the rules about who may send into them; no
+//! namespaces, and no veths. All carry its prefix.
+//!
 //! What can go wrong: what looks like nobody's is somebody's. A VM that is being made or has just come has its folders before
 //! it is known; so what is found counts only after it was seen for a while, and is looked for again, under the lock that
 //! makes VMs known, before it is removed. A VM that cannot be read has volumes and interfaces that nobody can name; so while one
@@ -13,6 +16,7 @@ use godwit_api::orphan::{Orphan, OrphanKind};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Ledger, Record, VmId};
 use godwit_units::{Bytes, Generation, Lineage};
+use godwit_wire::{Vni, WireId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -37,6 +41,10 @@ pub struct Found {
     pub records: BTreeMap<VmId, Record>,
     /// Interfaces of wires: names and numbers.
     pub interfaces: BTreeMap<String, u32>,
+    /// The ends of wires at gateways here: names and numbers.
+    pub ports: BTreeMap<String, u32>,
+    /// The numbers of wires that there are rules for, and no tunnel.
+    pub rules: BTreeSet<u32>,
 }
 
 /// A VM that is looked after.
@@ -102,6 +110,16 @@ pub fn find(found: &Found) -> Vec<Orphan> {
             add(format!("interface-{name}"), OrphanKind::Interface, None, what, None, None, anybodys.clone());
         }
     }
+    for (name, wire) in &found.ports {
+        let what = format!("the gateway's end of wire {wire}");
+        add(format!("port-{name}"), OrphanKind::Port, None, what, None, None, None);
+    }
+    for wire in &found.rules {
+        if found.known.values().all(|vm| !vm.wires.contains(wire)) {
+            let what = format!("rules about who may send into wire {wire}, which has no tunnel here");
+            add(format!("rules-{wire}"), OrphanKind::Rules, None, what, None, None, anybodys.clone());
+        }
+    }
     for (vm, record) in found.records.iter().filter(|(vm, _)| !looked_after(**vm)) {
         let (owner, may_be_here) = right(*record);
         let truth = may_be_here.then(|| "it says that the VM may be this host's".to_owned());
@@ -121,6 +139,8 @@ pub fn find(found: &Found) -> Vec<Orphan> {
             OrphanKind::Interface => {
                 found.interfaces.get(orphan.id.trim_start_matches("interface-")).map(|wire| u64::from(*wire))
             }
+            OrphanKind::Port => found.ports.get(orphan.id.trim_start_matches("port-")).map(|wire| u64::from(*wire)),
+            OrphanKind::Rules => orphan.id.trim_start_matches("rules-").parse().ok(),
             _ => None,
         };
     }
@@ -172,10 +192,17 @@ impl Node {
                 FoundState::Endpoint(_) => {
                     link.name.strip_prefix(&format!("{}t", crate::spec::PREFIX)).and_then(|n| n.parse().ok())
                 }
-                FoundState::Port(..) | FoundState::Other => None,
+                FoundState::Port(wire, _) => {
+                    found.ports.insert(link.name, wire.0);
+                    continue;
+                }
+                FoundState::Other => None,
             };
             found.interfaces.extend(wire.map(|wire| (link.name, wire)));
         }
+        // A wire's number is its tunnel's.
+        let rules = self.wires().stale_rules().await.map_err(crate::node::network)?;
+        found.rules.extend(rules.into_iter().map(|vni| vni.0));
         for parts in self.vms() {
             let (definition, view) = (parts.definition(), parts.view());
             let idle = view.ownership == Ownership::Elsewhere && view.ticket.is_none() && parts.qemu().is_none();
@@ -236,6 +263,14 @@ impl Node {
             (OrphanKind::Interface, _) => {
                 self.wires().discard(id.trim_start_matches("interface-")).await.map_err(Into::into)
             }
+            (OrphanKind::Port, _) => match orphan.number.and_then(|wire| u32::try_from(wire).ok()) {
+                Some(wire) => self.wires().gateway_detach(WireId(wire)).await.map_err(Into::into),
+                None => Err(anyhow::anyhow!("it has no number")),
+            },
+            (OrphanKind::Rules, _) => match orphan.number.and_then(|vni| u32::try_from(vni).ok()) {
+                Some(vni) => self.wires().discard_rules(Vni(vni)).await.map_err(Into::into),
+                None => Err(anyhow::anyhow!("they have no number")),
+            },
             (OrphanKind::Record, Some(vm)) => self.ledger().forget(vm).map_err(Into::into),
             (OrphanKind::Replica, Some(vm)) => {
                 let parts = self.vm(vm).ok_or_else(|| ApiError::new(Problem::NotFound, "it is gone already"))?;
@@ -280,12 +315,14 @@ mod tests {
         found.running.extend([(VmId(7), true), (VmId(8), false)]);
         found.volumes.insert(9, Bytes(4096));
         found.interfaces.insert("gwt12".into(), 12);
+        found.ports.insert("gw-g00000001".into(), 1);
+        found.rules.extend([1, 14]);
         let ticket = Ticket { vm: VmId(7), lineage: Lineage(0), generation: Generation(2), mv: MoveId(1) };
         found.records.insert(VmId(7), Record::Refused(ticket));
-        let free = |id: &str| (id.to_owned(), true);
-        assert_eq!(ids(&found), [free("qemu-7"), free("volume-9"), free("interface-gwt12"), free("record-7")]);
+        let wanted = ["qemu-7", "volume-9", "interface-gwt12", "port-gw-g00000001", "rules-14", "record-7"];
+        assert_eq!(ids(&found), wanted.map(|id| (id.to_owned(), true)));
         let numbers: Vec<_> = find(&found).into_iter().map(|orphan| orphan.number).collect();
-        assert_eq!(numbers, [None, Some(9), Some(12), None]);
+        assert_eq!(numbers, [None, Some(9), Some(12), Some(1), Some(14), None]);
     }
 
     #[test]
@@ -313,9 +350,10 @@ mod tests {
         found.running.insert(VmId(3), true);
         found.volumes.insert(9, Bytes(4096));
         found.interfaces.insert("gwt12".into(), 12);
+        found.rules.insert(12);
         found.records.insert(VmId(3), Record::Owned(Owner::first(VmId(3))));
         assert!(find(&found).iter().all(|orphan| orphan.may_be_truth.is_some()), "{:#?}", find(&found));
-        assert_eq!(find(&found).len(), 3, "its own record and QEMU are looked after by being left alone");
+        assert_eq!(find(&found).len(), 4, "its own record and QEMU are looked after by being left alone");
     }
 
     #[test]
