@@ -12,6 +12,10 @@ mkdir -p results
 echo "== a million schedules of the hand-off"
 GODWIT_SIM_SCHEDULES=1000000 cargo test --release --locked -p godwit-sim --test schedules
 
+echo "== our NBD server under the clients that others wrote: fio's checks, libnbd's own calls"
+scripts/setup.sh nbd
+scripts/interop-nbd.sh "$target/release/godwit"
+
 echo "== the whole API, by its own document"
 scripts/schemathesis.sh 500
 

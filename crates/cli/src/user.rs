@@ -89,7 +89,8 @@ impl User {
             Command::Token(TokenCommand::Rm { name }) => Ok(api.remove_token(&name).await?),
             Command::Identity(IdentityCommand::Revoked) => self
                 .print(&api.revocations().await?, |list| list.holders.keys().map(|who| format!("{who}\n")).collect()),
-            Command::Pki(_)
+            Command::Volume(_)
+            | Command::Pki(_)
             | Command::Init(_)
             | Command::Enroll(_)
             | Command::Controller(_)
