@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/soak.sh [PART...]: what takes hours. Every part can be stopped and goes on where it was: the sweep by its ledger, the
-# series by one file for each run. Results stay in results/ (see CONTRIBUTING.md). PARTs: schedules api fuzz upgrade kills series
+# series by one file for each run. Results stay in results/ (see CONTRIBUTING.md). PARTs: schedules nbd api fuzz upgrade kills series
 # there-and-back resume volumes faults debian packages sweeps; all of them unless some are named.
 #
 # For a try of the script itself sizes come from the environment: SOAK_SCHEDULES, SOAK_EXAMPLES (a request of the API's),
@@ -19,7 +19,7 @@ results=$(cd "$results" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-parts=${*:-schedules api fuzz upgrade kills series there-and-back resume volumes faults debian packages sweeps}
+parts=${*:-schedules nbd api fuzz upgrade kills series there-and-back resume volumes faults debian packages sweeps}
 part() { # NAME WHAT
     case " $parts " in *" $1 "*) echo "== $2" ;; *) return 1 ;; esac
 }
@@ -46,6 +46,10 @@ tests() { cargo test --release --locked "$@"; }
 if part schedules "a million schedules of the hand-off"; then
     GODWIT_SIM_SCHEDULES=${SOAK_SCHEDULES:-1000000} tests -p godwit-sim --test schedules
     GODWIT_SIM_SCHEDULES=${SOAK_CLAIMS:-300000} tests -p godwit-sim --test claims
+fi
+if part nbd "our NBD server under the clients that others wrote: fio's checks, libnbd's own calls"; then
+    scripts/setup.sh nbd
+    scripts/interop-nbd.sh "$target/release/godwit"
 fi
 if part api "the whole API, by its own document"; then
     scripts/schemathesis.sh "${SOAK_EXAMPLES:-500}"

@@ -76,7 +76,7 @@ pub enum Command {
     Vm(Vm),
     /// Volumes: VMs' disks
     #[command(subcommand)]
-    Volume(List),
+    Volume(crate::volume::VolumeCommand),
     /// Wires: from VMs' network interfaces to components
     #[command(subcommand)]
     Wire(List),

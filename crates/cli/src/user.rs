@@ -6,6 +6,7 @@ use crate::args::{
 };
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
+use crate::volume::VolumeCommand;
 use crate::{events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::progress::Outcome;
@@ -64,7 +65,7 @@ impl User {
             Command::Host(command) => self.host(command).await,
             Command::Component(command) => self.component(command).await,
             Command::Vm(command) => self.vm(command).await,
-            Command::Volume(List::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
+            Command::Volume(VolumeCommand::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
             Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
             Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
@@ -88,7 +89,8 @@ impl User {
             Command::Token(TokenCommand::Rm { name }) => Ok(api.remove_token(&name).await?),
             Command::Identity(IdentityCommand::Revoked) => self
                 .print(&api.revocations().await?, |list| list.holders.keys().map(|who| format!("{who}\n")).collect()),
-            Command::Pki(_)
+            Command::Volume(_)
+            | Command::Pki(_)
             | Command::Init(_)
             | Command::Enroll(_)
             | Command::Controller(_)

@@ -13,20 +13,21 @@ use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
 use godwit_api::progress::DiskProgress;
 use godwit_api::{ApiError, Problem};
+use godwit_export::{Answers, Backend, Wire};
 use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
-use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply, Server};
+use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes as Amount, VolumeId};
 use godwit_volume::mirror::{MirrorError, Seq, Source, State, Target};
 use godwit_volume::{Packer, Replica, Unpacker, VolumeError};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Between two looks at the clock of a mirror: how much later than its patience a write may be let go.
@@ -687,57 +688,71 @@ pub fn sum(disks: &[Arc<Disk>]) -> DiskProgress {
     all
 }
 
-/// One client of the export.
-async fn serve(disk: Arc<Disk>, mut client: UnixStream, over: CancellationToken) {
-    let exports =
-        vec![Export { name: disk.name.clone(), size: disk.replica.size().0, preferred_block: 4096, read_only: false }];
-    let mut server = Server::new(exports);
-    // Bounded by the requests that the server takes before it wants answers.
+/// One client of the export, on threads of its own: see [`godwit_export`]. Ends when the client is let go of, or the runtime ends.
+async fn serve(disk: Arc<Disk>, client: UnixStream, over: CancellationToken) {
+    let client = client.into_std().and_then(|client| client.set_nonblocking(false).map(|()| client));
+    let wire = match client {
+        Ok(client) => Wire::new(client.into()),
+        Err(error) => return tracing::warn!(volume = disk.name, %error, "a client cannot be served"),
+    };
+    let _hang_up = wire.hang_up();
+    // Bounded by the requests that a client may have under way.
     let (later, mut answers) = mpsc::unbounded_channel();
-    loop {
-        loop {
-            match server.poll_request() {
-                Ok(Some(request)) => {
-                    let reply =
-                        tokio::task::block_in_place(|| disk.perform(request.cookie, request.command, &later, &over));
-                    if let Some(reply) = reply {
-                        server.reply(request.cookie, reply);
-                    }
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    tracing::warn!(volume = disk.name, %error, "a client of the export was cut off");
-                    return;
-                }
+    let sink = Arc::new(OnceLock::<Answers>::new());
+    let client =
+        Client { disk: disk.clone(), later, over: over.clone(), runtime: Handle::current(), sink: sink.clone() };
+    let (left, gone) = oneshot::channel::<()>();
+    let thread = std::thread::Builder::new().name(format!("nbd {}", disk.name));
+    let spawned = thread.spawn(move || {
+        let _left = left;
+        godwit_export::serve(wire, Arc::new(client), None);
+    });
+    if let Err(error) = spawned {
+        return tracing::warn!(volume = disk.name, %error, "no thread for a client of the export");
+    }
+    drop(disk);
+    let passing = async {
+        while let Some((cookie, reply)) = answers.recv().await {
+            if let Some(sink) = sink.get() {
+                sink.send(cookie, reply);
             }
         }
-        if !server.transmit().is_empty() {
-            let mut out = server.transmit().split();
-            if client.write_all_buf(&mut out).await.is_err() {
-                return;
-            }
-            // There is room again for requests that have come already.
-            continue;
-        }
-        if server.is_closed() {
-            return;
-        }
-        let wants = server.wants_input();
-        tokio::select! {
-            () = over.cancelled() => return,
-            answer = answers.recv() => {
-                let Some((cookie, reply)) = answer else { return };
-                server.reply(cookie, reply);
-                while let Ok((cookie, reply)) = answers.try_recv() {
-                    server.reply(cookie, reply);
-                }
-            }
-            read = client.read_buf(server.input()), if wants => {
-                if !matches!(read, Ok(n) if n > 0) {
-                    return;
-                }
-            }
-        }
+    };
+    tokio::select! {
+        () = over.cancelled() => {}
+        _ = gone => {}
+        () = passing => {}
+    }
+}
+
+/// The disk, as one client's threads see it.
+struct Client {
+    disk: Arc<Disk>,
+    later: mpsc::UnboundedSender<(Cookie, Reply)>,
+    over: CancellationToken,
+    runtime: Handle,
+    /// Where what comes from `later` goes.
+    sink: Arc<OnceLock<Answers>>,
+}
+
+impl Backend for Client {
+    fn export(&self) -> Export {
+        let (name, size) = (self.disk.name.clone(), self.disk.replica.size().0);
+        Export { name, size, preferred_block: 4096, read_only: false }
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.disk.replica.read_now(offset, into)
+    }
+
+    fn warm(&self, offset: u64, length: u64) {
+        self.disk.replica.warm(offset, length);
+    }
+
+    fn perform(&self, cookie: Cookie, command: Command, answers: &Answers) -> Option<Reply> {
+        self.sink.get_or_init(|| answers.clone());
+        let _in = self.runtime.enter();
+        self.disk.perform(cookie, command, &self.later, &self.over)
     }
 }
 

@@ -38,7 +38,7 @@ mod stamps;
 
 pub use blocks::{BLOCK, BlockSet};
 pub use error::VolumeError;
-pub use file::{Description, Media, Medium};
+pub use file::{Description, Disk, Media, Medium};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use guards::{Guard, Guards};

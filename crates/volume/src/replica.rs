@@ -19,13 +19,22 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Marks between two settlings that are set one at a time; then, more and more with each.
+const MARKS_ALONE: u64 = 4;
+/// Regions that are marked with one wait for the disk, at the most: 256 MiB of it.
+const MOST_AHEAD: u64 = 64;
+
 /// A replica. Reads run beside each other; what changes it is serialised, so that writes that overlap reach everything
 /// in one order.
 #[derive(Debug)]
 pub struct Replica {
     folder: PathBuf,
     data: Box<dyn Medium>,
+    /// Never changes.
+    size: Bytes,
     inner: Mutex<Inner>,
+    /// One settling at a time: another one's look at the regions would hide what was written from this one.
+    settling: Mutex<()>,
     /// Held for as long as the replica is.
     _lock: Option<File>,
 }
@@ -37,6 +46,8 @@ struct Inner {
     hot: Box<dyn Medium>,
     /// Hot regions, and whether each was written since the last settling.
     regions: BTreeMap<u64, bool>,
+    /// Times that writes had to wait for a mark since the last settling.
+    marked: u64,
     frozen: bool,
     description: Box<dyn Description>,
     /// The replica's place, for errors.
@@ -66,11 +77,19 @@ impl Replica {
     /// # Errors
     /// When the size is no multiple of 4 KiB or too large, or the medium fails.
     pub fn create(folder: &Path, volume: VolumeId, size: Bytes) -> Result<Self, VolumeError> {
+        Self::create_beside(folder, volume, size)?;
+        Ok(Self::open(folder)?.0)
+    }
+
+    /// Makes the folder of a replica whose blocks lie elsewhere: for [`Replica::open_beside`].
+    ///
+    /// # Errors
+    /// As [`Replica::create`].
+    pub fn create_beside(folder: &Path, volume: VolumeId, size: Bytes) -> Result<(), VolumeError> {
         let meta = Meta::fresh(volume, size)?;
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
         // Last, because a folder with a description is a replica.
-        meta.store(&DescriptionFile(folder.join("meta")), folder)?;
-        Ok(Self::open(folder)?.0)
+        meta.store(&DescriptionFile(folder.join("meta")), folder)
     }
 
     /// Describes a replica that holds zeroes and belongs to nobody, on media that are empty.
@@ -92,6 +111,14 @@ impl Replica {
     /// # Errors
     /// When another process has it, it is damaged, or the medium fails.
     pub fn open(folder: &Path) -> Result<(Self, Opened), VolumeError> {
+        Self::open_beside(folder, &folder.join("data"))
+    }
+
+    /// Opens a replica whose blocks are a file or block device elsewhere: a raw image, tracked by the folder beside it.
+    ///
+    /// # Errors
+    /// As [`Replica::open`].
+    pub fn open_beside(folder: &Path, data: &Path) -> Result<(Self, Opened), VolumeError> {
         let path = folder.join("lock");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let lock = lock.map_err(io_error("open", &path))?;
@@ -103,14 +130,13 @@ impl Replica {
         let description = DescriptionFile(folder.join("meta"));
         let meta = Meta::load(&description, folder)?;
         let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
-        let open = |name: &str, size: u64| -> Result<Box<dyn Medium>, VolumeError> {
-            let path = folder.join(name);
-            Ok(Box::new(Disk::open(&path, size).map_err(io_error("open", &path))?))
+        let open = |path: &Path, size: u64| -> Result<Box<dyn Medium>, VolumeError> {
+            Ok(Box::new(Disk::open(path, size).map_err(io_error("open", path))?))
         };
         let media = Media {
-            data: open("data", meta.size.0)?,
-            stamps: open("stamps", regions * REGION * 8)?,
-            hot: open("hot", regions)?,
+            data: open(data, meta.size.0)?,
+            stamps: open(&folder.join("stamps"), regions * REGION * 8)?,
+            hot: open(&folder.join("hot"), regions)?,
             description: Box::new(description),
             region: REGION,
         };
@@ -147,6 +173,7 @@ impl Replica {
             stamps: Stamps::new(media.stamps, blocks, media.region),
             hot: media.hot,
             regions: BTreeMap::new(),
+            marked: 0,
             frozen: true,
             description: media.description,
             folder: folder.to_owned(),
@@ -155,7 +182,15 @@ impl Replica {
         inner.meta.epoch += 1;
         inner.meta.clean = false;
         inner.store_meta()?;
-        let it = Self { folder: folder.to_owned(), data: media.data, inner: Mutex::new(inner), _lock: lock };
+        let size = inner.meta.size;
+        let it = Self {
+            folder: folder.to_owned(),
+            data: media.data,
+            size,
+            inner: Mutex::new(inner),
+            settling: Mutex::default(),
+            _lock: lock,
+        };
         opened.doubted = it.recover().map_err(io_error("recover", folder))?;
         Ok((it, opened))
     }
@@ -215,8 +250,8 @@ impl Replica {
 
     /// Its size.
     #[must_use]
-    pub fn size(&self) -> Bytes {
-        self.lock().meta.size
+    pub const fn size(&self) -> Bytes {
+        self.size
     }
 
     /// Where it is.
@@ -263,6 +298,47 @@ impl Replica {
         }
         inner.frozen = false;
         Ok(())
+    }
+
+    /// Takes writes again as the owner that it has: for tools, which serve a volume without the host's records.
+    ///
+    /// # Errors
+    /// [`VolumeError::Frozen`] where it is a secondary, or nobody's; when the medium fails.
+    pub fn resume(&self) -> Result<(), VolumeError> {
+        let owner = {
+            let inner = self.lock();
+            let index = (inner.meta.owner as usize).checked_sub(1).filter(|_| inner.meta.primary);
+            index.and_then(|index| inner.meta.owners.get(index).copied())
+        };
+        let (lineage, generation) = owner.ok_or(VolumeError::Frozen)?;
+        self.become_primary(lineage, generation)
+    }
+
+    /// Stamps whatever is not a hole, and what had a stamp, as written now: somebody else may have written it. Durable when it
+    /// returns.
+    ///
+    /// # Errors
+    /// When the medium fails, or this takes no writes.
+    pub fn restamp_all(&self) -> Result<(), VolumeError> {
+        let extents = self.data.extents(0, self.size.0).map_err(self.io("map"))?;
+        let mut inner = self.lock();
+        if inner.frozen {
+            return Err(VolumeError::Frozen);
+        }
+        let now = inner.entry();
+        let io = || {
+            inner.stamps.replace(1, now)?;
+            let mut at = 0;
+            for (length, hole) in extents {
+                if !hole {
+                    inner.stamps.set(touched(at, length), now)?;
+                }
+                at += length;
+            }
+            Ok(())
+        };
+        io().map_err(self.io("stamp"))?;
+        self.data.sync().and_then(|()| inner.stamps.persist()).map_err(self.io("write the stamps of"))
     }
 
     /// Runs of written blocks with the same stamp, for a mirror from here: where the other side has the same stamp, it has the
@@ -334,11 +410,11 @@ impl Replica {
         inner.store_meta()
     }
 
-    fn inside(&self, inner: &Inner, offset: u64, length: u64) -> Result<(), VolumeError> {
-        if offset.checked_add(length).is_some_and(|end| end <= inner.meta.size.0) {
+    fn inside(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
+        if offset.checked_add(length).is_some_and(|end| end <= self.size.0) {
             return Ok(());
         }
-        Err(VolumeError::Range(format!("{length} bytes at {offset} are not within {} bytes", inner.meta.size.0)))
+        Err(VolumeError::Range(format!("{length} bytes at {offset} are not within {} bytes", self.size.0)))
     }
 
     /// Reads bytes.
@@ -346,8 +422,22 @@ impl Replica {
     /// # Errors
     /// When they lie outside, or the medium fails.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
-        self.inside(&self.lock(), offset, into.len() as u64)?;
+        self.inside(offset, into.len() as u64)?;
         self.data.read(offset, into).map_err(self.io("read"))
+    }
+
+    /// Reads what needs no waiting for the disk, and without waiting for a write: how many bytes of `into` were filled, from
+    /// its beginning. After 0 (or too little), [`Replica::read`] says more.
+    pub fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
+        if self.inside(offset, into.len() as u64).is_err() {
+            return 0;
+        }
+        self.data.read_now(offset, into)
+    }
+
+    /// Waits until [`Replica::read_now`] has a chance.
+    pub fn warm(&self, offset: u64, length: u64) {
+        self.data.warm(offset, length);
     }
 
     /// Data and holes of a range: (length, whether it is a hole), in order.
@@ -355,7 +445,7 @@ impl Replica {
     /// # Errors
     /// When it lies outside, or the medium fails.
     pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<(u64, bool)>, VolumeError> {
-        self.inside(&self.lock(), offset, length)?;
+        self.inside(offset, length)?;
         self.data.extents(offset, length).map_err(self.io("map"))
     }
 
@@ -397,9 +487,10 @@ impl Replica {
         if inner.frozen && inner.guards.hold(Guard::FrozenRefuses) {
             return Err(VolumeError::Frozen);
         }
-        self.inside(inner, offset, length)?;
+        self.inside(offset, length)?;
         let blocks = touched(offset, length);
-        inner.heat(blocks.clone()).map_err(self.io("mark a region of"))?;
+        let ahead = inner.ahead();
+        inner.heat(blocks.clone(), ahead).map_err(self.io("mark a region of"))?;
         Ok(blocks)
     }
 
@@ -424,12 +515,12 @@ impl Replica {
         let Some((length, offset)) = bytes else {
             return Err(VolumeError::Range(format!("{count} blocks from {first} are too many")));
         };
-        self.inside(&inner, offset, length)?;
+        self.inside(offset, length)?;
         let index = inner.owner_index(stamp.lineage, stamp.generation)?;
         let blocks = first..first + count;
         let newest = entry(index, stamp.epoch.0);
         let mut io = || {
-            inner.heat(blocks.clone())?;
+            inner.heat(blocks.clone(), 1)?;
             match contents {
                 Contents::Zeroes(_) => self.data.punch(offset, length)?,
                 Contents::Data(data) => self.data.write(offset, data)?,
@@ -446,9 +537,9 @@ impl Replica {
     pub fn forget(&self, blocks: Range<u64>) -> Result<(), VolumeError> {
         let mut inner = self.lock();
         let length = (blocks.end.saturating_sub(blocks.start)).saturating_mul(BLOCK);
-        self.inside(&inner, blocks.start.saturating_mul(BLOCK), length)?;
+        self.inside(blocks.start.saturating_mul(BLOCK), length)?;
         let mut io = || {
-            inner.heat(blocks.clone())?;
+            inner.heat(blocks.clone(), 1)?;
             self.data.punch(blocks.start * BLOCK, length)?;
             inner.stamps.set(blocks.clone(), 0)
         };
@@ -488,15 +579,38 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn settle(&self) -> Result<(), VolumeError> {
-        // Most of the work, while the guest writes on; what is left under the lock is little.
-        self.data.sync().map_err(self.io("sync"))?;
-        let mut inner = self.lock();
-        let idle: Vec<u64> = inner.regions.iter().filter(|(_, written)| !**written).map(|(r, _)| *r).collect();
-        inner.regions.values_mut().for_each(|written| *written = false);
+        let _one = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut idle, stamps, guards) = {
+            let mut inner = self.lock();
+            let idle: Vec<u64> = inner.regions.iter().filter(|(_, written)| !**written).map(|(r, _)| *r).collect();
+            inner.regions.values_mut().for_each(|written| *written = false);
+            inner.marked = 0;
+            (idle, inner.stamps.medium(), inner.guards)
+        };
         if idle.is_empty() {
             return Ok(());
         }
-        self.cool(&mut inner, &idle)
+        // What takes long is done while the guest writes on. What it writes to meanwhile stays hot: nobody knows whether the
+        // sync was before or after.
+        if guards.hold(Guard::DataBeforeStamps) {
+            self.data.sync().map_err(self.io("sync"))?;
+        }
+        {
+            let inner = self.lock();
+            idle.retain(|r| inner.regions.get(r) == Some(&false));
+            inner.stamps.write(&idle).map_err(self.io("settle"))?;
+        }
+        stamps.sync().map_err(self.io("settle"))?;
+        let mut inner = self.lock();
+        for region in idle {
+            if inner.regions.get(&region) == Some(&false) {
+                // A region that a loss of power leaves hot costs a restamping, no more: no need to wait for this.
+                inner.hot.write(region, &[0]).map_err(self.io("settle"))?;
+                inner.regions.remove(&region);
+                inner.stamps.is_durable(region);
+            }
+        }
+        Ok(())
     }
 
     /// Makes everything durable, stamps included: what a secondary does before it says that it has all.
@@ -596,21 +710,40 @@ impl Inner {
         self.meta.store(&*self.description, &self.folder)
     }
 
-    /// Marks regions hot, durably, before their first write.
-    fn heat(&mut self, blocks: Range<u64>) -> std::io::Result<()> {
+    /// How many regions a guest's write that has to wait for a mark marks with its own. A guest that writes here and there
+    /// would wait for the disk at each new place; a few marks too many cost, after a crash, blocks that travel without need.
+    fn ahead(&self) -> u64 {
+        (self.marked / MARKS_ALONE).max(1).next_power_of_two().min(MOST_AHEAD)
+    }
+
+    /// Marks regions hot, durably, before their first write; with each that was not, its neighbours in a group of `ahead`.
+    fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> std::io::Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
         let each = self.stamps.region;
+        let mut cold = false;
+        for region in blocks.start / each..(blocks.end - 1) / each + 1 {
+            match self.regions.get_mut(&region) {
+                Some(written) => *written = true,
+                None => cold = true,
+            }
+        }
+        if !cold {
+            return Ok(());
+        }
+        self.marked += 1;
         let touched = blocks.start / each..(blocks.end - 1) / each + 1;
-        let fresh: Vec<u64> = touched.clone().filter(|r| !self.regions.contains_key(r)).collect();
-        if !fresh.is_empty() && self.guards.hold(Guard::HotBeforeWrite) {
-            for region in fresh {
-                self.hot.write(region, &[1])?;
+        let last = (self.meta.size.0 / BLOCK).div_ceil(each);
+        let group = touched.start / ahead * ahead..(touched.end.div_ceil(ahead) * ahead).min(last);
+        let fresh: Vec<u64> = group.filter(|r| !self.regions.contains_key(r)).collect();
+        if self.guards.hold(Guard::HotBeforeWrite) {
+            for region in &fresh {
+                self.hot.write(*region, &[1])?;
             }
             self.hot.sync()?;
         }
-        self.regions.extend(touched.map(|r| (r, true)));
+        self.regions.extend(fresh.into_iter().map(|r| (r, touched.contains(&r))));
         Ok(())
     }
 }
