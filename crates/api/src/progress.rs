@@ -88,6 +88,9 @@ pub struct DiskProgress {
     pub copied: Bytes,
     /// Still different at the destination.
     pub remaining: Bytes,
+    /// What the destination held already when the copy began: sent before the move, by a pre-cache or an earlier stay.
+    #[serde(default)]
+    pub precached: Bytes,
     /// Whether the guest's writes are answered by both sides.
     pub synchronous: bool,
 }

@@ -76,7 +76,7 @@ pub enum Command {
     Vm(Vm),
     /// Volumes: VMs' disks
     #[command(subcommand)]
-    Volume(List),
+    Volume(VolumeCommand),
     /// Wires: from VMs' network interfaces to components
     #[command(subcommand)]
     Wire(List),
@@ -104,6 +104,46 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// List them
+    Ls,
+    /// Keep a volume nearly equal at another site, for ever, in spare bandwidth; a later move there sends what differs
+    #[command(
+        after_help = "Again with other values, it changes them. The guest never waits for it.\n\nEvery --interval an epoch of writes ends, and travels when it is durable here. With --consistent the\nother site keeps the last complete epoch as an image, as a crash at that moment would have left the disk,\nwhile the next one arrives; this takes room there for one epoch, and here memory for what the guest\noverwrites meanwhile."
+    )]
+    Precache(PrecacheArgs),
+    /// Show pre-caches: how far each lags behind, what it has not been sent, and how fast it goes
+    Status {
+        /// Of this volume only
+        volume: Option<Name>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct PrecacheArgs {
+    /// The volume, by name
+    pub volume: Name,
+    /// A host, or a site: its first host that answers
+    #[arg(long, value_name = "SITE")]
+    pub to: Name,
+    /// At most so much, such as 20M; without it, what nobody else uses
+    #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "stop")]
+    pub limit: Option<BitRate>,
+    /// How often an epoch of writes ends
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time, conflicts_with = "stop")]
+    pub interval: Duration,
+    /// Keep the last complete epoch as a whole image
+    #[arg(long, conflicts_with = "stop")]
+    pub consistent: bool,
+    /// When the VM has moved there, turn the pre-cache around instead of ending it
+    #[arg(long, conflicts_with = "stop")]
+    pub follow: bool,
+    /// End it; what is there stays, and makes a later move there cheaper
+    #[arg(long)]
+    pub stop: bool,
 }
 
 #[derive(Debug, Args)]

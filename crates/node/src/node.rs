@@ -7,6 +7,7 @@ use crate::membership::Membership;
 use crate::orphans::FirstSeen;
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
+use crate::precache::Precaches;
 use crate::proto::{self, Note};
 use crate::quarantine::Quarantine;
 use crate::registry::{self, Power, VmFile};
@@ -38,6 +39,7 @@ pub struct Node {
     peers: Peers,
     quarantine: Quarantine,
     first_seen: FirstSeen,
+    precaches: Precaches,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
@@ -46,6 +48,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 impl Node {
     pub(crate) const fn first_seen(&self) -> &FirstSeen {
         &self.first_seen
+    }
+
+    /// Pre-caches from here and here.
+    pub(crate) const fn precaches(&self) -> &Precaches {
+        &self.precaches
     }
 
     /// VMs of this host that cannot be had.
@@ -185,6 +192,7 @@ impl Node {
         };
         let peers = Peers::bind(listen, &credentials)?;
         let gateways = Gateways::new(&config.state);
+        let precaches = Precaches::new(&config.state, &config.run);
         let node = Arc::new(Self {
             config,
             credentials,
@@ -197,11 +205,13 @@ impl Node {
             peers,
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
+            precaches,
         });
         node.recover_gateways().await;
         node.recover().await?;
         node.peers.serve(&node);
         node.renew_in_time();
+        crate::precache::resume(&node);
         Ok(node)
     }
 
@@ -681,6 +691,7 @@ impl Node {
     pub async fn asked(self: &Arc<Self>, from: &str, bytes: &[u8]) -> bytes::Bytes {
         let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
             Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
+            Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
@@ -695,6 +706,7 @@ impl Node {
             return;
         };
         let ticket = match hello {
+            proto::Hello::Precache { volume } => return crate::precache::streamed(self, from, volume, stream),
             proto::Hello::Memory { ticket } | proto::Hello::Mirror { ticket, .. } => ticket,
         };
         let Some(parts) = self.moving(from, ticket).and_then(|_| self.vm(ticket.vm)) else {
@@ -704,6 +716,7 @@ impl Node {
         match hello {
             proto::Hello::Memory { ticket } => crate::incoming::memory(&parts, ticket, stream),
             proto::Hello::Mirror { ticket, volume } => crate::incoming::mirror(&parts, ticket, volume, stream),
+            proto::Hello::Precache { .. } => {}
         }
     }
 

@@ -127,6 +127,12 @@ impl Recorder {
         (inner.fresh, inner.rolled) = (BlockSet::default(), None);
     }
 
+    /// Whether a secondary is still served: a move ends all of them.
+    #[must_use]
+    pub fn knows(&self, id: Subscriber) -> bool {
+        self.lock().all.contains_key(&id)
+    }
+
     /// Whether there is a secondary.
     #[must_use]
     pub fn is_used(&self) -> bool {

@@ -182,7 +182,11 @@ impl Journal {
         match end {
             // A replica that took a guest's writes since has nothing to do with it.
             Some(_) if replica.is_primary() => Ok(()),
-            Some(epoch) if replica.redoes() || is_next(replica.complete(), epoch) => self.redo(epoch, replica),
+            Some(epoch) if replica.redoes() || is_next(replica.complete(), epoch) => {
+                // A process may have died between the end and its sync: power that goes now must not take it.
+                self.medium.sync().map_err(io_error("sync", Path::new(FILE)))?;
+                self.redo(epoch, replica)
+            }
             None if replica.redoes() => Err(VolumeError::Damaged {
                 path: replica.folder().join(FILE),
                 why: "it is being written in its place, and has no end".into(),

@@ -39,7 +39,7 @@ mod replica;
 mod stamp;
 mod stamps;
 
-pub use blocks::{BLOCK, BlockSet};
+pub use blocks::{BLOCK, BlockSet, touched};
 pub use error::VolumeError;
 pub use file::{Description, Media, Medium};
 #[cfg(feature = "sabotage")]

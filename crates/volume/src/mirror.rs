@@ -139,6 +139,8 @@ pub struct Source {
     total: u64,
     copied: u64,
     elided: u64,
+    /// Blocks that were alike when the mirror began.
+    alike: u64,
 }
 
 impl Default for Source {
@@ -167,6 +169,7 @@ impl Source {
             total: 0,
             copied: 0,
             elided: 0,
+            alike: 0,
         }
     }
 
@@ -190,6 +193,7 @@ impl Source {
             copied: Bytes(self.copied * BLOCK),
             remaining: Bytes(self.dirty.len() * BLOCK),
             elided: Bytes(self.elided * BLOCK),
+            alike: Bytes(self.alike * BLOCK),
         }
     }
 
@@ -266,6 +270,8 @@ impl Source {
                 |list: &[(Range<u64>, Stamp)], n: usize| list.get(n).filter(|(r, _)| r.contains(&at)).map(|(_, s)| *s);
             if of(&ours, i) != of(&self.theirs, j) {
                 self.dirty.insert(pair[0]..pair[1]);
+            } else if of(&ours, i).is_some() {
+                self.alike += pair[1] - pair[0];
             }
         }
         self.theirs = vec![];
@@ -424,6 +430,8 @@ pub struct Progress {
     pub remaining: Bytes,
     /// Zeroes that did not travel.
     pub elided: Bytes,
+    /// What the target held already when the mirror began.
+    pub alike: Bytes,
 }
 
 /// The target's machine.
