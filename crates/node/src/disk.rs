@@ -229,15 +229,10 @@ impl Disk {
         &self.recorder
     }
 
-    /// Whether it takes no writes of a guest.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.replica.is_frozen()
-    }
-
     /// Another secondary of a pre-cache; none while a mirror runs.
     pub(crate) fn subscribe(&self, image: bool) -> Option<u64> {
         let order = lock(&self.order);
-        (order.is_none() && !self.replica.is_frozen()).then(|| self.recorder.subscribe(image))
+        (order.is_none() && self.replica.is_primary()).then(|| self.recorder.subscribe(image))
     }
 
     /// Ends the epoch of now if it is time to, and makes it durable.

@@ -204,6 +204,12 @@ impl Precaches {
     }
 }
 
+/// How those from here stand.
+#[must_use]
+pub fn told(node: &Node) -> Vec<LocalPrecache> {
+    node.precaches().told()
+}
+
 /// Begins what is written down.
 pub fn resume(node: &Arc<Node>) {
     let known = std::fs::read(&node.precaches().file).ok();
@@ -281,7 +287,7 @@ fn at_rest(node: &Node, order: &PrecacheOrder) -> Option<(Arc<Parts>, Arc<Disk>)
     let parts = node.vm(order.vm)?;
     let moving = parts.moving().is_some_and(|m| !m.tracker.ended() && !m.over.is_cancelled());
     let disk = parts.disks().into_iter().find(|d| d.id == order.volume)?;
-    (parts.view().ownership == Ownership::Here && !moving && !disk.is_closed()).then_some((parts, disk))
+    (parts.view().ownership == Ownership::Here && !moving && disk.replica().is_primary()).then_some((parts, disk))
 }
 
 /// One session after the other, for ever.
@@ -432,7 +438,7 @@ async fn send(
             }
             let Some(order) = current(node, key) else { return Ok(()) };
             if at_rest(node, &order).is_none() {
-                bail!("the VM is being moved, or its disk is closed");
+                bail!("the VM is being moved, or is not this host's any more");
             }
             if let Some((rtt, lost)) = link.path(Lane::Disk) {
                 pace.measured(rtt, lost, order.limit, machine.state() == State::Sending);

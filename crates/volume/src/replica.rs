@@ -382,10 +382,10 @@ impl Replica {
     /// Ends the epoch of writes now and begins another, durably: the last stamp of the one that has ended. Not while a write is under way.
     ///
     /// # Errors
-    /// When the medium fails, or nobody owns the replica: there is no epoch then.
+    /// When the medium fails, or this is no primary: there is no epoch then.
     pub fn end_epoch(&self) -> Result<Stamp, VolumeError> {
         let mut inner = self.lock();
-        if inner.frozen {
+        if !inner.meta.primary {
             return Err(VolumeError::Frozen);
         }
         let ended = inner.stamp_of(inner.entry()).ok_or(VolumeError::Frozen)?;
