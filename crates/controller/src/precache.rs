@@ -23,7 +23,7 @@ use godwit_trust::{CLOCK_SKEW, Capability, Identity};
 use godwit_units::{BitRate, Bytes, VolumeId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::task::JoinSet;
@@ -55,6 +55,9 @@ pub struct PrecacheRecord {
     pub consistent: bool,
     /// Whether it is turned around after a move to its host.
     pub follow: bool,
+    /// It is over; kept until the hosts of the volume have heard so, or one of them would take it up again with the VM.
+    #[serde(default)]
+    pub ending: bool,
 }
 
 impl PrecacheRecord {
@@ -73,6 +76,8 @@ pub struct Said {
     figures: Mutex<HashMap<(VolumeId, Name), PrecacheFigures>>,
     /// Where hosts were found, for when they are away.
     peers: Mutex<HashMap<Name, PeerHost>>,
+    /// Hosts that were told of some, and have not been told of none since.
+    told: Mutex<HashSet<Name>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -146,7 +151,7 @@ pub async fn start(
         }
         let StartPrecache { limit, interval_ms, consistent, follow, .. } = wanted;
         let record =
-            PrecacheRecord { volume: volume.id, to: host.name.clone(), limit, interval_ms, consistent, follow };
+            PrecacheRecord { volume: volume.id, to: host.name.clone(), limit, interval_ms, consistent, follow, ending: false };
         let mut changes = vec![record.put()];
         if !volume.replicas.contains(&host.name) {
             // Whoever deletes the VM has to find it.
@@ -156,7 +161,7 @@ pub async fn start(
         c.store.commit(&changes)?;
         record
     };
-    tell(&c, &vm.host).await;
+    tend(&c).await?;
     Ok(Json(shown(&c, &record, &volume, &vm)?))
 }
 
@@ -165,22 +170,21 @@ pub async fn stop(
     Extension(who): Extension<Caller>,
     Path((volume, to)): Path<(Name, Name)>,
 ) -> Answer<Value> {
-    let (volume, vm) = volume_called(&c, &who, &volume)?;
+    let (volume, _) = volume_called(&c, &who, &volume)?;
     {
         let _deciding = c.decide();
         let hosts = c.hosts()?;
         let of_site = |name: &Name| hosts.iter().any(|h| &h.name == name && h.site == to);
         let ending: Vec<PrecacheRecord> =
-            all(&c)?.into_iter().filter(|p| p.volume == volume.id && (p.to == to || of_site(&p.to))).collect();
+            all(&c)?.into_iter().filter(|p| !p.ending && p.volume == volume.id && (p.to == to || of_site(&p.to))).collect();
         if ending.is_empty() {
             return Err(ApiError::new(Problem::NotFound, format!("`{}` is not pre-cached at `{to}`", volume.name))
                 .remedy("`godwit volume status` lists what is"));
         }
-        let changes: Vec<Change> =
-            ending.iter().map(|p| Change::remove(Kind::Precache, PrecacheRecord::key(p.volume, &p.to))).collect();
+        let changes: Vec<Change> = ending.into_iter().map(|p| PrecacheRecord { ending: true, ..p }.put()).collect();
         c.store.commit(&changes)?;
     }
-    tell(&c, &vm.host).await;
+    tend(&c).await?;
     Ok(done())
 }
 
@@ -190,7 +194,7 @@ pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer
     let volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
     let vms: Vec<VmRecord> = c.vm_records()?;
     let mut found = vec![];
-    for record in all(&c)? {
+    for record in all(&c)?.into_iter().filter(|record| !record.ending) {
         let Some(volume) = volumes.iter().find(|v| v.id == record.volume) else { continue };
         let Some(vm) = vms.iter().find(|vm| vm.definition.name == volume.vm && who.sees(vm)) else { continue };
         found.push(shown(&c, &record, volume, vm)?);
@@ -252,14 +256,25 @@ fn order(
     })
 }
 
+/// What is kept up, what is to be heard of as over, and where.
+#[derive(Default)]
+struct Wanted {
+    kept: Vec<(PrecacheRecord, Volume, VmRecord)>,
+    ending: Vec<(PrecacheRecord, Volume)>,
+}
+
 /// Ends what has no volume any more, and turns around what its VM has moved to.
-fn settle(c: &Controller) -> Result<Vec<(PrecacheRecord, Volume, VmRecord)>, ApiError> {
+fn settle(c: &Controller) -> Result<Wanted, ApiError> {
     let _deciding = c.decide();
+    let records = all(c)?;
+    if records.is_empty() {
+        return Ok(Wanted::default());
+    }
     let volumes: BTreeMap<VolumeId, Volume> =
         c.store.read_all::<Volume>(Kind::Volume)?.into_iter().map(|v| (v.id, v)).collect();
     let vms = c.vm_records()?;
-    let (mut changes, mut kept) = (vec![], vec![]);
-    for record in all(c)? {
+    let (mut changes, mut wanted) = (vec![], Wanted::default());
+    for mut record in records {
         let vm = volumes.get(&record.volume).and_then(|v| {
             let vm = vms.iter().find(|vm| vm.definition.name == v.vm && vm.life != Life::Deleting)?;
             Some((v, vm))
@@ -269,51 +284,78 @@ fn settle(c: &Controller) -> Result<Vec<(PrecacheRecord, Volume, VmRecord)>, Api
             changes.push(Change::remove(Kind::Precache, key));
             continue;
         };
-        let mut record = record;
-        if record.to == vm.host {
-            changes.push(Change::remove(Kind::Precache, key));
+        if record.to == vm.host && !record.ending {
             // The host that it has come from is the second holder: the first is the owner.
-            let Some(back) = volume.replicas.iter().find(|h| **h != vm.host).filter(|_| record.follow) else {
-                continue;
-            };
-            record.to = back.clone();
+            match volume.replicas.iter().find(|h| **h != vm.host).filter(|_| record.follow) {
+                Some(back) => {
+                    changes.push(Change::remove(Kind::Precache, key));
+                    record.to = back.clone();
+                }
+                None => record.ending = true,
+            }
             changes.push(record.put());
         }
-        kept.push((record, volume.clone(), vm.clone()));
+        if record.ending {
+            wanted.ending.push((record, volume.clone()));
+        } else {
+            wanted.kept.push((record, volume.clone(), vm.clone()));
+        }
     }
     if !changes.is_empty() {
         c.store.commit(&changes)?;
     }
-    Ok(kept)
+    Ok(wanted)
 }
 
-/// Tells every node what it is to keep up, and hears how that stands.
+/// Tells the nodes of all hosts that hold a volume what they are to keep up, and hears how that stands.
 ///
 /// # Errors
 /// The store's.
 pub async fn tend(c: &Arc<Controller>) -> Result<(), ApiError> {
-    let wanted = settle(c)?;
-    let mut telling = JoinSet::new();
-    for host in c.hosts()? {
-        let theirs: Vec<_> = wanted.iter().filter(|(_, _, vm)| vm.host == host.name).cloned().collect();
-        let c = Arc::clone(c);
-        telling.spawn(async move { tell_these(&c, &host, theirs).await });
+    let Wanted { kept, ending } = settle(c)?;
+    let mut concerned: BTreeSet<Name> = lock(&c.precaches.told).iter().cloned().collect();
+    for (volume, vm) in
+        kept.iter().map(|(_, v, vm)| (v, Some(vm))).chain(ending.iter().map(|(_, volume)| (volume, None)))
+    {
+        concerned.extend(volume.replicas.iter().chain(vm.map(|vm| &vm.host)).cloned());
     }
-    telling.join_all().await;
+    let mut telling = JoinSet::new();
+    for host in c.hosts()?.into_iter().filter(|host| concerned.contains(&host.name)) {
+        let theirs: Vec<_> = kept.iter().filter(|(_, _, vm)| vm.host == host.name).cloned().collect();
+        let c = Arc::clone(c);
+        telling.spawn(async move {
+            let heard = tell(&c, &host, theirs).await;
+            (host.name, heard)
+        });
+    }
+    let silent: BTreeSet<Name> = telling.join_all().await.into_iter().filter(|(_, ok)| !ok).map(|(h, _)| h).collect();
+    let over: Vec<Change> = ending
+        .iter()
+        .filter(|(_, volume)| volume.replicas.iter().all(|host| !silent.contains(host)))
+        .map(|(record, _)| Change::remove(Kind::Precache, PrecacheRecord::key(record.volume, &record.to)))
+        .collect();
+    if !over.is_empty() {
+        let _deciding = c.decide();
+        // Wanted again meanwhile, it stays.
+        let again = |change: &Change| {
+            let Change::Remove(_, key) = change else { return Ok(false) };
+            Ok::<_, ApiError>(c.store.read::<PrecacheRecord>(Kind::Precache, key)?.is_some_and(|r| !r.ending))
+        };
+        let mut still = vec![];
+        for change in over {
+            if !again(&change)? {
+                still.push(change);
+            }
+        }
+        c.store.commit(&still)?;
+    }
     lock(&c.precaches.figures)
-        .retain(|(volume, to), _| wanted.iter().any(|(r, ..)| (r.volume, &r.to) == (*volume, to)));
+        .retain(|(volume, to), _| kept.iter().any(|(r, ..)| (r.volume, &r.to) == (*volume, to)));
     Ok(())
 }
 
-/// Tells one host at once.
-async fn tell(c: &Arc<Controller>, host: &Name) {
-    let theirs = settle(c).map(|all| all.into_iter().filter(|(_, _, vm)| &vm.host == host).collect());
-    if let (Ok(theirs), Ok(host)) = (theirs, c.host(host)) {
-        tell_these(c, &host, theirs).await;
-    }
-}
-
-async fn tell_these(c: &Arc<Controller>, host: &HostRecord, theirs: Vec<(PrecacheRecord, Volume, VmRecord)>) {
+/// Tells one host of all of its; whether it has heard.
+async fn tell(c: &Arc<Controller>, host: &HostRecord, theirs: Vec<(PrecacheRecord, Volume, VmRecord)>) -> bool {
     let mut orders = vec![];
     for (record, volume, vm) in &theirs {
         let Ok(to) = c.host(&record.to) else { continue };
@@ -326,14 +368,18 @@ async fn tell_these(c: &Arc<Controller>, host: &HostRecord, theirs: Vec<(Precach
             // Told without it, the node would end it: better nothing is told.
             Err(error) => {
                 tracing::warn!(volume = %volume.name, to = %record.to, %error, "cannot order a pre-cache yet");
-                return;
+                return false;
             }
         }
     }
     match c.node(host).precache(&orders).await {
         Ok(said) => {
+            let mut told = lock(&c.precaches.told);
+            let _ = if orders.is_empty() { told.remove(&host.name) } else { told.insert(host.name.clone()) };
+            drop(told);
             let mut figures = lock(&c.precaches.figures);
             figures.extend(said.into_iter().map(|local| ((local.volume, local.to), local.figures)));
+            true
         }
         Err(error) => {
             let mut figures = lock(&c.precaches.figures);
@@ -341,6 +387,7 @@ async fn tell_these(c: &Arc<Controller>, host: &HostRecord, theirs: Vec<(Precach
             if !theirs.is_empty() {
                 tracing::debug!(host = %host.name, %error, "a node cannot be told of its pre-caches");
             }
+            false
         }
     }
 }

@@ -40,6 +40,8 @@ pub struct Figures {
     pub page_bytes: u64,
     /// Disk bytes that the mirror went through, unreduced; as QEMU counts them.
     pub disk_bytes: u64,
+    /// What the destination held of the disks when the move began.
+    pub precached: u64,
     /// Disk bytes within the memory stream, by QEMU's count.
     pub disk_in_stream: Option<u64>,
     /// What the RAM comparison found.
@@ -77,6 +79,7 @@ impl Figures {
             zero_pages: 0,
             page_bytes: 0,
             disk_bytes: 0,
+            precached: 0,
             disk_in_stream: None,
             ram: None,
             notes: vec![],

@@ -162,7 +162,7 @@ impl MoveThread {
             held_ms: figures.held.as_secs_f64() * 1e3,
             outage_ms: None,
             bytes,
-            precached_bytes: 0,
+            precached_bytes: figures.precached,
             raw_bytes: figures.page_bytes + figures.disk_bytes + figures.disk_in_stream.unwrap_or(0),
             zero_pages: figures.zero_pages,
             nonzero_share: figures.nonzero_share,
@@ -178,7 +178,8 @@ impl MoveThread {
     /// Whether as much crossed the WAN as nothing can compress away.
     fn judge_carried(&self, report: &mut MoveReport) {
         let incompressible = self.vm.spec.layout.incompressible;
-        let carried = Bytes(report.bytes.disk + report.bytes.memory);
+        // What was there before has crossed the WAN, too, but for a VM's first site, where nothing had to.
+        let carried = Bytes(report.bytes.disk + report.bytes.memory + report.precached_bytes);
         let mut found = Integrity { wan_carried_disk: Some(carried >= incompressible), ..Integrity::default() };
         if carried < incompressible {
             found.notes.push(format!(

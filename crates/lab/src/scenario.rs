@@ -20,7 +20,7 @@ use step::RawStep;
 use toml::Spanned;
 
 pub use step::{
-    Action, Alter, Between, Cut, Damage, DiskStrategy, Expect, Kill, Move, PathChange, Point, Policy, Runs, Step,
+    Action, Alter, Between, Cut, Damage, DiskStrategy, Expect, Kill, Move, PathChange, Point, Policy, Precache, Runs, Step,
     Verify, Victim, Wait,
 };
 

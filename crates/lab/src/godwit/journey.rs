@@ -444,6 +444,7 @@ impl Journey<'_> {
         let pages: u64 = p.rounds.iter().map(|round| round.pages).sum();
         figures.page_bytes = (pages * PAGE as u64).max(p.raw.0);
         figures.disk_bytes = p.disk.copied.0;
+        figures.precached = p.disk.precached.0;
         (figures.outcome, figures.why) = match p.outcome {
             // Whether its network leads there is judged by the lab's own client.
             Told::Completed | Told::NetworkUnproved => (Outcome::Completed, p.error.clone()),
