@@ -150,8 +150,15 @@ pub async fn start(
                 .remedy(format!("end one: `godwit volume precache {} --to HOST --stop`", volume.name)));
         }
         let StartPrecache { limit, interval_ms, consistent, follow, .. } = wanted;
-        let record =
-            PrecacheRecord { volume: volume.id, to: host.name.clone(), limit, interval_ms, consistent, follow, ending: false };
+        let record = PrecacheRecord {
+            volume: volume.id,
+            to: host.name.clone(),
+            limit,
+            interval_ms,
+            consistent,
+            follow,
+            ending: false,
+        };
         let mut changes = vec![record.put()];
         if !volume.replicas.contains(&host.name) {
             // Whoever deletes the VM has to find it.
@@ -175,8 +182,10 @@ pub async fn stop(
         let _deciding = c.decide();
         let hosts = c.hosts()?;
         let of_site = |name: &Name| hosts.iter().any(|h| &h.name == name && h.site == to);
-        let ending: Vec<PrecacheRecord> =
-            all(&c)?.into_iter().filter(|p| !p.ending && p.volume == volume.id && (p.to == to || of_site(&p.to))).collect();
+        let ending: Vec<PrecacheRecord> = all(&c)?
+            .into_iter()
+            .filter(|p| !p.ending && p.volume == volume.id && (p.to == to || of_site(&p.to)))
+            .collect();
         if ending.is_empty() {
             return Err(ApiError::new(Problem::NotFound, format!("`{}` is not pre-cached at `{to}`", volume.name))
                 .remedy("`godwit volume status` lists what is"));
@@ -349,8 +358,7 @@ pub async fn tend(c: &Arc<Controller>) -> Result<(), ApiError> {
         }
         c.store.commit(&still)?;
     }
-    lock(&c.precaches.figures)
-        .retain(|(volume, to), _| kept.iter().any(|(r, ..)| (r.volume, &r.to) == (*volume, to)));
+    lock(&c.precaches.figures).retain(|(volume, to), _| kept.iter().any(|(r, ..)| (r.volume, &r.to) == (*volume, to)));
     Ok(())
 }
 

@@ -24,13 +24,15 @@ use std::time::Duration;
 /// Minutes of which the least round trip counts, as in RFC 6817.
 pub const HISTORY: usize = 10;
 /// A queue below this is never a sign: what schedulers and acknowledgements make of a round trip.
-pub const LEAST_SIGNAL: Duration = Duration::from_millis(2);
+pub const LEAST_SIGNAL: Duration = Duration::from_millis(3);
 /// Two cuts lie so far apart at least, or a round trip.
 const CUT: Duration = Duration::from_millis(100);
+/// The moments of which the least round trip counts.
+const RECENT: Duration = Duration::from_millis(60);
 /// Cuts in a row after which the queue is somebody else's.
 const STRIKES: u32 = 3;
 /// The first and the longest wait at the least rate.
-const WAITS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(32));
+const WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
 /// The quiet after which others count as gone.
 const GONE: Duration = Duration::from_secs(20);
 /// How the rate grows, a second: until the first sign, and afterwards.
@@ -62,6 +64,8 @@ pub struct Scavenger {
     rate: f64,
     /// The least round trip of each of the last minutes.
     least: VecDeque<(u64, Duration)>,
+    /// Round trips of the last moments: the least of them counts, because a busy host makes some of them long, and a queue all.
+    recent: VecDeque<(Duration, Duration)>,
     /// The longest queue that was seen, slowly forgotten.
     longest: f64,
     lost: u64,
@@ -83,6 +87,7 @@ impl Scavenger {
             config,
             rate: float(config.least),
             least: VecDeque::new(),
+            recent: VecDeque::new(),
             longest: 0.0,
             lost: 0,
             strikes: 0,
@@ -127,7 +132,12 @@ impl Scavenger {
         }
         let passed = now.saturating_sub(self.at).min(Duration::from_secs(1)).as_secs_f64();
         self.at = now;
-        let queue = self.queue(rtt).as_secs_f64();
+        self.recent.push_back((now, rtt));
+        while self.recent.front().is_some_and(|(at, _)| now.saturating_sub(*at) > RECENT) {
+            self.recent.pop_front();
+        }
+        let lately = self.recent.iter().map(|(_, rtt)| *rtt).min().unwrap_or(rtt);
+        let queue = self.queue(lately).as_secs_f64();
         // Forgotten by a half in about two minutes.
         self.longest = queue.max(self.longest * (1.0 - passed / 180.0));
         let signal = (self.longest / 4.0).clamp(LEAST_SIGNAL.as_secs_f64(), self.config.target.as_secs_f64());

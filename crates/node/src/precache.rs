@@ -52,6 +52,11 @@ const TICK: Duration = Duration::from_millis(50);
 const STANDING_BY: Duration = Duration::from_secs(30);
 /// How long something that holds a replica may take to let it go.
 const LETTING_GO: Duration = Duration::from_secs(20);
+/// What leaves at once is what the rate carries in this time: as fine as a timer is.
+const PIECE: Duration = Duration::from_millis(4);
+/// At least and at most so much of it, bytes.
+const LEAST_PIECE: usize = 2800;
+const MOST_PIECE: usize = 128 << 10;
 /// Messages that are taken from the link ahead of their being worked off: each at most 256 KiB.
 const AHEAD: usize = 16;
 /// Pre-caches of one node, and replicas of others' that it keeps: what a host can have of volumes.
@@ -396,13 +401,20 @@ async fn send(
         let mut pace = Pace::new();
         let mut tick = tokio::time::interval(TICK);
         let sent_before = lock(figures).figures.sent;
-        // Whether there may be something to send.
-        let mut eager = true;
+        // Whether there may be something to send; and what is packed and waits for its turn: a piece at a time, or each message would be
+        // a burst, and its own queue a sign of others.
+        let (mut eager, mut waiting) = (true, bytes::BytesMut::new());
         loop {
             let message = tokio::select! {
                 message = messages.recv() => Some(message.context("the secondary closed the session")?),
                 _ = tick.tick() => None,
-                () = pace.ready(), if eager => {
+                () = pace.ready(), if !waiting.is_empty() => {
+                    let piece = waiting.split_to(pace.piece().min(waiting.len())).freeze();
+                    pace.sent(piece.len());
+                    out.write(piece).await?;
+                    continue;
+                }
+                () = std::future::ready(()), if eager && waiting.is_empty() => {
                     let (back, ready) = blocking(disk, move |disk| {
                         let ready = machine.poll(disk.replica(), disk.recorder());
                         (machine, ready)
@@ -416,8 +428,7 @@ async fn send(
                             packer.push(&message, &mut wire)?;
                         }
                         packer.flush(&mut wire)?;
-                        pace.sent(wire.len());
-                        out.write(wire.into()).await?;
+                        waiting.extend(wire);
                     }
                     continue;
                 }
@@ -441,7 +452,7 @@ async fn send(
                 bail!("the VM is being moved, or is not this host's any more");
             }
             if let Some((rtt, lost)) = link.path(Lane::Disk) {
-                pace.measured(rtt, lost, order.limit, machine.state() == State::Sending);
+                pace.measured(rtt, lost, order.limit, !waiting.is_empty());
             }
             disk.roll(Duration::from_millis(order.interval_ms)).await?;
             let (held, backlog) = (machine.held(), disk.recorder().backlog(id));
@@ -494,6 +505,12 @@ impl Pace {
             window: (now, 0),
             rate: BitRate(0),
         }
+    }
+
+    /// What goes at once: a few milliseconds of the rate.
+    fn piece(&self) -> usize {
+        let bytes = self.scavenger.rate().bytes_in(PIECE).0;
+        usize::try_from(bytes).unwrap_or(0).clamp(LEAST_PIECE, MOST_PIECE)
     }
 
     async fn ready(&self) {

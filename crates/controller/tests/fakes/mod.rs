@@ -311,7 +311,8 @@ impl Fake {
         Json(orders): Json<Vec<godwit_api::precache::PrecacheOrder>>,
     ) -> Answer<Vec<godwit_api::precache::LocalPrecache>> {
         use godwit_api::precache::{LocalPrecache, PrecacheFigures, PrecacheState};
-        let figures = PrecacheFigures { state: PrecacheState::Following, lag_s: Some(1.5), ..PrecacheFigures::default() };
+        let figures =
+            PrecacheFigures { state: PrecacheState::Following, lag_s: Some(1.5), ..PrecacheFigures::default() };
         let told = |o: &godwit_api::precache::PrecacheOrder| LocalPrecache {
             volume: o.volume,
             to: o.to.name.clone(),

@@ -222,7 +222,11 @@ impl Checker<'_> {
                     self.seconds(p.lag_s, p.vm.span(), "step.precache.lag_s")?;
                     self.seconds(p.timeout_s, p.vm.span(), "step.precache.timeout_s")?;
                     if p.interval_s == 0 || p.interval_s > 3600 {
-                        return self.fail(p.vm.span(), "step.precache.interval_s", "`interval_s` takes 1 to 3600 seconds");
+                        return self.fail(
+                            p.vm.span(),
+                            "step.precache.interval_s",
+                            "`interval_s` takes 1 to 3600 seconds",
+                        );
                     }
                 }
                 Action::Cut(cut) => {

@@ -100,10 +100,10 @@ impl TryFrom<RawStep> for Step {
         .flatten();
         match (actions.next(), actions.next()) {
             (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
-            (None, _) => {
-                Err("a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache"
-                    .into())
-            }
+            (None, _) => Err(
+                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache"
+                    .into(),
+            ),
             (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
         }
     }
