@@ -16,6 +16,7 @@ pub mod name;
 pub mod openapi;
 pub mod orphan;
 mod patterns;
+pub mod precache;
 pub mod progress;
 pub mod public;
 mod refusal;

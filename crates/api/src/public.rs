@@ -8,6 +8,7 @@
 //! | `GET /v1/vms`, `POST`, `GET`, `DELETE /v1/vms/{vm}` | [`CreateVm`] -> [`Vm`] |
 //! | `POST /v1/vms/{vm}/start`, `/stop`, `/monitor` | as the node's |
 //! | `GET /v1/volumes` | [`Volume`] |
+//! | `GET /v1/precaches`, `POST`, `DELETE /v1/precaches/{volume}/{to}` | [`StartPrecache`](crate::precache::StartPrecache) -> [`Precache`](crate::precache::Precache) |
 //! | `GET /v1/wires` | [`Wire`] |
 //! | `GET /v1/orphans`, `DELETE /v1/orphans/{host}/{orphan}` | [`JudgedOrphan`](crate::orphan::JudgedOrphan) |
 //! | `POST /v1/moves` | [`StartMove`] -> [`Move`], or with `dry_run` -> [`DryRun`] |

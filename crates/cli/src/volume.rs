@@ -1,9 +1,10 @@
 //! `godwit volume`: what the controller knows of volumes, and what needs none.
 
-use crate::args::{Global, LogFormat};
+use crate::args::{Global, LogFormat, PrecacheArgs};
 use crate::daemons::log;
 use crate::failure::Failure;
 use clap::{Args, Subcommand};
+use godwit_api::Name;
 use godwit_export::{Backend, Listener, Plain, Stop, Tracked, serve_all, tls_from};
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -21,6 +22,16 @@ const SETTLE: Duration = Duration::from_secs(5);
 pub enum VolumeCommand {
     /// List them
     Ls,
+    /// Keep a volume nearly equal at another site, for ever, in spare bandwidth; a later move there sends what differs
+    #[command(
+        after_help = "Again with other values, it changes them. The guest never waits for it.\n\nEvery --interval an epoch of writes ends, and travels when it is durable here. With --consistent the\nother site keeps the last complete epoch as an image, as a crash at that moment would have left the disk,\nwhile the next one arrives; this takes room there for one epoch, and here memory for what the guest\noverwrites meanwhile."
+    )]
+    Precache(PrecacheArgs),
+    /// Show pre-caches: how far each lags behind, what it has not been sent, and how fast it goes
+    Status {
+        /// Of this volume only
+        volume: Option<Name>,
+    },
     /// Serve a file or a replica over NBD, without a controller: for tools and for measuring
     Serve(ServeArgs),
     /// Copy an image of any format that qemu-img reads into a file or a replica, without a controller
@@ -211,6 +222,9 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Serve(args) => serve(&args),
         VolumeCommand::Import { image, file, no_track } => import(&image, &file, no_track),
         VolumeCommand::Export { file, image, format } => export(&file, &image, &format),
-        VolumeCommand::Ls => crate::user::run(global, crate::args::Command::Volume(VolumeCommand::Ls)),
+        // These ask the controller.
+        command @ (VolumeCommand::Ls | VolumeCommand::Precache(_) | VolumeCommand::Status { .. }) => {
+            crate::user::run(global, crate::args::Command::Volume(command))
+        }
     }
 }

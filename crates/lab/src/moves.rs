@@ -162,7 +162,7 @@ impl MoveThread {
             held_ms: figures.held.as_secs_f64() * 1e3,
             outage_ms: None,
             bytes,
-            precached_bytes: 0,
+            precached_bytes: figures.kept.disk,
             raw_bytes: figures.page_bytes + figures.disk_bytes + figures.disk_in_stream.unwrap_or(0),
             zero_pages: figures.zero_pages,
             kept: figures.kept,

@@ -58,6 +58,7 @@ impl Pass {
                 }
                 Action::Rate(change) => self.fabric.change(&change)?,
                 Action::Alter(alter) => self.alter(&alter)?,
+                Action::Precache(step) => self.precache(&step)?,
             }
         }
         self.join(|_| true);
@@ -132,7 +133,7 @@ impl Pass {
     }
 
     /// A baseline has nothing that the step could be about.
-    fn leave_out(&mut self, step: &str) {
+    pub(crate) fn leave_out(&mut self, step: &str) {
         self.warnings.push(format!("{}: steps with `{step}` are about Godwit, and were left out", self.means));
     }
 

@@ -374,6 +374,15 @@ impl Session {
         self.inner().slots[0].connection.borrow().as_ref().map(quinn::Connection::rtt)
     }
 
+    /// A lane's path as QUIC sees it: its estimate of the round trip, and packets that were lost since it was connected; `None` while it is
+    /// down.
+    #[must_use]
+    pub fn path(&self, lane: Lane) -> Option<(Duration, u64)> {
+        let connection = self.inner().slots[lane.index()].connection.borrow();
+        let path = connection.as_ref()?.stats().path;
+        Some((path.rtt, path.lost_packets))
+    }
+
     /// What was carried so far.
     #[must_use]
     pub fn counters(&self) -> Counters {

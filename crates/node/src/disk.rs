@@ -18,6 +18,7 @@ use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes as Amount, VolumeId};
+use godwit_volume::epoch::Recorder;
 use godwit_volume::mirror::{MirrorError, Seq, Source, State, Target};
 use godwit_volume::{Packer, Replica, Unpacker, VolumeError};
 use std::os::unix::fs::PermissionsExt;
@@ -56,6 +57,10 @@ pub struct Disk {
     pub socket: PathBuf,
     replica: Replica,
     order: Mutex<Option<Outgoing>>,
+    /// What pre-caches have to know of the guest's writes.
+    recorder: Recorder,
+    /// Held while an epoch ends: one that ends meanwhile is not durable by this one's sync.
+    rolling: Mutex<()>,
     /// Something changed that a mirror or a waiting write may wait for.
     changed: watch::Sender<u64>,
     /// The mirror's task has something to send.
@@ -115,6 +120,8 @@ impl Disk {
             socket,
             replica,
             order: Mutex::new(None),
+            recorder: Recorder::new(),
+            rolling: Mutex::new(()),
             changed: watch::channel(0).0,
             work: Notify::new(),
             began: Instant::now(),
@@ -221,7 +228,53 @@ impl Disk {
         drop(lock(&self.order));
     }
 
-    async fn blocking<T: Send + 'static>(self: Arc<Self>, what: impl FnOnce(&Self) -> T + Send + 'static) -> T {
+    pub(crate) const fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    pub(crate) const fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Another secondary of a pre-cache; none while a mirror runs.
+    pub(crate) fn subscribe(&self, image: bool) -> Option<u64> {
+        let order = lock(&self.order);
+        (order.is_none() && self.replica.is_primary()).then(|| self.recorder.subscribe(image))
+    }
+
+    /// Ends the epoch of now if it is time to, and makes it durable.
+    pub(crate) async fn roll(self: &Arc<Self>, interval: Duration) -> Result<(), VolumeError> {
+        if !self.recorder.is_due(self.began.elapsed(), interval) {
+            return Ok(());
+        }
+        let roll = move |disk: &Self| {
+            let _alone = lock(&disk.rolling);
+            {
+                let _guest = lock(&disk.order);
+                let now = disk.began.elapsed();
+                if !disk.recorder.is_due(now, interval) {
+                    return Ok(());
+                }
+                let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+                disk.recorder.roll(&disk.replica, now, u64::try_from(unix.as_millis()).unwrap_or(u64::MAX))?;
+            }
+            disk.replica.flush()?;
+            disk.recorder.settled();
+            Ok(())
+        };
+        self.clone().blocking(roll).await
+    }
+
+    /// Does something of a pre-cache with the replica, while no attempt of a move begins to receive it.
+    pub(crate) fn unless_received<T>(&self, what: impl FnOnce() -> T) -> T {
+        let _receiving = lock(&self.receiving);
+        what()
+    }
+
+    pub(crate) async fn blocking<T: Send + 'static>(
+        self: Arc<Self>,
+        what: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
         match tokio::task::spawn_blocking(move || what(&self)).await {
             Ok(done) => done,
             Err(_) => crate::actor::fatal("disk I/O ended in a bug"),
@@ -300,7 +353,12 @@ impl Disk {
         over: CancellationToken,
     ) -> tokio::task::JoinHandle<Result<()>> {
         let (out, pieces) = mpsc::unbounded_channel();
-        *lock(&self.order) = Some(Outgoing { machine: Source::new(), out });
+        {
+            let mut order = lock(&self.order);
+            // What a mirror passes on and a pre-cache does not agree: only one of them at a time.
+            self.recorder.clear();
+            *order = Some(Outgoing { machine: Source::new(), out });
+        }
         let disk = self.clone();
         crate::trace::spawn(async move {
             let result = tokio::select! {
@@ -424,7 +482,9 @@ impl Disk {
             let mut receiving = lock(&disk.receiving);
             *receiving = Some(ticket);
             *lock(&disk.complete) = None;
-            disk.replica.become_secondary()
+            disk.replica.become_secondary()?;
+            // From here on it is no image of any epoch.
+            disk.replica.set_complete(None)
         });
         let done = done.await;
         done.map_err(|e| ApiError::new(Problem::Failed, format!("disk `{}`: {e}", self.name)))
@@ -596,10 +656,25 @@ impl Disk {
         if over.is_cancelled() {
             return Ok(None);
         }
+        let recorded = self.recorder.is_used();
+        if recorded {
+            let length = match &change.what {
+                What::Data(data) => data.len() as u64,
+                What::Zeroes(length) => *length,
+            };
+            if let Err(error) = self.recorder.before_write(godwit_volume::touched(change.offset, length), &self.replica)
+            {
+                tracing::error!(volume = self.name, %error, "what pre-caches need cannot be read; they begin anew");
+                self.recorder.clear();
+            }
+        }
         let written = match &change.what {
             What::Data(data) => self.replica.write(change.offset, data),
             What::Zeroes(length) => self.replica.zero(change.offset, *length),
         }?;
+        if recorded {
+            self.recorder.wrote(written.blocks.clone());
+        }
         let Some(outgoing) = &mut *order else { return Ok(None) };
         match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
             Ok(None) => {
@@ -757,7 +832,7 @@ impl Backend for Client {
 }
 
 /// The next message of a mirror; `None`: the other side has closed it.
-async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<u8>>> {
+pub(crate) async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<u8>>> {
     loop {
         if let Some(message) = unpacker.poll()? {
             return Ok(Some(message));

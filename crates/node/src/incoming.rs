@@ -51,7 +51,11 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     if let Some(first) = report.blockers.first() {
         return Err(ApiError::new(Problem::Blocked, first.message.clone()).remedy(first.remedy.clone()));
     }
+    // What a pre-cache has brought here is the mirror's to go on with.
+    node.precaches().release(&stage.definition.volumes).await;
+    let volumes = stage.definition.volumes.clone();
     let parts = node.adopt_definition(stage.definition, stage.vcpus)?;
+    node.precaches().unmark(&volumes);
     if let Some(signed) = &stage.capability {
         crate::covered::keep(&parts, signed).map_err(|e| ApiError::new(Problem::Failed, e.to_string()))?;
     }

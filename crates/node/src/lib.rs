@@ -20,6 +20,7 @@ pub mod orphans;
 pub mod outgoing;
 pub mod parts;
 pub mod peers;
+pub mod precache;
 pub mod proto;
 pub mod quarantine;
 pub mod registry;

@@ -7,6 +7,7 @@ use crate::membership::Membership;
 use crate::orphans::FirstSeen;
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
+use crate::precache::Precaches;
 use crate::proto::{self, Note};
 use crate::quarantine::Quarantine;
 use crate::registry::{self, Power, VmFile};
@@ -39,6 +40,7 @@ pub struct Node {
     peers: Peers,
     quarantine: Quarantine,
     first_seen: FirstSeen,
+    precaches: Precaches,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
@@ -47,6 +49,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 impl Node {
     pub(crate) const fn first_seen(&self) -> &FirstSeen {
         &self.first_seen
+    }
+
+    /// Pre-caches from here and here.
+    pub(crate) const fn precaches(&self) -> &Precaches {
+        &self.precaches
     }
 
     /// VMs of this host that cannot be had.
@@ -186,6 +193,7 @@ impl Node {
         };
         let peers = Peers::bind(listen, &credentials)?;
         let gateways = Gateways::new(&config.state);
+        let precaches = Precaches::new(&config.state, &config.run);
         let node = Arc::new(Self {
             config,
             credentials,
@@ -198,12 +206,14 @@ impl Node {
             peers,
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
+            precaches,
         });
         node.recover_gateways().await;
         node.recover().await?;
         node.peers.serve(&node);
         node.renew_in_time();
         node.drop_what_expires();
+        crate::precache::resume(&node);
         Ok(node)
     }
 
@@ -696,6 +706,7 @@ impl Node {
     pub async fn asked(self: &Arc<Self>, from: &str, bytes: &[u8]) -> bytes::Bytes {
         let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
             Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
+            Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
@@ -710,6 +721,7 @@ impl Node {
             return;
         };
         let ticket = match hello {
+            proto::Hello::Precache { volume } => return crate::precache::streamed(self, from, volume, stream),
             proto::Hello::Memory { ticket, .. }
             | proto::Hello::Mirror { ticket, .. }
             | proto::Hello::Kept { ticket, .. } => ticket,
@@ -722,6 +734,7 @@ impl Node {
             proto::Hello::Memory { ticket, key } => crate::incoming::memory(&parts, ticket, key, stream),
             proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
             proto::Hello::Mirror { ticket, volume } => crate::incoming::mirror(&parts, ticket, volume, stream),
+            proto::Hello::Precache { .. } => {}
         }
     }
 

@@ -10,6 +10,7 @@
 
 use crate::node::Node;
 use crate::parts::lock;
+use crate::precache::Mark;
 use anyhow::Context as _;
 use godwit_api::host::Ownership;
 use godwit_api::orphan::{Orphan, OrphanKind};
@@ -37,6 +38,8 @@ pub struct Found {
     pub running: BTreeMap<VmId, bool>,
     /// Volumes, and what they take up.
     pub volumes: BTreeMap<u64, Bytes>,
+    /// Those of them that are other hosts' pre-caches.
+    pub standbys: BTreeMap<u64, Mark>,
     /// Records.
     pub records: BTreeMap<VmId, Record>,
     /// Interfaces of wires: names and numbers.
@@ -98,7 +101,12 @@ pub fn find(found: &Found) -> Vec<Orphan> {
         let owner = record.map(|r| r.0);
         add(format!("qemu-{}", vm.0), OrphanKind::Qemu, Some(*vm), what, None, owner, truth);
     }
-    for (volume, bytes) in &found.volumes {
+    for (volume, mark) in &found.standbys {
+        let (what, bytes) = ("a pre-cache of another host's volume".into(), found.volumes.get(volume).copied());
+        let owner = Some((mark.lineage, mark.generation));
+        add(format!("standby-{volume}"), OrphanKind::Replica, Some(mark.vm), what, bytes, owner, None);
+    }
+    for (volume, bytes) in found.volumes.iter().filter(|(volume, _)| !found.standbys.contains_key(volume)) {
         if found.known.values().all(|vm| !vm.volumes.contains(volume)) {
             let what = "a volume of no VM that is known here".into();
             add(format!("volume-{volume}"), OrphanKind::Volume, None, what, Some(*bytes), None, anybodys.clone());
@@ -171,6 +179,10 @@ impl Node {
                 .collect(),
             ..Found::default()
         };
+        let marked = found.volumes.keys().filter_map(|volume| {
+            Some((*volume, crate::precache::mark(&config.state.join("volumes").join(volume.to_string()))?))
+        });
+        found.standbys = marked.collect();
         for vm in numbered(&config.run.join("vms")) {
             let run = config.run.join("vms").join(vm.to_string());
             let runs = tokio::task::spawn_blocking(move || godwit_vmm::is_running(&run)).await;
@@ -258,6 +270,12 @@ impl Node {
             }
             (OrphanKind::Volume, _) => {
                 let folder = self.config().state.join("volumes").join(id.trim_start_matches("volume-"));
+                std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+            }
+            (OrphanKind::Replica, Some(_)) if id.starts_with("standby-") => {
+                let volume: u64 = id.trim_start_matches("standby-").parse().unwrap_or(0);
+                self.precaches().release(&[godwit_units::VolumeId(volume)]).await;
+                let folder = self.config().state.join("volumes").join(volume.to_string());
                 std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
             }
             (OrphanKind::Interface, _) => {

@@ -15,6 +15,8 @@ use std::net::IpAddr;
 pub enum Request {
     /// Source: make a place for this VM.
     Stage(Box<Stage>),
+    /// A volume's host: keep a pre-cache of it.
+    StandBy(Box<crate::precache::Standby>),
     /// The VM's owner, to a gateway's node: point this wire at me.
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
@@ -110,6 +112,11 @@ pub enum Hello {
         ticket: Ticket,
         /// Their key.
         key: Secret,
+    },
+    /// A volume's pre-cache, after [`Request::StandBy`].
+    Precache {
+        /// Which volume.
+        volume: VolumeId,
     },
     /// A volume's mirror.
     Mirror {

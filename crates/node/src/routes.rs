@@ -11,6 +11,7 @@ use godwit_api::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
 use godwit_api::orphan::Orphan;
+use godwit_api::precache::{LocalPrecache, PrecacheOrder};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Fenced, MoveId, Peer, PeerHistory, VmId};
@@ -41,6 +42,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/moves/{id}/limit", post(limit))
         .route("/v1/moves/{id}/stop", post(stop_now))
         .route("/v1/revocations", put(revoke))
+        .route("/v1/precaches", put(precaches))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .with_state(node)
 }
@@ -200,6 +202,13 @@ async fn stop_now(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<
 async fn attach(State(node): State<Arc<Node>>, Path(wire): Path<u32>, Json(port): Json<GatewayPort>) -> Answer<Value> {
     node.attach(wire, &port).await?;
     Ok(Json(Value::Null))
+}
+
+async fn precaches(
+    State(node): State<Arc<Node>>,
+    Json(orders): Json<Vec<PrecacheOrder>>,
+) -> Answer<Vec<LocalPrecache>> {
+    Ok(Json(crate::precache::order(&node, orders)?))
 }
 
 async fn revoke(State(node): State<Arc<Node>>, Json(list): Json<godwit_trust::Revocations>) -> Answer<Value> {

@@ -26,22 +26,27 @@
 
 #![forbid(unsafe_code)]
 mod blocks;
+pub mod epoch;
 mod error;
 mod file;
 mod guards;
+mod journal;
 mod meta;
 pub mod mirror;
 mod pack;
+pub mod precache;
 mod replica;
 mod stamp;
 mod stamps;
 
-pub use blocks::{BLOCK, BlockSet};
+pub use blocks::{BLOCK, BlockSet, touched};
 pub use error::VolumeError;
 pub use file::{Description, Disk, Media, Medium};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use guards::{Guard, Guards};
+pub use journal::Journal;
+pub use meta::Complete;
 pub use pack::{PackError, Packer, Unpacker};
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
 pub use stamp::Stamp;

@@ -3,6 +3,7 @@
 use crate::blocks::BLOCK;
 use crate::error::{VolumeError, io_error};
 use crate::file::Description;
+use crate::stamp::Stamp;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -15,6 +16,17 @@ const MOST_BYTES: u64 = 1 << 50;
 pub(crate) const SURE: u64 = u64::MAX;
 /// Owners that stamps can name. One is added by each hand-off.
 pub(crate) const MOST_OWNERS: usize = 60_000;
+
+/// An epoch of a primary that has ended, and of which a secondary has everything: the CET of xNBD+.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Complete {
+    /// The last stamp that was given in it.
+    pub epoch: Stamp,
+    /// When it ended, milliseconds since 1970 by the primary's clock.
+    pub at_unix_ms: u64,
+    /// Whether the replica is the volume's whole image as it was then, rather than some blocks of it and some later ones.
+    pub image: bool,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
@@ -32,6 +44,13 @@ pub(crate) struct Meta {
     /// and the guest wrote again. An older description does not say; all are doubted then.
     #[serde(default)]
     pub unsure: u64,
+    /// A secondary: the last epoch that it holds.
+    #[serde(default)]
+    pub complete: Option<Complete>,
+    /// A secondary: blocks of a journal are being written in their places. After a crash they are written again, and nothing is
+    /// doubted for it.
+    #[serde(default)]
+    pub redo: bool,
     /// Whether it was closed properly.
     pub clean: bool,
 }
@@ -54,6 +73,8 @@ impl Meta {
             owners: vec![],
             epoch: 0,
             unsure: SURE,
+            complete: None,
+            redo: false,
             clean: true,
         })
     }

@@ -29,22 +29,22 @@ use std::time::Duration;
 /// The longest that a guest's write waits for the other side.
 pub const PATIENCE: Duration = Duration::from_millis(1500);
 /// Blocks of one message: 256 KiB, so that a mirrored write does not wait long behind it.
-const MOST_BLOCKS: u64 = 64;
+pub(crate) const MOST_BLOCKS: u64 = 64;
 /// What may be on its way without an answer, beside mirrored writes. More than most WANs hold; the link bounds it as well.
 const WINDOW: u64 = 8 << 20;
 /// When so little is left, the guest's writes are mirrored.
 const NEARLY_CLEAN: u64 = (1 << 20) / BLOCK;
 /// Runs of one Have message.
-const MOST_RUNS: usize = 4096;
+pub(crate) const MOST_RUNS: usize = 4096;
 /// Longest message believed, in bytes.
 pub const MAX_MESSAGE: usize = (MOST_BLOCKS * BLOCK) as usize + 64;
 
-const HAVE: u8 = 1;
-const DATA: u8 = 2;
-const ZEROES: u8 = 3;
-const FORGET: u8 = 4;
+pub(crate) const HAVE: u8 = 1;
+pub(crate) const DATA: u8 = 2;
+pub(crate) const ZEROES: u8 = 3;
+pub(crate) const FORGET: u8 = 4;
 const FINAL: u8 = 5;
-const ACK: u8 = 6;
+pub(crate) const ACK: u8 = 6;
 const FINISHED: u8 = 7;
 
 /// What came makes no sense, or cannot be done.
@@ -61,7 +61,7 @@ pub enum MirrorError {
     Volume(#[from] VolumeError),
 }
 
-fn run_message(kind: u8, blocks: &Range<u64>, stamp: Stamp, data: &[u8]) -> Vec<u8> {
+pub(crate) fn run_message(kind: u8, blocks: &Range<u64>, stamp: Stamp, data: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(1 + 16 + STAMP_BYTES + data.len());
     out.push(kind);
     out.extend(blocks.start.to_le_bytes());
@@ -71,7 +71,7 @@ fn run_message(kind: u8, blocks: &Range<u64>, stamp: Stamp, data: &[u8]) -> Vec<
     out
 }
 
-fn words<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
+pub(crate) fn words<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     let mut rest = bytes;
     let mut found = [0; N];
     for word in &mut found {
@@ -83,7 +83,7 @@ fn words<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
 }
 
 /// A run in a message: blocks, stamp, and what follows.
-fn parse_run(bytes: &[u8]) -> Option<(Range<u64>, Stamp, &[u8])> {
+pub(crate) fn parse_run(bytes: &[u8]) -> Option<(Range<u64>, Stamp, &[u8])> {
     let ([first, count], rest) = words::<2>(bytes)?;
     let (stamp, rest) = rest.split_first_chunk::<STAMP_BYTES>()?;
     Some((first..first.checked_add(count)?, Stamp::decode(stamp), rest))

@@ -7,7 +7,8 @@ use crate::blocks::{BLOCK, touched};
 use crate::error::{VolumeError, io_error};
 use crate::file::{Description, DescriptionFile, Disk, Media, Medium};
 use crate::guards::{Guard, Guards};
-use crate::meta::{MOST_OWNERS, Meta, SURE};
+use crate::journal::Journal;
+use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
@@ -23,6 +24,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const MARKS_ALONE: u64 = 4;
 /// Regions that are marked with one wait for the disk, at the most: 256 MiB of it.
 const MOST_AHEAD: u64 = 64;
+#[cfg(test)]
+thread_local! {
+    /// Takes a rule away: a secondary that forgets says first that it holds no epoch.
+    pub(crate) static FORGETS_SILENTLY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// A replica. Reads run beside each other; what changes it is serialised, so that writes that overlap reach everything
 /// in one order.
@@ -140,7 +146,11 @@ impl Replica {
             description: Box::new(description),
             region: REGION,
         };
-        Self::assemble(folder, meta, media, Some(lock), Guards::ALL)
+        let (it, opened) = Self::assemble(folder, meta, media, Some(lock), Guards::ALL)?;
+        if Journal::exists(folder) {
+            Journal::open(folder)?.recover(&it)?;
+        }
+        Ok((it, opened))
     }
 
     /// Opens a replica on media of the caller's, which nobody else uses. A new epoch begins. `name` is for errors.
@@ -214,6 +224,20 @@ impl Replica {
             // A process may have died between a mark and its sync. What is done here must not outlive the mark that it is done for.
             inner.hot.sync()?;
         }
+        if inner.meta.redo && !inner.meta.primary {
+            // Whatever was being written is in the journal, whole, and nothing else was touched: it is written again.
+            inner.regions.extend(hot.iter().map(|region| (*region, true)));
+            return Ok(0);
+        }
+        #[cfg(test)]
+        let silent = FORGETS_SILENTLY.get();
+        #[cfg(not(test))]
+        let silent = false;
+        if !hot.is_empty() && !inner.meta.primary && inner.meta.complete.is_some() && !silent {
+            // Before anything is forgotten: what is not all here must not be believed complete.
+            inner.meta.complete = None;
+            inner.store_meta().map_err(std::io::Error::other)?;
+        }
         let now = inner.entry();
         let mut doubted = 0;
         for region in &hot {
@@ -272,6 +296,12 @@ impl Replica {
     /// When the medium fails; nothing has changed then.
     pub fn become_primary(&self, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
         let mut inner = self.lock();
+        if inner.meta.redo {
+            return Err(VolumeError::Damaged {
+                path: self.folder.clone(),
+                why: "its journal has not been written in its place".into(),
+            });
+        }
         let index = inner.owner_index(lineage, generation)?;
         if inner.meta.primary && inner.meta.owner == index && !inner.frozen {
             return Ok(());
@@ -290,6 +320,7 @@ impl Replica {
             };
         }
         inner.meta.primary = true;
+        inner.meta.complete = None;
         inner.meta.owner = index;
         inner.meta.epoch += 1;
         if let Err(error) = inner.store_meta() {
@@ -355,6 +386,19 @@ impl Replica {
         self.stamp_runs()
     }
 
+    /// As [`Replica::runs_to_compare`], for a pre-cache: it passes nothing on of an epoch that has not ended, so that what was made
+    /// sure stays so, and is not sent again for having been compared.
+    pub(crate) fn runs_to_precache(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
+        let mut inner = self.lock();
+        if inner.meta.primary && inner.meta.unsure != SURE {
+            self.make_sure(&mut inner)?;
+            inner.meta.unsure = SURE;
+            inner.store_meta()?;
+        }
+        drop(inner);
+        self.stamp_runs()
+    }
+
     /// Whatever is interrupted here is begun again by the next mirror: until the last step all of it is unsure.
     fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
         // Durable before its first use, and never used before.
@@ -408,6 +452,65 @@ impl Replica {
         let mut inner = self.lock();
         inner.meta.epoch += 1;
         inner.store_meta()
+    }
+
+    /// Ends the epoch of writes now and begins another, durably: the last stamp of the one that has ended. Not while a write is under way.
+    ///
+    /// # Errors
+    /// When the medium fails, or this is no primary: there is no epoch then.
+    pub fn end_epoch(&self) -> Result<Stamp, VolumeError> {
+        let mut inner = self.lock();
+        if !inner.meta.primary {
+            return Err(VolumeError::Frozen);
+        }
+        let ended = inner.stamp_of(inner.entry()).ok_or(VolumeError::Frozen)?;
+        inner.meta.epoch += 1;
+        inner.store_meta()?;
+        Ok(ended)
+    }
+
+    /// The last epoch that this secondary holds.
+    #[must_use]
+    pub fn complete(&self) -> Option<Complete> {
+        self.lock().meta.complete
+    }
+
+    /// Says, durably, which epoch this secondary holds. Everything of it is durable before ([`Replica::commit`]).
+    ///
+    /// # Errors
+    /// When the medium fails, or this is a primary.
+    pub fn set_complete(&self, complete: Option<Complete>) -> Result<(), VolumeError> {
+        let mut inner = self.lock();
+        if inner.meta.primary {
+            return Err(VolumeError::Frozen);
+        }
+        if inner.meta.complete == complete && !inner.meta.redo {
+            return Ok(());
+        }
+        (inner.meta.complete, inner.meta.redo) = (complete, false);
+        inner.store_meta()
+    }
+
+    /// Blocks of a journal are about to be written in their places: durable when it returns.
+    pub(crate) fn begin_redo(&self) -> Result<(), VolumeError> {
+        let mut inner = self.lock();
+        if inner.meta.primary {
+            return Err(VolumeError::Frozen);
+        }
+        // What else is hot would not be doubted after a crash.
+        self.vouch(&mut inner)?;
+        inner.meta.redo = true;
+        inner.store_meta()
+    }
+
+    pub(crate) fn redoes(&self) -> bool {
+        self.lock().meta.redo
+    }
+
+    /// Whether this replica is the volume's, or was the last to be.
+    #[must_use]
+    pub fn is_primary(&self) -> bool {
+        self.lock().meta.primary
     }
 
     fn inside(&self, offset: u64, length: u64) -> Result<(), VolumeError> {

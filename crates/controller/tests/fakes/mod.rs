@@ -65,6 +65,8 @@ pub struct Node {
     pub refuse_begin: Option<ApiError>,
     pub refuse_gateway: bool,
     pub certificate_ends: Option<u64>,
+    /// What it is to keep up, as it was told last.
+    pub precaches: Vec<godwit_api::precache::PrecacheOrder>,
     /// Orders for moves and cancels, limits, monitors as they came.
     pub heard: Vec<String>,
 }
@@ -233,6 +235,7 @@ impl Fake {
             .route("/v1/moves/{id}", get(Self::mv))
             .route("/v1/moves/{id}/cancel", post(Self::cancel))
             .route("/v1/moves/{id}/limit", post(Self::limit))
+            .route("/v1/precaches", put(Self::precaches))
             .route("/v1/gateways/{wire}", put(Self::attach).delete(Self::detach))
             .layer(from_fn_with_state(Arc::clone(&self.fate), ordered))
             .with_state(self.clone())
@@ -317,6 +320,23 @@ impl Fake {
             let mv = LocalMove { id: order.id, vm: order.vm, role: MoveRole::Source, progress };
             Ok(Json(n.moves.entry(order.id.0).or_insert(mv).clone()))
         })
+    }
+
+    async fn precaches(
+        State(f): State<Self>,
+        Json(orders): Json<Vec<godwit_api::precache::PrecacheOrder>>,
+    ) -> Answer<Vec<godwit_api::precache::LocalPrecache>> {
+        use godwit_api::precache::{LocalPrecache, PrecacheFigures, PrecacheState};
+        let figures =
+            PrecacheFigures { state: PrecacheState::Following, lag_s: Some(1.5), ..PrecacheFigures::default() };
+        let told = |o: &godwit_api::precache::PrecacheOrder| LocalPrecache {
+            volume: o.volume,
+            to: o.to.name.clone(),
+            figures: figures.clone(),
+        };
+        let said = orders.iter().map(told).collect();
+        f.with(|n| n.precaches = orders);
+        Ok(Json(said))
     }
 
     async fn mv(State(f): State<Self>, Path(id): Path<u64>) -> Answer<LocalMove> {

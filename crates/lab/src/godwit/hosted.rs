@@ -304,7 +304,7 @@ impl Monitor for MonitorIn<'_> {
     }
 }
 
-fn volume_name(vm: &str, disk: usize) -> String {
+pub(crate) fn volume_name(vm: &str, disk: usize) -> String {
     format!("{vm}-disk{disk}")
 }
 

@@ -216,6 +216,19 @@ impl Checker<'_> {
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
                 Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
                 Action::Wait(_) => {}
+                Action::Precache(p) => {
+                    self.known_vm(s, &p.vm, "step.precache.vm")?;
+                    self.known_site(s, p.to.get_ref(), p.to.span(), "step.precache.to")?;
+                    self.seconds(p.lag_s, p.vm.span(), "step.precache.lag_s")?;
+                    self.seconds(p.timeout_s, p.vm.span(), "step.precache.timeout_s")?;
+                    if p.interval_s == 0 || p.interval_s > 3600 {
+                        return self.fail(
+                            p.vm.span(),
+                            "step.precache.interval_s",
+                            "`interval_s` takes 1 to 3600 seconds",
+                        );
+                    }
+                }
                 Action::Cut(cut) => {
                     self.known_pair(s, &cut.between, "step.cut.between")?;
                     self.seconds(cut.for_s.unwrap_or(0.0), cut.between.span(), "step.cut.for_s")?;
