@@ -86,6 +86,8 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let passed = Listener::passed()?;
     log(None, LogFormat::Text)?;
     let tls = args.tls_creds.as_deref().map(tls_from).transpose().map_err(anyhow::Error::from)?;
+    // Before anybody can connect: a socket that is there is one that is served.
+    let disk = Opened::open(&args.file, args.no_track)?;
     let listener = match (passed, &args.socket, args.listen) {
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
             return Err(Failure::usage("a socket was passed by LISTEN_FDS: give neither --socket nor --listen"));
@@ -118,24 +120,41 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
         }
         told.now();
     });
-    serve_until(&listener, &args.file, args.no_track, tls.as_ref(), &stop)
+    serve_until(&listener, disk, tls.as_ref(), &stop)
+}
+
+/// A file that is open, and locked.
+enum Opened {
+    Plain(Arc<Plain>),
+    Tracked(Arc<Tracked>),
+}
+
+impl Opened {
+    fn open(file: &Path, no_track: bool) -> Result<Self, Failure> {
+        let opened = if no_track {
+            Plain::open(file).map(|plain| Self::Plain(Arc::new(plain)))
+        } else {
+            Tracked::open(file).map(|tracked| Self::Tracked(Arc::new(tracked)))
+        };
+        Ok(opened.map_err(anyhow::Error::from)?)
+    }
 }
 
 /// Serves a file until it is told to stop; then it is durable.
 fn serve_until(
     listener: &Listener,
-    file: &Path,
-    no_track: bool,
+    disk: Opened,
     tls: Option<&Arc<rustls::ServerConfig>>,
     stop: &Stop,
 ) -> Result<(), Failure> {
-    if no_track {
-        let plain = Arc::new(Plain::open(file).map_err(anyhow::Error::from)?);
-        let backend: Arc<dyn Backend> = plain.clone();
-        serve_all(listener, &backend, tls, stop)?;
-        return Ok(plain.close().map_err(anyhow::Error::from)?);
-    }
-    let tracked = Arc::new(Tracked::open(file).map_err(anyhow::Error::from)?);
+    let tracked = match disk {
+        Opened::Tracked(tracked) => tracked,
+        Opened::Plain(plain) => {
+            let backend: Arc<dyn Backend> = plain.clone();
+            serve_all(listener, &backend, tls, stop)?;
+            return Ok(plain.close().map_err(anyhow::Error::from)?);
+        }
+    };
     let (over, ended) = mpsc::channel::<()>();
     let settling = tracked.clone();
     let settler = std::thread::spawn(move || {
@@ -170,6 +189,7 @@ fn qemu_img(arguments: &[&std::ffi::OsStr]) -> Result<Vec<u8>, Failure> {
 /// Serves a file for one run of qemu-img, at a socket that nobody else reaches.
 fn with_qemu_img(file: &Path, no_track: bool, arguments: impl Fn(&str) -> Vec<OsString>) -> Result<(), Failure> {
     log(None, LogFormat::Text)?;
+    let disk = Opened::open(file, no_track)?;
     let folder = std::env::temp_dir().join(format!("godwit-volume.{}", std::process::id()));
     std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
     let socket = folder.join("socket");
@@ -177,17 +197,13 @@ fn with_qemu_img(file: &Path, no_track: bool, arguments: impl Fn(&str) -> Vec<Os
     let done = Listener::unix(&socket).map_err(Failure::from).and_then(|listener| {
         let stop = Stop::new()?;
         std::thread::scope(|scope| {
-            let serving = scope.spawn(|| serve_until(&listener, file, no_track, None, &stop));
+            let (stop, listener) = (&stop, &listener);
+            let serving = scope.spawn(move || serve_until(listener, disk, None, stop));
             let arguments = arguments(&uri);
-            let copied = if serving.is_finished() {
-                Ok(vec![])
-            } else {
-                qemu_img(&arguments.iter().map(OsString::as_os_str).collect::<Vec<_>>())
-            };
+            let copied = qemu_img(&arguments.iter().map(OsString::as_os_str).collect::<Vec<_>>());
             stop.now();
             let served = serving.join().unwrap_or_else(|_| Err(anyhow::anyhow!("serving ended in a bug").into()));
-            // What is wrong with the file says more than that qemu-img could not connect.
-            served.and(copied.map(drop))
+            copied.and(served)
         })
     });
     let _ = std::fs::remove_dir_all(&folder);
