@@ -44,8 +44,11 @@ impl Pass {
             }
             installation.command(order)?;
         }
+        if step.stop {
+            return Ok(());
+        }
         let began = Instant::now();
-        while !step.stop {
+        loop {
             let told: Vec<Told> = installation.json(&["volume", "status"])?;
             let good = |volume: &String| {
                 let mut of = told.iter().filter(|t| t.volume.as_str() == volume && t.site.as_str() == to);
