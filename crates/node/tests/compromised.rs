@@ -13,7 +13,7 @@ use godwit_link::{Addresses, Config as LinkConfig, Endpoint, Lane, LinkError, Pe
 use godwit_node::Config;
 use godwit_node::covered;
 use godwit_node::node::Node;
-use godwit_node::proto::{self, Answer, Hello, Note, ProbeWire, Repoint, Request, Stage};
+use godwit_node::proto::{self, Answer, Hello, Note, ProbeWire, Repoint, Request, Secret, Stage};
 use godwit_node::registry::{self, Power, VmFile};
 use godwit_trust::{Authority, Capability, Credentials, Identity, Role, SignedCapability, Validity};
 use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
@@ -151,7 +151,12 @@ async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own(
     let (endpoint, session) = world.intruder("x", 2).await;
     // A mirror, as a source would open it, of what lies at the victim.
     for t in [ticket(1), Ticket { generation: Generation(1), mv: MoveId(0), ..ticket(1) }] {
-        for hello in [Hello::Mirror { ticket: t, volume: VolumeId(1) }, Hello::Memory { ticket: t }] {
+        for hello in [
+            Hello::Mirror { ticket: t, volume: VolumeId(1) },
+            Hello::Memory { ticket: t, key: None },
+            Hello::Kept { ticket: t, key: Secret([1; 32]) },
+            Hello::Precache { volume: VolumeId(1) },
+        ] {
             let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await.unwrap();
             let (mut send, mut recv) = stream.split();
             let _ = send.write(Bytes::from(vec![0; 4096])).await;
