@@ -117,8 +117,7 @@ fn a_claimed_vm_runs_at_the_destination_and_the_source_that_comes_back_sealed_is
         pair.json(&["orphan", "ls"]).as_array().unwrap().iter().any(|o| o["host"] == "a" && o["kind"] == "replica")
     });
 
-    // What it has is the way back's beginning; once `b` has seen that its session was with the process before this one.
-    std::thread::sleep(Duration::from_secs(6));
+    // What it has is the way back's beginning. The session that `b` has is with the process before this one, and it has to see that.
     pair.ok(&["move", "web", "--to", "a"]);
     let vm = pair.json(&["vm", "show", "web"]);
     assert_eq!((&vm["host"], &vm["run"], &vm["lineage"]), (&json!("a"), &json!("running"), &json!(1)));

@@ -190,6 +190,7 @@ impl Shared {
                 return Err(Attempt::Over(Closed::PeerRestarted));
             }
             inner.peer_incarnation.store(welcome.incarnation, Ordering::Relaxed);
+            self.close_those_before(&inner.peer, welcome.incarnation);
             inner.install(lane, connection.clone(), &welcome.live);
             self.accepts(inner, &connection).map_err(Attempt::Refused)
         };
@@ -265,20 +266,26 @@ impl Shared {
         self.credentials.accepts(&certificate).inspect_err(|why| inner.close(Closed::Peer(why.clone())))
     }
 
-    fn find(self: &Arc<Self>, peer: &Identity, hello: &Hello) -> Result<Arc<Inner>, (u32, &'static str)> {
+    /// Ends the sessions with a process of that peer that is no more, whoever began them.
+    fn close_those_before(&self, peer: &Identity, incarnation: u64) {
         let mut sessions = self.lock();
-        // Sessions with a process of that peer that is no more.
         let stale: Vec<_> = sessions
             .values()
             .filter(|s| s.peer == *peer && s.peer_incarnation.load(Ordering::Relaxed) != 0)
-            .filter(|s| s.peer_incarnation.load(Ordering::Relaxed) != hello.incarnation)
+            .filter(|s| s.peer_incarnation.load(Ordering::Relaxed) != incarnation)
             .map(Arc::clone)
             .collect();
-        let known = sessions.get(&(peer.clone(), hello.session)).map(Arc::clone);
-        let full = sessions.len() >= MAX_SESSIONS;
         sessions.retain(|_, s| !stale.iter().any(|old| Arc::ptr_eq(old, s)));
         drop(sessions);
         stale.iter().for_each(|old| old.close(Closed::PeerRestarted));
+    }
+
+    fn find(self: &Arc<Self>, peer: &Identity, hello: &Hello) -> Result<Arc<Inner>, (u32, &'static str)> {
+        let sessions = self.lock();
+        let known = sessions.get(&(peer.clone(), hello.session)).map(Arc::clone);
+        let full = sessions.len() >= MAX_SESSIONS;
+        drop(sessions);
+        self.close_those_before(peer, hello.incarnation);
         match known {
             Some(inner) if !inner.initiator && !inner.over.is_cancelled() => Ok(inner),
             Some(_) => Err((code::CLOSED, "the session is closed")),

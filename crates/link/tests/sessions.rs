@@ -241,6 +241,27 @@ async fn a_restart_of_the_peer_is_noticed() {
     assert_eq!(*ours.state().borrow(), State::Closed(Closed::PeerRestarted));
 }
 
+/// Only who began a session connects it anew, and that process is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_the_peers_last_process_began_is_over_when_we_connect_to_its_next() {
+    let site = Site::new();
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let cut = Arc::new(AtomicBool::new(false));
+    let through = cut_off(a.addresses(), &cut).await;
+    let (theirs, ours) = tokio::join!(b.connect(peer("a", through)), a.accept());
+    let (theirs, ours) = (theirs.unwrap(), ours.unwrap());
+    let mut stream = ours.open_stream(Lane::Control, Priority::Control, Bytes::new()).await.unwrap();
+    stream.send.write(Bytes::from_static(b"x")).await.unwrap();
+    cut.store(true, Ordering::Relaxed);
+    drop((theirs, b));
+    let next = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let (anew, accepted) = tokio::join!(a.connect(peer("b", next.addresses())), next.accept());
+    let (_anew, _accepted) = (anew.unwrap(), accepted.unwrap());
+    let read = tokio::time::timeout(PATIENCE, stream.recv.read()).await.expect("not noticed");
+    assert_eq!(read, Err(StreamError::PeerRestarted));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_not_whom_we_mean_is_refused() {
     let (site, other) = (Site::new(), Site::new());

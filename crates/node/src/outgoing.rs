@@ -54,8 +54,7 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
         return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
     }
     reach_async(Point::Reserve, parts.id).await;
-    let session = node.peers().session(&order.to).await?;
-    session.set_limit(order.limit);
+    node.peers().session(&order.to).await?.set_limit(order.limit);
     let request = Request::Stage(Box::new(Stage {
         ticket,
         definition: parts.definition(),
@@ -63,16 +62,12 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
         vcpus: order.vcpus,
         capability: order.capability.clone(),
     }));
-    let answer =
-        session.request(proto::encode(&request), STAGING).await.map_err(|e| unreachable(&order.to.name, &e))?;
+    let answer = node.peers().request(&order.to, proto::encode(&request), STAGING).await?;
+    // It may be another session now.
+    node.peers().limit(order.to.name.as_str(), order.limit);
     proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| {
         Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name)))
     })
-}
-
-fn unreachable(host: &godwit_api::Name, error: &dyn std::fmt::Display) -> ApiError {
-    ApiError::new(Problem::Unreachable, format!("{host} cannot be reached over the link: {error}"))
-        .remedy("see that its node runs, and that its UDP ports are open to this host")
 }
 
 /// Starts what the machine calls `Migrate`.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use godwit_api::host::PeerHost;
 use godwit_api::{ApiError, Problem};
-use godwit_link::{Addresses, Config, Endpoint, Peer, Session, State};
+use godwit_link::{Addresses, Config, Endpoint, Peer, RequestError, Session, State, StreamError};
 use godwit_trust::{Credentials, Identity};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -98,6 +98,41 @@ impl Peers {
         let session = self.endpoint.connect(Peer { identity, addresses }).await.map_err(|e| refuse(&e))?;
         self.keep(session.clone());
         Ok(session)
+    }
+
+    /// Asks a host, and waits for the answer. Where the session turns out to be with the host's process before this one, it is asked
+    /// once more: that one has not answered, and took what it knew with it.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or does not answer in time.
+    pub async fn request(&self, host: &PeerHost, request: Bytes, timeout: Duration) -> Result<Bytes, ApiError> {
+        let unreachable = |error: &dyn std::fmt::Display| {
+            ApiError::new(Problem::Unreachable, format!("{} cannot be reached over the link: {error}", host.name))
+                .remedy("see that its node runs, and that its UDP ports are open to this host")
+        };
+        let restarted = RequestError::Stream(StreamError::PeerRestarted);
+        let mut tries = 0;
+        loop {
+            let session = self.session(host).await?;
+            // Who began the session has to connect it anew, and may have died with it. Another session tells.
+            let looking = async {
+                loop {
+                    tokio::time::sleep(STALE / 4).await;
+                    if session.down_for().is_some_and(|down| down >= STALE) {
+                        let _ = self.session(host).await;
+                    }
+                }
+            };
+            let answer = tokio::select! {
+                answer = session.request(request.clone(), timeout) => answer,
+                () = looking => unreachable!("it looks for as long as it is asked to"),
+            };
+            tries += 1;
+            match answer {
+                Err(error) if error == restarted && tries == 1 => {}
+                answer => return answer.map_err(|e| unreachable(&e)),
+            }
+        }
     }
 
     /// Ends every session with a peer that is not trusted any more.
