@@ -47,7 +47,7 @@ test: setup build lint
 bench: setup build
 	scripts/setup.sh nbd
 	cargo run --release --locked -p godwit-wan --example goodput
-	cargo run --release --locked -p godwit-link --example goodput
+	cargo run --release --locked -p godwit-link --example link_goodput
 	scripts/bench-nbd.pl $(TARGET)/release/godwit
 
 # Long runs, resumable: the ledger knows what was done at this commit.
