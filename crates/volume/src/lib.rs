@@ -33,6 +33,7 @@ mod meta;
 pub mod mirror;
 mod pack;
 mod replica;
+mod shadow;
 mod stamp;
 mod stamps;
 
@@ -44,5 +45,6 @@ pub use file::{Description, Media, Medium};
 pub use guards::{Guard, Guards};
 pub use pack::{PackError, Packer, Unpacker};
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
+pub use shadow::{Holder, Version};
 pub use stamp::Stamp;
 pub use stamps::REGION;

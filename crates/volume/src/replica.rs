@@ -5,9 +5,10 @@
 
 use crate::blocks::{BLOCK, touched};
 use crate::error::{VolumeError, io_error};
-use crate::file::{Description, DescriptionFile, Disk, Media, Medium};
+use crate::file::{Description, DescriptionFile, Disk, Media, Medium, power};
 use crate::guards::{Guard, Guards};
 use crate::meta::{MOST_OWNERS, Meta, SURE};
+use crate::shadow::Shadow;
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
@@ -24,16 +25,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct Replica {
     folder: PathBuf,
-    data: Box<dyn Medium>,
+    pub(crate) data: Box<dyn Medium>,
     inner: Mutex<Inner>,
     /// Held for as long as the replica is.
     _lock: Option<File>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    meta: Meta,
-    stamps: Stamps,
+pub(crate) struct Inner {
+    pub meta: Meta,
+    pub stamps: Stamps,
+    /// What is not here yet.
+    pub shadow: Shadow,
     hot: Box<dyn Medium>,
     /// Hot regions, and whether each was written since the last settling.
     regions: BTreeMap<u64, bool>,
@@ -41,7 +44,7 @@ struct Inner {
     description: Box<dyn Description>,
     /// The replica's place, for errors.
     folder: PathBuf,
-    guards: Guards,
+    pub guards: Guards,
 }
 
 /// What a replica was found like.
@@ -111,6 +114,8 @@ impl Replica {
             data: open("data", meta.size.0)?,
             stamps: open("stamps", regions * REGION * 8)?,
             hot: open("hot", regions)?,
+            words: open("words", regions * REGION * 8)?,
+            power: power(),
             description: Box::new(description),
             region: REGION,
         };
@@ -145,6 +150,7 @@ impl Replica {
         let mut inner = Inner {
             meta,
             stamps: Stamps::new(media.stamps, blocks, media.region),
+            shadow: Shadow::new(media.words, blocks, media.region),
             hot: media.hot,
             regions: BTreeMap::new(),
             frozen: true,
@@ -152,6 +158,17 @@ impl Replica {
             folder: folder.to_owned(),
             guards,
         };
+        // Before the power that is on now is written down: a crash in between must not make words believed that its loss made doubtful.
+        match &inner.meta.wants {
+            Some(wants) if wants.complete => {
+                let lost = inner.meta.power != media.power || media.power.is_empty();
+                let doubt = lost && inner.guards.hold(Guard::DoubtedAbsent);
+                inner.shadow.load(doubt).map_err(io_error("read the words of", folder))?;
+            }
+            // Half of what is wanted is nothing.
+            _ => inner.meta.wants = None,
+        }
+        inner.meta.power = media.power;
         inner.meta.epoch += 1;
         inner.meta.clean = false;
         inner.store_meta()?;
@@ -186,7 +203,7 @@ impl Replica {
             doubted += range.end - range.start;
             if inner.meta.primary {
                 if inner.guards.hold(Guard::DoubtedRestamped) {
-                    inner.stamps.set(range, now)?;
+                    self.restamp(&mut inner, range, now)?;
                 }
             } else if inner.guards.hold(Guard::DoubtedForgotten) {
                 // What was never written reads as zeroes at every replica, so it must here.
@@ -197,6 +214,7 @@ impl Replica {
         if !hot.is_empty() {
             self.data.sync()?;
             inner.stamps.persist()?;
+            inner.keep_here()?;
             for region in &hot {
                 inner.hot.write(*region, &[0])?;
             }
@@ -205,11 +223,25 @@ impl Replica {
         Ok(doubted)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    /// New stamps for what is here. Of what is absent something may have come when all ended: it is nothing.
+    fn restamp(&self, inner: &mut Inner, blocks: Range<u64>, now: u64) -> std::io::Result<()> {
+        let shadow = inner.is_shadow();
+        for block in blocks {
+            if shadow && inner.shadow.is_absent(block)? {
+                self.data.punch(block * BLOCK, BLOCK)?;
+                inner.stamps.set(block..block + 1, 0)?;
+            } else {
+                inner.stamps.set(block..block + 1, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError {
+    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError {
         io_error(what, &self.folder)
     }
 
@@ -242,6 +274,10 @@ impl Replica {
             return Ok(());
         }
         let before = inner.meta.clone();
+        // Half of what is wanted is nothing; and what was wanted of an owner whose line ends with a claim is what nobody has any more.
+        if !before.primary && before.wants.as_ref().is_some_and(|w| !w.complete || w.lineage != lineage) {
+            inner.meta.wants = None;
+        }
         if before.owner != index {
             let others = || (1..).zip(&before.owners).filter(|(i, _)| *i != index).map(|(_, (known, _))| *known);
             let claim = others().next().is_some() && others().all(|known| known < lineage);
@@ -272,6 +308,9 @@ impl Replica {
     /// When the medium fails.
     pub(crate) fn runs_to_compare(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
         let mut inner = self.lock();
+        if inner.is_shadow() {
+            return Err(VolumeError::Shadow(inner.shadow.absent()));
+        }
         if inner.meta.primary && inner.guards.hold(Guard::ComparedWhenSure) {
             self.make_sure(&mut inner)?;
         }
@@ -280,12 +319,24 @@ impl Replica {
     }
 
     /// Whatever is interrupted here is begun again by the next mirror: until the last step all of it is unsure.
-    fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
+    pub(crate) fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
         // Durable before its first use, and never used before.
         inner.meta.epoch += 1;
         inner.store_meta()?;
         let (from, now) = (inner.meta.unsure, inner.entry());
-        if inner.stamps.replace(from, now).map_err(self.io("read the stamps of"))? {
+        let doubted: Vec<_> = inner.stamps.runs().map_err(self.io("read the stamps of"))?;
+        let doubted: Vec<_> = doubted.into_iter().filter(|(_, entry)| *entry >= from).collect();
+        let any = !doubted.is_empty();
+        let shadow = inner.is_shadow();
+        for block in doubted.into_iter().flat_map(|(run, _)| run) {
+            // What is absent is not this replica's to restamp.
+            let io = match shadow && inner.shadow.is_absent(block).map_err(self.io("read the words of"))? {
+                true => Ok(()),
+                false => inner.stamps.set(block..block + 1, now),
+            };
+            io.map_err(self.io("read the stamps of"))?;
+        }
+        if any {
             inner.stamps.persist().map_err(self.io("write the stamps of"))?;
         }
         // What is written from here on may be passed on, and written again under the same stamp.
@@ -304,6 +355,8 @@ impl Replica {
         // First, while it is a primary's: what is hot must be restamped after a crash, not forgotten.
         self.vouch(&mut inner)?;
         inner.meta.primary = false;
+        // What is here is what the stamps say. What is absent here is the next owner's to fetch.
+        inner.meta.wants = None;
         inner.store_meta()
     }
 
@@ -334,7 +387,7 @@ impl Replica {
         inner.store_meta()
     }
 
-    fn inside(&self, inner: &Inner, offset: u64, length: u64) -> Result<(), VolumeError> {
+    pub(crate) fn inside(&self, inner: &Inner, offset: u64, length: u64) -> Result<(), VolumeError> {
         if offset.checked_add(length).is_some_and(|end| end <= inner.meta.size.0) {
             return Ok(());
         }
@@ -344,9 +397,15 @@ impl Replica {
     /// Reads bytes.
     ///
     /// # Errors
-    /// When they lie outside, or the medium fails.
+    /// When they lie outside, are not here yet, or the medium fails.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
-        self.inside(&self.lock(), offset, into.len() as u64)?;
+        let mut inner = self.lock();
+        self.inside(&inner, offset, into.len() as u64)?;
+        if inner.guards.hold(Guard::AbsentNotRead) {
+            // What is here stays here: no need to hold the lock for longer.
+            inner.refuse_absent(touched(offset, into.len() as u64))?;
+        }
+        drop(inner);
         self.data.read(offset, into).map_err(self.io("read"))
     }
 
@@ -355,14 +414,41 @@ impl Replica {
     /// # Errors
     /// When it lies outside, or the medium fails.
     pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<(u64, bool)>, VolumeError> {
-        self.inside(&self.lock(), offset, length)?;
-        self.data.extents(offset, length).map_err(self.io("map"))
+        let mut inner = self.lock();
+        self.inside(&inner, offset, length)?;
+        let found = self.data.extents(offset, length).map_err(self.io("map"))?;
+        if !inner.is_shadow() {
+            return Ok(found);
+        }
+        // What is absent is no hole, whatever lies here.
+        let mut split: Vec<(u64, bool)> = vec![];
+        let mut put = |length: u64, hole: bool| match split.last_mut() {
+            _ if length == 0 => {}
+            Some((known, kind)) if *kind == hole => *known += length,
+            _ => split.push((length, hole)),
+        };
+        let mut at = offset;
+        for (length, hole) in found {
+            let end = at + length;
+            if hole {
+                for run in inner.shadow.absent_in(touched(at, length)).map_err(self.io("read the words of"))? {
+                    let (first, last) = ((run.start * BLOCK).max(at), (run.end * BLOCK).min(end));
+                    put(first - at, true);
+                    put(last - first, false);
+                    at = last;
+                }
+            }
+            put(end - at, hole);
+            at = end;
+        }
+        Ok(split)
     }
 
     /// A guest's write.
     ///
     /// # Errors
-    /// When it lies outside, the volume is frozen, or the medium fails; parts may be written then.
+    /// When it lies outside, the volume is frozen, a block of which it is a part is not here yet, or the medium fails; parts may
+    /// be written then.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<Written, VolumeError> {
         let mut inner = self.lock();
         let blocks = self.admit(&mut inner, offset, bytes.len() as u64)?;
@@ -374,7 +460,9 @@ impl Replica {
             self.data.write(offset, bytes)
         };
         let now = inner.entry();
-        done.and_then(|()| inner.stamps.set(blocks.clone(), now)).map_err(self.io("write"))?;
+        done.and_then(|()| inner.came(blocks.clone()))
+            .and_then(|()| inner.stamps.set(blocks.clone(), now))
+            .map_err(self.io("write"))?;
         Ok(Written { blocks })
     }
 
@@ -388,6 +476,7 @@ impl Replica {
         let now = inner.entry();
         self.data
             .punch(offset, length)
+            .and_then(|()| inner.came(blocks.clone()))
             .and_then(|()| inner.stamps.set(blocks.clone(), now))
             .map_err(self.io("zero"))?;
         Ok(Written { blocks })
@@ -398,6 +487,7 @@ impl Replica {
             return Err(VolumeError::Frozen);
         }
         self.inside(inner, offset, length)?;
+        inner.refuse_edges(offset, length)?;
         let blocks = touched(offset, length);
         inner.heat(blocks.clone()).map_err(self.io("mark a region of"))?;
         Ok(blocks)
@@ -413,13 +503,7 @@ impl Replica {
         if inner.meta.primary {
             return Err(VolumeError::Frozen);
         }
-        let count = match contents {
-            Contents::Zeroes(count) => count,
-            Contents::Data(data) if (data.len() as u64).is_multiple_of(BLOCK) => data.len() as u64 / BLOCK,
-            Contents::Data(data) => {
-                return Err(VolumeError::Range(format!("{} bytes are not whole blocks", data.len())));
-            }
-        };
+        let count = contents.blocks()?;
         let bytes = count.checked_mul(BLOCK).zip(first.checked_mul(BLOCK));
         let Some((length, offset)) = bytes else {
             return Err(VolumeError::Range(format!("{count} blocks from {first} are too many")));
@@ -480,7 +564,16 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn flush(&self) -> Result<(), VolumeError> {
-        self.data.sync().map_err(self.io("sync"))
+        let inner = self.lock();
+        if !inner.is_shadow() || inner.shadow.here().is_empty() || !inner.guards.hold(Guard::FlushKeepsPresent) {
+            drop(inner);
+            return self.data.sync().map_err(self.io("sync"));
+        }
+        let here = inner.shadow.here().clone();
+        drop(inner);
+        self.data.sync().map_err(self.io("sync"))?;
+        // What somebody else has kept meanwhile is durable: it leaves the set only then.
+        self.lock().shadow.keep(&here).map_err(self.io("sync"))
     }
 
     /// Makes regions cold that were not written since the last call; to be called every few seconds.
@@ -509,7 +602,7 @@ impl Replica {
 
     /// Settles everything, and the marks' removal too: or a loss of power would bring them back, and a secondary forget what it
     /// holds.
-    fn vouch(&self, inner: &mut Inner) -> Result<(), VolumeError> {
+    pub(crate) fn vouch(&self, inner: &mut Inner) -> Result<(), VolumeError> {
         self.settle_all(inner)?;
         if inner.guards.hold(Guard::VouchedSyncsMarks) { inner.hot.sync().map_err(self.io("settle")) } else { Ok(()) }
     }
@@ -525,6 +618,7 @@ impl Replica {
                 self.data.sync()?;
             }
             inner.stamps.persist()?;
+            inner.keep_here()?;
             for region in regions {
                 inner.hot.write(*region, &[0])?;
             }
@@ -559,20 +653,31 @@ pub enum Contents<'a> {
     Zeroes(u64),
 }
 
+impl Contents<'_> {
+    /// How many blocks.
+    pub(crate) fn blocks(&self) -> Result<u64, VolumeError> {
+        match self {
+            Self::Zeroes(count) => Ok(*count),
+            Self::Data(data) if (data.len() as u64).is_multiple_of(BLOCK) => Ok(data.len() as u64 / BLOCK),
+            Self::Data(data) => Err(VolumeError::Range(format!("{} bytes are not whole blocks", data.len()))),
+        }
+    }
+}
+
 impl Inner {
     /// The entry of a write now.
-    const fn entry(&self) -> u64 {
+    pub(crate) const fn entry(&self) -> u64 {
         entry(self.meta.owner, self.meta.epoch)
     }
 
-    fn stamp_of(&self, entry: u64) -> Option<Stamp> {
+    pub(crate) fn stamp_of(&self, entry: u64) -> Option<Stamp> {
         let index = usize::try_from(entry >> 32).ok()?.checked_sub(1)?;
         let (lineage, generation) = *self.meta.owners.get(index)?;
         Some(Stamp { lineage, generation, epoch: Epoch((entry & 0xffff_ffff) as u32) })
     }
 
     /// The index of an owner, from 1. A new one is durable before it is used.
-    fn owner_index(&mut self, lineage: Lineage, generation: Generation) -> Result<u32, VolumeError> {
+    pub(crate) fn owner_index(&mut self, lineage: Lineage, generation: Generation) -> Result<u32, VolumeError> {
         let owner = (lineage, generation);
         let known = self.meta.owners.iter().rposition(|o| *o == owner);
         let index = match known {
@@ -592,12 +697,30 @@ impl Inner {
         Ok(u32::try_from(index + 1).unwrap_or(u32::MAX))
     }
 
-    fn store_meta(&self) -> Result<(), VolumeError> {
+    pub(crate) fn store_meta(&self) -> Result<(), VolumeError> {
         self.meta.store(&*self.description, &self.folder)
     }
 
+    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError + use<> {
+        io_error(what, &self.folder)
+    }
+
+    /// The guest has written these blocks, whole or in the part that was not here.
+    fn came(&mut self, blocks: Range<u64>) -> std::io::Result<()> {
+        if self.is_shadow() && self.shadow.absent() > 0 { self.shadow.came(blocks, self.guards) } else { Ok(()) }
+    }
+
+    /// The contents of all that is here are durable.
+    fn keep_here(&mut self) -> std::io::Result<()> {
+        if self.shadow.here().is_empty() {
+            return Ok(());
+        }
+        let here = self.shadow.here().clone();
+        self.shadow.keep(&here)
+    }
+
     /// Marks regions hot, durably, before their first write.
-    fn heat(&mut self, blocks: Range<u64>) -> std::io::Result<()> {
+    pub(crate) fn heat(&mut self, blocks: Range<u64>) -> std::io::Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
