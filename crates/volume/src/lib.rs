@@ -27,10 +27,13 @@
 #![forbid(unsafe_code)]
 mod blocks;
 mod error;
+pub mod fet;
+pub mod fetch;
 mod file;
 mod guards;
 mod meta;
 pub mod mirror;
+pub mod order;
 mod pack;
 mod replica;
 mod shadow;

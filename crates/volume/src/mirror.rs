@@ -61,7 +61,7 @@ pub enum MirrorError {
     Volume(#[from] VolumeError),
 }
 
-fn run_message(kind: u8, blocks: &Range<u64>, stamp: Stamp, data: &[u8]) -> Vec<u8> {
+pub(crate) fn run_message(kind: u8, blocks: &Range<u64>, stamp: Stamp, data: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(1 + 16 + STAMP_BYTES + data.len());
     out.push(kind);
     out.extend(blocks.start.to_le_bytes());
@@ -71,7 +71,7 @@ fn run_message(kind: u8, blocks: &Range<u64>, stamp: Stamp, data: &[u8]) -> Vec<
     out
 }
 
-fn words<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
+pub(crate) fn words<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     let mut rest = bytes;
     let mut found = [0; N];
     for word in &mut found {
@@ -83,7 +83,7 @@ fn words<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
 }
 
 /// A run in a message: blocks, stamp, and what follows.
-fn parse_run(bytes: &[u8]) -> Option<(Range<u64>, Stamp, &[u8])> {
+pub(crate) fn parse_run(bytes: &[u8]) -> Option<(Range<u64>, Stamp, &[u8])> {
     let ([first, count], rest) = words::<2>(bytes)?;
     let (stamp, rest) = rest.split_first_chunk::<STAMP_BYTES>()?;
     Some((first..first.checked_add(count)?, Stamp::decode(stamp), rest))

@@ -665,6 +665,10 @@ impl Contents<'_> {
 }
 
 impl Inner {
+    pub(crate) const fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
     /// The entry of a write now.
     pub(crate) const fn entry(&self) -> u64 {
         entry(self.meta.owner, self.meta.epoch)

@@ -394,6 +394,11 @@ impl Replica {
         if inner.guards.hold(Guard::SettledBeforeFinal) { self.vouch(&mut inner) } else { Ok(()) }
     }
 
+    /// Whether a rule is in force.
+    pub(crate) fn holds(&self, guard: Guard) -> bool {
+        self.lock().guards.hold(guard)
+    }
+
     /// Whether the volume is this replica's and may not be whole: until [`Replica::end_wants`] has said that it is.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
@@ -422,23 +427,27 @@ impl Replica {
         found
     }
 
-    /// Blocks for which this holder is named and which are not durably here. At nought it is not needed.
+    /// Blocks for which this holder is named and which are not durably here. At nought it is not needed. None: the volume
+    /// is being handed over, or another's; somebody else knows then.
     ///
     /// # Errors
     /// When the medium fails.
-    pub fn left(&self, holder: &Holder) -> Result<u64, VolumeError> {
+    pub fn left(&self, holder: &Holder) -> Result<Option<u64>, VolumeError> {
         let mut inner = self.lock();
+        if !inner.meta.primary || inner.is_frozen() {
+            return Ok(None);
+        }
         if !inner.is_shadow() {
-            return Ok(0);
+            return Ok(Some(0));
         }
         if !inner.guards.hold(Guard::DurableBeforeRelease) {
             let runs = inner.shadow.words.runs().map_err(self.io("read the words of"))?;
             let named = runs.iter().filter(|(_, w)| is_absent(*w) && inner.holders(*w).contains(holder));
-            return Ok(named.map(|(run, _)| run.end - run.start).sum());
+            return Ok(Some(named.map(|(run, _)| run.end - run.start).sum()));
         }
         let sets = inner.meta.wants.iter().flat_map(|wants| (0..).zip(&wants.holders));
         let named = sets.filter(|(_, set)| set.contains(holder));
-        Ok(named.map(|(i, _): (usize, _)| inner.shadow.left.get(i).copied().unwrap_or(0)).sum())
+        Ok(Some(named.map(|(i, _): (usize, _)| inner.shadow.left.get(i).copied().unwrap_or(0)).sum()))
     }
 
     /// What is absent of these blocks, with what it has to be and who has it, in order.
