@@ -12,6 +12,9 @@ mkdir -p results
 echo "== a million schedules of the hand-off"
 GODWIT_SIM_SCHEDULES=1000000 cargo test --release --locked -p godwit-sim --test schedules
 
+echo "== ten million operations of guests whose disks follow them"
+GODWIT_POSTCOPY_SCHEDULES=60000 cargo test --release --locked -p godwit-sim --test postcopy a_guest -- --nocapture
+
 echo "== the whole API, by its own document"
 scripts/schemathesis.sh 500
 

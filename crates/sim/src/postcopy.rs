@@ -2,7 +2,7 @@
 //!
 //! The replicas, the [`fet`](godwit_volume::fet) and the [`fetch`](godwit_volume::fetch) are the ones that the node runs, on disks that tear and
 //! forget ([`media`](crate::media)). The hand-off is one durable record here, whoever owns the volume: how it becomes one is the
-//! other world's business. Moves begin while the last one's fill goes on; nodes and power fail in the middle of any operation, and
+//! other world's business. Some moves copy the disk first ([`mirror`](godwit_volume::mirror)), where it is whole; the others begin while the last one's fill goes on; nodes and power fail in the middle of any operation, and
 //! right after the grant; sessions break; sites whose copies are not needed any more throw them away. Every read of the guest is
 //! checked against [`Model`], and in the end, when nothing fails any more, the fill has to end and the whole disk to be right.
 //!
@@ -11,9 +11,8 @@
 
 use crate::media::{BLOCKS, SECTOR, SECTORS, Store};
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
-use godwit_volume::fet::{Source, State, Target};
 use godwit_volume::fetch::{Requester, Server};
-use godwit_volume::{BLOCK, Guards, Holder, Replica, VolumeError};
+use godwit_volume::{BLOCK, BlockSet, Guards, Holder, Replica, VolumeError, fet, mirror};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::VecDeque;
@@ -129,12 +128,120 @@ struct Session {
     back: VecDeque<Vec<u8>>,
 }
 
+/// What a replica's failure is, and what is a bug.
+#[derive(Debug)]
+enum Trouble {
+    Volume(VolumeError),
+    Bug(String),
+}
+
+impl From<fet::FetError> for Trouble {
+    fn from(error: fet::FetError) -> Self {
+        match error {
+            fet::FetError::Volume(error) => Self::Volume(error),
+            other => Self::Bug(other.to_string()),
+        }
+    }
+}
+
+impl From<mirror::MirrorError> for Trouble {
+    fn from(error: mirror::MirrorError) -> Self {
+        match error {
+            mirror::MirrorError::Volume(error) => Self::Volume(error),
+            other => Self::Bug(other.to_string()),
+        }
+    }
+}
+
+/// How the disk is handed off.
+#[derive(Debug)]
+enum Way {
+    /// It follows.
+    PostCopy(fet::Source, fet::Target),
+    /// It goes first.
+    Mirror(mirror::Source, mirror::Target),
+}
+
+impl Way {
+    fn source_takes(&mut self, message: &[u8], replica: &Replica) -> Result<(), Trouble> {
+        match self {
+            Self::PostCopy(source, _) => Ok(source.handle(message, replica)?),
+            Self::Mirror(source, _) => Ok(source.handle(message, replica)?),
+        }
+    }
+
+    fn target_takes(&mut self, message: &[u8], replica: &Replica) -> Result<Option<Vec<u8>>, Trouble> {
+        match self {
+            Self::PostCopy(_, target) => Ok(target.handle(message, replica)?),
+            Self::Mirror(_, target) => Ok(Some(target.handle(message, replica)?)),
+        }
+    }
+
+    /// The guest wrote: what to send at once. A mirrored write is not waited for here: the other world does.
+    fn guest_wrote(&mut self, blocks: Range<u64>, now: Duration, replica: &Replica) -> Result<Vec<Vec<u8>>, Trouble> {
+        match self {
+            Self::PostCopy(source, _) => {
+                source.guest_wrote(blocks, replica);
+                Ok(vec![])
+            }
+            Self::Mirror(source, _) => Ok(source.guest_wrote(blocks, now, replica)?.map_or(vec![], |m| m.messages)),
+        }
+    }
+
+    fn arrived(&mut self, blocks: &BlockSet, replica: &Replica) {
+        if let Self::PostCopy(source, _) = self {
+            source.arrived(blocks, replica);
+        }
+    }
+
+    fn is_level(&self) -> bool {
+        match self {
+            Self::PostCopy(source, _) => source.is_level(),
+            Self::Mirror(source, _) => source.state() == mirror::State::Mirroring,
+        }
+    }
+
+    /// Whether what was written before the stop can be told from what is compared.
+    fn can_stop(&self) -> bool {
+        match self {
+            Self::PostCopy(source, _) => source.state() == fet::State::Telling,
+            Self::Mirror(source, _) => source.state() != mirror::State::Exchanging,
+        }
+    }
+
+    fn stop(&mut self, replica: &Replica) -> Result<(), Trouble> {
+        match self {
+            Self::PostCopy(source, _) => Ok(source.stop(replica)?),
+            Self::Mirror(source, _) => {
+                source.let_go();
+                source.stop();
+                Ok(())
+            }
+        }
+    }
+
+    fn poll(&mut self, replica: &Replica) -> Result<Vec<Vec<u8>>, Trouble> {
+        match self {
+            Self::PostCopy(source, _) => Ok(source.poll(replica)?),
+            Self::Mirror(source, _) => Ok(source.poll(replica)?),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        match self {
+            Self::PostCopy(source, _) => source.state() == fet::State::Complete,
+            Self::Mirror(source, _) => source.state() == mirror::State::Complete,
+        }
+    }
+}
+
 /// A hand-off under way.
 #[derive(Debug)]
 struct Attempt {
     to: usize,
-    source: Source,
-    target: Target,
+    way: Way,
+    /// The owner did not hold all of the volume when it began.
+    unfinished: bool,
     there: VecDeque<Vec<u8>>,
     back: VecDeque<Vec<u8>>,
     /// The guest begins nothing new.
@@ -178,6 +285,8 @@ pub struct Counts {
     pub moves: u64,
     /// Of those, how many began at a volume that was not whole.
     pub unfinished: u64,
+    /// And how many were mirrored.
+    pub mirrored: u64,
     /// Nodes that died.
     pub crashes: u64,
     /// Losses of power.
@@ -192,6 +301,7 @@ impl std::ops::AddAssign for Counts {
         self.waited += other.waited;
         self.moves += other.moves;
         self.unfinished += other.unfinished;
+        self.mirrored += other.mirrored;
         self.crashes += other.crashes;
         self.powers += other.powers;
         self.released += other.released;
@@ -494,10 +604,20 @@ impl World {
             Ok(written) => {
                 self.counts.operations += 1;
                 self.say(|| format!("guest: {wish:?}"));
+                let clock = self.clock();
+                let mut trouble = None;
                 if let (Some(written), Some(attempt), Some(replica)) =
                     (written, &mut self.attempt, &self.sites[owner].replica)
                 {
-                    attempt.source.guest_wrote(written.blocks, replica);
+                    match attempt.way.guest_wrote(written.blocks, clock, replica) {
+                        Ok(messages) => attempt.there.extend(messages),
+                        Err(why) => trouble = Some(why),
+                    }
+                }
+                match trouble {
+                    None => {}
+                    Some(Trouble::Volume(error)) => self.failed(owner, &error)?,
+                    Some(Trouble::Bug(why)) => return Err(why),
                 }
                 match wish {
                     Wish::Read(_) => self.check(sectors, &bytes)?,
@@ -604,7 +724,7 @@ impl World {
         match self.requester.handle(&name(at), &message, clock, replica) {
             Ok(taken) => {
                 if let Some(attempt) = &mut self.attempt {
-                    attempt.source.arrived(&taken, replica);
+                    attempt.way.arrived(&taken, replica);
                 }
                 if self.requester.lacking() > 0 {
                     return Err(format!("site {at} lacks what it was to have"));
@@ -627,23 +747,33 @@ impl World {
             let (Some(replica), Some(source)) = (&self.sites[to].replica, &self.sites[owner].replica) else {
                 return Ok(());
             };
-            self.counts.unfinished += u64::from(source.is_shadow());
-            let begun = replica.become_secondary().map_err(godwit_volume::fet::FetError::from);
-            match begun.and_then(|()| Target::new(replica)) {
-                Ok((target, first)) => {
-                    self.say(|| format!("a move from site {owner} to site {to} begins"));
+            let mirrored = !source.is_shadow() && self.rng.random_ratio(1, 3);
+            let unfinished = source.absent() > Bytes(0);
+            let begin = || -> Result<(Way, Vec<Vec<u8>>), Trouble> {
+                replica.become_secondary().map_err(Trouble::Volume)?;
+                Ok(if mirrored {
+                    let (target, first) = mirror::Target::new(replica)?;
+                    (Way::Mirror(mirror::Source::new(), target), first)
+                } else {
+                    let (target, first) = fet::Target::new(replica)?;
+                    (Way::PostCopy(fet::Source::new(name(owner), Lineage(0), &[]), target), first)
+                })
+            };
+            match begin() {
+                Ok((way, first)) => {
+                    self.say(|| format!("a move from site {owner} to site {to} begins, mirrored: {mirrored}"));
                     self.attempt = Some(Attempt {
                         to,
-                        source: Source::new(name(owner), Lineage(0), &[]),
-                        target,
+                        way,
+                        unfinished,
                         there: VecDeque::new(),
                         back: first.into(),
                         stopping: false,
                         frozen: false,
                     });
                 }
-                Err(godwit_volume::fet::FetError::Volume(error)) => self.failed(to, &error)?,
-                Err(error) => return Err(error.to_string()),
+                Err(Trouble::Volume(error)) => self.failed(to, &error)?,
+                Err(Trouble::Bug(why)) => return Err(why),
             }
             return Ok(());
         }
@@ -664,32 +794,31 @@ impl World {
         let (Some(source), Some(target)) = (&self.sites[owner].replica, &self.sites[to].replica) else { return Ok(()) };
         let result = 'step: {
             if let Some(message) = attempt.back.pop_front()
-                && let Err(error) = attempt.source.handle(&message, source)
+                && let Err(error) = attempt.way.source_takes(&message, source)
             {
                 break 'step Err((owner, error));
             }
             if let Some(message) = attempt.there.pop_front() {
-                match attempt.target.handle(&message, target) {
+                match attempt.way.target_takes(&message, target) {
                     Ok(answer) => attempt.back.extend(answer),
                     Err(error) => break 'step Err((to, error)),
                 }
             }
-            if attempt.source.is_level() && !attempt.stopping && self.rng.random_ratio(1, 6) {
+            if attempt.way.is_level() && !attempt.stopping && self.rng.random_ratio(1, 6) {
                 attempt.stopping = true;
             }
-            if attempt.stopping && !attempt.frozen && self.guest.is_empty() && attempt.source.state() == State::Telling
-            {
+            if attempt.stopping && !attempt.frozen && self.guest.is_empty() && attempt.way.can_stop() {
                 attempt.frozen = true;
                 source.freeze();
-                if let Err(error) = attempt.source.stop(source) {
+                if let Err(error) = attempt.way.stop(source) {
                     break 'step Err((owner, error));
                 }
             }
-            match attempt.source.poll(source) {
+            match attempt.way.poll(source) {
                 Ok(messages) => attempt.there.extend(messages),
                 Err(error) => break 'step Err((owner, error)),
             }
-            Ok(attempt.source.state() == State::Complete)
+            Ok(attempt.way.is_complete())
         };
         match result {
             Ok(false) => {
@@ -701,7 +830,10 @@ impl World {
             Ok(true) => {
                 self.say(|| format!("site {to} is granted the volume"));
                 self.counts.moves += 1;
-                self.attempt = None;
+                if let Some(attempt) = self.attempt.take() {
+                    self.counts.unfinished += u64::from(attempt.unfinished);
+                    self.counts.mirrored += u64::from(matches!(attempt.way, Way::Mirror(..)));
+                }
                 self.open = false;
                 (0..SITES).for_each(|site| self.hang_up(site));
                 self.owner = to;
@@ -720,12 +852,12 @@ impl World {
                 }
                 Ok(())
             }
-            Err((at, godwit_volume::fet::FetError::Volume(error))) => {
+            Err((at, Trouble::Volume(error))) => {
                 self.failed(at, &error)?;
                 self.give_up();
                 Ok(())
             }
-            Err((at, error)) => Err(format!("site {at} in a hand-off: {error}")),
+            Err((at, Trouble::Bug(why))) => Err(format!("site {at} in a hand-off: {why}")),
         }
     }
 }

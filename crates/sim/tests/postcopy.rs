@@ -1,4 +1,4 @@
-//! Post-copy in simulation: a thousand worlds by default; as many as `GODWIT_POSTCOPY_SCHEDULES` says; or one, traced, with
+//! Post-copy in simulation: three thousand worlds by default; as many as `GODWIT_POSTCOPY_SCHEDULES` says; or one, traced, with
 //! `POSTCOPY_SEED`.
 
 use godwit_sim::postcopy::{Counts, run};
@@ -20,7 +20,7 @@ fn a_guest_whose_disk_follows_it_reads_what_it_wrote_whatever_fails_and_however_
         }
         return;
     }
-    let schedules = number("GODWIT_POSTCOPY_SCHEDULES").unwrap_or(1_000);
+    let schedules = number("GODWIT_POSTCOPY_SCHEDULES").unwrap_or(3_000);
     let mut all = Counts::default();
     for seed in 0..schedules {
         match run(seed, Guards::ALL, false) {
@@ -31,7 +31,7 @@ fn a_guest_whose_disk_follows_it_reads_what_it_wrote_whatever_fails_and_however_
     println!("{schedules} schedules: {all:?}");
     // A world in which nothing happens proves nothing.
     assert!(all.unfinished > schedules / 20 && all.waited > schedules && all.powers > schedules / 10, "{all:?}");
-    assert!(all.released > schedules / 20, "{all:?}");
+    assert!(all.released > schedules / 20 && all.mirrored > schedules / 20, "{all:?}");
 }
 
 #[test]
@@ -46,4 +46,20 @@ fn each_guard_of_a_shadow_volume_removed_makes_a_seed_fail_that_passes_with_it()
         }
     }
     assert!(missing.is_empty(), "none of {SEEDS} seeds needs {missing:?}");
+}
+
+/// Seeds that failed once, and what was wrong. A change to the world makes other stories of them; the bugs have guards or tests of their
+/// own.
+const ONCE_FAILED: [(u64, &str); 2] = [
+    (221, "what was on its way when the guest had written all that was absent ended the session"),
+    (2880, "a word that a process had written and not synced was believed, and a loss of power took it back"),
+];
+
+#[test]
+fn what_failed_once_does_not_fail_again() {
+    for (seed, what) in ONCE_FAILED {
+        if let Err(failure) = run(seed, Guards::ALL, false) {
+            panic!("{what}: {failure}");
+        }
+    }
 }

@@ -272,6 +272,9 @@ impl Source {
                 if version.stamp.is_some() && version.stamp == self.said_at {
                     self.said.insert(version.blocks.clone());
                 }
+                if holders.len() > MOST_HOLDERS || holders.iter().any(|h| h.0.len() > LONGEST_HOLDER) {
+                    return Err(FetError::Message("a holder's name that is too long, or too many holders"));
+                }
                 let stamp = version.stamp.unwrap_or_else(|| Stamp::decode(&[0; STAMP_BYTES]));
                 let bytes = &run_message(0, &version.blocks, stamp, &[])[1..];
                 runs += 1;

@@ -44,6 +44,8 @@ pub enum Guard {
     DurableBeforeRelease,
     /// What has come here while the next site is told where things are is told again: its old holder may let go of it.
     ArrivalsToldAgain,
+    /// Words that are found when a replica is opened are made durable before they are believed.
+    FoundWordsSynced,
 }
 
 #[cfg_attr(not(feature = "sabotage"), allow(dead_code))]
@@ -60,7 +62,7 @@ impl Guard {
         Self::FrozenRefuses,
     ];
     /// Those of a shadow volume and of the sites that it fetches from.
-    pub const SHADOW: [Self; 12] = [
+    pub const SHADOW: [Self; 13] = [
         Self::WantsBeforeComplete,
         Self::WantsBeginAfresh,
         Self::DataBeforePresent,
@@ -73,6 +75,7 @@ impl Guard {
         Self::SettledBeforeFinal,
         Self::DurableBeforeRelease,
         Self::ArrivalsToldAgain,
+        Self::FoundWordsSynced,
     ];
 }
 

@@ -4,6 +4,9 @@
 //! two replicas, copies the blocks that differ while the guest writes on, mirrors the guest's writes once few are left, and ends
 //! with both equal. It knows no sockets and no clock.
 //!
+//! A replica may also be given the volume before it holds every block: a `shadow` volume. Its source says what it has to hold
+//! ([`fet`]), and the contents follow, what the guest asks for first ([`fetch`]), the rest in a good [`order`].
+//!
 //! # What can go wrong
 //!
 //! *Power is lost between a write and its stamp.* A stamp that is older than its block would make two replicas look alike
@@ -21,6 +24,9 @@
 //!
 //! *The link dies.* A guest's write waits for the other side for at most [`mirror::PATIENCE`]; then the mirror falls back to
 //! copying behind the guest's back, and comes back when the link does.
+//!
+//! *A block is not here yet.* A shadow volume refuses to read it, and to write a part of it, until it has come; and it knows
+//! what is here for good and what only while the power stays on. The rules stand at the top of `shadow.rs`.
 //!
 //! *The volume is large.* Memory and time are proportional to what was touched, never to the size.
 

@@ -163,7 +163,7 @@ impl Replica {
             Some(wants) if wants.complete => {
                 let lost = inner.meta.power != media.power || media.power.is_empty();
                 let doubt = lost && inner.guards.hold(Guard::DoubtedAbsent);
-                inner.shadow.load(doubt).map_err(io_error("read the words of", folder))?;
+                inner.shadow.load(doubt, guards).map_err(io_error("read the words of", folder))?;
             }
             // Half of what is wanted is nothing.
             _ => inner.meta.wants = None,

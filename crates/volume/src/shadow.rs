@@ -43,7 +43,7 @@
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::file::Medium;
-use crate::guards::Guard;
+use crate::guards::{Guard, Guards};
 use crate::meta::Wants;
 use crate::replica::{Contents, Inner, Replica};
 use crate::stamp::Stamp;
@@ -111,7 +111,18 @@ impl Shadow {
     }
 
     /// Counts the words that are on the disk. `doubt`: nobody knows whether the power stayed on.
-    pub fn load(&mut self, doubt: bool) -> io::Result<()> {
+    pub fn load(&mut self, doubt: bool, rules: Guards) -> io::Result<()> {
+        if rules.hold(Guard::FoundWordsSynced) {
+            // A process may have died between a word and its sync: what is found must not be lost after it was believed.
+            self.words.persist()?;
+        }
+        self.recount(doubt)
+    }
+
+    fn recount(&mut self, doubt: bool) -> io::Result<()> {
+        self.here = BlockSet::default();
+        self.left.clear();
+        self.absent = 0;
         let mut doubted = false;
         for (run, word) in self.words.runs()? {
             let length = run.end - run.start;
@@ -178,7 +189,7 @@ impl Shadow {
     }
 
     /// The contents of these blocks are written. Written down before anybody is told.
-    pub fn came(&mut self, blocks: Range<u64>, rules: crate::guards::Guards) -> io::Result<()> {
+    pub fn came(&mut self, blocks: Range<u64>, rules: Guards) -> io::Result<()> {
         let mut any = false;
         for block in blocks.clone() {
             let word = self.words.get(block)?;
@@ -373,11 +384,7 @@ impl Replica {
         } else {
             inner.shadow.words.write_back().map_err(self.io("write the words of"))?;
         }
-        // Counted from what is written: an earlier count is of another attempt.
-        inner.shadow.here = BlockSet::default();
-        inner.shadow.left.clear();
-        inner.shadow.absent = 0;
-        inner.shadow.load(false).map_err(self.io("read the words of"))?;
+        inner.shadow.recount(false).map_err(self.io("read the words of"))?;
         if let Some(wants) = &mut inner.meta.wants {
             wants.complete = true;
             wants.lineage = lineage;
@@ -491,10 +498,14 @@ impl Replica {
         let mut inner = self.lock();
         let blocks = first..first.saturating_add(contents.blocks()?);
         self.inside(&inner, first.saturating_mul(BLOCK), run_bytes(&blocks))?;
-        if !inner.is_shadow() {
+        let mut taken = BlockSet::default();
+        if !inner.meta.primary {
             return Err(VolumeError::Frozen);
         }
-        let mut taken = BlockSet::default();
+        if !inner.is_shadow() {
+            // The guest has written what was still on its way, and the fill has ended without it.
+            return Ok(taken);
+        }
         for block in blocks.clone() {
             let word = inner.shadow.words.get(block).map_err(self.io("read the words of"))?;
             let wanted = inner.stamp_of(wanted_entry(word)) == Some(stamp);
@@ -654,4 +665,4 @@ const fn run_bytes(blocks: &Range<u64>) -> u64 {
 
 #[cfg(test)]
 #[path = "shadow_tests.rs"]
-mod tests;
+pub(crate) mod tests;
