@@ -1,5 +1,5 @@
-//! Post-copy in simulation: three thousand worlds by default; as many as `GODWIT_POSTCOPY_SCHEDULES` says; or one, traced, with
-//! `POSTCOPY_SEED`.
+//! Post-copy in simulation: three thousand worlds by default; as many as `GODWIT_POSTCOPY_SCHEDULES` says, the first being
+//! `GODWIT_POSTCOPY_FROM`; or one, traced, with `POSTCOPY_SEED`.
 
 use godwit_sim::postcopy::{Counts, run};
 use godwit_volume::{Guard, Guards};
@@ -22,7 +22,8 @@ fn a_guest_whose_disk_follows_it_reads_what_it_wrote_whatever_fails_and_however_
     }
     let schedules = number("GODWIT_POSTCOPY_SCHEDULES").unwrap_or(3_000);
     let mut all = Counts::default();
-    for seed in 0..schedules {
+    let first = number("GODWIT_POSTCOPY_FROM").unwrap_or(0);
+    for seed in first..first + schedules {
         match run(seed, Guards::ALL, false) {
             Ok(counts) => all += counts,
             Err(_) => panic!("{}", run(seed, Guards::ALL, true).expect_err("the same seed is the same story")),

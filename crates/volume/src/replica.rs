@@ -416,11 +416,12 @@ impl Replica {
     pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<(u64, bool)>, VolumeError> {
         let mut inner = self.lock();
         self.inside(&inner, offset, length)?;
-        let found = self.data.extents(offset, length).map_err(self.io("map"))?;
         if !inner.is_shadow() {
-            return Ok(found);
+            drop(inner);
+            return self.data.extents(offset, length).map_err(self.io("map"));
         }
-        // What is absent is no hole, whatever lies here.
+        // What is absent is no hole, whatever lies here. Under the lock: what comes in between must not be taken for what lay here.
+        let found = self.data.extents(offset, length).map_err(self.io("map"))?;
         let mut split: Vec<(u64, bool)> = vec![];
         let mut put = |length: u64, hole: bool| match split.last_mut() {
             _ if length == 0 => {}
