@@ -45,8 +45,10 @@ test: setup build lint
 
 # Figures. None of them is asserted: they belong to the machine that made them.
 bench: setup build
+	scripts/setup.sh nbd
 	cargo run --release --locked -p godwit-wan --example goodput
 	cargo run --release --locked -p godwit-link --example goodput
+	scripts/bench-nbd.pl $(TARGET)/release/godwit
 
 # Long runs, resumable: the ledger knows what was done at this commit.
 soak: setup build

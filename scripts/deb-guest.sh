@@ -76,7 +76,7 @@ await_console '^Linux godwit-guest' 60 >/dev/null
 printf 'export TERM=dumb PS1=; bind "set enable-bracketed-paste off"\n' >&3
 printf 'mount -o ro /dev/vdb /mnt; bash /mnt/check-in-guest.sh /mnt\n' >&3
 status=0
-(await_console '^DEB-GUEST (done|failed)' 1800 >"$prepared/last") || status=1
+(await_console '^DEB-GUEST (done|failed)' 5400 >"$prepared/last") || status=1
 tr -d '\r' <"$work/console" | sed -n 's/^DEB-CHECK \([^ ]*\) ok \(.*\)/debian guest: \1: \2 s/p; s/^DEB-CHECK \([^ ]*\) FAILED \(.*\)/debian guest: \1: FAILED after \2 s/p'
 [ "$verbose" = no ] || tr -d '\r' <"$work/console" >&2
 grep -q 'done' "$prepared/last" || status=1

@@ -3,14 +3,16 @@
 # cut of 1, 10 and 60 s. After each the guest has to run in exactly one place, intact, and a second try has to succeed. Where
 # the QEMU dies that held the guest's only RAM, the guest has to be restarted from its disk, with all that the disk had.
 # One report for each fault in results/: what is there is not run again. At the end docs/faults.md is written from
-# the reports that are there; with `TABLE` nothing else is done. POINTS and KINDS choose; RESULTS and LAB say where reports and binary are.
+# the reports that are there; with `TABLE` nothing else is done. POINTS and KINDS choose; RESULTS, TABLE and LAB say where
+# reports, table and binary are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 lab=${LAB:-${CARGO_TARGET_DIR:-target}/release/godwit-lab}
 results=${RESULTS:-results/faults-$(git rev-parse --short=12 HEAD)}
+table=${TABLE:-docs/faults.md}
 mkdir -p "$results"
 if [ "${1:-}" = TABLE ]; then
-    scripts/faults-table.pl "$results" >docs/faults.md
+    scripts/faults-table.pl "$results" >"$table"
     exit
 fi
 scenario=$(mktemp --suffix=.toml)
@@ -82,7 +84,7 @@ kill = { what = \"node\", site = \"b\", vm = \"vm\", at = \"$point\", restart_af
         try "cut-$seconds-$point" "cut = { between = [\"a\", \"b\"], vm = \"vm\", at = \"$point\", for_s = $seconds }"
     done
 done
-scripts/faults-table.pl "$results" >docs/faults.md
+scripts/faults-table.pl "$results" >"$table"
 if [ ${#failed[@]} -gt 0 ]; then
     echo "these did not end as they should: ${failed[*]}" >&2
     exit 1

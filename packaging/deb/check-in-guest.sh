@@ -70,27 +70,36 @@ check documents documents
 
 # ---- Enrolled -------------------------------------------------------------------
 
-# The one place that knows how a deployment gives its daemons certificates.
-enrol() {
-    godwit pki init --dir /root/ca &&
-        godwit pki issue --ca /root/ca --role controller --name controller --out /var/lib/godwit/controller/credentials &&
-        godwit pki issue --ca /root/ca --role node --name host1 --out /var/lib/godwit/node/credentials &&
-        godwit pki issue --ca /root/ca --role client --name admin --out /root/.config/godwit
+# As an operator does it: the deployment, its controller, a token for a host, and the host enrols with that.
+export HOME=/root
+init() {
+    godwit init --state /var/lib/godwit/controller &&
+        mkdir -p /root/.config && cp -r /var/lib/godwit/controller/admin /root/.config/godwit
 }
+check init init
 configure() {
     echo 'address = "10.99.0.11"' >>/etc/godwit/node.toml
     godwit config check /etc/godwit/node.toml && godwit config check /etc/godwit/controller.toml
 }
-start() { systemctl start godwit-controller godwit-node || say_state; }
-export HOME=/root
-check enrol enrol
 check configure configure
-check start start
+start_controller() { systemctl start godwit-controller || say_state; }
+check controller-starts start_controller
+node_waits() { systemctl start godwit-node && ! active node; }
+check node-does-not-start-without-a-certificate node_waits
+enrol() { (umask 077 && godwit host token host1 >/root/token) && godwit enroll --token-file /root/token --state /var/lib/godwit/node; }
+check enrol enrol
+once() { ! godwit enroll --token-file /root/token --state /root/again && [ ! -e /root/again ] && rm /root/token; }
+check token-is-good-once once
+start_node() { systemctl start godwit-node || say_state; }
+check node-starts start_node
 both_up() { active controller && active node || say_state; }
 check both-up both_up
 [ "$failed" = 0 ] || { printf '\nDEB-GUEST failed\n'; exit 1; }
 knows() { godwit site add here && godwit host add host1 --site here --api 10.99.0.11:7410 && godwit host ls && ! godwit host ls --json | grep -q '"error":"'; }
 check host-known knows
+# It was not made by hand: it knows where its next certificate comes from.
+renews() { godwit host show host1 --json | grep -q '"certificate_renews": *true'; }
+check certificate-renews-by-itself renews
 status() { property controller StatusText; property node StatusText; property node StatusText | grep -q 'VMs known'; }
 told() { until_true 30 status; }
 check status-text told
@@ -135,7 +144,7 @@ ended() { godwit vm stop web --force && until_true 30 gone; }
 check guest-stopped ended
 remove() { apt remove godwit godwit-controller godwit-node && ! active node && ! active controller; }
 check remove remove
-state() { [ -e /var/lib/godwit/node/credentials/key.pem ] && [ -e /var/lib/godwit/controller/controller.redb ] && [ -e /etc/godwit/node.toml ]; }
+state() { [ -e /var/lib/godwit/node/credentials/key.pem ] && [ -e /var/lib/godwit/controller/controller.redb ] && [ -e /var/lib/godwit/controller/ca/ca-key.pem ] && [ -e /etc/godwit/node.toml ]; }
 check state-kept-on-remove state
 check purge apt purge godwit godwit-controller godwit-node
 nothing() { traces | sort >/tmp/after; diff <(grep -v ^/run/godwit /tmp/before) <(grep -v ^/run/godwit/ /tmp/after); }

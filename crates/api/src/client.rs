@@ -150,7 +150,11 @@ impl Client {
     pub(crate) async fn open(&self, path: &str) -> Result<Body, ApiError> {
         let opening = async {
             let mut sender = self.shared.connect().await?;
-            let request = Request::get(path)
+            let mut request = Request::get(path);
+            if let Some(authorization) = &self.shared.authorization {
+                request = request.header(header::AUTHORIZATION, authorization.clone());
+            }
+            let request = request
                 .header(header::HOST, self.shared.expected.dns_name())
                 .body(Full::new(Bytes::new()))
                 .map_err(|e| ApiError::new(Problem::Invalid, format!("`{path}` is no path: {e}")))?;

@@ -7,6 +7,7 @@ use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
 use crate::orphan::{JudgedOrphan, Orphan};
+use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
@@ -136,6 +137,11 @@ impl HostClient {
         self.0.post(&format!("/v1/moves/{}/stop", id.0), &nothing()).await
     }
 
+    /// `PUT /v1/precaches`: all pre-caches of this node's volumes.
+    pub async fn precache(&self, all: &[PrecacheOrder]) -> Result<Vec<LocalPrecache>> {
+        self.0.put("/v1/precaches", &all).await
+    }
+
     /// `PUT /v1/gateways/{wire}`.
     pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<()> {
         self.0.within(ORDER).put::<IgnoredAny>(&format!("/v1/gateways/{wire}"), port).await.map(drop)
@@ -254,6 +260,21 @@ impl PublicClient {
     /// `GET /v1/volumes`.
     pub async fn volumes(&self) -> Result<Vec<Volume>> {
         self.0.get("/v1/volumes").await
+    }
+
+    /// `GET /v1/precaches`.
+    pub async fn precaches(&self) -> Result<Vec<Precache>> {
+        self.0.within(ORDER).get("/v1/precaches").await
+    }
+
+    /// `POST /v1/precaches`. Again with other values it changes them.
+    pub async fn start_precache(&self, wanted: &StartPrecache) -> Result<Precache> {
+        self.0.post("/v1/precaches", wanted).await
+    }
+
+    /// `DELETE /v1/precaches/{volume}/{to}`.
+    pub async fn stop_precache(&self, volume: &Name, to: &Name) -> Result<()> {
+        self.0.delete::<IgnoredAny>(&format!("/v1/precaches/{volume}/{to}")).await.map(drop)
     }
 
     /// `GET /v1/wires`.

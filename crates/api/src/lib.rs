@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod canonical;
 pub mod client;
 pub mod clients;
 pub mod error;
@@ -15,6 +16,7 @@ pub mod name;
 pub mod openapi;
 pub mod orphan;
 mod patterns;
+pub mod precache;
 pub mod progress;
 pub mod public;
 mod refusal;

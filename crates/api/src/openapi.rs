@@ -9,6 +9,7 @@
 
 use crate::host::{SetLimit, StopVm};
 use crate::orphan::JudgedOrphan;
+use crate::precache::{Precache, StartPrecache};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::trust::{ApiToken, Certificate, Enrol, NewApiToken, NewToken, Renew, Revoke, Token};
 use crate::{ApiError, Name, Problem};
@@ -220,6 +221,17 @@ pub fn operations() -> Vec<Operation> {
             .answering(qmp_answer)
             .may(&[Conflict, Unreachable]),
         get("/v1/volumes", "listVolumes", "Lists volumes.").answers::<Vec<Volume>>(),
+        get("/v1/precaches", "listPrecaches", "Lists pre-caches, with how each stands.").answers::<Vec<Precache>>(),
+        post(
+            "/v1/precaches",
+            "startPrecache",
+            "Keeps a volume nearly equal at another site; again with other values changes them.",
+        )
+        .takes::<StartPrecache>()
+        .answers::<Precache>()
+        .may(&[Conflict, NotFound, Unreachable]),
+        delete("/v1/precaches/{volume}/{to}", "stopPrecache", "Ends a pre-cache; what is there stays.")
+            .may(&[NotFound, Conflict]),
         get("/v1/wires", "listWires", "Lists wires.").answers::<Vec<Wire>>(),
         get("/v1/moves", "listMoves", "Lists moves, the newest first.").answers::<Vec<Move>>(),
         post("/v1/moves", "startMove", "Moves a VM, or with `dry_run` tells what would be in the way.")

@@ -16,6 +16,10 @@ pub enum OrphanKind {
     Volume,
     /// An interface of a wire that no VM of this host has.
     Interface,
+    /// The gateway's end of a wire. A gateway cannot know whose it is; the controller shows it when it is nobody's.
+    Port,
+    /// Rules about who may send into a tunnel that is not there.
+    Rules,
     /// A record of ownership without a VM.
     Record,
     /// What is left here of a VM that is another host's: its replicas, its definition, half a copy.

@@ -90,6 +90,10 @@ pub struct DiskProgress {
     pub remaining: Bytes,
     /// Whether the guest's writes are answered by both sides.
     pub synchronous: bool,
+    /// Blocks that the destination had from before, and that were not sent: from an earlier try, an earlier stay or a copy
+    /// that is kept there.
+    #[serde(default)]
+    pub held: Bytes,
 }
 
 /// How a move stands, told by one of its two nodes.
@@ -107,6 +111,9 @@ pub struct MoveProgress {
     pub raw: Bytes,
     /// Zero pages so far.
     pub zero_pages: u64,
+    /// Memory that the destination had from an earlier try, and that was not sent.
+    #[serde(default)]
+    pub held_memory: Bytes,
     /// The rounds so far; the last one may be going on.
     pub rounds: Vec<Round>,
     /// The disks, all together.

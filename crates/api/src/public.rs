@@ -8,6 +8,7 @@
 //! | `GET /v1/vms`, `POST`, `GET`, `DELETE /v1/vms/{vm}` | [`CreateVm`] -> [`Vm`] |
 //! | `POST /v1/vms/{vm}/start`, `/stop`, `/monitor` | as the node's |
 //! | `GET /v1/volumes` | [`Volume`] |
+//! | `GET /v1/precaches`, `POST`, `DELETE /v1/precaches/{volume}/{to}` | [`StartPrecache`](crate::precache::StartPrecache) -> [`Precache`](crate::precache::Precache) |
 //! | `GET /v1/wires` | [`Wire`] |
 //! | `GET /v1/orphans`, `DELETE /v1/orphans/{host}/{orphan}` | [`JudgedOrphan`](crate::orphan::JudgedOrphan) |
 //! | `POST /v1/moves` | [`StartMove`] -> [`Move`], or with `dry_run` -> [`DryRun`] |
@@ -32,6 +33,7 @@ pub struct ResolveMove {
     /// The host or site that is to have the VM: the move's source or its destination.
     pub claim: Name,
     /// How the other host is kept from running the VM: powered off, cut from storage and network. Kept in the record and the log.
+    #[schemars(regex(pattern = r"^\s*\S[\s\S]{6,}\S\s*$"))]
     pub fenced: String,
     /// Whether somebody knows that the VM did not run on the other host since it stopped.
     #[serde(default)]

@@ -28,6 +28,7 @@ const WITHIN: Duration = Duration::from_secs(30);
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
     /// How long it is good for, seconds.
+    #[schemars(range(min = 1, max = 604_800))]
     pub ttl_s: u64,
 }
 
@@ -79,6 +80,7 @@ pub struct NewApiToken {
     /// What its holder may do there.
     pub role: TokenRole,
     /// How long it is good for, seconds.
+    #[schemars(range(min = 1, max = 31_622_400))]
     pub ttl_s: u64,
 }
 
@@ -135,7 +137,11 @@ pub struct Certificate {
 #[serde(deny_unknown_fields)]
 pub struct Revoke {
     /// Whose certificates.
-    #[schemars(with = "String", extend("examples" = ["admin/ann"]))]
+    #[schemars(
+        with = "String",
+        regex(pattern = r"^(controller|node|admin|operator)/[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?$"),
+        extend("examples" = ["admin/ann"])
+    )]
     pub identity: Identity,
 }
 
@@ -260,14 +266,15 @@ impl crate::PublicClient {
 }
 
 impl crate::vm::VmDefinition {
-    /// Names what a VM is made of, for capabilities: BLAKE3 of its JSON. How many CPUs it has is left out, since they are plugged in
-    /// on the way; how many it may have is not.
+    /// Names what a VM is made of, for capabilities: BLAKE3 of its JSON in a form that is the same in all versions
+    /// ([`canonical`](crate::canonical)). How many CPUs it has is left out, since they are plugged in on the way; how many it
+    /// may have is not.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         let mut same = self.clone();
         same.spec.vcpus = 0;
-        let bytes = serde_json::to_vec(&same).expect("plain data has a JSON form");
-        *blake3::hash(&bytes).as_bytes()
+        let value = serde_json::to_value(&same).expect("plain data has a JSON form");
+        *blake3::hash(&crate::canonical::bytes(&value)).as_bytes()
     }
 
     /// Its volumes in rising order.

@@ -6,6 +6,7 @@
 use axum::extract::{Request, State};
 use axum::{Json, Router};
 use godwit_api::host::{SetLimit, StopVm};
+use godwit_api::precache::StartPrecache;
 use godwit_api::public::{AddHost, Component, CreateVm, ResolveMove, Site, StartMove};
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::vm::{ComponentSpec, DiskSpec, VmSpec};
@@ -261,6 +262,17 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, monitor, &web, Some(&web), &json!({"execute": "query-status"}));
         call!(api, called, volumes);
         call!(api, called, wires);
+        call!(api, called, precaches);
+        let wanted = StartPrecache {
+            volume: web.clone(),
+            to: web.clone(),
+            limit: Some(BitRate(1)),
+            interval_ms: 1000,
+            consistent: all,
+            follow: true,
+        };
+        call!(api, called, start_precache, &wanted);
+        call!(api, called, stop_precache, &web, &web);
         call!(api, called, start_move, &order);
         call!(api, called, dry_run, &order);
         call!(api, called, moves);

@@ -76,7 +76,7 @@ pub enum Command {
     Vm(Vm),
     /// Volumes: VMs' disks
     #[command(subcommand)]
-    Volume(List),
+    Volume(crate::volume::VolumeCommand),
     /// Wires: from VMs' network interfaces to components
     #[command(subcommand)]
     Wire(List),
@@ -104,6 +104,30 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct PrecacheArgs {
+    /// The volume, by name
+    pub volume: Name,
+    /// A host, or a site: its first host that answers
+    #[arg(long, value_name = "SITE")]
+    pub to: Name,
+    /// At most so much, such as 20M; without it, what nobody else uses
+    #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "stop")]
+    pub limit: Option<BitRate>,
+    /// How often an epoch of writes ends
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time, conflicts_with = "stop")]
+    pub interval: Duration,
+    /// Keep the last complete epoch as a whole image
+    #[arg(long, conflicts_with = "stop")]
+    pub consistent: bool,
+    /// When the VM has moved there, turn the pre-cache around instead of ending it
+    #[arg(long, conflicts_with = "stop")]
+    pub follow: bool,
+    /// End it; what is there stays, and makes a later move there cheaper
+    #[arg(long)]
+    pub stop: bool,
 }
 
 #[derive(Debug, Args)]

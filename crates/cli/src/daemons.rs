@@ -101,7 +101,7 @@ fn name_in(credentials: &Path) -> Result<Name, Failure> {
 
 /// Logs to standard error what `GODWIT_LOG` asks for, or `configured`: `info` unless set, or such as
 /// `warn,godwit_node=debug`.
-fn log(configured: Option<&str>, format: LogFormat) -> Result<(), Failure> {
+pub fn log(configured: Option<&str>, format: LogFormat) -> Result<(), Failure> {
     let targets = match (std::env::var("GODWIT_LOG"), configured) {
         (Ok(text), _) => config::log_targets(&text).map_err(|e| Failure::usage(format!("GODWIT_LOG={e}")))?,
         (Err(_), Some(text)) => config::log_targets(text).map_err(Failure::usage)?,

@@ -16,6 +16,7 @@ mod spec;
 mod table;
 mod timeline;
 mod user;
+mod volume;
 
 use args::{Api, Cli, Command, ConfigCommand};
 use clap::{CommandFactory, Parser};
@@ -44,6 +45,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Config(ConfigCommand::Check { file, kind }) => config::check(&file, kind),
         Command::Init(args) => enrol::init(&global, &args),
         Command::Enroll(args) => enrol::enrol(&global, &args),
+        Command::Volume(command) => volume::run(&global, command),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

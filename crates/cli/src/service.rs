@@ -99,7 +99,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let heard = UnixDatagram::bind(&path).unwrap();
-        heard.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        heard.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let manager = Manager::new(Some(SocketAddr::from_pathname(&path).unwrap()), Some(limit));
         (folder, heard, manager)
     }
@@ -159,12 +159,19 @@ mod tests {
         runtime.spawn(async move { manager.serve(|| async { Ok("well".to_owned()) }).await });
         assert!(hear(&heard).starts_with("READY=1\n"));
         hear(&heard);
-        runtime.spawn(async { std::thread::sleep(Duration::from_millis(1500)) });
-        std::thread::sleep(limit);
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (hold, is_held) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            hold.send(()).unwrap();
+            let _ = held.recv();
+        });
+        is_held.recv().unwrap();
+        // What was said before that.
         heard.set_nonblocking(true).unwrap();
         while heard.recv(&mut [0; 4096]).is_ok() {}
         heard.set_nonblocking(false).unwrap();
         falls_silent(&heard, limit);
+        drop(release);
     }
 
     #[test]

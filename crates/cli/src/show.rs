@@ -3,6 +3,7 @@
 use crate::table::{NOTHING, Table, printable};
 use godwit_api::host::{Ownership, RunState};
 use godwit_api::orphan::JudgedOrphan;
+use godwit_api::precache::{Precache, PrecacheFigures};
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::public::{Component, DryRun, Host, Move, Site, Vm, Volume, Wire};
 use godwit_api::vm::ComponentSpec;
@@ -166,6 +167,34 @@ pub fn volumes(volumes: &[Volume]) -> String {
     table.lines()
 }
 
+pub fn precaches(all: &[Precache]) -> String {
+    let mut table =
+        Table::new(&["VOLUME", "SITE", "HOST", "STATE", ">LAG", ">BACKLOG", "EPOCH", "IMAGE", ">RATE", ">LIMIT"]);
+    for p in all {
+        let none = PrecacheFigures::default();
+        let f = p.figures.as_ref().unwrap_or(&none);
+        let known = |text: String| if p.figures.is_some() { text } else { NOTHING.to_owned() };
+        table.row([
+            p.volume.to_string(),
+            p.site.to_string(),
+            p.to.to_string(),
+            p.figures.as_ref().map_or("unknown", |f| f.state.as_str()).to_owned(),
+            f.lag_s.map_or_else(|| NOTHING.to_owned(), |lag| format!("{lag:.1} s")),
+            known(f.backlog.to_string()),
+            f.epoch.clone().unwrap_or_else(|| NOTHING.to_owned()),
+            if f.image { "yes" } else { NOTHING }.to_owned(),
+            known(f.rate.to_string()),
+            p.limit.map_or_else(|| NOTHING.to_owned(), |limit| limit.to_string()),
+        ]);
+    }
+    let mut out = table.lines();
+    for (p, error) in all.iter().filter_map(|p| Some((p, p.figures.as_ref()?.error.as_ref()?))) {
+        out.push_str(&printable(&format!("{} at {}: {error}", p.volume, p.to)));
+        out.push('\n');
+    }
+    out
+}
+
 pub fn wires(wires: &[Wire]) -> String {
     let mut table = Table::new(&[">ID", "VM", ">NIC", "COMPONENT", "HOST"]);
     for w in wires {
@@ -253,6 +282,10 @@ pub fn summary(mv: &Move) -> String {
         ("zero pages", p.zero_pages.to_string()),
         ("rounds", p.rounds.len().to_string()),
     ];
+    if p.held_memory.0 + p.disk.held.0 > 0 {
+        let held = format!("{} of memory, {} of disks: not sent again", p.held_memory, p.disk.held);
+        pairs.insert(8, ("was there", held));
+    }
     for part in &p.phases {
         let took = part.ended_unix_us.map(|end| end.saturating_sub(part.started_unix_us) as f64 / 1e6);
         let text = took.map_or_else(|| "under way".into(), |s| format!("{s:.2} s"));

@@ -1,13 +1,16 @@
 //! The commands that ask the controller.
 
+use crate::args::PrecacheArgs;
 use crate::args::{
     Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, OrphanCommand, Site, TokenCommand,
     Vm,
 };
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
+use crate::volume::VolumeCommand;
 use crate::{events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
+use godwit_api::precache::StartPrecache;
 use godwit_api::progress::Outcome;
 use godwit_api::public::{self, AddHost, CreateVm, Move, StartMove};
 use godwit_api::trust::NewApiToken;
@@ -64,7 +67,13 @@ impl User {
             Command::Host(command) => self.host(command).await,
             Command::Component(command) => self.component(command).await,
             Command::Vm(command) => self.vm(command).await,
-            Command::Volume(List::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
+            Command::Volume(VolumeCommand::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
+            Command::Volume(VolumeCommand::Precache(args)) => self.precache(args).await,
+            Command::Volume(VolumeCommand::Status { volume }) => {
+                let mut all = api.precaches().await?;
+                all.retain(|p| volume.as_ref().is_none_or(|name| &p.volume == name));
+                self.print(&all, |all| show::precaches(all))
+            }
             Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
             Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
@@ -88,7 +97,8 @@ impl User {
             Command::Token(TokenCommand::Rm { name }) => Ok(api.remove_token(&name).await?),
             Command::Identity(IdentityCommand::Revoked) => self
                 .print(&api.revocations().await?, |list| list.holders.keys().map(|who| format!("{who}\n")).collect()),
-            Command::Pki(_)
+            Command::Volume(_)
+            | Command::Pki(_)
             | Command::Init(_)
             | Command::Enroll(_)
             | Command::Controller(_)
@@ -98,6 +108,16 @@ impl User {
             | Command::Completion { .. }
             | Command::Man { .. } => unreachable!("these ask no controller"),
         }
+    }
+
+    async fn precache(&self, args: PrecacheArgs) -> Result<(), Failure> {
+        let PrecacheArgs { volume, to, limit, interval, consistent, follow, stop } = args;
+        if stop {
+            return Ok(self.client.stop_precache(&volume, &to).await?);
+        }
+        let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
+        let wanted = StartPrecache { volume, to, limit, interval_ms, consistent, follow };
+        self.print(&self.client.start_precache(&wanted).await?, |p| show::precaches(std::slice::from_ref(p)))
     }
 
     /// Prints an answer as JSON, or for people.

@@ -13,6 +13,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path as FilePath, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -78,7 +79,7 @@ fn start_controller(place: &Place, address: SocketAddr) -> Daemon {
     command.args(["controller", "--listen", &address.to_string(), "--state"]).arg(place.path("state"));
     command.arg("--credentials").arg(place.path("controller")).stderr(Stdio::null());
     let daemon = Daemon(command.spawn().unwrap());
-    for _ in 0..200 {
+    for _ in 0..4800 {
         if TcpStream::connect(address).is_ok() {
             return daemon;
         }
@@ -87,8 +88,11 @@ fn start_controller(place: &Place, address: SocketAddr) -> Daemon {
     panic!("the controller does not listen");
 }
 
+/// At an address of this machine's that nobody else uses, so that it is still free when the daemon listens.
 fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    static USED: AtomicU8 = AtomicU8::new(1);
+    let own = [127, 79, (std::process::id() % 250) as u8, USED.fetch_add(1, Ordering::Relaxed)];
+    TcpListener::bind(SocketAddr::from((own, 0))).unwrap().local_addr().unwrap()
 }
 
 #[test]

@@ -142,7 +142,7 @@ impl World {
     }
 
     fn listens(&self, at: SocketAddr) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         while TcpStream::connect_timeout(&at, Duration::from_secs(1)).is_err() {
             assert!(Instant::now() < deadline, "nobody listens at {at}: {}", self.logs());
             std::thread::sleep(Duration::from_millis(50));
@@ -241,9 +241,10 @@ fn a_dry_run_names_each_thing_that_is_in_the_way_and_copies_nothing() {
     let wanted =
         [("a", "device"), ("b", "certificate"), ("b", "cpu"), ("b", "device"), ("b", "disk"), ("b", "machine")];
     assert_eq!(found, BTreeSet::from(wanted), "{:#?}{said}", dry.blockers);
-    for word in ["pc-q35-7.2", "ssse3", "`edu`", "30 min"] {
-        assert!(out.contains(word) || (word == "30 min" && out.contains("29 min")), "{word}: {out}");
+    for word in ["pc-q35-7.2", "ssse3", "`edu`"] {
+        assert!(out.contains(word), "{word}: {out}");
     }
+    assert!((10..=30).any(|left| out.contains(&format!("{left} min"))), "how long the certificate lasts: {out}");
     // For people, each with what to do; and the move itself says the same.
     let (_, table, _) = world.godwit(&["move", "web", "--to", "site-b", "--dry-run"]);
     let (code, _, refused) = world.godwit(&["move", "web", "--to", "site-b"]);
@@ -318,7 +319,7 @@ fn three_disks_of_up_to_4_tib_move_together_and_only_what_they_hold_travels() {
 /// What a node says at `GET /metrics` to an operator.
 fn figures(world: &World, name: &str, host: u8) -> String {
     let operator = godwit_trust::Credentials::load(&world.path("cert-prometheus")).unwrap();
-    let client = Client::new(world.at(host, 7410), Identity::node(name).unwrap(), &operator, Duration::from_secs(5));
+    let client = Client::new(world.at(host, 7410), Identity::node(name).unwrap(), &operator, Duration::from_secs(120));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let refused = client.get::<Value>("/v1/vms").await.unwrap_err();

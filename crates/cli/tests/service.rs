@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn certify(folder: &Path, role: Role, name: &str) {
     let authority = folder.join("ca");
@@ -26,7 +26,7 @@ fn hear(socket: &UnixDatagram) -> String {
 /// Starts a daemon with a watchdog of 400 ms; it says where it stands, gives signs of life, and says that it ends.
 fn serves(folder: &Path, daemon: &str, file: &str) {
     let heard = UnixDatagram::bind(folder.join(format!("notify-{daemon}"))).unwrap();
-    heard.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    heard.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let config = folder.join(format!("{daemon}.toml"));
     std::fs::write(&config, file).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
@@ -37,9 +37,13 @@ fn serves(folder: &Path, daemon: &str, file: &str) {
 
     assert!(hear(&heard).starts_with("STATUS="));
     assert!(hear(&heard).starts_with("READY=1\n"));
-    for _ in 0..3 {
+    let (mut signs, until) = (0, Instant::now() + Duration::from_secs(120));
+    while signs < 3 {
+        // A busy machine may be late with an answer to its own question.
         let sign = hear(&heard);
-        assert!(sign.starts_with("WATCHDOG=1\nSTATUS=0 "), "{sign}");
+        assert!(sign.starts_with("WATCHDOG=1\nSTATUS=0 ") || sign == "STATUS=its work does not answer", "{sign}");
+        signs += usize::from(sign.starts_with("WATCHDOG=1"));
+        assert!(Instant::now() < until, "{signs} signs of life in two minutes: {sign}");
     }
     Command::new("kill").arg(running.0.id().to_string()).status().unwrap();
     while !hear(&heard).starts_with("STOPPING=1\n") {}
@@ -61,8 +65,8 @@ fn a_controller_with_a_file_says_that_it_is_ready_lives_and_ends() {
     let at = folder.path();
     certify(at, Role::Controller, "controller");
     let file = format!(
-        "listen = \"127.0.0.1:{}\"\nstate = \"{}\"\ncredentials = \"{}\"\n",
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port(),
+        "listen = \"127.77.30.9:{}\"\nstate = \"{}\"\ncredentials = \"{}\"\n",
+        TcpListener::bind("127.77.30.9:0").unwrap().local_addr().unwrap().port(),
         at.join("state").display(),
         at.join("cert-controller").display(),
     );

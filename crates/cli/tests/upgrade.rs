@@ -74,7 +74,7 @@ impl World {
         command.args([daemon, "--config"]).arg(self.path(&format!("{daemon}.toml")));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
         self.daemons.push((daemon, command.spawn().unwrap()));
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         while TcpStream::connect_timeout(&at, Duration::from_secs(1)).is_err() {
             assert!(Instant::now() < deadline, "the {daemon} does not come up: {}", self.logs());
             std::thread::sleep(Duration::from_millis(10));
@@ -129,7 +129,7 @@ impl World {
     fn go_on(&self, rounds: usize) {
         let count = |writer| self.rounds().iter().filter(|(w, _)| *w == writer).count();
         let before = [0, 1, 2].map(count);
-        let deadline = Instant::now() + Duration::from_secs(180);
+        let deadline = Instant::now() + Duration::from_secs(600);
         while (0..3).any(|w| count(w) < before[w as usize] + rounds) {
             assert!(Instant::now() < deadline, "the guest writes no more: {}{}", self.console(), self.logs());
             std::thread::sleep(Duration::from_millis(100));

@@ -8,12 +8,17 @@
 //! Readers may be slow. There is no queue for each of them: all read one ring of the last [`KEPT`] events, each at its own
 //! place, and one that has been overtaken is told how many it has lost. So a reader costs a number, and none holds up another,
 //! nor what happens.
+//!
+//! Readers may be of different customers. Each event is kept with whom it is for ([`For`]), decided when it is told, by the
+//! domain that its VM was in then; whoever reads for a domain is given that domain's, and what is everybody's. What nobody
+//! has said otherwise of is the deployment's.
 
 use crate::record::{Life, MoveRecord, Step, VmRecord};
+use crate::rights::Caller;
 use crate::state::{Controller, HostRecord, conflict};
 use crate::store::{Change, Counter, Kind, StateStore, StoreError};
 use axum::body::Body;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use godwit_api::events::{Event, Happening};
@@ -36,6 +41,9 @@ const KEPT: usize = 1024;
 /// Readers at once; each holds a connection, of which the API has 256.
 const MOST_READERS: usize = 64;
 
+/// Readers of one domain at once: so that no customer takes all places.
+const MOST_OF_A_DOMAIN: usize = 8;
+
 /// Events that are written at once.
 const BATCH: usize = 64;
 
@@ -52,9 +60,34 @@ pub struct Hub {
     readers: Arc<Semaphore>,
 }
 
+/// Whom an event is for. The deployment's own people see all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum For {
+    /// Nobody else.
+    Deployment,
+    /// Everybody: what each domain may read of the deployment.
+    Everybody,
+    /// Those of a domain.
+    Domain(Name),
+}
+
+impl For {
+    fn is_for(&self, domain: Option<&Name>) -> bool {
+        match (domain, self) {
+            (None, _) | (Some(_), Self::Everybody) => true,
+            (Some(mine), Self::Domain(theirs)) => mine == theirs,
+            (Some(_), Self::Deployment) => false,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
-    ring: VecDeque<Event>,
+    ring: VecDeque<(Event, For)>,
+    /// The domains of VMs that are in one.
+    domains: HashMap<Name, Name>,
+    /// How many of each domain read.
+    reading: HashMap<Name, usize>,
     next: u64,
     /// The number before the first of this process.
     base: u64,
@@ -96,6 +129,8 @@ impl Hub {
         let base = now_unix_s << 20;
         let inner = Inner {
             ring: VecDeque::new(),
+            domains: HashMap::new(),
+            reading: HashMap::new(),
             next: base + 1,
             base,
             phases: HashMap::new(),
@@ -115,15 +150,52 @@ impl Hub {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells everybody.
+    /// Tells whom it concerns.
     pub fn tell(&self, what: Happening) {
         let mut inner = self.lock();
+        let of = |vm: &Name| inner.domains.get(vm).cloned().map_or(For::Deployment, For::Domain);
+        let whose = match &what {
+            Happening::VmCreated { vm, .. }
+            | Happening::VmMoved { vm, .. }
+            | Happening::VmChanged { vm }
+            | Happening::VmRemoved { vm }
+            | Happening::VolumeCreated { vm, .. }
+            | Happening::MoveOrdered { vm, .. }
+            | Happening::MovePhase { vm, .. }
+            | Happening::MoveWaits { vm, .. }
+            | Happening::MoveCancelled { vm, .. }
+            | Happening::MoveEnded { vm, .. } => of(vm),
+            Happening::SiteAdded { .. }
+            | Happening::SiteRemoved { .. }
+            | Happening::ComponentAdded { .. }
+            | Happening::ComponentRemoved { .. } => For::Everybody,
+            // Their VMs are not in them; `tell_of` says whose they are.
+            Happening::VolumeChanged { .. } | Happening::VolumeRemoved { .. } => For::Deployment,
+            Happening::HostAdded { .. }
+            | Happening::HostRemoved { .. }
+            | Happening::HostReachable { .. }
+            | Happening::HostUnreachable { .. }
+            | Happening::Lost { .. } => For::Deployment,
+            #[allow(unreachable_patterns, reason = "what is new is the deployment's until somebody says otherwise")]
+            _ => For::Deployment,
+        };
+        self.keep(&mut inner, what, whose);
+    }
+
+    /// Tells what belongs to a VM that is not named in it.
+    fn tell_of(&self, vm: &Name, what: Happening) {
+        let mut inner = self.lock();
+        let whose = inner.domains.get(vm).cloned().map_or(For::Deployment, For::Domain);
+        self.keep(&mut inner, what, whose);
+    }
+
+    fn keep(&self, inner: &mut Inner, what: Happening, whose: For) {
         let id = inner.next;
         inner.next += 1;
         if inner.ring.len() == KEPT {
             inner.ring.pop_front();
         }
-        inner.ring.push_back(Event { id, at_unix_us: unix_us(), what });
+        inner.ring.push_back((Event { id, at_unix_us: unix_us(), what }, whose));
         self.newest.send_replace(id);
     }
 
@@ -143,8 +215,20 @@ impl Hub {
         self.stop.send_replace(true);
     }
 
-    /// What comes after `after`, at most `most` of it. 0: from the oldest that is kept on.
-    pub fn read(&self, after: u64, most: usize) -> Read {
+    /// A place for a reader of a domain, until that is dropped.
+    fn place_of(self: &Arc<Self>, domain: &Name) -> Option<Place> {
+        let mut inner = self.lock();
+        let reading = inner.reading.entry(domain.clone()).or_default();
+        if *reading >= MOST_OF_A_DOMAIN {
+            return None;
+        }
+        *reading += 1;
+        Some(Place { hub: Arc::clone(self), domain: domain.clone() })
+    }
+
+    /// What there is for a domain among the next `most` after `after`; none: for the deployment. 0: from the oldest that is
+    /// kept on.
+    pub fn read(&self, after: u64, most: usize, domain: Option<&Name>) -> Read {
         let inner = self.lock();
         let oldest = inner.next - inner.ring.len() as u64;
         let (mut events, mut from) = (vec![], after + 1);
@@ -155,13 +239,15 @@ impl Hub {
             events.push(Event { id: oldest - 1, at_unix_us: unix_us(), what: Happening::Lost { count: None } });
             from = oldest;
         } else if from < oldest {
-            let count = Some(oldest - from);
+            // How many of them were theirs is not known any more.
+            let count = domain.is_none().then_some(oldest - from);
             events.push(Event { id: oldest - 1, at_unix_us: unix_us(), what: Happening::Lost { count } });
             from = oldest;
         }
         let skip = usize::try_from(from - oldest).unwrap_or(usize::MAX);
-        events.extend(inner.ring.iter().skip(skip).take(most).cloned());
-        let after = events.last().map_or(from - 1, |event| event.id);
+        let read = inner.ring.iter().skip(skip).take(most);
+        let after = read.clone().next_back().map_or(from - 1, |(event, _)| event.id);
+        events.extend(read.filter(|(_, whose)| whose.is_for(domain)).map(|(event, _)| event.clone()));
         Read { events, after }
     }
 
@@ -242,9 +328,9 @@ impl Hub {
             Kind::Vm => self.compare_vms(read(before), read(after)),
             Kind::Volume => match (read::<Volume>(before), read::<Volume>(after)) {
                 (None, Some(v)) => self.tell(Happening::VolumeCreated { volume: v.name, vm: v.vm, size: v.size }),
-                (Some(old), None) => self.tell(Happening::VolumeRemoved { volume: old.name }),
+                (Some(old), None) => self.tell_of(&old.vm, Happening::VolumeRemoved { volume: old.name }),
                 (Some(old), Some(v)) if old.replicas != v.replicas => {
-                    self.tell(Happening::VolumeChanged { volume: v.name, replicas: v.replicas });
+                    self.tell_of(&v.vm, Happening::VolumeChanged { volume: v.name, replicas: v.replicas });
                 }
                 _ => {}
             },
@@ -253,6 +339,16 @@ impl Hub {
             #[allow(unreachable_patterns, reason = "a new kind of record need not be told of")]
             _ => {}
         }
+    }
+
+    /// Notes which domain a VM is in. A VM that goes is forgotten when all that goes with it was told.
+    fn note_domain(&self, vm: &VmRecord) {
+        let (name, domain) = (vm.definition.name.clone(), vm.domain.clone());
+        let domains = &mut self.lock().domains;
+        match domain {
+            Some(domain) => domains.insert(name, domain),
+            None => domains.remove(&name),
+        };
     }
 
     fn compare_vms(&self, before: Option<VmRecord>, after: Option<VmRecord>) {
@@ -313,6 +409,11 @@ impl Watched {
                 hub.count(&record, false);
             }
         }
+        for (_, bytes) in store.list(Kind::Vm).unwrap_or_default() {
+            if let Some(vm) = read::<VmRecord>(Some(&bytes)) {
+                hub.note_domain(&vm);
+            }
+        }
         Self { store, hub }
     }
 }
@@ -333,12 +434,26 @@ impl StateStore for Watched {
             before.push(self.store.get(*kind, key)?);
         }
         self.store.commit(changes)?;
+        // Whose a VM is, before anything is told of what comes with it.
+        for change in changes {
+            if let Change::Put(Kind::Vm, _, vm) = change
+                && let Some(vm) = read::<VmRecord>(Some(vm))
+            {
+                self.hub.note_domain(&vm);
+            }
+        }
+        let mut gone = vec![];
         for (change, before) in changes.iter().zip(before) {
+            if let Change::Remove(Kind::Vm, _) = change {
+                gone.extend(read::<VmRecord>(before.as_deref()).map(|vm| vm.definition.name));
+            }
             match change {
                 Change::Put(kind, _, after) => self.hub.compare(*kind, before.as_deref(), Some(after)),
                 Change::Remove(kind, _) => self.hub.compare(*kind, before.as_deref(), None),
             }
         }
+        let domains = &mut self.hub.lock().domains;
+        gone.iter().for_each(|vm| drop(domains.remove(vm)));
         Ok(())
     }
 
@@ -359,8 +474,29 @@ pub struct Wanted {
     follow: Option<bool>,
 }
 
+/// One of a domain's places.
+#[derive(Debug)]
+struct Place {
+    hub: Arc<Hub>,
+    domain: Name,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut inner = self.hub.lock();
+        if let Some(reading) = inner.reading.get_mut(&self.domain) {
+            *reading -= 1;
+            if *reading == 0 {
+                inner.reading.remove(&self.domain);
+            }
+        }
+    }
+}
+
 /// A reader's place.
 struct Reader {
+    c: Arc<Controller>,
+    who: Caller,
     hub: Arc<Hub>,
     after: u64,
     follow: bool,
@@ -368,6 +504,7 @@ struct Reader {
     stop: watch::Receiver<bool>,
     greeted: bool,
     _place: OwnedSemaphorePermit,
+    _of_domain: Option<Place>,
 }
 
 impl Reader {
@@ -379,11 +516,20 @@ impl Reader {
             return Some(": godwit\n\n".into());
         }
         loop {
+            // A token that has ended, or was removed, gives nothing more to whoever was reading with it.
+            if !self.who.is_good(&self.c) {
+                return None;
+            }
             self.newest.mark_unchanged();
-            let read = self.hub.read(self.after, BATCH);
+            let read = self.hub.read(self.after, BATCH, self.who.domain());
+            let went_on = read.after != self.after;
             self.after = read.after;
             if !read.events.is_empty() {
                 return Some(read.events.iter().map(Event::to_frame).collect());
+            }
+            if went_on {
+                // There were others', and may be more.
+                continue;
             }
             if !self.follow {
                 return None;
@@ -400,6 +546,7 @@ impl Reader {
 /// `GET /v1/events`.
 pub async fn follow(
     State(c): State<Arc<Controller>>,
+    Extension(who): Extension<Caller>,
     Query(wanted): Query<Wanted>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
@@ -408,11 +555,19 @@ pub async fn follow(
         conflict(format!("{MOST_READERS} readers follow the events already"))
             .remedy("end one of them, or ask with `follow=false` from time to time")
     })?;
+    let of_domain = match who.domain() {
+        Some(domain) => Some(hub.place_of(domain).ok_or_else(|| {
+            conflict(format!("{MOST_OF_A_DOMAIN} readers of `{domain}` follow the events already"))
+                .remedy("end one of them, or ask with `follow=false` from time to time")
+        })?),
+        None => None,
+    };
     let resumed = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
     let follow = wanted.follow.unwrap_or(true);
     let after = wanted.after.or(resumed).unwrap_or_else(|| hub.newest().0);
     let (newest, stop) = (hub.newest.subscribe(), hub.stop.subscribe());
-    let reader = Reader { hub, after, follow, newest, stop, greeted: false, _place: place };
+    let reader =
+        Reader { c, who, hub, after, follow, newest, stop, greeted: false, _place: place, _of_domain: of_domain };
     let pieces = futures_util::stream::unfold(reader, |mut reader| async {
         let piece = reader.piece().await?;
         Some((Ok::<_, Infallible>(piece), reader))
@@ -442,12 +597,12 @@ mod tests {
     fn events_are_numbered_without_a_gap_and_read_in_order() {
         let hub = Hub::new(1000);
         told(&hub, 100);
-        let first = hub.read(0, 64);
-        let second = hub.read(first.after, 64);
+        let first = hub.read(0, 64, None);
+        let second = hub.read(first.after, 64, None);
         let ids: Vec<u64> = first.events.iter().chain(&second.events).map(|e| e.id).collect();
         let begin = (1000 << 20) + 1;
         assert_eq!(ids, (begin..begin + 100).collect::<Vec<_>>());
-        assert_eq!(hub.read(second.after, 64), Read { events: vec![], after: second.after });
+        assert_eq!(hub.read(second.after, 64, None), Read { events: vec![], after: second.after });
     }
 
     #[test]
@@ -456,11 +611,11 @@ mod tests {
         told(&hub, 1);
         let mine = hub.newest().0;
         told(&hub, KEPT as u64 + 5);
-        let read = hub.read(mine, 10);
+        let read = hub.read(mine, 10, None);
         assert_eq!(lost(&read), Some(&Some(5)));
         assert_eq!(read.events[1].id, mine + 6);
         assert_eq!(read.events[0].id, mine + 5, "whoever resumes after the hole loses nothing more");
-        assert_eq!(lost(&hub.read(read.after, 10)), None);
+        assert_eq!(lost(&hub.read(read.after, 10, None)), None);
         assert_eq!(hub.lock().ring.len(), KEPT);
     }
 
@@ -470,21 +625,48 @@ mod tests {
         told(&before, 3);
         let hub = Hub::new(1001);
         told(&hub, 2);
-        let read = hub.read(before.newest().0, 10);
+        let read = hub.read(before.newest().0, 10, None);
         assert_eq!(lost(&read), Some(&None));
         assert_eq!(read.events.len(), 3);
-        let future = hub.read(u64::MAX - 1, 10);
+        let future = hub.read(u64::MAX - 1, 10, None);
         assert_eq!((lost(&future), future.events.len()), (Some(&None), 3));
-        assert_eq!(lost(&hub.read(0, 10)), None, "0 asks for what is kept");
+        assert_eq!(lost(&hub.read(0, 10, None)), None, "0 asks for what is kept");
     }
 
     #[test]
     fn a_hub_without_events_can_be_read_from_anywhere() {
         let hub = Hub::new(1000);
-        assert_eq!(hub.read(0, 10).events, vec![]);
-        assert_eq!(hub.read(hub.newest().0, 10).events, vec![]);
-        assert_eq!(lost(&hub.read(7, 10)), Some(&None));
-        let after = hub.read(7, 10).after;
-        assert_eq!(hub.read(after, 10).events, vec![]);
+        assert_eq!(hub.read(0, 10, None).events, vec![]);
+        assert_eq!(hub.read(hub.newest().0, 10, None).events, vec![]);
+        assert_eq!(lost(&hub.read(7, 10, None)), Some(&None));
+        let after = hub.read(7, 10, None).after;
+        assert_eq!(hub.read(after, 10, None).events, vec![]);
+    }
+
+    #[test]
+    fn a_domain_reads_its_own_events_and_what_is_everybodys_and_its_place_goes_on_over_others() {
+        let hub = Hub::new(1000);
+        let (acme, beta): (Name, Name) = ("acme".parse().unwrap(), "beta".parse().unwrap());
+        hub.lock().domains.insert("web".parse().unwrap(), acme.clone());
+        let vm = |name: &str| name.parse::<Name>().unwrap();
+        hub.tell(Happening::VmChanged { vm: vm("web") });
+        hub.tell(Happening::VmChanged { vm: vm("ours") });
+        hub.tell(Happening::HostReachable { host: vm("ohio") });
+        told(&hub, 1);
+        hub.tell_of(&vm("web"), Happening::VolumeRemoved { volume: vm("root") });
+        let kinds = |domain| hub.read(0, 64, domain).events.iter().map(|e| e.what.kind()).collect::<Vec<_>>();
+        assert_eq!(kinds(Some(&acme)), ["vm-changed", "site-added", "volume-removed"]);
+        assert_eq!(kinds(Some(&beta)), ["site-added"]);
+        assert_eq!(kinds(None).len(), 5);
+        let after = hub.read(0, 64, Some(&beta)).after;
+        assert_eq!(after, hub.newest().0, "what was not for it is behind it");
+        told(&hub, KEPT as u64 + 5);
+        assert_eq!(lost(&hub.read(after, 10, Some(&beta))), Some(&None), "how many others had is not told");
+        let hub = Arc::new(hub);
+        let places: Vec<Place> = std::iter::from_fn(|| hub.place_of(&acme)).collect();
+        assert_eq!(places.len(), MOST_OF_A_DOMAIN);
+        assert!(hub.place_of(&beta).is_some());
+        drop(places);
+        assert!(hub.lock().reading.is_empty() && hub.place_of(&acme).is_some());
     }
 }

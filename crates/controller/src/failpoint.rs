@@ -40,6 +40,10 @@ pub enum Point {
     VmWired,
     /// That it is ready is stored; it is not started.
     VmReady,
+    /// Somebody wants it started; its node has not heard of it.
+    VmStarting,
+    /// Its node has started it; whoever wanted that has no answer.
+    VmStarted,
     /// That it is to go is stored.
     VmDeleting,
     /// Its wires are gone; its hosts have it still.
@@ -66,6 +70,8 @@ impl Point {
             Self::VmDefined => "vm-defined",
             Self::VmWired => "vm-wired",
             Self::VmReady => "vm-ready",
+            Self::VmStarting => "vm-starting",
+            Self::VmStarted => "vm-started",
             Self::VmDeleting => "vm-deleting",
             Self::VmUnwired => "vm-unwired",
             Self::VmGone => "vm-gone",

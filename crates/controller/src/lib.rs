@@ -14,6 +14,7 @@ mod metrics;
 mod moves;
 mod orphans;
 mod places;
+mod precache;
 mod record;
 mod resolve;
 mod rights;
@@ -125,6 +126,9 @@ async fn tend(controller: Arc<Controller>) {
                 tracing::error!(%error, "cannot look after the records");
             }
         }
+        if let Err(error) = precache::tend(&controller).await {
+            tracing::error!(%error, "cannot look after pre-caches");
+        }
         trust::tend(&controller).await;
         tokio::time::sleep(REFRESH).await;
     }
@@ -145,6 +149,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/vms/{vm}/stop", post(vms::stop))
         .route("/v1/vms/{vm}/monitor", post(vms::monitor))
         .route("/v1/volumes", get(vms::volumes))
+        .route("/v1/precaches", get(precache::list).post(precache::start))
+        .route("/v1/precaches/{volume}/{to}", delete(precache::stop))
         .route("/v1/wires", get(vms::wires))
         .route("/v1/orphans", get(orphans::list))
         .route("/v1/orphans/{host}/{orphan}", delete(orphans::remove))

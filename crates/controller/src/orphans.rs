@@ -71,7 +71,9 @@ pub fn judge(orphan: &Orphan, whose: &Whose) -> (bool, bool, String) {
 fn vm_of(orphan: &Orphan, vms: &[VmRecord]) -> Option<u64> {
     let has = |vm: &&VmRecord| match (orphan.kind, orphan.number) {
         (OrphanKind::Volume, Some(volume)) => vm.definition.volumes.iter().any(|v| v.0 == volume),
-        (OrphanKind::Interface, Some(wire)) => vm.definition.wires.iter().any(|w| u64::from(w.id) == wire),
+        (OrphanKind::Interface | OrphanKind::Port | OrphanKind::Rules, Some(wire)) => {
+            vm.definition.wires.iter().any(|w| u64::from(w.id) == wire)
+        }
         _ => false,
     };
     orphan.vm.map(|vm| vm.0).or_else(|| Some(vms.iter().find(has)?.definition.id.0))
@@ -87,7 +89,8 @@ fn whose(
 ) -> Result<Whose, ApiError> {
     let Some(id) = vm_of(orphan, vms) else {
         // Of no VM that there is. Was it ever one of this store's?
-        let counter = if orphan.kind == OrphanKind::Interface { Counter::Wire } else { Counter::Volume };
+        let of_wire = matches!(orphan.kind, OrphanKind::Interface | OrphanKind::Port | OrphanKind::Rules);
+        let counter = if of_wire { Counter::Wire } else { Counter::Volume };
         let last = c.store.last(counter)?;
         let given = orphan.number.is_some_and(|number| (1..=last).contains(&number));
         return Ok(if given { Whose::Deleted } else { Whose::Unknown });
@@ -127,6 +130,10 @@ pub async fn all(c: &Arc<Controller>) -> Result<Vec<JudgedOrphan>, ApiError> {
         // After the hosts were asked: what has come to be since is not taken for nobody's.
         let (vms, moves) = (c.vm_records()?, c.store.read_all::<MoveRecord>(Kind::Move)?);
         for orphan in orphans {
+            // A gateway's host cannot know that the wire's VM is another host's, and well.
+            if orphan.kind == OrphanKind::Port && vm_of(&orphan, &vms).is_some() {
+                continue;
+            }
             let whose = whose(c, &orphan, &host.name, &vms, &moves, &said)?;
             let (removable, by_itself, why) = judge(&orphan, &whose);
             judged.push(JudgedOrphan { host: host.name.clone(), orphan, removable, by_itself, why });

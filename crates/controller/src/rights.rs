@@ -11,8 +11,8 @@
 //! host itself (a file of its disk, a device of its own, a QEMU's monitor) are the deployment's: certificates of people have that
 //! right, tokens never.
 //!
-//! Two things are known across domains all the same: that a VM's or volume's name, or a MAC address, is taken, since these are
-//! one for the whole deployment.
+//! Three things are known across domains all the same: that a VM's or volume's name, or a MAC address, is taken, since these are
+//! one for the whole deployment; and how much happens in it, since events have numbers in a row.
 
 use crate::record::VmRecord;
 use crate::state::{Controller, missing};
@@ -72,6 +72,9 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/vms/{vm}/stop", Change),
     ("POST", "/v1/vms/{vm}/monitor", Rule),
     ("GET", "/v1/volumes", Read),
+    ("GET", "/v1/precaches", Read),
+    ("POST", "/v1/precaches", Change),
+    ("DELETE", "/v1/precaches/{volume}/{to}", Change),
     ("GET", "/v1/wires", Read),
     ("GET", "/v1/moves", Read),
     ("POST", "/v1/moves", Move),
@@ -83,7 +86,8 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/moves/{id}/resolve", Rule),
     ("GET", "/v1/orphans", ReadAll),
     ("DELETE", "/v1/orphans/{host}/{orphan}", Rule),
-    ("GET", "/v1/events", ReadAll),
+    // Each domain its own, and what is everybody's to read.
+    ("GET", "/v1/events", Read),
     ("GET", "/metrics", ReadAll),
     ("GET", "/v1/openapi.json", Read),
     ("GET", "/v1/revocations", ReadAll),
@@ -110,6 +114,8 @@ pub struct Caller {
     /// For messages.
     name: String,
     kind: CallerKind,
+    /// The hash of the token that they have shown.
+    token: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,13 +128,25 @@ enum CallerKind {
 
 impl Caller {
     fn holder(who: &Identity) -> Self {
-        Self { name: who.to_string(), kind: CallerKind::Holder(who.role()) }
+        Self { name: who.to_string(), kind: CallerKind::Holder(who.role()), token: None }
     }
 
     /// Somebody of a domain.
     #[must_use]
     pub fn of_domain(name: &Name, domain: Name, role: TokenRole) -> Self {
-        Self { name: format!("token/{name}"), kind: CallerKind::Domain(domain, role) }
+        Self { name: format!("token/{name}"), kind: CallerKind::Domain(domain, role), token: None }
+    }
+
+    /// By this token.
+    #[must_use]
+    pub fn by_token(self, hash: String) -> Self {
+        Self { token: Some(hash), ..self }
+    }
+
+    /// Whether they may still ask what they asked when they came: tokens end, and are removed.
+    #[must_use]
+    pub fn is_good(&self, c: &Controller) -> bool {
+        self.token.as_ref().is_none_or(|hash| tokens::is_good(c, hash))
     }
 
     /// The domain that they are confined to; none: the deployment.
@@ -329,12 +347,12 @@ mod tests {
         let operator = holder(Role::Client(Access::Operator), "o");
         let node = holder(Role::Node, "n");
         let token = |role| Caller::of_domain(&"t".parse().unwrap(), "d".parse().unwrap(), role);
-        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/v1/events", "/metrics"];
+        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/metrics"];
         for (method, path, right) in RULES {
             let case = format!("{method} {path}");
             let reads = *method == "GET";
             let moves = path.starts_with("/v1/moves") && !path.ends_with("resolve");
-            let vms = path.starts_with("/v1/vms") && !path.ends_with("monitor");
+            let vms = path.starts_with("/v1/precaches") || path.starts_with("/v1/vms") && !path.ends_with("monitor");
             let shared = reads && !ours.iter().any(|o| path.starts_with(o));
             let open = *right == Anybody;
             assert_eq!(may(None, *right).is_ok(), *path == "/v1/enrolment", "{case}");

@@ -42,6 +42,8 @@ pub struct Controller {
     clients: Mutex<HashMap<(Name, SocketAddr), HostClient>>,
     /// How moves under way stand.
     live: Mutex<HashMap<MoveId, MoveProgress>>,
+    /// What nodes say of pre-caches.
+    pub(crate) precaches: crate::precache::Said,
     /// VMs that a request is creating or deleting just now: the sweeper leaves them alone.
     in_hand: Mutex<HashSet<VmId>>,
     /// Ends every background task when the controller is dropped or shut down.
@@ -89,6 +91,7 @@ impl Controller {
             deciding: Mutex::default(),
             clients: Mutex::default(),
             live: Mutex::default(),
+            precaches: crate::precache::Said::default(),
             in_hand: Mutex::default(),
             stop: watch::Sender::new(false),
         })

@@ -33,10 +33,12 @@ pub enum Kind {
     Revocation,
     /// Tokens for people, by their secret's hash.
     ApiToken,
+    /// By volume and host.
+    Precache,
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Site,
         Self::Host,
         Self::Component,
@@ -46,6 +48,7 @@ impl Kind {
         Self::Enrolment,
         Self::Revocation,
         Self::ApiToken,
+        Self::Precache,
     ];
 
     const fn table(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
@@ -59,6 +62,7 @@ impl Kind {
             Self::Enrolment => "enrolments",
             Self::Revocation => "revocations",
             Self::ApiToken => "api-tokens",
+            Self::Precache => "precaches",
         })
     }
 }

@@ -77,9 +77,17 @@ pub fn caller(c: &Controller, text: &str) -> Result<Caller, ApiError> {
         |why: &str| ApiError::new(Problem::Forbidden, why).remedy("an admin makes another: `godwit token create`");
     let unknown = || bad("the controller knows no such token");
     let token: AccessToken = text.parse().map_err(|_| unknown())?;
-    let record: ApiToken = c.store.read(Kind::ApiToken, token.secret.hash())?.ok_or_else(unknown)?;
+    let hash = token.secret.hash();
+    let record: ApiToken = c.store.read(Kind::ApiToken, &hash)?.ok_or_else(unknown)?;
     if now_s() >= record.expires_unix_s {
         return Err(bad("the token has expired"));
     }
-    Ok(Caller::of_domain(&record.name, record.domain, record.role))
+    Ok(Caller::of_domain(&record.name, record.domain, record.role).by_token(hash))
+}
+
+/// Whether the token that a store knows by this hash is good still: for answers that go on for long.
+#[must_use]
+pub fn is_good(c: &Controller, hash: &str) -> bool {
+    let record = c.store.read::<ApiToken>(Kind::ApiToken, hash);
+    record.ok().flatten().is_some_and(|record| now_s() < record.expires_unix_s)
 }

@@ -344,7 +344,11 @@ pub async fn remove(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
 
 pub async fn start(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
     let record = c.vm_record(&name)?;
-    c.node_of(&record.host)?.start(record.definition.id).await?;
+    let id = record.definition.id;
+    // One order, nothing of which is stored: who has no answer asks again, and a VM that runs already is left as it is.
+    reach(Point::VmStarting, id).await;
+    c.node_of(&record.host)?.start(id).await?;
+    reach(Point::VmStarted, id).await;
     Ok(done())
 }
 

@@ -5,9 +5,10 @@
 #[allow(dead_code, reason = "each test uses its part of them")]
 mod fakes;
 
-use fakes::{World, name, to_host, web};
-use godwit_api::host::{Blocker, Ownership, RunState, SetLimit, StopVm};
+use fakes::{World, name, soon, to_host, web};
+use godwit_api::host::{Blocker, LocalVm, Ownership, RunState, SetLimit, StopVm};
 use godwit_api::orphan::{Orphan, OrphanKind};
+use godwit_api::precache::StartPrecache;
 use godwit_api::progress::Outcome;
 use godwit_api::public::{AddHost, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
@@ -328,16 +329,11 @@ async fn an_owner_that_changed_while_nobody_looked_is_found_by_a_new_controller(
     world.stop_controller().await;
     world.hand_over("ohio", "texas");
     world.start_controller().await;
-    for _ in 0..100 {
-        if world.api.vm(&name("web")).await.unwrap().host.as_str() == "texas" {
-            let port = world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().clone());
-            if port.generation == Generation(2) {
-                return;
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("not found");
+    let found = async || {
+        let port = world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().clone());
+        world.api.vm(&name("web")).await.unwrap().host.as_str() == "texas" && port.generation == Generation(2)
+    };
+    assert!(soon(found).await, "not found");
 }
 
 #[tokio::test]
@@ -349,17 +345,12 @@ async fn a_gateway_that_is_away_does_not_keep_a_move_open_and_is_told_later() {
     world.hand_over("ohio", "texas");
     world.say("ohio", mv.id, |p| p.outcome = Outcome::Completed);
     world.until(mv.id, |m| m.progress.outcome == Outcome::Completed).await;
-    world.start_node("maine", maine).await;
     let generation = || world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().generation);
     assert_eq!(generation(), Generation(1));
+    world.start_node("maine", maine).await;
     // The records are looked after every 10 s.
-    for _ in 0..300 {
-        if generation() == Generation(2) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("never told");
+    let generation = || world.fakes["maine"].with(|n| n.gateways.values().next().unwrap().generation);
+    assert!(soon(async || generation() == Generation(2)).await, "never told");
 }
 
 #[tokio::test]
@@ -482,13 +473,7 @@ async fn a_deletion_reaches_half_copies_of_failed_moves_and_holders_that_were_aw
     world.stop_controller().await;
     world.start_controller().await;
     world.until_node("texas", |n| n.vms.is_empty()).await;
-    for _ in 0..100 {
-        if world.api.vms().await.unwrap().is_empty() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("its record is still there");
+    assert!(soon(async || world.api.vms().await.unwrap().is_empty()).await, "its record is still there");
 }
 
 #[tokio::test]
@@ -545,4 +530,61 @@ async fn orphans_are_listed_with_reasons_and_only_those_that_may_go_are_removed(
     world.until_node("texas", |n| !n.orphans.contains_key("volume-1")).await;
     assert!(world.fakes["texas"].with(|n| n.orphans.contains_key("qemu-77")));
     assert!(world.fakes["ohio"].with(|n| n.orphans.contains_key("volume-1")), "its owner has it");
+}
+
+#[tokio::test]
+async fn a_pre_cache_is_told_to_the_volumes_host_until_it_is_ended_and_follows_the_vm() {
+    let world = World::new().await;
+    world.web().await;
+    let wanted = |to: &str| StartPrecache {
+        volume: name("root"),
+        to: name(to),
+        limit: None,
+        interval_ms: 1000,
+        consistent: true,
+        follow: true,
+    };
+    for (to, problem) in [("nowhere", Problem::NotFound), ("ohio", Problem::Conflict)] {
+        assert_eq!(world.api.start_precache(&wanted(to)).await.unwrap_err().problem, problem);
+    }
+    let hasty = StartPrecache { interval_ms: 1, ..wanted("west") };
+    assert_eq!(world.api.start_precache(&hasty).await.unwrap_err().problem, Problem::Invalid);
+
+    let begun = world.api.start_precache(&wanted("west")).await.unwrap();
+    assert_eq!((begun.from.as_str(), begun.to.as_str(), begun.site.as_str()), ("ohio", "texas", "west"));
+    assert_eq!(begun.figures.unwrap().lag_s, Some(1.5));
+    let told = world.fakes["ohio"].with(|n| n.precaches.clone());
+    assert_eq!(told.len(), 1);
+    assert_eq!((told[0].to.name.as_str(), told[0].interval_ms, told[0].consistent), ("texas", 1000, true));
+    // Another one beside it; both are listed.
+    world.api.start_precache(&wanted("maine")).await.unwrap();
+    let all = world.api.precaches().await.unwrap();
+    assert_eq!(all.iter().map(|p| p.to.as_str()).collect::<Vec<_>>(), ["maine", "texas"]);
+    assert_eq!(world.api.volumes().await.unwrap()[0].replicas, [name("ohio"), name("texas"), name("maine")]);
+
+    world.api.stop_precache(&name("root"), &name("maine")).await.unwrap();
+    assert_eq!(world.fakes["ohio"].with(|n| n.precaches.len()), 1);
+    let again = world.api.stop_precache(&name("root"), &name("maine")).await.unwrap_err();
+    assert_eq!(again.problem, Problem::NotFound);
+
+    // The VM is in texas now: the pre-cache is turned around.
+    let local = world.fakes["ohio"].with(|n| {
+        let vm = n.vms.get_mut(&1).unwrap();
+        vm.ownership = Ownership::Elsewhere;
+        vm.clone()
+    });
+    world.fakes["texas"].with(|n| {
+        let moved = LocalVm { ownership: Ownership::Here, generation: local.generation.next(), ..local };
+        n.vms.insert(1, moved);
+    });
+    let began = std::time::Instant::now();
+    while world.fakes["texas"].with(|n| n.precaches.is_empty()) {
+        assert!(began.elapsed() < Duration::from_secs(60), "texas is not told to pre-cache");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(world.fakes["texas"].with(|n| n.precaches[0].to.name.clone()), name("ohio"));
+    assert!(world.fakes["ohio"].with(|n| n.precaches.is_empty()));
+    world.api.stop_precache(&name("root"), &name("ohio")).await.unwrap();
+    assert!(world.api.precaches().await.unwrap().is_empty());
+    assert!(world.fakes["texas"].with(|n| n.precaches.is_empty()));
 }

@@ -9,23 +9,20 @@
 
 mod fakes;
 
-use fakes::{Death, World, name, to_host, web};
+use fakes::{Death, World, name, soon, to_host, web};
 use godwit_api::host::RunState;
 use godwit_api::progress::Outcome;
 use godwit_units::Generation;
-use std::time::Duration;
 
 /// More deeds than any of these takes: one that gets here would go on for ever.
 const MOST: u64 = 60;
 
-async fn soon(what: impl AsyncFn() -> bool) -> bool {
-    for _ in 0..400 {
-        if what().await {
-            return true;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+/// Asks, and hears the answer, or that the controller died: then nobody answers any more.
+async fn ask<T>(world: &World, asking: impl Future<Output = T>) {
+    tokio::select! {
+        _ = asking => {}
+        dead = soon(async || world.fate.is_dead()) => assert!(dead, "neither an answer nor a death"),
     }
-    false
 }
 
 /// The ways to die, the `number`th deed of each.
@@ -137,7 +134,7 @@ async fn a_move_is_finished_or_never_ordered_wherever_the_controller_dies() {
             let mut world = World::new().await;
             world.web().await;
             world.fate.arm(number, death);
-            let _ = tokio::time::timeout(Duration::from_secs(1), world.api.start_move(&to_host("texas"))).await;
+            ask(&world, world.api.start_move(&to_host("texas"))).await;
             // It dies on the way, or all is done.
             let ended = soon(async || {
                 hand_over_when_ordered(&world);
@@ -193,7 +190,7 @@ async fn a_cancel_is_obeyed_or_was_never_heard_wherever_the_controller_dies() {
             world.web().await;
             let mv = world.order("texas").await.unwrap();
             world.fate.arm(number, death);
-            let _ = tokio::time::timeout(Duration::from_secs(1), world.api.cancel(mv.id)).await;
+            ask(&world, world.api.cancel(mv.id)).await;
             let cancelled = async || world.api.mv(mv.id).await.is_ok_and(|m| m.progress.outcome == Outcome::Cancelled);
             assert!(soon(async || world.fate.is_dead() || cancelled().await).await, "{death:?} deed {number}");
             survived = !world.fate.is_dead();
@@ -214,4 +211,43 @@ async fn a_cancel_is_obeyed_or_was_never_heard_wherever_the_controller_dies() {
             break;
         }
     }
+}
+
+#[tokio::test]
+async fn a_start_has_happened_or_not_wherever_the_controller_dies_and_is_safe_to_ask_for_again() {
+    let (mut happened, mut not) = (0, 0);
+    for number in 0.. {
+        let mut survived = false;
+        for (number, death) in deaths(number) {
+            let mut world = World::new().await;
+            world.web().await;
+            world.fakes["ohio"].with(|n| n.vms.get_mut(&1).unwrap().run = RunState::Off);
+            world.fate.arm(number, death);
+            let answer = world.api.start(&name("web")).await;
+            let runs = |world: &World| world.fakes["ohio"].with(|n| n.vms[&1].run == RunState::Running);
+            survived = !world.fate.is_dead();
+            assert_eq!(answer.is_ok(), survived, "only who has done it says so: {death:?} deed {number}");
+            if survived {
+                assert!(runs(&world));
+                break;
+            }
+            if runs(&world) {
+                happened += 1;
+            } else {
+                not += 1;
+            }
+            let before = runs(&world);
+            world.stop_controller().await;
+            world.start_controller().await;
+            // Nobody was promised anything: what was not begun is not begun by itself, and what was is not taken back.
+            let vm = world.api.vm(&name("web")).await.unwrap();
+            assert_eq!((vm.run == Some(RunState::Running), runs(&world)), (before, before), "{death:?} deed {number}");
+            world.api.start(&name("web")).await.unwrap();
+            assert!(is_whole(&world).await, "{death:?} deed {number}");
+        }
+        if survived {
+            break;
+        }
+    }
+    assert!(happened >= 1 && not >= 1, "{happened} had happened, {not} had not");
 }

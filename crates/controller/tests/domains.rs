@@ -102,3 +102,71 @@ async fn a_token_gives_its_role_in_its_domain_until_it_ends_or_is_removed() {
     let left: Vec<_> = world.api.tokens().await.unwrap().into_iter().map(|t| t.name.to_string()).collect();
     assert_eq!(left, ["admin", "brief", "operator"]);
 }
+
+/// What somebody is told of all that is kept: kinds, with the names of VMs and volumes.
+async fn told(api: &PublicClient) -> Vec<String> {
+    let mut stream = api.events(Some(0), false).await.unwrap();
+    let mut all = vec![];
+    while let Some(event) = stream.next().await.unwrap() {
+        let value = serde_json::to_value(&event).unwrap();
+        let kind = event.what.kind();
+        let about = if kind.starts_with("host-") { &["host"][..] } else { &["vm", "volume"] };
+        let names = about.iter().filter_map(|member| value[member].as_str());
+        all.push([kind.as_str()].into_iter().chain(names).collect::<Vec<_>>().join(" "));
+    }
+    all
+}
+
+#[tokio::test]
+async fn each_domain_follows_its_own_events_for_as_long_as_its_token_is_good() {
+    let world = World::new().await;
+    let ann = with_token(&world, "ann", "acme", TokenRole::Admin, 3600).await;
+    let bob = with_token(&world, "bob", "beta", TokenRole::Viewer, 3600).await;
+    let carl = with_token(&world, "carl", "beta", TokenRole::Admin, 3600).await;
+    ann.create_vm(&web("ohio")).await.unwrap();
+    let mut other = web("ohio");
+    (other.name, other.spec.disks[0].volume) = (name("shop"), name("stock"));
+    for (n, nic) in other.spec.nics.iter_mut().enumerate() {
+        nic.mac = format!("02:00:00:00:01:0{n}");
+    }
+    carl.create_vm(&other).await.unwrap();
+    let mv = ann.start_move(&to_host("texas")).await.unwrap();
+    ann.cancel(mv.id).await.unwrap();
+    world.until(mv.id, |m| !m.progress.outcome.is_open()).await;
+    let mut following = bob.events(None, true).await.unwrap();
+    world.fakes["ohio"].with(|n| n.vms.values_mut().for_each(|vm| vm.run = godwit_api::host::RunState::Off));
+    carl.remove_vm(&name("shop")).await.unwrap();
+
+    let (of_ann, of_bob, all) = (told(&ann).await, told(&bob).await, told(&world.api).await);
+    for (whose, mine, theirs) in
+        [(&of_ann, ["web", "root"], ["shop", "stock"]), (&of_bob, ["shop", "stock"], ["web", "root"])]
+    {
+        assert!(mine.iter().all(|m| whose.iter().any(|e| e.contains(m))), "{whose:?}");
+        assert!(!whose.iter().any(|e| theirs.iter().any(|t| e.contains(t))), "{whose:?}");
+        assert!(!whose.iter().any(|e| e.starts_with("host-")), "hosts are the deployment's: {whose:?}");
+    }
+    for wanted in ["move-ordered web", "move-cancelled web", "move-ended web"] {
+        assert!(of_ann.iter().any(|e| e == wanted), "{wanted}: {of_ann:?}");
+    }
+    for wanted in ["vm-removed shop", "volume-removed stock"] {
+        assert!(of_bob.iter().any(|e| e == wanted), "told when it is gone: {wanted}: {of_bob:?}");
+    }
+    assert!(all.iter().any(|e| e == "host-added ohio") && all.iter().any(|e| e == "vm-removed shop"), "{all:?}");
+    // Nothing is left out that is not a host's.
+    assert_eq!(all.iter().filter(|e| !e.starts_with("host-")).count(), {
+        let shared = of_ann.iter().filter(|e| of_bob.contains(e) && !e.contains("web")).count();
+        of_ann.len() + of_bob.len() - shared
+    });
+
+    // Who follows sees what happens, until their token is no more.
+    let first = tokio::time::timeout(Duration::from_secs(5), following.next()).await.unwrap().unwrap().unwrap();
+    assert!(["volume-removed", "vm-removed"].contains(&first.what.kind().as_str()), "{first:?}");
+    world.api.remove_token(&name("bob")).await.unwrap();
+    world.api.add_site(&godwit_api::public::Site { name: name("south") }).await.unwrap();
+    let end = async {
+        while let Ok(Some(event)) = following.next().await {
+            assert_ne!(event.what.kind(), "site-added", "told after the token was removed");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(15), end).await.expect("the stream ends");
+}

@@ -20,6 +20,7 @@ pub mod mirror;
 pub mod mutate;
 pub mod nbd;
 pub mod others;
+pub mod trust;
 
 pub use meter::{Meter, measured};
 
@@ -50,6 +51,8 @@ pub const TARGETS: &[Target] = &[
     others::NODE,
     others::API,
     others::SCENARIO,
+    trust::CAPABILITY,
+    trust::ENROLMENT,
 ];
 
 /// A mebibyte.

@@ -1,10 +1,9 @@
 //! The destination's side: receives the VM, takes it when told to, and never runs what it might have to give back.
 
+use crate::evidence::Fenced;
 use crate::guards::{Guard, Guards};
 use crate::ids::Ticket;
-use crate::io::{
-    Action, Body, CannotBegin, Event, Fenced, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why,
-};
+use crate::io::{Action, Body, CannotBegin, Event, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why};
 use crate::outbox::Outbox;
 use crate::record::{Owner, Ram, Record};
 use godwit_units::{Lineage, VmId};
@@ -382,8 +381,8 @@ impl Destination {
                 | S::Returned { ticket }
                 | S::Started { ticket, .. },
                 Event::Claim(fenced),
-            ) => Ok(self.claim(ticket.vm, ticket.lineage, &fenced)),
-            (S::Outranked { vm, lineage }, Event::Claim(fenced)) => Ok(self.claim(vm, lineage, &fenced)),
+            ) => self.claim(ticket.vm, ticket.lineage, &fenced),
+            (S::Outranked { vm, lineage }, Event::Claim(fenced)) => self.claim(vm, lineage, &fenced),
             (S::Claiming { owner }, Event::Persisted(record)) if record == Record::Owned(owner) => {
                 Ok(S::Settled { owner })
             }
@@ -581,7 +580,10 @@ impl Destination {
 
     /// Who claims here becomes `Settled`, and its node goes on with a [`crate::Source`], which opens and runs. RAM is
     /// worth something only where the source did not run since the stop; after STARTED it cannot have.
-    fn claim(&mut self, vm: VmId, lineage: Lineage, fenced: &Fenced) -> DestinationState {
+    fn claim(&mut self, vm: VmId, lineage: Lineage, fenced: &Fenced) -> Result<DestinationState, Why> {
+        if lineage > fenced.newest && self.guards.hold(Guard::ClaimKnowsNewest) {
+            return Err(Why::ClaimTooOld);
+        }
         let started = matches!(self.state, DestinationState::Started { .. });
         let stale = fenced.peer == PeerHistory::MayHaveRun && self.guards.hold(Guard::ClaimDropsStaleRam);
         let recorded = self.guards.hold(Guard::StaleRamRecorded);
@@ -589,7 +591,7 @@ impl Destination {
         let newest = lineage.max(fenced.newest);
         let owner = Owner::claimed(vm, newest, ram);
         self.out.push(Action::Persist(Record::Owned(owner)));
-        DestinationState::Claiming { owner }
+        Ok(DestinationState::Claiming { owner })
     }
 
     fn yield_to(&mut self, theirs: Ticket, lineage: Lineage) -> Result<DestinationState, Why> {

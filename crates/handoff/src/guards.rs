@@ -66,12 +66,20 @@ pub enum Guard {
     StaleRamRecorded,
     /// The fence around a node that lost to a claim is lifted only after its record was overwritten.
     FenceOverwrites,
+    /// A claim is somebody's word about what keeps the other side from running the VM.
+    ClaimNeedsStatement,
+    /// A node that hears the other side does not take its VM, whatever is said about it.
+    ClaimNeedsSilence,
+    /// A claim that does not know of the newest lineage is not obeyed: it may be one that was obeyed before.
+    ClaimKnowsNewest,
+    /// Who owns a VM in a newer lineage says so to whoever still speaks of an older one.
+    OlderLineageIsTold,
 }
 
 #[cfg_attr(not(feature = "sabotage"), allow(dead_code))]
 impl Guard {
     /// All of them.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 34] = [
         Self::SealAfterPostmigrate,
         Self::SealAfterVerified,
         Self::SealAfterClosed,
@@ -102,6 +110,10 @@ impl Guard {
         Self::ClaimDropsStaleRam,
         Self::StaleRamRecorded,
         Self::FenceOverwrites,
+        Self::ClaimNeedsStatement,
+        Self::ClaimNeedsSilence,
+        Self::ClaimKnowsNewest,
+        Self::OlderLineageIsTold,
     ];
 }
 

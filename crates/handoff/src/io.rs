@@ -1,5 +1,6 @@
 //! What goes into a machine and what comes out of it.
 
+use crate::evidence::Fenced;
 use crate::ids::Ticket;
 use crate::record::Record;
 use godwit_units::{Generation, Lineage, MoveId};
@@ -59,19 +60,6 @@ pub enum PeerHistory {
     DidNotRun,
     /// It may have run: only the volumes can be trusted.
     MayHaveRun,
-}
-
-/// Evidence for a claim: the other side *is* fenced (powered off, or cut from storage and network), and stays so until
-/// its record was overwritten ([`Record::overridden_by`]). To build one is to vouch for that.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fenced {
-    /// Who vouches and by what means, for the audit log.
-    pub statement: String,
-    /// What is known of the other side since the stop.
-    pub peer: PeerHistory,
-    /// The newest lineage ever begun for the VM, from the controller's store or the fenced node's own record. This
-    /// node's record may be older than that: two claims, one at each site, must not begin the same lineage.
-    pub newest: Lineage,
 }
 
 /// What happened. Effects are reported in the order in which the actions were polled.
@@ -180,6 +168,9 @@ pub enum Why {
     /// The node lost the VM to a claim.
     #[error("a claim elsewhere began a newer lineage")]
     Outranked,
+    /// Whoever claims does not know of a claim that was made since: it may be their own, heard twice.
+    #[error("the VM was claimed since that was decided; look at it again, and claim it anew if that is still wanted")]
+    ClaimTooOld,
 }
 
 /// Why a move cannot begin here.

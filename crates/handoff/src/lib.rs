@@ -46,6 +46,7 @@
 
 #![forbid(unsafe_code)]
 mod destination;
+mod evidence;
 mod file_ledger;
 mod guards;
 mod ids;
@@ -56,15 +57,14 @@ mod record;
 mod source;
 
 pub use destination::{Arrival, Destination, DestinationState};
+pub use evidence::{Fenced, NoEvidence, Peer, SHORTEST_STATEMENT};
 pub use file_ledger::{FileLedger, LedgerError};
 pub use godwit_units::{Generation, Lineage, MoveId, VmId};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use guards::{Guard, Guards};
 pub use ids::Ticket;
-pub use io::{
-    Action, Body, CannotBegin, Event, Fenced, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why,
-};
+pub use io::{Action, Body, CannotBegin, Event, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why};
 pub use machine::Machine;
 pub use record::{Ledger, Owner, Ram, Record};
 pub use source::{Asking, PATIENCE, Ready, Source, SourceState, Upkeep};

@@ -1,10 +1,9 @@
 //! The source's side: owns the VM, seals it, and lets go when the destination has started.
 
+use crate::evidence::Fenced;
 use crate::guards::{Guard, Guards};
 use crate::ids::Ticket;
-use crate::io::{
-    Action, Body, CannotBegin, Event, Fenced, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why,
-};
+use crate::io::{Action, Body, CannotBegin, Event, Message, OtherRole, PeerHistory, Run, Seen, Status, Verdict, Why};
 use crate::outbox::Outbox;
 use crate::record::{Owner, Ram, Record};
 use godwit_units::{Lineage, MoveId, VmId};
@@ -387,9 +386,9 @@ impl Source {
 
             // Claims.
             (S::Sealed { ticket, .. } | S::Released { ticket }, Event::Claim(fenced)) => {
-                Ok(self.claim(ticket.vm, ticket.lineage, &fenced))
+                self.claim(ticket.vm, ticket.lineage, &fenced)
             }
-            (S::Outranked { vm, lineage }, Event::Claim(fenced)) => Ok(self.claim(vm, lineage, &fenced)),
+            (S::Outranked { vm, lineage }, Event::Claim(fenced)) => self.claim(vm, lineage, &fenced),
             (S::Claiming { owner, run }, Event::Persisted(record)) if record == Record::Owned(owner) => {
                 Ok(self.bring_up(owner, self.run_at_most(run)))
             }
@@ -449,7 +448,9 @@ impl Source {
                 | S::Stopped { owner, .. },
                 _,
             ) if theirs.vm == owner.vm && theirs.lineage < owner.lineage && self.guards.hold(Guard::CheckLineage) => {
-                self.send(theirs, Body::Outranked(owner.lineage));
+                if self.guards.hold(Guard::OlderLineageIsTold) {
+                    self.send(theirs, Body::Outranked(owner.lineage));
+                }
                 Err(Why::OtherTicket)
             }
             // A staging that we do not mean, or no longer: it was never committed, or we would not own the VM.
@@ -556,14 +557,17 @@ impl Source {
         SourceState::Owning { owner, upkeep: Upkeep::Opening(run) }
     }
 
-    fn claim(&mut self, vm: VmId, lineage: Lineage, fenced: &Fenced) -> SourceState {
+    fn claim(&mut self, vm: VmId, lineage: Lineage, fenced: &Fenced) -> Result<SourceState, Why> {
+        if lineage > fenced.newest && self.guards.hold(Guard::ClaimKnowsNewest) {
+            return Err(Why::ClaimTooOld);
+        }
         let stale = fenced.peer == PeerHistory::MayHaveRun && self.guards.hold(Guard::ClaimDropsStaleRam);
         let (ram, run) = if stale { (Ram::Stale, Run::Boot) } else { (Ram::Current, self.run_what_is_left()) };
         let newest = lineage.max(fenced.newest);
         let kept = if self.guards.hold(Guard::StaleRamRecorded) { ram } else { Ram::Current };
         let owner = Owner::claimed(vm, newest, kept);
         self.out.push(Action::Persist(Record::Owned(owner)));
-        SourceState::Claiming { owner, run }
+        Ok(SourceState::Claiming { owner, run })
     }
 
     fn yield_to(&mut self, vm: VmId, lineage: Lineage) -> Result<SourceState, Why> {

@@ -162,3 +162,14 @@ fn a_claim_where_the_peer_may_have_run_boots_even_after_a_restart() {
     let mut source = Source::recover(Record::Owned(owned), Seen::Stopped).unwrap();
     assert_eq!(after(&mut source, vec![Event::Opened]), [Action::Run(Run::Boot)]);
 }
+
+#[test]
+fn a_claim_that_was_decided_before_the_newest_one_is_not_obeyed() {
+    let (mut source, _) = sealed();
+    let fenced = |newest| Fenced { statement: "off".into(), peer: PeerHistory::MayHaveRun, newest: Lineage(newest) };
+    let lost = Record::Outranked { vm: owner().vm, lineage: Lineage(5) };
+    let mut outranked = Source::recover(lost, Seen::Gone).unwrap();
+    assert_eq!(outranked.handle(Event::Claim(fenced(4))), Verdict::Ignored(Why::ClaimTooOld));
+    assert_eq!(outranked.handle(Event::Claim(fenced(5))), Verdict::Taken);
+    assert_eq!(source.handle(Event::Claim(fenced(4))), Verdict::Taken, "it knows more than this node does");
+}

@@ -102,6 +102,7 @@ fn sample_move(seed: u64, scale: f64) -> MoveReport {
         precached_bytes: 0,
         raw_bytes: last.memory + last.disk + (19_200 << 12),
         zero_pages: 19_348,
+        kept: Default::default(),
         nonzero_share: Some(0.862),
         rounds,
         phases: phases.map(|(name, start_s, end_s)| Phase { name: name.into(), start_s, end_s }).into(),

@@ -2,7 +2,7 @@
 //!
 //! Moments are kept as moments, and become the report's seconds and milliseconds only at the end.
 
-use crate::report::{MemorySample, Outcome, Phase, Round};
+use crate::report::{Kept, MemorySample, Outcome, Phase, Round};
 use crate::truth::Difference;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -36,6 +36,8 @@ pub struct Figures {
     pub memory: Vec<MemorySample>,
     /// Pages sent as zeroes.
     pub zero_pages: u64,
+    /// What the destination had from before.
+    pub kept: Kept,
     /// Pages of any kind that were sent, in bytes, unreduced.
     pub page_bytes: u64,
     /// Disk bytes that the mirror went through, unreduced; as QEMU counts them.
@@ -75,6 +77,7 @@ impl Figures {
             rounds: vec![],
             memory: vec![],
             zero_pages: 0,
+            kept: Kept::default(),
             page_bytes: 0,
             disk_bytes: 0,
             disk_in_stream: None,

@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 /// The component that every guest is wired to: the segment that is stretched over the sites, or the gateway in the last one.
 pub const COMPONENT: &str = "lan";
 /// How long a daemon may take until it listens. It starts in moments; the machine may be busy with guests.
-const UP: Duration = Duration::from_secs(30);
+const UP: Duration = Duration::from_secs(120);
 /// The file in a site's folder that says how commands there reach the controller: `NAME=VALUE` lines.
 pub const ENVIRONMENT: &str = "godwit.env";
 

@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Port of the load program's control protocol.
 const CONTROL_PORT: u16 = 7000;
+/// Bound on what takes moments on an idle machine: QEMU's monitor and the load program answer. A busy one emulates slowly.
+const UP: Duration = Duration::from_secs(120);
 /// Port of the load program's echo.
 pub const ECHO_PORT: u16 = 7007;
 
@@ -262,7 +264,7 @@ impl Guest {
         let connected = site.ns.run(move || {
             // Writable, so that a page can be damaged on purpose.
             let open = || OpenOptions::new().read(true).write(true).open(&ram);
-            Qmp::connect(&socket, Duration::from_secs(20)).map(|qmp| (qmp, open()))
+            Qmp::connect(&socket, UP).map(|qmp| (qmp, open()))
         });
         // From here on a failure drops `Booting`, which kills the process.
         let booting = Booting(Some(process));
@@ -352,9 +354,9 @@ impl Drop for Booting {
 /// A TCP connection made inside `site`.
 ///
 /// # Errors
-/// When nobody answers within 30 s.
+/// When nobody answers within [`UP`].
 pub fn connect(site: &Site, to: SocketAddr) -> std::io::Result<TcpStream> {
-    site.ns.run(move || TcpStream::connect_timeout(&to, Duration::from_secs(30)))
+    site.ns.run(move || TcpStream::connect_timeout(&to, UP))
 }
 
 /// Waits until the console says that the load program is up; `look` may find a reason to wait no longer.
@@ -378,7 +380,7 @@ pub fn await_ready(vm: &str, console: &Path, timeout: Duration, mut look: impl F
 /// A connection from `site` to the load program of a guest; `console` is quoted when there is none.
 ///
 /// # Errors
-/// When the guest does not answer within 30 s.
+/// When the guest does not answer within [`UP`].
 pub fn load_program(site: &Site, spec: &GuestSpec, console: &Path) -> Result<Control> {
     let stream = connect(site, SocketAddr::from((spec.address, CONTROL_PORT))).with_context(|| {
         format!(
@@ -388,7 +390,7 @@ pub fn load_program(site: &Site, spec: &GuestSpec, console: &Path) -> Result<Con
             tail(console)
         )
     })?;
-    Ok(Control::new(stream, Duration::from_secs(30)))
+    Ok(Control::new(stream, UP))
 }
 
 /// The last lines of a file, for errors.

@@ -18,6 +18,7 @@ mod moves;
 pub mod ns;
 pub mod pass;
 pub mod plot;
+pub mod precache;
 pub mod progress;
 pub mod qemu_move;
 mod reboot;

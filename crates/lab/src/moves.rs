@@ -162,9 +162,10 @@ impl MoveThread {
             held_ms: figures.held.as_secs_f64() * 1e3,
             outage_ms: None,
             bytes,
-            precached_bytes: 0,
+            precached_bytes: figures.kept.disk,
             raw_bytes: figures.page_bytes + figures.disk_bytes + figures.disk_in_stream.unwrap_or(0),
             zero_pages: figures.zero_pages,
+            kept: figures.kept,
             nonzero_share: figures.nonzero_share,
             rounds: figures.rounds.clone(),
             phases: figures.phases.clone(),
@@ -175,14 +176,17 @@ impl MoveThread {
         }
     }
 
-    /// Whether as much crossed the WAN as nothing can compress away.
+    /// Whether as much crossed the WAN as nothing can compress away, but for what was there from before.
     fn judge_carried(&self, report: &mut MoveReport) {
         let incompressible = self.vm.spec.layout.incompressible;
         let carried = Bytes(report.bytes.disk + report.bytes.memory);
-        let mut found = Integrity { wan_carried_disk: Some(carried >= incompressible), ..Integrity::default() };
-        if carried < incompressible {
+        let kept = Bytes(report.kept.disk);
+        let enough = carried + kept >= incompressible;
+        let mut found = Integrity { wan_carried_disk: Some(enough), ..Integrity::default() };
+        if !enough {
             found.notes.push(format!(
-                "the disk holds {incompressible} that nothing can compress, but only {carried} crossed the WAN"
+                "the disk holds {incompressible} that nothing can compress, but only {carried} crossed the WAN, and {kept} \
+                 is said to have been there"
             ));
         }
         merge(&mut report.integrity, found);

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Longest boot of a tiny guest; a debian guest gets ten times this.
-pub(crate) const BOOT: Duration = Duration::from_secs(120);
+pub(crate) const BOOT: Duration = Duration::from_secs(300);
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

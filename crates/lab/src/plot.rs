@@ -264,6 +264,10 @@ impl Page {
             ("without reduction", Bytes(m.raw_bytes).to_string(), String::new()),
             ("zero pages sent", grouped(m.zero_pages), String::new()),
         ];
+        if m.kept.memory + m.kept.disk > 0 {
+            let (memory, disk) = (Bytes(m.kept.memory), Bytes(m.kept.disk));
+            facts.push(("was there already", (memory + disk).to_string(), format!("memory {memory}; disk {disk}")));
+        }
         if m.precached_bytes > 0 {
             facts.push(("sent before the move", Bytes(m.precached_bytes).to_string(), String::new()));
         }

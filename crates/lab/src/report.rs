@@ -101,6 +101,9 @@ pub struct MoveReport {
     pub raw_bytes: u64,
     /// Pages sent as zeroes, over all rounds.
     pub zero_pages: u64,
+    /// What did not have to be sent, because the destination had it from an earlier try or stay, as Godwit says.
+    #[serde(default)]
+    pub kept: Kept,
     /// Share of non-zero guest pages just before the move, 0 to 1.
     pub nonzero_share: Option<f64>,
     /// Pre-copy rounds.
@@ -162,6 +165,15 @@ impl WanBytes {
     pub fn total(&self) -> u64 {
         self.memory + self.disk + self.other
     }
+}
+
+/// Bytes of guest and disks that the destination had already.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Kept {
+    /// Memory.
+    pub memory: u64,
+    /// Disk blocks.
+    pub disk: u64,
 }
 
 /// One pre-copy round.

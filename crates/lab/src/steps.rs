@@ -58,6 +58,7 @@ impl Pass {
                 }
                 Action::Rate(change) => self.fabric.change(&change)?,
                 Action::Alter(alter) => self.alter(&alter)?,
+                Action::Precache(step) => self.precache(&step)?,
             }
         }
         self.join(|_| true);
@@ -92,7 +93,7 @@ impl Pass {
         let restored_after = cut.for_s.map(Duration::from_secs_f64);
         if let (Some(at), Some(vm)) = (cut.at, &cut.vm) {
             let deed = Deed::Cut { between: cut.between.get_ref().clone(), restored_after };
-            self.order_incident(vm.get_ref(), Incident { at, deed });
+            self.order_incident(vm.get_ref(), Incident { at, share: cut.share, deed });
             return Ok(());
         }
         let [one, other] = cut.between.get_ref();
@@ -107,7 +108,7 @@ impl Pass {
             restart_after: Duration::from_secs_f64(kill.restart_after_s),
         };
         if let (Some(at), Some(vm)) = (kill.at, &kill.vm) {
-            self.order_incident(vm.get_ref(), Incident { at, deed });
+            self.order_incident(vm.get_ref(), Incident { at, share: kill.share, deed });
             return Ok(());
         }
         let Some(installation) = &self.installation else {
@@ -132,7 +133,7 @@ impl Pass {
     }
 
     /// A baseline has nothing that the step could be about.
-    fn leave_out(&mut self, step: &str) {
+    pub(crate) fn leave_out(&mut self, step: &str) {
         self.warnings.push(format!("{}: steps with `{step}` are about Godwit, and were left out", self.means));
     }
 
@@ -249,6 +250,8 @@ impl Pass {
         }
         self.await_answers(vm);
         std::thread::sleep(trail);
+        // On a busy machine an answer may take longer than a silent session is given: the look comes right after one.
+        self.await_answers(vm);
         let now = Instant::now();
         for mut ended in mine {
             look_from_clients(&mut ended, &lock(&self.vm(vm).clients), now);
@@ -265,7 +268,7 @@ impl Pass {
             let now = client.began.elapsed().as_secs_f64();
             let answered = || client.log.last_received_s().is_some_and(|last| last > now);
             while !answered() && client.log.error().is_none() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(5));
             }
         }
     }

@@ -438,6 +438,7 @@ pub(crate) mod tests {
             precached_bytes: 0,
             raw_bytes: 5 << 30,
             zero_pages: 19_000,
+            kept: crate::report::Kept::default(),
             nonzero_share: Some(0.86),
             rounds: vec![],
             phases: vec![],

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 static MACHINE: Mutex<()> = Mutex::new(());
 
+/// No wait for what takes moments on an idle machine is longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// The machine to oneself; `None`, and said, where no lab can run.
 fn machine() -> Option<MutexGuard<'static, ()>> {
     if !rustix::process::geteuid().is_root() {
@@ -159,7 +162,7 @@ fn a_guest_moved_by_qemu_keeps_its_memory_its_disk_and_its_clients() {
     assert!(downtime > 0.0 && outage >= downtime, "the client cannot see less than the pause: {downtime} {outage}");
     let whole: f64 = figures.phases.iter().map(|p| p.end_s - p.start_s).sum();
     let ended = figures.ended_s.unwrap();
-    assert!((whole - ended).abs() < 0.1, "phases {whole} and the end {ended}");
+    assert!((whole - ended).abs() < ended / 10.0, "phases {whole} and the end {ended}");
     assert!(figures.total_s <= ended, "the guest runs before the source is cleared away: {} {ended}", figures.total_s);
     assert!(figures.rounds.len() >= 2);
     let pages: u64 = figures.rounds.iter().map(|r| r.sent).sum();
@@ -185,7 +188,10 @@ move = { vm = "vm", to = "a" }
 [[step]]
 verify = { vm = "vm" }
 "#;
-    let (code, report) = Run::new(&by_godwit(steps)).finish();
+    // Little, so that what it writes meanwhile is little on a slow machine too.
+    let text = by_godwit(steps).replace("kib_per_s = 256", "kib_per_s = 32");
+    assert!(text.contains("kib_per_s = 32"), "the smoke scenario writes to its disk");
+    let (code, report) = Run::new(&text).finish();
     assert_eq!(report.moves.len(), 2, "{:?}", report.warnings);
     for figures in &report.moves {
         assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
@@ -198,6 +204,47 @@ verify = { vm = "vm" }
     // The disk holds more than 64 MiB that are no zeroes, which go compressed; what a site has of it does not travel again.
     let (there, back) = (report.moves[0].bytes.disk, report.moves[1].bytes.disk);
     assert!(there > 16 << 20 && there < 64 << 20 && back < there / 4, "{there} there, {back} back");
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_pre_cached_guest_takes_to_its_next_site_only_what_it_wrote_since_and_so_on_the_way_back() {
+    let Some(_machine) = machine() else { return };
+    let steps = r#"
+[[step]]
+precache = { vm = "vm", to = "b", lag_s = 3, follow = true }
+[[step]]
+cut = { between = ["a", "b"], for_s = 5 }
+[[step]]
+kill = { what = "node", site = "b" }
+[[step]]
+after_s = 8
+precache = { vm = "vm", to = "b", lag_s = 3, follow = true }
+[[step]]
+move = { vm = "vm", to = "b" }
+[[step]]
+verify = { vm = "vm" }
+[[step]]
+precache = { vm = "vm", to = "a", lag_s = 3, consistent = true }
+[[step]]
+move = { vm = "vm", to = "a" }
+[[step]]
+verify = { vm = "vm" }
+"#;
+    let (code, report) = Run::new(&by_godwit(steps)).finish();
+    assert_eq!(report.moves.len(), 2, "{:?}", report.warnings);
+    for figures in &report.moves {
+        assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
+        let i = &figures.integrity;
+        for check in [i.memory_ok, i.disk_ok, i.tcp_ok, i.ram_equal] {
+            assert_eq!(check, Some(true), "{i:?}");
+        }
+        println!("{}: {} bytes before, {} in the move", figures.to, figures.precached_bytes, figures.bytes.disk);
+        // The disk holds more than 64 MiB that are no zeroes. The guest writes 256 KiB a second, into records of 4 KiB; a node that
+        // was killed restamps what was hot.
+        assert!(figures.precached_bytes > 60 << 20, "{} bytes before", figures.precached_bytes);
+        assert!(figures.bytes.disk < 8 << 20, "{} bytes in the move", figures.bytes.disk);
+    }
     assert_eq!(code, Some(0));
 }
 
@@ -230,7 +277,7 @@ fn a_gateway_follows_a_guest_without_the_controller() {
     let steps = r#"
 [[step]]
 after_s = 1
-kill = { what = "controller", vm = "vm", at = "stopped", restart_after_s = 10 }
+kill = { what = "controller", vm = "vm", at = "stopped", restart_after_s = 30 }
 [[step]]
 move = { vm = "vm", to = "b" }
 [[step]]
@@ -241,7 +288,8 @@ verify = { vm = "vm" }
     let (code, report) = Run::new(&format!("{head}{steps}")).finish();
     let figures = &report.moves[0];
     assert_eq!((figures.outcome, &figures.why), (Outcome::Completed, &None));
-    assert!(figures.outage_ms.unwrap() < 5_000.0, "the gateway waited for the controller: {:?}", figures.outage_ms);
+    // It comes back after 30 s.
+    assert!(figures.outage_ms.unwrap() < 25_000.0, "the gateway waited for the controller: {:?}", figures.outage_ms);
     assert_eq!(figures.integrity.tcp_ok, Some(true), "{:?}", figures.integrity);
     assert_eq!(code, Some(0), "{:?}", report.warnings);
 }
@@ -254,7 +302,7 @@ fn a_guest_runs_while_its_gateways_node_is_down_and_is_reached_when_that_is_back
     let steps = r#"
 [[step]]
 after_s = 1
-kill = { what = "node", site = "c", vm = "vm", at = "granted", restart_after_s = 3 }
+kill = { what = "node", site = "c", vm = "vm", at = "granted", restart_after_s = 5 }
 [[step]]
 move = { vm = "vm", to = "b" }
 [[step]]
@@ -267,9 +315,9 @@ verify = { vm = "vm" }
     let (code, report) = Run::new(&format!("{head}{steps}")).finish();
     let figures = &report.moves[0];
     assert_eq!((figures.outcome, &figures.why), (Outcome::Completed, &None));
-    // It was not the gateway that the guest waited for.
-    assert!(figures.downtime_ms.unwrap() < 2_000.0, "{:?}", figures.downtime_ms);
-    assert!(figures.outage_ms.unwrap() > 3_000.0, "the gateway led to the new place without its node");
+    // It was not the gateway that the guest waited for: that was away for 5 s, and its clients saw it.
+    assert!(figures.downtime_ms.unwrap() < 5_000.0, "{:?}", figures.downtime_ms);
+    assert!(figures.outage_ms.unwrap() > 5_000.0, "the gateway led to the new place without its node");
     assert_eq!(figures.integrity.tcp_ok, Some(true), "{:?}", figures.integrity);
     assert_eq!(code, Some(0), "{:?}", report.warnings);
 }
@@ -474,8 +522,8 @@ fn kill_at(run: &Run, moment: Duration, signal: rustix::process::Signal) {
 
 fn nothing_left(run: &Run, namespaces: usize) {
     let work = run.work().display().to_string();
-    assert!(gone_within(Duration::from_secs(5), || processes_naming(&work).is_empty()), "processes are left");
-    assert!(gone_within(Duration::from_secs(5), || network_namespaces() <= namespaces), "namespaces are left");
+    assert!(gone_within(PATIENCE, || processes_naming(&work).is_empty()), "processes are left");
+    assert!(gone_within(PATIENCE, || network_namespaces() <= namespaces), "namespaces are left");
     assert!(!Path::new(&work).exists(), "the work folder is left");
     let records = std::fs::read_dir("/run/godwit-lab").unwrap().filter_map(Result::ok);
     let naming = records.filter(|e| std::fs::read_to_string(e.path()).is_ok_and(|text| text.contains(&work)));
@@ -494,7 +542,7 @@ fn a_run_that_is_killed_at_any_moment_leaves_nothing_behind() {
         let moment = Duration::from_millis(150 + (i * 6_180) % 14_000);
         kill_at(&run, moment, rustix::process::Signal::KILL);
         let work = run.work().display().to_string();
-        assert!(gone_within(Duration::from_secs(5), || processes_naming(&work).is_empty()), "killed at {moment:?}");
+        assert!(gone_within(PATIENCE, || processes_naming(&work).is_empty()), "killed at {moment:?}");
         down();
         nothing_left(&run, namespaces);
     }
@@ -532,7 +580,7 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
         let output = Command::new(LAB).args(["enter", "b"]).args(command).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    assert!(inside(&["ping", "-c", "1", "-W", "5", "10.99.0.11"]).contains("1 received"));
+    assert!(inside(&["ping", "-c", "1", "-w", "60", "10.99.0.11"]).contains("1 received"));
     assert_eq!(inside(&["ls", &run.work().join("sites").display().to_string()]), "b\n");
     // A second lab in the same folder is refused and hurts nothing.
     let second = run.command().output().unwrap();
@@ -541,4 +589,45 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
     let ended = Command::new(LAB).args(["down", "smoke"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended smoke\n");
     nothing_left(&run, namespaces);
+}
+
+#[test]
+fn a_move_whose_nodes_die_in_the_middle_goes_on_where_it_was() {
+    let Some(_machine) = machine() else { return };
+    let both = |at: &str| {
+        let kill =
+            |site: &str| format!("[[step]]\nkill = {{ what = \"node\", site = \"{site}\", vm = \"vm\", {at} }}\n");
+        kill("a") + &kill("b")
+    };
+    let travel = |site: &str| {
+        format!(
+            "[[step]]\nmove = {{ vm = \"vm\", to = \"b\", retry = true }}\n\
+             [[step]]\nexpect = {{ vm = \"vm\", site = \"{site}\" }}\n[[step]]\nverify = {{ vm = \"vm\" }}\n"
+        )
+    };
+    let steps = both("at = \"copy-disk\", share = 0.5")
+        + &travel("a")
+        + &both("at = \"memory\", share = 0.6")
+        + &travel("a")
+        + &travel("b");
+    // Slow enough for a second to be a small part of it: that much is not settled when a node dies.
+    let text = by_godwit(&steps).replace("rate_mbit = 200", "rate_mbit = 40");
+    let (code, report) = Run::new(&text).finish();
+    let [first, second, third] = &report.moves[..] else { panic!("{:?}", report.warnings) };
+    let all = format!(
+        "{:?}",
+        report.moves.iter().map(|m| (m.outcome, &m.incidents, m.bytes, m.kept, &m.integrity)).collect::<Vec<_>>()
+    );
+    let outcomes = [first.outcome, second.outcome, third.outcome];
+    assert_eq!(outcomes, [Outcome::Failed, Outcome::Failed, Outcome::Completed], "{all}");
+    assert_eq!(third.integrity.ram_equal, Some(true), "{all}");
+    assert_eq!(third.integrity.disk_ok, Some(true), "{all}");
+    // Half of the disk had gone, but for what had come in the last second or two; then all of it.
+    assert_eq!(first.kept.disk, 0, "{all}");
+    assert!(second.kept.disk >= 8 << 20 && third.kept.disk >= 64 << 20, "{all}");
+    assert!(third.bytes.disk * 3 < second.bytes.disk, "the disk was sent again: {all}");
+    // Six tenths of memory had gone: the rest is less, and all of it would be more.
+    assert!(third.kept.memory > 32 << 20, "{all}");
+    assert!(third.bytes.memory < second.bytes.memory, "memory was sent again: {all}");
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
 }

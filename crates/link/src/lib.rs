@@ -28,6 +28,7 @@ mod endpoint;
 mod error;
 mod limiter;
 pub mod resume;
+pub mod scavenger;
 mod session;
 mod stream;
 mod transport;

@@ -173,6 +173,8 @@ impl Inner {
             Closed::PeerRestarted => code::RESTARTED,
             _ => code::CLOSED,
         };
+        // First of all: whoever hears of the end from a stream finds the session closed.
+        self.state.send_replace(State::Closed(why.clone()));
         for slot in &self.slots {
             if let Some(connection) = slot.connection.send_replace(None) {
                 connection.close(number.into(), why.to_string().as_bytes());
@@ -181,7 +183,6 @@ impl Inner {
         for (_, entry) in lock(&self.streams).drain() {
             entry.shared.fail(StreamError::of(why.clone()));
         }
-        self.state.send_replace(State::Closed(why));
         self.over.cancel();
     }
 
@@ -371,6 +372,15 @@ impl Session {
     #[must_use]
     pub fn rtt(&self) -> Option<Duration> {
         self.inner().slots[0].connection.borrow().as_ref().map(quinn::Connection::rtt)
+    }
+
+    /// A lane's path as QUIC sees it: its estimate of the round trip, and packets that were lost since it was connected; `None` while it is
+    /// down.
+    #[must_use]
+    pub fn path(&self, lane: Lane) -> Option<(Duration, u64)> {
+        let connection = self.inner().slots[lane.index()].connection.borrow();
+        let path = connection.as_ref()?.stats().path;
+        Some((path.rtt, path.lost_packets))
     }
 
     /// What was carried so far.

@@ -1,9 +1,10 @@
 //! The destination's end: Godwit's stream in, QEMU's out.
 
+use crate::checkpoint::Checkpoint;
 use crate::config::Limits;
 use crate::cursor::{Cursor, Stop};
 use crate::format;
-use crate::record::{self, Block, MAX_BLOCKS, PAGE_SIZE, Place};
+use crate::record::{self, Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place};
 use std::io;
 use zstd::stream::raw::{DParameter, InBuffer, Operation, OutBuffer};
 
@@ -18,7 +19,7 @@ pub const ENOUGH: usize = 1 << 20;
 pub enum WireError {
     /// Another format.
     #[error(
-        "the memory stream begins with {found:02x?}, not with GWM1: both nodes must run the same version of godwit"
+        "the memory stream begins with {found:02x?}, not with GWM2: both nodes must run the same version of godwit"
     )]
     NotGodwit {
         /// The first four bytes.
@@ -64,6 +65,18 @@ pub enum WireError {
         /// Their number.
         at: u64,
     },
+    /// A page that was to be here is not.
+    #[error(
+        "page {page} of `{block}` was kept by an earlier try, and cannot be read any more: {why}; move again, and it is sent"
+    )]
+    Checkpoint {
+        /// The RAM block's name.
+        block: String,
+        /// The page's index in it.
+        page: u64,
+        /// What is wrong.
+        why: String,
+    },
     /// It was used after an error.
     #[error("the decoder was used after an error: begin a new stream")]
     Spent,
@@ -97,6 +110,7 @@ pub struct Decoder {
     plain: Vec<u8>,
     at: usize,
     blocks: Vec<Block>,
+    checkpoint: Option<Checkpoint>,
     /// The page behind the last one.
     expected: Option<Place>,
     hasher: blake3::Hasher,
@@ -120,11 +134,25 @@ impl Decoder {
             plain: Vec::with_capacity(PLAIN),
             at: 0,
             blocks: vec![],
+            checkpoint: None,
             expected: None,
             hasher: blake3::Hasher::new(),
             so_far: Decoded::default(),
             spent: false,
         })
+    }
+
+    /// Keeps what comes, and takes from there what the encoder was told is kept. To be called before the first push.
+    #[must_use]
+    pub fn with_checkpoint(mut self, checkpoint: Checkpoint) -> Self {
+        self.checkpoint = Some(checkpoint);
+        self
+    }
+
+    /// Where pages are kept.
+    #[must_use]
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.as_ref()
     }
 
     /// Takes bytes from the wire, cut anywhere; appends to `out` all of QEMU's stream that follows from them.
@@ -318,9 +346,22 @@ impl Decoder {
             }
             blocks.push(Block { name, pages });
         }
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.begin(&blocks);
+        }
         self.blocks = blocks;
         self.expected = None;
         Ok(())
+    }
+
+    fn held(checkpoint: Option<&mut Checkpoint>, block: &Block, place: Place) -> Result<PageBytes, WireError> {
+        let why = match checkpoint.map(|kept| kept.page(place)) {
+            Some(Ok(Some(content))) => return Ok(content),
+            Some(Ok(None)) => "its seal does not hold".into(),
+            Some(Err(error)) => error.to_string(),
+            None => "nothing is kept here".into(),
+        };
+        Err(WireError::Checkpoint { block: block.name.escape_ascii().to_string(), page: place.page, why })
     }
 
     fn pages(&mut self, op: u8, c: &mut Cursor<'_>, out: &mut Vec<u8>) -> Result<(), Stop<WireError>> {
@@ -331,10 +372,11 @@ impl Decoder {
         } else {
             self.expected.ok_or_else(|| Stop::Bad(self.damaged("a page follows none")))?
         };
-        let (content, count) = if op & format::ZERO != 0 {
-            (None, self.number(c, format::MAX_RUN, "an overlong run")?)
-        } else {
-            (Some(c.array::<PAGE_SIZE>()?), 1)
+        let (content, count) = match op & (format::ZERO | format::HELD) {
+            0 => (Some(c.array::<PAGE_SIZE>()?), 1),
+            format::ZERO => (None, self.number(c, format::MAX_RUN, "an overlong run")?),
+            format::HELD => (None, self.number(c, format::MAX_HELD_RUN, "an overlong run")?),
+            _ => return Err(Stop::Bad(self.damaged("a page that is zero and held"))),
         };
         let Some(block) = self.blocks.get(place.block) else {
             return Err(Stop::Bad(self.damaged("an unknown RAM block")));
@@ -343,7 +385,15 @@ impl Decoder {
         let Some(end) = end else { return Err(Stop::Bad(self.damaged("a page outside its RAM block"))) };
         let mut name = (op & format::NAMED != 0).then_some(&*block.name);
         for page in place.page..end {
-            record::write(out, page, name.take(), content);
+            if op & format::HELD != 0 {
+                let held = Self::held(self.checkpoint.as_mut(), block, Place { page, ..place }).map_err(Stop::Bad)?;
+                record::write(out, page, name.take(), Some(&held));
+            } else {
+                record::write(out, page, name.take(), content);
+            }
+        }
+        if let (Some(checkpoint), Some(content)) = (&mut self.checkpoint, content) {
+            checkpoint.keep(place, content);
         }
         self.expected = Some(Place { page: end, ..place });
         Ok(())

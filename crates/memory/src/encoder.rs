@@ -1,5 +1,6 @@
 //! The source's end: QEMU's stream in, Godwit's out.
 
+use crate::checkpoint::{CheckpointKey, Holding};
 use crate::config::{Config, Resends};
 use crate::format;
 use crate::record::{self, PAGE_SIZE, PageBytes, Place};
@@ -37,7 +38,9 @@ pub struct Progress {
     pub zero_pages: u64,
     /// Pages sent with content.
     pub data_pages: u64,
-    /// Of `zero_pages` and `data_pages`, those sent before with something else. Only counted with [`Resends::Elide`].
+    /// Pages that the destination has kept of an earlier try: they were named, not sent.
+    pub held_pages: u64,
+    /// Of `zero_pages`, `data_pages` and `held_pages`, those sent before with something else. Only counted with [`Resends::Elide`].
     pub changed_pages: u64,
     /// Pages that were left out because they came as they were last sent.
     pub unchanged_pages: u64,
@@ -55,7 +58,7 @@ impl Progress {
     /// Page records that QEMU sent.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.zero_pages + self.data_pages + self.unchanged_pages
+        self.zero_pages + self.data_pages + self.held_pages + self.unchanged_pages
     }
 }
 
@@ -92,9 +95,11 @@ impl Encoder {
                 marks: vec![],
                 witness: None,
                 watched: None,
+                holding: None,
+                held: vec![],
                 emitted: None,
                 expected: None,
-                zeroes: 0,
+                run: None,
             },
             wire: Wire::new(&config)?,
             spent: false,
@@ -106,6 +111,15 @@ impl Encoder {
     #[must_use]
     pub fn with_witness(mut self, witness: Witness) -> Self {
         self.pages.witness = Some(witness);
+        self
+    }
+
+    /// Names pages that the destination has kept instead of sending them. To be called before the first push, with the key under
+    /// which they are kept there.
+    #[must_use]
+    pub fn with_holding(mut self, holding: Holding, key: &CheckpointKey) -> Self {
+        self.pages.config.key = key.marks();
+        self.pages.holding = Some(holding);
         self
     }
 
@@ -214,12 +228,16 @@ struct Pages {
     witness: Option<Witness>,
     /// Which block the witness is of, and what was last sent of its pages.
     watched: Option<(usize, Vec<Sum>)>,
+    /// What the destination says it has kept, until the table of blocks is known.
+    holding: Option<Holding>,
+    /// By block and page, the mark of what the destination keeps there; 0: nothing, or not this any more. Empty without [`Holding`].
+    held: Vec<Vec<u64>>,
     /// Block of the last record that was not left out: what CONTINUE means to the destination.
     emitted: Option<usize>,
     /// The page after that one.
     expected: Option<Place>,
-    /// Length of the open run of zero pages, whose count is not written yet.
-    zeroes: u64,
+    /// The open run, of zero or of held pages: its operation, and its length, which is not written yet.
+    run: Option<(u8, u64)>,
 }
 
 impl Pages {
@@ -257,6 +275,7 @@ impl Pages {
         if self.config.resends == Resends::Elide {
             self.marks = blocks.iter().map(|b| vec![NEVER_SENT; b.pages as usize]).collect();
         }
+        self.held = self.holding.take().and_then(|holding| holding.of(blocks)).unwrap_or_default();
         if let Some(witness) = &self.witness {
             let block = blocks.iter().position(|b| witness.is_of(&b.name));
             let block = block.ok_or_else(|| StreamError::NoSuchBlock { block: witness.block().into() })?;
@@ -293,11 +312,13 @@ impl Pages {
         {
             sums[place.page as usize] = Sum::of(content);
         }
-        if self.config.resends == Resends::Elide {
-            let mark = match content {
-                Some(content) => self.mark(content),
-                None => SENT_AS_ZERO,
-            };
+        let elide = self.config.resends == Resends::Elide;
+        let mark = match content {
+            Some(content) if elide || !self.held.is_empty() => self.mark(content),
+            Some(_) => NEVER_SENT,
+            None => SENT_AS_ZERO,
+        };
+        if elide {
             let last = &mut self.marks[place.block][place.page as usize];
             if *last == mark {
                 wire.progress.unchanged_pages += 1;
@@ -310,10 +331,16 @@ impl Pages {
         // A name that QEMU wrote stays. CONTINUE stays only if what it continues was not left out.
         let named = named || self.emitted != Some(place.block);
         let seek = self.expected != Some(place);
-        let head = if content.is_none() { format::ZERO } else { 0 }
-            | if named { format::NAMED } else { 0 }
-            | if seek { format::SEEK } else { 0 };
-        let joins = self.zeroes > 0 && self.zeroes < format::MAX_RUN && head == format::ZERO;
+        let kept = content.is_some() && self.is_held(place, &mark);
+        let kind = match content {
+            None => format::ZERO,
+            Some(_) if kept => format::HELD,
+            Some(_) => 0,
+        };
+        let head = kind | if named { format::NAMED } else { 0 } | if seek { format::SEEK } else { 0 };
+        let most = if kept { format::MAX_HELD_RUN } else { format::MAX_RUN };
+        // An operation that names or seeks begins a run, and none of those that follow does.
+        let joins = head == kind && self.run.is_some_and(|(open, n)| open == kind && n < most);
         if !joins {
             self.close_run(wire);
             wire.ops.push(head);
@@ -324,13 +351,13 @@ impl Pages {
             }
         }
         match content {
-            Some(content) => {
+            Some(content) if !kept => {
                 wire.ops.extend_from_slice(content);
                 wire.progress.data_pages += 1;
             }
-            None => {
-                self.zeroes += 1;
-                wire.progress.zero_pages += 1;
+            _ => {
+                self.run = Some((kind, self.run.map_or(0, |(_, n)| n) + 1));
+                *(if kept { &mut wire.progress.held_pages } else { &mut wire.progress.zero_pages }) += 1;
             }
         }
         record::write(&mut wire.rebuilt, place.page, named.then(|| &*parser.blocks()[place.block].name), content);
@@ -343,10 +370,21 @@ impl Pages {
         *hash.as_bytes().first_chunk().expect("a hash has 32 bytes")
     }
 
+    /// Whether the destination keeps just this. What is sent in full may not have been kept: it is not asked for again.
+    fn is_held(&mut self, place: Place, mark: &Mark) -> bool {
+        let Some(held) = self.held.get_mut(place.block) else { return false };
+        let held = &mut held[place.page as usize];
+        let ours = u64::from_le_bytes(*mark.first_chunk().expect("a mark has 16 bytes"));
+        let same = ours != 0 && *held == ours;
+        if !same {
+            *held = 0;
+        }
+        same
+    }
+
     fn close_run(&mut self, wire: &mut Wire) {
-        if self.zeroes > 0 {
-            format::put(&mut wire.ops, self.zeroes);
-            self.zeroes = 0;
+        if let Some((_, length)) = self.run.take() {
+            format::put(&mut wire.ops, length);
         }
     }
 }

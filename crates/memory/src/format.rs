@@ -5,13 +5,14 @@
 //!
 //! | first byte | followed by | means |
 //! |---|---|---|
-//! | `0..=7`, bits below | seek, then content or count | page records |
+//! | `0..=15`, bits below | seek, then content or count | page records |
 //! | [`VERBATIM`] | length, bytes | bytes of QEMU's that are no page record |
 //! | [`BLOCKS`] | count, then per block: length of name (1 byte), name, pages | the RAM blocks, before the first page |
 //! | [`CHECK`] | 32 bytes | BLAKE3 of all that was rebuilt so far |
 //! | [`END`] | length of the rebuilt stream, 32 bytes | the same, and nothing follows |
 //!
-//! Page records: [`ZERO`] tells a run of zero pages (a count follows) from one page of content (4096 bytes follow).
+//! Page records: [`ZERO`] tells a run of zero pages (a count follows) from one page of content (4096 bytes follow);
+//! [`HELD`] a run of pages that are as the destination's checkpoint has them (a count follows).
 //! [`NAMED`]: the first record carries its block's name instead of CONTINUE. [`SEEK`]: block and page follow, the page
 //! as a signed distance from the one after the last; without it the record is about exactly that one. Numbers are
 //! LEB128.
@@ -21,8 +22,8 @@
 
 use crate::cursor::{Cursor, More};
 
-/// First bytes of a stream: Godwit's memory format, version 1.
-pub const MAGIC: [u8; 4] = *b"GWM1";
+/// First bytes of a stream: Godwit's memory format, version 2.
+pub const MAGIC: [u8; 4] = *b"GWM2";
 
 /// Bit of a page operation: zero pages.
 pub const ZERO: u8 = 1;
@@ -30,8 +31,10 @@ pub const ZERO: u8 = 1;
 pub const NAMED: u8 = 2;
 /// Bit of a page operation: it does not go on behind the last one.
 pub const SEEK: u8 = 4;
+/// Bit of a page operation: pages that the destination has kept. Not together with [`ZERO`].
+pub const HELD: u8 = 8;
 /// Largest page operation.
-pub(crate) const LAST_PAGE_OP: u8 = ZERO | NAMED | SEEK;
+pub(crate) const LAST_PAGE_OP: u8 = ZERO | NAMED | SEEK | HELD;
 /// Bytes as they are.
 pub const VERBATIM: u8 = 0x10;
 /// The table of RAM blocks.
@@ -43,6 +46,8 @@ pub const END: u8 = 0x13;
 
 /// Zero pages in one operation, at most: it bounds what one operation makes the decoder write (36 KiB).
 pub const MAX_RUN: u64 = 4096;
+/// Held pages in one operation, at most, for the same reason (64 KiB).
+pub const MAX_HELD_RUN: u64 = 16;
 /// Bytes in one [`VERBATIM`], at most; longer ones are several.
 pub const MAX_VERBATIM: usize = 64 << 10;
 /// Length of a BLAKE3 digest.

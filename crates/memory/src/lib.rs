@@ -16,7 +16,8 @@
 //! Zero pages are counted in runs. A page that comes again as it was last sent is left out: a page is often dirtied
 //! between QEMU's look at the dirty log and its sending, and then sent once more for nothing. All else goes through one
 //! zstd stream with matches over a long distance (128 MiB), which finds duplicates and most of what deltas
-//! would (CloudNet, section 4.3, has caches and deltas of its own instead).
+//! would (CloudNet, section 4.3, has caches and deltas of its own instead). What the destination has kept of an earlier try that
+//! was cut short is only named ([`Checkpoint`]).
 //!
 //! # Why leaving a page out is sound
 //!
@@ -25,7 +26,8 @@
 //! refused. It reads records in order, so after record *n* a page holds what the last record about it said. The
 //! encoder keeps, by block and page, a hash of just that: the last record *that it let pass*, not any earlier one. A
 //! record that says the same would write what is there already. "The same" means an equal 128-bit keyed BLAKE3 hash,
-//! under a key that is random for every stream and never leaves the encoder: two different pages are taken for equal
+//! under a key that is random for every stream and never leaves the encoder (or, with a [`Checkpoint`], random for every VM and
+//! known to the two nodes only): two different pages are taken for equal
 //! with a chance of 2^-128, which nothing in the guest can raise. A zero record has a mark of its own; a page of
 //! zeroes that came as content is not taken for one.
 //!
@@ -50,6 +52,7 @@
 //!   the machine is busy. Then the destination's RAM is wrong with any codec, unless a [`Witness`] sees it.
 
 #![forbid(unsafe_code)]
+mod checkpoint;
 mod config;
 mod cursor;
 mod decoder;
@@ -61,6 +64,7 @@ pub mod return_path;
 mod stream;
 mod witness;
 
+pub use checkpoint::{Checkpoint, CheckpointKey, Holding, HoldingError};
 pub use config::{Config, DEFAULT_MAX_RAM, DEFAULT_WINDOW_LOG, Limits, PageKey, Resends};
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
 pub use encoder::{Encoder, Progress, Summary};

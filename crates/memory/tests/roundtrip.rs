@@ -183,14 +183,14 @@ proptest! {
     fn no_operations_make_the_decoder_panic_or_write_without_bound(
         ops in proptest::collection::vec(prop_oneof![
             Just(vec![0x11, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
-            (0..8u8, 0..3u8, any::<u8>(), any::<u8>()).prop_map(|(op, block, a, b)| vec![op, block, a, b, 0x7f]),
+            (0..16u8, 0..3u8, any::<u8>(), any::<u8>()).prop_map(|(op, block, a, b)| vec![op, block, a, b, 0x7f]),
             Just([vec![4, 0, 0], vec![9; 4096]].concat()),
             Just(vec![5, 0, 0, 0x80, 0x20]),
             Just([vec![0x10, 3], vec![1; 3]].concat()),
             proptest::collection::vec(any::<u8>(), 1..40),
         ], 1..60),
     ) {
-        let mut wire = b"GWM1".to_vec();
+        let mut wire = b"GWM2".to_vec();
         wire.extend(zstd::encode_all(&*ops.concat(), 1).unwrap());
         let mut decoder = Decoder::new(LIMITS).unwrap();
         let mut out = vec![];

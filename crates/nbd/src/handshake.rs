@@ -24,11 +24,23 @@ enum Stage {
     Skip { option: u32, left: u32 },
 }
 
+/// Whether what is said is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tls {
+    /// No, and it will not be.
+    Never,
+    /// Not yet; until it is, nothing is served, and nothing told.
+    Required,
+    /// It is.
+    On,
+}
+
 /// The handshake's machine.
 #[derive(Debug)]
 pub(crate) struct Handshake {
     stage: Stage,
     no_zeroes: bool,
+    tls: Tls,
     pub agreed: Agreed,
 }
 
@@ -41,6 +53,8 @@ pub(crate) enum Step {
     Go(usize),
     /// The client is done.
     Abort,
+    /// The client begins TLS, now.
+    StartTls,
 }
 
 impl Handshake {
@@ -49,7 +63,18 @@ impl Handshake {
         out.put_u64(NBDMAGIC);
         out.put_u64(IHAVEOPT);
         out.put_u16(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
-        Self { stage: Stage::Flags, no_zeroes: false, agreed: Agreed::default() }
+        Self { stage: Stage::Flags, no_zeroes: false, tls: Tls::Never, agreed: Agreed::default() }
+    }
+
+    /// Serves nothing before the client has begun TLS.
+    pub fn require_tls(&mut self) {
+        self.tls = Tls::Required;
+    }
+
+    /// What is said from now on is encrypted. What was agreed before it was is void.
+    pub fn tls_started(&mut self) {
+        self.tls = Tls::On;
+        self.agreed = Agreed::default();
     }
 
     /// Takes what there is of `input`.
@@ -121,6 +146,21 @@ impl Handshake {
         out: &mut BytesMut,
     ) -> Result<Step, ProtocolError> {
         match option {
+            OPT_STARTTLS if self.tls == Tls::Required && data.is_empty() => {
+                reply(out, option, REP_ACK, b"");
+                return Ok(Step::StartTls);
+            }
+            OPT_STARTTLS if self.tls != Tls::Never => {
+                reply(out, option, REP_ERR_INVALID, b"TLS is begun once, without data");
+            }
+            OPT_EXPORT_NAME if self.tls == Tls::Required => {
+                return Err(ProtocolError::Handshake("the client wants to go on without TLS"));
+            }
+            OPT_ABORT => {
+                reply(out, option, REP_ACK, b"");
+                return Ok(Step::Abort);
+            }
+            _ if self.tls == Tls::Required => reply(out, option, REP_ERR_TLS_REQD, b"begin TLS first"),
             OPT_EXPORT_NAME => {
                 // The old way in: there is no reply to say no with.
                 let index =
@@ -131,10 +171,6 @@ impl Handshake {
                     out.put_bytes(0, 124);
                 }
                 return Ok(Step::Go(index));
-            }
-            OPT_ABORT => {
-                reply(out, option, REP_ACK, b"");
-                return Ok(Step::Abort);
             }
             OPT_LIST if data.is_empty() => {
                 for export in exports {

@@ -2,8 +2,8 @@
 //! answers and gives what is to be sent.
 //!
 //! [`Server`] is one connection to a client: QEMU, libnbd's tools, the kernel's `nbd-client`. It speaks the fixed
-//! newstyle handshake, structured replies and `base:allocation`; TLS and extended headers are declined, as the protocol
-//! provides for.
+//! newstyle handshake, structured replies and `base:allocation`; TLS it requires or declines, and extended headers it
+//! declines, as the protocol provides for.
 //!
 //! [`Client`] is the same from the other end: what the server takes as a [`Command`], the client sends as one.
 //!
@@ -31,4 +31,4 @@ mod server;
 
 pub use client::{Blocks, Client, ClientError, Event, NotSent, Remote};
 pub use proto::{Errno, MAX_EXTENTS, MAX_HELD, MAX_IN_FLIGHT, MAX_NAME, MAX_OPTION, MAX_PIECES, MAX_REQUEST};
-pub use server::{Command, Cookie, Export, Extent, Piece, ProtocolError, Reply, Request, Server};
+pub use server::{Command, Cookie, Export, Extent, Filled, Piece, ProtocolError, Reply, Request, Server};

@@ -25,12 +25,18 @@ pub(crate) const REQUEST: u32 = 0x2560_9513;
 pub(crate) const SIMPLE_REPLY: u32 = 0x6744_6698;
 pub(crate) const STRUCTURED_REPLY: u32 = 0x668e_33ef;
 
+/// Bytes of a simple reply before its data.
+pub(crate) const SIMPLE_HEADER: usize = 16;
+/// Bytes of a chunk before what it carries.
+pub(crate) const CHUNK_HEADER: usize = 20;
+
 pub(crate) const FLAG_FIXED_NEWSTYLE: u16 = 1;
 pub(crate) const FLAG_NO_ZEROES: u16 = 2;
 
 pub(crate) const OPT_EXPORT_NAME: u32 = 1;
 pub(crate) const OPT_ABORT: u32 = 2;
 pub(crate) const OPT_LIST: u32 = 3;
+pub(crate) const OPT_STARTTLS: u32 = 5;
 pub(crate) const OPT_INFO: u32 = 6;
 pub(crate) const OPT_GO: u32 = 7;
 pub(crate) const OPT_STRUCTURED_REPLY: u32 = 8;
@@ -43,6 +49,7 @@ pub(crate) const REP_INFO: u32 = 3;
 pub(crate) const REP_META_CONTEXT: u32 = 4;
 pub(crate) const REP_ERR_UNSUP: u32 = (1 << 31) | 1;
 pub(crate) const REP_ERR_INVALID: u32 = (1 << 31) | 3;
+pub(crate) const REP_ERR_TLS_REQD: u32 = (1 << 31) | 5;
 pub(crate) const REP_ERR_UNKNOWN: u32 = (1 << 31) | 6;
 pub(crate) const REP_ERR_TOO_BIG: u32 = (1 << 31) | 9;
 

@@ -123,6 +123,22 @@ pub enum Reply {
     Status(Vec<Extent>),
 }
 
+/// What became of [`Server::fill`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filled {
+    /// The read is answered.
+    Done,
+    /// A part of it is; the rest comes by further calls, or by [`Server::reply`].
+    Part,
+    /// Nothing has changed, and this is not answered yet.
+    Not {
+        /// Where it begins.
+        offset: u64,
+        /// How long it is; 0: there is no such request.
+        length: u32,
+    },
+}
+
 /// A client that does not speak the protocol. The connection is of no use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
@@ -140,6 +156,8 @@ pub enum ProtocolError {
 #[derive(Debug)]
 enum Stage {
     Handshake(Handshake),
+    /// The client waits for TLS to begin.
+    Tls(Handshake),
     Transmission,
     Closed,
 }
@@ -149,6 +167,7 @@ enum Stage {
 struct Pending {
     /// The client's own name for it.
     handle: u64,
+    /// What is not answered yet.
     offset: u64,
     length: u32,
     /// Its reads and statuses are in chunks.
@@ -196,6 +215,34 @@ impl Server {
         }
     }
 
+    /// A client that has to begin TLS before it is told anything: see [`Server::wants_tls`].
+    #[must_use]
+    pub fn with_tls(exports: Vec<Export>) -> Self {
+        let mut it = Self::new(exports);
+        if let Stage::Handshake(handshake) = &mut it.stage {
+            handshake.require_tls();
+        }
+        it
+    }
+
+    /// Whether TLS begins once [`Server::transmit`] was sent. What comes from then on is TLS's; the shell says
+    /// [`Server::tls_started`] and goes on with what was in it.
+    #[must_use]
+    pub const fn wants_tls(&self) -> bool {
+        matches!(self.stage, Stage::Tls(_))
+    }
+
+    /// TLS has begun.
+    pub fn tls_started(&mut self) {
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Closed) {
+            Stage::Tls(mut handshake) => {
+                handshake.tls_started();
+                Stage::Handshake(handshake)
+            }
+            other => other,
+        };
+    }
+
     /// Where the shell reads into: appended to what was not taken yet. Call [`Server::poll_request`] afterwards.
     pub fn input(&mut self) -> &mut BytesMut {
         &mut self.input
@@ -214,6 +261,17 @@ impl Server {
 
     fn is_full(&self) -> bool {
         self.pending.is_full() || self.weight + self.output.len() >= MAX_HELD
+    }
+
+    /// Bytes of a request that has come in part which are still to come. A shell that reads no more than these finds the next
+    /// request at the beginning of its room, and a large write is never copied.
+    #[must_use]
+    pub fn rest_of_request(&self) -> usize {
+        let header = self.input.get(..28).filter(|_| matches!(self.stage, Stage::Transmission));
+        match header.map(|mut h| (h.get_u32(), h.get_u16(), h.get_u16(), h.get_u64(), h.get_u64(), h.get_u32())) {
+            Some((REQUEST, _, CMD_WRITE, _, _, length)) => (28 + length as usize).saturating_sub(self.input.len()),
+            _ => 0,
+        }
     }
 
     /// Whether the client has said that it is done. What is still unanswered need not be.
@@ -252,11 +310,21 @@ impl Server {
     fn advance(&mut self) -> Result<Option<Request>, ProtocolError> {
         loop {
             match &mut self.stage {
-                Stage::Closed => return Ok(None),
+                Stage::Closed | Stage::Tls(_) => return Ok(None),
                 Stage::Handshake(handshake) => {
                     match handshake.advance(&mut self.input, &self.exports, &mut self.output)? {
                         Step::More => return Ok(None),
                         Step::Abort => self.stage = Stage::Closed,
+                        // Whoever stands in between could have put it there, to be taken for the client's own.
+                        Step::StartTls if !self.input.is_empty() => {
+                            return Err(ProtocolError::Handshake("the client sent more before TLS had begun"));
+                        }
+                        Step::StartTls => {
+                            self.stage = match std::mem::replace(&mut self.stage, Stage::Closed) {
+                                Stage::Handshake(handshake) => Stage::Tls(handshake),
+                                other => other,
+                            };
+                        }
                         Step::Go(index) => {
                             self.agreed = handshake.agreed.clone();
                             self.chosen = Some(index);
@@ -376,6 +444,50 @@ impl Server {
         }
     }
 
+    /// Answers a read, or its next part, with contents put where they are sent from: no copy of them is made. `put` is
+    /// given where to read, and room for at most `most` bytes, and says how many it has put there; 0: it cannot now.
+    ///
+    /// An answer that the client cannot take in parts is given room for all of it, whatever `most` says, and nothing is
+    /// sent when it was not filled.
+    pub fn fill(&mut self, cookie: Cookie, most: u32, put: impl FnOnce(u64, &mut [u8]) -> usize) -> Filled {
+        let structured = self.agreed.structured;
+        let Some(pending) = self.pending.get_mut(cookie.0).filter(|p| p.kind == CMD_READ) else {
+            return Filled::Not { offset: 0, length: 0 };
+        };
+        let parts = structured && !pending.whole;
+        let room = if parts { pending.length.min(most.max(1)) } else { pending.length };
+        let start = self.output.len();
+        let header = if structured { CHUNK_HEADER + 8 } else { SIMPLE_HEADER };
+        self.output.resize(start + header + room as usize, 0);
+        let put = put(pending.offset, &mut self.output[start + header..]).min(room as usize);
+        if put == 0 || (!parts && put < room as usize) {
+            self.output.truncate(start);
+            return Filled::Not { offset: pending.offset, length: pending.length };
+        }
+        self.output.truncate(start + header + put);
+        // At most `room`, which is one.
+        let length = put as u32;
+        let last = length == pending.length;
+        let mut out = &mut self.output[start..start + header];
+        if structured {
+            chunk(&mut out, pending.handle, if last { CHUNK_DONE } else { 0 }, CHUNK_DATA, 8 + length);
+            out.put_u64(pending.offset);
+        } else {
+            out.put_u32(SIMPLE_REPLY);
+            out.put_u32(0);
+            out.put_u64(pending.handle);
+        }
+        pending.offset += u64::from(length);
+        pending.length -= length;
+        pending.weight -= put;
+        self.weight -= put;
+        if !last {
+            return Filled::Part;
+        }
+        self.pending.remove(cookie.0);
+        Filled::Done
+    }
+
     fn simple(&mut self, pending: &Pending, reply: Reply) {
         self.output.put_u32(SIMPLE_REPLY);
         self.output.put_u32(if let Reply::Error(errno) = reply { errno.code() } else { 0 });
@@ -433,12 +545,16 @@ impl Server {
     }
 
     fn chunk(&mut self, pending: &Pending, flags: u16, kind: u16, length: u32) {
-        self.output.put_u32(STRUCTURED_REPLY);
-        self.output.put_u16(flags);
-        self.output.put_u16(kind);
-        self.output.put_u64(pending.handle);
-        self.output.put_u32(length);
+        chunk(&mut self.output, pending.handle, flags, kind, length);
     }
+}
+
+fn chunk(out: &mut impl BufMut, handle: u64, flags: u16, kind: u16, length: u32) {
+    out.put_u32(STRUCTURED_REPLY);
+    out.put_u16(flags);
+    out.put_u16(kind);
+    out.put_u64(handle);
+    out.put_u32(length);
 }
 
 enum Taken {

@@ -235,7 +235,7 @@ fn our_client_writes_reads_and_maps_a_disk_of_qemus_server() {
             .spawn()
             .expect("qemu-nbd comes with the Debian package qemu-utils"),
     );
-    let mut stream = (0..500)
+    let mut stream = (0..6000)
         .find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
             UnixStream::connect(&socket).ok()

@@ -13,26 +13,30 @@ use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
 use godwit_api::progress::DiskProgress;
 use godwit_api::{ApiError, Problem};
+use godwit_export::{Answers, Backend, Wire};
 use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
-use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply, Server};
+use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes as Amount, VolumeId};
+use godwit_volume::epoch::Recorder;
 use godwit_volume::mirror::{MirrorError, Seq, Source, State, Target};
 use godwit_volume::{Packer, Replica, Unpacker, VolumeError};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Between two looks at the clock of a mirror: how much later than its patience a write may be let go.
 const TICK: Duration = Duration::from_millis(100);
-/// Between two settlings of hot regions.
+/// Between two settlings of hot regions, where a guest writes.
 const SETTLE: Duration = Duration::from_secs(5);
+/// The same, where a mirror comes in: what has come and is not settled comes again if the node dies.
+const SETTLE_INCOMING: Duration = Duration::from_secs(1);
 /// The most that a read takes at once without giving others their turn.
 const READ_PIECE: usize = 32 << 20;
 /// Bytes that are packed before they are sent: some round trips of a fast link would be too late, a message too little.
@@ -53,6 +57,10 @@ pub struct Disk {
     pub socket: PathBuf,
     replica: Replica,
     order: Mutex<Option<Outgoing>>,
+    /// What pre-caches have to know of the guest's writes.
+    recorder: Recorder,
+    /// Held while an epoch ends: one that ends meanwhile is not durable by this one's sync.
+    rolling: Mutex<()>,
     /// Something changed that a mirror or a waiting write may wait for.
     changed: watch::Sender<u64>,
     /// The mirror's task has something to send.
@@ -112,6 +120,8 @@ impl Disk {
             socket,
             replica,
             order: Mutex::new(None),
+            recorder: Recorder::new(),
+            rolling: Mutex::new(()),
             changed: watch::channel(0).0,
             work: Notify::new(),
             began: Instant::now(),
@@ -126,13 +136,17 @@ impl Disk {
         });
         let weak = Arc::downgrade(&disk);
         tokio::spawn(async move {
-            let mut settle = tokio::time::interval(SETTLE);
+            let mut settle = tokio::time::interval(SETTLE_INCOMING);
+            let mut settled = Instant::now();
             loop {
                 tokio::select! {
                     () = token.cancelled() => return,
                     _ = settle.tick() => {
                         let Some(disk) = weak.upgrade() else { return };
-                        tokio::task::spawn_blocking(move || disk.settle());
+                        if settled.elapsed() >= SETTLE || disk.is_receiving() {
+                            settled = Instant::now();
+                            tokio::task::spawn_blocking(move || disk.settle());
+                        }
                     }
                     client = listener.accept() => {
                         let (Ok((client, _)), Some(disk)) = (client, weak.upgrade()) else { continue };
@@ -214,7 +228,53 @@ impl Disk {
         drop(lock(&self.order));
     }
 
-    async fn blocking<T: Send + 'static>(self: Arc<Self>, what: impl FnOnce(&Self) -> T + Send + 'static) -> T {
+    pub(crate) const fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    pub(crate) const fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Another secondary of a pre-cache; none while a mirror runs.
+    pub(crate) fn subscribe(&self, image: bool) -> Option<u64> {
+        let order = lock(&self.order);
+        (order.is_none() && self.replica.is_primary()).then(|| self.recorder.subscribe(image))
+    }
+
+    /// Ends the epoch of now if it is time to, and makes it durable.
+    pub(crate) async fn roll(self: &Arc<Self>, interval: Duration) -> Result<(), VolumeError> {
+        if !self.recorder.is_due(self.began.elapsed(), interval) {
+            return Ok(());
+        }
+        let roll = move |disk: &Self| {
+            let _alone = lock(&disk.rolling);
+            {
+                let _guest = lock(&disk.order);
+                let now = disk.began.elapsed();
+                if !disk.recorder.is_due(now, interval) {
+                    return Ok(());
+                }
+                let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+                disk.recorder.roll(&disk.replica, now, u64::try_from(unix.as_millis()).unwrap_or(u64::MAX))?;
+            }
+            disk.replica.flush()?;
+            disk.recorder.settled();
+            Ok(())
+        };
+        self.clone().blocking(roll).await
+    }
+
+    /// Does something of a pre-cache with the replica, while no attempt of a move begins to receive it.
+    pub(crate) fn unless_received<T>(&self, what: impl FnOnce() -> T) -> T {
+        let _receiving = lock(&self.receiving);
+        what()
+    }
+
+    pub(crate) async fn blocking<T: Send + 'static>(
+        self: Arc<Self>,
+        what: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
         match tokio::task::spawn_blocking(move || what(&self)).await {
             Ok(done) => done,
             Err(_) => crate::actor::fatal("disk I/O ended in a bug"),
@@ -271,6 +331,7 @@ impl Disk {
                 copied: p.copied,
                 remaining: p.remaining,
                 synchronous: outgoing.machine.is_synchronous(),
+                held: p.held,
             };
         }
         let figures = *lock(&self.figures);
@@ -292,7 +353,12 @@ impl Disk {
         over: CancellationToken,
     ) -> tokio::task::JoinHandle<Result<()>> {
         let (out, pieces) = mpsc::unbounded_channel();
-        *lock(&self.order) = Some(Outgoing { machine: Source::new(), out });
+        {
+            let mut order = lock(&self.order);
+            // What a mirror passes on and a pre-cache does not agree: only one of them at a time.
+            self.recorder.clear();
+            *order = Some(Outgoing { machine: Source::new(), out });
+        }
         let disk = self.clone();
         crate::trace::spawn(async move {
             let result = tokio::select! {
@@ -416,10 +482,19 @@ impl Disk {
             let mut receiving = lock(&disk.receiving);
             *receiving = Some(ticket);
             *lock(&disk.complete) = None;
-            disk.replica.become_secondary()
+            disk.replica.become_secondary()?;
+            // From here on it is no image of any epoch.
+            disk.replica.set_complete(None)
         });
         let done = done.await;
         done.map_err(|e| ApiError::new(Problem::Failed, format!("disk `{}`: {e}", self.name)))
+    }
+
+    /// Whether blocks of an attempt come in.
+    fn is_receiving(&self) -> bool {
+        // It is locked for as long as some are being written.
+        let Ok(receiving) = self.receiving.try_lock() else { return true };
+        receiving.is_some() && *lock(&self.complete) != *receiving
     }
 
     /// Whether all blocks of an attempt are here, durably.
@@ -581,10 +656,25 @@ impl Disk {
         if over.is_cancelled() {
             return Ok(None);
         }
+        let recorded = self.recorder.is_used();
+        if recorded {
+            let length = match &change.what {
+                What::Data(data) => data.len() as u64,
+                What::Zeroes(length) => *length,
+            };
+            if let Err(error) = self.recorder.before_write(godwit_volume::touched(change.offset, length), &self.replica)
+            {
+                tracing::error!(volume = self.name, %error, "what pre-caches need cannot be read; they begin anew");
+                self.recorder.clear();
+            }
+        }
         let written = match &change.what {
             What::Data(data) => self.replica.write(change.offset, data),
             What::Zeroes(length) => self.replica.zero(change.offset, *length),
         }?;
+        if recorded {
+            self.recorder.wrote(written.blocks.clone());
+        }
         let Some(outgoing) = &mut *order else { return Ok(None) };
         match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
             Ok(None) => {
@@ -667,67 +757,82 @@ pub fn sum(disks: &[Arc<Disk>]) -> DiskProgress {
         all.total += p.total;
         all.copied += p.copied;
         all.remaining += p.remaining;
+        all.held += p.held;
         all.synchronous &= p.synchronous;
     }
     all
 }
 
-/// One client of the export.
-async fn serve(disk: Arc<Disk>, mut client: UnixStream, over: CancellationToken) {
-    let exports =
-        vec![Export { name: disk.name.clone(), size: disk.replica.size().0, preferred_block: 4096, read_only: false }];
-    let mut server = Server::new(exports);
-    // Bounded by the requests that the server takes before it wants answers.
+/// One client of the export, on threads of its own: see [`godwit_export`]. Ends when the client is let go of, or the runtime ends.
+async fn serve(disk: Arc<Disk>, client: UnixStream, over: CancellationToken) {
+    let client = client.into_std().and_then(|client| client.set_nonblocking(false).map(|()| client));
+    let wire = match client {
+        Ok(client) => Wire::new(client.into()),
+        Err(error) => return tracing::warn!(volume = disk.name, %error, "a client cannot be served"),
+    };
+    let _hang_up = wire.hang_up();
+    // Bounded by the requests that a client may have under way.
     let (later, mut answers) = mpsc::unbounded_channel();
-    loop {
-        loop {
-            match server.poll_request() {
-                Ok(Some(request)) => {
-                    let reply =
-                        tokio::task::block_in_place(|| disk.perform(request.cookie, request.command, &later, &over));
-                    if let Some(reply) = reply {
-                        server.reply(request.cookie, reply);
-                    }
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    tracing::warn!(volume = disk.name, %error, "a client of the export was cut off");
-                    return;
-                }
+    let sink = Arc::new(OnceLock::<Answers>::new());
+    let client =
+        Client { disk: disk.clone(), later, over: over.clone(), runtime: Handle::current(), sink: sink.clone() };
+    let (left, gone) = oneshot::channel::<()>();
+    let thread = std::thread::Builder::new().name(format!("nbd {}", disk.name));
+    let spawned = thread.spawn(move || {
+        let _left = left;
+        godwit_export::serve(wire, Arc::new(client), None);
+    });
+    if let Err(error) = spawned {
+        return tracing::warn!(volume = disk.name, %error, "no thread for a client of the export");
+    }
+    drop(disk);
+    let passing = async {
+        while let Some((cookie, reply)) = answers.recv().await {
+            if let Some(sink) = sink.get() {
+                sink.send(cookie, reply);
             }
         }
-        if !server.transmit().is_empty() {
-            let mut out = server.transmit().split();
-            if client.write_all_buf(&mut out).await.is_err() {
-                return;
-            }
-            // There is room again for requests that have come already.
-            continue;
-        }
-        if server.is_closed() {
-            return;
-        }
-        let wants = server.wants_input();
-        tokio::select! {
-            () = over.cancelled() => return,
-            answer = answers.recv() => {
-                let Some((cookie, reply)) = answer else { return };
-                server.reply(cookie, reply);
-                while let Ok((cookie, reply)) = answers.try_recv() {
-                    server.reply(cookie, reply);
-                }
-            }
-            read = client.read_buf(server.input()), if wants => {
-                if !matches!(read, Ok(n) if n > 0) {
-                    return;
-                }
-            }
-        }
+    };
+    tokio::select! {
+        () = over.cancelled() => {}
+        _ = gone => {}
+        () = passing => {}
+    }
+}
+
+/// The disk, as one client's threads see it.
+struct Client {
+    disk: Arc<Disk>,
+    later: mpsc::UnboundedSender<(Cookie, Reply)>,
+    over: CancellationToken,
+    runtime: Handle,
+    /// Where what comes from `later` goes.
+    sink: Arc<OnceLock<Answers>>,
+}
+
+impl Backend for Client {
+    fn export(&self) -> Export {
+        let (name, size) = (self.disk.name.clone(), self.disk.replica.size().0);
+        Export { name, size, preferred_block: 4096, read_only: false }
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.disk.replica.read_now(offset, into)
+    }
+
+    fn warm(&self, offset: u64, length: u64) {
+        self.disk.replica.warm(offset, length);
+    }
+
+    fn perform(&self, cookie: Cookie, command: Command, answers: &Answers) -> Option<Reply> {
+        self.sink.get_or_init(|| answers.clone());
+        let _in = self.runtime.enter();
+        self.disk.perform(cookie, command, &self.later, &self.over)
     }
 }
 
 /// The next message of a mirror; `None`: the other side has closed it.
-async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<u8>>> {
+pub(crate) async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<u8>>> {
     loop {
         if let Some(message) = unpacker.poll()? {
             return Ok(Some(message));

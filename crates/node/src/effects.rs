@@ -193,6 +193,9 @@ async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
         tracing::warn!(vm = parts.name, %error, "the endpoints could not be removed");
     }
     let ours = matches!(node.record(parts.id), Some(Record::Owned(_)));
+    if matches!(node.record(parts.id), Some(Record::Released(_))) {
+        crate::kept::forget(&parts.folder);
+    }
     for disk in parts.disks() {
         disk.rest(!ours).await;
     }

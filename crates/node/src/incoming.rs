@@ -9,14 +9,14 @@ use crate::failpoint::{Point, reach_async};
 use crate::memory_in::{self, Delivered};
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
-use crate::proto::{Note, Stage};
+use crate::proto::{Note, Secret, Stage};
 use anyhow::{Context, Result, anyhow};
 use godwit_api::host::MoveRole;
 use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
-use godwit_memory::{Limits, ReturnPath};
+use godwit_memory::{CheckpointKey, Decoder, Limits, ReturnPath};
 use godwit_units::VolumeId;
 use godwit_vmm::{MigrationStatus, QemuEvent};
 use std::os::unix::fs::PermissionsExt;
@@ -27,7 +27,7 @@ use tokio::io::AsyncReadExt;
 /// How long QEMU may take to connect to a socket beside it.
 const CONNECT: Duration = Duration::from_secs(20);
 /// What QEMU counts as RAM besides the guest's: firmware, ROMs, tables. Bytes.
-const FIRMWARE: u64 = 256 << 20;
+pub(crate) const FIRMWARE: u64 = 256 << 20;
 /// How long after `cont` QEMU may say that it runs.
 const RESUMED: Duration = Duration::from_secs(1);
 /// How long the network is given to lead to the guest's new place.
@@ -51,7 +51,11 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     if let Some(first) = report.blockers.first() {
         return Err(ApiError::new(Problem::Blocked, first.message.clone()).remedy(first.remedy.clone()));
     }
+    // What a pre-cache has brought here is the mirror's to go on with.
+    node.precaches().release(&stage.definition.volumes).await;
+    let volumes = stage.definition.volumes.clone();
     let parts = node.adopt_definition(stage.definition, stage.vcpus)?;
+    node.precaches().unmark(&volumes);
     if let Some(signed) = &stage.capability {
         crate::covered::keep(&parts, signed).map_err(|e| ApiError::new(Problem::Failed, e.to_string()))?;
     }
@@ -95,13 +99,13 @@ pub fn mirror(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stre
 }
 
 /// A memory stream came.
-pub fn memory(parts: &Arc<Parts>, ticket: Ticket, stream: Stream) {
+pub fn memory(parts: &Arc<Parts>, ticket: Ticket, key: Option<Secret>, stream: Stream) {
     let Some(moving) = arriving(parts, ticket) else { return };
     let _in = crate::trace::span(parts).entered();
     let parts = parts.clone();
     crate::trace::spawn(async move {
         let result = tokio::select! {
-            result = feed(&parts, &moving, stream.split()) => result,
+            result = feed(&parts, &moving, key, stream.split()) => result,
             () = moving.over.cancelled() => Ok(()),
         };
         match result {
@@ -134,7 +138,12 @@ async fn lost(parts: &Parts, moving: &Moving, error: &anyhow::Error) {
     parts.keeper().tell(Input::Event(Event::Cancel)).await;
 }
 
-async fn feed(parts: &Arc<Parts>, moving: &Arc<Moving>, (back, mut from): (SendHalf, RecvHalf)) -> Result<()> {
+async fn feed(
+    parts: &Arc<Parts>,
+    moving: &Arc<Moving>,
+    key: Option<Secret>,
+    (back, mut from): (SendHalf, RecvHalf),
+) -> Result<()> {
     let qemu = parts.qemu().context("the incoming QEMU is gone")?;
     let mut events = parts.events().context("the incoming QEMU is gone")?;
     let socket = parts.run.join("incoming.sock");
@@ -154,7 +163,21 @@ async fn feed(parts: &Arc<Parts>, moving: &Arc<Moving>, (back, mut from): (SendH
     let max_ram = parts.definition().spec.memory.0.saturating_add(FIRMWARE);
     let limits = Limits { max_ram, ..Limits::default() };
     let counted = delivered.clone();
-    let writing = crate::trace::spawn_blocking(move || memory_in::write(&writer, limits, &counted, pieces));
+    let keeping = parts.keeping.clone().lock_owned().await;
+    let into = parts.clone();
+    let writing = crate::trace::spawn_blocking(move || {
+        let _keeping = keeping;
+        let mut decoder = Decoder::new(limits)?;
+        if let Some(checkpoint) = key.and_then(|key| crate::kept::open(&into, &CheckpointKey(key.0))) {
+            decoder = decoder.with_checkpoint(checkpoint);
+        }
+        let result = memory_in::write(&writer, decoder, &counted, pieces);
+        if result.as_ref().is_err_and(|error| error.is::<godwit_memory::WireError>()) {
+            // What is kept may be what is wrong: the next try does without.
+            crate::kept::drop_pages(&into);
+        }
+        result
+    });
     let writing = async { writing.await.map_err(|_| anyhow!("the writer of QEMU's stream panicked"))? };
     let receiving = async move {
         while let Some(piece) = from.read().await? {
@@ -240,6 +263,8 @@ async fn loaded(parts: &Arc<Parts>, moving: &Moving) {
 pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
     let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Destination) else { return };
     let (node, parts) = (node.clone(), parts.clone());
+    // It has moved: nobody comes back to what was kept for another try.
+    crate::kept::forget(&parts.folder);
     crate::trace::spawn(async move {
         let started = Instant::now();
         reach_async(Point::Proving, parts.id).await;

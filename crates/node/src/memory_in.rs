@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use godwit_memory::{Decoder, Limits};
+use godwit_memory::{Checkpoint, Decoder};
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,9 +32,14 @@ impl Delivered {
 ///
 /// # Errors
 /// When the stream is damaged, or QEMU stops reading.
-pub fn write(qemu: &UnixStream, limits: Limits, delivered: &Delivered, mut from: mpsc::Receiver<Bytes>) -> Result<()> {
-    let mut decoder = Decoder::new(limits)?;
+pub fn write(
+    qemu: &UnixStream,
+    mut decoder: Decoder,
+    delivered: &Delivered,
+    mut from: mpsc::Receiver<Bytes>,
+) -> Result<()> {
     let mut out = Vec::with_capacity(1 << 20);
+    let mut told = false;
     while let Some(piece) = from.blocking_recv() {
         let decoded = decoder.push(&piece, &mut out)?;
         // Counted before QEMU can act upon it: it may finish loading at once.
@@ -42,6 +47,10 @@ pub fn write(qemu: &UnixStream, limits: Limits, delivered: &Delivered, mut from:
         delivered.verified.store(decoded.verified_bytes, Ordering::Release);
         write_all(qemu, &out).context("the incoming QEMU does not read its stream any more")?;
         out.clear();
+        if let Some(error) = decoder.checkpoint().and_then(Checkpoint::trouble).filter(|_| !told) {
+            tracing::warn!(%error, "no more pages are kept for another try");
+            told = true;
+        }
     }
     Ok(())
 }

@@ -12,7 +12,7 @@
 use crate::parts::Moving;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use godwit_memory::{Config, Encoder, Progress, ReturnPath, Witness};
+use godwit_memory::{Encoder, Progress, ReturnPath};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -41,21 +41,15 @@ impl Seen {
 ///
 /// # Errors
 /// When the stream cannot be read or parsed.
-///
-/// `witness`: the guest's RAM, where QEMU cannot be believed to send all that was written.
 pub fn read(
     mut qemu: UnixStream,
     seen: &Seen,
     moving: &Moving,
-    witness: Option<Witness>,
+    mut encoder: Encoder,
     out: &mpsc::Sender<Bytes>,
 ) -> Result<()> {
     // QEMU pauses between its chunks; then what was said so far has to become readable at the other end.
     qemu.set_nonblocking(true).context("cannot read without waiting")?;
-    let mut encoder = Encoder::new(Config::default())?;
-    if let Some(witness) = witness {
-        encoder = encoder.with_witness(witness);
-    }
     let mut input = vec![0; READ];
     let mut wire = Vec::with_capacity(READ);
     let mut flushed = true;
@@ -94,7 +88,7 @@ pub fn read(
     send(out, &mut wire)
 }
 
-/// What the log says of pages that a [`Witness`] has sent.
+/// What the log says of pages that a [`Witness`](godwit_memory::Witness) has sent.
 const OVERLOOKED: &str = "QEMU had lost track of writes to the guest's RAM; the pages were sent";
 
 fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {

@@ -39,6 +39,7 @@ async fn show(State(node): State<Arc<Node>>) -> Exposition {
     let expires = node.certificate_expires().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     out.gauge("godwit_certificate_expiry_timestamp_seconds", "When the node's certificate ends.", &[], float(expires));
     vms(&mut out, &node);
+    precaches(&mut out, &node);
     links(&mut out, &node);
     out
 }
@@ -102,6 +103,23 @@ fn vms(out: &mut Exposition, node: &Node) {
         out.gauge("godwit_vms", "VMs that this host knows, by whose they are.", &[("ownership", state)], float(n));
     }
     stages(out, open.iter());
+}
+
+fn precaches(out: &mut Exposition, node: &Node) {
+    for told in node.precaches().told() {
+        let volume = told.volume.0.to_string();
+        let labels = [("volume", volume.as_str()), ("to", told.to.as_str())];
+        if let Some(lag) = told.figures.lag_s {
+            out.gauge("godwit_precache_lag_seconds", "How old what the secondary holds is.", &labels, lag);
+        }
+        let backlog = float(told.figures.backlog.0);
+        out.gauge("godwit_precache_backlog_bytes", "What the secondary has not been sent.", &labels, backlog);
+        let sent = float(told.figures.sent.0);
+        out.counter("godwit_precache_sent_bytes_total", "Blocks that were sent to the secondary.", &labels, sent);
+        let up = matches!(told.figures.state, godwit_api::precache::PrecacheState::Following);
+        let help = "1 while the secondary holds a complete epoch and gets the next ones.";
+        out.gauge("godwit_precache_following", help, &labels, f64::from(u8::from(up)));
+    }
 }
 
 fn links(out: &mut Exposition, node: &Node) {

@@ -7,6 +7,7 @@ use crate::membership::Membership;
 use crate::orphans::FirstSeen;
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
+use crate::precache::Precaches;
 use crate::proto::{self, Note};
 use crate::quarantine::Quarantine;
 use crate::registry::{self, Power, VmFile};
@@ -16,13 +17,14 @@ use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Ram, Record, Seen, VmId};
+use godwit_memory::CheckpointKey;
 use godwit_trust::Credentials;
 use godwit_units::{BitRate, Bytes};
 use godwit_vmm::{Qemu, Start};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A node's state.
 #[derive(Debug)]
@@ -38,6 +40,7 @@ pub struct Node {
     peers: Peers,
     quarantine: Quarantine,
     first_seen: FirstSeen,
+    precaches: Precaches,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
@@ -46,6 +49,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 impl Node {
     pub(crate) const fn first_seen(&self) -> &FirstSeen {
         &self.first_seen
+    }
+
+    /// Pre-caches from here and here.
+    pub(crate) const fn precaches(&self) -> &Precaches {
+        &self.precaches
     }
 
     /// VMs of this host that cannot be had.
@@ -185,6 +193,7 @@ impl Node {
         };
         let peers = Peers::bind(listen, &credentials)?;
         let gateways = Gateways::new(&config.state);
+        let precaches = Precaches::new(&config.state, &config.run);
         let node = Arc::new(Self {
             config,
             credentials,
@@ -197,12 +206,28 @@ impl Node {
             peers,
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
+            precaches,
         });
         node.recover_gateways().await;
         node.recover().await?;
         node.peers.serve(&node);
         node.renew_in_time();
+        node.drop_what_expires();
+        crate::precache::resume(&node);
         Ok(node)
+    }
+
+    /// Looks every hour, and at the start, for what has been kept for too long.
+    fn drop_what_expires(self: &Arc<Self>) {
+        let node = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let mut hour = tokio::time::interval(Duration::from_secs(3600));
+            loop {
+                hour.tick().await;
+                let Some(node) = node.upgrade() else { return };
+                node.vms().iter().for_each(|parts| crate::kept::expire(parts, SystemTime::now()));
+            }
+        });
     }
 
     /// Its certificates.
@@ -218,7 +243,7 @@ impl Node {
 
     /// When its certificate ends.
     #[must_use]
-    pub fn certificate_expires(&self) -> std::time::SystemTime {
+    pub fn certificate_expires(&self) -> SystemTime {
         self.credentials.expiry()
     }
 
@@ -681,6 +706,7 @@ impl Node {
     pub async fn asked(self: &Arc<Self>, from: &str, bytes: &[u8]) -> bytes::Bytes {
         let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
             Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
+            Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
@@ -695,15 +721,20 @@ impl Node {
             return;
         };
         let ticket = match hello {
-            proto::Hello::Memory { ticket } | proto::Hello::Mirror { ticket, .. } => ticket,
+            proto::Hello::Precache { volume } => return crate::precache::streamed(self, from, volume, stream),
+            proto::Hello::Memory { ticket, .. }
+            | proto::Hello::Mirror { ticket, .. }
+            | proto::Hello::Kept { ticket, .. } => ticket,
         };
-        let Some(parts) = self.moving(from, ticket).and_then(|_| self.vm(ticket.vm)) else {
+        let (Some(moving), Some(parts)) = (self.moving(from, ticket), self.vm(ticket.vm)) else {
             tracing::warn!(from, %ticket, "a stream of an attempt that is not under way");
             return;
         };
         match hello {
-            proto::Hello::Memory { ticket } => crate::incoming::memory(&parts, ticket, stream),
+            proto::Hello::Memory { ticket, key } => crate::incoming::memory(&parts, ticket, key, stream),
+            proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
             proto::Hello::Mirror { ticket, volume } => crate::incoming::mirror(&parts, ticket, volume, stream),
+            proto::Hello::Precache { .. } => {}
         }
     }
 

@@ -1,5 +1,8 @@
 //! What is on this host that nobody looks after: found here, judged by the controller, removed when that says so.
 //!
+//! Of the network a node makes taps, tunnels, the ends of wires at gateways, and the rules about who may send into them; no
+//! namespaces, and no veths. All carry its prefix.
+//!
 //! What can go wrong: what looks like nobody's is somebody's. A VM that is being made or has just come has its folders before
 //! it is known; so what is found counts only after it was seen for a while, and is looked for again, under the lock that
 //! makes VMs known, before it is removed. A VM that cannot be read has volumes and interfaces that nobody can name; so while one
@@ -7,12 +10,14 @@
 
 use crate::node::Node;
 use crate::parts::lock;
+use crate::precache::Mark;
 use anyhow::Context as _;
 use godwit_api::host::Ownership;
 use godwit_api::orphan::{Orphan, OrphanKind};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Ledger, Record, VmId};
 use godwit_units::{Bytes, Generation, Lineage};
+use godwit_wire::{Vni, WireId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -33,10 +38,16 @@ pub struct Found {
     pub running: BTreeMap<VmId, bool>,
     /// Volumes, and what they take up.
     pub volumes: BTreeMap<u64, Bytes>,
+    /// Those of them that are other hosts' pre-caches.
+    pub standbys: BTreeMap<u64, Mark>,
     /// Records.
     pub records: BTreeMap<VmId, Record>,
     /// Interfaces of wires: names and numbers.
     pub interfaces: BTreeMap<String, u32>,
+    /// The ends of wires at gateways here: names and numbers.
+    pub ports: BTreeMap<String, u32>,
+    /// The numbers of wires that there are rules for, and no tunnel.
+    pub rules: BTreeSet<u32>,
 }
 
 /// A VM that is looked after.
@@ -90,7 +101,12 @@ pub fn find(found: &Found) -> Vec<Orphan> {
         let owner = record.map(|r| r.0);
         add(format!("qemu-{}", vm.0), OrphanKind::Qemu, Some(*vm), what, None, owner, truth);
     }
-    for (volume, bytes) in &found.volumes {
+    for (volume, mark) in &found.standbys {
+        let (what, bytes) = ("a pre-cache of another host's volume".into(), found.volumes.get(volume).copied());
+        let owner = Some((mark.lineage, mark.generation));
+        add(format!("standby-{volume}"), OrphanKind::Replica, Some(mark.vm), what, bytes, owner, None);
+    }
+    for (volume, bytes) in found.volumes.iter().filter(|(volume, _)| !found.standbys.contains_key(volume)) {
         if found.known.values().all(|vm| !vm.volumes.contains(volume)) {
             let what = "a volume of no VM that is known here".into();
             add(format!("volume-{volume}"), OrphanKind::Volume, None, what, Some(*bytes), None, anybodys.clone());
@@ -100,6 +116,16 @@ pub fn find(found: &Found) -> Vec<Orphan> {
         if found.known.values().all(|vm| !vm.wires.contains(wire)) {
             let what = format!("an interface of wire {wire}, which no VM that is known here has");
             add(format!("interface-{name}"), OrphanKind::Interface, None, what, None, None, anybodys.clone());
+        }
+    }
+    for (name, wire) in &found.ports {
+        let what = format!("the gateway's end of wire {wire}");
+        add(format!("port-{name}"), OrphanKind::Port, None, what, None, None, None);
+    }
+    for wire in &found.rules {
+        if found.known.values().all(|vm| !vm.wires.contains(wire)) {
+            let what = format!("rules about who may send into wire {wire}, which has no tunnel here");
+            add(format!("rules-{wire}"), OrphanKind::Rules, None, what, None, None, anybodys.clone());
         }
     }
     for (vm, record) in found.records.iter().filter(|(vm, _)| !looked_after(**vm)) {
@@ -121,6 +147,8 @@ pub fn find(found: &Found) -> Vec<Orphan> {
             OrphanKind::Interface => {
                 found.interfaces.get(orphan.id.trim_start_matches("interface-")).map(|wire| u64::from(*wire))
             }
+            OrphanKind::Port => found.ports.get(orphan.id.trim_start_matches("port-")).map(|wire| u64::from(*wire)),
+            OrphanKind::Rules => orphan.id.trim_start_matches("rules-").parse().ok(),
             _ => None,
         };
     }
@@ -151,6 +179,10 @@ impl Node {
                 .collect(),
             ..Found::default()
         };
+        let marked = found.volumes.keys().filter_map(|volume| {
+            Some((*volume, crate::precache::mark(&config.state.join("volumes").join(volume.to_string()))?))
+        });
+        found.standbys = marked.collect();
         for vm in numbered(&config.run.join("vms")) {
             let run = config.run.join("vms").join(vm.to_string());
             let runs = tokio::task::spawn_blocking(move || godwit_vmm::is_running(&run)).await;
@@ -172,10 +204,17 @@ impl Node {
                 FoundState::Endpoint(_) => {
                     link.name.strip_prefix(&format!("{}t", crate::spec::PREFIX)).and_then(|n| n.parse().ok())
                 }
-                FoundState::Port(..) | FoundState::Other => None,
+                FoundState::Port(wire, _) => {
+                    found.ports.insert(link.name, wire.0);
+                    continue;
+                }
+                FoundState::Other => None,
             };
             found.interfaces.extend(wire.map(|wire| (link.name, wire)));
         }
+        // A wire's number is its tunnel's.
+        let rules = self.wires().stale_rules().await.map_err(crate::node::network)?;
+        found.rules.extend(rules.into_iter().map(|vni| vni.0));
         for parts in self.vms() {
             let (definition, view) = (parts.definition(), parts.view());
             let idle = view.ownership == Ownership::Elsewhere && view.ticket.is_none() && parts.qemu().is_none();
@@ -233,9 +272,23 @@ impl Node {
                 let folder = self.config().state.join("volumes").join(id.trim_start_matches("volume-"));
                 std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
             }
+            (OrphanKind::Replica, Some(_)) if id.starts_with("standby-") => {
+                let volume: u64 = id.trim_start_matches("standby-").parse().unwrap_or(0);
+                self.precaches().release(&[godwit_units::VolumeId(volume)]).await;
+                let folder = self.config().state.join("volumes").join(volume.to_string());
+                std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+            }
             (OrphanKind::Interface, _) => {
                 self.wires().discard(id.trim_start_matches("interface-")).await.map_err(Into::into)
             }
+            (OrphanKind::Port, _) => match orphan.number.and_then(|wire| u32::try_from(wire).ok()) {
+                Some(wire) => self.wires().gateway_detach(WireId(wire)).await.map_err(Into::into),
+                None => Err(anyhow::anyhow!("it has no number")),
+            },
+            (OrphanKind::Rules, _) => match orphan.number.and_then(|vni| u32::try_from(vni).ok()) {
+                Some(vni) => self.wires().discard_rules(Vni(vni)).await.map_err(Into::into),
+                None => Err(anyhow::anyhow!("they have no number")),
+            },
             (OrphanKind::Record, Some(vm)) => self.ledger().forget(vm).map_err(Into::into),
             (OrphanKind::Replica, Some(vm)) => {
                 let parts = self.vm(vm).ok_or_else(|| ApiError::new(Problem::NotFound, "it is gone already"))?;
@@ -280,12 +333,14 @@ mod tests {
         found.running.extend([(VmId(7), true), (VmId(8), false)]);
         found.volumes.insert(9, Bytes(4096));
         found.interfaces.insert("gwt12".into(), 12);
+        found.ports.insert("gw-g00000001".into(), 1);
+        found.rules.extend([1, 14]);
         let ticket = Ticket { vm: VmId(7), lineage: Lineage(0), generation: Generation(2), mv: MoveId(1) };
         found.records.insert(VmId(7), Record::Refused(ticket));
-        let free = |id: &str| (id.to_owned(), true);
-        assert_eq!(ids(&found), [free("qemu-7"), free("volume-9"), free("interface-gwt12"), free("record-7")]);
+        let wanted = ["qemu-7", "volume-9", "interface-gwt12", "port-gw-g00000001", "rules-14", "record-7"];
+        assert_eq!(ids(&found), wanted.map(|id| (id.to_owned(), true)));
         let numbers: Vec<_> = find(&found).into_iter().map(|orphan| orphan.number).collect();
-        assert_eq!(numbers, [None, Some(9), Some(12), None]);
+        assert_eq!(numbers, [None, Some(9), Some(12), Some(1), Some(14), None]);
     }
 
     #[test]
@@ -313,9 +368,10 @@ mod tests {
         found.running.insert(VmId(3), true);
         found.volumes.insert(9, Bytes(4096));
         found.interfaces.insert("gwt12".into(), 12);
+        found.rules.insert(12);
         found.records.insert(VmId(3), Record::Owned(Owner::first(VmId(3))));
         assert!(find(&found).iter().all(|orphan| orphan.may_be_truth.is_some()), "{:#?}", find(&found));
-        assert_eq!(find(&found).len(), 3, "its own record and QEMU are looked after by being left alone");
+        assert_eq!(find(&found).len(), 4, "its own record and QEMU are looked after by being left alone");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use godwit_api::vm::Accel;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
-use godwit_memory::Witness;
+use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Witness};
 use godwit_units::Bytes as Amount;
 use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
 use std::os::unix::fs::PermissionsExt;
@@ -128,6 +128,21 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             });
         }
         reach_async(Point::CopyDisk, parts.id).await;
+        // Asked while the disks go, so that nothing waits for the answer.
+        let key = crate::kept::key(&parts.folder).inspect_err(|error| {
+            tracing::warn!(vm = parts.name, %error, "no key for what the destination keeps of memory; it keeps nothing");
+        });
+        let key = key.ok();
+        let asking = key.clone().map(|key| {
+            let (parts, moving, session) = (parts.clone(), moving.clone(), session.clone());
+            let ram = parts.definition().spec.memory.0.saturating_add(crate::incoming::FIRMWARE);
+            crate::trace::spawn(async move {
+                tokio::select! {
+                    kept = crate::kept::ask(&parts, &moving, &session, key, ram) => kept,
+                    () = moving.over.cancelled() => None,
+                }
+            })
+        });
         for disk in parts.disks() {
             disk.synchronous().await.with_context(|| format!("disk `{}`", disk.name))?;
         }
@@ -135,10 +150,14 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             .note(NoteKind::Decision, "the disks are nearly equal: from here on both sides answer the guest's writes");
         moving.tracker.enter(PhaseName::Memory);
         reach_async(Point::Memory, parts.id).await;
-        let hello = Hello::Memory { ticket: moving.ticket };
+        let kept = match asking {
+            Some(asking) => asking.await.unwrap_or_default(),
+            None => None,
+        };
+        let hello = Hello::Memory { ticket: moving.ticket, key: key.clone().map(|key| proto::Secret(key.0)) };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
-        memory(parts, moving, stream.split()).await
+        memory(parts, moving, kept.zip(key), stream.split()).await
     };
     tokio::select! {
         result = work => result,
@@ -148,7 +167,14 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
 }
 
 /// Memory rounds, until the machine has what it needs, or the end.
-async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf, RecvHalf)) -> Result<()> {
+///
+/// `kept`: what the destination has of an earlier try, and its key.
+async fn memory(
+    parts: &Arc<Parts>,
+    moving: &Arc<Moving>,
+    kept: Option<(Holding, CheckpointKey)>,
+    (out, back): (SendHalf, RecvHalf),
+) -> Result<()> {
     let qemu = parts.qemu().context("the VM has no QEMU")?;
     let mut events = qemu_events(parts)?;
     let socket = parts.run.join("migrate.sock");
@@ -167,6 +193,7 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
     moving.tracker.metered(move |p| {
         let now = counted.progress();
         (p.raw, p.zero_pages) = (Amount(now.raw_bytes), now.zero_pages);
+        p.held_memory = Amount(now.held_pages * 4096);
     });
     let (sender, mut pieces) = memory_out::channel();
     let (read_seen, read_moving) = (seen.clone(), moving.clone());
@@ -174,8 +201,15 @@ async fn memory(parts: &Arc<Parts>, moving: &Arc<Moving>, (out, back): (SendHalf
     let spec = parts.definition().spec;
     let ram = (spec.accel == Accel::Tcg).then(|| qemu.ram(spec.memory)).transpose();
     let witness = ram.context("cannot see the guest's RAM")?.map(|ram| Witness::new(Qemu::RAM, ram));
+    let mut encoder = Encoder::new(Config::default())?;
+    if let Some(witness) = witness {
+        encoder = encoder.with_witness(witness);
+    }
+    if let Some((holding, key)) = kept {
+        encoder = encoder.with_holding(holding, &key);
+    }
     let reading =
-        crate::trace::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, witness, &sender));
+        crate::trace::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, encoder, &sender));
     let sending = async {
         let mut out = out;
         while let Some(piece) = pieces.recv().await {

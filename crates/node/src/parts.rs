@@ -42,6 +42,8 @@ pub struct Parts {
     resumed: Mutex<Option<(Instant, u64)>>,
     moving: Mutex<Option<Arc<Moving>>>,
     failure: Mutex<Option<ApiError>>,
+    /// One stream at a time writes into what is kept of the VM's memory.
+    pub(crate) keeping: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The move that a VM takes part in, or did last.
@@ -137,6 +139,7 @@ impl Parts {
             resumed: Mutex::default(),
             moving: Mutex::default(),
             failure: Mutex::default(),
+            keeping: Arc::default(),
         }
     }
 

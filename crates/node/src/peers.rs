@@ -65,6 +65,12 @@ impl Peers {
         Some(session.clone()).filter(|s| s.down_for().is_none_or(|down| down < STALE))
     }
 
+    /// Whether a host is heard now. That it is not says little: perhaps there is nothing to say.
+    #[must_use]
+    pub fn hears(&self, name: &str) -> bool {
+        lock(&self.sessions).get(name).is_some_and(|s| matches!(*s.state().borrow(), State::Up))
+    }
+
     fn connecting(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
         lock(&self.connecting).entry(name.to_owned()).or_default().clone()
     }

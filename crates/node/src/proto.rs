@@ -15,6 +15,8 @@ use std::net::IpAddr;
 pub enum Request {
     /// Source: make a place for this VM.
     Stage(Box<Stage>),
+    /// A volume's host: keep a pre-cache of it.
+    StandBy(Box<crate::precache::Standby>),
     /// The VM's owner, to a gateway's node: point this wire at me.
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
@@ -100,6 +102,21 @@ pub enum Hello {
     Memory {
         /// The attempt.
         ticket: Ticket,
+        /// The key of what the destination keeps of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<Secret>,
+    },
+    /// Which of the memory's pages the destination has kept of an earlier try.
+    Kept {
+        /// The attempt.
+        ticket: Ticket,
+        /// Their key.
+        key: Secret,
+    },
+    /// A volume's pre-cache, after [`Request::StandBy`].
+    Precache {
+        /// Which volume.
+        volume: VolumeId,
     },
     /// A volume's mirror.
     Mirror {
@@ -108,6 +125,17 @@ pub enum Hello {
         /// Which volume.
         volume: VolumeId,
     },
+}
+
+/// A key on its way between two nodes.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Secret(pub [u8; 32]);
+
+/// It is not for logs.
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
 }
 
 /// As bytes.

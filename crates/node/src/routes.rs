@@ -11,9 +11,10 @@ use godwit_api::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
 use godwit_api::orphan::Orphan;
+use godwit_api::precache::{LocalPrecache, PrecacheOrder};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
-use godwit_handoff::{Event, Fenced, MoveId, PeerHistory, VmId};
+use godwit_handoff::{Event, Fenced, MoveId, Peer, PeerHistory, VmId};
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,6 +42,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/moves/{id}/limit", post(limit))
         .route("/v1/moves/{id}/stop", post(stop_now))
         .route("/v1/revocations", put(revoke))
+        .route("/v1/precaches", put(precaches))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .with_state(node)
 }
@@ -125,8 +127,13 @@ async fn monitor(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(comman
 
 async fn claim(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(claim): Json<ClaimVm>) -> Answer<Value> {
     let peer = if claim.peer_did_not_run { PeerHistory::DidNotRun } else { PeerHistory::MayHaveRun };
-    let fenced = Fenced { statement: claim.fenced, peer, newest: claim.newest };
-    find(&node, id)?.keeper().ask(|reply| Input::Claim { fenced, reply }).await?;
+    let parts = find(&node, id)?;
+    // What the controller does not reach may well be heard here.
+    let heard = parts.moving().is_some_and(|moving| node.peers().hears(moving.peer.name.as_str()));
+    let sight = if heard { Peer::Heard } else { Peer::Silent };
+    let fenced = Fenced::vouched(&claim.fenced, peer, claim.newest, sight)
+        .map_err(|why| ApiError::new(Problem::Conflict, format!("`{}` cannot be claimed: {why}", parts.name)))?;
+    parts.keeper().ask(|reply| Input::Claim { fenced, reply }).await?;
     Ok(Json(Value::Null))
 }
 
@@ -195,6 +202,13 @@ async fn stop_now(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<
 async fn attach(State(node): State<Arc<Node>>, Path(wire): Path<u32>, Json(port): Json<GatewayPort>) -> Answer<Value> {
     node.attach(wire, &port).await?;
     Ok(Json(Value::Null))
+}
+
+async fn precaches(
+    State(node): State<Arc<Node>>,
+    Json(orders): Json<Vec<PrecacheOrder>>,
+) -> Answer<Vec<LocalPrecache>> {
+    Ok(Json(crate::precache::order(&node, orders)?))
 }
 
 async fn revoke(State(node): State<Arc<Node>>, Json(list): Json<godwit_trust::Revocations>) -> Answer<Value> {

@@ -62,6 +62,7 @@ impl Tracker {
             bytes: Default::default(),
             raw: Bytes(0),
             zero_pages: 0,
+            held_memory: Bytes(0),
             rounds: vec![],
             disk: DiskProgress::default(),
             memory_remaining: Bytes(0),

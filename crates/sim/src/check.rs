@@ -4,7 +4,7 @@ use crate::Rules;
 use crate::media::{BLOCKS, SECTORS};
 use crate::site::Site;
 use crate::truth::Wrong;
-use crate::world::{Mode, World};
+use crate::world::{Mode, Theme, Told, World};
 use godwit_handoff::{Machine, Record, SourceState, Status, Upkeep};
 use std::fmt;
 
@@ -83,7 +83,7 @@ impl fmt::Display for Failure {
 /// # Errors
 /// The first violation, without a trace.
 pub fn run(seed: u64, rules: impl Into<Rules>) -> Result<u64, Box<Failure>> {
-    World::new(seed, rules.into(), Mode::Silent).run()
+    World::new(seed, rules.into(), Mode::Silent).run().map(|told| told.events)
 }
 
 /// Runs one schedule and keeps its story.
@@ -91,7 +91,23 @@ pub fn run(seed: u64, rules: impl Into<Rules>) -> Result<u64, Box<Failure>> {
 /// # Errors
 /// The first violation, with the trace.
 pub fn run_traced(seed: u64, rules: impl Into<Rules>) -> Result<u64, Box<Failure>> {
-    World::new(seed, rules.into(), Mode::Traced).run()
+    World::new(seed, rules.into(), Mode::Traced).run().map(|told| told.events)
+}
+
+/// Runs one schedule of a theme.
+///
+/// # Errors
+/// The first violation, without a trace.
+pub fn run_about(theme: Theme, seed: u64, rules: impl Into<Rules>) -> Result<Told, Box<Failure>> {
+    World::about(theme, seed, rules.into(), Mode::Silent).run()
+}
+
+/// Runs one schedule of a theme and keeps its story.
+///
+/// # Errors
+/// The first violation, with the trace.
+pub fn run_traced_about(theme: Theme, seed: u64, rules: impl Into<Rules>) -> Result<Told, Box<Failure>> {
+    World::about(theme, seed, rules.into(), Mode::Traced).run()
 }
 
 /// What must hold at every instant.

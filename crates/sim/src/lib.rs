@@ -11,7 +11,8 @@
 //! A schedule has two parts. In the first, faults strike; what strikes most is the world's [`Profile`]. In the second nothing new
 //! goes wrong, messages flow, and the world has [`world::CALM`] ticks to come to rest with exactly one VM running. In some
 //! schedules one site never returns: then the other must run the VM, or say what it waits for, and a claim must end the
-//! wait.
+//! wait. Worlds of another theme ([`claims`]) are about nothing else: orders to claim that are lost, doubled and late, or
+//! careless, and hosts that come back.
 //!
 //! What the models keep of the real things, and no more:
 //!
@@ -34,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod claims;
 mod guest;
 pub mod media;
 pub mod mirror;
@@ -46,6 +48,7 @@ pub mod site;
 pub mod truth;
 pub mod world;
 
-pub use check::{Failure, Violation, run, run_traced};
+pub use check::{Failure, Violation, run, run_about, run_traced, run_traced_about};
 pub use godwit_handoff::{Guard, Guards};
 pub use profile::{Profile, Rules};
+pub use world::Theme;

@@ -1,6 +1,7 @@
 //! The world: time, faults, the controller, and the shell around each machine.
 
 use crate::check::{Failure, Violation, at_every_instant, at_rest, stamps_tell_the_truth, survivor};
+use crate::claims::{ClaimOrder, Claims, Counts};
 use crate::mirror::Link;
 use crate::net::{OLDEST, Weather, fate};
 use crate::nic::Gateway;
@@ -8,7 +9,7 @@ use crate::site::{Death, QemuState, Site};
 use crate::truth::Truth;
 use crate::{Profile, Rules};
 use godwit_handoff::{
-    Action, Body, Destination, DestinationState, Event, Fenced, Guard, Lineage, Machine, Message, MoveId, Owner,
+    Action, Body, Destination, DestinationState, Event, Fenced, Guard, Lineage, Machine, Message, MoveId, Owner, Peer,
     PeerHistory, Record, SourceState, Ticket, Verdict, VmId,
 };
 use godwit_volume::mirror::{MirrorError, Source, Target};
@@ -26,7 +27,7 @@ pub const TICK: Duration = Duration::from_millis(25);
 /// The retransmission interval, in ticks.
 pub(crate) const RETRANSMIT: u64 = 20;
 /// The one VM.
-const VM: VmId = VmId(1);
+pub(crate) const VM: VmId = VmId(1);
 /// Past this many events a schedule does not end by itself: some machine chatters.
 const MOST_EVENTS: u64 = 50_000;
 
@@ -52,6 +53,24 @@ pub enum Mode {
     Silent,
     /// Yes.
     Traced,
+}
+
+/// What a world is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Theme {
+    /// Everything that may go wrong.
+    Everything,
+    /// Hosts that are lost, claims of their VMs, and their return; see [`crate::claims`].
+    Claims,
+}
+
+/// What became of a world in which nothing was violated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// How many things happened.
+    pub events: u64,
+    /// Claims and what became of them, in worlds of that theme.
+    pub counts: Counts,
 }
 
 /// Which of the two sites.
@@ -155,6 +174,30 @@ pub(crate) enum Happening {
     },
     LinkHeals,
     ControllerActs,
+    /// An order to claim, or a copy of it.
+    ClaimArrives {
+        at: Place,
+        order: ClaimOrder,
+    },
+    /// Whoever claims sees whether it was done, and orders it again, or gives up.
+    ClaimIsPressed {
+        at: Place,
+        order: ClaimOrder,
+        tries: u32,
+    },
+    /// The lost host comes back.
+    Returns {
+        at: Place,
+    },
+    /// The controller tells who lost to a claim.
+    OutrankArrives {
+        at: Place,
+        lineage: Lineage,
+    },
+    /// The controller looks whether that was heard.
+    OutrankIsPressed {
+        at: Place,
+    },
 }
 
 /// One seed's world.
@@ -163,7 +206,7 @@ pub struct World {
     pub(crate) rng: SmallRng,
     pub(crate) rules: Rules,
     pub(crate) now: u64,
-    agenda: BTreeMap<(u64, u64), Happening>,
+    pub(crate) agenda: BTreeMap<(u64, u64), Happening>,
     entries: u64,
     pub(crate) sites: [Site; 2],
     /// What the guest must find on its disk.
@@ -173,8 +216,11 @@ pub struct World {
     pub(crate) weather: Weather,
     /// The weather when there is no cut.
     climate: Weather,
-    calm_from: u64,
-    profile: Profile,
+    pub(crate) calm_from: u64,
+    pub(crate) profile: Profile,
+    pub(crate) theme: Theme,
+    /// What is known of the claims so far.
+    pub(crate) claims: Claims,
     /// The kind of record that nodes die at, where they do.
     victim: usize,
     /// A VM without disks.
@@ -202,6 +248,12 @@ impl World {
     /// The beginning: the VM runs at the first site.
     #[must_use]
     pub fn new(seed: u64, rules: Rules, mode: Mode) -> Self {
+        Self::about(Theme::Everything, seed, rules, mode)
+    }
+
+    /// As [`World::new`]; the same seed is another story in another theme.
+    #[must_use]
+    pub fn about(theme: Theme, seed: u64, rules: Rules, mode: Mode) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let calm_from = rng.random_range(400..1600);
         let profile = Profile::ALL[rng.random_range(0..Profile::ALL.len())];
@@ -224,6 +276,8 @@ impl World {
             climate: if weather == Weather::Fair { Weather::Bad } else { weather },
             calm_from,
             profile,
+            theme,
+            claims: Claims::default(),
             victim,
             diskless,
             fault_every,
@@ -246,13 +300,13 @@ impl World {
         it
     }
 
-    /// Runs to the end; gives the number of events.
+    /// Runs to the end; gives the number of events, and what there was of claims.
     ///
     /// # Errors
     /// The first violation.
-    pub fn run(mut self) -> Result<u64, Box<Failure>> {
+    pub fn run(mut self) -> Result<Told, Box<Failure>> {
         match self.live() {
-            Ok(events) => Ok(events),
+            Ok(events) => Ok(Told { events, counts: self.counts() }),
             Err(violation) => {
                 let trace = self.trace.take().unwrap_or_default();
                 Err(Box::new(Failure { seed: self.seed, violation, trace }))
@@ -268,6 +322,7 @@ impl World {
         self.tell(|| "---- calm ----".to_owned());
         let lost = self.rng.random_ratio(1, 6).then(|| self.rng.random_range(0..2));
         if let Some(lost) = lost
+            && self.theme == Theme::Everything
             && !self.sites.iter().any(|s| s.fenced)
         {
             let left = other(lost);
@@ -281,6 +336,11 @@ impl World {
             events += self.until(self.calm_from + 3 * CALM)?;
         } else {
             events += self.until(self.calm_from + CALM)?;
+        }
+        if self.theme == Theme::Claims {
+            events += self.until_all_are_back()?;
+            at_rest(&self.sites)?;
+            events += self.way_back()?;
         }
         at_rest(&self.sites)?;
         self.compare()?;
@@ -315,7 +375,7 @@ impl World {
         Err(Violation::GatewayAstray)
     }
 
-    fn until(&mut self, end: u64) -> Result<u64, Violation> {
+    pub(crate) fn until(&mut self, end: u64) -> Result<u64, Violation> {
         let mut events = 0;
         while let Some(entry) = self.agenda.first_entry() {
             if entry.key().0 > end {
@@ -452,12 +512,18 @@ impl World {
                     self.weather = self.climate;
                 }
             }
+            Happening::ControllerActs if self.theme == Theme::Claims => self.control_claims(),
             Happening::ControllerActs => self.control(),
+            Happening::ClaimArrives { at, order } => self.claim_arrives(at, order),
+            Happening::ClaimIsPressed { at, order, tries } => self.press_claim(at, order, tries),
+            Happening::Returns { at } => self.returns(at),
+            Happening::OutrankArrives { at, lineage } => self.outranked(at, lineage),
+            Happening::OutrankIsPressed { at } => self.press_outrank(at),
         }
     }
 
     /// A node starts: it reads its ledger, opens its disk, looks at its QEMU, and goes on.
-    fn adopt(&mut self, at: Place) {
+    pub(crate) fn adopt(&mut self, at: Place) {
         let rules = self.rules;
         self.tell(|| format!("  site {at} starts"));
         let site = &mut self.sites[at];
@@ -669,7 +735,7 @@ impl World {
 
     // ---- the controller and the operator ---------------------------------------------------------------------
 
-    fn control(&mut self) {
+    pub(crate) fn control(&mut self) {
         if self.now >= self.calm_from {
             return;
         }
@@ -702,7 +768,7 @@ impl World {
         self.plan(delay, Happening::FenceLifted { at: other(at) });
     }
 
-    fn order_move(&mut self, from: Place) {
+    pub(crate) fn order_move(&mut self, from: Place) {
         let Some(Machine::Source(source)) = &self.sites[from].machine else { return };
         let SourceState::Owning { owner, .. } = source.state() else { return };
         // A controller that forgot what it ordered uses old ids again.
@@ -736,7 +802,7 @@ impl World {
     }
 
     /// Powers a site off and keeps it so.
-    fn fence(&mut self, at: Place) {
+    pub(crate) fn fence(&mut self, at: Place) {
         self.lose_power(at);
         self.sites[at].fenced = true;
         self.tell(|| format!("  site {at} is fenced"));
@@ -755,7 +821,8 @@ impl World {
             return;
         }
         let Some(machine) = &mut self.sites[at].machine else { return };
-        let fenced = Fenced { statement: "the simulator took the power away".to_owned(), peer: history, newest };
+        let said = "the simulator took the power away";
+        let Ok(fenced) = Fenced::vouched_with(said, history, newest, Peer::Silent, self.rules.handoff) else { return };
         if machine.handle(Event::Claim(fenced)) == Verdict::Taken {
             self.sites[at].may_drop_ram = true;
             if !has_volume && self.truth.home != at {
@@ -767,7 +834,7 @@ impl World {
         self.obey(at);
     }
 
-    fn lift_fence(&mut self, at: Place) {
+    pub(crate) fn lift_fence(&mut self, at: Place) {
         let winner = &self.sites[other(at)];
         let claiming = match &winner.machine {
             Some(Machine::Source(s)) => matches!(s.state(), SourceState::Claiming { .. }),

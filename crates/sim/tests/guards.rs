@@ -25,7 +25,11 @@ fn each_has_a_witness<G: Copy + std::fmt::Debug>(guards: &[G], without: impl Fn(
 #[test]
 fn each_guard_of_the_hand_off_removed_makes_a_seed_fail_that_passes_with_it() {
     use godwit_handoff::{Guard, Guards};
-    each_has_a_witness(&Guard::ALL, |guard| Guards::without(guard).into());
+    // Orders to claim travel only in the worlds of `claims.rs`, which has a witness for each of these.
+    let of_claims =
+        [Guard::ClaimNeedsStatement, Guard::ClaimNeedsSilence, Guard::ClaimKnowsNewest, Guard::OlderLineageIsTold];
+    let guards: Vec<Guard> = Guard::ALL.into_iter().filter(|guard| !of_claims.contains(guard)).collect();
+    each_has_a_witness(&guards, |guard| Guards::without(guard).into());
 }
 
 #[test]

@@ -408,12 +408,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ours = Authority::create(dir.path()).unwrap();
         let node = credentials(&ours, Role::Node, Validity::days(1));
-        let controller = credentials(&ours, Role::Controller, Validity::lasting(Duration::from_secs(2)));
+        let controller = credentials(&ours, Role::Controller, Validity::lasting(Duration::from_secs(4)));
         let allowed = capability();
         let signed = controller.grant(&allowed).unwrap();
         let late = Capability { begins: SystemTime::now() + Duration::from_secs(60), ..capability() };
         let out_of_time = controller.grant(&late).unwrap();
-        std::thread::sleep(Duration::from_millis(3100));
+        std::thread::sleep(Duration::from_millis(5100));
         assert_eq!(node.open(&signed), Ok(allowed));
         assert!(matches!(node.open(&out_of_time), Err(CapabilityError::Certificate(PeerError::Expired { .. }))));
         let c = capability();

@@ -44,7 +44,7 @@ fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
 
     let placement = placement(folder.path(), vec![]);
     let found = Guest(Qemu::adopt(&placement).unwrap().expect("it is there"));
-    assert_eq!(found.state().unwrap(), State::Running);
+    wait_state(&found, State::Running);
     found.quit();
     assert!(!found.is_alive());
     assert!(Qemu::adopt(&placement).unwrap().is_none());
@@ -53,11 +53,13 @@ fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
 #[test]
 fn a_guest_whose_node_is_killed_while_it_is_being_started_is_found_and_gets_no_second() {
     let folder = tempfile::tempdir().unwrap();
-    // Stands in for QEMU: kills the node as soon as it runs, and becomes QEMU a good while later.
+    // Stands in for QEMU: kills the node as soon as it runs, and becomes QEMU a good while later, when it is let.
     let (bin, path) = (folder.path().join("bin"), std::env::var("PATH").unwrap());
     std::fs::create_dir(&bin).unwrap();
     let script = format!(
-        "#!/bin/sh\ncase $* in *-version) exit 0;; esac\nkill -9 $PPID\nsleep 0.5\nPATH='{path}'\nexec qemu-system-x86_64 \"$@\"\n"
+        "#!/bin/sh\ncase $* in *-version) exit 0;; esac\nkill -9 $PPID\nPATH='{path}'\n\
+         while [ ! -e {0}/may ]; do [ -d {0} ] || exit 1; sleep 0.05; done\nexec qemu-system-x86_64 \"$@\"\n",
+        folder.path().display()
     );
     std::fs::write(bin.join("qemu-system-x86_64"), script).unwrap();
     std::fs::set_permissions(bin.join("qemu-system-x86_64"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
@@ -67,8 +69,13 @@ fn a_guest_whose_node_is_killed_while_it_is_being_started_is_found_and_gets_no_s
 
     let placement = placement(folder.path(), vec![]);
     assert!(!placement.run.join("qemu.pid").exists(), "it has not come that far");
+    let may = folder.path().join("may");
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        std::fs::write(may, "").unwrap();
+    });
     let found = Guest(Qemu::adopt(&placement).unwrap().expect("it is there"));
-    assert_eq!(found.state().unwrap(), State::Running);
+    wait_state(&found, State::Running);
     let second = Qemu::start(&spec(), &placement, Start::Boot).unwrap_err();
     assert!(matches!(second, VmmError::Already { pid } if pid == found.pid()), "{second}");
     found.quit();
@@ -89,7 +96,7 @@ fn a_qemu_that_says_nothing_is_adopted_within_seconds_and_answers_when_it_can() 
     let found = Qemu::adopt(&placement(folder.path(), vec![])).unwrap().expect("it is there, whatever it says");
     assert!(found.state().is_err());
     println!("adopted and asked in {:?}: {}", began.elapsed(), found.unreachable().unwrap());
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < SOON / 2, "there is a bound on each wait, of seconds");
     assert!(found.is_alive());
     drop(others);
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();

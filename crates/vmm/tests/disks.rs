@@ -45,11 +45,11 @@ fn a_disk_request_waits_for_a_server_that_restarts() {
     let guest = Guest::start(folder.path(), vec![disk(&socket)], Start::Boot);
     io(&guest, "write -P 7 0 4k");
     drop(server);
+    let began = Instant::now();
     let restart = std::thread::spawn(move || {
         std::thread::sleep(AWAY);
         NbdServer::start(&file, &socket)
     });
-    let began = Instant::now();
     io(&guest, "read -P 7 0 4k");
     let waited = began.elapsed();
     assert!(waited >= AWAY, "{waited:?}");

@@ -42,7 +42,7 @@ fn start(folder: &Path, how: Start) -> Guarded {
 }
 
 fn wait(what: &str, until: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !until() {
         assert!(Instant::now() < deadline, "{what} does not happen");
         std::thread::sleep(Duration::from_millis(5));

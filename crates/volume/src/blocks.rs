@@ -47,6 +47,17 @@ impl BlockSet {
         }
     }
 
+    /// Adds another set's.
+    pub fn union(&mut self, other: &Self) {
+        for (index, theirs) in &other.chunks {
+            let chunk = self.chunks.entry(*index).or_default();
+            for (word, bits) in chunk.iter_mut().zip(theirs.iter()) {
+                self.len += u64::from((bits & !*word).count_ones());
+                *word |= bits;
+            }
+        }
+    }
+
     /// Removes blocks.
     pub fn remove(&mut self, blocks: Range<u64>) {
         for block in blocks {
@@ -128,6 +139,10 @@ mod tests {
                     model.retain(|b| !(first..first + count).contains(b));
                 }
             }
+            let mut both = BlockSet::default();
+            both.insert(0..70);
+            both.union(&set);
+            proptest::prop_assert_eq!(both.len(), model.iter().filter(|b| **b >= 70).count() as u64 + 70);
             proptest::prop_assert_eq!(set.len(), model.len() as u64);
             proptest::prop_assert_eq!(set.runs().flatten().collect::<BTreeSet<_>>(), model.clone());
             let first = model.range(from..).next().or_else(|| model.first()).copied();

@@ -14,6 +14,13 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// When the medium fails.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
+    /// Reads what needs no waiting for the disk; how much of `into` was filled, from its beginning. 0: whoever wants it has to
+    /// wait, or has to hear of an error by [`Medium::read`].
+    fn read_now(&self, _at: u64, _into: &mut [u8]) -> usize {
+        0
+    }
+    /// Waits until [`Medium::read_now`] has a chance.
+    fn warm(&self, _at: u64, _length: u64) {}
     /// Writes all of `from`.
     ///
     /// # Errors
@@ -99,14 +106,15 @@ impl Description for DescriptionFile {
     }
 }
 
-/// A real file.
+/// A real file, or a block device.
 #[derive(Debug)]
-pub(crate) struct Disk(pub File);
+pub struct Disk(pub File);
 
 impl Disk {
-    pub fn open(path: &Path, size: u64) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, size: u64) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
-        if file.metadata()?.len() < size {
+        let metadata = file.metadata()?;
+        if metadata.is_file() && metadata.len() < size {
             file.set_len(size)?;
         }
         Ok(Self(file))
@@ -128,6 +136,21 @@ impl Medium for Disk {
             }
         }
         Ok(())
+    }
+
+    fn read_now(&self, at: u64, into: &mut [u8]) -> usize {
+        use rustix::io::{ReadWriteFlags, preadv2};
+        preadv2(&self.0, &mut [io::IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT).unwrap_or(0)
+    }
+
+    fn warm(&self, at: u64, length: u64) {
+        // All of it is asked for; a byte at each end is waited for. Whoever reads hears of errors, and waits where this was in vain.
+        if length > 2 * crate::BLOCK {
+            let whole = std::num::NonZeroU64::new(length);
+            let _ = rustix::fs::fadvise(&self.0, at, whole, rustix::fs::Advice::WillNeed);
+        }
+        let _ = self.0.read_at(&mut [0], at);
+        let _ = self.0.read_at(&mut [0], (at + length).saturating_sub(1));
     }
 
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {

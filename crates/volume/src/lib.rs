@@ -32,26 +32,31 @@
 
 #![forbid(unsafe_code)]
 mod blocks;
+pub mod epoch;
 mod error;
 pub mod fet;
 pub mod fetch;
 mod file;
 mod guards;
+mod journal;
 mod meta;
 pub mod mirror;
 pub mod order;
 mod pack;
+pub mod precache;
 mod replica;
 mod shadow;
 mod stamp;
 mod stamps;
 
-pub use blocks::{BLOCK, BlockSet};
+pub use blocks::{BLOCK, BlockSet, touched};
 pub use error::VolumeError;
-pub use file::{Description, Media, Medium};
+pub use file::{Description, Disk, Media, Medium};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use guards::{Guard, Guards};
+pub use journal::Journal;
+pub use meta::Complete;
 pub use pack::{PackError, Packer, Unpacker};
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
 pub use shadow::{Holder, Version};

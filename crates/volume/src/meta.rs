@@ -4,6 +4,7 @@ use crate::blocks::BLOCK;
 use crate::error::{VolumeError, io_error};
 use crate::file::Description;
 use crate::shadow::{Holder, MOST_SETS};
+use crate::stamp::Stamp;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -18,6 +19,17 @@ const MOST_BYTES: u64 = 1 << 50;
 pub(crate) const SURE: u64 = u64::MAX;
 /// Owners that stamps can name. One is added by each hand-off.
 pub(crate) const MOST_OWNERS: usize = 60_000;
+
+/// An epoch of a primary that has ended, and of which a secondary has everything: the CET of xNBD+.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Complete {
+    /// The last stamp that was given in it.
+    pub epoch: Stamp,
+    /// When it ended, milliseconds since 1970 by the primary's clock.
+    pub at_unix_ms: u64,
+    /// Whether the replica is the volume's whole image as it was then, rather than some blocks of it and some later ones.
+    pub image: bool,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
@@ -41,6 +53,13 @@ pub(crate) struct Meta {
     /// The power that was on when it was opened last.
     #[serde(default)]
     pub power: String,
+    /// A secondary: the last epoch that it holds.
+    #[serde(default)]
+    pub complete: Option<Complete>,
+    /// A secondary: blocks of a journal are being written in their places. After a crash they are written again, and nothing is
+    /// doubted for it.
+    #[serde(default)]
+    pub redo: bool,
     /// Whether it was closed properly.
     pub clean: bool,
 }
@@ -76,6 +95,8 @@ impl Meta {
             unsure: SURE,
             wants: None,
             power: String::new(),
+            complete: None,
+            redo: false,
             clean: true,
         })
     }

@@ -29,22 +29,22 @@ use std::time::Duration;
 /// The longest that a guest's write waits for the other side.
 pub const PATIENCE: Duration = Duration::from_millis(1500);
 /// Blocks of one message: 256 KiB, so that a mirrored write does not wait long behind it.
-const MOST_BLOCKS: u64 = 64;
+pub(crate) const MOST_BLOCKS: u64 = 64;
 /// What may be on its way without an answer, beside mirrored writes. More than most WANs hold; the link bounds it as well.
 const WINDOW: u64 = 8 << 20;
 /// When so little is left, the guest's writes are mirrored.
 const NEARLY_CLEAN: u64 = (1 << 20) / BLOCK;
 /// Runs of one Have message.
-const MOST_RUNS: usize = 4096;
+pub(crate) const MOST_RUNS: usize = 4096;
 /// Longest message believed, in bytes.
 pub const MAX_MESSAGE: usize = (MOST_BLOCKS * BLOCK) as usize + 64;
 
-const HAVE: u8 = 1;
-const DATA: u8 = 2;
-const ZEROES: u8 = 3;
-const FORGET: u8 = 4;
+pub(crate) const HAVE: u8 = 1;
+pub(crate) const DATA: u8 = 2;
+pub(crate) const ZEROES: u8 = 3;
+pub(crate) const FORGET: u8 = 4;
 const FINAL: u8 = 5;
-const ACK: u8 = 6;
+pub(crate) const ACK: u8 = 6;
 const FINISHED: u8 = 7;
 
 /// What came makes no sense, or cannot be done.
@@ -139,6 +139,7 @@ pub struct Source {
     total: u64,
     copied: u64,
     elided: u64,
+    held: u64,
 }
 
 impl Default for Source {
@@ -167,6 +168,7 @@ impl Source {
             total: 0,
             copied: 0,
             elided: 0,
+            held: 0,
         }
     }
 
@@ -182,7 +184,7 @@ impl Source {
         self.state == State::Mirroring && self.dirty.is_empty()
     }
 
-    /// Bytes that differ, were to be copied in all, were copied, and were zeroes that did not travel.
+    /// How far it is.
     #[must_use]
     pub const fn progress(&self) -> Progress {
         Progress {
@@ -190,6 +192,7 @@ impl Source {
             copied: Bytes(self.copied * BLOCK),
             remaining: Bytes(self.dirty.len() * BLOCK),
             elided: Bytes(self.elided * BLOCK),
+            held: Bytes(self.held * BLOCK),
         }
     }
 
@@ -264,8 +267,11 @@ impl Source {
             }
             let of =
                 |list: &[(Range<u64>, Stamp)], n: usize| list.get(n).filter(|(r, _)| r.contains(&at)).map(|(_, s)| *s);
-            if of(&ours, i) != of(&self.theirs, j) {
+            let have = of(&ours, i);
+            if have != of(&self.theirs, j) {
                 self.dirty.insert(pair[0]..pair[1]);
+            } else if have.is_some() {
+                self.held += pair[1] - pair[0];
             }
         }
         self.theirs = vec![];
@@ -424,6 +430,8 @@ pub struct Progress {
     pub remaining: Bytes,
     /// Zeroes that did not travel.
     pub elided: Bytes,
+    /// Blocks that were written, and that the target had already when the mirror began.
+    pub held: Bytes,
 }
 
 /// The target's machine.

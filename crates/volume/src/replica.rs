@@ -1,13 +1,15 @@
 //! One site's copy of a volume.
 //!
 //! The order of things in a write: the region is hot, durably; the data; the stamp, in memory. In [`Replica::settle`]: the data
-//! is durable; the stamps are; the region is cold. So what a stamp on the disk says is true, or its region is hot.
+//! is durable; the stamps are; what came to a shadow volume is here for good; the region is cold. So what a stamp on the disk says is
+//! true, or its region is hot.
 
 use crate::blocks::{BLOCK, touched};
 use crate::error::{VolumeError, io_error};
 use crate::file::{Description, DescriptionFile, Disk, Media, Medium, power};
 use crate::guards::{Guard, Guards};
-use crate::meta::{MOST_OWNERS, Meta, SURE};
+use crate::journal::Journal;
+use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
 use crate::shadow::Shadow;
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
@@ -18,7 +20,18 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Marks between two settlings that are set one at a time; then, more and more with each.
+const MARKS_ALONE: u64 = 4;
+/// Regions that are marked with one wait for the disk, at the most: 256 MiB of it.
+const MOST_AHEAD: u64 = 64;
+#[cfg(test)]
+thread_local! {
+    /// Takes a rule away: a secondary that forgets says first that it holds no epoch.
+    pub(crate) static FORGETS_SILENTLY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// A replica. Reads run beside each other; what changes it is serialised, so that writes that overlap reach everything
 /// in one order.
@@ -26,7 +39,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Replica {
     folder: PathBuf,
     pub(crate) data: Box<dyn Medium>,
+    /// Never changes.
+    size: Bytes,
+    /// Whether something may be absent: see [`Replica::is_partial`].
+    partial: AtomicBool,
     inner: Mutex<Inner>,
+    /// One settling at a time: another one's look at the regions would hide what was written from this one.
+    settling: Mutex<()>,
     /// Held for as long as the replica is.
     _lock: Option<File>,
 }
@@ -40,6 +59,8 @@ pub(crate) struct Inner {
     hot: Box<dyn Medium>,
     /// Hot regions, and whether each was written since the last settling.
     regions: BTreeMap<u64, bool>,
+    /// Times that writes had to wait for a mark since the last settling.
+    marked: u64,
     frozen: bool,
     description: Box<dyn Description>,
     /// The replica's place, for errors.
@@ -69,11 +90,19 @@ impl Replica {
     /// # Errors
     /// When the size is no multiple of 4 KiB or too large, or the medium fails.
     pub fn create(folder: &Path, volume: VolumeId, size: Bytes) -> Result<Self, VolumeError> {
+        Self::create_beside(folder, volume, size)?;
+        Ok(Self::open(folder)?.0)
+    }
+
+    /// Makes the folder of a replica whose blocks lie elsewhere: for [`Replica::open_beside`].
+    ///
+    /// # Errors
+    /// As [`Replica::create`].
+    pub fn create_beside(folder: &Path, volume: VolumeId, size: Bytes) -> Result<(), VolumeError> {
         let meta = Meta::fresh(volume, size)?;
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
         // Last, because a folder with a description is a replica.
-        meta.store(&DescriptionFile(folder.join("meta")), folder)?;
-        Ok(Self::open(folder)?.0)
+        meta.store(&DescriptionFile(folder.join("meta")), folder)
     }
 
     /// Describes a replica that holds zeroes and belongs to nobody, on media that are empty.
@@ -95,6 +124,14 @@ impl Replica {
     /// # Errors
     /// When another process has it, it is damaged, or the medium fails.
     pub fn open(folder: &Path) -> Result<(Self, Opened), VolumeError> {
+        Self::open_beside(folder, &folder.join("data"))
+    }
+
+    /// Opens a replica whose blocks are a file or block device elsewhere: a raw image, tracked by the folder beside it.
+    ///
+    /// # Errors
+    /// As [`Replica::open`].
+    pub fn open_beside(folder: &Path, data: &Path) -> Result<(Self, Opened), VolumeError> {
         let path = folder.join("lock");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let lock = lock.map_err(io_error("open", &path))?;
@@ -106,20 +143,23 @@ impl Replica {
         let description = DescriptionFile(folder.join("meta"));
         let meta = Meta::load(&description, folder)?;
         let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
-        let open = |name: &str, size: u64| -> Result<Box<dyn Medium>, VolumeError> {
-            let path = folder.join(name);
-            Ok(Box::new(Disk::open(&path, size).map_err(io_error("open", &path))?))
+        let open = |path: &Path, size: u64| -> Result<Box<dyn Medium>, VolumeError> {
+            Ok(Box::new(Disk::open(path, size).map_err(io_error("open", path))?))
         };
         let media = Media {
-            data: open("data", meta.size.0)?,
-            stamps: open("stamps", regions * REGION * 8)?,
-            hot: open("hot", regions)?,
-            words: open("words", regions * REGION * 8)?,
+            data: open(data, meta.size.0)?,
+            stamps: open(&folder.join("stamps"), regions * REGION * 8)?,
+            hot: open(&folder.join("hot"), regions)?,
+            words: open(&folder.join("words"), regions * REGION * 8)?,
             power: power(),
             description: Box::new(description),
             region: REGION,
         };
-        Self::assemble(folder, meta, media, Some(lock), Guards::ALL)
+        let (it, opened) = Self::assemble(folder, meta, media, Some(lock), Guards::ALL)?;
+        if Journal::exists(folder) {
+            Journal::open(folder)?.recover(&it)?;
+        }
+        Ok((it, opened))
     }
 
     /// Opens a replica on media of the caller's, which nobody else uses. A new epoch begins. `name` is for errors.
@@ -153,6 +193,7 @@ impl Replica {
             shadow: Shadow::new(media.words, blocks, media.region),
             hot: media.hot,
             regions: BTreeMap::new(),
+            marked: 0,
             frozen: true,
             description: media.description,
             folder: folder.to_owned(),
@@ -172,7 +213,16 @@ impl Replica {
         inner.meta.epoch += 1;
         inner.meta.clean = false;
         inner.store_meta()?;
-        let it = Self { folder: folder.to_owned(), data: media.data, inner: Mutex::new(inner), _lock: lock };
+        let size = inner.meta.size;
+        let it = Self {
+            folder: folder.to_owned(),
+            data: media.data,
+            size,
+            partial: AtomicBool::new(inner.is_shadow()),
+            inner: Mutex::new(inner),
+            settling: Mutex::default(),
+            _lock: lock,
+        };
         opened.doubted = it.recover().map_err(io_error("recover", folder))?;
         Ok((it, opened))
     }
@@ -195,6 +245,20 @@ impl Replica {
         if !hot.is_empty() {
             // A process may have died between a mark and its sync. What is done here must not outlive the mark that it is done for.
             inner.hot.sync()?;
+        }
+        if inner.meta.redo && !inner.meta.primary {
+            // Whatever was being written is in the journal, whole, and nothing else was touched: it is written again.
+            inner.regions.extend(hot.iter().map(|region| (*region, true)));
+            return Ok(0);
+        }
+        #[cfg(test)]
+        let silent = FORGETS_SILENTLY.get();
+        #[cfg(not(test))]
+        let silent = false;
+        if !hot.is_empty() && !inner.meta.primary && inner.meta.complete.is_some() && !silent {
+            // Before anything is forgotten: what is not all here must not be believed complete.
+            inner.meta.complete = None;
+            inner.store_meta().map_err(std::io::Error::other)?;
         }
         let now = inner.entry();
         let mut doubted = 0;
@@ -247,8 +311,8 @@ impl Replica {
 
     /// Its size.
     #[must_use]
-    pub fn size(&self) -> Bytes {
-        self.lock().meta.size
+    pub const fn size(&self) -> Bytes {
+        self.size
     }
 
     /// Where it is.
@@ -269,6 +333,9 @@ impl Replica {
     /// When the medium fails; nothing has changed then.
     pub fn become_primary(&self, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
         let mut inner = self.lock();
+        if inner.meta.redo {
+            return Err(inner.journal_waits());
+        }
         let index = inner.owner_index(lineage, generation)?;
         if inner.meta.primary && inner.meta.owner == index && !inner.frozen {
             return Ok(());
@@ -291,14 +358,60 @@ impl Replica {
             };
         }
         inner.meta.primary = true;
+        inner.meta.complete = None;
         inner.meta.owner = index;
         inner.meta.epoch += 1;
+        // Before anybody can hear that the volume is here.
+        self.note_partial(&inner);
         if let Err(error) = inner.store_meta() {
             inner.meta = before;
+            self.note_partial(&inner);
             return Err(error);
         }
         inner.frozen = false;
         Ok(())
+    }
+
+    /// Takes writes again as the owner that it has: for tools, which serve a volume without the host's records.
+    ///
+    /// # Errors
+    /// [`VolumeError::Frozen`] where it is a secondary, or nobody's; when the medium fails.
+    pub fn resume(&self) -> Result<(), VolumeError> {
+        let owner = {
+            let inner = self.lock();
+            let index = (inner.meta.owner as usize).checked_sub(1).filter(|_| inner.meta.primary);
+            index.and_then(|index| inner.meta.owners.get(index).copied())
+        };
+        let (lineage, generation) = owner.ok_or(VolumeError::Frozen)?;
+        self.become_primary(lineage, generation)
+    }
+
+    /// Stamps whatever is not a hole, and what had a stamp, as written now: somebody else may have written it. Durable when it
+    /// returns.
+    ///
+    /// # Errors
+    /// When the medium fails, or this takes no writes.
+    pub fn restamp_all(&self) -> Result<(), VolumeError> {
+        let extents = self.data.extents(0, self.size.0).map_err(self.io("map"))?;
+        let mut inner = self.lock();
+        if inner.frozen {
+            return Err(VolumeError::Frozen);
+        }
+        inner.refuse_shadow()?;
+        let now = inner.entry();
+        let io = || {
+            inner.stamps.replace(1, now)?;
+            let mut at = 0;
+            for (length, hole) in extents {
+                if !hole {
+                    inner.stamps.set(touched(at, length), now)?;
+                }
+                at += length;
+            }
+            Ok(())
+        };
+        io().map_err(self.io("stamp"))?;
+        self.data.sync().and_then(|()| inner.stamps.persist()).map_err(self.io("write the stamps of"))
     }
 
     /// Runs of written blocks with the same stamp, for a mirror from here: where the other side has the same stamp, it has the
@@ -308,11 +421,23 @@ impl Replica {
     /// When the medium fails.
     pub(crate) fn runs_to_compare(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
         let mut inner = self.lock();
-        if inner.is_shadow() {
-            return Err(VolumeError::Shadow(inner.shadow.absent()));
-        }
+        inner.refuse_shadow()?;
         if inner.meta.primary && inner.guards.hold(Guard::ComparedWhenSure) {
             self.make_sure(&mut inner)?;
+        }
+        drop(inner);
+        self.stamp_runs()
+    }
+
+    /// As [`Replica::runs_to_compare`], for a pre-cache: it passes nothing on of an epoch that has not ended, so that what was made
+    /// sure stays so, and is not sent again for having been compared.
+    pub(crate) fn runs_to_precache(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
+        let mut inner = self.lock();
+        inner.refuse_shadow()?;
+        if inner.meta.primary && inner.meta.unsure != SURE {
+            self.make_sure(&mut inner)?;
+            inner.meta.unsure = SURE;
+            inner.store_meta()?;
         }
         drop(inner);
         self.stamp_runs()
@@ -324,17 +449,18 @@ impl Replica {
         inner.meta.epoch += 1;
         inner.store_meta()?;
         let (from, now) = (inner.meta.unsure, inner.entry());
-        let doubted: Vec<_> = inner.stamps.runs().map_err(self.io("read the stamps of"))?;
-        let doubted: Vec<_> = doubted.into_iter().filter(|(_, entry)| *entry >= from).collect();
-        let any = !doubted.is_empty();
-        let shadow = inner.is_shadow();
-        for block in doubted.into_iter().flat_map(|(run, _)| run) {
-            // What is absent is not this replica's to restamp.
-            let io = match shadow && inner.shadow.is_absent(block).map_err(self.io("read the words of"))? {
-                true => Ok(()),
-                false => inner.stamps.set(block..block + 1, now),
-            };
-            io.map_err(self.io("read the stamps of"))?;
+        let mut any = false;
+        if inner.is_shadow() {
+            let doubted = inner.stamps.runs().map_err(self.io("read the stamps of"))?;
+            for block in doubted.into_iter().filter(|(_, entry)| *entry >= from).flat_map(|(run, _)| run) {
+                // What is absent is not this replica's to restamp.
+                if !inner.shadow.is_absent(block).map_err(self.io("read the words of"))? {
+                    inner.stamps.set(block..block + 1, now).map_err(self.io("read the stamps of"))?;
+                    any = true;
+                }
+            }
+        } else {
+            any = inner.stamps.replace(from, now).map_err(self.io("read the stamps of"))?;
         }
         if any {
             inner.stamps.persist().map_err(self.io("write the stamps of"))?;
@@ -357,7 +483,9 @@ impl Replica {
         inner.meta.primary = false;
         // What is here is what the stamps say. What is absent here is the next owner's to fetch.
         inner.meta.wants = None;
-        inner.store_meta()
+        inner.store_meta()?;
+        self.note_partial(&inner);
+        Ok(())
     }
 
     /// Refuses the guest's writes from now on. Those before have been done.
@@ -387,11 +515,100 @@ impl Replica {
         inner.store_meta()
     }
 
-    pub(crate) fn inside(&self, inner: &Inner, offset: u64, length: u64) -> Result<(), VolumeError> {
-        if offset.checked_add(length).is_some_and(|end| end <= inner.meta.size.0) {
+    /// Ends the epoch of writes now and begins another, durably: the last stamp of the one that has ended. Not while a write is under way.
+    ///
+    /// # Errors
+    /// When the medium fails, or this is no primary: there is no epoch then.
+    pub fn end_epoch(&self) -> Result<Stamp, VolumeError> {
+        let mut inner = self.lock();
+        if !inner.meta.primary {
+            return Err(VolumeError::Frozen);
+        }
+        let ended = inner.stamp_of(inner.entry()).ok_or(VolumeError::Frozen)?;
+        inner.meta.epoch += 1;
+        inner.store_meta()?;
+        Ok(ended)
+    }
+
+    /// The last epoch that this secondary holds.
+    #[must_use]
+    pub fn complete(&self) -> Option<Complete> {
+        self.lock().meta.complete
+    }
+
+    /// Says, durably, which epoch this secondary holds. Everything of it is durable before ([`Replica::commit`]).
+    ///
+    /// # Errors
+    /// When the medium fails, or this is a primary.
+    pub fn set_complete(&self, complete: Option<Complete>) -> Result<(), VolumeError> {
+        let mut inner = self.lock();
+        if inner.meta.primary {
+            return Err(VolumeError::Frozen);
+        }
+        if inner.meta.complete == complete && !inner.meta.redo {
             return Ok(());
         }
-        Err(VolumeError::Range(format!("{length} bytes at {offset} are not within {} bytes", inner.meta.size.0)))
+        (inner.meta.complete, inner.meta.redo) = (complete, false);
+        inner.store_meta()
+    }
+
+    /// Blocks of a journal are about to be written in their places: durable when it returns.
+    pub(crate) fn begin_redo(&self) -> Result<(), VolumeError> {
+        let mut inner = self.lock();
+        if inner.meta.primary {
+            return Err(VolumeError::Frozen);
+        }
+        // What else is hot would not be doubted after a crash.
+        self.vouch(&mut inner)?;
+        inner.meta.redo = true;
+        inner.store_meta()
+    }
+
+    pub(crate) fn redoes(&self) -> bool {
+        self.lock().meta.redo
+    }
+
+    /// Whether this replica is the volume's, or was the last to be.
+    #[must_use]
+    pub fn is_primary(&self) -> bool {
+        self.lock().meta.primary
+    }
+
+    pub(crate) fn inside(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
+        if offset.checked_add(length).is_some_and(|end| end <= self.size.0) {
+            return Ok(());
+        }
+        Err(VolumeError::Range(format!("{length} bytes at {offset} are not within {} bytes", self.size.0)))
+    }
+
+    /// Whether some of it may be absent, so that whoever reads has to look under the lock. It is asked before every read, and takes no lock.
+    ///
+    /// "Perhaps" may be said of a whole volume, "no" never of one that is not: this becomes true before
+    /// [`Replica::become_primary`] makes the volume this replica's, and false after the last block has come and the
+    /// words are gone, or the volume is another's. Who reads because the volume was granted heard of it after that
+    /// store, and sees it; who sees that it is over sees (by release and acquire) what had come before. A read that
+    /// began earlier reads what a secondary holds, as ever.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.partial.load(Ordering::Acquire)
+    }
+
+    /// Says what [`Replica::is_partial`] answers from now on. With the lock held.
+    pub(crate) fn note_partial(&self, inner: &Inner) {
+        self.partial.store(inner.is_shadow(), Ordering::Release);
+    }
+
+    /// Whether something of these blocks is absent, or somebody is writing and nobody can say now.
+    fn may_be_absent(&self, blocks: Range<u64>) -> bool {
+        if !self.is_partial() {
+            return false;
+        }
+        let mut inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return true,
+        };
+        // Words that are not 0 are in memory: this waits for no disk. An error comes again where it can be told.
+        inner.guards.hold(Guard::AbsentNotRead) && inner.refuse_absent(blocks).is_err()
     }
 
     /// Reads bytes.
@@ -399,14 +616,29 @@ impl Replica {
     /// # Errors
     /// When they lie outside, are not here yet, or the medium fails.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
-        let mut inner = self.lock();
-        self.inside(&inner, offset, into.len() as u64)?;
-        if inner.guards.hold(Guard::AbsentNotRead) {
-            // What is here stays here: no need to hold the lock for longer.
-            inner.refuse_absent(touched(offset, into.len() as u64))?;
+        self.inside(offset, into.len() as u64)?;
+        if self.is_partial() {
+            let mut inner = self.lock();
+            if inner.guards.hold(Guard::AbsentNotRead) {
+                // What is here stays here: no need to hold the lock for longer.
+                inner.refuse_absent(touched(offset, into.len() as u64))?;
+            }
         }
-        drop(inner);
         self.data.read(offset, into).map_err(self.io("read"))
+    }
+
+    /// Reads what needs no waiting for the disk, and without waiting for a write: how many bytes of `into` were filled, from
+    /// its beginning. After 0 (or too little), [`Replica::read`] says more.
+    pub fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
+        if self.inside(offset, into.len() as u64).is_err() || self.may_be_absent(touched(offset, into.len() as u64)) {
+            return 0;
+        }
+        self.data.read_now(offset, into)
+    }
+
+    /// Waits until [`Replica::read_now`] has a chance.
+    pub fn warm(&self, offset: u64, length: u64) {
+        self.data.warm(offset, length);
     }
 
     /// Data and holes of a range: (length, whether it is a hole), in order.
@@ -414,8 +646,11 @@ impl Replica {
     /// # Errors
     /// When it lies outside, or the medium fails.
     pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<(u64, bool)>, VolumeError> {
+        self.inside(offset, length)?;
+        if !self.is_partial() {
+            return self.data.extents(offset, length).map_err(self.io("map"));
+        }
         let mut inner = self.lock();
-        self.inside(&inner, offset, length)?;
         if !inner.is_shadow() {
             drop(inner);
             return self.data.extents(offset, length).map_err(self.io("map"));
@@ -487,10 +722,11 @@ impl Replica {
         if inner.frozen && inner.guards.hold(Guard::FrozenRefuses) {
             return Err(VolumeError::Frozen);
         }
-        self.inside(inner, offset, length)?;
+        self.inside(offset, length)?;
         inner.refuse_edges(offset, length)?;
         let blocks = touched(offset, length);
-        inner.heat(blocks.clone()).map_err(self.io("mark a region of"))?;
+        let ahead = inner.ahead();
+        inner.heat(blocks.clone(), ahead).map_err(self.io("mark a region of"))?;
         Ok(blocks)
     }
 
@@ -509,12 +745,12 @@ impl Replica {
         let Some((length, offset)) = bytes else {
             return Err(VolumeError::Range(format!("{count} blocks from {first} are too many")));
         };
-        self.inside(&inner, offset, length)?;
+        self.inside(offset, length)?;
         let index = inner.owner_index(stamp.lineage, stamp.generation)?;
         let blocks = first..first + count;
         let newest = entry(index, stamp.epoch.0);
         let mut io = || {
-            inner.heat(blocks.clone())?;
+            inner.heat(blocks.clone(), 1)?;
             match contents {
                 Contents::Zeroes(_) => self.data.punch(offset, length)?,
                 Contents::Data(data) => self.data.write(offset, data)?,
@@ -531,9 +767,9 @@ impl Replica {
     pub fn forget(&self, blocks: Range<u64>) -> Result<(), VolumeError> {
         let mut inner = self.lock();
         let length = (blocks.end.saturating_sub(blocks.start)).saturating_mul(BLOCK);
-        self.inside(&inner, blocks.start.saturating_mul(BLOCK), length)?;
+        self.inside(blocks.start.saturating_mul(BLOCK), length)?;
         let mut io = || {
-            inner.heat(blocks.clone())?;
+            inner.heat(blocks.clone(), 1)?;
             self.data.punch(blocks.start * BLOCK, length)?;
             inner.stamps.set(blocks.clone(), 0)
         };
@@ -565,12 +801,15 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn flush(&self) -> Result<(), VolumeError> {
+        if !self.is_partial() {
+            return self.data.sync().map_err(self.io("sync"));
+        }
         let inner = self.lock();
-        if !inner.is_shadow() || inner.shadow.here().is_empty() || !inner.guards.hold(Guard::FlushKeepsPresent) {
+        if !inner.is_shadow() || !inner.shadow.has_fresh() || !inner.guards.hold(Guard::FlushKeepsPresent) {
             drop(inner);
             return self.data.sync().map_err(self.io("sync"));
         }
-        let here = inner.shadow.here().clone();
+        let here = inner.shadow.taken();
         drop(inner);
         self.data.sync().map_err(self.io("sync"))?;
         // What somebody else has kept meanwhile is durable: it leaves the set only then.
@@ -582,15 +821,43 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn settle(&self) -> Result<(), VolumeError> {
-        // Most of the work, while the guest writes on; what is left under the lock is little.
-        self.data.sync().map_err(self.io("sync"))?;
-        let mut inner = self.lock();
-        let idle: Vec<u64> = inner.regions.iter().filter(|(_, written)| !**written).map(|(r, _)| *r).collect();
-        inner.regions.values_mut().for_each(|written| *written = false);
+        let _one = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut idle, here, stamps, guards) = {
+            let mut inner = self.lock();
+            let idle: Vec<u64> = inner.regions.iter().filter(|(_, written)| !**written).map(|(r, _)| *r).collect();
+            inner.regions.values_mut().for_each(|written| *written = false);
+            inner.marked = 0;
+            // Of a shadow volume: whose contents the sync below makes durable. What comes later is not meant.
+            let here = inner.shadow.taken();
+            (idle, here, inner.stamps.medium(), inner.guards)
+        };
         if idle.is_empty() {
             return Ok(());
         }
-        self.cool(&mut inner, &idle)
+        // What takes long is done while the guest writes on. What it writes to meanwhile stays hot: nobody knows whether the
+        // sync was before or after.
+        if guards.hold(Guard::DataBeforeStamps) {
+            self.data.sync().map_err(self.io("sync"))?;
+        }
+        {
+            let inner = self.lock();
+            idle.retain(|r| inner.regions.get(r) == Some(&false));
+            inner.stamps.write(&idle).map_err(self.io("settle"))?;
+        }
+        stamps.sync().map_err(self.io("settle"))?;
+        let mut inner = self.lock();
+        // Before any region is cold: what is here in one that is stays for good. What came to an idle region since the look at
+        // them has made it hot, as any write does.
+        inner.shadow.keep(&here).map_err(self.io("settle"))?;
+        for region in idle {
+            if inner.regions.get(&region) == Some(&false) {
+                // A region that a loss of power leaves hot costs a restamping, no more: no need to wait for this.
+                inner.hot.write(region, &[0]).map_err(self.io("settle"))?;
+                inner.regions.remove(&region);
+                inner.stamps.is_durable(region);
+            }
+        }
+        Ok(())
     }
 
     /// Makes everything durable, stamps included: what a secondary does before it says that it has all.
@@ -670,6 +937,11 @@ impl Inner {
         self.frozen
     }
 
+    /// The stamps of a secondary say nothing before its journal is in its place.
+    pub(crate) fn journal_waits(&self) -> VolumeError {
+        VolumeError::Damaged { path: self.folder.clone(), why: "its journal has not been written in its place".into() }
+    }
+
     /// The entry of a write now.
     pub(crate) const fn entry(&self) -> u64 {
         entry(self.meta.owner, self.meta.epoch)
@@ -717,28 +989,44 @@ impl Inner {
 
     /// The contents of all that is here are durable.
     fn keep_here(&mut self) -> std::io::Result<()> {
-        if self.shadow.here().is_empty() {
-            return Ok(());
-        }
-        let here = self.shadow.here().clone();
+        let here = self.shadow.taken();
         self.shadow.keep(&here)
     }
 
-    /// Marks regions hot, durably, before their first write.
-    pub(crate) fn heat(&mut self, blocks: Range<u64>) -> std::io::Result<()> {
+    /// How many regions a guest's write that has to wait for a mark marks with its own. A guest that writes here and there
+    /// would wait for the disk at each new place; a few marks too many cost, after a crash, blocks that travel without need.
+    fn ahead(&self) -> u64 {
+        (self.marked / MARKS_ALONE).max(1).next_power_of_two().min(MOST_AHEAD)
+    }
+
+    /// Marks regions hot, durably, before their first write; with each that was not, its neighbours in a group of `ahead`.
+    pub(crate) fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> std::io::Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
         let each = self.stamps.region;
+        let mut cold = false;
+        for region in blocks.start / each..(blocks.end - 1) / each + 1 {
+            match self.regions.get_mut(&region) {
+                Some(written) => *written = true,
+                None => cold = true,
+            }
+        }
+        if !cold {
+            return Ok(());
+        }
+        self.marked += 1;
         let touched = blocks.start / each..(blocks.end - 1) / each + 1;
-        let fresh: Vec<u64> = touched.clone().filter(|r| !self.regions.contains_key(r)).collect();
-        if !fresh.is_empty() && self.guards.hold(Guard::HotBeforeWrite) {
-            for region in fresh {
-                self.hot.write(region, &[1])?;
+        let last = (self.meta.size.0 / BLOCK).div_ceil(each);
+        let group = touched.start / ahead * ahead..(touched.end.div_ceil(ahead) * ahead).min(last);
+        let fresh: Vec<u64> = group.filter(|r| !self.regions.contains_key(r)).collect();
+        if self.guards.hold(Guard::HotBeforeWrite) {
+            for region in &fresh {
+                self.hot.write(*region, &[1])?;
             }
             self.hot.sync()?;
         }
-        self.regions.extend(touched.map(|r| (r, true)));
+        self.regions.extend(fresh.into_iter().map(|r| (r, touched.contains(&r))));
         Ok(())
     }
 }

@@ -103,11 +103,21 @@ pub(crate) struct Shadow {
     /// Words that name each set of holders, the first set first.
     left: Vec<u64>,
     absent: u64,
+    /// Counts what was told: blocks that were here by what was told before say nothing of this one's.
+    round: u64,
+}
+
+/// Blocks that were here at some moment: see [`Shadow::keep`].
+#[derive(Clone, Debug)]
+pub(crate) struct Here {
+    blocks: BlockSet,
+    round: u64,
 }
 
 impl Shadow {
     pub fn new(medium: Box<dyn Medium>, blocks: u64, region: u64) -> Self {
-        Self { words: Stamps::new(medium, blocks, region), here: BlockSet::default(), left: vec![], absent: 0 }
+        let words = Stamps::new(medium, blocks, region);
+        Self { words, here: BlockSet::default(), left: vec![], absent: 0, round: 0 }
     }
 
     /// Counts the words that are on the disk. `doubt`: nobody knows whether the power stayed on.
@@ -123,6 +133,7 @@ impl Shadow {
         self.here = BlockSet::default();
         self.left.clear();
         self.absent = 0;
+        self.round += 1;
         let mut doubted = false;
         for (run, word) in self.words.runs()? {
             let length = run.end - run.start;
@@ -160,6 +171,7 @@ impl Shadow {
         self.here = BlockSet::default();
         self.left.clear();
         self.absent = 0;
+        self.round += 1;
         self.words.clear()
     }
 
@@ -209,10 +221,13 @@ impl Shadow {
         if any && rules.hold(Guard::PresentBeforeAnswer) { self.words.write_through(blocks) } else { Ok(()) }
     }
 
-    /// The contents of these blocks are durable: those that are here stay. `blocks` may have been taken a while ago.
-    pub fn keep(&mut self, blocks: &BlockSet) -> io::Result<()> {
+    /// The contents of these blocks are durable: those that are here stay. They may have been taken a while ago.
+    pub fn keep(&mut self, taken: &Here) -> io::Result<()> {
         let mut kept: Vec<(u64, u64)> = vec![];
-        for block in blocks.runs().flatten() {
+        if taken.round != self.round {
+            return Ok(());
+        }
+        for block in taken.blocks.runs().flatten() {
             if self.here.contains(BlockIndex(block)) {
                 kept.push((block, self.words.get(block)?));
                 self.words.set(block..block + 1, 0)?;
@@ -230,8 +245,14 @@ impl Shadow {
         Ok(())
     }
 
-    pub fn here(&self) -> &BlockSet {
-        &self.here
+    /// Whether there are blocks that are here, and not for good.
+    pub fn has_fresh(&self) -> bool {
+        !self.here.is_empty()
+    }
+
+    /// What is here, and not for good: for [`Shadow::keep`], once something has made its contents durable.
+    pub fn taken(&self) -> Here {
+        Here { blocks: self.here.clone(), round: self.round }
     }
 }
 
@@ -239,6 +260,11 @@ impl Inner {
     /// Whether words count: the volume is this replica's, and may not be whole.
     pub(crate) fn is_shadow(&self) -> bool {
         self.meta.primary && self.meta.wants.as_ref().is_some_and(|wants| wants.complete)
+    }
+
+    /// Refuses what needs all of the volume.
+    pub(crate) fn refuse_shadow(&self) -> Result<(), VolumeError> {
+        if self.is_shadow() { Err(VolumeError::Shadow(self.shadow.absent())) } else { Ok(()) }
     }
 
     /// Refuses what would find a block absent.
@@ -323,7 +349,12 @@ impl Replica {
         if inner.meta.primary {
             return Err(VolumeError::Frozen);
         }
+        if inner.meta.redo {
+            return Err(inner.journal_waits());
+        }
         inner.drop_wants()?;
+        // From here on it is no image of any epoch.
+        inner.meta.complete = None;
         if inner.guards.hold(Guard::WantsBeginAfresh) {
             inner.shadow.clear().map_err(self.io("clear the words of"))?;
         }
@@ -338,7 +369,7 @@ impl Replica {
     /// When they lie outside, nothing was begun, there are no holders or too many, or the medium fails.
     pub fn want(&self, blocks: Range<u64>, stamp: Stamp, holders: &[Holder]) -> Result<(), VolumeError> {
         let mut inner = self.lock();
-        self.inside(&inner, blocks.start.saturating_mul(BLOCK), run_bytes(&blocks))?;
+        self.inside(blocks.start.saturating_mul(BLOCK), run_bytes(&blocks))?;
         if inner.meta.primary || inner.meta.wants.as_ref().is_none_or(|wants| wants.complete) {
             return Err(VolumeError::Frozen);
         }
@@ -390,6 +421,14 @@ impl Replica {
             wants.lineage = lineage;
         }
         inner.store_meta()
+    }
+
+    /// Refuses blocks that come for another reason than that they are wanted: words say of what is here that it is what
+    /// was told, and nobody looks again.
+    pub(crate) fn refuse_strange(&self) -> Result<(), VolumeError> {
+        let inner = self.lock();
+        inner.refuse_shadow()?;
+        if inner.meta.wants.is_some() { Err(VolumeError::Frozen) } else { Ok(()) }
     }
 
     /// A source that others will fetch from: everything is durable, and nothing is hot that a crash would make it doubt.
@@ -497,7 +536,7 @@ impl Replica {
     pub fn arrive(&self, first: u64, stamp: Stamp, contents: Contents<'_>) -> Result<BlockSet, VolumeError> {
         let mut inner = self.lock();
         let blocks = first..first.saturating_add(contents.blocks()?);
-        self.inside(&inner, first.saturating_mul(BLOCK), run_bytes(&blocks))?;
+        self.inside(first.saturating_mul(BLOCK), run_bytes(&blocks))?;
         let mut taken = BlockSet::default();
         if !inner.meta.primary {
             return Err(VolumeError::Frozen);
@@ -516,7 +555,7 @@ impl Replica {
         let runs: Vec<Range<u64>> = taken.runs().collect();
         for run in runs {
             let entry = inner.shadow.words.get(run.start).map(wanted_entry).map_err(self.io("read the words of"))?;
-            inner.heat(run.clone()).map_err(self.io("mark a region of"))?;
+            inner.heat(run.clone(), 1).map_err(self.io("mark a region of"))?;
             let guards = inner.guards;
             let mut io = || {
                 match contents {
@@ -603,7 +642,7 @@ impl Replica {
     /// When they lie outside, or the medium fails.
     pub fn held(&self, blocks: Range<u64>, stamp: Stamp) -> Result<Option<Vec<u8>>, VolumeError> {
         let mut inner = self.lock();
-        self.inside(&inner, blocks.start.saturating_mul(BLOCK), run_bytes(&blocks))?;
+        self.inside(blocks.start.saturating_mul(BLOCK), run_bytes(&blocks))?;
         let shadow = inner.is_shadow();
         for block in blocks.clone() {
             let entry = inner.stamps.get(block).map_err(self.io("read the stamps of"))?;
@@ -633,6 +672,7 @@ impl Replica {
             return Ok(false);
         }
         inner.drop_wants()?;
+        self.note_partial(&inner);
         inner.shadow.clear().map_err(self.io("clear the words of"))?;
         Ok(true)
     }

@@ -157,3 +157,128 @@ fn a_program_that_knows_no_shadow_volumes_refuses_one() {
     assert!(to.end_wants().expect("settles"));
     assert_eq!(format("shadow"), 1);
 }
+
+/// What `wanted` says comes.
+fn fetch(from: &Replica, to: &Replica, blocks: Range<u64>) {
+    for version in to.wanted(blocks).expect("reads") {
+        let stamp = version.stamp.expect("was written");
+        let data = from.held(version.blocks.clone(), stamp).expect("reads").expect("has it");
+        to.arrive(version.blocks.start, stamp, Contents::Data(&data)).expect("takes it");
+    }
+}
+
+#[test]
+fn a_read_that_takes_no_lock_finds_nothing_of_what_is_absent_and_all_of_what_has_come() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
+    assert!(!from.is_partial(), "nothing can be absent at whoever made it");
+    let to = shadow_of(&from, folder.path(), &[]);
+    let mut bytes = vec![1; 512];
+    // Where the file has something of its own, so that it would be found.
+    to.data.write(BLOCK, &[3; BLOCK as usize]).expect("writes");
+    assert_eq!((to.is_partial(), to.read_now(BLOCK, &mut bytes)), (true, 0));
+    assert_eq!(bytes, [1; 512], "nothing was read");
+    fetch(&from, &to, 1..2);
+    assert_eq!((to.read_now(BLOCK, &mut bytes), &bytes[..]), (512, &[7; 512][..]));
+    let mut edge = vec![1; BLOCK as usize];
+    assert_eq!(to.read_now(BLOCK + 512, &mut edge), 0, "its end is absent");
+    {
+        let _a_write = to.lock();
+        assert_eq!(to.read_now(BLOCK, &mut bytes), 0, "nobody waits for a write");
+    }
+    fetch(&from, &to, 0..4);
+    assert!(to.is_partial(), "until it has said that all is here");
+    assert!(to.end_wants().expect("settles"));
+    assert!(!to.is_partial());
+    let _a_write = to.lock();
+    to.read(3 * BLOCK, &mut bytes).expect("waits for no lock");
+    assert_eq!((to.read_now(2 * BLOCK, &mut bytes), &bytes[..]), (512, &[7; 512][..]));
+}
+
+#[test]
+fn something_may_be_absent_from_the_grant_on_also_after_a_restart_and_not_at_a_secondary() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
+    let to = shadow_of(&from, folder.path(), &[]);
+    drop(to);
+    let (to, _) = Replica::open(&folder.path().join("shadow")).expect("opens");
+    assert!(to.is_partial());
+    assert!(matches!(to.read(0, &mut [0; 512]), Err(VolumeError::Absent(_))));
+    to.become_primary(Lineage(0), Generation(2)).expect("is ours");
+    assert!(to.is_partial());
+    to.become_secondary().expect("yields");
+    assert!(!to.is_partial());
+}
+
+#[test]
+fn settling_keeps_what_is_here_before_any_region_is_cold_and_a_holder_is_not_needed_then() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
+    let to = shadow_of(&from, folder.path(), &[]);
+    let holder = Holder("source".into());
+    to.settle().expect("settles");
+    fetch(&from, &to, 0..4);
+    to.settle().expect("settles");
+    assert_eq!(to.left(&holder).expect("reads"), Some(4), "it was written a moment ago");
+    to.settle().expect("settles");
+    assert_eq!(to.left(&holder).expect("reads"), Some(0));
+}
+
+#[test]
+fn what_was_here_of_an_earlier_hand_off_says_nothing_of_a_later_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &[7; BLOCK as usize]).expect("writes");
+    let to = shadow_of(&from, folder.path(), &[]);
+    fetch(&from, &to, 0..1);
+    // A flush that takes very long: there and back is quicker.
+    let taken = to.lock().shadow.taken();
+    assert!(to.end_wants().expect("settles"));
+    hand_off(&to, &from, "shadow", 3);
+    to.become_secondary().expect("yields");
+    from.write(0, &[8; BLOCK as usize]).expect("writes");
+    hand_off(&from, &to, "source", 4);
+    fetch(&from, &to, 0..1);
+    to.lock().shadow.keep(&taken).expect("is a word");
+    assert_eq!(to.left(&Holder("source".into())).expect("reads"), Some(1), "its contents are not durable yet");
+}
+
+#[test]
+fn a_volume_that_is_not_whole_is_neither_cached_elsewhere_nor_stamped_anew_nor_is_it_anybodys_cache() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
+    let to = shadow_of(&from, folder.path(), &[]);
+    assert!(matches!(to.runs_to_precache(), Err(VolumeError::Shadow(4))));
+    assert!(matches!(to.restamp_all(), Err(VolumeError::Shadow(4))));
+    let shadow = crate::mirror::MirrorError::Volume(VolumeError::Shadow(4)).to_string();
+    let refused = crate::precache::Target::new(&to, None).expect_err("is refused");
+    assert_eq!(refused.to_string(), shadow);
+    fetch(&from, &to, 0..4);
+    assert!(to.end_wants().expect("settles"));
+    assert!(to.runs_to_precache().is_ok() && to.restamp_all().is_ok());
+}
+
+#[test]
+fn a_cache_that_is_told_what_it_will_have_to_fetch_is_an_image_no_more_and_takes_no_more_blocks_as_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &[7; BLOCK as usize]).expect("writes");
+    let to = Replica::create(&folder.path().join("shadow"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    let (mut session, _) = crate::precache::Target::new(&to, None).expect("begins");
+    let epoch = from.stamp(0).expect("reads").expect("was written");
+    to.set_complete(Some(crate::Complete { epoch, at_unix_ms: 1, image: true })).expect("is one");
+    to.begin_wants().expect("begins");
+    assert_eq!(to.complete(), None);
+    let mut zeroes = vec![crate::mirror::ZEROES];
+    zeroes.extend([0_u64.to_le_bytes(), 1_u64.to_le_bytes()].concat());
+    epoch.encode(&mut zeroes);
+    let refused = session.handle(&zeroes, &to).expect_err("is refused");
+    assert!(matches!(refused, crate::mirror::MirrorError::Volume(VolumeError::Frozen)), "{refused}");
+    drop(to);
+    let (to, _) = Replica::open(&folder.path().join("shadow")).expect("opens");
+    assert_eq!(to.complete(), None, "durably");
+}

@@ -7,6 +7,7 @@ use crate::file::Medium;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Blocks of a region: 4 MiB of disk, two pages of table.
 pub const REGION: u64 = 1024;
@@ -23,10 +24,16 @@ struct Chunk {
     dirty: bool,
 }
 
+impl Chunk {
+    fn bytes(&self) -> Vec<u8> {
+        self.entries.iter().flat_map(|e| e.to_le_bytes()).collect()
+    }
+}
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Stamps {
-    medium: Box<dyn Medium>,
+    medium: Arc<dyn Medium>,
     blocks: u64,
     /// Blocks of a region.
     pub region: u64,
@@ -35,7 +42,7 @@ pub(crate) struct Stamps {
 
 impl Stamps {
     pub fn new(medium: Box<dyn Medium>, blocks: u64, region: u64) -> Self {
-        Self { medium, blocks, region, chunks: BTreeMap::new() }
+        Self { medium: medium.into(), blocks, region, chunks: BTreeMap::new() }
     }
 
     fn chunk(&mut self, region: u64) -> io::Result<&mut Chunk> {
@@ -59,13 +66,47 @@ impl Stamps {
     }
 
     pub fn set(&mut self, blocks: Range<u64>, entry: u64) -> io::Result<()> {
-        for block in blocks {
-            let within = (block % self.region) as usize;
-            let chunk = self.chunk(block / self.region)?;
-            chunk.entries[within] = entry;
+        let (mut at, each) = (blocks.start, self.region);
+        while at < blocks.end {
+            let (region, within) = (at / each, at % each);
+            let end = blocks.end.min((region + 1) * each);
+            let chunk = self.chunk(region)?;
+            chunk.entries[within as usize..(within + end - at) as usize].fill(entry);
             chunk.dirty = true;
+            at = end;
         }
         Ok(())
+    }
+
+    /// Gives every block whose entry is at least `from` another one; whether there was any.
+    pub fn replace(&mut self, from: u64, entry: u64) -> io::Result<bool> {
+        let mut any = false;
+        for (run, _) in self.runs()?.into_iter().filter(|(_, e)| *e >= from) {
+            self.set(run, entry)?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Where they lie: to be synced without whoever holds this waiting.
+    pub fn medium(&self) -> Arc<dyn Medium> {
+        self.medium.clone()
+    }
+
+    /// Writes what changed of some regions. They count as changed until [`Stamps::is_durable`].
+    pub fn write(&self, regions: &[u64]) -> io::Result<()> {
+        let chunks = regions.iter().filter_map(|r| Some((r, self.chunks.get(r)?)));
+        for (region, chunk) in chunks.filter(|(_, c)| c.dirty) {
+            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// What [`Stamps::write`] wrote of a region was synced, and nothing has changed since.
+    pub fn is_durable(&mut self, region: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&region) {
+            chunk.dirty = false;
+        }
     }
 
     /// Writes what changed, durably.
@@ -79,8 +120,7 @@ impl Stamps {
     /// Writes what changed: it survives the process, and a loss of power when [`Stamps::persist`] was called after it.
     pub fn write_back(&mut self) -> io::Result<()> {
         for (region, chunk) in self.chunks.iter().filter(|(_, c)| c.dirty) {
-            let bytes: Vec<u8> = chunk.entries.iter().flat_map(|e| e.to_le_bytes()).collect();
-            self.medium.write(region * self.region * ENTRY, &bytes)?;
+            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
         }
         Ok(())
     }
@@ -89,8 +129,7 @@ impl Stamps {
     pub fn write_through(&mut self, blocks: Range<u64>) -> io::Result<()> {
         let regions = blocks.start / self.region..blocks.end.div_ceil(self.region);
         for (region, chunk) in self.chunks.range(regions).filter(|(_, c)| c.dirty) {
-            let bytes: Vec<u8> = chunk.entries.iter().flat_map(|e| e.to_le_bytes()).collect();
-            self.medium.write(region * self.region * ENTRY, &bytes)?;
+            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
         }
         Ok(())
     }

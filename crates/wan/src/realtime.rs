@@ -153,9 +153,11 @@ mod tests {
 
     #[test]
     fn a_thread_that_works_uses_processor_time() {
+        // The kernel brings its figure up to date from time to time; and another thread may have had the processor.
         let began = Instant::now();
-        while began.elapsed() < Duration::from_millis(20) {}
-        assert!(cpu_time_of(thread_id()) > Duration::ZERO);
+        while cpu_time_of(thread_id()) == Duration::ZERO {
+            assert!(began.elapsed() < Duration::from_secs(60), "it has used none");
+        }
         assert_eq!(cpu_time_of(u32::MAX), Duration::ZERO);
     }
 }

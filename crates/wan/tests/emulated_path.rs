@@ -1,7 +1,8 @@
 //! The path as traffic meets it: real stacks in network namespaces, plain sockets, one property a test.
 //!
-//! Needs root; without it each test says so and passes. Timing is judged by medians and by bounds that hold on a busy
-//! machine too: nothing here asks the scheduler for more than it can promise, except the goodput's lower bound.
+//! Needs root; without it each test says so and passes. Bounds that the emulator must never pass hold on a busy machine
+//! too, and are looked at always. What it can reach only while the scheduler lets it, a full line and a prompt answer, is
+//! measured again until it was reached once, with patience. What is under way is waited for by the emulator's own counters.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, helpers and all")]
 
@@ -11,9 +12,9 @@ mod netns;
 use godwit_units::{BitRate, Bytes};
 use godwit_wan::frame::VnetHeader;
 use godwit_wan::packet_socket::{Packet, PacketSocket, ReceiveBuffers};
-use godwit_wan::{Class, Classifier, Offload, Path, PathSpec, WanError, set_segmentation};
-use netns::traffic::{median, round_trips, stream, train};
-use netns::{ADDRESS_A, ADDRESS_B, ENDS, SITE_A, SITE_B, Sites, TCP_SHARE_OF_LINE, privileged, run};
+use godwit_wan::{Class, ClassCounters, Classifier, Offload, Path, PathSpec, WanError, set_segmentation};
+use netns::traffic::{Train, median, round_trips, stream, train};
+use netns::{ADDRESS_A, ADDRESS_B, ENDS, PATIENCE, SITE_A, SITE_B, Sites, TCP_SHARE_OF_LINE, privileged, run};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 const MEMORY_PORT: u16 = 7000;
 const DISK_PORT: u16 = 7001;
 const ECHO_PORT: u16 = 7100;
+/// One way, for what must not arrive before the test has done something.
+const LONG_WAY: Duration = Duration::from_secs(10);
 
 fn spec() -> PathSpec {
     PathSpec {
@@ -68,22 +71,51 @@ impl World {
     fn greet(&self) {
         assert_eq!(round_trips(&self.sites, ECHO_PORT, 1, Duration::ZERO).len(), 1);
     }
+
+    /// A train to the disk's port until each of its datagrams has met its fate, and what was counted of it.
+    fn train(&self, load: (u32, usize), bursts: (u32, Duration)) -> (Train, ClassCounters) {
+        let before = self.path.counters();
+        let counted = || self.path.counters().since(&before).a_to_b.classes.disk;
+        let train = train(&self.sites, DISK_PORT, load, bursts, |arrived| {
+            let counted = counted();
+            counted.delivered.packets + counted.dropped().packets == u64::from(load.0)
+                && counted.delivered.packets == arrived as u64
+        });
+        (train, counted())
+    }
+}
+
+/// Waits until `is_so`.
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]
 fn tcp_fills_the_line_and_never_exceeds_it() {
     let Some(world) = world(spec()) else { return };
-    let result = stream(&world.sites, MEMORY_PORT, Duration::from_millis(800), Duration::from_millis(2500));
     let line = 100e6 / 8.0;
-    let overall = result.bytes as f64 / result.whole.as_secs_f64();
-    assert!(overall <= line * TCP_SHARE_OF_LINE, "{overall} B/s is more than the line carries");
-    let share = result.steady_rate / (line * TCP_SHARE_OF_LINE);
-    assert!(share >= 0.90, "{share:.3} of the theoretical goodput");
+    let (deadline, mut bytes) = (Instant::now() + PATIENCE, 0);
+    loop {
+        let result = stream(&world.sites, MEMORY_PORT, Duration::from_millis(800), Duration::from_millis(2500));
+        let overall = result.bytes as f64 / result.whole.as_secs_f64();
+        assert!(overall <= line * TCP_SHARE_OF_LINE, "{overall} B/s is more than the line carries");
+        bytes += result.bytes;
+        let share = result.steady_rate / (line * TCP_SHARE_OF_LINE);
+        println!("{share:.3} of the theoretical goodput");
+        if share >= 0.90 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "never more than {share:.3} of the theoretical goodput");
+    }
 
     // Whatever the application read was counted in its class, headers on top.
-    let memory = world.path.counters().a_to_b.classes.memory;
-    assert!(memory.delivered.bytes >= Bytes(result.bytes * 1514 / 1448));
-    assert!(memory.delivered.frames < memory.delivered.packets, "this one was sent as super-frames");
+    let memory = || world.path.counters().a_to_b.classes.memory.delivered;
+    wait_for("what was read is counted", || memory().bytes >= Bytes(bytes * 1514 / 1448));
+    assert!(memory().frames < memory().packets, "this one was sent as super-frames");
 }
 
 #[test]
@@ -91,10 +123,13 @@ fn an_idle_path_takes_the_round_trip_it_was_asked_for() {
     let Some(world) = world(spec()) else { return };
     for rtt in [Duration::from_millis(5), Duration::from_millis(20)] {
         world.path.set(PathSpec { rtt, ..spec() }).unwrap();
-        let times = round_trips(&world.sites, ECHO_PORT, 31, Duration::ZERO);
-        assert_eq!(times.len(), 31);
-        assert!(times[0] >= rtt, "{:?} is less than {rtt:?}", times[0]);
-        assert!(median(&times) <= rtt + Duration::from_millis(1), "{:?} for {rtt:?}", median(&times));
+        wait_for("a median as asked", || {
+            let times = round_trips(&world.sites, ECHO_PORT, 31, Duration::ZERO);
+            assert_eq!(times.len(), 31);
+            assert!(times[0] >= rtt, "{:?} is less than {rtt:?}", times[0]);
+            println!("{:?} for {rtt:?}", median(&times));
+            median(&times) <= rtt + Duration::from_millis(1)
+        });
     }
 }
 
@@ -104,10 +139,8 @@ fn loss_is_as_frequent_as_asked_and_every_datagram_is_accounted_for() {
     let Some(world) = world(spec()) else { return };
     world.greet();
     world.path.set(PathSpec { loss: 0.05, ..spec() }).unwrap();
-    let before = world.path.counters();
     // 158 bytes of frame, 182 on the wire: 6000 of them are 87 ms of line; in bursts of 100, far from any queue.
-    let arrived = train(&world.sites, DISK_PORT, SENT, 116, 100, Duration::from_millis(5));
-    let counted = world.path.counters().since(&before).a_to_b.classes.disk;
+    let (Train { arrived, .. }, counted) = world.train((SENT, 116), (100, Duration::from_millis(5)));
 
     let lost = f64::from(SENT) - arrived.len() as f64;
     let sigma = (f64::from(SENT) * 0.05 * 0.95).sqrt();
@@ -124,7 +157,7 @@ fn jitter_reorders_and_loses_nothing() {
     let Some(world) = world(PathSpec { jitter: Duration::from_millis(10), ..spec() }) else {
         return;
     };
-    let mut arrived = train(&world.sites, DISK_PORT, 300, 100, 10, Duration::from_millis(1));
+    let (Train { mut arrived, .. }, _) = world.train((300, 100), (10, Duration::from_millis(1)));
     assert!(!arrived.is_sorted());
     arrived.sort_unstable();
     assert!(arrived.iter().copied().eq(0..300));
@@ -135,14 +168,13 @@ fn a_full_queue_drops_what_the_line_cannot_take() {
     let slow = PathSpec { rate: BitRate::from_mbit(10.0), queue: Duration::from_millis(20), ..spec() };
     let Some(world) = world(slow) else { return };
     world.greet();
-    let before = world.path.counters();
     // At once: 200 frames of 1538 wire bytes, 1.23 ms each. The queue takes 20 ms, and one.
-    let arrived = train(&world.sites, DISK_PORT, 200, 1472, 200, Duration::ZERO);
-    let disk = world.path.counters().since(&before).a_to_b.classes.disk;
+    let (Train { arrived, sending, .. }, disk) = world.train((200, 1472), (200, Duration::ZERO));
     assert_eq!(disk.delivered.packets + disk.dropped_queue.packets, 200);
     assert_eq!(disk.delivered.packets, arrived.len() as u64);
-    // More than 17 only if the sender itself was interrupted while it sent the burst.
-    assert!((17..60).contains(&arrived.len()), "{} arrived", arrived.len());
+    // More than 17 and a few only by what the line took while the sender sent its burst.
+    let meanwhile = (sending.as_secs_f64() / 1.23e-3) as usize;
+    assert!((17..25 + meanwhile).contains(&arrived.len()), "{} arrived, sent within {sending:?}", arrived.len());
 }
 
 #[test]
@@ -179,9 +211,10 @@ fn senders_of_single_packets_send_no_super_frame_even_in_tunnels_and_by_udp_segm
     let segmenting = world.sites.a.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     segment_at(&segmenting, 1000);
     segmenting.send_to(&[9; 10_000], (ADDRESS_B, DISK_PORT)).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    let disk = world.path.counters().since(&before).a_to_b.classes.disk;
-    assert_eq!(disk.delivered.frames + disk.dropped_loss.frames, 10);
+    let disk = || world.path.counters().since(&before).a_to_b.classes.disk;
+    let frames = || disk().delivered.frames + disk().dropped_loss.frames;
+    wait_for("ten datagrams, each a frame", || frames() >= 10);
+    assert_eq!(frames(), 10);
 
     let counters = world.path.counters();
     assert_eq!(counters.superframes_under_loss(), 0);
@@ -220,13 +253,15 @@ fn a_super_datagram_crosses_whole_and_is_counted_as_its_segments() {
     world.greet();
     let before = world.path.counters();
     let receiver = world.sites.b.enter(|| UdpSocket::bind((ADDRESS_B, DISK_PORT)).unwrap());
-    receiver.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
     let sender = world.sites.a.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     segment_at(&sender, 1000);
     sender.send_to(&[9; 4_500], (ADDRESS_B, DISK_PORT)).unwrap();
     let sizes: Vec<usize> = (0..5).map(|_| receiver.recv(&mut [0; 2000]).unwrap()).collect();
     assert_eq!(sizes, [1000, 1000, 1000, 1000, 500]);
-    let disk = world.path.counters().since(&before).a_to_b.classes.disk.delivered;
+    let delivered = || world.path.counters().since(&before).a_to_b.classes.disk.delivered;
+    wait_for("what arrived is counted", || delivered().bytes.0 > 0);
+    let disk = delivered();
     assert_eq!((disk.frames, disk.packets, disk.bytes), (1, 5, Bytes(4 * 1042 + 542)));
 }
 
@@ -248,10 +283,14 @@ fn a_vlan_tag_survives_the_crossing_with_the_checksum_behind_it_still_to_be_fill
     sender.send(std::slice::from_ref(&sent), |_, outcome| outcome.unwrap());
 
     let (mut buffers, mut arrivals) = (ReceiveBuffers::new(), Vec::new());
-    std::thread::sleep(Duration::from_millis(60));
-    receiver.receive(&mut buffers, &mut arrivals).unwrap();
+    wait_for("the frame, tag and all", || {
+        // What is not there yet is an error of its own.
+        let _ = receiver.receive(&mut buffers, &mut arrivals);
+        arrivals.iter().any(|arrival| arrival.packet.frame == sent.frame)
+    });
     let arrived = arrivals.iter().find(|arrival| arrival.packet.frame == sent.frame).expect("tag and all");
     assert_eq!((arrived.packet.note.flags & 1, arrived.packet.note.csum_start), (1, 38));
+    wait_for("it is counted", || world.path.counters().a_to_b.classes.disk.delivered.bytes.0 > 0);
     let disk = world.path.counters().a_to_b.classes.disk.delivered;
     assert_eq!((disk.packets, disk.bytes), (1, Bytes(146)), "classified behind its tag, which is part of the frame");
 }
@@ -262,27 +301,32 @@ fn a_cut_stops_everything_and_restoring_resumes() {
     world.greet();
     let sender = world.sites.a.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     let receiver = world.sites.b.enter(|| UdpSocket::bind((ADDRESS_B, DISK_PORT)).unwrap());
-    receiver.set_read_timeout(Some(Duration::from_millis(60))).unwrap();
+    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
     let before = world.path.counters();
+    let disk = || world.path.counters().since(&before).a_to_b.classes.disk;
     let send = || sender.send_to(b"x", (ADDRESS_B, DISK_PORT)).unwrap();
     let arrives = || receiver.recv(&mut [0; 8]).is_ok();
 
     send();
     assert!(arrives());
+    // Under way for so long that the cut meets it.
+    world.path.set(PathSpec { rtt: LONG_WAY * 2, ..spec() }).unwrap();
     send();
-    std::thread::sleep(Duration::from_millis(2)); // under way now, for 10 ms
     world.path.cut().unwrap();
     assert!(world.path.is_cut());
+    world.path.set(spec()).unwrap();
     send();
-    assert!(!arrives(), "neither what was under way nor what came later");
-    let disk = world.path.counters().since(&before).a_to_b.classes.disk;
-    assert_eq!((disk.delivered.packets, disk.dropped_cut.packets), (1, 2));
+    wait_for("neither what was under way nor what came later", || disk().dropped_cut.packets == 2);
+    assert_eq!(disk().delivered.packets, 1);
 
     world.path.restore().unwrap();
     assert!(!world.path.is_cut());
     send();
     assert!(arrives());
+    receiver.set_read_timeout(Some(Duration::from_millis(60))).unwrap();
     assert!(!arrives(), "what was lost stays lost");
+    wait_for("what arrived is counted", || disk().delivered.packets == 2);
+    assert_eq!(disk().dropped_cut.packets, 2);
 }
 
 #[test]
@@ -291,12 +335,12 @@ fn an_interface_that_is_down_is_counted_and_survived() {
         return;
     };
     world.greet();
-    let before = world.path.counters();
     world.sites.emulator.enter(|| run(&["ip", "link", "set", ENDS.1, "down"])).unwrap();
-    assert!(train(&world.sites, DISK_PORT, 5, 100, 5, Duration::ZERO).is_empty());
-    assert_eq!(world.path.counters().since(&before).a_to_b.classes.disk.dropped_unsent.packets, 5);
+    let (Train { arrived, .. }, disk) = world.train((5, 100), (5, Duration::ZERO));
+    assert_eq!((arrived.len(), disk.dropped_unsent.packets), (0, 5));
     world.sites.emulator.enter(|| run(&["ip", "link", "set", ENDS.1, "up"])).unwrap();
-    assert_eq!(train(&world.sites, DISK_PORT, 5, 100, 5, Duration::ZERO).len(), 5);
+    let (Train { arrived, .. }, _) = world.train((5, 100), (5, Duration::ZERO));
+    assert_eq!(arrived.len(), 5);
 }
 
 #[test]
@@ -310,11 +354,10 @@ fn changing_the_rate_takes_effect_at_once_and_a_bad_spec_changes_nothing() {
     let refused = world.path.set(PathSpec { loss: 2.0, ..spec() });
     assert!(matches!(refused, Err(WanError::InvalidSpec { field: "loss", .. })));
     assert_eq!(world.path.spec(), slow);
-    let began = Instant::now();
     // 200 x 1538 bytes at 10 Mbit/s are 246 ms.
-    assert_eq!(train(&world.sites, DISK_PORT, 200, 1472, 200, Duration::ZERO).len(), 200);
-    let took = began.elapsed() - Duration::from_millis(300); // the train's own wait for stragglers
-    assert!(took >= Duration::from_millis(246), "{took:?}");
+    let (Train { arrived, whole, .. }, _) = world.train((200, 1472), (200, Duration::ZERO));
+    assert_eq!(arrived.len(), 200);
+    assert!(whole >= Duration::from_millis(246), "{whole:?}");
 }
 
 #[test]
@@ -336,7 +379,8 @@ fn a_path_that_is_dropped_leaves_no_thread_behind() {
             .filter(|name| name.starts_with("wan:"))
             .count()
     };
-    assert_eq!(threads(), 2);
+    // A thread gives itself its name, and is listed for a moment after it was joined.
+    wait_for("a thread for each direction", || threads() == 2);
     drop(world.path);
-    assert_eq!(threads(), 0);
+    wait_for("no thread", || threads() == 0);
 }

@@ -58,11 +58,22 @@ impl Guard {
         }
     }
 
+    /// The numbers that there are rules for. Without `nft` there are none.
+    pub(crate) async fn numbers(&self) -> Vec<u32> {
+        let listed = listed(&format!("list table {}", self.table)).await.unwrap_or_default();
+        chains(&listed)
+    }
+
     /// The number is not in use here any more. Without rules there is nothing to do.
     pub(crate) async fn forget(&self, vni: Vni) {
         let (t, n) = (&self.table, vni.0);
         // Not an error, not even in the log: rules of a tunnel that is gone let nothing in.
-        let _ = run(&format!("delete element {t} wires {{ {n} }}\ndelete chain {t} w{n}\n")).await;
+        let (element, chain) = (format!("delete element {t} wires {{ {n} }}\n"), format!("delete chain {t} w{n}\n"));
+        if run(&format!("{element}{chain}")).await.is_err() {
+            // A transaction happens as a whole, or not at all: one of the two may be gone already.
+            let _ = run(&element).await;
+            let _ = run(&chain).await;
+        }
     }
 
     /// No rule is left.
@@ -71,14 +82,37 @@ impl Guard {
     }
 }
 
-/// In the network namespace of the thread that calls, as everything here.
+/// The numbers of the wires' chains in a table as `nft` prints it.
+fn chains(table: &str) -> Vec<u32> {
+    let names = table.lines().filter_map(|line| line.trim().strip_prefix("chain w")?.strip_suffix(" {"));
+    names.filter_map(|number| number.parse().ok()).collect()
+}
+
 async fn run(script: &str) -> Result<(), String> {
+    listed(script).await.map(drop)
+}
+
+/// What `nft` answers, in the network namespace of the thread that calls, as everything here.
+async fn listed(script: &str) -> Result<String, String> {
     let mut nft = Command::new("nft");
-    nft.arg(script).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+    nft.arg(script).stdin(Stdio::null()).kill_on_drop(true);
     match timeout(PATIENCE, nft.output()).await {
         Err(_) => Err(format!("nft did not end within {PATIENCE:?}")),
         Ok(Err(error)) => Err(format!("nft: {error}")),
         Ok(Ok(output)) if !output.status.success() => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        Ok(Ok(_)) => Ok(()),
+        Ok(Ok(output)) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_are_read_from_what_nft_prints_and_from_nothing_else() {
+        let table = "table inet gw-wires {\n\tset ports {\n\t}\n\tchain input {\n\t\t@th,96,24 vmap @wires\n\t}\n\n\
+                     \tchain w12 {\n\t\tcounter packets 0 bytes 0 drop\n\t}\n\n\tchain w7 {\n\t}\n\tchain wx {\n\t}\n}\n";
+        assert_eq!(chains(table), [12, 7]);
+        assert_eq!(chains(""), [0; 0]);
     }
 }

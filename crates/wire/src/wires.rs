@@ -584,7 +584,34 @@ impl Wires {
     pub async fn discard(&self, name: &str) -> Result<(), WireError> {
         let ours = self.list().await?.iter().any(|found| found.name == name);
         if ours {
+            let link = self.net.find(name).await.map_err(net("look at", name))?;
             self.net.remove(name).await.map_err(net("remove", name))?;
+            if let Some(vni) = link.and_then(|link| link.vni) {
+                self.guard.forget(Vni(vni)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rules about who may send by a number, where no tunnel has it: who made them died before the one, or after the other.
+    /// A tunnel that is just being made has its rules first.
+    ///
+    /// # Errors
+    /// [`WireError::Net`].
+    pub async fn stale_rules(&self) -> Result<Vec<Vni>, WireError> {
+        let numbers = self.guard.numbers().await;
+        let links = self.net.list(&self.prefix).await.map_err(net("list", &self.prefix))?;
+        let stale = numbers.into_iter().filter(|number| links.iter().all(|link| link.vni != Some(*number)));
+        Ok(stale.map(Vni).collect())
+    }
+
+    /// Removes such rules; those of a tunnel that exists stay.
+    ///
+    /// # Errors
+    /// [`WireError::Net`].
+    pub async fn discard_rules(&self, vni: Vni) -> Result<(), WireError> {
+        if self.stale_rules().await?.contains(&vni) {
+            self.guard.forget(vni).await;
         }
         Ok(())
     }

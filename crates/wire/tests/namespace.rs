@@ -38,7 +38,7 @@ fn a_guest_on_a_switch_is_reachable_exactly_while_its_endpoint_is_active() {
                 ips: vec![[10, 9, 0, 5].into()],
             };
             let at = |generation| Sequence { lineage: 0, generation };
-            let short = Duration::from_millis(200);
+            let (short, long) = (Duration::from_millis(200), Duration::from_secs(60));
             assert!(matches!(wires.activate(&spec, at(1)).await, Err(WireError::Stale { why: Stale::NotStaged, .. })));
             wires.stage(&spec).await.unwrap();
             guest("gwtap1");
@@ -47,9 +47,9 @@ fn a_guest_on_a_switch_is_reachable_exactly_while_its_endpoint_is_active() {
                 let start = Instant::now();
                 wires.activate(&spec, at(generation)).await.unwrap();
                 let activated = start.elapsed();
-                let probed = wires.probe(&spec, Duration::from_secs(2)).await.unwrap();
+                let probed = wires.probe(&spec, long).await.unwrap();
                 wires.stage(&spec).await.unwrap();
-                wires.probe(&spec, short).await.expect("staging again does not isolate");
+                wires.probe(&spec, long).await.expect("staging again does not isolate");
                 let start = Instant::now();
                 wires.isolate(&spec).await.unwrap();
                 println!("activate {activated:?} probe {probed:?} isolate {:?}", start.elapsed());

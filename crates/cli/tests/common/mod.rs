@@ -1,5 +1,8 @@
 //! What daemons leave behind when their test is over.
 
+#[allow(dead_code, reason = "not every test that ends daemons has a pair of hosts")]
+pub mod pair;
+
 use std::path::Path;
 use std::process::{Child, Command};
 

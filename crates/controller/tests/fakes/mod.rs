@@ -22,8 +22,9 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -31,6 +32,21 @@ use tokio::task::JoinHandle;
 
 pub fn name(text: &str) -> Name {
     text.parse().unwrap()
+}
+
+/// No wait for what takes moments on an idle machine is longer.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Whether `is_so` comes true while there is patience.
+pub async fn soon(is_so: impl AsyncFn() -> bool) -> bool {
+    let until = Instant::now() + PATIENCE;
+    while !is_so().await {
+        if Instant::now() > until {
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    true
 }
 
 /// Far in the future, as seconds since 1970.
@@ -49,6 +65,8 @@ pub struct Node {
     pub refuse_begin: Option<ApiError>,
     pub refuse_gateway: bool,
     pub certificate_ends: Option<u64>,
+    /// What it is to keep up, as it was told last.
+    pub precaches: Vec<godwit_api::precache::PrecacheOrder>,
     /// Orders for moves and cancels, limits, monitors as they came.
     pub heard: Vec<String>,
 }
@@ -217,6 +235,7 @@ impl Fake {
             .route("/v1/moves/{id}", get(Self::mv))
             .route("/v1/moves/{id}/cancel", post(Self::cancel))
             .route("/v1/moves/{id}/limit", post(Self::limit))
+            .route("/v1/precaches", put(Self::precaches))
             .route("/v1/gateways/{wire}", put(Self::attach).delete(Self::detach))
             .layer(from_fn_with_state(Arc::clone(&self.fate), ordered))
             .with_state(self.clone())
@@ -303,6 +322,23 @@ impl Fake {
         })
     }
 
+    async fn precaches(
+        State(f): State<Self>,
+        Json(orders): Json<Vec<godwit_api::precache::PrecacheOrder>>,
+    ) -> Answer<Vec<godwit_api::precache::LocalPrecache>> {
+        use godwit_api::precache::{LocalPrecache, PrecacheFigures, PrecacheState};
+        let figures =
+            PrecacheFigures { state: PrecacheState::Following, lag_s: Some(1.5), ..PrecacheFigures::default() };
+        let told = |o: &godwit_api::precache::PrecacheOrder| LocalPrecache {
+            volume: o.volume,
+            to: o.to.name.clone(),
+            figures: figures.clone(),
+        };
+        let said = orders.iter().map(told).collect();
+        f.with(|n| n.precaches = orders);
+        Ok(Json(said))
+    }
+
     async fn mv(State(f): State<Self>, Path(id): Path<u64>) -> Answer<LocalMove> {
         f.with(|n| n.moves.get(&id).cloned()).map(Json).ok_or(unknown("move"))
     }
@@ -382,8 +418,18 @@ pub struct World {
     pub fate: Arc<Fate>,
 }
 
+/// An address of this machine's that nobody else listens at or asks from, so that a port of it that was free for a moment still
+/// is when it is wanted again.
+fn own_address() -> SocketAddr {
+    static WORLDS: AtomicU16 = AtomicU16::new(0);
+    let [[high, low], [_, process]] =
+        [WORLDS.fetch_add(1, Ordering::Relaxed).to_be_bytes(), (std::process::id() as u16 % 250).to_be_bytes()];
+    SocketAddr::from(([127, 100 + high, process, 1 + low % 250], 0))
+}
+
 async fn bind(address: SocketAddr) -> TcpListener {
-    for _ in 0..200 {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
         if let Ok(listener) = TcpListener::bind(address).await {
             return listener;
         }
@@ -397,7 +443,7 @@ impl World {
     pub async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::create(&folder.path().join("ca")).unwrap();
-        let none = SocketAddr::from(([127, 0, 0, 1], 0));
+        let none = own_address();
         let admin = issue(&authority, &folder, Role::Client(Access::Admin), "ann");
         let api = PublicClient::new(none, controller(), &admin);
         let fate = Arc::new(Fate::default());
@@ -468,7 +514,7 @@ impl World {
         let store = Mortal { store, fate: Arc::clone(&self.fate) };
         let credentials = self.credentials(Role::Controller, "controller");
         let running = Controller::new(Box::new(store), credentials);
-        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).await;
+        let listener = bind(own_address()).await;
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
@@ -481,7 +527,8 @@ impl World {
     /// The store, once no task of an earlier controller holds it any more.
     async fn open_store(&self) -> FileStore {
         let path = self.folder.path().join("state");
-        for _ in 0..500 {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
             if let Ok(store) = FileStore::open(&path) {
                 return store;
             }
@@ -506,8 +553,8 @@ impl World {
 
     /// Asks for a move until it is as wanted.
     pub async fn until(&self, id: MoveId, wanted: impl Fn(&Move) -> bool) -> Move {
-        let mut last = None;
-        for _ in 0..200 {
+        let (mut last, until) = (None, Instant::now() + PATIENCE);
+        while Instant::now() < until {
             if let Ok(mv) = self.api.mv(id).await {
                 if wanted(&mv) {
                     return mv;
@@ -516,18 +563,12 @@ impl World {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        panic!("never as wanted within 10 s: {last:#?}");
+        panic!("never as wanted: {last:#?}");
     }
 
     /// Waits until a node is as wanted.
     pub async fn until_node(&self, host: &str, wanted: impl Fn(&Node) -> bool) {
-        for _ in 0..1000 {
-            if self.fakes[host].with(|n| wanted(n)) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("`{host}` is never as wanted within 10 s");
+        assert!(soon(async || self.fakes[host].with(|n| wanted(n))).await, "`{host}` is never as wanted");
     }
 
     /// The nodes' part of a hand-off to `to`: it owns the VM now, with the next generation.

@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 pub const SETTLE: Duration = Duration::from_secs(90);
 
 /// How long after the command to start a VM its QEMU may take to have its memory.
-const STARTED: Duration = Duration::from_secs(10);
+const STARTED: Duration = Duration::from_secs(60);
 
 /// How long a host may take to clear away what a VM that has left had there.
-const CLEARED: Duration = Duration::from_secs(10);
+const CLEARED: Duration = Duration::from_secs(60);
 
 /// A VM of Godwit's.
 #[derive(Debug)]
@@ -304,7 +304,7 @@ impl Monitor for MonitorIn<'_> {
     }
 }
 
-fn volume_name(vm: &str, disk: usize) -> String {
+pub(crate) fn volume_name(vm: &str, disk: usize) -> String {
     format!("{vm}-disk{disk}")
 }
 

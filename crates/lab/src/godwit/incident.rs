@@ -18,6 +18,8 @@ use std::time::Duration;
 pub struct Incident {
     /// Where in the move.
     pub at: Point,
+    /// When this share of what goes there has gone; without it, before any has.
+    pub share: Option<f64>,
     /// What.
     pub deed: Deed,
 }

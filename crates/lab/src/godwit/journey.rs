@@ -22,7 +22,7 @@ use crate::disks::{self, Pair};
 use crate::fabric::Site;
 use crate::figures::Figures;
 use crate::progress::Progress;
-use crate::report::{MemorySample, Outcome, Phase, Round};
+use crate::report::{Kept, MemorySample, Outcome, Phase, Round};
 use crate::scenario::{Damage, DiskStrategy, Point};
 use crate::truth::{self, Difference, PAGE};
 use anyhow::{Context, Result};
@@ -214,6 +214,7 @@ impl Journey<'_> {
                 break Some(status);
             }
             self.show(&command);
+            self.look_at_shares(&command);
             self.cancel_if_told(&name, &mut asked);
             if self.figures.began.elapsed() > self.order.timeout + GRACE {
                 break None;
@@ -312,7 +313,8 @@ impl Journey<'_> {
 
     /// Arms what was ordered, and does what is to be done where a node is held.
     fn look(&mut self) {
-        let ordered: BTreeSet<_> = lock(self.order.incidents).iter().map(|i| i.at).collect();
+        let ordered: BTreeSet<_> =
+            lock(self.order.incidents).iter().filter(|i| i.share.is_none()).map(|i| i.at).collect();
         for point in ordered {
             if !self.armed.contains(&point)
                 && let Err(e) = self.arm(point)
@@ -336,23 +338,43 @@ impl Journey<'_> {
                 self.note(format!("the two ends could not be compared: {e:#}"));
             }
         }
-        let (now, later): (Vec<_>, Vec<_>) = lock(self.order.incidents).drain(..).partition(|i| i.at == point);
-        lock(self.order.incidents).extend(later);
+        let now = self.take_incidents(|i| i.at == point && i.share.is_none());
+        self.let_happen(now);
         let site = self.site_of(point).to_owned();
-        for Incident { deed, .. } in now {
-            let said = format!("at {}: {deed}", point.name());
-            self.order.progress.note(&format!("{}: {said}", self.vm.spec.name));
-            match incident::perform(self.installation, &deed, Some(&site), Some(self.vm)) {
-                Ok(()) => self.figures.incidents.push(said),
-                Err(e) => self.note(format!("{said}: {e:#}")),
-            }
-        }
         self.installation.failpoints(&site).release(point, self.vm.id);
         self.armed.remove(&point);
         // Elsewhere the guest ran while its node was held.
         if point.is_in_the_pause() {
             self.figures.held += held.elapsed();
         }
+    }
+
+    fn take_incidents(&self, due: impl Fn(&Incident) -> bool) -> Vec<Incident> {
+        let mut incidents = lock(self.order.incidents);
+        let (now, later) = incidents.drain(..).partition(due);
+        *incidents = later;
+        now
+    }
+
+    fn let_happen(&mut self, incidents: Vec<Incident>) {
+        for Incident { at, share, deed } in incidents {
+            let share = share.map_or_else(String::new, |share| format!(" {:.0} %", share * 100.0));
+            let said = format!("at {}{share}: {deed}", at.name());
+            self.order.progress.note(&format!("{}: {said}", self.vm.spec.name));
+            let site = self.site_of(at).to_owned();
+            match incident::perform(self.installation, &deed, Some(&site), Some(self.vm)) {
+                Ok(()) => self.figures.incidents.push(said),
+                Err(e) => self.note(format!("{said}: {e:#}")),
+            }
+        }
+    }
+
+    /// Does what was to be done when so much had gone.
+    fn look_at_shares(&mut self, command: &Command) {
+        let Some(progress) = lock(&command.said).last.as_ref().map(|told| told.progress.clone()) else { return };
+        let ram = self.vm.spec.memory.0;
+        let due = self.take_incidents(|i| i.share.is_some_and(|share| has_gone(i.at, &progress, ram) >= share));
+        self.let_happen(due);
     }
 
     /// The guest stands still, and all of it is at both ends.
@@ -441,6 +463,7 @@ impl Journey<'_> {
             })
             .collect();
         figures.zero_pages = p.zero_pages;
+        figures.kept = Kept { memory: p.held_memory.0, disk: p.disk.held.0 };
         let pages: u64 = p.rounds.iter().map(|round| round.pages).sum();
         figures.page_bytes = (pages * PAGE as u64).max(p.raw.0);
         figures.disk_bytes = p.disk.copied.0;
@@ -493,6 +516,18 @@ fn is_over(progress: &MoveProgress) -> bool {
 }
 
 /// A phase as Godwit's JSON spells it.
+/// Which share has gone of what goes at a point: of the disks, or of RAM in the first round.
+fn has_gone(at: Point, progress: &MoveProgress, ram: u64) -> f64 {
+    let share = |done: u64, of: u64| if of == 0 { 0.0 } else { done as f64 / of as f64 };
+    match (at, progress.phase) {
+        (Point::CopyDisk, PhaseName::CopyDisk) => share(progress.disk.copied.0, progress.disk.total.0),
+        (Point::CopyDisk, phase) if phase > PhaseName::CopyDisk => 1.0,
+        (Point::Memory, PhaseName::Memory) => share(progress.raw.0 + progress.zero_pages * PAGE as u64, ram),
+        (Point::Memory, phase) if phase > PhaseName::Memory => 1.0,
+        _ => 0.0,
+    }
+}
+
 fn phase_name(phase: PhaseName) -> String {
     serde_json::to_value(phase).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }

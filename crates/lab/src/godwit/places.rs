@@ -82,7 +82,7 @@ pub fn of(fabric: &Fabric, vm: VmId) -> Vec<Place> {
 
 /// Ends every QEMU that Godwit has started in these sites, and waits until they are gone.
 pub fn end_all(fabric: &Fabric) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let left = with(fabric, SOCKETS);
         if left.is_empty() || Instant::now() > deadline {
@@ -157,8 +157,8 @@ mod tests {
         assert!(!place.runs(size).unwrap());
         std::thread::scope(|scope| {
             let looking = scope.spawn(|| place.runs(size).unwrap());
-            for i in 0..20u8 {
-                std::os::unix::fs::FileExt::write_all_at(&memory, &[i + 1], 4096).unwrap();
+            for i in (1..=u8::MAX).cycle().take_while(|_| !looking.is_finished()) {
+                std::os::unix::fs::FileExt::write_all_at(&memory, &[i], 4096).unwrap();
                 std::thread::sleep(Duration::from_millis(20));
             }
             assert!(looking.join().unwrap());

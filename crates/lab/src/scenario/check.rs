@@ -216,10 +216,23 @@ impl Checker<'_> {
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
                 Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
                 Action::Wait(_) => {}
+                Action::Precache(p) => {
+                    self.known_vm(s, &p.vm, "step.precache.vm")?;
+                    self.known_site(s, p.to.get_ref(), p.to.span(), "step.precache.to")?;
+                    self.seconds(p.lag_s, p.vm.span(), "step.precache.lag_s")?;
+                    self.seconds(p.timeout_s, p.vm.span(), "step.precache.timeout_s")?;
+                    if p.interval_s == 0 || p.interval_s > 3600 {
+                        return self.fail(
+                            p.vm.span(),
+                            "step.precache.interval_s",
+                            "`interval_s` takes 1 to 3600 seconds",
+                        );
+                    }
+                }
                 Action::Cut(cut) => {
                     self.known_pair(s, &cut.between, "step.cut.between")?;
                     self.seconds(cut.for_s.unwrap_or(0.0), cut.between.span(), "step.cut.for_s")?;
-                    self.moment(s, cut.at, cut.vm.as_ref(), cut.between.span(), "step.cut")?;
+                    self.moment(s, (cut.at, cut.share), cut.vm.as_ref(), cut.between.span(), "step.cut")?;
                 }
                 Action::Kill(kill) => self.kill(s, kill)?,
                 Action::Expect(e) => {
@@ -242,7 +255,7 @@ impl Checker<'_> {
     fn kill(&self, s: &Scenario, kill: &Kill) -> Result<(), ScenarioError> {
         let at = kill.what.span();
         self.seconds(kill.restart_after_s, at.clone(), "step.kill.restart_after_s")?;
-        self.moment(s, kill.at, kill.vm.as_ref(), at.clone(), "step.kill")?;
+        self.moment(s, (kill.at, kill.share), kill.vm.as_ref(), at.clone(), "step.kill")?;
         if let Some(site) = &kill.site {
             self.known_site(s, site.get_ref(), site.span(), "step.kill.site")?;
         }
@@ -262,11 +275,19 @@ impl Checker<'_> {
     fn moment(
         &self,
         s: &Scenario,
-        at: Option<Point>,
+        (at, share): (Option<Point>, Option<f64>),
         vm: Option<&Spanned<String>>,
         step: Range<usize>,
         key: &str,
     ) -> Result<(), ScenarioError> {
+        match (share, at) {
+            (None, _) => {}
+            (Some(share), Some(Point::CopyDisk | Point::Memory)) if share > 0.0 && share < 1.0 => {}
+            (Some(share), _) => {
+                let what = format!("is {share}; it takes more than 0 and less than 1, with `at` copy-disk or memory");
+                return self.fail(step, &format!("{key}.share"), what);
+            }
+        }
         match (at, vm) {
             (Some(_), None) => self.fail(step, &format!("{key}.vm"), "is missing: say on whose move `at` is"),
             (_, Some(vm)) => self.known_vm(s, vm, &format!("{key}.vm")),

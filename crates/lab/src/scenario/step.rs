@@ -42,6 +42,8 @@ pub enum Action {
     Kill(Kill),
     /// Look, once all has settled, whether a VM runs where it should, and nowhere else.
     Expect(Expect),
+    /// Keep a VM's volumes nearly equal at another site.
+    Precache(Precache),
 }
 
 /// A step as it is written: one of the keys but `after_s`.
@@ -70,6 +72,8 @@ pub(super) struct RawStep {
     kill: Option<Kill>,
     #[serde(default)]
     expect: Option<Expect>,
+    #[serde(default)]
+    precache: Option<Precache>,
 }
 
 impl TryFrom<RawStep> for Step {
@@ -90,14 +94,16 @@ impl TryFrom<RawStep> for Step {
             raw.alter.map(Action::Alter),
             raw.kill.map(Action::Kill),
             raw.expect.map(Action::Expect),
+            raw.precache.map(Action::Precache),
         ]
         .into_iter()
         .flatten();
         match (actions.next(), actions.next()) {
             (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
-            (None, _) => {
-                Err("a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect".into())
-            }
+            (None, _) => Err(
+                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache"
+                    .into(),
+            ),
             (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
         }
     }
@@ -227,6 +233,9 @@ pub struct Cut {
     /// Not now, but when the move of [`Cut::vm`] gets there: the one under way, else its next.
     #[serde(default)]
     pub at: Option<Point>,
+    /// Not at the beginning of `copy-disk` or `memory`, but when this share of the disks or of RAM has gone.
+    #[serde(default)]
+    pub share: Option<f64>,
     /// Whose move; goes with `at`.
     #[serde(default)]
     pub vm: Option<Spanned<String>>,
@@ -250,6 +259,9 @@ pub struct Kill {
     /// Not now, but when the move of [`Kill::vm`] gets there: the one under way, else its next.
     #[serde(default)]
     pub at: Option<Point>,
+    /// Not at the beginning of `copy-disk` or `memory`, but when this share of the disks or of RAM has gone.
+    #[serde(default)]
+    pub share: Option<f64>,
     /// Seconds after which a killed daemon is started again. A QEMU is not.
     #[serde(default = "two")]
     pub restart_after_s: f64,
@@ -349,6 +361,45 @@ pub struct Expect {
     /// of the load program, and the disk must hold all that it held when QEMU died. Without it, a restart is a failure.
     #[serde(default)]
     pub rebooted: bool,
+}
+
+/// A pre-cache of all of a VM's volumes, and how near it has to come before the script goes on.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Precache {
+    /// Which VM.
+    pub vm: Spanned<String>,
+    /// At which site.
+    pub to: Spanned<String>,
+    /// The lag that is good enough, seconds.
+    #[serde(default = "two")]
+    pub lag_s: f64,
+    /// How long that may take, seconds.
+    #[serde(default = "minutes")]
+    pub timeout_s: f64,
+    /// How often an epoch ends, seconds.
+    #[serde(default = "one")]
+    pub interval_s: u32,
+    /// Whether the secondary keeps an image.
+    #[serde(default)]
+    pub consistent: bool,
+    /// Whether it is turned around after a move there.
+    #[serde(default)]
+    pub follow: bool,
+    /// At most so much, as the command takes it.
+    #[serde(default)]
+    pub limit: Option<String>,
+    /// End it instead.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+fn minutes() -> f64 {
+    300.0
 }
 
 /// In how many places a VM has to run.

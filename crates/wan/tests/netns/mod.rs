@@ -10,7 +10,10 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
+/// No wait for what takes moments on an idle machine is longer.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Segment payload of a full packet at MTU 1500 with TCP timestamps, over the bytes it occupies on a wire.
 pub const TCP_SHARE_OF_LINE: f64 = 1448.0 / 1538.0;
 /// What the emulator's interfaces are called, in its own namespace.

@@ -1,6 +1,6 @@
 //! Plain traffic between the sites: a TCP stream, UDP round trips, UDP trains.
 
-use super::{ADDRESS_B, Sites};
+use super::{ADDRESS_B, PATIENCE, Sites};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
@@ -43,8 +43,9 @@ pub fn stream(sites: &Sites, port: u16, warm_up: Duration, measured: Duration) -
                 last = (now, bytes);
             }
         }
-        let (first_at, first_bytes) = first.unwrap();
-        let steady_rate = (last.1 - first_bytes) as f64 / (last.0 - first_at).as_secs_f64();
+        // A machine that was busy elsewhere all the time has measured nothing.
+        let (first_at, first_bytes) = first.unwrap_or(last);
+        let steady_rate = (last.1 - first_bytes) as f64 / (last.0 - first_at).as_secs_f64().max(1e-9);
         Stream { whole: began.elapsed(), bytes, steady_rate }
     })
 }
@@ -54,8 +55,8 @@ pub fn round_trips(sites: &Sites, port: u16, count: u32, gap: Duration) -> Vec<D
     let echo = sites.b.enter(|| UdpSocket::bind((ADDRESS_B, port)).unwrap());
     let asker = sites.a.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap());
     asker.connect((ADDRESS_B, port)).unwrap();
-    asker.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-    echo.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    asker.set_read_timeout(Some(PATIENCE)).unwrap();
+    echo.set_read_timeout(Some(PATIENCE)).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = [0; 64];
@@ -89,14 +90,34 @@ pub fn round_trips(sites: &Sites, port: u16, count: u32, gap: Duration) -> Vec<D
     })
 }
 
-/// Sends `count` datagrams of `payload` bytes from A to B, `burst` at a time with `gap` between bursts, and returns the
-/// numbers of those that arrived, in their order of arrival.
-pub fn train(sites: &Sites, port: u16, count: u32, payload: usize, burst: u32, gap: Duration) -> Vec<u32> {
+/// What came of a train of datagrams from A to B.
+#[derive(Clone, Debug)]
+pub struct Train {
+    /// The numbers of those that arrived, in their order of arrival.
+    pub arrived: Vec<u32>,
+    /// How long the sender took.
+    pub sending: Duration,
+    /// From before the first was sent until after the last had arrived.
+    pub whole: Duration,
+}
+
+/// Sends `count` datagrams of `payload` bytes from A to B, `burst` at a time with `gap` between bursts. Ends when
+/// `settled` says of the number that arrived that no more will, or when patience is at its end.
+pub fn train(
+    sites: &Sites,
+    port: u16,
+    (count, payload): (u32, usize),
+    (burst, gap): (u32, Duration),
+    settled: impl Fn(usize) -> bool,
+) -> Train {
     let receiver = sites.b.enter(|| UdpSocket::bind((ADDRESS_B, port)).unwrap());
     let sender = sites.a.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    // Room for all of them, however late they are read.
+    force_receive_buffer(&receiver, 64 << 20);
+    receiver.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let began = Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let sending = scope.spawn(|| {
             let mut datagram = vec![0; payload];
             for n in 0..count {
                 datagram[..4].copy_from_slice(&n.to_be_bytes());
@@ -105,14 +126,34 @@ pub fn train(sites: &Sites, port: u16, count: u32, payload: usize, burst: u32, g
                     std::thread::sleep(gap);
                 }
             }
+            began.elapsed()
         });
-        let mut buffer = vec![0; 65_536];
-        let mut arrived = Vec::new();
-        while receiver.recv(&mut buffer).is_ok() {
-            arrived.push(u32::from_be_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]));
+        let (mut buffer, mut arrived, mut whole) = (vec![0; 65_536], Vec::new(), Duration::ZERO);
+        loop {
+            if receiver.recv(&mut buffer).is_ok() {
+                arrived.push(u32::from_be_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]));
+                whole = began.elapsed();
+            } else if sending.is_finished() && (settled(arrived.len()) || began.elapsed() > PATIENCE) {
+                break;
+            }
         }
-        arrived
+        Train { arrived, sending: sending.join().unwrap(), whole }
     })
+}
+
+fn force_receive_buffer(socket: &UdpSocket, bytes: libc::c_int) {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the pointer and the length are those of `bytes`, which lives through the call.
+    let answer = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUFFORCE,
+            (&raw const bytes).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
 }
 
 /// The middle of sorted values.

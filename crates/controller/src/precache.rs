@@ -1,0 +1,401 @@
+//! Pre-caches: who wants which, and that the nodes know.
+//!
+//! A record says what is wanted; each node is told all that its volumes' owners are to keep up, every [`REFRESH`](crate::REFRESH) and
+//! whenever something of it changes, with capabilities that are signed anew. A node that hears nothing goes on with what it was told
+//! last. So nothing here has steps: whatever a crash leaves out, the next round does.
+//!
+//! A pre-cache follows its volume: after a move the new owner's node keeps it up. Where the VM has moved to the very host
+//! that it led to, it is turned around if that was asked for, or has done its work and ends.
+
+use crate::record::{Life, VmRecord};
+use crate::rights::Caller;
+use crate::state::{Controller, HostRecord, conflict, invalid, missing};
+use crate::store::{Change, Kind};
+use axum::Json;
+use axum::extract::{Extension, Path, State};
+use godwit_api::host::PeerHost;
+use godwit_api::precache::{
+    LEAST_INTERVAL_MS, NO_MOVE, Precache, PrecacheFigures, PrecacheOrder, StartPrecache, digest,
+};
+use godwit_api::public::Volume;
+use godwit_api::{ApiError, Name, Problem, done};
+use godwit_trust::{CLOCK_SKEW, Capability, Identity};
+use godwit_units::{BitRate, Bytes, VolumeId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+use tokio::task::JoinSet;
+
+type Answer<T> = Result<Json<T>, ApiError>;
+type Shared = State<Arc<Controller>>;
+
+/// How long a node may begin sessions under what it was told last: the controller may be gone for that long.
+const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Less would not even carry comparisons.
+const LEAST_LIMIT: BitRate = BitRate(100_000);
+/// The longest interval between two epochs.
+const MOST_INTERVAL_MS: u64 = 3_600_000;
+/// Secondaries of one volume: each keeps a set of what it has not been sent.
+const MOST: usize = 8;
+
+/// A pre-cache, as it is wanted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrecacheRecord {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The host that is to hold it, too.
+    pub to: Name,
+    /// At most so much.
+    pub limit: Option<BitRate>,
+    /// How often an epoch ends.
+    pub interval_ms: u64,
+    /// Whether the secondary keeps an image.
+    pub consistent: bool,
+    /// Whether it is turned around after a move to its host.
+    pub follow: bool,
+    /// It is over; kept until the hosts of the volume have heard so, or one of them would take it up again with the VM.
+    #[serde(default)]
+    pub ending: bool,
+}
+
+impl PrecacheRecord {
+    fn key(volume: VolumeId, to: &Name) -> String {
+        format!("{}:{to}", volume.0)
+    }
+
+    fn put(&self) -> Change {
+        Change::put(Kind::Precache, Self::key(self.volume, &self.to), self)
+    }
+}
+
+/// What the nodes said last.
+#[derive(Debug, Default)]
+pub struct Said {
+    figures: Mutex<HashMap<(VolumeId, Name), PrecacheFigures>>,
+    /// Where hosts were found, for when they are away.
+    peers: Mutex<HashMap<Name, PeerHost>>,
+    /// Hosts that were told of some, and have not been told of none since.
+    told: Mutex<HashSet<Name>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn all(c: &Controller) -> Result<Vec<PrecacheRecord>, ApiError> {
+    let mut all: Vec<PrecacheRecord> = c.store.read_all(Kind::Precache)?;
+    all.sort_by(|a, b| (a.volume, &a.to).cmp(&(b.volume, &b.to)));
+    Ok(all)
+}
+
+fn volume_called(c: &Controller, who: &Caller, name: &Name) -> Result<(Volume, VmRecord), ApiError> {
+    let volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
+    let volume = volumes.into_iter().find(|v| &v.name == name).ok_or_else(|| missing("volume", name))?;
+    let vm = c.vm_record(&volume.vm)?;
+    if who.sees(&vm) { Ok((volume, vm)) } else { Err(missing("volume", name)) }
+}
+
+/// Where a host's node is, as it says now or said last.
+async fn peer(c: &Controller, host: &HostRecord) -> Result<PeerHost, ApiError> {
+    match c.node(host).facts().await {
+        Ok(facts) => {
+            let peer = PeerHost { name: host.name.clone(), link: facts.link, underlay: facts.underlay };
+            lock(&c.precaches.peers).insert(host.name.clone(), peer.clone());
+            Ok(peer)
+        }
+        Err(error) => lock(&c.precaches.peers).get(&host.name).cloned().ok_or(error),
+    }
+}
+
+/// The host called `to`, or the first of that site that answers and is not where the VM is.
+async fn place(c: &Controller, to: &Name, vm: &VmRecord) -> Result<HostRecord, ApiError> {
+    let elsewhere = || conflict(format!("`{}` is on `{}` already", vm.definition.name, vm.host));
+    if let Some(host) = c.store.read::<HostRecord>(Kind::Host, to)? {
+        return if host.name == vm.host { Err(elsewhere().remedy("name another host")) } else { Ok(host) };
+    }
+    if c.store.get(Kind::Site, to.as_str())?.is_none() {
+        return Err(missing("host", to).remedy("name a host or a site: `godwit host ls`, `godwit site ls`"));
+    }
+    let mut last = elsewhere().remedy("name another site, or add a host to this one");
+    for host in c.hosts()?.into_iter().filter(|h| &h.site == to && h.name != vm.host) {
+        match peer(c, &host).await {
+            Ok(_) => return Ok(host),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+pub async fn start(
+    State(c): Shared,
+    Extension(who): Extension<Caller>,
+    Json(wanted): Json<StartPrecache>,
+) -> Answer<Precache> {
+    if !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&wanted.interval_ms) {
+        return Err(invalid(format!("interval: {LEAST_INTERVAL_MS} ms to an hour")));
+    }
+    if wanted.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
+        return Err(invalid(format!("limit: at least {LEAST_LIMIT}")));
+    }
+    let (volume, vm) = volume_called(&c, &who, &wanted.volume)?;
+    let host = place(&c, &wanted.to, &vm).await?;
+    let record = {
+        let _deciding = c.decide();
+        let (mut volume, _) = volume_called(&c, &who, &wanted.volume)?;
+        let others = all(&c)?.iter().filter(|p| p.volume == volume.id && p.to != host.name).count();
+        if others >= MOST {
+            return Err(conflict(format!("`{}` has {MOST} pre-caches already", volume.name))
+                .remedy(format!("end one: `godwit volume precache {} --to HOST --stop`", volume.name)));
+        }
+        let StartPrecache { limit, interval_ms, consistent, follow, .. } = wanted;
+        let record = PrecacheRecord {
+            volume: volume.id,
+            to: host.name.clone(),
+            limit,
+            interval_ms,
+            consistent,
+            follow,
+            ending: false,
+        };
+        let mut changes = vec![record.put()];
+        if !volume.replicas.contains(&host.name) {
+            // Whoever deletes the VM has to find it.
+            volume.replicas.push(host.name.clone());
+            changes.push(Change::put(Kind::Volume, volume.id.0, &volume));
+        }
+        c.store.commit(&changes)?;
+        record
+    };
+    tend(&c).await?;
+    Ok(Json(shown(&c, &record, &volume, &vm)?))
+}
+
+pub async fn stop(
+    State(c): Shared,
+    Extension(who): Extension<Caller>,
+    Path((volume, to)): Path<(Name, Name)>,
+) -> Answer<Value> {
+    let (volume, _) = volume_called(&c, &who, &volume)?;
+    {
+        let _deciding = c.decide();
+        let hosts = c.hosts()?;
+        let of_site = |name: &Name| hosts.iter().any(|h| &h.name == name && h.site == to);
+        let ending: Vec<PrecacheRecord> = all(&c)?
+            .into_iter()
+            .filter(|p| !p.ending && p.volume == volume.id && (p.to == to || of_site(&p.to)))
+            .collect();
+        if ending.is_empty() {
+            return Err(ApiError::new(Problem::NotFound, format!("`{}` is not pre-cached at `{to}`", volume.name))
+                .remedy("`godwit volume status` lists what is"));
+        }
+        let changes: Vec<Change> = ending.into_iter().map(|p| PrecacheRecord { ending: true, ..p }.put()).collect();
+        c.store.commit(&changes)?;
+    }
+    tend(&c).await?;
+    Ok(done())
+}
+
+pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Precache>> {
+    // What was said at the last round is seconds old; ask.
+    tend(&c).await?;
+    let volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
+    let vms: Vec<VmRecord> = c.vm_records()?;
+    let mut found = vec![];
+    for record in all(&c)?.into_iter().filter(|record| !record.ending) {
+        let Some(volume) = volumes.iter().find(|v| v.id == record.volume) else { continue };
+        let Some(vm) = vms.iter().find(|vm| vm.definition.name == volume.vm && who.sees(vm)) else { continue };
+        found.push(shown(&c, &record, volume, vm)?);
+    }
+    Ok(Json(found))
+}
+
+fn shown(c: &Controller, record: &PrecacheRecord, volume: &Volume, vm: &VmRecord) -> Result<Precache, ApiError> {
+    let host: Option<HostRecord> = c.store.read(Kind::Host, &record.to)?;
+    Ok(Precache {
+        volume: volume.name.clone(),
+        vm: volume.vm.clone(),
+        from: vm.host.clone(),
+        to: record.to.clone(),
+        site: host.map_or_else(|| record.to.clone(), |h| h.site),
+        limit: record.limit,
+        interval_ms: record.interval_ms,
+        consistent: record.consistent,
+        follow: record.follow,
+        figures: lock(&c.precaches.figures).get(&(record.volume, record.to.clone())).cloned(),
+    })
+}
+
+fn order(
+    c: &Controller,
+    record: &PrecacheRecord,
+    vm: &VmRecord,
+    size: Bytes,
+    to: PeerHost,
+) -> Result<PrecacheOrder, ApiError> {
+    let failed = |e: String| ApiError::new(Problem::Failed, e);
+    let node = |name: &Name| Identity::node(name.as_str()).map_err(|e| failed(e.to_string()));
+    let now = SystemTime::now();
+    let capability = Capability {
+        // No move has this number: it begins none.
+        mv: NO_MOVE,
+        vm: vm.definition.id,
+        lineage: vm.lineage,
+        generation: vm.generation,
+        from: node(&vm.host)?,
+        to: node(&record.to)?,
+        remote: to.underlay,
+        volumes: vec![record.volume],
+        wires: vec![],
+        definition: digest(record.volume, size),
+        begins: now - CLOCK_SKEW,
+        ends: now + VALID,
+    };
+    Ok(PrecacheOrder {
+        vm: vm.definition.id,
+        lineage: vm.lineage,
+        generation: vm.generation,
+        volume: record.volume,
+        to,
+        limit: record.limit,
+        interval_ms: record.interval_ms,
+        consistent: record.consistent,
+        capability: c.credentials().grant(&capability).map_err(|e| failed(e.to_string()))?,
+    })
+}
+
+/// What is kept up, what is to be heard of as over, and where.
+#[derive(Default)]
+struct Wanted {
+    kept: Vec<(PrecacheRecord, Volume, VmRecord)>,
+    ending: Vec<(PrecacheRecord, Volume)>,
+}
+
+/// Ends what has no volume any more, and turns around what its VM has moved to.
+fn settle(c: &Controller) -> Result<Wanted, ApiError> {
+    let _deciding = c.decide();
+    let records = all(c)?;
+    if records.is_empty() {
+        return Ok(Wanted::default());
+    }
+    let volumes: BTreeMap<VolumeId, Volume> =
+        c.store.read_all::<Volume>(Kind::Volume)?.into_iter().map(|v| (v.id, v)).collect();
+    let vms = c.vm_records()?;
+    let (mut changes, mut wanted) = (vec![], Wanted::default());
+    for mut record in records {
+        let vm = volumes.get(&record.volume).and_then(|v| {
+            let vm = vms.iter().find(|vm| vm.definition.name == v.vm && vm.life != Life::Deleting)?;
+            Some((v, vm))
+        });
+        let key = PrecacheRecord::key(record.volume, &record.to);
+        let Some((volume, vm)) = vm else {
+            changes.push(Change::remove(Kind::Precache, key));
+            continue;
+        };
+        if record.to == vm.host && !record.ending {
+            // The host that it has come from is the second holder: the first is the owner.
+            match volume.replicas.iter().find(|h| **h != vm.host).filter(|_| record.follow) {
+                Some(back) => {
+                    changes.push(Change::remove(Kind::Precache, key));
+                    record.to = back.clone();
+                }
+                None => record.ending = true,
+            }
+            changes.push(record.put());
+        }
+        if record.ending {
+            wanted.ending.push((record, volume.clone()));
+        } else {
+            wanted.kept.push((record, volume.clone(), vm.clone()));
+        }
+    }
+    if !changes.is_empty() {
+        c.store.commit(&changes)?;
+    }
+    Ok(wanted)
+}
+
+/// Tells the nodes of all hosts that hold a volume what they are to keep up, and hears how that stands.
+///
+/// # Errors
+/// The store's.
+pub async fn tend(c: &Arc<Controller>) -> Result<(), ApiError> {
+    let Wanted { kept, ending } = settle(c)?;
+    let mut concerned: BTreeSet<Name> = lock(&c.precaches.told).iter().cloned().collect();
+    for (volume, vm) in
+        kept.iter().map(|(_, v, vm)| (v, Some(vm))).chain(ending.iter().map(|(_, volume)| (volume, None)))
+    {
+        concerned.extend(volume.replicas.iter().chain(vm.map(|vm| &vm.host)).cloned());
+    }
+    let mut telling = JoinSet::new();
+    for host in c.hosts()?.into_iter().filter(|host| concerned.contains(&host.name)) {
+        let theirs: Vec<_> = kept.iter().filter(|(_, _, vm)| vm.host == host.name).cloned().collect();
+        let c = Arc::clone(c);
+        telling.spawn(async move {
+            let heard = tell(&c, &host, theirs).await;
+            (host.name, heard)
+        });
+    }
+    let silent: BTreeSet<Name> = telling.join_all().await.into_iter().filter(|(_, ok)| !ok).map(|(h, _)| h).collect();
+    let over: Vec<Change> = ending
+        .iter()
+        .filter(|(_, volume)| volume.replicas.iter().all(|host| !silent.contains(host)))
+        .map(|(record, _)| Change::remove(Kind::Precache, PrecacheRecord::key(record.volume, &record.to)))
+        .collect();
+    if !over.is_empty() {
+        let _deciding = c.decide();
+        // Wanted again meanwhile, it stays.
+        let again = |change: &Change| {
+            let Change::Remove(_, key) = change else { return Ok(false) };
+            Ok::<_, ApiError>(c.store.read::<PrecacheRecord>(Kind::Precache, key)?.is_some_and(|r| !r.ending))
+        };
+        let mut still = vec![];
+        for change in over {
+            if !again(&change)? {
+                still.push(change);
+            }
+        }
+        c.store.commit(&still)?;
+    }
+    lock(&c.precaches.figures).retain(|(volume, to), _| kept.iter().any(|(r, ..)| (r.volume, &r.to) == (*volume, to)));
+    Ok(())
+}
+
+/// Tells one host of all of its; whether it has heard.
+async fn tell(c: &Arc<Controller>, host: &HostRecord, theirs: Vec<(PrecacheRecord, Volume, VmRecord)>) -> bool {
+    let mut orders = vec![];
+    for (record, volume, vm) in &theirs {
+        let Ok(to) = c.host(&record.to) else { continue };
+        let made = match peer(c, &to).await {
+            Ok(peer) => order(c, record, vm, volume.size, peer),
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(order) => orders.push(order),
+            // Told without it, the node would end it: better nothing is told.
+            Err(error) => {
+                tracing::warn!(volume = %volume.name, to = %record.to, %error, "cannot order a pre-cache yet");
+                return false;
+            }
+        }
+    }
+    match c.node(host).precache(&orders).await {
+        Ok(said) => {
+            let mut told = lock(&c.precaches.told);
+            let _ = if orders.is_empty() { told.remove(&host.name) } else { told.insert(host.name.clone()) };
+            drop(told);
+            let mut figures = lock(&c.precaches.figures);
+            figures.extend(said.into_iter().map(|local| ((local.volume, local.to), local.figures)));
+            true
+        }
+        Err(error) => {
+            let mut figures = lock(&c.precaches.figures);
+            theirs.iter().for_each(|(r, ..)| drop(figures.remove(&(r.volume, r.to.clone()))));
+            if !theirs.is_empty() {
+                tracing::debug!(host = %host.name, %error, "a node cannot be told of its pre-caches");
+            }
+            false
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! One client.
+
+use crate::backend::{Answer, Answers, Backend};
+use crate::helpers::{Helpers, Job};
+use crate::wire::Wire;
+use godwit_nbd::{Command, Cookie, Filled, ProtocolError, Server};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustls::ServerConfig;
+use std::io;
+use std::sync::Arc;
+
+/// What a read puts at once: little enough that it is sent while the core has it in its cache.
+const PIECE: u32 = 128 << 10;
+/// Answers are sent when they are so many bytes, even if there are more requests to take.
+const ENOUGH: usize = 64 << 10;
+
+/// Why a client was cut off.
+#[derive(Debug, thiserror::Error)]
+enum Cut {
+    #[error("its connection: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Protocol(#[from] ProtocolError),
+}
+
+/// Serves a client until it leaves, or is hung up on. With `tls`, it is told nothing before it has begun that.
+pub fn serve(wire: Wire, backend: Arc<dyn Backend>, tls: Option<Arc<ServerConfig>>) {
+    let export = backend.export();
+    let name = export.name.clone();
+    let server = if tls.is_some() { Server::with_tls(vec![export]) } else { Server::new(vec![export]) };
+    match Connection::new(wire, server, backend, tls).and_then(|mut c| c.run()) {
+        Ok(()) => {}
+        Err(Cut::Io(error)) => tracing::debug!(export = name, %error, "a client's connection broke"),
+        Err(Cut::Protocol(error)) => tracing::warn!(export = name, %error, "a client of the export was cut off"),
+    }
+}
+
+struct Connection {
+    wire: Wire,
+    server: Server,
+    backend: Arc<dyn Backend>,
+    tls: Option<Arc<ServerConfig>>,
+    helpers: Helpers,
+    answers: Answers,
+    /// Reads that have to wait for the disk.
+    missed: Vec<(Cookie, u64, u32)>,
+}
+
+impl Connection {
+    fn new(wire: Wire, server: Server, backend: Arc<dyn Backend>, tls: Option<Arc<ServerConfig>>) -> Result<Self, Cut> {
+        let answers = Answers::new()?;
+        let helpers = Helpers::new(backend.clone(), answers.clone());
+        Ok(Self { wire, server, backend, tls, helpers, answers, missed: vec![] })
+    }
+
+    fn run(&mut self) -> Result<(), Cut> {
+        loop {
+            self.take_requests()?;
+            self.give_missed()?;
+            if !self.server.transmit().is_empty() {
+                self.wire.send(self.server.transmit())?;
+                if self.server.wants_tls() {
+                    self.start_tls()?;
+                }
+                // There is room again for requests that have come already.
+                continue;
+            }
+            if self.server.is_closed() || !self.wait()? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn start_tls(&mut self) -> io::Result<()> {
+        if let Some(config) = &self.tls {
+            self.wire.start_tls(config.clone())?;
+            self.server.tls_started();
+        }
+        Ok(())
+    }
+
+    fn take_requests(&mut self) -> Result<(), Cut> {
+        while let Some(request) = self.server.poll_request()? {
+            let cookie = request.cookie;
+            match request.command {
+                Command::Read { .. } => {
+                    if let Some((offset, length)) = self.read(cookie)? {
+                        self.missed.push((cookie, offset, length));
+                    }
+                }
+                // They wait for nothing that takes long: the page cache, a file system's map.
+                command @ (Command::Write { fua: false, .. } | Command::Cache { .. } | Command::BlockStatus { .. }) => {
+                    if let Some(reply) = self.backend.perform(cookie, command, &self.answers) {
+                        self.server.reply(cookie, reply);
+                    }
+                }
+                command => self.helpers.give(cookie, Job::Do(command)),
+            }
+            if self.server.transmit().len() >= ENOUGH {
+                self.wire.send(self.server.transmit())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers what is in memory of a read; says what is not.
+    fn read(&mut self, cookie: Cookie) -> io::Result<Option<(u64, u32)>> {
+        loop {
+            let backend = &*self.backend;
+            match self.server.fill(cookie, PIECE, |offset, into| backend.read_now(offset, into)) {
+                Filled::Done => return Ok(None),
+                // More would push it out of the cache.
+                Filled::Part => self.wire.send(self.server.transmit())?,
+                Filled::Not { offset, length } => return Ok(Some((offset, length))),
+            }
+        }
+    }
+
+    fn give_missed(&mut self) -> io::Result<()> {
+        // Nothing else would be kept from anything: no need for another thread.
+        if let &[(cookie, offset, length)] = &self.missed[..]
+            && self.server.in_flight() == 1
+        {
+            self.missed.clear();
+            self.wire.send(self.server.transmit())?;
+            self.backend.warm(offset, u64::from(length));
+            return self.warmed(cookie);
+        }
+        for (cookie, offset, length) in self.missed.drain(..) {
+            self.helpers.give(cookie, Job::Warm { offset, length: u64::from(length) });
+        }
+        Ok(())
+    }
+
+    /// A read that missed may be luckier now. Else it is waited for as long as it takes.
+    fn warmed(&mut self, cookie: Cookie) -> io::Result<()> {
+        if let Some((offset, length)) = self.read(cookie)? {
+            self.helpers.give(cookie, Job::Do(Command::Read { offset, length }));
+        }
+        Ok(())
+    }
+
+    /// Waits for something; false: the client has left.
+    fn wait(&mut self) -> io::Result<bool> {
+        if self.server.in_flight() == 0 {
+            return self.receive();
+        }
+        let wants = if self.server.wants_input() { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.answers.event(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.wire.socket(), wants),
+        ];
+        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        let (answered, come) = (!fds[0].revents().is_empty(), fds[1].revents());
+        if answered {
+            for (cookie, answer) in self.answers.take() {
+                match answer {
+                    Answer::Reply(reply) => self.server.reply(cookie, reply),
+                    Answer::Warm => self.warmed(cookie)?,
+                }
+            }
+        }
+        if come.contains(PollFlags::IN) {
+            return self.receive();
+        }
+        // Hung up while it may not send: nobody is left to answer.
+        Ok(!come.intersects(PollFlags::HUP | PollFlags::ERR))
+    }
+
+    fn receive(&mut self) -> io::Result<bool> {
+        let rest = self.server.rest_of_request();
+        self.wire.receive(self.server.input(), rest)
+    }
+}

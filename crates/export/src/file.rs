@@ -1,0 +1,348 @@
+//! Disks that are files: plain, or a replica with its stamps.
+
+use crate::backend::{Answers, Backend};
+use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
+use godwit_units::{Bytes, Generation, Lineage, VolumeId};
+use godwit_volume::{BLOCK, Disk, Medium, Replica, VolumeError};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use serde::{Deserialize, Serialize};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Zeroes that are written at once where the file system can make no hole.
+const ZEROES: usize = 1 << 20;
+
+/// Why something cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The file.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody else has it.
+    #[error("{} is in use by another process", .0.display())]
+    Locked(PathBuf),
+    /// It cannot be tracked.
+    #[error("{} has {size} bytes, and only whole blocks of {BLOCK} can be tracked: serve it with --no-track, or `truncate -s %4096` it", path.display())]
+    NotBlocks {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        size: u64,
+    },
+    /// It is a folder, and no replica.
+    #[error("{} is a folder, and holds no replica", .0.display())]
+    NoReplica(PathBuf),
+    /// The replica.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ServeError {
+    let path = path.to_owned();
+    move |source| ServeError::Io { what, path, source }
+}
+
+/// Opens a file, for nobody else.
+fn open_locked(path: &Path) -> Result<(File, u64), ServeError> {
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(io_error("open", path))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(ServeError::Locked(path.to_owned())),
+        Err(e) => return Err(io_error("lock", path)(e.into())),
+    }
+    // Of a block device, too.
+    let size = (&file).seek(SeekFrom::End(0)).map_err(io_error("find the size of", path))?;
+    Ok((file, size))
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+fn errno(error: &io::Error) -> Errno {
+    if error.kind() == io::ErrorKind::StorageFull { Errno::NoSpace } else { Errno::Io }
+}
+
+fn extents(found: Vec<(u64, bool)>) -> Reply {
+    let extent = |(length, hole)| Extent { length: u32::try_from(length).unwrap_or(u32::MAX), hole };
+    Reply::Status(found.into_iter().map(extent).collect())
+}
+
+/// A file or block device, as it is: nobody remembers what was written.
+#[derive(Debug)]
+pub struct Plain {
+    disk: Disk,
+    path: PathBuf,
+    size: u64,
+    /// A device knows no holes.
+    device: bool,
+}
+
+impl Plain {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or somebody else has it.
+    pub fn open(path: &Path) -> Result<Self, ServeError> {
+        let (file, size) = open_locked(path)?;
+        let device = file.metadata().map_err(io_error("look at", path))?.file_type().is_block_device();
+        Ok(Self { disk: Disk(file), path: path.to_owned(), size, device })
+    }
+
+    /// What was written survives a loss of power.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn close(&self) -> Result<(), ServeError> {
+        self.disk.sync().map_err(io_error("sync", &self.path))
+    }
+
+    fn do_it(&self, command: Command) -> io::Result<Reply> {
+        let durable = |fua: bool| {
+            if fua {
+                self.disk.sync()?;
+            }
+            Ok(Reply::Done)
+        };
+        match command {
+            Command::Read { offset, length } => {
+                let mut bytes = vec![0; length as usize];
+                self.disk.read(offset, &mut bytes)?;
+                Ok(Reply::Data(vec![Piece::Data(bytes.into())]))
+            }
+            Command::Write { offset, data, fua } => {
+                self.disk.write(offset, &data)?;
+                durable(fua)
+            }
+            Command::Trim { offset, length, fua } => {
+                // Only a wish.
+                let _ = self.disk.punch(offset, u64::from(length));
+                durable(fua)
+            }
+            Command::WriteZeroes { offset, length, fua, no_hole, fast } => {
+                let how = if no_hole { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+                match fallocate(&self.disk.0, how | FallocateFlags::KEEP_SIZE, offset, u64::from(length)) {
+                    Ok(()) => {}
+                    Err(rustix::io::Errno::OPNOTSUPP) if fast => return Ok(Reply::Error(Errno::NotSupported)),
+                    Err(rustix::io::Errno::OPNOTSUPP) => self.write_zeroes(offset, u64::from(length))?,
+                    Err(e) => return Err(e.into()),
+                }
+                durable(fua)
+            }
+            Command::Flush => durable(true),
+            Command::Cache { offset, length } => {
+                let length = std::num::NonZeroU64::new(u64::from(length));
+                let _ = rustix::fs::fadvise(&self.disk.0, offset, length, rustix::fs::Advice::WillNeed);
+                Ok(Reply::Done)
+            }
+            Command::BlockStatus { offset, length, .. } if self.device => {
+                let _ = offset;
+                Ok(extents(vec![(u64::from(length), false)]))
+            }
+            Command::BlockStatus { offset, length, .. } => Ok(extents(self.disk.extents(offset, u64::from(length))?)),
+        }
+    }
+
+    fn write_zeroes(&self, mut offset: u64, mut length: u64) -> io::Result<()> {
+        let zeroes = vec![0; ZEROES.min(usize::try_from(length).unwrap_or(ZEROES))];
+        while length > 0 {
+            let n = length.min(zeroes.len() as u64);
+            self.disk.write(offset, &zeroes[..n as usize])?;
+            (offset, length) = (offset + n, length - n);
+        }
+        Ok(())
+    }
+}
+
+impl Backend for Plain {
+    fn export(&self) -> Export {
+        Export { name: name_of(&self.path), size: self.size, preferred_block: BLOCK as u32, read_only: false }
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.disk.read_now(offset, into)
+    }
+
+    fn warm(&self, offset: u64, length: u64) {
+        self.disk.warm(offset, length);
+    }
+
+    fn perform(&self, _: Cookie, command: Command, _: &Answers) -> Option<Reply> {
+        Some(self.do_it(command).unwrap_or_else(|error| {
+            tracing::warn!(file = %self.path.display(), %error, "a request failed");
+            Reply::Error(errno(&error))
+        }))
+    }
+}
+
+/// A replica: of a node's volume, in its folder, or a raw file with what is known of it in a folder beside it.
+#[derive(Debug)]
+pub struct Tracked {
+    replica: Replica,
+    path: PathBuf,
+    read_only: bool,
+    /// The raw file, locked.
+    raw: Option<File>,
+}
+
+/// What a raw file looked like when it was closed: if it looks otherwise when it is opened, somebody else had it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Seen {
+    size: u64,
+    modified: i64,
+    modified_ns: i64,
+}
+
+impl Seen {
+    fn of(metadata: &Metadata) -> Self {
+        Self { size: metadata.len(), modified: metadata.mtime(), modified_ns: metadata.mtime_nsec() }
+    }
+}
+
+impl Tracked {
+    /// Where what is known of a raw file is kept.
+    #[must_use]
+    pub fn folder_beside(file: &Path) -> PathBuf {
+        let mut name = file.as_os_str().to_owned();
+        name.push(".godwit");
+        name.into()
+    }
+
+    /// Opens a replica's folder, or a raw file. A replica that is another one's copy is served for reading only.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or somebody else has it.
+    pub fn open(path: &Path) -> Result<Self, ServeError> {
+        if !path.is_dir() {
+            return Self::open_raw(path);
+        }
+        if !Replica::exists(path) {
+            return Err(ServeError::NoReplica(path.to_owned()));
+        }
+        let (replica, _) = Replica::open(path)?;
+        let read_only = match replica.resume() {
+            Ok(()) => false,
+            Err(VolumeError::Frozen) => true,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self { replica, path: path.to_owned(), read_only, raw: None })
+    }
+
+    fn open_raw(path: &Path) -> Result<Self, ServeError> {
+        let (file, size) = open_locked(path)?;
+        if size == 0 || !size.is_multiple_of(BLOCK) {
+            return Err(ServeError::NotBlocks { path: path.to_owned(), size });
+        }
+        let folder = Self::folder_beside(path);
+        let known = Replica::exists(&folder);
+        if !known {
+            // Nobody but this file is ever compared with it under this number: a node gives a volume its own.
+            Replica::create_beside(&folder, VolumeId(0), Bytes(size))?;
+        }
+        let metadata = file.metadata().map_err(io_error("look at", path))?;
+        let seen: Option<Seen> =
+            std::fs::read(folder.join("seen")).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let (replica, opened) = Replica::open_beside(&folder, path)?;
+        if replica.size().0 != size {
+            return Err(VolumeError::Damaged {
+                path: folder,
+                why: format!("it tracks {} bytes, and {} has {size}; remove it", replica.size().0, path.display()),
+            }
+            .into());
+        }
+        replica.become_primary(Lineage::FIRST, Generation(1))?;
+        // After an unclean end the marks say what to doubt, and the file's time says nothing.
+        if opened.clean && seen != Some(Seen::of(&metadata)) {
+            replica.restamp_all()?;
+        }
+        Ok(Self { replica, path: path.to_owned(), read_only: false, raw: Some(file) })
+    }
+
+    /// To be called every few seconds.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn settle(&self) -> Result<(), VolumeError> {
+        self.replica.settle()
+    }
+
+    /// Closes it properly. Nothing is served after that.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn close(self) -> Result<(), ServeError> {
+        self.replica.flush()?;
+        if let Some(raw) = &self.raw {
+            let folder = Self::folder_beside(&self.path);
+            let seen = Seen::of(&raw.metadata().map_err(io_error("look at", &self.path))?);
+            let bytes = serde_json::to_vec(&seen).map_err(|e| io_error("describe", &self.path)(e.into()))?;
+            std::fs::write(folder.join("seen"), bytes).map_err(io_error("write into", &folder))?;
+        }
+        Ok(self.replica.close()?)
+    }
+
+    fn do_it(&self, command: Command) -> Result<Reply, VolumeError> {
+        let durable = |fua: bool| {
+            if fua {
+                self.replica.flush()?;
+            }
+            Ok(Reply::Done)
+        };
+        match command {
+            Command::Read { offset, length } => {
+                let mut bytes = vec![0; length as usize];
+                self.replica.read(offset, &mut bytes)?;
+                Ok(Reply::Data(vec![Piece::Data(bytes.into())]))
+            }
+            Command::Write { offset, data, fua } => {
+                self.replica.write(offset, &data)?;
+                durable(fua)
+            }
+            Command::Trim { offset, length, fua } | Command::WriteZeroes { offset, length, fua, .. } => {
+                self.replica.zero(offset, u64::from(length))?;
+                durable(fua)
+            }
+            Command::Flush => durable(true),
+            Command::Cache { .. } => Ok(Reply::Done),
+            Command::BlockStatus { offset, length, .. } => {
+                Ok(extents(self.replica.extents(offset, u64::from(length))?))
+            }
+        }
+    }
+}
+
+impl Backend for Tracked {
+    fn export(&self) -> Export {
+        let (name, size) = (name_of(&self.path), self.replica.size().0);
+        Export { name, size, preferred_block: BLOCK as u32, read_only: self.read_only }
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.replica.read_now(offset, into)
+    }
+
+    fn warm(&self, offset: u64, length: u64) {
+        self.replica.warm(offset, length);
+    }
+
+    fn perform(&self, _: Cookie, command: Command, _: &Answers) -> Option<Reply> {
+        Some(self.do_it(command).unwrap_or_else(|error| {
+            tracing::warn!(file = %self.path.display(), %error, "a request failed");
+            Reply::Error(match &error {
+                VolumeError::Frozen => Errno::Perm,
+                VolumeError::Range(_) => Errno::Invalid,
+                VolumeError::Io { source, .. } => errno(source),
+                _ => Errno::Io,
+            })
+        }))
+    }
+}

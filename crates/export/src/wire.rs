@@ -1,0 +1,152 @@
+//! Bytes to and from a client, in the clear or by TLS.
+
+use bytes::BytesMut;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use rustls::{ServerConfig, ServerConnection};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Room for what comes: many small requests at once, or a part of a large write.
+const ROOM: usize = 256 << 10;
+/// Less room than this, and more is made.
+const LEAST_ROOM: usize = 64 << 10;
+/// A TLS record and its frame: what is read at once.
+const RECORD: usize = 18 << 10;
+
+/// A client's socket, blocking.
+#[derive(Debug)]
+pub struct Wire {
+    socket: Arc<OwnedFd>,
+    tls: Option<Box<ServerConnection>>,
+}
+
+/// Ends a client's connection from elsewhere, at the latest when it is dropped.
+#[derive(Debug)]
+pub struct HangUp(Arc<OwnedFd>);
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        // A [`HangUp`] may keep the socket open, and the client wait for its end.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        // An error says that it is over already.
+        let _ = shutdown(&self.0, Shutdown::Both);
+    }
+}
+
+impl Wire {
+    /// A connected stream socket in blocking mode.
+    #[must_use]
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket: Arc::new(socket), tls: None }
+    }
+
+    /// What ends it from elsewhere.
+    #[must_use]
+    pub fn hang_up(&self) -> HangUp {
+        HangUp(self.socket.clone())
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        (*self.socket).as_fd()
+    }
+
+    /// The client begins TLS. Returns when it has shown who it is.
+    pub(crate) fn start_tls(&mut self, config: Arc<ServerConfig>) -> io::Result<()> {
+        let mut tls = Box::new(ServerConnection::new(config).map_err(io::Error::other)?);
+        let mut socket = Socket(&self.socket);
+        while tls.is_handshaking() {
+            tls.complete_io(&mut socket)?;
+        }
+        self.tls = Some(tls);
+        Ok(())
+    }
+
+    /// Waits for bytes and appends those that are a request's, if any; false: there will be no more. `rest` is what is known to
+    /// be missing of a request.
+    pub(crate) fn receive(&mut self, into: &mut BytesMut, rest: usize) -> io::Result<bool> {
+        let Some(tls) = &mut self.tls else { return Ok(append(&self.socket, into, rest)? > 0) };
+        let mut socket = Socket(&self.socket);
+        let mut record = [0; RECORD];
+        let n = socket.read(&mut record)?;
+        let mut come = &record[..n];
+        while !come.is_empty() {
+            tls.read_tls(&mut come)?;
+            let state = tls.process_new_packets().map_err(io::Error::other)?;
+            let (start, more) = (into.len(), state.plaintext_bytes_to_read());
+            into.resize(start + more, 0);
+            tls.reader().read_exact(&mut into[start..])?;
+            if state.peer_has_closed() {
+                return Ok(false);
+            }
+        }
+        while tls.wants_write() {
+            tls.write_tls(&mut socket)?;
+        }
+        Ok(n > 0)
+    }
+
+    /// Sends all of it, and forgets it.
+    pub(crate) fn send(&mut self, from: &mut BytesMut) -> io::Result<()> {
+        let mut socket = Socket(&self.socket);
+        match &mut self.tls {
+            None => socket.write_all(from)?,
+            Some(tls) => {
+                let mut rest = &from[..];
+                while !rest.is_empty() {
+                    // As much as it keeps at once.
+                    let taken = tls.writer().write(rest)?;
+                    rest = &rest[taken..];
+                    while tls.wants_write() {
+                        tls.write_tls(&mut socket)?;
+                    }
+                }
+            }
+        }
+        from.clear();
+        Ok(())
+    }
+}
+
+/// A socket as the standard library has it.
+struct Socket<'a>(&'a OwnedFd);
+
+impl Read for Socket<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::retry_on_intr(|| recv(self.0, &mut *into, RecvFlags::empty()))?.0)
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::retry_on_intr(|| send(self.0, from, SendFlags::NOSIGNAL))?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Receives into the room at the end of a buffer, which is not filled with zeroes first: they would cost a tenth of a large write.
+fn append(socket: &OwnedFd, into: &mut BytesMut, rest: usize) -> Result<usize, Errno> {
+    if rest == 0 && into.capacity() - into.len() < LEAST_ROOM {
+        into.reserve(ROOM);
+    } else {
+        into.reserve(rest);
+    }
+    let room = into.spare_capacity_mut();
+    let most = if rest == 0 { room.len() } else { rest };
+    let filled = rustix::io::retry_on_intr(|| {
+        let ((filled, _), _) = recv(socket, &mut room[..most], RecvFlags::empty())?;
+        Ok(filled.len())
+    })?;
+    // SAFETY: `recv` has written the first `filled` bytes of the room after the buffer's end.
+    unsafe { into.set_len(into.len() + filled) };
+    Ok(filled)
+}

@@ -1,0 +1,424 @@
+//! Pages of a guest's RAM that a destination keeps on its disk while they come in, so that a move that was cut short and
+//! is tried again need not send them again.
+//!
+//! ```text
+//!   first try    Decoder ---- every page ----> Checkpoint
+//!   second try   Checkpoint -- Holding: a mark for each page that is kept --> Encoder
+//!                Decoder <---- HELD: this page is as you keep it ------------ Encoder
+//! ```
+//!
+//! # What can go wrong
+//!
+//! *Somebody reads the disk.* Every page is sealed (AES-256-GCM, bound to its place) under a key that only the VM's owner
+//! keeps: the source says it again at each try, and forgets it when the VM has moved or does not want to any more. What is
+//! left at the destination then is noise.
+//!
+//! *It dies in the middle of a write, or power is lost.* Nothing is ever made durable, and no order is kept: a page whose seal
+//! does not hold is not held. [`Checkpoint::holding`] opens every one before it says so.
+//!
+//! *A page rots between that and its use.* Then it does not open when it is named, the stream ends with
+//! [`WireError::Checkpoint`](crate::WireError::Checkpoint), and whoever owns the checkpoint discards it. Were it opened and wrong, the
+//! stream's digest would tell.
+//!
+//! *The disk is full.* No more is kept ([`Checkpoint::trouble`]); the move goes on. What the encoder sends in full it never
+//! takes for held in the same stream.
+//!
+//! *Another guest of the same name, other RAM.* The table of RAM blocks is sealed as well; with another key or another table
+//! all is dropped.
+
+use crate::config::PageKey;
+use crate::cursor::{Cursor, More};
+use crate::format;
+use crate::record::{Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use rustix::fs::SeekFrom;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+const TAG: usize = 16;
+/// A sealed page: nonce, tag, content.
+const SLOT: usize = NONCE_LEN + TAG + PAGE_SIZE;
+/// Room for the sealed table, before the slots: 256 blocks with names of 255 bytes, and some.
+const HEADER: u64 = 80 << 10;
+/// What the table's seal is bound to; no page has that place.
+const TABLE: u64 = u64::MAX;
+/// Pages that one key seals in one stream, at most: with random nonces of 96 bits it stays far from where two could be equal
+/// (2^32, NIST SP 800-38D).
+const MOST_SEALS: u64 = 1 << 30;
+/// Slots read at once.
+const AT_ONCE: u64 = 64;
+
+/// The key of a VM's checkpoints. Whoever owns the VM makes it, keeps it, and says it to the destination for a try.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CheckpointKey(pub [u8; 32]);
+
+impl CheckpointKey {
+    /// From the kernel's generator.
+    ///
+    /// # Panics
+    /// On a machine without one.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(PageKey::random().0)
+    }
+
+    /// The key of the marks by which both ends know a page.
+    #[must_use]
+    pub fn marks(&self) -> PageKey {
+        PageKey(blake3::derive_key("godwit 2026 marks of pages in a checkpoint", &self.0))
+    }
+
+    fn seal(&self) -> LessSafeKey {
+        let key = blake3::derive_key("godwit 2026 seals of pages in a checkpoint", &self.0);
+        LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("AES-256 has keys of 32 bytes"))
+    }
+}
+
+/// A key is not for logs.
+impl fmt::Debug for CheckpointKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CheckpointKey(..)")
+    }
+}
+
+/// A page's mark: the front of its keyed BLAKE3 hash. 0 is none.
+///
+/// 64 bits are enough: a page taken for another is found by the stream's digest, and nobody in the guest can make two of one
+/// mark, because the key is not theirs. It would cost a second try, by a chance of 2^-64 a page.
+pub(crate) type Mark = u64;
+
+pub(crate) fn mark(key: &PageKey, content: &PageBytes) -> Mark {
+    let hash = blake3::keyed_hash(&key.0, content);
+    u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"))
+}
+
+/// The destination's side: sealed pages in a file.
+#[derive(Debug)]
+pub struct Checkpoint {
+    file: File,
+    seal: LessSafeKey,
+    marks: PageKey,
+    blocks: Vec<Block>,
+    /// Each block's first slot.
+    firsts: Vec<u64>,
+    sealed: u64,
+    trouble: Option<io::Error>,
+    slot: Vec<u8>,
+}
+
+impl Checkpoint {
+    /// Opens what is kept in a file, which nobody else uses; makes it if there is none. What was kept under another key is dropped.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, read or emptied.
+    pub fn open(path: &Path, key: &CheckpointKey) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let mut this = Self {
+            file,
+            seal: key.seal(),
+            marks: key.marks(),
+            blocks: vec![],
+            firsts: vec![],
+            sealed: 0,
+            trouble: None,
+            slot: vec![0; SLOT],
+        };
+        match this.read_table()? {
+            Some(blocks) => this.lay_out(blocks),
+            None => this.file.set_len(0)?,
+        }
+        Ok(this)
+    }
+
+    /// Why no more is kept, if that is so.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&io::Error> {
+        self.trouble.as_ref()
+    }
+
+    /// Looks at every page that is kept, and tells those whose seals hold. Reads the whole file: some seconds for a few
+    /// gigabytes.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn holding(&mut self) -> io::Result<Holding> {
+        let mut marks: Vec<Vec<Mark>> = self.blocks.iter().map(|b| vec![0; b.pages as usize]).collect();
+        let mut buffer = vec![0; AT_ONCE as usize * SLOT];
+        for (block, marks) in marks.iter_mut().enumerate() {
+            let (mut page, pages) = (0, marks.len() as u64);
+            while page < pages {
+                page = page.max(self.data_from(block, page)?);
+                let count = AT_ONCE.min(pages.saturating_sub(page));
+                let bytes = &mut buffer[..count as usize * SLOT];
+                // What lies behind the end of the file was never kept.
+                let n = read_up_to(&self.file, bytes, self.offset(Place { block, page }))?;
+                for (i, slot) in bytes[..n].chunks_exact_mut(SLOT).enumerate() {
+                    let place = Place { block, page: page + i as u64 };
+                    if let Some(content) = self.unseal(place, slot) {
+                        marks[place.page as usize] = mark(&self.marks, content);
+                    }
+                }
+                page += count.max(1);
+            }
+        }
+        Ok(Holding { blocks: self.blocks.clone(), marks })
+    }
+
+    /// A stream with these blocks begins: what is kept of others is dropped.
+    pub(crate) fn begin(&mut self, blocks: &[Block]) {
+        if self.blocks == blocks {
+            return;
+        }
+        self.lay_out(blocks.to_vec());
+        let mut table = vec![];
+        put_table(&mut table, blocks);
+        let result = self.seal_bytes(TABLE, &mut table).and_then(|sealed| {
+            let mut header = sealed.to_vec();
+            header.extend_from_slice(&(table.len() as u32).to_le_bytes());
+            header.extend_from_slice(&table);
+            self.file.set_len(0)?;
+            self.file.write_all_at(&header, 0)
+        });
+        self.note(result);
+    }
+
+    /// Keeps a page.
+    pub(crate) fn keep(&mut self, place: Place, content: &PageBytes) {
+        if self.trouble.is_some() {
+            return;
+        }
+        let mut slot = std::mem::take(&mut self.slot);
+        slot[NONCE_LEN + TAG..].copy_from_slice(content);
+        let result = self.seal_bytes(self.number(place), &mut slot[NONCE_LEN + TAG..]).and_then(|sealed| {
+            slot[..NONCE_LEN + TAG].copy_from_slice(&sealed);
+            self.file.write_all_at(&slot, self.offset(place))
+        });
+        self.slot = slot;
+        self.note(result);
+    }
+
+    /// A page that is kept; `None` if its seal does not hold.
+    pub(crate) fn page(&mut self, place: Place) -> io::Result<Option<PageBytes>> {
+        let mut slot = std::mem::take(&mut self.slot);
+        let result = read_up_to(&self.file, &mut slot, self.offset(place));
+        let content = match result {
+            Ok(SLOT) => self.unseal(place, &mut slot).copied(),
+            _ => None,
+        };
+        self.slot = slot;
+        result.map(|_| content)
+    }
+
+    fn note(&mut self, result: io::Result<()>) {
+        if let Err(error) = result {
+            self.trouble.get_or_insert(error);
+        }
+    }
+
+    fn lay_out(&mut self, blocks: Vec<Block>) {
+        self.firsts = blocks
+            .iter()
+            .scan(0, |next, block| {
+                let first = *next;
+                *next += block.pages;
+                Some(first)
+            })
+            .collect();
+        self.blocks = blocks;
+    }
+
+    fn number(&self, place: Place) -> u64 {
+        self.firsts[place.block] + place.page
+    }
+
+    fn offset(&self, place: Place) -> u64 {
+        HEADER + self.number(place) * SLOT as u64
+    }
+
+    /// The first page from this one on whose slot is not in a hole of the file.
+    fn data_from(&self, block: usize, page: u64) -> io::Result<u64> {
+        let at = self.offset(Place { block, page });
+        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+            Ok(data) => Ok(page + (data - at) / SLOT as u64),
+            Err(rustix::io::Errno::NXIO) => Ok(self.blocks[block].pages),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn read_table(&self) -> io::Result<Option<Vec<Block>>> {
+        let mut header = vec![0; HEADER as usize];
+        let n = read_up_to(&self.file, &mut header, 0)?;
+        header.truncate(n);
+        let Some((sealed, rest)) = header.split_at_mut_checked(NONCE_LEN + TAG) else { return Ok(None) };
+        let Some((length, rest)) = rest.split_first_chunk_mut::<4>() else { return Ok(None) };
+        let Some(table) = rest.get_mut(..u32::from_le_bytes(*length) as usize) else { return Ok(None) };
+        if !self.opens(TABLE, sealed, table) {
+            return Ok(None);
+        }
+        Ok(table_of(&mut Cursor::new(table), u64::MAX).ok().flatten())
+    }
+
+    /// Encrypts in place; nonce and tag.
+    fn seal_bytes(&mut self, number: u64, content: &mut [u8]) -> io::Result<[u8; NONCE_LEN + TAG]> {
+        self.sealed += 1;
+        if self.sealed > MOST_SEALS {
+            return Err(io::Error::other("its key has sealed as many pages as a key may"));
+        }
+        let mut sealed = [0; NONCE_LEN + TAG];
+        let (nonce, tag) = sealed.split_first_chunk_mut::<NONCE_LEN>().expect("it is longer than a nonce");
+        getrandom::fill(nonce).map_err(|e| io::Error::other(e.to_string()))?;
+        let aad = Aad::from(number.to_le_bytes());
+        let made = self.seal.seal_in_place_separate_tag(Nonce::assume_unique_for_key(*nonce), aad, content);
+        tag.copy_from_slice(made.map_err(|_| io::Error::other("a page cannot be sealed"))?.as_ref());
+        Ok(sealed)
+    }
+
+    fn opens(&self, number: u64, sealed: &[u8], content: &mut [u8]) -> bool {
+        let (Some(nonce), Some(tag)) = (sealed.first_chunk::<NONCE_LEN>(), sealed.last_chunk::<TAG>()) else {
+            return false;
+        };
+        let aad = Aad::from(number.to_le_bytes());
+        let nonce = Nonce::assume_unique_for_key(*nonce);
+        // The never written are zeroes, and need no trial.
+        tag != &[0; TAG] && self.seal.open_in_place_separate_tag(nonce, aad, (*tag).into(), content, 0..).is_ok()
+    }
+
+    fn unseal<'a>(&self, place: Place, slot: &'a mut [u8]) -> Option<&'a PageBytes> {
+        let (sealed, content) = slot.split_at_mut(NONCE_LEN + TAG);
+        self.opens(self.number(place), sealed, content).then(|| content.first_chunk())?
+    }
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_up_to(file: &File, mut into: &mut [u8], mut at: u64) -> io::Result<usize> {
+    let whole = into.len();
+    while !into.is_empty() {
+        match file.read_at(into, at) {
+            Ok(0) => break,
+            Ok(n) => {
+                into = &mut into[n..];
+                at += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(whole - into.len())
+}
+
+/// What a destination has kept of an earlier try: for every page its mark.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    blocks: Vec<Block>,
+    marks: Vec<Vec<Mark>>,
+}
+
+/// What a peer says it holds makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("the destination says of the pages that it has kept what makes no sense: {0}")]
+pub struct HoldingError(&'static str);
+
+impl Holding {
+    /// Its longest form for a guest with this much RAM, in bytes.
+    #[must_use]
+    pub const fn longest(ram: u64) -> u64 {
+        HEADER + ram / PAGE_SIZE as u64 * 24
+    }
+
+    /// Pages.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.marks.iter().flatten().filter(|m| **m != 0).count() as u64
+    }
+
+    /// For the wire: the table, then runs of pages: distance from the end of the last, length, marks.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![];
+        put_table(&mut out, &self.blocks);
+        for marks in &self.marks {
+            let mut rest = &marks[..];
+            while let Some(gap) = rest.iter().position(|m| *m != 0) {
+                rest = &rest[gap..];
+                let run = rest.iter().position(|m| *m == 0).unwrap_or(rest.len());
+                format::put(&mut out, run as u64);
+                format::put(&mut out, gap as u64);
+                rest[..run].iter().for_each(|m| out.extend_from_slice(&m.to_le_bytes()));
+                rest = &rest[run..];
+            }
+            format::put(&mut out, 0);
+        }
+        out
+    }
+
+    /// From the wire; `max_ram` bounds what is believed.
+    ///
+    /// # Errors
+    /// When it makes no sense.
+    pub fn decode(bytes: &[u8], max_ram: u64) -> Result<Self, HoldingError> {
+        let mut c = Cursor::new(bytes);
+        let this = Self::read(&mut c, max_ram).map_err(|More| HoldingError("it ends in the middle"))?;
+        this.ok_or(HoldingError("pages that no guest has")).and_then(|this| {
+            if c.at() == bytes.len() { Ok(this) } else { Err(HoldingError("it goes on behind its end")) }
+        })
+    }
+
+    fn read(c: &mut Cursor<'_>, max_ram: u64) -> Result<Option<Self>, More> {
+        let Some(blocks) = table_of(c, max_ram)? else { return Ok(None) };
+        let mut marks = Vec::with_capacity(blocks.len());
+        for block in &blocks {
+            let mut of_block = vec![0; block.pages as usize];
+            let mut at = 0u64;
+            loop {
+                let Some(run) = format::get(c)? else { return Ok(None) };
+                if run == 0 {
+                    break;
+                }
+                let Some(gap) = format::get(c)? else { return Ok(None) };
+                let Some(from) = at.checked_add(gap) else { return Ok(None) };
+                let Some(end) = from.checked_add(run).filter(|end| *end <= block.pages) else { return Ok(None) };
+                for mark in &mut of_block[from as usize..end as usize] {
+                    *mark = u64::from_le_bytes(*c.array()?);
+                }
+                at = end;
+            }
+            marks.push(of_block);
+        }
+        Ok(Some(Self { blocks, marks }))
+    }
+
+    /// The marks, if they are of these blocks.
+    pub(crate) fn of(self, blocks: &[Block]) -> Option<Vec<Vec<Mark>>> {
+        (self.blocks == blocks).then_some(self.marks)
+    }
+}
+
+fn put_table(out: &mut Vec<u8>, blocks: &[Block]) {
+    format::put(out, blocks.len() as u64);
+    for block in blocks {
+        out.push(block.name.len() as u8);
+        out.extend_from_slice(&block.name);
+        format::put(out, block.pages);
+    }
+}
+
+/// A table; `None` if it is longer than any, or has more RAM than is believed.
+fn table_of(c: &mut Cursor<'_>, max_ram: u64) -> Result<Option<Vec<Block>>, More> {
+    let Some(count) = format::get(c)?.filter(|n| *n <= MAX_BLOCKS as u64) else { return Ok(None) };
+    let most = max_ram.div_ceil(PAGE_SIZE as u64).saturating_add(count);
+    let (mut blocks, mut sum) = (Vec::with_capacity(count as usize), 0u64);
+    for _ in 0..count {
+        let name = c.counted()?.to_vec();
+        let Some(pages) = format::get(c)? else { return Ok(None) };
+        sum = sum.saturating_add(pages);
+        if sum > most {
+            return Ok(None);
+        }
+        blocks.push(Block { name, pages });
+    }
+    Ok(Some(blocks))
+}

@@ -1,0 +1,203 @@
+//! Pages of a guest's RAM that a destination keeps between two tries of a move: where they lie, under which key, for how long.
+//!
+//! The source's node makes the key and keeps it beside the VM's file until the VM has moved; it says it to the destination in each
+//! try, over the link. The destination's node keeps the sealed pages beside its own file of the VM, and the key nowhere.
+//! See [`godwit_memory::Checkpoint`] for what can go wrong with the pages themselves. None of it is needed for a move: where it
+//! fails, all pages travel.
+
+use crate::parts::{Moving, Parts};
+use crate::proto::{self, Hello};
+use anyhow::{Context, Result, bail};
+use godwit_api::progress::NoteKind;
+use godwit_handoff::Ticket;
+use godwit_link::{Lane, Priority, Session, Stream};
+use godwit_memory::{Checkpoint, CheckpointKey, Holding};
+use godwit_units::Bytes as Amount;
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// How long pages are kept for a try that does not come.
+pub const EXPIRY: Duration = Duration::from_secs(24 * 3600);
+/// How long the memory rounds wait for the destination's answer. It is asked when the disks begin.
+const ANSWER: Duration = Duration::from_secs(60);
+/// The destination's disk has to have this many times the guest's RAM free, or nothing is kept: its guests need room more.
+const ROOM: u64 = 2;
+
+fn pages_path(folder: &Path) -> PathBuf {
+    folder.join("checkpoint")
+}
+
+fn key_path(folder: &Path) -> PathBuf {
+    folder.join("checkpoint.key")
+}
+
+/// Source: the key of the VM with this folder, made if it has none.
+///
+/// # Errors
+/// When it can neither be read nor made.
+pub fn key(folder: &Path) -> std::io::Result<CheckpointKey> {
+    let path = key_path(folder);
+    let mut bytes = [0; 32];
+    match std::fs::File::open(&path).and_then(|mut file| file.read_exact(&mut bytes)) {
+        Ok(()) => return Ok(CheckpointKey(bytes)),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof) => {}
+        Err(e) => return Err(e),
+    }
+    let key = CheckpointKey::random();
+    let fresh = path.with_extension("key.new");
+    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+    out.write_all(&key.0)?;
+    std::fs::rename(&fresh, &path)?;
+    Ok(key)
+}
+
+/// Forgets both sides' parts: the VM has moved, so what is kept of it here or for it there is of no more use.
+pub fn forget(folder: &Path) {
+    for path in [key_path(folder), pages_path(folder)] {
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "cannot be removed");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Removes what has waited for a try for too long, unless one is under way.
+pub fn expire(parts: &Parts, now: SystemTime) {
+    if parts.moving().is_none_or(|moving| moving.over.is_cancelled()) && expire_in(&parts.folder, now) {
+        tracing::info!(vm = parts.name, "pages of a try that was not made again are dropped");
+    }
+}
+
+fn expire_in(folder: &Path, now: SystemTime) -> bool {
+    let path = pages_path(folder);
+    let age = std::fs::metadata(&path).and_then(|m| m.modified()).ok().and_then(|then| now.duration_since(then).ok());
+    age.is_some_and(|age| age > EXPIRY) && std::fs::remove_file(&path).is_ok()
+}
+
+/// Source: asks the destination which pages it has kept. `None`: it cannot tell, and all travel.
+pub async fn ask(parts: &Parts, moving: &Moving, session: &Session, key: CheckpointKey, ram: u64) -> Option<Holding> {
+    match tokio::time::timeout(ANSWER, answer(moving.ticket, session, key, ram)).await {
+        Ok(Ok(holding)) => {
+            let kept = Amount(holding.pages() * 4096);
+            if kept.0 > 0 {
+                moving
+                    .note(NoteKind::Decision, format!("the destination has kept {kept} of memory from an earlier try"));
+            }
+            Some(holding)
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(vm = parts.name, error = format!("{error:#}"), "all of memory travels");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(vm = parts.name, "the destination does not say what it has kept; all of memory travels");
+            None
+        }
+    }
+}
+
+async fn answer(ticket: Ticket, session: &Session, key: CheckpointKey, ram: u64) -> Result<Holding> {
+    let hello = Hello::Kept { ticket, key: proto::Secret(key.0) };
+    let (mut out, mut from) = session.open_stream(Lane::Memory, Priority::Bulk, proto::encode(&hello)).await?.split();
+    out.finish()?;
+    let mut bytes = vec![];
+    while let Some(piece) = from.read().await? {
+        bytes.extend_from_slice(&piece);
+        if bytes.len() as u64 > Holding::longest(ram) {
+            bail!("the destination says more of what it has kept than there can be");
+        }
+    }
+    Ok(Holding::decode(&bytes, ram)?)
+}
+
+/// Destination: tells which pages are kept.
+pub fn tell(parts: &Arc<Parts>, moving: Arc<Moving>, key: CheckpointKey, stream: Stream) {
+    let parts = parts.clone();
+    crate::trace::spawn(async move {
+        let telling = async {
+            // An earlier try's stream may still be on its way into the file.
+            let held = parts.keeping.clone().lock_owned().await;
+            let path = pages_path(&parts.folder);
+            let encoded = tokio::task::spawn_blocking(move || {
+                let _held = held;
+                if !path.exists() {
+                    return Ok(Holding::default().encode());
+                }
+                Ok::<_, std::io::Error>(Checkpoint::open(&path, &key)?.holding()?.encode())
+            });
+            let encoded = encoded.await?.context("what was kept of an earlier try cannot be read")?;
+            let (mut send, _) = stream.split();
+            send.write(encoded.into()).await?;
+            send.finish()?;
+            anyhow::Ok(())
+        };
+        tokio::select! {
+            result = telling => {
+                if let Err(error) = result {
+                    tracing::warn!(vm = parts.name, error = format!("{error:#}"), "all of memory travels");
+                    drop_pages(&parts);
+                }
+            }
+            () = moving.over.cancelled() => {}
+        }
+    });
+}
+
+/// Destination: what a stream's pages go into, while the guard is held; `None`, with a reason in the log: they are not kept.
+pub fn open(parts: &Parts, key: &CheckpointKey) -> Option<Checkpoint> {
+    let ram = parts.definition().spec.memory.0;
+    let free = rustix::fs::statvfs(&parts.folder).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
+    let path = pages_path(&parts.folder);
+    if free < ram.saturating_mul(ROOM) && !path.exists() {
+        tracing::info!(vm = parts.name, free, "no room to keep pages for another try");
+        return None;
+    }
+    match Checkpoint::open(&path, key) {
+        Ok(checkpoint) => Some(checkpoint),
+        Err(error) => {
+            tracing::warn!(vm = parts.name, %error, "pages are not kept for another try");
+            None
+        }
+    }
+}
+
+/// Destination: what is kept cannot be relied on.
+pub fn drop_pages(parts: &Parts) {
+    let _ = std::fs::remove_file(pages_path(&parts.folder));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_kept_for_the_next_try_and_for_nobody_else_and_forgotten_with_the_move() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("a folder");
+        let first = key(dir.path()).expect("makes one");
+        assert_eq!(key(dir.path()).expect("reads it"), first);
+        let mode = std::fs::metadata(key_path(dir.path())).expect("is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        std::fs::write(key_path(dir.path()), b"torn").expect("writes");
+        assert_ne!(key(dir.path()).expect("makes another"), first);
+        forget(dir.path());
+        assert!(!key_path(dir.path()).exists());
+        forget(dir.path());
+    }
+
+    #[test]
+    fn pages_expire_when_no_try_comes_for_a_day_and_not_before() {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::write(pages_path(dir.path()), b"sealed").expect("writes");
+        assert!(!expire_in(dir.path(), SystemTime::now() + EXPIRY - Duration::from_secs(60)));
+        assert!(pages_path(dir.path()).exists());
+        assert!(expire_in(dir.path(), SystemTime::now() + EXPIRY + Duration::from_secs(60)));
+        assert!(!pages_path(dir.path()).exists());
+    }
+}

@@ -1,0 +1,699 @@
+//! Pre-caches of the volumes of this host at other hosts, and replicas here that are other hosts' pre-caches.
+//!
+//! The controller tells all that this node is to keep up, as often as it likes; the node writes that down and goes on by itself:
+//! after cuts, after its own restarts, after those of the other side, for ever, with a pause between two tries that grows to
+//! [`LONGEST_PAUSE`]. Nothing of it runs while its VM is being moved, or is not this host's.
+//!
+//! # What can go wrong
+//!
+//! *A move begins.* The mirror and a pre-cache would each tell the other side something else about the epoch of now, so a move ends the
+//! volume's sessions under the lock that the guest's writes take ([`Disk::start_mirror`]); what the secondary has is found by the
+//! mirror's comparison. At the other side the place that is made for the VM takes the replica over ([`Precaches::release`]).
+//!
+//! *Somebody was taken over.* The secondary's node takes blocks of a volume from whom the controller's signature names, for the owner
+//! that it names, and from no older owner than it has seen; and never where the VM is this host's or about to be.
+//!
+//! *The secondary is slow, or full.* The session ends with what it says, and is tried again; the guest hears nothing of it.
+
+use crate::disk::Disk;
+use crate::node::Node;
+use crate::parts::{Parts, lock};
+use crate::proto::{self, Hello, Request};
+use anyhow::{Context, Result, anyhow, bail};
+use godwit_api::host::Ownership;
+use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheFigures, PrecacheOrder, PrecacheState, digest};
+use godwit_api::{ApiError, Name, Problem};
+use godwit_link::scavenger::{self, Scavenger};
+use godwit_link::{Lane, Priority, Session, Stream};
+use godwit_trust::{Capability, CapabilityError, SignedCapability};
+use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
+use godwit_volume::precache::{Source, State, Target};
+use godwit_volume::{Journal, Packer, Unpacker};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// The pauses between two tries.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest: what a cut costs when it is over.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Between two looks at whether the VM is here and at rest.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often a session looks at the clock, at the path, and whether an epoch should end.
+const TICK: Duration = Duration::from_millis(50);
+/// How long the other side may take to make a replica.
+const STANDING_BY: Duration = Duration::from_secs(30);
+/// How long something that holds a replica may take to let it go.
+const LETTING_GO: Duration = Duration::from_secs(20);
+/// What leaves at once is what the rate carries in this time: as fine as a timer is.
+const PIECE: Duration = Duration::from_millis(4);
+/// At least and at most so much of it, bytes.
+const LEAST_PIECE: usize = 2800;
+const MOST_PIECE: usize = 128 << 10;
+/// Messages that are taken from the link ahead of their being worked off: each at most 256 KiB.
+const AHEAD: usize = 16;
+/// Pre-caches of one node, and replicas of others' that it keeps: what a host can have of volumes.
+const MOST: usize = 1024;
+
+const ORDERS: &str = "precaches.json";
+const MARK: &str = "standby.json";
+
+/// What a secondary's node has to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standby {
+    /// The VM.
+    pub vm: VmId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// Its size.
+    pub size: Amount,
+    /// The owner's lineage.
+    pub lineage: Lineage,
+    /// The owner's generation.
+    pub generation: Generation,
+    /// Whether to keep the last complete epoch as an image.
+    pub image: bool,
+    /// What shows that the controller has ordered it.
+    pub capability: SignedCapability,
+}
+
+/// What is remembered beside a replica that is another host's pre-cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The VM.
+    pub vm: VmId,
+    /// By what right it came here last.
+    pub lineage: Lineage,
+    /// As the lineage.
+    pub generation: Generation,
+    /// Whose it is.
+    pub from: String,
+}
+
+/// The mark of a replica that is another host's pre-cache.
+#[must_use]
+pub fn mark(volume: &Path) -> Option<Mark> {
+    serde_json::from_slice(&std::fs::read(volume.join(MARK)).ok()?).ok()
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+    out.write_all(bytes)?;
+    out.sync_data()?;
+    std::fs::rename(&fresh, path)?;
+    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+}
+
+#[derive(Debug)]
+struct Sending {
+    order: PrecacheOrder,
+    figures: Arc<Mutex<Told>>,
+    over: CancellationToken,
+}
+
+/// How a session stands, for whoever asks.
+#[derive(Debug, Default)]
+struct Told {
+    figures: PrecacheFigures,
+    /// The epoch that is held ended then; and whether the guest has written since.
+    held_unix_ms: Option<u64>,
+    behind: bool,
+}
+
+#[derive(Debug)]
+struct Receiving {
+    from: String,
+    image: bool,
+    owner: (Lineage, Generation),
+    disk: Weak<Disk>,
+    /// Holds a replica open of which no VM is known here; the VM's parts do where one is.
+    own: Option<Arc<Disk>>,
+    over: CancellationToken,
+}
+
+/// A node's pre-caches.
+#[derive(Debug)]
+pub struct Precaches {
+    file: PathBuf,
+    volumes: PathBuf,
+    sockets: PathBuf,
+    sending: Mutex<BTreeMap<(VolumeId, Name), Sending>>,
+    receiving: Mutex<BTreeMap<VolumeId, Receiving>>,
+    /// One asks at a time: making a replica takes a moment.
+    standing_by: tokio::sync::Mutex<()>,
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+impl Precaches {
+    /// None yet; what is written down is found by [`resume`].
+    #[must_use]
+    pub fn new(state: &Path, run: &Path) -> Self {
+        Self {
+            file: state.join(ORDERS),
+            volumes: state.join("volumes"),
+            sockets: run.join("standby"),
+            sending: Mutex::default(),
+            receiving: Mutex::default(),
+            standing_by: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// How those from here stand.
+    #[must_use]
+    pub fn told(&self) -> Vec<LocalPrecache> {
+        let now = unix_ms();
+        let sending = lock(&self.sending);
+        let all = sending.iter().map(|((volume, to), sending)| {
+            let told = lock(&sending.figures);
+            let mut figures = told.figures.clone();
+            #[allow(clippy::cast_precision_loss, reason = "a lag has less than 2^52 milliseconds")]
+            let lag = told.held_unix_ms.map(|held| now.saturating_sub(held) as f64 / 1000.0);
+            figures.lag_s = if told.behind { lag } else { lag.map(|_| 0.0) };
+            LocalPrecache { volume: *volume, to: to.clone(), figures }
+        });
+        all.collect()
+    }
+
+    /// Ends what is being received of these volumes, and waits until nothing holds them: a place is about to be made for their VM, or
+    /// they are about to go.
+    pub async fn release(&self, volumes: &[VolumeId]) {
+        let _nobody_else = self.standing_by.lock().await;
+        for volume in volumes {
+            let Some(receiving) = lock(&self.receiving).remove(volume) else { continue };
+            receiving.over.cancel();
+            let (weak, owned) = (receiving.disk.clone(), receiving.own.is_some());
+            drop(receiving);
+            let began = Instant::now();
+            while owned && weak.strong_count() > 0 && began.elapsed() < LETTING_GO {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+
+    /// The mark of a volume's replica is of no use any more: its VM is known here.
+    pub fn unmark(&self, volumes: &[VolumeId]) {
+        for volume in volumes {
+            let _ = std::fs::remove_file(self.volumes.join(volume.0.to_string()).join(MARK));
+        }
+    }
+}
+
+/// How those from here stand.
+#[must_use]
+pub fn told(node: &Node) -> Vec<LocalPrecache> {
+    node.precaches().told()
+}
+
+/// Begins what is written down.
+pub fn resume(node: &Arc<Node>) {
+    let known = std::fs::read(&node.precaches().file).ok();
+    let orders: Vec<PrecacheOrder> = match known.map(|bytes| serde_json::from_slice(&bytes)) {
+        Some(Ok(orders)) => orders,
+        Some(Err(error)) => {
+            tracing::error!(%error, "what is to be pre-cached cannot be read; the controller will tell it again");
+            return;
+        }
+        None => return,
+    };
+    accept(node, orders);
+}
+
+/// What this node is to keep up from now on: all of it.
+///
+/// # Errors
+/// When it cannot be written down, or is too much.
+pub fn order(node: &Arc<Node>, orders: Vec<PrecacheOrder>) -> Result<Vec<LocalPrecache>, ApiError> {
+    if orders.len() > MOST {
+        return Err(ApiError::new(Problem::Invalid, format!("a node keeps up {MOST} pre-caches, not more")));
+    }
+    let precaches = node.precaches();
+    // Capabilities are signed anew each time: what is written down need not be the last one.
+    let plain = |order: &PrecacheOrder| PrecacheOrder { capability: orders[0].capability.clone(), ..order.clone() };
+    let known: Vec<PrecacheOrder> = lock(&precaches.sending).values().map(|s| s.order.clone()).collect();
+    let same = orders.len() == known.len() && orders.iter().all(|o| known.iter().any(|k| plain(k) == plain(o)));
+    let old = std::fs::metadata(&precaches.file).and_then(|m| m.modified()).ok();
+    let stale = old.and_then(|at| at.elapsed().ok()).is_none_or(|age| age > Duration::from_secs(3600));
+    if !same || (stale && !orders.is_empty()) {
+        let bytes = serde_json::to_vec_pretty(&orders).map_err(|e| ApiError::new(Problem::Failed, e.to_string()))?;
+        replace(&precaches.file, &bytes)
+            .map_err(|e| ApiError::new(Problem::Failed, format!("cannot write {}: {e}", precaches.file.display())))?;
+    }
+    accept(node, orders);
+    Ok(precaches.told())
+}
+
+fn accept(node: &Arc<Node>, orders: Vec<PrecacheOrder>) {
+    let mut sending = lock(&node.precaches().sending);
+    let wanted: BTreeMap<(VolumeId, Name), PrecacheOrder> =
+        orders.into_iter().map(|o| ((o.volume, o.to.name.clone()), o)).collect();
+    sending.retain(|key, known| {
+        let kept = wanted.get(key).is_some_and(|o| o.consistent == known.order.consistent);
+        if !kept {
+            known.over.cancel();
+        }
+        kept
+    });
+    for (key, order) in wanted {
+        match sending.get_mut(&key) {
+            // A limit, an interval, an owner or an address are looked at when they are used.
+            Some(known) => known.order = order,
+            None => {
+                let new = Sending { order, figures: Arc::default(), over: CancellationToken::new() };
+                let (node, figures, over) = (Arc::downgrade(node), new.figures.clone(), new.over.clone());
+                sending.insert(key.clone(), new);
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = keep_up(&node, &key, &figures) => {}
+                        () = over.cancelled() => {}
+                    }
+                });
+            }
+        }
+    }
+}
+
+fn current(node: &Node, key: &(VolumeId, Name)) -> Option<PrecacheOrder> {
+    lock(&node.precaches().sending).get(key).map(|s| s.order.clone())
+}
+
+/// The VM of a volume, where it is this host's and nothing happens to it.
+fn at_rest(node: &Node, order: &PrecacheOrder) -> Option<(Arc<Parts>, Arc<Disk>)> {
+    let parts = node.vm(order.vm)?;
+    let moving = parts.moving().is_some_and(|m| !m.tracker.ended() && !m.over.is_cancelled());
+    let disk = parts.disks().into_iter().find(|d| d.id == order.volume)?;
+    (parts.view().ownership == Ownership::Here && !moving && disk.replica().is_primary()).then_some((parts, disk))
+}
+
+/// One session after the other, for ever.
+async fn keep_up(node: &Weak<Node>, key: &(VolumeId, Name), figures: &Arc<Mutex<Told>>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        let Some(order) = current(&node, key) else { return };
+        let Some((parts, disk)) = at_rest(&node, &order) else {
+            set(figures, |t| (t.figures.state, t.figures.rate) = (PrecacheState::Waiting, BitRate(0)));
+            drop(node);
+            tokio::time::sleep(LOOK).await;
+            continue;
+        };
+        let began = Instant::now();
+        let result = session(&node, key, &order, &parts, &disk, figures).await;
+        let error = result.err().map(|e| format!("{e:#}"));
+        if let Some(error) = &error {
+            tracing::info!(volume = disk.name, to = %key.1, error, "a pre-cache ended; it is begun again");
+        }
+        set(figures, |t| {
+            (t.figures.state, t.figures.rate) = (PrecacheState::Connecting, BitRate(0));
+            t.figures.error = error;
+            t.behind = true;
+        });
+        drop((node, parts, disk));
+        // One that has worked for a while has earned a quick return.
+        pause = if began.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { pause };
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn set(figures: &Mutex<Told>, change: impl FnOnce(&mut Told)) {
+    change(&mut lock(figures));
+}
+
+async fn session(
+    node: &Arc<Node>,
+    key: &(VolumeId, Name),
+    order: &PrecacheOrder,
+    parts: &Arc<Parts>,
+    disk: &Arc<Disk>,
+    figures: &Arc<Mutex<Told>>,
+) -> Result<()> {
+    set(figures, |t| t.figures.state = PrecacheState::Connecting);
+    let link = node.peers().session(&order.to).await.map_err(|e| anyhow!("{e}"))?;
+    let (lineage, generation) = parts.view().owner;
+    let standby = Standby {
+        vm: order.vm,
+        volume: order.volume,
+        size: disk.size(),
+        lineage: Lineage(lineage),
+        generation: Generation(generation),
+        image: order.consistent,
+        capability: order.capability.clone(),
+    };
+    let request = Request::StandBy(Box::new(standby));
+    let answer = link.request(proto::encode(&request), STANDING_BY).await?;
+    proto::decode::<proto::Answer>(&answer)
+        .with_context(|| format!("{} answers what we do not know", key.1))?
+        .map_err(|e| anyhow!("{e}"))?;
+    let hello = Hello::Precache { volume: order.volume };
+    let stream = link.open_stream(Lane::Disk, Priority::Background, proto::encode(&hello)).await?;
+    send(node, key, disk, &link, stream, order.consistent, figures).await
+}
+
+/// Ends with the session: nothing is recorded for it any more.
+struct Subscription<'a>(&'a Disk, u64);
+
+impl Drop for Subscription<'_> {
+    fn drop(&mut self) {
+        self.0.recorder().unsubscribe(self.1);
+    }
+}
+
+async fn send(
+    node: &Arc<Node>,
+    key: &(VolumeId, Name),
+    disk: &Arc<Disk>,
+    link: &Session,
+    stream: Stream,
+    image: bool,
+    figures: &Arc<Mutex<Told>>,
+) -> Result<()> {
+    let id = disk.subscribe(image).context("the VM is being moved")?;
+    let _subscription = Subscription(disk, id);
+    set(figures, |t| {
+        t.figures.state = PrecacheState::Comparing;
+        t.figures.sessions += 1;
+    });
+    let (mut out, mut back) = stream.split();
+    let (arrived, mut messages) = mpsc::channel::<Vec<u8>>(AHEAD);
+    let receiving = async move {
+        let mut unpacker = Unpacker::new()?;
+        while let Some(message) = crate::disk::next(&mut unpacker, &mut back).await? {
+            if arrived.send(message).await.is_err() {
+                break;
+            }
+        }
+        bail!("the secondary closed the session")
+    };
+    let driving = async {
+        let mut machine = Source::new(id);
+        let mut packer = Packer::new()?;
+        let mut pace = Pace::new();
+        let mut tick = tokio::time::interval(TICK);
+        let sent_before = lock(figures).figures.sent;
+        // Whether there may be something to send; and what is packed and waits for its turn: a piece at a time, or each message would be
+        // a burst, and its own queue a sign of others.
+        let (mut eager, mut waiting) = (true, bytes::BytesMut::new());
+        loop {
+            let message = tokio::select! {
+                message = messages.recv() => Some(message.context("the secondary closed the session")?),
+                _ = tick.tick() => None,
+                () = pace.ready(), if !waiting.is_empty() => {
+                    let piece = waiting.split_to(pace.piece().min(waiting.len())).freeze();
+                    pace.sent(piece.len());
+                    out.write(piece).await?;
+                    continue;
+                }
+                () = std::future::ready(()), if eager && waiting.is_empty() => {
+                    let (back, ready) = blocking(disk, move |disk| {
+                        let ready = machine.poll(disk.replica(), disk.recorder());
+                        (machine, ready)
+                    }).await;
+                    machine = back;
+                    let ready = ready?;
+                    eager = !ready.is_empty();
+                    if eager {
+                        let mut wire = vec![];
+                        for message in ready {
+                            packer.push(&message, &mut wire)?;
+                        }
+                        packer.flush(&mut wire)?;
+                        waiting.extend(wire);
+                    }
+                    continue;
+                }
+            };
+            eager = true;
+            if !disk.recorder().knows(id) {
+                bail!("a move has begun");
+            }
+            if let Some(message) = message {
+                let (back, done) = blocking(disk, move |disk| {
+                    let done = machine.handle(&message, disk.replica(), disk.recorder());
+                    (machine, done)
+                })
+                .await;
+                machine = back;
+                done?;
+                continue;
+            }
+            let Some(order) = current(node, key) else { return Ok(()) };
+            if at_rest(node, &order).is_none() {
+                bail!("the VM is being moved, or is not this host's any more");
+            }
+            if let Some((rtt, lost)) = link.path(Lane::Disk) {
+                pace.measured(rtt, lost, order.limit, !waiting.is_empty());
+            }
+            disk.roll(Duration::from_millis(order.interval_ms)).await?;
+            let (held, backlog) = (machine.held(), disk.recorder().backlog(id));
+            set(figures, |t| {
+                let f = &mut t.figures;
+                f.state = match (machine.state(), held) {
+                    (State::Exchanging, _) => PrecacheState::Comparing,
+                    (_, None) => PrecacheState::Copying,
+                    (_, Some(_)) => PrecacheState::Following,
+                };
+                f.error = None;
+                f.backlog = backlog;
+                f.epoch = held.map(|h| format!("{}.{}", h.epoch.generation.0, h.epoch.epoch.0));
+                f.epoch_unix_ms = held.map(|h| h.at_unix_ms);
+                f.image = held.is_some_and(|h| h.image);
+                f.rate = pace.carried();
+                f.sent = Amount(sent_before.0 + machine.sent().0);
+                t.held_unix_ms = f.epoch_unix_ms;
+                t.behind = backlog.0 > 0 || machine.state() != State::Idle;
+            });
+        }
+    };
+    tokio::select! {
+        result = receiving => result,
+        result = driving => result,
+    }
+}
+
+async fn blocking<T: Send + 'static>(disk: &Arc<Disk>, what: impl FnOnce(&Disk) -> T + Send + 'static) -> T {
+    disk.clone().blocking(what).await
+}
+
+/// When the next bytes may go: by the scavenger's rate.
+struct Pace {
+    scavenger: Scavenger,
+    began: Instant,
+    next: tokio::time::Instant,
+    /// Bytes since then, for the figure.
+    window: (Instant, u64),
+    rate: BitRate,
+}
+
+impl Pace {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            scavenger: Scavenger::new(scavenger::Config::default()),
+            began: now,
+            next: now.into(),
+            window: (now, 0),
+            rate: BitRate(0),
+        }
+    }
+
+    /// What goes at once: a few milliseconds of the rate.
+    fn piece(&self) -> usize {
+        let bytes = self.scavenger.rate().bytes_in(PIECE).0;
+        usize::try_from(bytes).unwrap_or(0).clamp(LEAST_PIECE, MOST_PIECE)
+    }
+
+    async fn ready(&self) {
+        tokio::time::sleep_until(self.next).await;
+    }
+
+    fn sent(&mut self, bytes: usize) {
+        let rate = self.scavenger.rate().0.max(1);
+        let took = Duration::from_secs_f64(bytes as f64 * 8.0 / rate as f64);
+        self.next = self.next.max(tokio::time::Instant::now()) + took;
+        self.window.1 += bytes as u64;
+    }
+
+    fn measured(&mut self, rtt: Duration, lost: u64, most: Option<BitRate>, busy: bool) {
+        self.scavenger.set_most(most);
+        self.scavenger.measured(self.began.elapsed(), rtt, lost, busy);
+        let passed = self.window.0.elapsed();
+        if passed > Duration::from_secs(1) {
+            self.rate = BitRate((self.window.1 as f64 * 8.0 / passed.as_secs_f64()) as u64);
+            self.window = (Instant::now(), 0);
+        }
+    }
+
+    const fn carried(&self) -> BitRate {
+        self.rate
+    }
+}
+
+/// Another node asks to keep a replica here.
+///
+/// # Errors
+/// What is in the way.
+pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<(), ApiError> {
+    covered(node, from, &asked)?;
+    let precaches = node.precaches();
+    let _one = precaches.standing_by.lock().await;
+    node.quarantine().check(asked.vm)?;
+    let conflict = |what: String| Err(ApiError::new(Problem::Conflict, what));
+    let owner = (asked.lineage, asked.generation);
+    let folder = precaches.volumes.join(asked.volume.0.to_string());
+    let seen = mark(&folder).map(|m| (m.lineage, m.generation));
+    let known = node.vm(asked.vm);
+    let here = known.as_ref().map(|p| p.view().owner).map(|(l, g)| (Lineage(l), Generation(g)));
+    if let Some(newest) = seen.into_iter().chain(here).max().filter(|newest| *newest > owner) {
+        return conflict(format!("volume {} has had a later owner: {newest:?}", asked.volume.0));
+    }
+    let before = lock(&precaches.receiving).remove(&asked.volume);
+    if let Some(before) = &before {
+        before.over.cancel();
+    }
+    let (disk, own) = if let Some(parts) = &known {
+        let moving = parts.moving().is_some_and(|m| !m.tracker.ended() && !m.over.is_cancelled());
+        if parts.view().ownership != Ownership::Elsewhere || moving || parts.qemu().is_some() {
+            return conflict(format!("`{}` is this host's, or about to be", parts.name));
+        }
+        let disk = parts.disks().into_iter().find(|d| d.id == asked.volume);
+        let Some(disk) = disk else { return conflict(format!("`{}` has no volume {}", parts.name, asked.volume.0)) };
+        (disk, None)
+    } else if let Some(own) = before.and_then(|b| b.own) {
+        (own.clone(), Some(own))
+    } else {
+        if lock(&precaches.receiving).len() >= MOST {
+            return conflict(format!("{} keeps {MOST} pre-caches of others already", node.name()));
+        }
+        let own = open(node, &folder, from, &asked)?;
+        (own.clone(), Some(own))
+    };
+    if disk.size() != asked.size {
+        return conflict(format!("the replica of volume {} here has {}", asked.volume.0, disk.size()));
+    }
+    if disk.replica().is_primary() {
+        return conflict(format!(
+            "the replica of volume {} here was a primary's, and was not given up",
+            asked.volume.0
+        ));
+    }
+    let receiving = Receiving {
+        from: from.to_owned(),
+        image: asked.image,
+        owner,
+        disk: Arc::downgrade(&disk),
+        own,
+        over: CancellationToken::new(),
+    };
+    lock(&precaches.receiving).insert(asked.volume, receiving);
+    Ok(())
+}
+
+/// A replica of which no VM is known here.
+fn open(node: &Arc<Node>, folder: &Path, from: &str, asked: &Standby) -> Result<Arc<Disk>, ApiError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, format!("volume {}: {e}", asked.volume.0));
+    let sockets = &node.precaches().sockets;
+    let mut private = std::fs::DirBuilder::new();
+    private.recursive(true).mode(0o700);
+    private.create(sockets).and_then(|()| private.create(folder)).map_err(|e| failed(&e))?;
+    // First: a volume without it is nobody's.
+    let mark = Mark { vm: asked.vm, lineage: asked.lineage, generation: asked.generation, from: from.to_owned() };
+    let bytes = serde_json::to_vec(&mark).map_err(|e| failed(&e))?;
+    replace(&folder.join(MARK), &bytes).map_err(|e| failed(&e))?;
+    let socket = sockets.join(format!("{}.sock", asked.volume.0));
+    Disk::open_or_create(folder, socket, asked.volume, &format!("volume {}", asked.volume.0), asked.size)
+        .map_err(|e| failed(&format!("{e:#}")))
+}
+
+/// Whether the controller lets `from` keep a replica here.
+fn covered(node: &Node, from: &str, asked: &Standby) -> Result<(), ApiError> {
+    let check = || -> Result<(), CapabilityError> {
+        let allowed = node.credentials().open(&asked.capability)?;
+        allowed.may_begin(SystemTime::now())?;
+        Capability::same("the source", &allowed.from.name(), &from)?;
+        Capability::same("the destination", &&allowed.to, &node.credentials().identity())?;
+        Capability::same("the move", &allowed.mv, &NO_MOVE)?;
+        Capability::same("the VM", &allowed.vm, &asked.vm)?;
+        Capability::same("the lineage", &allowed.lineage, &asked.lineage)?;
+        Capability::same("the generation", &allowed.generation, &asked.generation)?;
+        Capability::same("the volumes", &allowed.volumes, &vec![asked.volume])?;
+        Capability::same("a volume of the size", &allowed.definition, &digest(asked.volume, asked.size))
+    };
+    check().map_err(|why| {
+        tracing::warn!(peer = from, %why, "a node wants to keep a replica here that it was not given");
+        ApiError::new(Problem::Forbidden, format!("{from} may not keep volume {} here: {why}", asked.volume.0))
+            .remedy("only `godwit volume precache` allows this; if nobody ordered it, look after that host")
+    })
+}
+
+/// The stream of a pre-cache came.
+pub fn streamed(node: &Node, from: &str, volume: VolumeId, stream: Stream) {
+    let found = {
+        let receiving = lock(&node.precaches().receiving);
+        receiving
+            .get(&volume)
+            .filter(|r| r.from == from && !r.over.is_cancelled())
+            .and_then(|r| Some((r.disk.upgrade()?, r.image, r.owner, r.over.clone())))
+    };
+    let Some((disk, image, owner, over)) = found else {
+        tracing::warn!(from, volume = volume.0, "a pre-cache that was not asked for");
+        return;
+    };
+    let from = from.to_owned();
+    tokio::spawn(async move {
+        let result = tokio::select! {
+            result = receive(&disk, stream, image, &over) => result,
+            () = over.cancelled() => Ok(()),
+        };
+        if let Err(error) = result {
+            tracing::info!(volume = volume.0, from, ?owner, error = format!("{error:#}"), "a pre-cache ended here");
+        }
+    });
+}
+
+async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &CancellationToken) -> Result<()> {
+    let (mut out, mut back) = stream.split();
+    let begun = blocking(disk, move |disk| {
+        let journal = image.then(|| Journal::open(disk.replica().folder())).transpose()?;
+        anyhow::Ok(Target::new(disk.replica(), journal)?)
+    });
+    let (mut target, first) = begun.await?;
+    let mut packer = Packer::new()?;
+    let mut wire = vec![];
+    for message in first {
+        packer.push(&message, &mut wire)?;
+    }
+    packer.flush(&mut wire)?;
+    out.write(wire.into()).await?;
+    let mut unpacker = Unpacker::new()?;
+    while let Some(message) = crate::disk::next(&mut unpacker, &mut back).await? {
+        let over = over.clone();
+        let (back, answer) = blocking(disk, move |disk| {
+            let answer = disk.unless_received(|| {
+                if over.is_cancelled() {
+                    bail!("the replica is wanted otherwise");
+                }
+                Ok(target.handle(&message, disk.replica())?)
+            });
+            (target, answer)
+        })
+        .await;
+        target = back;
+        let mut wire = vec![];
+        packer.push(&answer?, &mut wire)?;
+        packer.flush(&mut wire)?;
+        out.write(wire.into()).await?;
+    }
+    bail!("the source closed the session")
+}

@@ -1,0 +1,317 @@
+//! Pre-caches between real nodes on this machine's loopback. They need a QEMU to say what the host can do, and skip without, aloud.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use bytes::Bytes;
+use godwit_api::Name;
+use godwit_api::host::{LinkAddresses, PeerHost};
+use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheOrder, PrecacheState, digest};
+use godwit_api::vm::VmDefinition;
+use godwit_nbd::{Client, Command, Event};
+use godwit_node::node::Node;
+use godwit_node::{Config, precache};
+use godwit_trust::{Authority, Capability, Credentials, Identity, Role, Validity};
+use godwit_units::{Bytes as Amount, Generation, Lineage, VmId, VolumeId};
+use godwit_volume::Replica;
+use serde_json::json;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+const SIZE: u64 = 8 << 20;
+const SOON: Duration = Duration::from_secs(60);
+
+struct World {
+    folder: TempDir,
+    authority: Authority,
+    net: u8,
+}
+
+fn identity(text: &str) -> Identity {
+    Identity::node(text).unwrap()
+}
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+impl World {
+    fn new(net: u8) -> Option<Self> {
+        if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+            eprintln!("SKIPPED: this needs qemu-system-x86_64");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("ca")).unwrap();
+        let world = Self { folder, authority, net };
+        for node in ["a", "b"] {
+            world.credentials(Role::Node, node);
+        }
+        Some(world)
+    }
+
+    fn credentials(&self, role: Role, whom: &str) -> Credentials {
+        let dir = self.folder.path().join(format!("cert-{whom}"));
+        let whom = Identity::new(role, whom).unwrap();
+        self.authority.issue(&whom, Validity::days(1)).unwrap().write(&dir).unwrap();
+        Credentials::load(&dir).unwrap()
+    }
+
+    fn ip(&self, host: u8) -> IpAddr {
+        [127, 89, self.net, host].into()
+    }
+
+    fn config(&self, whom: &str, host: u8) -> Config {
+        let dir = |what: &str| self.folder.path().join(format!("{what}-{whom}"));
+        Config {
+            name: name(whom),
+            state: dir("state"),
+            run: dir("run"),
+            images: dir("images"),
+            credentials: dir("cert"),
+            address: self.ip(host),
+            api_port: 7410,
+            control_port: 7411,
+            disk_port: 10809,
+            memory_port: 4444,
+        }
+    }
+
+    fn replica(&self, whom: &str) -> PathBuf {
+        self.folder.path().join(format!("state-{whom}/volumes/1"))
+    }
+
+    fn order(&self, controller: &Credentials, from: &str, image: bool) -> PrecacheOrder {
+        let now = SystemTime::now();
+        let capability = Capability {
+            mv: NO_MOVE,
+            vm: VmId(1),
+            lineage: Lineage::FIRST,
+            generation: Generation::FIRST,
+            from: identity(from),
+            to: identity("b"),
+            remote: self.ip(2),
+            volumes: vec![VolumeId(1)],
+            wires: vec![],
+            definition: digest(VolumeId(1), Amount(SIZE)),
+            begins: now,
+            ends: now + Duration::from_secs(600),
+        };
+        let at = |port| (self.ip(2), port).into();
+        PrecacheOrder {
+            vm: VmId(1),
+            lineage: Lineage::FIRST,
+            generation: Generation::FIRST,
+            volume: VolumeId(1),
+            to: PeerHost {
+                name: name("b"),
+                link: LinkAddresses { control: at(7411), disk: at(10809), memory: at(4444) },
+                underlay: self.ip(2),
+            },
+            limit: None,
+            interval_ms: 500,
+            consistent: image,
+            capability: controller.grant(&capability).unwrap(),
+        }
+    }
+}
+
+fn definition() -> VmDefinition {
+    serde_json::from_value(json!({
+        "id": 1, "name": "web", "volumes": [1], "wires": [],
+        "spec": {"memory": (1 << 20) + 8192, "accel": "tcg", "machine": "pc-q35-7.2", "disks": [{"volume": "root", "size": SIZE}]},
+    }))
+    .unwrap()
+}
+
+/// A guest: writes by the export that its QEMU would use.
+struct Guest {
+    client: Client,
+    stream: UnixStream,
+}
+
+impl Guest {
+    async fn connect(node: &Node) -> Self {
+        let disk = node.vm(VmId(1)).unwrap().disks()[0].clone();
+        let stream = UnixStream::connect(&disk.socket).await.unwrap();
+        let mut it = Self { client: Client::new("root"), stream };
+        while it.client.remote().is_none() {
+            it.turn().await;
+        }
+        it
+    }
+
+    async fn turn(&mut self) -> Option<Event> {
+        let mut out = self.client.transmit().split();
+        self.stream.write_all_buf(&mut out).await.unwrap();
+        if let Some(event) = self.client.poll_event().unwrap() {
+            return Some(event);
+        }
+        let mut out = self.client.transmit().split();
+        if out.is_empty() {
+            self.stream.read_buf(self.client.input()).await.unwrap();
+        } else {
+            self.stream.write_all_buf(&mut out).await.unwrap();
+        }
+        None
+    }
+
+    /// Writes a block; how long that took.
+    async fn write(&mut self, block: u64, fill: u8) -> Duration {
+        let data = Bytes::from(vec![fill; 4096]);
+        let began = Instant::now();
+        self.client.request(Command::Write { offset: block * 4096, data, fua: false }).unwrap();
+        loop {
+            if let Some(Event::Answered(..)) = self.turn().await {
+                return began.elapsed();
+            }
+        }
+    }
+}
+
+async fn until(node: &Arc<Node>, what: &str, done: impl Fn(&LocalPrecache) -> bool) -> LocalPrecache {
+    let began = Instant::now();
+    loop {
+        let told = precache::told(node);
+        if let Some(one) = told.iter().find(|one| done(one)) {
+            return one.clone();
+        }
+        assert!(began.elapsed() < SOON, "{what} did not come: {told:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn caught_up(one: &LocalPrecache) -> bool {
+    let f = &one.figures;
+    f.state == PrecacheState::Following && f.backlog == Amount(0) && f.lag_s == Some(0.0)
+}
+
+/// What lies at a site, read after its node is gone.
+fn contents(folder: &std::path::Path) -> Vec<u8> {
+    let (replica, _) = Replica::open(folder).unwrap();
+    let mut all = vec![0; SIZE as usize];
+    replica.read(0, &mut all).unwrap();
+    all
+}
+
+/// A node with tasks of its own, so that all of them can be ended at any point, as by SIGKILL.
+struct Side {
+    runtime: tokio::runtime::Runtime,
+    node: Arc<Node>,
+    replica: PathBuf,
+}
+
+impl Side {
+    async fn start(world: &World, whom: &str, host: u8) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let node = runtime.spawn(Node::start(world.config(whom, host))).await.unwrap().unwrap();
+        Self { runtime, node, replica: world.replica(whom) }
+    }
+
+    async fn define(&self) {
+        let node = self.node.clone();
+        self.runtime.spawn(async move { node.define(definition()).await }).await.unwrap().unwrap();
+    }
+
+    fn order(&self, orders: Vec<PrecacheOrder>) {
+        let _in = self.runtime.enter();
+        precache::order(&self.node, orders).unwrap();
+    }
+
+    async fn end(self) {
+        self.runtime.shutdown_background();
+        drop(self.node);
+        let began = Instant::now();
+        // Opened without closing it properly, as a killed node leaves it.
+        while let Err(error) = Replica::open(&self.replica) {
+            assert!(began.elapsed() < SOON, "the replica is held by a node that is gone: {error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+async fn goes_on(net: u8, image: bool) {
+    let Some(world) = World::new(net) else { return };
+    let controller = world.credentials(Role::Controller, "controller");
+    let (a, b) = (Side::start(&world, "a", 1).await, Side::start(&world, "b", 2).await);
+    a.define().await;
+    let mut guest = Guest::connect(&a.node).await;
+    for block in 0..512 {
+        guest.write(block, 1).await;
+    }
+    let order = world.order(&controller, "a", image);
+    a.order(vec![order.clone()]);
+    let first = until(&a.node, "the first epoch", caught_up).await;
+    assert_eq!((first.figures.image, first.figures.sessions), (image, 1), "{first:?}");
+    assert!(first.figures.sent >= Amount(512 * 4096), "{first:?}");
+
+    // What is written afterwards travels, and nothing else.
+    for block in 100..110 {
+        guest.write(block, 2).await;
+    }
+    let second =
+        until(&a.node, "the next epoch", |one| caught_up(one) && one.figures.epoch != first.figures.epoch).await;
+    let more = second.figures.sent.0 - first.figures.sent.0;
+    assert!((10 * 4096..=20 * 4096).contains(&more), "{more} bytes for 10 blocks");
+
+    // The other side goes, and comes back; the guest does not notice.
+    b.end().await;
+    let mut slowest = Duration::ZERO;
+    for block in 200..264 {
+        slowest = slowest.max(guest.write(block, 3).await);
+    }
+    assert!(slowest < Duration::from_secs(1), "a write took {slowest:?} while the secondary was away");
+    until(&a.node, "the loss of the other side", |one| one.figures.lag_s.is_none_or(|lag| lag > 0.0)).await;
+    let b = Side::start(&world, "b", 2).await;
+    let third = until(&a.node, "the epoch after the other side's restart", caught_up).await;
+    assert!(third.figures.sessions > 1);
+
+    // This side goes, and comes back, and goes on without having been told anything; its VM is off now.
+    for block in 300..310 {
+        guest.write(block, 4).await;
+    }
+    drop(guest);
+    a.end().await;
+    let a = Side::start(&world, "a", 1).await;
+    until(&a.node, "the epoch after this side's restart", caught_up).await;
+
+    // No more of it.
+    a.order(vec![]);
+    assert!(precache::told(&a.node).is_empty());
+    a.end().await;
+    b.end().await;
+    assert!(contents(&world.replica("a")) == contents(&world.replica("b")), "the replicas differ");
+    assert_eq!(Replica::open(&world.replica("b")).unwrap().0.complete().is_some_and(|held| held.image), image);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secondary_follows_over_restarts_of_either_side_and_the_guest_never_waits() {
+    goes_on(1, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_follows_over_restarts_of_either_side_too() {
+    goes_on(2, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_keeps_a_replica_here_that_the_controller_did_not_order() {
+    let Some(world) = World::new(3) else { return };
+    let controller = world.credentials(Role::Controller, "controller");
+    let (a, b) = (Side::start(&world, "a", 1).await, Side::start(&world, "b", 2).await);
+    a.define().await;
+    // Another source's order; and one that a node has made itself.
+    for order in [world.order(&controller, "x", false), world.order(&world.credentials(Role::Node, "a"), "a", false)] {
+        a.order(vec![order]);
+        let refused = until(&a.node, "the refusal", |one| one.figures.error.is_some()).await;
+        assert!(refused.figures.error.as_ref().unwrap().contains("may not keep"), "{refused:?}");
+        assert!(!world.replica("b").exists());
+        a.order(vec![]);
+    }
+    a.end().await;
+    b.runtime.shutdown_background();
+}

@@ -1,0 +1,285 @@
+//! Epochs of a volume, and what its pre-caches have to know of the guest's writes.
+//!
+//! An epoch is the interval of writes that share a stamp. [`Recorder::roll`] ends one; what was written in it may be sent once
+//! it is durable here. Each secondary has a set of blocks of epochs that have ended and that it has not been sent, and at most one
+//! epoch under way.
+//!
+//! # What can go wrong
+//!
+//! *A write is under way at a roll.* The shell makes the guest's writes and rolls under one lock, so a write belongs to one epoch as
+//! a whole; the new epoch is durable before the first write that bears it ([`Replica::end_epoch`]).
+//!
+//! *A block is written again before it was sent.* Its stamp is newer than the epoch under way then. A secondary that holds blocks is not sent
+//! it: the contents of the epoch are gone, the newer ones are not durable yet, and it comes with its own epoch; so a block that is
+//! written all the time travels once an epoch at most. A secondary that keeps an *image* needs the contents as they were: they are
+//! kept here before they are overwritten ([`Recorder::before_write`]), in memory and bounded; past the bound the epoch is
+//! given up, and the image stays as it is until a later one is complete.
+//!
+//! *A block is torn while it is read for sending.* It is read without the guest's lock, so that no guest waits for that, and its stamp
+//! after it: whoever tore it has given it a newer one by then ([`crate::precache::Source::poll`]).
+
+use crate::blocks::{BLOCK, BlockSet};
+use crate::error::VolumeError;
+use crate::meta::Complete;
+use crate::replica::Replica;
+use crate::stamp::Stamp;
+use godwit_units::{BlockIndex, Bytes};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Contents that are kept for one secondary because the guest has overwritten them: what 10 s at 50 Mbit/s carry.
+pub const MOST_KEPT: Bytes = Bytes(64 << 20);
+
+/// Names a secondary of a recorder.
+pub type Subscriber = u64;
+
+/// A block that was overwritten before it was sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept {
+    pub stamp: Option<Stamp>,
+    pub data: Box<[u8]>,
+}
+
+#[derive(Debug, Default)]
+struct One {
+    image: bool,
+    /// Of ended epochs, and in no epoch under way.
+    waiting: BlockSet,
+    /// The epoch under way, whether it is durable here, and what of it is still to be sent.
+    under_way: Option<(Complete, bool)>,
+    left: BlockSet,
+    kept: BTreeMap<u64, Kept>,
+    overflown: bool,
+    /// Wants the next epoch: its comparison is done, and nothing is under way.
+    ready: bool,
+    /// Wants one even if nothing was written: it does not know what it holds.
+    asks: bool,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Written in the epoch of now.
+    fresh: BlockSet,
+    all: BTreeMap<Subscriber, One>,
+    next: Subscriber,
+    rolled: Option<Duration>,
+    most_kept: u64,
+}
+
+/// What the guest writes, for all pre-caches of a volume.
+#[derive(Debug)]
+pub struct Recorder(Mutex<Inner>);
+
+impl Default for Recorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Recorder {
+    /// Nobody wants to know anything.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::keeping(MOST_KEPT)
+    }
+
+    /// With another bound for what is kept.
+    #[must_use]
+    pub fn keeping(most: Bytes) -> Self {
+        Self(Mutex::new(Inner {
+            fresh: BlockSet::default(),
+            all: BTreeMap::new(),
+            next: 0,
+            rolled: None,
+            most_kept: most.0 / BLOCK,
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A secondary that is about to be compared with. `image`: what an epoch leaves is to be reproduced as a whole. To be called under
+    /// the guest's lock.
+    pub fn subscribe(&self, image: bool) -> Subscriber {
+        let mut inner = self.lock();
+        inner.next += 1;
+        let id = inner.next;
+        inner.all.insert(id, One { image, ..One::default() });
+        id
+    }
+
+    /// A secondary that is over.
+    pub fn unsubscribe(&self, id: Subscriber) {
+        let mut inner = self.lock();
+        inner.all.remove(&id);
+        if inner.all.is_empty() {
+            (inner.fresh, inner.rolled) = (BlockSet::default(), None);
+        }
+    }
+
+    /// All secondaries are over: a move begins.
+    pub fn clear(&self) {
+        let mut inner = self.lock();
+        inner.all.clear();
+        (inner.fresh, inner.rolled) = (BlockSet::default(), None);
+    }
+
+    /// Whether a secondary is still served: a move ends all of them.
+    #[must_use]
+    pub fn knows(&self, id: Subscriber) -> bool {
+        self.lock().all.contains_key(&id)
+    }
+
+    /// Whether there is a secondary.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        !self.lock().all.is_empty()
+    }
+
+    /// The guest is about to write these blocks. To be called under its lock.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn before_write(&self, blocks: Range<u64>, replica: &Replica) -> Result<(), VolumeError> {
+        let mut inner = self.lock();
+        let most = inner.most_kept;
+        for one in inner.all.values_mut().filter(|one| one.image && !one.left.is_empty() && !one.overflown) {
+            for block in blocks.clone() {
+                if !one.left.contains(BlockIndex(block)) {
+                    continue;
+                }
+                if one.kept.len() as u64 >= most {
+                    // The whole epoch is worth nothing without this block: it is given up, and memory with it.
+                    one.overflown = true;
+                    one.kept.clear();
+                    break;
+                }
+                let mut data = vec![0; BLOCK as usize];
+                replica.read(block * BLOCK, &mut data)?;
+                one.kept.insert(block, Kept { stamp: replica.stamp(block)?, data: data.into() });
+                one.left.remove(block..block + 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// The guest has written these blocks. To be called under its lock.
+    pub fn wrote(&self, blocks: Range<u64>) {
+        let mut inner = self.lock();
+        if !inner.all.is_empty() {
+            inner.fresh.insert(blocks);
+        }
+    }
+
+    /// What differs at a secondary, by its stamps: it wants an epoch from now on.
+    pub(crate) fn compared(&self, id: Subscriber, differ: &BlockSet, held: Option<Complete>) {
+        if let Some(one) = self.lock().all.get_mut(&id) {
+            one.waiting.union(differ);
+            one.ready = true;
+            one.asks = held.is_none_or(|held| one.image && !held.image);
+        }
+    }
+
+    /// Whether an epoch should end now: some secondary has nothing under way, there is something for it, and the last roll was long enough
+    /// ago.
+    #[must_use]
+    pub fn is_due(&self, now: Duration, interval: Duration) -> bool {
+        let inner = self.lock();
+        let wants = |one: &One| one.ready && (one.asks || !inner.fresh.is_empty() || !one.waiting.is_empty());
+        inner.all.values().any(wants) && inner.rolled.is_none_or(|at| now.saturating_sub(at) >= interval)
+    }
+
+    /// Ends the epoch, and begins to send it to whoever has nothing under way. To be called under the guest's lock. What it was is durable
+    /// only after [`Replica::flush`]; then comes [`Recorder::settled`].
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn roll(&self, replica: &Replica, now: Duration, at_unix_ms: u64) -> Result<Stamp, VolumeError> {
+        let epoch = replica.end_epoch()?;
+        let mut inner = self.lock();
+        inner.rolled = Some(now);
+        let fresh = std::mem::take(&mut inner.fresh);
+        for one in inner.all.values_mut() {
+            one.waiting.union(&fresh);
+            if one.ready && (one.asks || !one.waiting.is_empty()) {
+                (one.ready, one.asks) = (false, false);
+                one.under_way = Some((Complete { epoch, at_unix_ms, image: one.image }, false));
+                one.left = std::mem::take(&mut one.waiting);
+            }
+        }
+        Ok(epoch)
+    }
+
+    /// What was written before the last roll is durable here: it may be sent.
+    pub fn settled(&self) {
+        for one in self.lock().all.values_mut() {
+            if let Some((_, durable)) = &mut one.under_way {
+                *durable = true;
+            }
+        }
+    }
+
+    /// The epoch that may be sent to a secondary now.
+    pub(crate) fn sendable(&self, id: Subscriber) -> Option<Complete> {
+        self.lock().all.get(&id)?.under_way.filter(|(_, durable)| *durable).map(|(epoch, _)| epoch)
+    }
+
+    /// Whether an epoch was given up because more was overwritten than is kept.
+    pub(crate) fn is_overflown(&self, id: Subscriber) -> bool {
+        self.lock().all.get(&id).is_some_and(|one| one.overflown)
+    }
+
+    /// Blocks to send, at most so many: kept ones first, since they take memory.
+    pub(crate) fn take_kept(&self, id: Subscriber, most: usize) -> Vec<(u64, Kept)> {
+        let mut inner = self.lock();
+        let Some(one) = inner.all.get_mut(&id) else { return vec![] };
+        std::iter::from_fn(|| one.kept.pop_first()).take(most).collect()
+    }
+
+    /// The next run to read, at most so many blocks.
+    pub(crate) fn next_run(&self, id: Subscriber, cursor: u64, most: u64) -> Option<Range<u64>> {
+        self.lock().all.get(&id)?.left.run_from(cursor, most)
+    }
+
+    /// A run was read, and looked at: it is sent, or comes with a later epoch.
+    pub(crate) fn read(&self, id: Subscriber, run: Range<u64>) {
+        if let Some(one) = self.lock().all.get_mut(&id) {
+            one.left.remove(run);
+        }
+    }
+
+    /// Whether nothing of the epoch under way is left to be sent.
+    pub(crate) fn is_sent(&self, id: Subscriber) -> bool {
+        self.lock().all.get(&id).is_some_and(|one| one.left.is_empty() && one.kept.is_empty() && !one.overflown)
+    }
+
+    /// The secondary has the epoch under way.
+    pub(crate) fn completed(&self, id: Subscriber) {
+        if let Some(one) = self.lock().all.get_mut(&id) {
+            one.under_way = None;
+            one.ready = true;
+        }
+    }
+
+    /// What a secondary has not been sent: of ended epochs, and of the epoch of now.
+    #[must_use]
+    pub fn backlog(&self, id: Subscriber) -> Bytes {
+        let inner = self.lock();
+        let one = inner.all.get(&id).map_or(0, |one| {
+            let mut waiting = one.waiting.clone();
+            waiting.union(&one.left);
+            waiting.union(&inner.fresh);
+            waiting.len().max(one.kept.len() as u64)
+        });
+        Bytes(one * BLOCK)
+    }
+
+    /// Blocks that are kept for all secondaries.
+    #[must_use]
+    pub fn kept(&self) -> Bytes {
+        Bytes(self.lock().all.values().map(|one| one.kept.len() as u64).sum::<u64>() * BLOCK)
+    }
+}

@@ -1,0 +1,256 @@
+//! Blocks of an epoch that is not complete yet, beside a replica that is an image of the one before.
+//!
+//! A redo log: what comes is appended; when the epoch's last word has come it is made durable with it, then written in
+//! place. Nothing touches the image before all of the next one is here. An undo log would have to sync before each
+//! overwrite; this syncs once an epoch. The price is that each byte is written twice at the secondary, and room for one epoch: a
+//! block is in it once, so never more than the volume and a fiftieth.
+//!
+//! # What can go wrong
+//!
+//! *Power goes while it is appended to.* The journal has no end that checks: what is in it is forgotten, and the image
+//! stands. *While it is written in place*: the replica says durably that this had begun, so all of it is written again when
+//! it is opened, and nothing is doubted for having been hot. *After that*: its epoch is the one that the replica
+//! holds, so it is forgotten. Each record's check covers the one before, so that records of an earlier journal, which
+//! lie behind a shorter one, or come back with a loss of power, are never taken for its own.
+
+use crate::error::{VolumeError, io_error};
+use crate::file::{Disk, Medium};
+use crate::meta::Complete;
+use crate::mirror::{MAX_MESSAGE, MOST_BLOCKS, parse_run};
+use crate::replica::{Contents, Replica};
+use std::path::Path;
+
+/// Length and check.
+const HEAD: usize = 4 + 16;
+const FILE: &str = "journal";
+
+/// The journal of a secondary.
+#[derive(Debug)]
+pub struct Journal {
+    medium: Box<dyn Medium>,
+    /// Where the next record goes.
+    end: u64,
+    chain: [u8; 16],
+    #[cfg(test)]
+    pub(crate) without: Option<Rule>,
+}
+
+/// Rules of a journal that tests take away.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// The journal is durable before it is written in place.
+    DurableFirst,
+    /// The replica says durably that it is being written.
+    RedoSaid,
+    /// What was written in place is durable before the replica says so.
+    CommitBeforeComplete,
+}
+
+/// A record: what the mirror's message says, or the end.
+pub(crate) const END: u8 = b'E';
+
+impl Journal {
+    /// Whether a replica's folder has one.
+    #[must_use]
+    pub fn exists(folder: &Path) -> bool {
+        folder.join(FILE).exists()
+    }
+
+    /// The journal in a replica's folder; made if there is none.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn open(folder: &Path) -> Result<Self, VolumeError> {
+        let path = folder.join(FILE);
+        Ok(Self::on(Box::new(Disk::open(&path, 0).map_err(io_error("open", &path))?)))
+    }
+
+    /// On a medium of the caller's, which nobody else uses. What is in it is read by [`Journal::recover`] only.
+    #[must_use]
+    pub fn on(medium: Box<dyn Medium>) -> Self {
+        Self {
+            medium,
+            end: 0,
+            chain: [0; 16],
+            #[cfg(test)]
+            without: None,
+        }
+    }
+
+    #[cfg(test)]
+    fn holds(&self, rule: Rule) -> bool {
+        self.without != Some(rule)
+    }
+
+    fn check(chain: &[u8; 16], record: &[u8]) -> [u8; 16] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(chain).update(record);
+        std::array::from_fn(|i| hasher.finalize().as_bytes()[i])
+    }
+
+    /// Forgets what is in it, and begins a journal that none before can be taken for.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn begin(&mut self, nonce: [u8; 16]) -> Result<(), VolumeError> {
+        let io = || -> std::io::Result<()> {
+            if self.end > 0 {
+                // The room is given back; nothing depends on it.
+                self.medium.punch(0, self.end)?;
+            }
+            Ok(())
+        };
+        io().map_err(io_error("empty", Path::new(FILE)))?;
+        (self.end, self.chain) = (0, [0; 16]);
+        self.append(&nonce)
+    }
+
+    /// Appends a record.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn append(&mut self, record: &[u8]) -> Result<(), VolumeError> {
+        let chain = Self::check(&self.chain, record);
+        let length = u32::try_from(record.len()).map_err(|_| VolumeError::Range("a record is too long".into()))?;
+        let mut bytes = Vec::with_capacity(HEAD + record.len());
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(chain);
+        bytes.extend(record);
+        self.medium.write(self.end, &bytes).map_err(io_error("write", Path::new(FILE)))?;
+        self.end += bytes.len() as u64;
+        self.chain = chain;
+        Ok(())
+    }
+
+    /// The epoch has all come: it becomes the replica's image.
+    ///
+    /// # Errors
+    /// When a medium fails; it is done again when the replica is opened, or the image stands as it was.
+    pub(crate) fn finish(&mut self, epoch: Complete, replica: &Replica) -> Result<(), VolumeError> {
+        let mut end = vec![END];
+        end.extend(serde_json::to_vec(&epoch).map_err(|e| io_error("encode", Path::new(FILE))(e.into()))?);
+        self.append(&end)?;
+        #[cfg(test)]
+        let durable = self.holds(Rule::DurableFirst);
+        #[cfg(not(test))]
+        let durable = true;
+        if durable {
+            self.medium.sync().map_err(io_error("sync", Path::new(FILE)))?;
+        }
+        self.redo(epoch, replica)
+    }
+
+    fn redo(&mut self, epoch: Complete, replica: &Replica) -> Result<(), VolumeError> {
+        #[cfg(test)]
+        let (said, commit) = (self.holds(Rule::RedoSaid), self.holds(Rule::CommitBeforeComplete));
+        #[cfg(not(test))]
+        let (said, commit) = (true, true);
+        if said && !replica.redoes() {
+            replica.begin_redo()?;
+        }
+        let mut cursor = Cursor::default();
+        while let Some(record) = cursor.next(&*self.medium)? {
+            if cursor.records > 1 && record.first() != Some(&END) {
+                apply(&record, replica)?;
+            }
+            if cursor.at == self.end {
+                break;
+            }
+        }
+        if commit {
+            replica.commit()?;
+        }
+        replica.set_complete(Some(epoch))
+    }
+
+    /// After a restart: what is whole and not in its place yet is written there; everything else is forgotten.
+    ///
+    /// # Errors
+    /// When a medium fails, or the replica was in the middle of a journal that is not here.
+    pub fn recover(mut self, replica: &Replica) -> Result<(), VolumeError> {
+        let (mut cursor, mut end) = (Cursor::default(), None);
+        while let Some(record) = cursor.next(&*self.medium)? {
+            if cursor.records > 1
+                && let Some((&END, json)) = record.split_first()
+            {
+                end = serde_json::from_slice::<Complete>(json).ok();
+                break;
+            }
+        }
+        self.end = cursor.at;
+        match end {
+            // A replica that took a guest's writes since has nothing to do with it.
+            Some(_) if replica.is_primary() => Ok(()),
+            Some(epoch) if replica.redoes() || is_next(replica.complete(), epoch) => {
+                // A process may have died between the end and its sync: power that goes now must not take it.
+                self.medium.sync().map_err(io_error("sync", Path::new(FILE)))?;
+                self.redo(epoch, replica)
+            }
+            None if replica.redoes() => Err(VolumeError::Damaged {
+                path: replica.folder().join(FILE),
+                why: "it is being written in its place, and has no end".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a journal's epoch is one that a replica waits for. One that holds nothing for good has lost what the journal builds on.
+fn is_next(held: Option<Complete>, epoch: Complete) -> bool {
+    held.is_some_and(|held| held.image && held.epoch < epoch.epoch)
+}
+
+/// Writes what a record says in its place.
+pub(crate) fn apply(record: &[u8], replica: &Replica) -> Result<(), VolumeError> {
+    let bad = || VolumeError::Range("a record of the journal makes no sense".into());
+    let (kind, body) = record.split_first().ok_or_else(bad)?;
+    let (run, stamp, data) = parse_run(body).ok_or_else(bad)?;
+    if run.end - run.start > MOST_BLOCKS {
+        return Err(bad());
+    }
+    match *kind {
+        crate::mirror::DATA if !data.is_empty() && data.len() as u64 == (run.end - run.start) * crate::BLOCK => {
+            replica.apply(run.start, stamp, Contents::Data(data))
+        }
+        crate::mirror::ZEROES if data.is_empty() => {
+            replica.apply(run.start, stamp, Contents::Zeroes(run.end - run.start))
+        }
+        crate::mirror::FORGET if data.is_empty() => replica.forget(run),
+        _ => Err(bad()),
+    }
+}
+
+/// Reads records one after the other, as long as they check.
+#[derive(Debug, Default)]
+struct Cursor {
+    at: u64,
+    records: u64,
+    chain: [u8; 16],
+}
+
+impl Cursor {
+    fn next(&mut self, medium: &dyn Medium) -> Result<Option<Vec<u8>>, VolumeError> {
+        let mut head = [0; HEAD];
+        let failed = io_error("read", Path::new(FILE));
+        let read = |at, into: &mut [u8]| medium.read(at, into);
+        let done: std::io::Result<Option<Vec<u8>>> = (|| {
+            read(self.at, &mut head)?;
+            let length = u32::from_le_bytes(std::array::from_fn(|i| head[i])) as usize;
+            if length == 0 || length > MAX_MESSAGE {
+                return Ok(None);
+            }
+            let mut record = vec![0; length];
+            read(self.at + HEAD as u64, &mut record)?;
+            Ok(Some(record))
+        })();
+        let Some(record) = done.map_err(failed)? else { return Ok(None) };
+        let chain = Journal::check(&self.chain, &record);
+        if chain[..] != head[4..] {
+            return Ok(None);
+        }
+        (self.chain, self.records) = (chain, self.records + 1);
+        self.at += (HEAD + record.len()) as u64;
+        Ok(Some(record))
+    }
+}

@@ -1,0 +1,414 @@
+//! Keeps a replica at another site nearly equal to this one, for ever, behind the guest's back (xNBD+, section 3: pre-caching).
+//!
+//! ```text
+//!   source                                   target
+//!   Exchanging  <----------- Have ---------  its stamps, and the epoch that it holds
+//!   Idle           (an epoch ends, and is durable here)
+//!   Sending     ------ Data, Zeroes, ----->  in their places, or beside an image
+//!               <----------- Ack ----------
+//!   Ending      ------------ End --------->  data, fdatasync, then the epoch
+//!   Idle        <--------- Complete -------
+//! ```
+//!
+//! No guest's write waits for any of this, nor for its reading: [`crate::epoch`] has the little that happens under the guest's
+//! lock. Only epochs that have ended and are durable here are sent, so a stamp that the target has seen is never given to other
+//! contents, and whatever either side loses, comparing stamps tells what has to travel.
+//!
+//! What the target says that it holds, its [`Complete`] epoch, means: each block that the source has not written since that
+//! epoch's end is here, with the same stamp; and with an *image*, all of the volume is here as it was at that moment. The target's
+//! order is data, fdatasync, then the epoch. A target that loses power in between forgets what it is not sure of, and says
+//! before that that it holds no epoch.
+//!
+//! Messages come in order and without loss, as for [`crate::mirror`]; what they say is the same but for the two last.
+
+use crate::blocks::{BLOCK, BlockSet};
+use crate::epoch::{Recorder, Subscriber};
+use crate::journal::Journal;
+use crate::meta::Complete;
+use crate::mirror::{ACK, DATA, FORGET, HAVE, MAX_MESSAGE, MOST_BLOCKS, MOST_RUNS, MirrorError, ZEROES};
+use crate::mirror::{parse_run, run_message, words};
+use crate::replica::{Replica, is_zero};
+use crate::stamp::{STAMP_BYTES, Stamp};
+use godwit_units::Bytes;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// What may be on its way without an answer: more than most WANs hold, little enough to hold nobody up for long.
+const WINDOW: u64 = 4 << 20;
+const END: u8 = 20;
+const COMPLETE: u8 = 21;
+
+/// Where a source stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The target's stamps are awaited.
+    Exchanging,
+    /// Nothing to send: an epoch has to end.
+    Idle,
+    /// Blocks of an ended epoch go.
+    Sending,
+    /// The target makes the epoch durable.
+    Ending,
+}
+
+/// The source's machine, for one secondary.
+#[derive(Debug)]
+pub struct Source {
+    state: State,
+    id: Subscriber,
+    theirs: Vec<(Range<u64>, Stamp)>,
+    cursor: u64,
+    epoch: Option<Complete>,
+    held: Option<Complete>,
+    sent: u64,
+    acked: u64,
+    flight: VecDeque<(u64, u64)>,
+    in_flight: u64,
+    digest: blake3::Hasher,
+    sent_blocks: u64,
+    #[cfg(test)]
+    without_stamp_check: bool,
+}
+
+impl Source {
+    /// A session that begins, for what [`Recorder::subscribe`] gave.
+    #[must_use]
+    pub fn new(id: Subscriber) -> Self {
+        Self {
+            state: State::Exchanging,
+            id,
+            theirs: vec![],
+            cursor: 0,
+            epoch: None,
+            held: None,
+            sent: 0,
+            acked: 0,
+            flight: VecDeque::new(),
+            in_flight: 0,
+            digest: blake3::Hasher::new(),
+            sent_blocks: 0,
+            #[cfg(test)]
+            without_stamp_check: false,
+        }
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// Who it is to the recorder.
+    #[must_use]
+    pub const fn subscriber(&self) -> Subscriber {
+        self.id
+    }
+
+    /// The epoch that the secondary holds, as it said last.
+    #[must_use]
+    pub const fn held(&self) -> Option<Complete> {
+        self.held
+    }
+
+    /// Bytes of blocks that were sent, zeroes included.
+    #[must_use]
+    pub const fn sent(&self) -> Bytes {
+        Bytes(self.sent_blocks * BLOCK)
+    }
+
+    /// Bytes of messages that are on their way.
+    #[must_use]
+    pub const fn in_flight(&self) -> Bytes {
+        Bytes(self.in_flight)
+    }
+
+    /// A message came from the target.
+    ///
+    /// # Errors
+    /// When it makes no sense, or the replica cannot be read.
+    pub fn handle(&mut self, message: &[u8], replica: &Replica, recorder: &Recorder) -> Result<(), MirrorError> {
+        let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
+        match *kind {
+            HAVE if self.state == State::Exchanging => self.have(body, replica, recorder),
+            ACK => {
+                let Some(([seq], [])) = words::<1>(body) else { return Err(MirrorError::Message("a malformed Ack")) };
+                if seq > self.sent || seq < self.acked {
+                    return Err(MirrorError::Message("an Ack of what was not sent"));
+                }
+                self.acked = seq;
+                while self.flight.front().is_some_and(|(s, _)| *s <= seq) {
+                    self.in_flight -= self.flight.pop_front().map_or(0, |(_, bytes)| bytes);
+                }
+                Ok(())
+            }
+            COMPLETE if self.state == State::Ending => {
+                if body != self.digest.finalize().as_bytes() {
+                    return Err(MirrorError::Digest);
+                }
+                self.held = self.epoch.take();
+                self.state = State::Idle;
+                recorder.completed(self.id);
+                Ok(())
+            }
+            _ => Err(MirrorError::Message("a message that does not belong here")),
+        }
+    }
+
+    fn have(&mut self, body: &[u8], replica: &Replica, recorder: &Recorder) -> Result<(), MirrorError> {
+        let malformed = MirrorError::Message("a malformed Have");
+        let Some((last, rest)) = body.split_first() else { return Err(malformed) };
+        let blocks = replica.size().0 / BLOCK;
+        let mut rest = rest;
+        if *last == 2 {
+            // The last one says what epoch the target holds.
+            self.held = serde_json::from_slice(rest).map_err(|_| MirrorError::Message("a malformed epoch"))?;
+            rest = &[];
+        }
+        while !rest.is_empty() {
+            let Some((run, stamp, tail)) = parse_run(rest) else { return Err(malformed) };
+            let after = self.theirs.last().map_or(0, |(r, _)| r.end);
+            if run.start < after || run.is_empty() || run.end > blocks {
+                return Err(malformed);
+            }
+            self.theirs.push((run, stamp));
+            rest = tail;
+        }
+        if *last == 2 {
+            let ours = replica.runs_to_precache()?;
+            recorder.compared(self.id, &differ(&ours, &std::mem::take(&mut self.theirs)), self.held);
+            self.state = State::Idle;
+        }
+        Ok(())
+    }
+
+    /// The next messages to send; empty: nothing now. Not under the guest's lock: it reads the disk.
+    ///
+    /// # Errors
+    /// When the replica cannot be read, or more was overwritten than is kept for an image: the session is over then, and another one begins
+    /// with a comparison.
+    pub fn poll(&mut self, replica: &Replica, recorder: &Recorder) -> Result<Vec<Vec<u8>>, MirrorError> {
+        if self.state == State::Idle
+            && let Some(epoch) = recorder.sendable(self.id)
+        {
+            (self.epoch, self.state, self.cursor) = (Some(epoch), State::Sending, 0);
+        }
+        let (State::Sending, Some(epoch)) = (self.state, self.epoch) else { return Ok(vec![]) };
+        if self.in_flight >= WINDOW {
+            return Ok(vec![]);
+        }
+        if recorder.is_overflown(self.id) {
+            return Err(MirrorError::Message("more of an epoch was overwritten than is kept until it is sent"));
+        }
+        let kept = recorder.take_kept(self.id, MOST_BLOCKS as usize);
+        if !kept.is_empty() {
+            return Ok(kept.into_iter().map(|(b, k)| self.message(b..b + 1, k.stamp, &k.data)).collect());
+        }
+        if let Some(run) = recorder.next_run(self.id, self.cursor, MOST_BLOCKS) {
+            self.cursor = run.end;
+            let mut data = vec![0; ((run.end - run.start) * BLOCK) as usize];
+            replica.read(run.start * BLOCK, &mut data)?;
+            return self.looked_at(&run, &data, epoch, replica, recorder);
+        }
+        if recorder.is_sent(self.id) {
+            self.state = State::Ending;
+            let mut message = vec![END];
+            message.extend(self.digest.finalize().as_bytes());
+            message.extend(serde_json::to_vec(&epoch).map_err(|_| MirrorError::Message("an epoch"))?);
+            return Ok(vec![message]);
+        }
+        Ok(vec![])
+    }
+
+    /// What was read, as messages. Stamps are looked at after the reading: a block that was written meanwhile, and may be torn, has a newer one.
+    fn looked_at(
+        &mut self,
+        run: &Range<u64>,
+        data: &[u8],
+        epoch: Complete,
+        replica: &Replica,
+        recorder: &Recorder,
+    ) -> Result<Vec<Vec<u8>>, MirrorError> {
+        let mut messages = vec![];
+        // The part that is being gathered: its blocks, stamp, and whether it is zero.
+        let mut part: Option<(Range<u64>, Option<Stamp>, bool)> = None;
+        let of = |blocks: &Range<u64>| {
+            ((blocks.start - run.start) * BLOCK) as usize..((blocks.end - run.start) * BLOCK) as usize
+        };
+        for block in run.clone() {
+            let stamp = replica.stamp(block)?;
+            #[cfg(test)]
+            let checked = !self.without_stamp_check;
+            #[cfg(not(test))]
+            let checked = true;
+            if checked && stamp.is_some_and(|stamp| stamp > epoch.epoch) {
+                // Comes with its own epoch; what it was is kept, if that is wanted.
+                messages.extend(part.take().map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)])));
+                continue;
+            }
+            let zero = is_zero(&data[of(&(block..block + 1))]);
+            match &mut part {
+                Some((r, s, z)) if *s == stamp && *z == zero && r.end == block => r.end = block + 1,
+                _ => messages.extend(
+                    part.replace((block..block + 1, stamp, zero))
+                        .map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)])),
+                ),
+            }
+        }
+        messages.extend(part.take().map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)])));
+        recorder.read(self.id, run.clone());
+        Ok(messages)
+    }
+
+    fn message(&mut self, run: Range<u64>, stamp: Option<Stamp>, data: &[u8]) -> Vec<u8> {
+        let message = match stamp {
+            None => run_message(FORGET, &run, Stamp::decode(&[0; STAMP_BYTES]), &[]),
+            Some(stamp) if is_zero(data) => run_message(ZEROES, &run, stamp, &[]),
+            Some(stamp) => run_message(DATA, &run, stamp, data),
+        };
+        self.sent_blocks += run.end - run.start;
+        self.sent += 1;
+        self.digest.update(&message);
+        self.flight.push_back((self.sent, message.len() as u64));
+        self.in_flight += message.len() as u64;
+        message
+    }
+}
+
+/// What differs between two lists of runs in order: by stamps, and what only one of them has.
+fn differ(ours: &[(Range<u64>, Stamp)], theirs: &[(Range<u64>, Stamp)]) -> BlockSet {
+    let mut edges: Vec<u64> = ours.iter().chain(theirs).flat_map(|(r, _)| [r.start, r.end]).collect();
+    edges.sort_unstable();
+    edges.dedup();
+    let (mut i, mut j) = (0, 0);
+    let mut found = BlockSet::default();
+    for pair in edges.windows(2) {
+        let at = pair[0];
+        while ours.get(i).is_some_and(|(r, _)| r.end <= at) {
+            i += 1;
+        }
+        while theirs.get(j).is_some_and(|(r, _)| r.end <= at) {
+            j += 1;
+        }
+        let of = |list: &[(Range<u64>, Stamp)], n: usize| list.get(n).filter(|(r, _)| r.contains(&at)).map(|(_, s)| *s);
+        if of(ours, i) != of(theirs, j) {
+            found.insert(pair[0]..pair[1]);
+        }
+    }
+    found
+}
+
+/// The target's machine.
+#[derive(Debug)]
+pub struct Target {
+    digest: blake3::Hasher,
+    seq: u64,
+    /// Where what comes is put aside, where an image is kept.
+    journal: Option<Journal>,
+    /// The journal has begun to take an epoch.
+    aside: bool,
+    nonce: u64,
+}
+
+impl Target {
+    /// A session that begins, and the messages to send first. `journal`: keep the last epoch as an image; no journal: blocks go to their
+    /// places as they come. What an earlier session had put aside is dropped, and comes again.
+    ///
+    /// # Errors
+    /// When the replica cannot be read, or is a shadow volume, or is told what it will have to fetch.
+    pub fn new(replica: &Replica, journal: Option<Journal>) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
+        replica.refuse_strange()?;
+        let runs = replica.stamp_runs()?;
+        let mut messages: Vec<Vec<u8>> = vec![];
+        for piece in runs.chunks(MOST_RUNS) {
+            let mut message = vec![HAVE, 0];
+            for (run, stamp) in piece {
+                message.extend(run.start.to_le_bytes());
+                message.extend((run.end - run.start).to_le_bytes());
+                stamp.encode(&mut message);
+            }
+            messages.push(message);
+        }
+        let mut last = vec![HAVE, 2];
+        last.extend(serde_json::to_vec(&replica.complete()).map_err(|_| MirrorError::Message("an epoch"))?);
+        messages.push(last);
+        let it = Self { digest: blake3::Hasher::new(), seq: 0, journal, aside: false, nonce: 0 };
+        Ok((it, messages))
+    }
+
+    /// A message came from the source; what to answer.
+    ///
+    /// # Errors
+    /// When it makes no sense, or the replica fails: this session is over then.
+    pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<Vec<u8>, MirrorError> {
+        let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
+        // A hand-off may have begun since.
+        replica.refuse_strange()?;
+        if *kind == END {
+            return self.end(body, replica);
+        }
+        let Some((run, _, data)) = parse_run(body) else { return Err(MirrorError::Message("a malformed run")) };
+        let blocks = run.end - run.start;
+        let sensible = match *kind {
+            DATA => data.len() as u64 == blocks.saturating_mul(BLOCK) && blocks > 0,
+            ZEROES | FORGET => data.is_empty(),
+            _ => false,
+        };
+        // A journal is written in its place later, when nobody is there to be told.
+        if !sensible || blocks > MOST_BLOCKS || run.end > replica.size().0 / BLOCK || message.len() > MAX_MESSAGE {
+            return Err(MirrorError::Message("a run that cannot be"));
+        }
+        let image = replica.complete().is_some_and(|held| held.image);
+        match &mut self.journal {
+            // Only where there is an image is there something to spare.
+            Some(journal) if image => {
+                if !self.aside {
+                    self.aside = true;
+                    self.nonce += 1;
+                    let held = serde_json::to_vec(&(replica.complete(), self.nonce)).unwrap_or_default();
+                    let nonce = blake3::hash(&held);
+                    journal.begin(std::array::from_fn(|i| nonce.as_bytes()[i]))?;
+                }
+                journal.append(message)?;
+            }
+            _ => {
+                if image {
+                    // It is none any more with the first block of the next.
+                    replica.set_complete(replica.complete().map(|held| Complete { image: false, ..held }))?;
+                }
+                crate::journal::apply(message, replica)?;
+            }
+        }
+        self.digest.update(message);
+        self.seq += 1;
+        let mut answer = vec![ACK];
+        answer.extend(self.seq.to_le_bytes());
+        Ok(answer)
+    }
+
+    fn end(&mut self, body: &[u8], replica: &Replica) -> Result<Vec<u8>, MirrorError> {
+        let malformed = MirrorError::Message("a malformed End");
+        let Some((digest, json)) = body.split_first_chunk::<32>() else { return Err(malformed) };
+        let epoch: Complete = serde_json::from_slice(json).map_err(|_| malformed)?;
+        let ours = self.digest.finalize();
+        if digest != ours.as_bytes() {
+            return Err(MirrorError::Digest);
+        }
+        match &mut self.journal {
+            Some(journal) if self.aside => journal.finish(epoch, replica)?,
+            _ => {
+                replica.commit()?;
+                // An image of a source that keeps none is not one.
+                let image = epoch.image && self.journal.is_some();
+                replica.set_complete(Some(Complete { image, ..epoch }))?;
+            }
+        }
+        self.aside = false;
+        let mut answer = vec![COMPLETE];
+        answer.extend(ours.as_bytes());
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+#[path = "precache_tests.rs"]
+mod tests;

@@ -1,0 +1,650 @@
+use super::*;
+use crate::epoch::MOST_KEPT;
+use crate::file::{Description, Media, Medium};
+use crate::journal::Rule;
+use godwit_units::{Generation, Lineage, VolumeId};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const BLOCKS: u64 = 48;
+const REGION: u64 = 16;
+const SECTOR: usize = 512;
+
+/// A site's power: a fuse that ends it at any operation, and what of unsynced writes survives.
+#[derive(Debug, Default)]
+struct Power {
+    fuse: Option<u32>,
+    blown: bool,
+}
+
+/// A file that loses what was not synced, sector by sector, when its power goes.
+#[derive(Clone, Debug)]
+struct File {
+    power: Arc<Mutex<Power>>,
+    state: Arc<Mutex<Kept>>,
+}
+
+/// What it holds, what of that is durable, and what was written since the last sync.
+type Kept = (Vec<u8>, Vec<u8>, Vec<(usize, Vec<u8>)>);
+
+fn gone() -> io::Error {
+    io::Error::other("the power is gone")
+}
+
+impl File {
+    fn new(power: &Arc<Mutex<Power>>, size: usize) -> Self {
+        Self { power: power.clone(), state: Arc::new(Mutex::new((vec![0; size], vec![0; size], vec![]))) }
+    }
+
+    /// Whether the operation is done; the one at which the fuse blows is done in half.
+    fn spend(&self) -> Result<(), bool> {
+        let mut power = self.power.lock().unwrap();
+        if power.blown {
+            return Err(false);
+        }
+        match &mut power.fuse {
+            Some(0) => {
+                power.blown = true;
+                Err(true)
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn lose(&self, rng: &mut SmallRng, percent: u32) {
+        let (now, durable, pending) = &mut *self.state.lock().unwrap();
+        for (at, bytes) in pending.drain(..) {
+            for (i, sector) in bytes.chunks(SECTOR).enumerate() {
+                if rng.random_ratio(percent, 100) {
+                    durable[at + i * SECTOR..][..sector.len()].copy_from_slice(sector);
+                }
+            }
+        }
+        now.clone_from(durable);
+    }
+}
+
+impl Medium for File {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let now = &self.state.lock().unwrap().0;
+        let from = (at as usize).min(now.len());
+        let to = (from + into.len()).min(now.len());
+        into.fill(0);
+        into[..to - from].copy_from_slice(&now[from..to]);
+        Ok(())
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let spent = self.spend();
+        let done = match spent {
+            Ok(()) => bytes.len(),
+            Err(true) => bytes.len() / 2,
+            Err(false) => return Err(gone()),
+        };
+        let (now, durable, pending) = &mut *self.state.lock().unwrap();
+        let end = at as usize + bytes.len();
+        if now.len() < end {
+            now.resize(end, 0);
+            durable.resize(end, 0);
+        }
+        now[at as usize..][..done].copy_from_slice(&bytes[..done]);
+        pending.push((at as usize, bytes[..done].to_vec()));
+        spent.map_err(|_| gone())
+    }
+
+    fn punch(&self, at: u64, length: u64) -> io::Result<()> {
+        self.write(at, &vec![0; length as usize])
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.spend().map_err(|_| gone())?;
+        let (_, durable, pending) = &mut *self.state.lock().unwrap();
+        for (at, bytes) in pending.drain(..) {
+            durable[at..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    fn extents(&self, _at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
+        Ok(vec![(length, false)])
+    }
+
+    fn allocated(&self) -> u64 {
+        0
+    }
+}
+
+impl Description for File {
+    fn load(&self) -> io::Result<Vec<u8>> {
+        Ok(self.state.lock().unwrap().1.clone())
+    }
+
+    fn store(&self, bytes: &[u8]) -> io::Result<()> {
+        let spent = self.spend();
+        if spent != Err(false) {
+            let (now, durable, _) = &mut *self.state.lock().unwrap();
+            (*now, *durable) = (bytes.to_vec(), bytes.to_vec());
+        }
+        spent.map_err(|_| gone())
+    }
+}
+
+/// A site's disk, and what runs on it.
+struct Site {
+    power: Arc<Mutex<Power>>,
+    files: Vec<File>,
+    replica: Option<Replica>,
+}
+
+impl Site {
+    fn new() -> Self {
+        let power = Arc::new(Mutex::new(Power::default()));
+        let sizes =
+            [(BLOCKS * BLOCK) as usize, (BLOCKS * 8) as usize, (BLOCKS / REGION) as usize, 0, 0, (BLOCKS * 8) as usize];
+        let files = sizes.map(|size| File::new(&power, size)).to_vec();
+        Replica::format(&files[3], VolumeId(1), Bytes(BLOCKS * BLOCK)).expect("formats");
+        Self { power, files, replica: None }
+    }
+
+    fn media(&self) -> Media {
+        let [data, stamps, hot, description] = [0, 1, 2, 3].map(|i| Box::new(self.files[i].clone()));
+        let words = Box::new(self.files[5].clone());
+        Media { data, stamps, hot, words, power: String::new(), description, region: REGION }
+    }
+
+    fn journal(&self) -> Journal {
+        Journal::on(Box::new(self.files[4].clone()))
+    }
+
+    /// Starts the process, with no fuse; what it finds.
+    fn open(&mut self) -> Result<(), VolumeError> {
+        let (replica, _) = Replica::open_on(Path::new("site"), self.media())?;
+        self.journal().recover(&replica)?;
+        self.replica = Some(replica);
+        Ok(())
+    }
+
+    /// Ends the process, and perhaps the power.
+    fn end(&mut self, rng: &mut SmallRng) {
+        self.replica = None;
+        *self.power.lock().unwrap() = Power::default();
+        if rng.random_bool(0.7) {
+            let percent = [0, 30, 50, 90, 100][rng.random_range(0..5)];
+            // Each file has a cache of its own: a write may come through that came after one that does not.
+            self.files.iter().take(3).chain([&self.files[4]]).for_each(|file| file.lose(rng, percent));
+        }
+    }
+
+    fn replica(&self) -> &Replica {
+        self.replica.as_ref().expect("runs")
+    }
+}
+
+use crate::error::VolumeError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    Nothing,
+    Journal(Rule),
+    /// A block that was torn by a write is sent all the same.
+    StampAfterReading,
+    /// A secondary that forgets blocks says first that it holds no epoch.
+    UnsaidBeforeForgotten,
+    /// An epoch is durable here before it is sent.
+    DurableBeforeSent,
+    /// What an image needs is kept before it is overwritten.
+    KeptBeforeWritten,
+}
+
+type Image = Vec<u8>;
+
+/// Blocks with their stamps, as a primary had them when an epoch ended.
+struct Ended {
+    image: Image,
+    stamps: Vec<Option<Stamp>>,
+    /// Written, or tried to, since then.
+    since: BlockSet,
+}
+
+struct World {
+    rng: SmallRng,
+    broken: Broken,
+    image: bool,
+    from: Site,
+    to: Site,
+    recorder: Recorder,
+    source: Option<Source>,
+    target: Option<Target>,
+    there: VecDeque<Vec<u8>>,
+    back: VecDeque<Vec<u8>>,
+    /// Messages that were read before a write that came between their reading and their stamps.
+    ended: HashMap<Stamp, Ended>,
+    unsettled: bool,
+    written: u64,
+    completed: u64,
+    now: Duration,
+    generation: u64,
+}
+
+fn contents(replica: &Replica) -> Image {
+    let mut all = vec![0; (BLOCKS * BLOCK) as usize];
+    replica.read(0, &mut all).expect("reads");
+    all
+}
+
+fn block(image: &Image, block: u64) -> &[u8] {
+    &image[(block * BLOCK) as usize..][..BLOCK as usize]
+}
+
+impl World {
+    fn new(seed: u64, image: bool, broken: Broken) -> Self {
+        let mut it = Self {
+            rng: SmallRng::seed_from_u64(seed),
+            broken,
+            image,
+            from: Site::new(),
+            to: Site::new(),
+            recorder: Recorder::keeping(Bytes(8 * BLOCK)),
+            source: None,
+            target: None,
+            there: VecDeque::new(),
+            back: VecDeque::new(),
+            ended: HashMap::new(),
+            unsettled: false,
+            written: 0,
+            completed: 0,
+            now: Duration::ZERO,
+            generation: 1,
+        };
+        crate::replica::FORGETS_SILENTLY.set(broken == Broken::UnsaidBeforeForgotten);
+        it.from.open().expect("opens");
+        it.to.open().expect("opens");
+        it.own();
+        it
+    }
+
+    fn own(&mut self) {
+        self.from.replica().become_primary(Lineage(0), Generation(self.generation)).expect("is ours");
+    }
+
+    fn connect(&mut self) -> Result<(), MirrorError> {
+        self.recorder.clear();
+        (self.source, self.target) = (None, None);
+        self.there.clear();
+        self.back.clear();
+        let mut journal = self.to.journal();
+        if let Broken::Journal(rule) = self.broken {
+            journal.without = Some(rule);
+        }
+        let (target, first) = Target::new(self.to.replica(), self.image.then_some(journal))?;
+        let mut source = Source::new(self.recorder.subscribe(self.image));
+        source.without_stamp_check = self.broken == Broken::StampAfterReading;
+        self.target = Some(target);
+        self.source = Some(source);
+        self.back = first.into();
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), VolumeError> {
+        let (sectors, most) = (BLOCKS * 8, 12);
+        let (at, count) = (self.rng.random_range(0..sectors - most), self.rng.random_range(1..most));
+        let replica = self.from.replica();
+        let (offset, length) = (at * SECTOR as u64, count * SECTOR as u64);
+        let blocks = crate::blocks::touched(offset, length);
+        if self.broken != Broken::KeptBeforeWritten {
+            self.recorder.before_write(blocks.clone(), replica)?;
+        }
+        self.written += 1;
+        self.ended.values_mut().for_each(|ended| ended.since.insert(blocks.clone()));
+        let data: Vec<u8> =
+            self.written.to_le_bytes().into_iter().cycle().take(usize::try_from(length).expect("small")).collect();
+        if self.rng.random_bool(0.1) { replica.zero(offset, length) } else { replica.write(offset, &data) }?;
+        self.recorder.wrote(blocks);
+        Ok(())
+    }
+
+    fn roll(&mut self) -> Result<(), VolumeError> {
+        self.now += Duration::from_secs(1);
+        if self.unsettled || !self.recorder.is_due(self.now, Duration::from_secs(1)) {
+            return Ok(());
+        }
+        let replica = self.from.replica();
+        let epoch = self.recorder.roll(replica, self.now, self.now.as_millis() as u64)?;
+        let stamps = (0..BLOCKS).map(|b| replica.stamp(b).expect("reads")).collect();
+        self.ended.insert(epoch, Ended { image: contents(replica), stamps, since: BlockSet::default() });
+        self.unsettled = true;
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<(), VolumeError> {
+        if std::mem::take(&mut self.unsettled) {
+            if self.broken != Broken::DurableBeforeSent {
+                self.from.replica().flush()?;
+            }
+            self.recorder.settled();
+        }
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<(), MirrorError> {
+        let Some(source) = &mut self.source else { return Ok(()) };
+        let replica = self.from.replica();
+        // As poll does it, with a write between the reading and the look at the stamps.
+        if source.state == State::Sending
+            && self.recorder.take_kept(source.id, 0).is_empty()
+            && self.rng.random_bool(0.3)
+            && let (Some(run), Some(epoch)) = (self.recorder.next_run(source.id, 0, 4), source.epoch)
+            && !self.recorder.is_overflown(source.id)
+        {
+            let mut data = vec![0; ((run.end - run.start) * BLOCK) as usize];
+            replica.read(run.start * BLOCK, &mut data)?;
+            let mut again = data.clone();
+            self.write()?;
+            self.from.replica().read(run.start * BLOCK, &mut again)?;
+            // Half of it was read before, half after.
+            data[SECTOR..].copy_from_slice(&again[SECTOR..]);
+            let source = self.source.as_mut().expect("is there");
+            let messages = source.looked_at(&run, &data, epoch, self.from.replica(), &self.recorder)?;
+            self.there.extend(messages);
+            return Ok(());
+        }
+        let messages = self.source.as_mut().expect("is there").poll(self.from.replica(), &self.recorder)?;
+        self.there.extend(messages);
+        Ok(())
+    }
+
+    fn deliver(&mut self) -> Result<(), MirrorError> {
+        if let (Some(target), Some(message)) = (&mut self.target, self.there.pop_front()) {
+            self.back.push_back(target.handle(&message, self.to.replica())?);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self) -> Result<(), MirrorError> {
+        if let (Some(source), Some(message)) = (&mut self.source, self.back.pop_front()) {
+            let before = source.held();
+            source.handle(&message, self.from.replica(), &self.recorder)?;
+            self.completed += u64::from(source.held() != before);
+        }
+        Ok(())
+    }
+
+    /// What must be true whenever both are there and nothing has been exchanged since they came up.
+    fn check(&self) -> Result<(), String> {
+        let (here, there) = (contents(self.from.replica()), contents(self.to.replica()));
+        let stamp = |site: &Site, b| site.replica().stamp(b).expect("reads");
+        for b in 0..BLOCKS {
+            let (ours, theirs) = (stamp(&self.from, b), stamp(&self.to, b));
+            let unsent = theirs.is_none() && ours.is_none();
+            if (ours.is_some() && ours == theirs || unsent) && block(&here, b) != block(&there, b) {
+                return Err(format!("block {b} has stamp {ours:?} at both sites, and other contents"));
+            }
+        }
+        let Some(held) = self.to.replica().complete() else { return Ok(()) };
+        let Some(ended) = self.ended.get(&held.epoch) else { return Err(format!("{held:?} never ended")) };
+        if held.image && there != ended.image {
+            return Err(format!("the image of {:?} is not what the primary had", held.epoch));
+        }
+        for b in 0..BLOCKS {
+            let was = ended.stamps[b as usize];
+            let untouched = !ended.since.contains(godwit_units::BlockIndex(b));
+            if untouched && block(&here, b) != block(&ended.image, b) {
+                return Err(format!("the primary has lost block {b} of {:?}, which the secondary holds", held.epoch));
+            }
+            if stamp(&self.from, b) == was && block(&there, b) != block(&ended.image, b) {
+                return Err(format!("block {b} of {:?} is not held", held.epoch));
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), bool> {
+        let of_source = |e: MirrorError| matches!(e, MirrorError::Volume(_));
+        let done = match self.rng.random_range(0..14) {
+            0..3 => self.write().map_err(|_| false),
+            3 => self.roll().map_err(|_| false),
+            4 => self.settle().map_err(|_| false),
+            5..8 => self.send().map_err(|e| {
+                // Overflown: the session is over, nobody died.
+                if !of_source(e) {
+                    (self.source, self.target) = (None, None);
+                }
+                false
+            }),
+            8..11 => self.deliver().map_err(|_| true),
+            11..13 => self.answer().map_err(|_| false),
+            _ if self.rng.random_bool(0.2) => self.from.replica().settle().map_err(|_| false),
+            _ => Ok(()),
+        };
+        match done {
+            // An overflown session ended while both sites live.
+            Err(_) if self.source.is_none() && !self.blown() => Ok(()),
+            other => other,
+        }
+    }
+
+    fn blown(&self) -> bool {
+        self.from.power.lock().unwrap().blown || self.to.power.lock().unwrap().blown
+    }
+
+    /// Ends one of the sites and brings it back, perhaps with a crash in its recovery too.
+    fn crash(&mut self, target: bool) -> Result<(), String> {
+        let had = self.to.replica().complete().is_some_and(|held| held.image);
+        let Self { rng, from, to, .. } = self;
+        let site = if target { to } else { from };
+        loop {
+            site.end(rng);
+            if rng.random_bool(0.3) {
+                site.power.lock().unwrap().fuse = Some(rng.random_range(0..12));
+            }
+            match site.open() {
+                Ok(()) => {
+                    site.power.lock().unwrap().fuse = None;
+                    break;
+                }
+                Err(_) if site.power.lock().unwrap().blown => {}
+                Err(error) => return Err(format!("cannot be opened: {error}")),
+            }
+        }
+        if had && !self.to.replica().complete().is_some_and(|held| held.image) {
+            return Err("the secondary had an image, and has none any more".into());
+        }
+        self.unsettled = false;
+        if !target {
+            self.own();
+        }
+        self.recorder.clear();
+        (self.source, self.target) = (None, None);
+        Ok(())
+    }
+
+    fn run(mut self, steps: u32) -> Result<Self, String> {
+        for _ in 0..steps {
+            if self.source.is_none() {
+                self.check()?;
+                self.connect().map_err(|e| e.to_string())?;
+            }
+            if self.rng.random_bool(0.02) {
+                let fuse = Some(self.rng.random_range(0..25));
+                let site = if self.rng.random_bool(0.5) { &self.from } else { &self.to };
+                site.power.lock().unwrap().fuse = fuse;
+            }
+            if let Err(target) = self.step() {
+                let blown = self.to.power.lock().unwrap().blown;
+                if target != blown && !self.blown() {
+                    return Err("something failed with the power on".into());
+                }
+                self.crash(blown)?;
+            } else if self.rng.random_bool(0.003) {
+                let target = self.rng.random_bool(0.5);
+                self.crash(target)?;
+            } else if self.rng.random_bool(0.003) {
+                // The session ends, and everybody lives.
+                self.recorder.clear();
+                (self.source, self.target) = (None, None);
+            }
+        }
+        // Calm: everything becomes equal.
+        for site in [&self.from, &self.to] {
+            site.power.lock().unwrap().fuse = None;
+        }
+        if self.blown() {
+            let target = self.to.power.lock().unwrap().blown;
+            self.crash(target)?;
+        }
+        self.connect().map_err(|e| e.to_string())?;
+        for _ in 0..10_000 {
+            let all = |e: &dyn std::fmt::Display| e.to_string();
+            self.roll().map_err(|e| all(&e))?;
+            self.settle().map_err(|e| all(&e))?;
+            let messages = self
+                .source
+                .as_mut()
+                .expect("is there")
+                .poll(self.from.replica(), &self.recorder)
+                .map_err(|e| all(&e))?;
+            self.there.extend(messages);
+            self.deliver().map_err(|e| all(&e))?;
+            self.answer().map_err(|e| all(&e))?;
+        }
+        let id = self.source.as_ref().expect("is there").subscriber();
+        if self.recorder.backlog(id) != Bytes(0) || contents(self.from.replica()) != contents(self.to.replica()) {
+            return Err("the secondary did not catch up".into());
+        }
+        self.check()?;
+        Ok(self)
+    }
+}
+
+fn seeds(image: bool, broken: Broken, seeds: Range<u64>) -> Result<u64, String> {
+    let mut completed = 0;
+    for seed in seeds {
+        let done = World::new(seed, image, broken).run(500);
+        completed += done.map_err(|e| format!("seed {seed}: {e}"))?.completed;
+    }
+    Ok(completed)
+}
+
+#[test]
+fn what_a_secondary_says_it_holds_it_holds_whatever_crashes_at_whichever_operation() {
+    let most: u64 = std::env::var("GODWIT_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(150);
+    let blocks = seeds(false, Broken::Nothing, 0..most).unwrap();
+    let images = seeds(true, Broken::Nothing, 0..most).unwrap();
+    assert!(blocks > 2 * most && images > 2 * most, "too little was completed: {blocks} and {images}");
+    println!("{blocks} epochs of blocks and {images} images were completed");
+}
+
+#[test]
+fn each_rule_matters_without_it_some_seed_fails() {
+    let rules = [
+        (false, Broken::StampAfterReading),
+        (false, Broken::UnsaidBeforeForgotten),
+        (true, Broken::KeptBeforeWritten),
+        (true, Broken::DurableBeforeSent),
+        (true, Broken::Journal(Rule::DurableFirst)),
+        (true, Broken::Journal(Rule::RedoSaid)),
+        (true, Broken::Journal(Rule::CommitBeforeComplete)),
+    ];
+    for (image, broken) in rules {
+        let failed = seeds(image, broken, 0..600);
+        assert!(failed.is_err(), "{broken:?}: nothing fails without it");
+        println!("{broken:?}: {}", failed.unwrap_err());
+    }
+}
+
+#[test]
+fn an_image_that_cannot_keep_up_is_given_up_and_the_one_before_stands() {
+    let mut world = World::new(1, true, Broken::Nothing);
+    let settle = |world: &mut World| {
+        for _ in 0..200 {
+            world.roll().unwrap();
+            world.settle().unwrap();
+            let messages = world.source.as_mut().unwrap().poll(world.from.replica(), &world.recorder).unwrap();
+            world.there.extend(messages);
+            world.deliver().unwrap();
+            world.answer().unwrap();
+        }
+    };
+    world.connect().unwrap();
+    world.from.replica().write(0, &[1; 40 * BLOCK as usize]).unwrap();
+    world.recorder.wrote(0..40);
+    settle(&mut world);
+    let held = world.to.replica().complete().unwrap();
+    assert!(held.image);
+    // All of it again, and again while it is being sent: more than the eight blocks that this recorder keeps.
+    for fill in [2, 3] {
+        for b in 0..40 {
+            world.recorder.before_write(b..b + 1, world.from.replica()).unwrap();
+            world.from.replica().write(b * BLOCK, &[fill; BLOCK as usize]).unwrap();
+            world.recorder.wrote(b..b + 1);
+        }
+        assert!(world.recorder.kept() <= Bytes(8 * BLOCK));
+        if fill == 2 {
+            world.roll().unwrap();
+            world.settle().unwrap();
+        }
+    }
+    let ended = world.source.as_mut().unwrap().poll(world.from.replica(), &world.recorder);
+    assert!(ended.is_err());
+    assert_eq!(world.to.replica().complete(), Some(held));
+    let mut first = [0; 1];
+    world.to.replica().read(0, &mut first).unwrap();
+    assert_eq!(first, [1]);
+    // With the next session the image comes up to date.
+    world.connect().unwrap();
+    settle(&mut world);
+    assert_eq!(contents(world.from.replica()), contents(world.to.replica()));
+    assert!(world.to.replica().complete().unwrap().epoch > held.epoch);
+}
+
+#[test]
+fn a_block_that_is_written_all_the_time_travels_once_an_epoch_and_holds_no_epoch_up() {
+    let mut world = World::new(2, false, Broken::Nothing);
+    world.connect().unwrap();
+    let mut travelled: BTreeMap<u64, u64> = BTreeMap::new();
+    for round in 0..50_u64 {
+        for b in [0, 1 + round % 40] {
+            world.from.replica().write(b * BLOCK, &round.to_le_bytes()).unwrap();
+            world.recorder.wrote(b..b + 1);
+        }
+        if round % 5 == 0 {
+            world.roll().unwrap();
+            world.settle().unwrap();
+        }
+        let messages = world.source.as_mut().unwrap().poll(world.from.replica(), &world.recorder).unwrap();
+        for message in &messages {
+            if let Some((run, ..)) = parse_run(&message[1..]).filter(|_| message[0] == DATA) {
+                run.for_each(|b| *travelled.entry(b).or_default() += 1);
+            }
+        }
+        world.there.extend(messages);
+        while !world.there.is_empty() || !world.back.is_empty() {
+            world.deliver().unwrap();
+            world.answer().unwrap();
+        }
+    }
+    assert!(world.completed >= 8, "{}", world.completed);
+    assert!((5..=11).contains(&travelled[&0]), "{travelled:?}");
+}
+
+#[test]
+fn the_guest_keeps_no_more_in_memory_than_is_named() {
+    assert_eq!(MOST_KEPT, Bytes::mib(64));
+    let recorder = Recorder::new();
+    assert!(!recorder.is_used());
+    let id = recorder.subscribe(false);
+    recorder.wrote(0..1);
+    assert_eq!(recorder.backlog(id), Bytes(BLOCK));
+    recorder.unsubscribe(id);
+    recorder.wrote(0..1);
+    assert_eq!((recorder.backlog(id), recorder.is_used()), (Bytes(0), false));
+}

@@ -1,0 +1,148 @@
+#!/usr/bin/perl
+# scripts/bench-nbd.pl GODWIT [--rounds N] [--pairs N] [--seconds N] [--only REGEX] [--dir DIR]
+#
+# `godwit volume serve` beside nbdkit's file plugin and qemu-nbd, by fio's own NBD engine over unix sockets: files of the same
+# size on the same disk, one run after the other in turn, so that whatever else the machine does hits all of them alike.
+# Ratios are medians of each round's own. Then tracking on against off, in pairs.
+use strict;
+use warnings;
+use File::Temp qw(tempdir);
+use JSON::PP;
+use POSIX qw(:sys_wait_h);
+use Time::HiRes qw(sleep);
+
+my $godwit = shift // die "usage: $0 GODWIT [--rounds N] [--pairs N] [--seconds N] [--only REGEX] [--dir DIR]\n";
+my %o = (rounds => 7, pairs => 20, seconds => 2, only => '.', dir => '/var/tmp', mib => 1024);
+while (defined(my $key = shift)) {
+    $key =~ s/^--// && exists $o{$key} or die "$0: no option $key\n";
+    $o{$key} = shift // die "$0: --$key takes a value\n";
+}
+my $dir = tempdir("$o{dir}/godwit-bench.XXXXXX", CLEANUP => 1);
+my %servers = (
+    godwit     => sub { ($godwit, 'volume', 'serve', $_[0], '--socket', $_[1]) },
+    'no-track' => sub { ($godwit, 'volume', 'serve', $_[0], '--socket', $_[1], '--no-track') },
+    nbdkit     => sub { ('nbdkit', '-f', '-U', $_[1], 'file', $_[0]) },
+    'qemu-nbd' => sub { ('qemu-nbd', '-t', '-e', '8', '-f', 'raw', '--cache=writeback', '-k', $_[1], $_[0]) },
+);
+my %pid;
+END { my $code = $?; kill 'TERM', $_ for values %pid; waitpid $_, 0 for values %pid; $? = $code }
+$SIG{INT} = $SIG{TERM} = sub { exit 130 };
+
+# Contents that are everywhere and nowhere zero.
+sub fill {
+    my ($path) = @_;
+    open my $out, '>:raw', $path or die "$path: $!";
+    my $piece = pack 'L*', map { int rand 2**32 } 1 .. 2**18;
+    print $out $piece or die "$path: $!" for 1 .. $o{mib};
+    close $out or die "$path: $!";
+}
+
+for my $name (sort keys %servers) {
+    my ($image, $socket) = ("$dir/$name.img", "$dir/$name.sock");
+    fill($image);
+    my $child = fork // die "fork: $!";
+    if (!$child) {
+        open STDOUT, '>', '/dev/null';
+        exec $servers{$name}->($image, $socket) or die "$name: $!";
+    }
+    $pid{$name} = $child;
+    for (1 .. 1000) {
+        last if -S $socket;
+        waitpid($child, WNOHANG) == 0 or do { delete $pid{$name}; die "$name ended before it listened\n" };
+        sleep 0.02;
+    }
+}
+system 'sync';
+
+# Seconds of CPU that a server has taken.
+sub cpu {
+    open my $in, '<', "/proc/$pid{$_[0]}/stat" or die "$_[0] is gone\n";
+    my @fields = split ' ', (<$in> =~ s/^.*\) //r);
+    return ($fields[11] + $fields[12]) / POSIX::sysconf(POSIX::_SC_CLK_TCK);
+}
+
+# One run of fio: operations a second, and the server's microseconds of CPU for each.
+sub run {
+    my ($name, $w) = @_;
+    my ($image, $socket) = ("$dir/$name.img", "$dir/$name.sock");
+    if ($w->{cold}) {
+        # What is dirty would stay.
+        system('sync', $image) == 0 or die;
+        system('dd', 'status=none', "of=$image", 'oflag=nocache', 'conv=notrunc', 'count=0') == 0 or die;
+    }
+    my @how = $w->{rw} =~ /rand/ || !$w->{cold} ? ("--runtime=$o{seconds}", '--time_based', '--norandommap') : ();
+    my $before = cpu($name);
+    open my $fio, '-|', 'fio', '--name=bench', '--ioengine=nbd', "--uri=nbd+unix:///?socket=$socket", "--rw=$w->{rw}",
+        "--bs=$w->{bs}", "--iodepth=$w->{depth}", "--size=$o{mib}m", '--randrepeat=0', '--output-format=json', @how
+        or die "fio: $!";
+    my $text = do { local $/; <$fio> };
+    close $fio or die "fio failed on $name\n";
+    my $job = decode_json($text =~ s/^.*?(?=^\{)//msr)->{jobs}[0];
+    my ($ios, $iops) = map { $job->{read}{$_} + $job->{write}{$_} } qw(total_ios iops);
+    my $used = cpu($name) - $before;
+    system 'sync', $image if $w->{rw} =~ /write/;
+    return { iops => $iops, cpu => $used * 1e6 / $ios };
+}
+
+sub median {
+    my @sorted = sort { $a <=> $b } @_;
+    return ($sorted[$#sorted / 2] + $sorted[@sorted / 2]) / 2;
+}
+
+my @workloads;
+for my $cold (0, 1) {
+    for my $rw (qw(randread randwrite)) {
+        push @workloads, { rw => $rw, bs => '4k', depth => $_, cold => $cold } for 1, 32;
+    }
+    for my $rw (qw(read write)) {
+        push @workloads, { rw => $rw, bs => $_, depth => 4, cold => $cold } for '128k', '1m';
+    }
+}
+$_->{name} = sprintf '%s %-9s %4s x%d', $_->{cold} ? 'cold' : 'warm', @$_{qw(rw bs depth)} for @workloads;
+my @wanted = grep { $_->{name} =~ /$o{only}/ } @workloads;
+
+# The first pass over a file sets it up: page cache, and the marks of regions that are written.
+for my $name (sort keys %servers) {
+    run($name, { rw => $_, bs => '1m', depth => 4, cold => 0 }) for qw(write read);
+}
+
+$| = 1;
+print "operations a second, medians of $o{rounds} rounds; CPU: the server's, in microseconds for an operation\n";
+printf "%-24s %9s %9s %9s   %8s %8s   %9s %7s %8s\n", '', qw(godwit nbdkit qemu-nbd /nbdkit /qemu-nbd CPU nbdkit qemu-nbd);
+for my $w (@wanted) {
+    my @names = qw(godwit nbdkit qemu-nbd);
+    my (%iops, %cpu);
+    for my $round (1 .. $o{rounds}) {
+        push @names, shift @names;
+        for my $name (@names) {
+            my $run = run($name, $w);
+            push @{ $iops{$name} }, $run->{iops};
+            push @{ $cpu{$name} }, $run->{cpu};
+        }
+    }
+    my %ratio;
+    for my $peer (qw(nbdkit qemu-nbd)) {
+        $ratio{$peer} = median(map { $iops{godwit}[$_] / $iops{$peer}[$_] } 0 .. $o{rounds} - 1);
+    }
+    printf "%-24s %9.0f %9.0f %9.0f   %8.2f %8.2f   %9.1f %7.1f %8.1f\n", $w->{name},
+        (map { median(@{ $iops{$_} }) } qw(godwit nbdkit qemu-nbd)), @ratio{qw(nbdkit qemu-nbd)},
+        (map { median(@{ $cpu{$_} }) } qw(godwit nbdkit qemu-nbd));
+}
+exit 0 if $o{pairs} < 2;
+
+print "\ntracking on: time for an operation, as a ratio to tracking off; $o{pairs} pairs\n";
+printf "%-24s %8s %8s %8s\n", '', 'ratio', 'from', 'to (95 %)';
+for my $w (grep { !$_->{cold} } @wanted) {
+    my @logs;
+    for my $pair (1 .. $o{pairs}) {
+        my %iops = map { $_ => run($_, $w)->{iops} } $pair % 2 ? qw(godwit no-track) : qw(no-track godwit);
+        push @logs, log($iops{'no-track'} / $iops{godwit});
+    }
+    my ($n, $sum, $squares) = (scalar @logs, 0, 0);
+    $sum += $_ for @logs;
+    my $mean = $sum / $n;
+    $squares += ($_ - $mean)**2 for @logs;
+    # Student's t for 19 degrees of freedom; near enough for a few pairs more or less.
+    my $half = 2.093 * sqrt($squares / ($n - 1) / $n);
+    printf "%-24s %8.3f %8.3f %8.3f\n", $w->{name}, exp $mean, exp($mean - $half), exp($mean + $half);
+}
