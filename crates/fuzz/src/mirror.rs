@@ -106,7 +106,15 @@ fn replica() -> Replica {
     let words = Words::default();
     Replica::format(&words, VolumeId(1), Bytes(SIZE)).expect("the size is whole blocks");
     let medium = || Box::new(Sparse::default());
-    let media = Media { data: medium(), stamps: medium(), hot: medium(), description: Box::new(words), region: REGION };
+    let media = Media {
+        data: medium(),
+        stamps: medium(),
+        hot: medium(),
+        words: medium(),
+        power: String::new(),
+        description: Box::new(words),
+        region: REGION,
+    };
     Replica::open_on(Path::new("fuzz"), media).expect("it was formatted").0
 }
 

@@ -41,6 +41,7 @@ pub mod media;
 pub mod mirror;
 pub mod net;
 pub mod nic;
+pub mod postcopy;
 mod profile;
 mod shell;
 pub mod site;

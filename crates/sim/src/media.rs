@@ -62,6 +62,9 @@ struct Inner {
     data: Cached<u64>,
     stamps: Cached<[u8; STAMPS_ATOM]>,
     hot: Cached<u8>,
+    words: Cached<[u8; STAMPS_ATOM]>,
+    /// How often the power came on.
+    power: u64,
     description: Vec<u8>,
     /// Operations that still succeed.
     fuse: Option<u32>,
@@ -100,6 +103,7 @@ enum Part {
     Data,
     Stamps,
     Hot,
+    Words,
 }
 
 #[derive(Debug)]
@@ -120,6 +124,8 @@ impl Store {
             data: Cached::new(BLOCKS * SECTORS, 0),
             stamps: Cached::new(BLOCKS * 8 / STAMPS_ATOM, [0; STAMPS_ATOM]),
             hot: Cached::new(BLOCKS / REGION, 0),
+            words: Cached::new(BLOCKS * 8 / STAMPS_ATOM, [0; STAMPS_ATOM]),
+            power: 1,
             description: vec![],
             fuse: None,
             torn: 0,
@@ -139,6 +145,8 @@ impl Store {
             data: file(Part::Data),
             stamps: file(Part::Stamps),
             hot: file(Part::Hot),
+            words: file(Part::Words),
+            power: self.lock().power.to_string(),
             description: Box::new(self.clone()),
             region: REGION as u64,
         }
@@ -178,6 +186,8 @@ impl Store {
         inner.data.lose_power(rng, percent);
         inner.stamps.lose_power(rng, percent);
         inner.hot.lose_power(rng, percent);
+        inner.words.lose_power(rng, percent);
+        inner.power += 1;
     }
 
     /// Another disk, as this one would be found after a loss of power that took all that was not synced.
@@ -192,6 +202,9 @@ impl Store {
         there.stamps.durable.clone_from(&here.stamps.durable);
         there.hot.now.clone_from(&here.hot.durable);
         there.hot.durable.clone_from(&here.hot.durable);
+        there.words.now.clone_from(&here.words.durable);
+        there.words.durable.clone_from(&here.words.durable);
+        there.power = here.power + 1;
         there.description.clone_from(&here.description);
         drop(there);
         other
@@ -248,7 +261,7 @@ impl File {
         let at = usize::try_from(at).map_err(io::Error::other)?;
         let size = match self.part {
             Part::Data => SECTOR,
-            Part::Stamps => STAMPS_ATOM,
+            Part::Stamps | Part::Words => STAMPS_ATOM,
             Part::Hot => 1,
         };
         assert!(at.is_multiple_of(size) && length.is_multiple_of(size), "what is written lies on whole atoms");
@@ -258,6 +271,7 @@ impl File {
             match self.part {
                 Part::Data => inner.data.put(atom, sector(i)),
                 Part::Stamps => inner.stamps.put(atom, std::array::from_fn(|n| byte(i * STAMPS_ATOM + n))),
+                Part::Words => inner.words.put(atom, std::array::from_fn(|n| byte(i * STAMPS_ATOM + n))),
                 Part::Hot => inner.hot.put(atom, byte(i)),
             }
         }
@@ -277,6 +291,7 @@ impl Medium for File {
                 }
             }
             Part::Stamps => into.copy_from_slice(&inner.stamps.now.as_flattened()[at..at + into.len()]),
+            Part::Words => into.copy_from_slice(&inner.words.now.as_flattened()[at..at + into.len()]),
             Part::Hot => into.copy_from_slice(&inner.hot.now[at..at + into.len()]),
         }
         Ok(())
@@ -297,6 +312,7 @@ impl Medium for File {
             Part::Data => inner.data.sync(),
             Part::Stamps => inner.stamps.sync(),
             Part::Hot => inner.hot.sync(),
+            Part::Words => inner.words.sync(),
         }
         Ok(())
     }

@@ -90,6 +90,22 @@ impl BlockSet {
         Some(first..end)
     }
 
+    /// The first run at or after `from`, at most `most` blocks of it.
+    #[must_use]
+    pub fn run_after(&self, from: u64, most: u64) -> Option<Range<u64>> {
+        self.first_from(from).and_then(|first| self.run_from(first, most))
+    }
+
+    /// All runs, in order.
+    pub fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let run = self.run_after(from, u64::MAX)?;
+            from = run.end;
+            Some(run)
+        })
+    }
+
     fn first_from(&self, from: u64) -> Option<u64> {
         for (index, chunk) in self.chunks.range(from / CHUNK..) {
             let start = if *index == from / CHUNK { from % CHUNK } else { 0 };
@@ -128,6 +144,7 @@ mod tests {
             both.union(&set);
             proptest::prop_assert_eq!(both.len(), model.iter().filter(|b| **b >= 70).count() as u64 + 70);
             proptest::prop_assert_eq!(set.len(), model.len() as u64);
+            proptest::prop_assert_eq!(set.runs().flatten().collect::<BTreeSet<_>>(), model.clone());
             let first = model.range(from..).next().or_else(|| model.first()).copied();
             proptest::prop_assert_eq!(set.run_from(from, 64).map(|r| r.start), first);
             if let Some(run) = set.run_from(from, 64) {

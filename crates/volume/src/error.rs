@@ -30,12 +30,20 @@ pub enum VolumeError {
     /// A size or range that is none.
     #[error("{0}")]
     Range(String),
+    /// Blocks that another site holds: a shadow volume has to fetch them first.
+    #[error("{} blocks from {} on are not here yet; they come from where the volume was", .0.end - .0.start, .0.start)]
+    Absent(std::ops::Range<u64>),
+    /// Not with a volume that is not whole.
+    #[error(
+        "{0} blocks of the volume are still to come from where it was; wait until the fill has ended, or move it by post-copy"
+    )]
+    Shadow(u64),
     /// Writes are refused now.
     #[error("the volume takes no writes now: it is being handed over, or belongs to another host")]
     Frozen,
 }
 
-pub(crate) fn io_error(what: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> VolumeError {
+pub(crate) fn io_error(what: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> VolumeError + use<> {
     let path = path.to_owned();
     move |source| VolumeError::Io { what, path, source }
 }

@@ -68,10 +68,20 @@ pub struct Media {
     pub stamps: Box<dyn Medium>,
     /// The marks of hot regions: a byte each.
     pub hot: Box<dyn Medium>,
+    /// What a shadow volume does not have yet: eight bytes a block.
+    pub words: Box<dyn Medium>,
+    /// Names the time since the power came on: it is the same for two openings only if nothing that was written between
+    /// them can have been lost with the power. Empty: nobody knows, and it may have been.
+    pub power: String,
     /// What the replica is.
     pub description: Box<dyn Description>,
     /// Blocks of a region, for as long as the replica lives: [`crate::REGION`] but in the simulator, whose volumes are small.
     pub region: u64,
+}
+
+/// The kernel's name for the time since it was started.
+pub(crate) fn power() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(|_| String::new(), |id| id.trim().to_owned())
 }
 
 /// A description in a file.

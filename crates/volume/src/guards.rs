@@ -20,11 +20,37 @@ pub enum Guard {
     VouchedSyncsMarks,
     /// A frozen replica refuses the guest's writes.
     FrozenRefuses,
+    /// What a shadow volume has to fetch is durable before its replica says that it knows all of it.
+    WantsBeforeComplete,
+    /// What was wanted by an attempt that came to nothing is forgotten before the next one says what it wants.
+    WantsBeginAfresh,
+    /// A block that came or was written counts as here for good only when its contents are durable.
+    DataBeforePresent,
+    /// After a loss of power a block that was not here for good is absent again.
+    DoubtedAbsent,
+    /// That a block is here is written down before the guest's write is answered: the process may die.
+    PresentBeforeAnswer,
+    /// A flush makes durable what blocks are here, too.
+    FlushKeepsPresent,
+    /// What comes late does not overwrite what the guest has written.
+    ArrivalsYield,
+    /// What is absent is not read.
+    AbsentNotRead,
+    /// A block that is absent is not written in part.
+    EdgesFirst,
+    /// A source that is to be fetched from has everything on its disk first: what a crash makes it doubt, it could not serve.
+    SettledBeforeFinal,
+    /// A holder is told that it is not needed when what it held is durable here, not when it has come.
+    DurableBeforeRelease,
+    /// What has come here while the next site is told where things are is told again: its old holder may let go of it.
+    ArrivalsToldAgain,
+    /// Words that are found when a replica is opened are made durable before they are believed.
+    FoundWordsSynced,
 }
 
 #[cfg_attr(not(feature = "sabotage"), allow(dead_code))]
 impl Guard {
-    /// All of them.
+    /// Those of every replica.
     pub const ALL: [Self; 8] = [
         Self::HotBeforeWrite,
         Self::DataBeforeStamps,
@@ -34,6 +60,22 @@ impl Guard {
         Self::ClaimRestamps,
         Self::VouchedSyncsMarks,
         Self::FrozenRefuses,
+    ];
+    /// Those of a shadow volume and of the sites that it fetches from.
+    pub const SHADOW: [Self; 13] = [
+        Self::WantsBeforeComplete,
+        Self::WantsBeginAfresh,
+        Self::DataBeforePresent,
+        Self::DoubtedAbsent,
+        Self::PresentBeforeAnswer,
+        Self::FlushKeepsPresent,
+        Self::ArrivalsYield,
+        Self::AbsentNotRead,
+        Self::EdgesFirst,
+        Self::SettledBeforeFinal,
+        Self::DurableBeforeRelease,
+        Self::ArrivalsToldAgain,
+        Self::FoundWordsSynced,
     ];
 }
 

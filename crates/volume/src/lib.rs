@@ -4,6 +4,9 @@
 //! two replicas, copies the blocks that differ while the guest writes on, mirrors the guest's writes once few are left, and ends
 //! with both equal. It knows no sockets and no clock.
 //!
+//! A replica may also be given the volume before it holds every block: a `shadow` volume. Its source says what it has to hold
+//! ([`fet`]), and the contents follow, what the guest asks for first ([`fetch`]), the rest in a good [`order`].
+//!
 //! # What can go wrong
 //!
 //! *Power is lost between a write and its stamp.* A stamp that is older than its block would make two replicas look alike
@@ -22,20 +25,27 @@
 //! *The link dies.* A guest's write waits for the other side for at most [`mirror::PATIENCE`]; then the mirror falls back to
 //! copying behind the guest's back, and comes back when the link does.
 //!
+//! *A block is not here yet.* A shadow volume refuses to read it, and to write a part of it, until it has come; and it knows
+//! what is here for good and what only while the power stays on. The rules stand at the top of `shadow.rs`.
+//!
 //! *The volume is large.* Memory and time are proportional to what was touched, never to the size.
 
 #![forbid(unsafe_code)]
 mod blocks;
 pub mod epoch;
 mod error;
+pub mod fet;
+pub mod fetch;
 mod file;
 mod guards;
 mod journal;
 mod meta;
 pub mod mirror;
+pub mod order;
 mod pack;
 pub mod precache;
 mod replica;
+mod shadow;
 mod stamp;
 mod stamps;
 
@@ -49,5 +59,6 @@ pub use journal::Journal;
 pub use meta::Complete;
 pub use pack::{PackError, Packer, Unpacker};
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
+pub use shadow::{Holder, Version};
 pub use stamp::Stamp;
 pub use stamps::REGION;

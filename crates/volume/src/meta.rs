@@ -3,6 +3,7 @@
 use crate::blocks::BLOCK;
 use crate::error::{VolumeError, io_error};
 use crate::file::Description;
+use crate::shadow::{Holder, MOST_SETS};
 use crate::stamp::Stamp;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,8 @@ use std::path::Path;
 
 /// The format that this code reads and writes.
 pub(crate) const FORMAT: u32 = 1;
+/// The format of a replica of which not everything may be here: a program that knows nothing of that must not open it.
+pub(crate) const SHADOW_FORMAT: u32 = 2;
 /// Largest volume: what a signed 64-bit file offset and its table can hold, with room to spare.
 const MOST_BYTES: u64 = 1 << 50;
 /// No entry is unsure.
@@ -44,6 +47,12 @@ pub(crate) struct Meta {
     /// and the guest wrote again. An older description does not say; all are doubted then.
     #[serde(default)]
     pub unsure: u64,
+    /// What it is to hold and does not, when there is such: see [`crate::shadow`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wants: Option<Wants>,
+    /// The power that was on when it was opened last.
+    #[serde(default)]
+    pub power: String,
     /// A secondary: the last epoch that it holds.
     #[serde(default)]
     pub complete: Option<Complete>,
@@ -53,6 +62,17 @@ pub(crate) struct Meta {
     pub redo: bool,
     /// Whether it was closed properly.
     pub clean: bool,
+}
+
+/// What the table of words means.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Wants {
+    /// Whether all of it was told. Half of it is nothing.
+    pub complete: bool,
+    /// The lineage of the owner who told it: a claim is of another, and begins with what is here.
+    pub lineage: Lineage,
+    /// Sets of holders, as words name them, from 1.
+    pub holders: Vec<Vec<Holder>>,
 }
 
 impl Meta {
@@ -73,6 +93,8 @@ impl Meta {
             owners: vec![],
             epoch: 0,
             unsure: SURE,
+            wants: None,
+            power: String::new(),
             complete: None,
             redo: false,
             clean: true,
@@ -83,10 +105,12 @@ impl Meta {
         let bytes = from.load().map_err(io_error("read", path))?;
         let meta: Self = serde_json::from_slice(&bytes)
             .map_err(|e| VolumeError::Damaged { path: path.to_owned(), why: e.to_string() })?;
-        let why = if meta.format != FORMAT {
-            format!("its format is {}, this program knows {FORMAT}", meta.format)
+        let why = if meta.format != FORMAT && meta.format != SHADOW_FORMAT {
+            format!("its format is {}, this program knows {FORMAT} and {SHADOW_FORMAT}", meta.format)
         } else if meta.owner as usize > meta.owners.len() || meta.owners.len() > MOST_OWNERS {
             "its table of owners makes no sense".into()
+        } else if meta.wants.as_ref().is_some_and(|wants| wants.holders.len() > MOST_SETS) {
+            "its holders make no sense".into()
         } else {
             return Ok(meta);
         };
@@ -95,7 +119,9 @@ impl Meta {
 
     /// Durable when it returns.
     pub fn store(&self, to: &dyn Description, path: &Path) -> Result<(), VolumeError> {
-        let bytes = serde_json::to_vec(self).map_err(|e| io_error("encode", path)(e.into()))?;
+        let format = if self.wants.is_some() { SHADOW_FORMAT } else { FORMAT };
+        let bytes =
+            serde_json::to_vec(&Self { format, ..self.clone() }).map_err(|e| io_error("encode", path)(e.into()))?;
         to.store(&bytes).map_err(io_error("write", path))
     }
 }

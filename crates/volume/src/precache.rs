@@ -314,8 +314,9 @@ impl Target {
     /// places as they come. What an earlier session had put aside is dropped, and comes again.
     ///
     /// # Errors
-    /// When the replica cannot be read.
+    /// When the replica cannot be read, or is a shadow volume, or is told what it will have to fetch.
     pub fn new(replica: &Replica, journal: Option<Journal>) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
+        replica.refuse_strange()?;
         let runs = replica.stamp_runs()?;
         let mut messages: Vec<Vec<u8>> = vec![];
         for piece in runs.chunks(MOST_RUNS) {
@@ -340,6 +341,8 @@ impl Target {
     /// When it makes no sense, or the replica fails: this session is over then.
     pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<Vec<u8>, MirrorError> {
         let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
+        // A hand-off may have begun since.
+        replica.refuse_strange()?;
         if *kind == END {
             return self.end(body, replica);
         }

@@ -148,7 +148,8 @@ struct Site {
 impl Site {
     fn new() -> Self {
         let power = Arc::new(Mutex::new(Power::default()));
-        let sizes = [(BLOCKS * BLOCK) as usize, (BLOCKS * 8) as usize, (BLOCKS / REGION) as usize, 0, 0];
+        let sizes =
+            [(BLOCKS * BLOCK) as usize, (BLOCKS * 8) as usize, (BLOCKS / REGION) as usize, 0, 0, (BLOCKS * 8) as usize];
         let files = sizes.map(|size| File::new(&power, size)).to_vec();
         Replica::format(&files[3], VolumeId(1), Bytes(BLOCKS * BLOCK)).expect("formats");
         Self { power, files, replica: None }
@@ -156,7 +157,8 @@ impl Site {
 
     fn media(&self) -> Media {
         let [data, stamps, hot, description] = [0, 1, 2, 3].map(|i| Box::new(self.files[i].clone()));
-        Media { data, stamps, hot, description, region: REGION }
+        let words = Box::new(self.files[5].clone());
+        Media { data, stamps, hot, words, power: String::new(), description, region: REGION }
     }
 
     fn journal(&self) -> Journal {

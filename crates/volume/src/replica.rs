@@ -1,14 +1,16 @@
 //! One site's copy of a volume.
 //!
 //! The order of things in a write: the region is hot, durably; the data; the stamp, in memory. In [`Replica::settle`]: the data
-//! is durable; the stamps are; the region is cold. So what a stamp on the disk says is true, or its region is hot.
+//! is durable; the stamps are; what came to a shadow volume is here for good; the region is cold. So what a stamp on the disk says is
+//! true, or its region is hot.
 
 use crate::blocks::{BLOCK, touched};
 use crate::error::{VolumeError, io_error};
-use crate::file::{Description, DescriptionFile, Disk, Media, Medium};
+use crate::file::{Description, DescriptionFile, Disk, Media, Medium, power};
 use crate::guards::{Guard, Guards};
 use crate::journal::Journal;
 use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
+use crate::shadow::Shadow;
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
@@ -18,7 +20,8 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Marks between two settlings that are set one at a time; then, more and more with each.
 const MARKS_ALONE: u64 = 4;
@@ -35,9 +38,11 @@ thread_local! {
 #[derive(Debug)]
 pub struct Replica {
     folder: PathBuf,
-    data: Box<dyn Medium>,
+    pub(crate) data: Box<dyn Medium>,
     /// Never changes.
     size: Bytes,
+    /// Whether something may be absent: see [`Replica::is_partial`].
+    partial: AtomicBool,
     inner: Mutex<Inner>,
     /// One settling at a time: another one's look at the regions would hide what was written from this one.
     settling: Mutex<()>,
@@ -46,9 +51,11 @@ pub struct Replica {
 }
 
 #[derive(Debug)]
-struct Inner {
-    meta: Meta,
-    stamps: Stamps,
+pub(crate) struct Inner {
+    pub meta: Meta,
+    pub stamps: Stamps,
+    /// What is not here yet.
+    pub shadow: Shadow,
     hot: Box<dyn Medium>,
     /// Hot regions, and whether each was written since the last settling.
     regions: BTreeMap<u64, bool>,
@@ -58,7 +65,7 @@ struct Inner {
     description: Box<dyn Description>,
     /// The replica's place, for errors.
     folder: PathBuf,
-    guards: Guards,
+    pub guards: Guards,
 }
 
 /// What a replica was found like.
@@ -143,6 +150,8 @@ impl Replica {
             data: open(data, meta.size.0)?,
             stamps: open(&folder.join("stamps"), regions * REGION * 8)?,
             hot: open(&folder.join("hot"), regions)?,
+            words: open(&folder.join("words"), regions * REGION * 8)?,
+            power: power(),
             description: Box::new(description),
             region: REGION,
         };
@@ -181,6 +190,7 @@ impl Replica {
         let mut inner = Inner {
             meta,
             stamps: Stamps::new(media.stamps, blocks, media.region),
+            shadow: Shadow::new(media.words, blocks, media.region),
             hot: media.hot,
             regions: BTreeMap::new(),
             marked: 0,
@@ -189,6 +199,17 @@ impl Replica {
             folder: folder.to_owned(),
             guards,
         };
+        // Before the power that is on now is written down: a crash in between must not make words believed that its loss made doubtful.
+        match &inner.meta.wants {
+            Some(wants) if wants.complete => {
+                let lost = inner.meta.power != media.power || media.power.is_empty();
+                let doubt = lost && inner.guards.hold(Guard::DoubtedAbsent);
+                inner.shadow.load(doubt, guards).map_err(io_error("read the words of", folder))?;
+            }
+            // Half of what is wanted is nothing.
+            _ => inner.meta.wants = None,
+        }
+        inner.meta.power = media.power;
         inner.meta.epoch += 1;
         inner.meta.clean = false;
         inner.store_meta()?;
@@ -197,6 +218,7 @@ impl Replica {
             folder: folder.to_owned(),
             data: media.data,
             size,
+            partial: AtomicBool::new(inner.is_shadow()),
             inner: Mutex::new(inner),
             settling: Mutex::default(),
             _lock: lock,
@@ -245,7 +267,7 @@ impl Replica {
             doubted += range.end - range.start;
             if inner.meta.primary {
                 if inner.guards.hold(Guard::DoubtedRestamped) {
-                    inner.stamps.set(range, now)?;
+                    self.restamp(&mut inner, range, now)?;
                 }
             } else if inner.guards.hold(Guard::DoubtedForgotten) {
                 // What was never written reads as zeroes at every replica, so it must here.
@@ -256,6 +278,7 @@ impl Replica {
         if !hot.is_empty() {
             self.data.sync()?;
             inner.stamps.persist()?;
+            inner.keep_here()?;
             for region in &hot {
                 inner.hot.write(*region, &[0])?;
             }
@@ -264,11 +287,25 @@ impl Replica {
         Ok(doubted)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    /// New stamps for what is here. Of what is absent something may have come when all ended: it is nothing.
+    fn restamp(&self, inner: &mut Inner, blocks: Range<u64>, now: u64) -> std::io::Result<()> {
+        let shadow = inner.is_shadow();
+        for block in blocks {
+            if shadow && inner.shadow.is_absent(block)? {
+                self.data.punch(block * BLOCK, BLOCK)?;
+                inner.stamps.set(block..block + 1, 0)?;
+            } else {
+                inner.stamps.set(block..block + 1, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError {
+    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError {
         io_error(what, &self.folder)
     }
 
@@ -297,16 +334,17 @@ impl Replica {
     pub fn become_primary(&self, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
         let mut inner = self.lock();
         if inner.meta.redo {
-            return Err(VolumeError::Damaged {
-                path: self.folder.clone(),
-                why: "its journal has not been written in its place".into(),
-            });
+            return Err(inner.journal_waits());
         }
         let index = inner.owner_index(lineage, generation)?;
         if inner.meta.primary && inner.meta.owner == index && !inner.frozen {
             return Ok(());
         }
         let before = inner.meta.clone();
+        // Half of what is wanted is nothing; and what was wanted of an owner whose line ends with a claim is what nobody has any more.
+        if !before.primary && before.wants.as_ref().is_some_and(|w| !w.complete || w.lineage != lineage) {
+            inner.meta.wants = None;
+        }
         if before.owner != index {
             let others = || (1..).zip(&before.owners).filter(|(i, _)| *i != index).map(|(_, (known, _))| *known);
             let claim = others().next().is_some() && others().all(|known| known < lineage);
@@ -323,8 +361,11 @@ impl Replica {
         inner.meta.complete = None;
         inner.meta.owner = index;
         inner.meta.epoch += 1;
+        // Before anybody can hear that the volume is here.
+        self.note_partial(&inner);
         if let Err(error) = inner.store_meta() {
             inner.meta = before;
+            self.note_partial(&inner);
             return Err(error);
         }
         inner.frozen = false;
@@ -356,6 +397,7 @@ impl Replica {
         if inner.frozen {
             return Err(VolumeError::Frozen);
         }
+        inner.refuse_shadow()?;
         let now = inner.entry();
         let io = || {
             inner.stamps.replace(1, now)?;
@@ -379,6 +421,7 @@ impl Replica {
     /// When the medium fails.
     pub(crate) fn runs_to_compare(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
         let mut inner = self.lock();
+        inner.refuse_shadow()?;
         if inner.meta.primary && inner.guards.hold(Guard::ComparedWhenSure) {
             self.make_sure(&mut inner)?;
         }
@@ -390,6 +433,7 @@ impl Replica {
     /// sure stays so, and is not sent again for having been compared.
     pub(crate) fn runs_to_precache(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
         let mut inner = self.lock();
+        inner.refuse_shadow()?;
         if inner.meta.primary && inner.meta.unsure != SURE {
             self.make_sure(&mut inner)?;
             inner.meta.unsure = SURE;
@@ -400,12 +444,25 @@ impl Replica {
     }
 
     /// Whatever is interrupted here is begun again by the next mirror: until the last step all of it is unsure.
-    fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
+    pub(crate) fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
         // Durable before its first use, and never used before.
         inner.meta.epoch += 1;
         inner.store_meta()?;
         let (from, now) = (inner.meta.unsure, inner.entry());
-        if inner.stamps.replace(from, now).map_err(self.io("read the stamps of"))? {
+        let mut any = false;
+        if inner.is_shadow() {
+            let doubted = inner.stamps.runs().map_err(self.io("read the stamps of"))?;
+            for block in doubted.into_iter().filter(|(_, entry)| *entry >= from).flat_map(|(run, _)| run) {
+                // What is absent is not this replica's to restamp.
+                if !inner.shadow.is_absent(block).map_err(self.io("read the words of"))? {
+                    inner.stamps.set(block..block + 1, now).map_err(self.io("read the stamps of"))?;
+                    any = true;
+                }
+            }
+        } else {
+            any = inner.stamps.replace(from, now).map_err(self.io("read the stamps of"))?;
+        }
+        if any {
             inner.stamps.persist().map_err(self.io("write the stamps of"))?;
         }
         // What is written from here on may be passed on, and written again under the same stamp.
@@ -424,7 +481,11 @@ impl Replica {
         // First, while it is a primary's: what is hot must be restamped after a crash, not forgotten.
         self.vouch(&mut inner)?;
         inner.meta.primary = false;
-        inner.store_meta()
+        // What is here is what the stamps say. What is absent here is the next owner's to fetch.
+        inner.meta.wants = None;
+        inner.store_meta()?;
+        self.note_partial(&inner);
+        Ok(())
     }
 
     /// Refuses the guest's writes from now on. Those before have been done.
@@ -513,26 +574,63 @@ impl Replica {
         self.lock().meta.primary
     }
 
-    fn inside(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
+    pub(crate) fn inside(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
         if offset.checked_add(length).is_some_and(|end| end <= self.size.0) {
             return Ok(());
         }
         Err(VolumeError::Range(format!("{length} bytes at {offset} are not within {} bytes", self.size.0)))
     }
 
+    /// Whether some of it may be absent, so that whoever reads has to look under the lock. It is asked before every read, and takes no lock.
+    ///
+    /// "Perhaps" may be said of a whole volume, "no" never of one that is not: this becomes true before
+    /// [`Replica::become_primary`] makes the volume this replica's, and false after the last block has come and the
+    /// words are gone, or the volume is another's. Who reads because the volume was granted heard of it after that
+    /// store, and sees it; who sees that it is over sees (by release and acquire) what had come before. A read that
+    /// began earlier reads what a secondary holds, as ever.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.partial.load(Ordering::Acquire)
+    }
+
+    /// Says what [`Replica::is_partial`] answers from now on. With the lock held.
+    pub(crate) fn note_partial(&self, inner: &Inner) {
+        self.partial.store(inner.is_shadow(), Ordering::Release);
+    }
+
+    /// Whether something of these blocks is absent, or somebody is writing and nobody can say now.
+    fn may_be_absent(&self, blocks: Range<u64>) -> bool {
+        if !self.is_partial() {
+            return false;
+        }
+        let mut inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return true,
+        };
+        // Words that are not 0 are in memory: this waits for no disk. An error comes again where it can be told.
+        inner.guards.hold(Guard::AbsentNotRead) && inner.refuse_absent(blocks).is_err()
+    }
+
     /// Reads bytes.
     ///
     /// # Errors
-    /// When they lie outside, or the medium fails.
+    /// When they lie outside, are not here yet, or the medium fails.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
         self.inside(offset, into.len() as u64)?;
+        if self.is_partial() {
+            let mut inner = self.lock();
+            if inner.guards.hold(Guard::AbsentNotRead) {
+                // What is here stays here: no need to hold the lock for longer.
+                inner.refuse_absent(touched(offset, into.len() as u64))?;
+            }
+        }
         self.data.read(offset, into).map_err(self.io("read"))
     }
 
     /// Reads what needs no waiting for the disk, and without waiting for a write: how many bytes of `into` were filled, from
     /// its beginning. After 0 (or too little), [`Replica::read`] says more.
     pub fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
-        if self.inside(offset, into.len() as u64).is_err() {
+        if self.inside(offset, into.len() as u64).is_err() || self.may_be_absent(touched(offset, into.len() as u64)) {
             return 0;
         }
         self.data.read_now(offset, into)
@@ -549,13 +647,44 @@ impl Replica {
     /// When it lies outside, or the medium fails.
     pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<(u64, bool)>, VolumeError> {
         self.inside(offset, length)?;
-        self.data.extents(offset, length).map_err(self.io("map"))
+        if !self.is_partial() {
+            return self.data.extents(offset, length).map_err(self.io("map"));
+        }
+        let mut inner = self.lock();
+        if !inner.is_shadow() {
+            drop(inner);
+            return self.data.extents(offset, length).map_err(self.io("map"));
+        }
+        // What is absent is no hole, whatever lies here. Under the lock: what comes in between must not be taken for what lay here.
+        let found = self.data.extents(offset, length).map_err(self.io("map"))?;
+        let mut split: Vec<(u64, bool)> = vec![];
+        let mut put = |length: u64, hole: bool| match split.last_mut() {
+            _ if length == 0 => {}
+            Some((known, kind)) if *kind == hole => *known += length,
+            _ => split.push((length, hole)),
+        };
+        let mut at = offset;
+        for (length, hole) in found {
+            let end = at + length;
+            if hole {
+                for run in inner.shadow.absent_in(touched(at, length)).map_err(self.io("read the words of"))? {
+                    let (first, last) = ((run.start * BLOCK).max(at), (run.end * BLOCK).min(end));
+                    put(first - at, true);
+                    put(last - first, false);
+                    at = last;
+                }
+            }
+            put(end - at, hole);
+            at = end;
+        }
+        Ok(split)
     }
 
     /// A guest's write.
     ///
     /// # Errors
-    /// When it lies outside, the volume is frozen, or the medium fails; parts may be written then.
+    /// When it lies outside, the volume is frozen, a block of which it is a part is not here yet, or the medium fails; parts may
+    /// be written then.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<Written, VolumeError> {
         let mut inner = self.lock();
         let blocks = self.admit(&mut inner, offset, bytes.len() as u64)?;
@@ -567,7 +696,9 @@ impl Replica {
             self.data.write(offset, bytes)
         };
         let now = inner.entry();
-        done.and_then(|()| inner.stamps.set(blocks.clone(), now)).map_err(self.io("write"))?;
+        done.and_then(|()| inner.came(blocks.clone()))
+            .and_then(|()| inner.stamps.set(blocks.clone(), now))
+            .map_err(self.io("write"))?;
         Ok(Written { blocks })
     }
 
@@ -581,6 +712,7 @@ impl Replica {
         let now = inner.entry();
         self.data
             .punch(offset, length)
+            .and_then(|()| inner.came(blocks.clone()))
             .and_then(|()| inner.stamps.set(blocks.clone(), now))
             .map_err(self.io("zero"))?;
         Ok(Written { blocks })
@@ -591,6 +723,7 @@ impl Replica {
             return Err(VolumeError::Frozen);
         }
         self.inside(offset, length)?;
+        inner.refuse_edges(offset, length)?;
         let blocks = touched(offset, length);
         let ahead = inner.ahead();
         inner.heat(blocks.clone(), ahead).map_err(self.io("mark a region of"))?;
@@ -607,13 +740,7 @@ impl Replica {
         if inner.meta.primary {
             return Err(VolumeError::Frozen);
         }
-        let count = match contents {
-            Contents::Zeroes(count) => count,
-            Contents::Data(data) if (data.len() as u64).is_multiple_of(BLOCK) => data.len() as u64 / BLOCK,
-            Contents::Data(data) => {
-                return Err(VolumeError::Range(format!("{} bytes are not whole blocks", data.len())));
-            }
-        };
+        let count = contents.blocks()?;
         let bytes = count.checked_mul(BLOCK).zip(first.checked_mul(BLOCK));
         let Some((length, offset)) = bytes else {
             return Err(VolumeError::Range(format!("{count} blocks from {first} are too many")));
@@ -674,7 +801,19 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn flush(&self) -> Result<(), VolumeError> {
-        self.data.sync().map_err(self.io("sync"))
+        if !self.is_partial() {
+            return self.data.sync().map_err(self.io("sync"));
+        }
+        let inner = self.lock();
+        if !inner.is_shadow() || !inner.shadow.has_fresh() || !inner.guards.hold(Guard::FlushKeepsPresent) {
+            drop(inner);
+            return self.data.sync().map_err(self.io("sync"));
+        }
+        let here = inner.shadow.taken();
+        drop(inner);
+        self.data.sync().map_err(self.io("sync"))?;
+        // What somebody else has kept meanwhile is durable: it leaves the set only then.
+        self.lock().shadow.keep(&here).map_err(self.io("sync"))
     }
 
     /// Makes regions cold that were not written since the last call; to be called every few seconds.
@@ -683,12 +822,14 @@ impl Replica {
     /// When the medium fails.
     pub fn settle(&self) -> Result<(), VolumeError> {
         let _one = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut idle, stamps, guards) = {
+        let (mut idle, here, stamps, guards) = {
             let mut inner = self.lock();
             let idle: Vec<u64> = inner.regions.iter().filter(|(_, written)| !**written).map(|(r, _)| *r).collect();
             inner.regions.values_mut().for_each(|written| *written = false);
             inner.marked = 0;
-            (idle, inner.stamps.medium(), inner.guards)
+            // Of a shadow volume: whose contents the sync below makes durable. What comes later is not meant.
+            let here = inner.shadow.taken();
+            (idle, here, inner.stamps.medium(), inner.guards)
         };
         if idle.is_empty() {
             return Ok(());
@@ -705,6 +846,9 @@ impl Replica {
         }
         stamps.sync().map_err(self.io("settle"))?;
         let mut inner = self.lock();
+        // Before any region is cold: what is here in one that is stays for good. What came to an idle region since the look at
+        // them has made it hot, as any write does.
+        inner.shadow.keep(&here).map_err(self.io("settle"))?;
         for region in idle {
             if inner.regions.get(&region) == Some(&false) {
                 // A region that a loss of power leaves hot costs a restamping, no more: no need to wait for this.
@@ -726,7 +870,7 @@ impl Replica {
 
     /// Settles everything, and the marks' removal too: or a loss of power would bring them back, and a secondary forget what it
     /// holds.
-    fn vouch(&self, inner: &mut Inner) -> Result<(), VolumeError> {
+    pub(crate) fn vouch(&self, inner: &mut Inner) -> Result<(), VolumeError> {
         self.settle_all(inner)?;
         if inner.guards.hold(Guard::VouchedSyncsMarks) { inner.hot.sync().map_err(self.io("settle")) } else { Ok(()) }
     }
@@ -742,6 +886,7 @@ impl Replica {
                 self.data.sync()?;
             }
             inner.stamps.persist()?;
+            inner.keep_here()?;
             for region in regions {
                 inner.hot.write(*region, &[0])?;
             }
@@ -776,20 +921,40 @@ pub enum Contents<'a> {
     Zeroes(u64),
 }
 
+impl Contents<'_> {
+    /// How many blocks.
+    pub(crate) fn blocks(&self) -> Result<u64, VolumeError> {
+        match self {
+            Self::Zeroes(count) => Ok(*count),
+            Self::Data(data) if (data.len() as u64).is_multiple_of(BLOCK) => Ok(data.len() as u64 / BLOCK),
+            Self::Data(data) => Err(VolumeError::Range(format!("{} bytes are not whole blocks", data.len()))),
+        }
+    }
+}
+
 impl Inner {
+    pub(crate) const fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// The stamps of a secondary say nothing before its journal is in its place.
+    pub(crate) fn journal_waits(&self) -> VolumeError {
+        VolumeError::Damaged { path: self.folder.clone(), why: "its journal has not been written in its place".into() }
+    }
+
     /// The entry of a write now.
-    const fn entry(&self) -> u64 {
+    pub(crate) const fn entry(&self) -> u64 {
         entry(self.meta.owner, self.meta.epoch)
     }
 
-    fn stamp_of(&self, entry: u64) -> Option<Stamp> {
+    pub(crate) fn stamp_of(&self, entry: u64) -> Option<Stamp> {
         let index = usize::try_from(entry >> 32).ok()?.checked_sub(1)?;
         let (lineage, generation) = *self.meta.owners.get(index)?;
         Some(Stamp { lineage, generation, epoch: Epoch((entry & 0xffff_ffff) as u32) })
     }
 
     /// The index of an owner, from 1. A new one is durable before it is used.
-    fn owner_index(&mut self, lineage: Lineage, generation: Generation) -> Result<u32, VolumeError> {
+    pub(crate) fn owner_index(&mut self, lineage: Lineage, generation: Generation) -> Result<u32, VolumeError> {
         let owner = (lineage, generation);
         let known = self.meta.owners.iter().rposition(|o| *o == owner);
         let index = match known {
@@ -809,8 +974,23 @@ impl Inner {
         Ok(u32::try_from(index + 1).unwrap_or(u32::MAX))
     }
 
-    fn store_meta(&self) -> Result<(), VolumeError> {
+    pub(crate) fn store_meta(&self) -> Result<(), VolumeError> {
         self.meta.store(&*self.description, &self.folder)
+    }
+
+    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError + use<> {
+        io_error(what, &self.folder)
+    }
+
+    /// The guest has written these blocks, whole or in the part that was not here.
+    fn came(&mut self, blocks: Range<u64>) -> std::io::Result<()> {
+        if self.is_shadow() && self.shadow.absent() > 0 { self.shadow.came(blocks, self.guards) } else { Ok(()) }
+    }
+
+    /// The contents of all that is here are durable.
+    fn keep_here(&mut self) -> std::io::Result<()> {
+        let here = self.shadow.taken();
+        self.shadow.keep(&here)
     }
 
     /// How many regions a guest's write that has to wait for a mark marks with its own. A guest that writes here and there
@@ -820,7 +1000,7 @@ impl Inner {
     }
 
     /// Marks regions hot, durably, before their first write; with each that was not, its neighbours in a group of `ahead`.
-    fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> std::io::Result<()> {
+    pub(crate) fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> std::io::Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }

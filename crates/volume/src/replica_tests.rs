@@ -126,6 +126,8 @@ impl Host {
             data: Box::new(self.data.clone()),
             stamps: Box::new(self.stamps.clone()),
             hot: Box::new(self.hot.clone()),
+            words: Box::new(Volatile::new(BLOCKS * 8)),
+            power: String::new(),
             description: Box::new(Nowhere),
             region: REGION,
         };

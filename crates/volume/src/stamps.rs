@@ -111,12 +111,34 @@ impl Stamps {
 
     /// Writes what changed, durably.
     pub fn persist(&mut self) -> io::Result<()> {
-        for (region, chunk) in self.chunks.iter_mut().filter(|(_, c)| c.dirty) {
-            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
-        }
+        self.write_back()?;
         self.medium.sync()?;
         self.chunks.values_mut().for_each(|c| c.dirty = false);
         Ok(())
+    }
+
+    /// Writes what changed: it survives the process, and a loss of power when [`Stamps::persist`] was called after it.
+    pub fn write_back(&mut self) -> io::Result<()> {
+        for (region, chunk) in self.chunks.iter().filter(|(_, c)| c.dirty) {
+            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Writes the regions of these blocks, as [`Stamps::write_back`] does.
+    pub fn write_through(&mut self, blocks: Range<u64>) -> io::Result<()> {
+        let regions = blocks.start / self.region..blocks.end.div_ceil(self.region);
+        for (region, chunk) in self.chunks.range(regions).filter(|(_, c)| c.dirty) {
+            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Every entry becomes 0, durably.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.chunks.clear();
+        self.medium.punch(0, self.blocks.div_ceil(self.region) * self.region * ENTRY)?;
+        self.medium.sync()
     }
 
     /// All entries that are not 0, as runs of blocks with the same one, in order.

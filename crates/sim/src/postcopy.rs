@@ -1,0 +1,863 @@
+//! Three sites and a guest that moves among them before its disk has followed: post-copy, in a world of its own.
+//!
+//! The replicas, the [`fet`](godwit_volume::fet) and the [`fetch`](godwit_volume::fetch) are the ones that the node runs, on disks that tear and
+//! forget ([`media`](crate::media)). The hand-off is one durable record here, whoever owns the volume: how it becomes one is the
+//! other world's business. Some moves copy the disk first ([`mirror`](godwit_volume::mirror)), where it is whole; the others begin while the last one's fill goes on; nodes and power fail in the middle of any operation, and
+//! right after the grant; sessions break; sites whose copies are not needed any more throw them away. Every read of the guest is
+//! checked against [`Model`], and in the end, when nothing fails any more, the fill has to end and the whole disk to be right.
+//!
+//! What it keeps of the real things, and no more: QEMU survives the node's process and asks again for what was not
+//! answered; it is drained before a hand-off; it dies with its power. A guest has no two requests under way that overlap.
+
+use crate::media::{BLOCKS, SECTOR, SECTORS, Store};
+use godwit_units::{Bytes, Generation, Lineage, VolumeId};
+use godwit_volume::fetch::{Requester, Server};
+use godwit_volume::{BLOCK, BlockSet, Guards, Holder, Replica, VolumeError, fet, mirror};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+/// Sites.
+const SITES: usize = 3;
+/// Requests that a guest has under way at most.
+const DEPTH: usize = 4;
+/// Ticks in which things go wrong.
+const WILD: u64 = 260;
+/// Ticks without faults in which the fill has to end.
+const CALM: u64 = 1200;
+
+/// What a guest may find in each sector.
+#[derive(Clone, Debug)]
+pub struct Model {
+    sectors: Vec<Sector>,
+}
+
+#[derive(Clone, Debug)]
+struct Sector {
+    /// What is there for good: one of these, until somebody looks.
+    base: Vec<u64>,
+    /// Written since, in order.
+    since: Vec<u64>,
+    /// Writes that nobody has answered.
+    tried: Vec<u64>,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self { sectors: vec![Sector { base: vec![0], since: vec![], tried: vec![] }; BLOCKS * SECTORS] }
+    }
+}
+
+impl Model {
+    fn wrote(&mut self, sectors: Range<usize>, value: u64) {
+        for sector in &mut self.sectors[sectors] {
+            sector.since.push(value);
+            sector.tried.clear();
+        }
+    }
+
+    fn tried(&mut self, sectors: Range<usize>, value: u64) {
+        self.sectors[sectors].iter_mut().for_each(|sector| sector.tried.push(value));
+    }
+
+    fn flushed(&mut self) {
+        for sector in &mut self.sectors {
+            if let Some(last) = sector.since.last() {
+                sector.base = vec![*last];
+                sector.since.clear();
+            }
+        }
+    }
+
+    fn lost_power(&mut self) {
+        for sector in &mut self.sectors {
+            sector.base.append(&mut sector.since);
+            sector.base.append(&mut sector.tried);
+        }
+    }
+
+    /// A guest finds this. What it found stays.
+    fn found(&mut self, sector: usize, value: u64) -> Result<(), String> {
+        let known = &mut self.sectors[sector];
+        let right = match known.since.last() {
+            Some(last) => *last == value,
+            None => known.base.contains(&value),
+        };
+        if !right {
+            let expected = known.since.last().map_or_else(|| known.base.clone(), |last| vec![*last]);
+            return Err(format!("sector {sector} (block {}) holds {value}, not one of {expected:?}", sector / SECTORS));
+        }
+        if known.since.is_empty() {
+            known.base = vec![value];
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Wish {
+    Read(Range<usize>),
+    Write(Range<usize>, u64),
+    Zero(Range<usize>),
+    Flush,
+}
+
+impl Wish {
+    fn sectors(&self) -> Range<usize> {
+        match self {
+            Self::Read(sectors) | Self::Write(sectors, _) | Self::Zero(sectors) => sectors.clone(),
+            Self::Flush => 0..0,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Site {
+    store: Store,
+    replica: Option<Replica>,
+}
+
+/// What the owner has with another site.
+#[derive(Debug)]
+struct Session {
+    server: Server,
+    there: VecDeque<Vec<u8>>,
+    back: VecDeque<Vec<u8>>,
+}
+
+/// What a replica's failure is, and what is a bug.
+#[derive(Debug)]
+enum Trouble {
+    Volume(VolumeError),
+    Bug(String),
+}
+
+impl From<fet::FetError> for Trouble {
+    fn from(error: fet::FetError) -> Self {
+        match error {
+            fet::FetError::Volume(error) => Self::Volume(error),
+            other => Self::Bug(other.to_string()),
+        }
+    }
+}
+
+impl From<mirror::MirrorError> for Trouble {
+    fn from(error: mirror::MirrorError) -> Self {
+        match error {
+            mirror::MirrorError::Volume(error) => Self::Volume(error),
+            other => Self::Bug(other.to_string()),
+        }
+    }
+}
+
+/// How the disk is handed off.
+#[derive(Debug)]
+enum Way {
+    /// It follows.
+    PostCopy(fet::Source, fet::Target),
+    /// It goes first.
+    Mirror(mirror::Source, mirror::Target),
+}
+
+impl Way {
+    fn source_takes(&mut self, message: &[u8], replica: &Replica) -> Result<(), Trouble> {
+        match self {
+            Self::PostCopy(source, _) => Ok(source.handle(message, replica)?),
+            Self::Mirror(source, _) => Ok(source.handle(message, replica)?),
+        }
+    }
+
+    fn target_takes(&mut self, message: &[u8], replica: &Replica) -> Result<Option<Vec<u8>>, Trouble> {
+        match self {
+            Self::PostCopy(_, target) => Ok(target.handle(message, replica)?),
+            Self::Mirror(_, target) => Ok(Some(target.handle(message, replica)?)),
+        }
+    }
+
+    /// The guest wrote: what to send at once. A mirrored write is not waited for here: the other world does.
+    fn guest_wrote(&mut self, blocks: Range<u64>, now: Duration, replica: &Replica) -> Result<Vec<Vec<u8>>, Trouble> {
+        match self {
+            Self::PostCopy(source, _) => {
+                source.guest_wrote(blocks, replica);
+                Ok(vec![])
+            }
+            Self::Mirror(source, _) => Ok(source.guest_wrote(blocks, now, replica)?.map_or(vec![], |m| m.messages)),
+        }
+    }
+
+    fn arrived(&mut self, blocks: &BlockSet, replica: &Replica) {
+        if let Self::PostCopy(source, _) = self {
+            source.arrived(blocks, replica);
+        }
+    }
+
+    fn is_level(&self) -> bool {
+        match self {
+            Self::PostCopy(source, _) => source.is_level(),
+            Self::Mirror(source, _) => source.state() == mirror::State::Mirroring,
+        }
+    }
+
+    /// Whether what was written before the stop can be told from what is compared.
+    fn can_stop(&self) -> bool {
+        match self {
+            Self::PostCopy(source, _) => source.state() == fet::State::Telling,
+            Self::Mirror(source, _) => source.state() != mirror::State::Exchanging,
+        }
+    }
+
+    fn stop(&mut self, replica: &Replica) -> Result<(), Trouble> {
+        match self {
+            Self::PostCopy(source, _) => Ok(source.stop(replica)?),
+            Self::Mirror(source, _) => {
+                source.let_go();
+                source.stop();
+                Ok(())
+            }
+        }
+    }
+
+    fn poll(&mut self, replica: &Replica) -> Result<Vec<Vec<u8>>, Trouble> {
+        match self {
+            Self::PostCopy(source, _) => Ok(source.poll(replica)?),
+            Self::Mirror(source, _) => Ok(source.poll(replica)?),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        match self {
+            Self::PostCopy(source, _) => source.state() == fet::State::Complete,
+            Self::Mirror(source, _) => source.state() == mirror::State::Complete,
+        }
+    }
+}
+
+/// A hand-off under way.
+#[derive(Debug)]
+struct Attempt {
+    to: usize,
+    way: Way,
+    /// The owner did not hold all of the volume when it began.
+    unfinished: bool,
+    there: VecDeque<Vec<u8>>,
+    back: VecDeque<Vec<u8>>,
+    /// The guest begins nothing new.
+    stopping: bool,
+    frozen: bool,
+}
+
+/// The world.
+#[derive(Debug)]
+pub struct World {
+    rng: SmallRng,
+    guards: Guards,
+    sites: Vec<Site>,
+    /// The durable record: who owns the volume, as which generation.
+    owner: usize,
+    generation: u64,
+    /// The owner's replica takes the guest's writes.
+    open: bool,
+    guest: VecDeque<Wish>,
+    last: u64,
+    model: Model,
+    requester: Requester,
+    sessions: Vec<Option<Session>>,
+    attempt: Option<Attempt>,
+    now: u64,
+    calm: bool,
+    /// One fault in about so many ticks.
+    fault_every: u32,
+    trace: Option<Vec<String>>,
+    counts: Counts,
+}
+
+/// What happened in a world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// The guest's reads and writes.
+    pub operations: u64,
+    /// Of those, how many had to wait for another site.
+    pub waited: u64,
+    /// Hand-offs.
+    pub moves: u64,
+    /// Of those, how many began at a volume that was not whole.
+    pub unfinished: u64,
+    /// And how many were mirrored.
+    pub mirrored: u64,
+    /// Nodes that died.
+    pub crashes: u64,
+    /// Losses of power.
+    pub powers: u64,
+    /// Copies thrown away.
+    pub released: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.waited += other.waited;
+        self.moves += other.moves;
+        self.unfinished += other.unfinished;
+        self.mirrored += other.mirrored;
+        self.crashes += other.crashes;
+        self.powers += other.powers;
+        self.released += other.released;
+    }
+}
+
+fn name(site: usize) -> Holder {
+    Holder(format!("site{site}"))
+}
+
+fn empty() -> Store {
+    let store = Store::new();
+    Replica::format(&store, VolumeId(1), Bytes(BLOCKS as u64 * BLOCK)).expect("an empty store takes a description");
+    store
+}
+
+/// Runs one schedule.
+///
+/// # Errors
+/// What went wrong, with its story if `trace`.
+pub fn run(seed: u64, guards: Guards, trace: bool) -> Result<Counts, String> {
+    let mut world = World::new(seed, guards, trace);
+    match world.run() {
+        Ok(()) => Ok(world.counts),
+        Err(why) => {
+            let story = world.trace.unwrap_or_default().join("\n");
+            Err(format!("{story}\ntick {}: {why}; replay with POSTCOPY_SEED={seed}", world.now))
+        }
+    }
+}
+
+impl World {
+    fn new(seed: u64, guards: Guards, trace: bool) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let fault_every = [u32::MAX, 60, 25, 12][rng.random_range(0..4)];
+        Self {
+            rng,
+            guards,
+            sites: (0..SITES).map(|_| Site { store: empty(), replica: None }).collect(),
+            owner: 0,
+            generation: 1,
+            open: false,
+            guest: VecDeque::new(),
+            last: 0,
+            model: Model::default(),
+            requester: Requester::default(),
+            sessions: (0..SITES).map(|_| None).collect(),
+            attempt: None,
+            now: 0,
+            calm: false,
+            fault_every,
+            trace: trace.then(Vec::new),
+            counts: Counts::default(),
+        }
+    }
+
+    fn say(&mut self, what: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:4} {}", self.now, what()));
+        }
+    }
+
+    fn clock(&self) -> Duration {
+        Duration::from_millis(self.now * 10)
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        while self.now < WILD {
+            self.tick()?;
+        }
+        self.calm = true;
+        self.sites.iter().for_each(|site| site.store.disarm());
+        for at in 0..SITES {
+            if self.sites[at].store.is_blown() {
+                self.kill(at, false);
+            }
+        }
+        let until = self.now + CALM;
+        while self.now < until && !self.rests() {
+            self.tick()?;
+        }
+        if !self.rests() {
+            let absent = self.sites[self.owner].replica.as_ref().map(Replica::absent);
+            return Err(format!(
+                "the fill does not end: {absent:?} at site {}, {} requests wait",
+                self.owner,
+                self.guest.len()
+            ));
+        }
+        let mut bytes = vec![0; BLOCKS * BLOCK as usize];
+        let replica = self.sites[self.owner].replica.as_ref().ok_or("nobody is there")?;
+        replica.read(0, &mut bytes).map_err(|e| e.to_string())?;
+        self.check(0..BLOCKS * SECTORS, &bytes)
+    }
+
+    fn rests(&self) -> bool {
+        let whole = self.sites[self.owner].replica.as_ref().is_some_and(|r| !r.is_shadow());
+        self.open && whole && self.guest.is_empty() && self.attempt.is_none()
+    }
+
+    fn tick(&mut self) -> Result<(), String> {
+        self.now += 1;
+        if !self.calm && self.fault_every != u32::MAX && self.rng.random_ratio(1, self.fault_every) {
+            self.fault();
+        }
+        for at in 0..SITES {
+            if self.sites[at].replica.is_none() && (self.calm || self.rng.random_ratio(1, 4)) {
+                self.boot(at)?;
+            }
+        }
+        self.guest_acts()?;
+        self.sessions_act()?;
+        self.attempt_acts()?;
+        self.upkeep()
+    }
+
+    fn fault(&mut self) {
+        let at = self.rng.random_range(0..SITES);
+        match self.rng.random_range(0..6) {
+            0 => self.kill(at, false),
+            1 => self.kill(at, true),
+            2 => {
+                self.say(|| format!("the session with site {at} breaks"));
+                self.hang_up(at);
+            }
+            _ => {
+                // The owner, mostly: it does most.
+                let at = if self.rng.random_ratio(2, 3) { self.owner } else { at };
+                let (operations, torn) = (self.rng.random_range(0..40), self.rng.random_range(0..64));
+                self.sites[at].store.arm(operations, torn);
+            }
+        }
+    }
+
+    /// What a failure of a replica means: the end of its process, or its power's, if the fuse blew.
+    fn failed(&mut self, at: usize, error: &VolumeError) -> Result<(), String> {
+        if self.sites[at].store.is_blown() {
+            let power = self.rng.random();
+            self.kill(at, power);
+            return Ok(());
+        }
+        Err(format!("site {at}: {error}"))
+    }
+
+    fn kill(&mut self, at: usize, power: bool) {
+        self.say(|| format!("site {at} loses its {}", if power { "power" } else { "node" }));
+        self.counts.crashes += u64::from(!power);
+        self.counts.powers += u64::from(power);
+        self.sites[at].replica = None;
+        if power {
+            self.sites[at].store.lose_power(&mut self.rng);
+        } else {
+            self.sites[at].store.lose_process();
+        }
+        self.hang_up(at);
+        if at == self.owner {
+            self.open = false;
+            (0..SITES).for_each(|site| self.hang_up(site));
+            if power {
+                self.model.lost_power();
+                self.guest.clear();
+            }
+        }
+        if self.attempt.as_ref().is_some_and(|a| a.to == at || at == self.owner) {
+            self.give_up();
+        }
+    }
+
+    fn give_up(&mut self) {
+        let Some(attempt) = self.attempt.take() else { return };
+        let to = attempt.to;
+        self.say(|| format!("the move to site {to} is given up"));
+        if attempt.frozen
+            && let Some(replica) = &self.sites[self.owner].replica
+        {
+            replica.thaw();
+            self.requester = Requester::default();
+        }
+    }
+
+    fn hang_up(&mut self, at: usize) {
+        if self.sessions[at].take().is_some() {
+            self.requester.disconnected(&name(at));
+        }
+    }
+
+    fn boot(&mut self, at: usize) -> Result<(), String> {
+        let media = self.sites[at].store.media();
+        let result = Replica::open_on_with(Path::new("simulated"), media, self.guards);
+        match result {
+            Ok((replica, opened)) => {
+                self.say(|| format!("site {at} opens its replica: {opened:?}"));
+                self.sites[at].replica = Some(replica);
+                Ok(())
+            }
+            Err(error) => self.failed(at, &error),
+        }
+    }
+
+    /// The owner opens the volume; others yield, sooner or later; what is dirty settles; what is durable is reported.
+    fn upkeep(&mut self) -> Result<(), String> {
+        let owner = self.owner;
+        if !self.open
+            && self.attempt.is_none()
+            && self.sites[owner].replica.is_some()
+            && (self.calm || self.rng.random_ratio(1, 2))
+        {
+            let generation = Generation(self.generation);
+            let done = self.sites[owner].replica.as_ref().map(|r| r.become_primary(Lineage(0), generation));
+            match done {
+                Some(Ok(())) => {
+                    self.open = true;
+                    self.requester = Requester::default();
+                    self.sessions.iter_mut().for_each(|s| *s = None);
+                    self.say(|| format!("site {owner} opens the volume as generation {generation:?}"));
+                }
+                Some(Err(error)) => self.failed(owner, &error)?,
+                None => {}
+            }
+        }
+        for at in 0..SITES {
+            let kind = self.rng.random_range(0..30);
+            let Some(replica) = &self.sites[at].replica else { continue };
+            let done = match kind {
+                0 | 1 => replica.settle(),
+                // One that receives has yielded already.
+                2 if at != owner && self.attempt.as_ref().is_none_or(|a| a.to != at) => replica.become_secondary(),
+                3 if at == owner && self.open => replica.roll(),
+                4 | 5 if at == owner && self.open && self.attempt.as_ref().is_none_or(|a| !a.frozen) => {
+                    replica.end_wants().map(drop)
+                }
+                _ => Ok(()),
+            };
+            if let Err(error) = done {
+                self.failed(at, &error)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn guest_acts(&mut self) -> Result<(), String> {
+        let stopping = self.attempt.as_ref().is_some_and(|a| a.stopping);
+        if self.open && !stopping && !self.calm {
+            for _ in 0..self.rng.random_range(0..3) {
+                self.wish();
+            }
+        }
+        for _ in 0..self.guest.len() {
+            if !self.open {
+                return Ok(());
+            }
+            let Some(wish) = self.guest.pop_front() else { return Ok(()) };
+            if !self.perform(&wish)? {
+                self.guest.push_back(wish);
+            }
+        }
+        Ok(())
+    }
+
+    fn wish(&mut self) {
+        if self.guest.len() >= DEPTH {
+            return;
+        }
+        let block = self.rng.random_range(0..BLOCKS - 3);
+        let whole = block * SECTORS..(block + self.rng.random_range(1..=3)) * SECTORS;
+        let first = self.rng.random_range(whole.clone());
+        let part = first..self.rng.random_range(first + 1..=whole.end);
+        self.last += 1;
+        let wish = match self.rng.random_range(0..20) {
+            0..=4 => Wish::Read(part),
+            5..=10 => Wish::Write(whole, self.last),
+            11..=15 => Wish::Write(part, self.last),
+            16 => Wish::Zero(whole),
+            17 => Wish::Zero(part),
+            _ => Wish::Flush,
+        };
+        let wanted = wish.sectors();
+        if self.guest.iter().map(Wish::sectors).all(|s| s.end <= wanted.start || wanted.end <= s.start) {
+            self.guest.push_back(wish);
+        }
+    }
+
+    /// Does what the guest wants, if it can be done now.
+    fn perform(&mut self, wish: &Wish) -> Result<bool, String> {
+        let owner = self.owner;
+        let Some(replica) = &self.sites[owner].replica else { return Ok(false) };
+        let sectors = wish.sectors();
+        let (offset, length) = ((sectors.start * SECTOR) as u64, sectors.len() * SECTOR);
+        let mut bytes = vec![0; length];
+        let done = match wish {
+            Wish::Read(_) => replica.read(offset, &mut bytes).map(|()| None),
+            Wish::Write(_, value) => {
+                bytes.as_chunks_mut::<8>().0.fill(value.to_le_bytes());
+                replica.write(offset, &bytes).map(Some)
+            }
+            Wish::Zero(_) => replica.zero(offset, length as u64).map(Some),
+            Wish::Flush => replica.flush().map(|()| None),
+        };
+        match done {
+            Ok(written) => {
+                self.counts.operations += 1;
+                self.say(|| format!("guest: {wish:?}"));
+                let clock = self.clock();
+                let mut trouble = None;
+                if let (Some(written), Some(attempt), Some(replica)) =
+                    (written, &mut self.attempt, &self.sites[owner].replica)
+                {
+                    match attempt.way.guest_wrote(written.blocks, clock, replica) {
+                        Ok(messages) => attempt.there.extend(messages),
+                        Err(why) => trouble = Some(why),
+                    }
+                }
+                match trouble {
+                    None => {}
+                    Some(Trouble::Volume(error)) => self.failed(owner, &error)?,
+                    Some(Trouble::Bug(why)) => return Err(why),
+                }
+                match wish {
+                    Wish::Read(_) => self.check(sectors, &bytes)?,
+                    Wish::Write(_, value) => self.model.wrote(sectors, *value),
+                    Wish::Zero(_) => self.model.wrote(sectors, 0),
+                    Wish::Flush => self.model.flushed(),
+                }
+                Ok(true)
+            }
+            Err(VolumeError::Absent(run)) => {
+                self.counts.waited += 1;
+                // All that this request touches: a read of three blocks asks for them at once.
+                let touched = (sectors.start / SECTORS) as u64..sectors.end.div_ceil(SECTORS) as u64;
+                let blocks = if matches!(wish, Wish::Read(_)) { touched } else { run };
+                let clock = self.clock();
+                self.requester.demand(blocks, clock, replica).map_err(|e| e.to_string())?;
+                Ok(false)
+            }
+            Err(error) => {
+                match wish {
+                    Wish::Write(_, value) => self.model.tried(sectors, *value),
+                    Wish::Zero(_) => self.model.tried(sectors, 0),
+                    _ => {}
+                }
+                self.failed(owner, &error)?;
+                Ok(false)
+            }
+        }
+    }
+
+    fn check(&mut self, sectors: Range<usize>, bytes: &[u8]) -> Result<(), String> {
+        for (sector, bytes) in sectors.zip(bytes.chunks(SECTOR)) {
+            let word = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+            self.model.found(sector, word)?;
+        }
+        Ok(())
+    }
+
+    /// The fetch: sessions between the owner and everybody else.
+    fn sessions_act(&mut self) -> Result<(), String> {
+        let owner = self.owner;
+        if !self.open || self.attempt.as_ref().is_some_and(|a| a.frozen) {
+            return Ok(());
+        }
+        for at in (0..SITES).filter(|at| *at != owner) {
+            if self.sessions[at].is_none()
+                && self.sites[at].replica.is_some()
+                && (self.calm || self.rng.random_ratio(1, 3))
+            {
+                self.sessions[at] =
+                    Some(Session { server: Server::new(), there: VecDeque::new(), back: VecDeque::new() });
+                self.requester.connected(name(at));
+            }
+        }
+        for _ in 0..self.rng.random_range(0..4) {
+            let Some(replica) = &self.sites[owner].replica else { return Ok(()) };
+            let Some(question) = self.requester.poll(replica).map_err(|e| e.to_string())? else { break };
+            if let Some(session) = (0..SITES).find(|s| name(*s) == question.to).and_then(|s| self.sessions[s].as_mut())
+            {
+                session.there.push_back(question.message);
+            }
+        }
+        if self.rng.random_ratio(1, 4)
+            && let Some(replica) = &self.sites[owner].replica
+        {
+            for question in self.requester.report(replica).map_err(|e| e.to_string())? {
+                let session = (0..SITES).find(|s| name(*s) == question.to).and_then(|s| self.sessions[s].as_mut());
+                session.into_iter().for_each(|s| s.there.push_back(question.message.clone()));
+            }
+        }
+        for at in 0..SITES {
+            for _ in 0..self.rng.random_range(0..3) {
+                self.deliver(at)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, at: usize) -> Result<(), String> {
+        let owner = self.owner;
+        let receiving = self.attempt.as_ref().is_some_and(|a| a.to == at);
+        let Some(session) = &mut self.sessions[at] else { return Ok(()) };
+        let Some(replica) = &self.sites[at].replica else { return Ok(()) };
+        if let Some(message) = session.there.pop_front() {
+            session.server.handle(&message).map_err(|e| format!("site {at} as a holder: {e}"))?;
+            if session.server.may_release() && !receiving && self.rng.random_ratio(1, 3) {
+                self.say(|| format!("site {at} throws its copy away"));
+                self.counts.released += 1;
+                self.hang_up(at);
+                self.sites[at] = Site { store: empty(), replica: None };
+                return Ok(());
+            }
+        }
+        if let Some((_, answer)) = session.server.poll(replica).map_err(|e| format!("site {at} as a holder: {e}"))? {
+            session.back.push_back(answer);
+        }
+        if !self.rng.random_ratio(1, 2) {
+            return Ok(());
+        }
+        let (Some(message), Some(replica)) = (session.back.pop_front(), &self.sites[owner].replica) else {
+            return Ok(());
+        };
+        let clock = Duration::from_millis(self.now * 10);
+        match self.requester.handle(&name(at), &message, clock, replica) {
+            Ok(taken) => {
+                if let Some(attempt) = &mut self.attempt {
+                    attempt.way.arrived(&taken, replica);
+                }
+                if self.requester.lacking() > 0 {
+                    return Err(format!("site {at} lacks what it was to have"));
+                }
+                Ok(())
+            }
+            Err(godwit_volume::fetch::FetchError::Volume(error)) => self.failed(owner, &error),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// A hand-off: begun, gone on with, given up, or done.
+    fn attempt_acts(&mut self) -> Result<(), String> {
+        let owner = self.owner;
+        if self.attempt.is_none() {
+            let to = (owner + self.rng.random_range(1..SITES)) % SITES;
+            if self.calm || !self.open || !self.rng.random_ratio(1, 25) {
+                return Ok(());
+            }
+            let (Some(replica), Some(source)) = (&self.sites[to].replica, &self.sites[owner].replica) else {
+                return Ok(());
+            };
+            let mirrored = !source.is_shadow() && self.rng.random_ratio(1, 3);
+            let unfinished = source.absent() > Bytes(0);
+            let begin = || -> Result<(Way, Vec<Vec<u8>>), Trouble> {
+                replica.become_secondary().map_err(Trouble::Volume)?;
+                Ok(if mirrored {
+                    let (target, first) = mirror::Target::new(replica)?;
+                    (Way::Mirror(mirror::Source::new(), target), first)
+                } else {
+                    let (target, first) = fet::Target::new(replica)?;
+                    (Way::PostCopy(fet::Source::new(name(owner), Lineage(0), &[]), target), first)
+                })
+            };
+            match begin() {
+                Ok((way, first)) => {
+                    self.say(|| format!("a move from site {owner} to site {to} begins, mirrored: {mirrored}"));
+                    self.attempt = Some(Attempt {
+                        to,
+                        way,
+                        unfinished,
+                        there: VecDeque::new(),
+                        back: first.into(),
+                        stopping: false,
+                        frozen: false,
+                    });
+                }
+                Err(Trouble::Volume(error)) => self.failed(to, &error)?,
+                Err(Trouble::Bug(why)) => return Err(why),
+            }
+            return Ok(());
+        }
+        if !self.calm && self.rng.random_ratio(1, 60) {
+            self.give_up();
+            return Ok(());
+        }
+        for _ in 0..self.rng.random_range(1..4) {
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<(), String> {
+        let owner = self.owner;
+        let Some(attempt) = &mut self.attempt else { return Ok(()) };
+        let to = attempt.to;
+        let (Some(source), Some(target)) = (&self.sites[owner].replica, &self.sites[to].replica) else { return Ok(()) };
+        let result = 'step: {
+            if let Some(message) = attempt.back.pop_front()
+                && let Err(error) = attempt.way.source_takes(&message, source)
+            {
+                break 'step Err((owner, error));
+            }
+            if let Some(message) = attempt.there.pop_front() {
+                match attempt.way.target_takes(&message, target) {
+                    Ok(answer) => attempt.back.extend(answer),
+                    Err(error) => break 'step Err((to, error)),
+                }
+            }
+            if attempt.way.is_level() && !attempt.stopping && self.rng.random_ratio(1, 6) {
+                attempt.stopping = true;
+            }
+            if attempt.stopping && !attempt.frozen && self.guest.is_empty() && attempt.way.can_stop() {
+                attempt.frozen = true;
+                source.freeze();
+                if let Err(error) = attempt.way.stop(source) {
+                    break 'step Err((owner, error));
+                }
+            }
+            match attempt.way.poll(source) {
+                Ok(messages) => attempt.there.extend(messages),
+                Err(error) => break 'step Err((owner, error)),
+            }
+            Ok(attempt.way.is_complete())
+        };
+        match result {
+            Ok(false) => {
+                if self.attempt.as_ref().is_some_and(|a| a.frozen) {
+                    (0..SITES).for_each(|site| self.hang_up(site));
+                }
+                Ok(())
+            }
+            Ok(true) => {
+                self.say(|| format!("site {to} is granted the volume"));
+                self.counts.moves += 1;
+                if let Some(attempt) = self.attempt.take() {
+                    self.counts.unfinished += u64::from(attempt.unfinished);
+                    self.counts.mirrored += u64::from(matches!(attempt.way, Way::Mirror(..)));
+                }
+                self.open = false;
+                (0..SITES).for_each(|site| self.hang_up(site));
+                self.owner = to;
+                self.generation += 1;
+                // The grant is repeated until somebody takes it: the destination may have lost its power in between.
+                if !self.calm && self.fault_every != u32::MAX {
+                    for at in [to, owner] {
+                        if self.rng.random_ratio(1, 6) {
+                            let power = self.rng.random();
+                            // Its guest stands still at the source and has nothing to lose there.
+                            let model = self.model.clone();
+                            self.kill(at, power);
+                            self.model = model;
+                        }
+                    }
+                }
+                Ok(())
+            }
+            Err((at, Trouble::Volume(error))) => {
+                self.failed(at, &error)?;
+                self.give_up();
+                Ok(())
+            }
+            Err((at, Trouble::Bug(why))) => Err(format!("site {at} in a hand-off: {why}")),
+        }
+    }
+}

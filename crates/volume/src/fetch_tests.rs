@@ -1,0 +1,214 @@
+use super::*;
+use crate::shadow::tests::{SIZE, shadow_of, source};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+const NOW: Duration = Duration::from_secs(100);
+
+fn holder() -> Holder {
+    Holder("source".into())
+}
+
+/// A shadow volume, where its blocks are, and the session between them.
+struct Pair {
+    from: Replica,
+    to: Replica,
+    requester: Requester,
+    server: Server,
+    /// Bytes of contents that came.
+    came: u64,
+    _folder: tempfile::TempDir,
+}
+
+impl Pair {
+    fn new(blocks: u64) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let from = source(folder.path());
+        for block in 0..blocks {
+            from.write(block * BLOCK, &vec![block as u8 | 1; BLOCK as usize]).expect("writes");
+        }
+        let to = shadow_of(&from, folder.path(), &[]);
+        let mut requester = Requester::new(vec![]);
+        requester.connected(holder());
+        Self { from, to, requester, server: Server::new(), came: 0, _folder: folder }
+    }
+
+    /// All questions that can be asked now are.
+    fn ask(&mut self) -> Vec<Lane> {
+        let mut lanes = vec![];
+        while let Some(question) = self.requester.poll(&self.to).expect("reads") {
+            lanes.push(question.lane);
+            self.server.handle(&question.message).expect("makes sense");
+        }
+        lanes
+    }
+
+    /// One answer; which blocks came.
+    fn answer(&mut self) -> Option<(Lane, Vec<u64>)> {
+        let (lane, message) = self.server.poll(&self.from).expect("reads")?;
+        assert!(message.len() <= MAX_MESSAGE);
+        self.came += message.len() as u64 / BLOCK * BLOCK;
+        let taken = self.requester.handle(&holder(), &message, NOW, &self.to).expect("makes sense");
+        Some((lane, taken.runs().flatten().collect()))
+    }
+
+    fn finish(&mut self) {
+        self.ask();
+        while self.answer().is_some() {
+            self.ask();
+        }
+    }
+}
+
+#[test]
+fn a_read_of_512_bytes_brings_their_block_first_and_each_byte_once() {
+    let mut pair = Pair::new(3000);
+    pair.ask();
+    // The fill's window is full of questions, and some of it has come.
+    assert!(pair.answer().is_some_and(|(lane, _)| lane == Lane::Fill));
+    // One block that the fill has asked for, and one that it has not.
+    for block in [1500, 2900] {
+        pair.requester.demand(block..block + 1, NOW, &pair.to).expect("reads");
+    }
+    assert_eq!(pair.ask().iter().filter(|l| **l == Lane::Demand).count(), 2);
+    assert_eq!(pair.answer(), Some((Lane::Demand, vec![1500])));
+    assert_eq!(pair.answer(), Some((Lane::Demand, vec![2900])));
+    pair.finish();
+    assert_eq!(pair.to.absent(), Bytes(0));
+    assert_eq!(pair.came, 3000 * BLOCK, "no byte twice");
+    let (demand, fill) = pair.requester.fetched();
+    assert_eq!((demand, demand.0 + fill.0), (Bytes(2 * BLOCK), 3000 * BLOCK));
+    let (mut ours, mut theirs) = (vec![0; SIZE as usize], vec![1; SIZE as usize]);
+    pair.to.read(0, &mut ours).expect("reads");
+    pair.from.read(0, &mut theirs).expect("reads");
+    assert!(ours == theirs);
+}
+
+#[test]
+fn demands_go_first_and_the_fill_goes_on_beside_any_number_of_them() {
+    let mut pair = Pair::new(4000);
+    pair.ask();
+    let (mut demands, mut fills, mut longest, mut row) = (0, 0, 0, 0);
+    for block in (2048..4000).rev().step_by(2) {
+        pair.requester.demand(block..block + 1, NOW, &pair.to).expect("reads");
+        pair.ask();
+    }
+    for _ in 0..900 {
+        match pair.answer().expect("more is asked than answered").0 {
+            Lane::Demand => {
+                demands += 1;
+                row += 1;
+                longest = longest.max(row);
+            }
+            Lane::Fill => {
+                fills += 1;
+                row = 0;
+            }
+        }
+    }
+    assert!(longest <= TURNS && fills >= 900 / (TURNS + 1) && demands > 800, "{demands} {fills} {longest}");
+}
+
+#[test]
+fn a_cut_starves_only_what_is_absent_and_what_was_asked_is_asked_again() {
+    let mut pair = Pair::new(100);
+    pair.requester.demand(7..9, NOW, &pair.to).expect("reads");
+    pair.ask();
+    pair.requester.disconnected(&holder());
+    pair.server = Server::new();
+    assert_eq!(pair.requester.starving(NOW + PAUSE_AFTER), Some(PAUSE_AFTER));
+    pair.to.write(50 * BLOCK, &[9; BLOCK as usize]).expect("needs nobody");
+    assert!(pair.ask().is_empty(), "nobody is there");
+    pair.requester.connected(holder());
+    assert_eq!(pair.ask()[0], Lane::Demand);
+    assert_eq!(pair.answer(), Some((Lane::Demand, vec![7, 8])));
+    assert_eq!(pair.requester.starving(NOW + PAUSE_AFTER), None);
+    pair.finish();
+    assert_eq!(pair.to.absent(), Bytes(0));
+}
+
+#[test]
+fn a_block_that_the_guest_writes_while_it_is_on_its_way_stays_as_the_guest_wrote_it() {
+    let mut pair = Pair::new(4);
+    pair.requester.demand(1..2, NOW, &pair.to).expect("reads");
+    pair.ask();
+    pair.to.write(BLOCK, &[99; BLOCK as usize]).expect("writes");
+    assert_eq!(pair.answer(), Some((Lane::Demand, vec![])));
+    let mut block = [0; BLOCK as usize];
+    pair.to.read(BLOCK, &mut block).expect("is here");
+    assert_eq!(block, [99; BLOCK as usize]);
+}
+
+#[test]
+fn what_is_on_its_way_when_the_guest_has_written_all_of_it_is_thrown_away() {
+    let mut pair = Pair::new(1);
+    pair.requester.demand(0..1, NOW, &pair.to).expect("reads");
+    pair.ask();
+    pair.to.write(0, &[99; BLOCK as usize]).expect("writes");
+    assert!(pair.to.end_wants().expect("settles"));
+    assert_eq!(pair.answer(), Some((Lane::Demand, vec![])));
+    let mut block = [0; BLOCK as usize];
+    pair.to.read(0, &mut block).expect("is here");
+    assert_eq!(block, [99; BLOCK as usize]);
+}
+
+#[test]
+fn a_holder_hears_that_it_may_let_go_when_all_is_durable_and_not_before() {
+    let mut pair = Pair::new(40);
+    let tell = |pair: &mut Pair| {
+        for question in pair.requester.report(&pair.to).expect("reads") {
+            pair.server.handle(&question.message).expect("makes sense");
+        }
+        (pair.server.left(), pair.server.may_release())
+    };
+    assert_eq!(tell(&mut pair), (Some(40), false));
+    pair.finish();
+    assert_eq!(tell(&mut pair), (Some(40), false), "it has come, but not for good");
+    pair.to.flush().expect("syncs");
+    assert_eq!(tell(&mut pair), (Some(0), true));
+    pair.to.freeze();
+    assert!(pair.requester.report(&pair.to).expect("reads").is_empty(), "the next owner will say it");
+}
+
+#[test]
+fn contents_that_were_written_again_at_the_holder_are_not_taken_for_those_wanted() {
+    let mut pair = Pair::new(4);
+    pair.requester.demand(1..2, NOW, &pair.to).expect("reads");
+    pair.from.become_primary(godwit_units::Lineage(0), godwit_units::Generation(9)).expect("goes wrong");
+    pair.from.write(BLOCK, &[5; BLOCK as usize]).expect("goes wrong");
+    pair.ask();
+    while pair.answer().is_some() {}
+    assert_eq!((pair.requester.lacking(), pair.to.absent()), (1, Bytes(BLOCK)));
+}
+
+#[test]
+fn what_is_no_message_is_refused_by_both_sides_and_nothing_that_was_not_asked_for_is_taken() {
+    let mut pair = Pair::new(4);
+    let mut rng = SmallRng::seed_from_u64(3);
+    for _ in 0..3000 {
+        let mut message: Vec<u8> = (0..rng.random_range(0..80)).map(|_| rng.random()).collect();
+        if let Some(kind) = message.first_mut() {
+            *kind %= 8;
+        }
+        let mut server = Server::new();
+        let _ = server.handle(&message);
+        let _ = server.poll(&pair.from);
+        assert!(pair.requester.handle(&holder(), &message, NOW, &pair.to).is_err());
+    }
+    let stamp = pair.to.wanted(0..1).expect("reads")[0].stamp.expect("was written");
+    for run in [0..1, SIZE / BLOCK..SIZE / BLOCK + 1, u64::MAX - 1..u64::MAX, 5..5] {
+        let message = run_message(ZEROES, &run, stamp, &[]);
+        assert!(pair.requester.handle(&holder(), &message, NOW, &pair.to).is_err(), "{run:?}");
+    }
+    assert_eq!(pair.to.absent(), Bytes(4 * BLOCK));
+}
+
+#[test]
+fn a_requester_that_asks_without_end_is_cut_off() {
+    let mut pair = Pair::new(1);
+    let stamp = pair.to.wanted(0..1).expect("reads")[0].stamp.expect("was written");
+    let question = ask(Lane::Fill, &(0..1), stamp);
+    let taken = (0..2 * MOST_QUESTIONS).take_while(|_| pair.server.handle(&question).is_ok()).count();
+    assert_eq!(taken, MOST_QUESTIONS);
+    assert!(Server::new().handle(&ask(Lane::Fill, &(0..MOST_BLOCKS + 1), stamp)).is_err());
+}

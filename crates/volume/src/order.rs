@@ -1,0 +1,193 @@
+//! In which order a fill brings blocks (vMocity, section 2.2): as guests read them first, then what lies beside recent reads, then
+//! what was written longest ago.
+//!
+//! The order of first accesses is recorded by whoever serves the guest: what the fill, a mirror or a fetch reads is never told to
+//! [`FirstAccess`]. It is kept with the volume, and a hint: a list that is lost, cut off or wrong costs time, never contents.
+
+use crate::blocks::{BLOCK, BlockSet};
+use crate::error::{VolumeError, io_error};
+use crate::file::{Description, DescriptionFile};
+use crate::replica::Replica;
+use crate::shadow::Version;
+use godwit_units::BlockIndex;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::Path;
+
+/// Runs of an order: 1 MiB on the wire. A boot of Debian reads some thousand.
+pub const MOST_RUNS: usize = 1 << 16;
+/// Recent reads that are remembered: what one guest does at the same time, in a few places.
+const MOST_RECENT: usize = 32;
+/// What is brought behind a recent read: 1 MiB, which a Linux guest reads ahead within some requests.
+const BESIDE: u64 = (1 << 20) / BLOCK;
+/// Runs by age that are known at once; then they are looked up again.
+const MOST_AGED: usize = 1 << 16;
+
+/// The order in which a guest has read or written blocks for the first time.
+#[derive(Debug, Default)]
+pub struct FirstAccess {
+    seen: BlockSet,
+    runs: Vec<Range<u64>>,
+    fresh: bool,
+}
+
+impl FirstAccess {
+    /// As it was stored in a replica's folder; an empty one when there is none, or none that makes sense.
+    #[must_use]
+    pub fn load(folder: &Path) -> Self {
+        let bytes = DescriptionFile(folder.join("order")).load().unwrap_or_default();
+        let runs = decode(&bytes);
+        let mut seen = BlockSet::default();
+        // A run that makes no sense must not become a large set.
+        let runs: Vec<_> = runs.into_iter().filter(|run| run.end - run.start <= crate::stamps::REGION).collect();
+        runs.iter().for_each(|run| seen.insert(run.clone()));
+        Self { seen, runs, fresh: false }
+    }
+
+    /// Stores it in a replica's folder, if anything was added.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn store(&mut self, folder: &Path) -> Result<(), VolumeError> {
+        if self.fresh {
+            let path = folder.join("order");
+            let bytes: Vec<u8> = self
+                .runs
+                .iter()
+                .flat_map(|run| [run.start.to_le_bytes(), (run.end - run.start).to_le_bytes()])
+                .flatten()
+                .collect();
+            DescriptionFile(path.clone()).store(&bytes).map_err(io_error("write", &path))?;
+            self.fresh = false;
+        }
+        Ok(())
+    }
+
+    /// The guest has read or written these blocks.
+    pub fn touched(&mut self, blocks: Range<u64>) {
+        for block in blocks {
+            if self.seen.contains(BlockIndex(block)) {
+                continue;
+            }
+            let full = self.runs.len() >= MOST_RUNS;
+            match self.runs.last_mut() {
+                Some(run) if run.end == block && run.end - run.start < crate::stamps::REGION => run.end += 1,
+                _ if full => return,
+                _ => self.runs.push(block..block + 1),
+            }
+            self.seen.insert(block..block + 1);
+            self.fresh = true;
+        }
+    }
+
+    /// The runs, the first one first.
+    #[must_use]
+    pub fn runs(&self) -> &[Range<u64>] {
+        &self.runs
+    }
+}
+
+/// Runs from a file or a message; what makes no sense ends them.
+pub(crate) fn decode(bytes: &[u8]) -> Vec<Range<u64>> {
+    let (pairs, _) = bytes.as_chunks::<16>();
+    let word = |pair: &[u8; 16], at: usize| u64::from_le_bytes(std::array::from_fn(|i| pair[at + i]));
+    let runs = pairs.iter().map_while(|pair| {
+        let (first, count) = (word(pair, 0), word(pair, 8));
+        first.checked_add(count).filter(|_| count > 0).map(|end| first..end)
+    });
+    runs.take(MOST_RUNS).collect()
+}
+
+/// What to bring next.
+#[derive(Debug, Default)]
+pub struct FillOrder {
+    recorded: VecDeque<Range<u64>>,
+    recent: VecDeque<u64>,
+    aged: VecDeque<Range<u64>>,
+}
+
+impl FillOrder {
+    /// A fill that begins, with the order of first accesses that the source sent ahead.
+    #[must_use]
+    pub fn new(recorded: Vec<Range<u64>>) -> Self {
+        Self { recorded: recorded.into(), ..Self::default() }
+    }
+
+    /// The guest has read these blocks, and they had to be fetched.
+    pub fn read(&mut self, blocks: &Range<u64>) {
+        self.recent.retain(|end| *end != blocks.start);
+        if self.recent.len() >= MOST_RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(blocks.end);
+    }
+
+    /// The next run that is absent and `free`, at most `most` blocks of one version; none: nothing is left that is free.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn next(
+        &mut self,
+        replica: &Replica,
+        most: u64,
+        free: impl Fn(&Version, u64) -> bool,
+    ) -> Result<Option<Version>, VolumeError> {
+        let look = Look { replica, most, free };
+        while let Some(run) = self.recorded.front_mut() {
+            if let Some(found) = look.within(run)? {
+                return Ok(Some(found));
+            }
+            self.recorded.pop_front();
+        }
+        // The last read first.
+        while let Some(end) = self.recent.back().copied() {
+            if let Some(found) = look.within(&mut (end..end.saturating_add(BESIDE)))? {
+                return Ok(Some(found));
+            }
+            self.recent.pop_back();
+        }
+        for again in [false, true] {
+            if again {
+                self.aged = replica.wanted_by_age(MOST_AGED)?.into();
+            }
+            while let Some(run) = self.aged.front_mut() {
+                if let Some(found) = look.within(run)? {
+                    return Ok(Some(found));
+                }
+                self.aged.pop_front();
+            }
+        }
+        Ok(None)
+    }
+}
+
+struct Look<'a, F> {
+    replica: &'a Replica,
+    most: u64,
+    free: F,
+}
+
+impl<F: Fn(&Version, u64) -> bool> Look<'_, F> {
+    /// The first that is absent and free of a run, which begins behind it then.
+    fn within(&self, run: &mut Range<u64>) -> Result<Option<Version>, VolumeError> {
+        run.end = run.end.min(self.replica.size().0 / BLOCK);
+        while run.start < run.end {
+            // A little at a time: a run may be the whole volume.
+            let window = run.start..run.end.min(run.start + BESIDE);
+            for mut found in self.replica.wanted(window.clone())? {
+                let Some(start) = found.blocks.clone().find(|b| (self.free)(&found, *b)) else { continue };
+                let more = (start + 1..found.blocks.end.min(start + self.most)).take_while(|b| (self.free)(&found, *b));
+                let end = more.last().unwrap_or(start) + 1;
+                run.start = end;
+                found.blocks = start..end;
+                return Ok(Some(found));
+            }
+            run.start = window.end;
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+#[path = "order_tests.rs"]
+mod tests;
