@@ -117,6 +117,11 @@ fn a_claimed_vm_runs_at_the_destination_and_the_source_that_comes_back_sealed_is
         pair.json(&["orphan", "ls"]).as_array().unwrap().iter().any(|o| o["host"] == "a" && o["kind"] == "replica")
     });
 
+    pair.until("the controller has seen the end of the first move", || {
+        let outcome = pair.json(&["move", "show", "web"])["progress"]["outcome"].clone();
+        outcome != "running" && outcome != "waits-for-peer"
+    });
+
     // What it has is the way back's beginning. The session that `b` has is with the process before this one, and it has to see that.
     pair.ok(&["move", "web", "--to", "a"]);
     let vm = pair.json(&["vm", "show", "web"]);

@@ -73,16 +73,18 @@ impl Wire {
     pub(crate) fn receive(&mut self, into: &mut BytesMut, rest: usize) -> io::Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(append(&self.socket, into, rest)? > 0) };
         let mut socket = Socket(&self.socket);
+        // The first request may have come with the handshake's last message, and nothing after it.
+        match take(tls, into)? {
+            Taken::Nothing => {}
+            Taken::Some => return Ok(true),
+            Taken::End => return Ok(false),
+        }
         let mut record = [0; RECORD];
         let n = socket.read(&mut record)?;
         let mut come = &record[..n];
         while !come.is_empty() {
             tls.read_tls(&mut come)?;
-            let state = tls.process_new_packets().map_err(io::Error::other)?;
-            let (start, more) = (into.len(), state.plaintext_bytes_to_read());
-            into.resize(start + more, 0);
-            tls.reader().read_exact(&mut into[start..])?;
-            if state.peer_has_closed() {
+            if matches!(take(tls, into)?, Taken::End) {
                 return Ok(false);
             }
         }
@@ -112,6 +114,26 @@ impl Wire {
         from.clear();
         Ok(())
     }
+}
+
+/// What there was to be had of a TLS connection without reading its socket.
+enum Taken {
+    Nothing,
+    Some,
+    /// The client has said that no more follows.
+    End,
+}
+
+fn take(tls: &mut ServerConnection, into: &mut BytesMut) -> io::Result<Taken> {
+    let state = tls.process_new_packets().map_err(io::Error::other)?;
+    let (start, more) = (into.len(), state.plaintext_bytes_to_read());
+    into.resize(start + more, 0);
+    tls.reader().read_exact(&mut into[start..])?;
+    Ok(match (state.peer_has_closed(), more) {
+        (true, _) => Taken::End,
+        (false, 0) => Taken::Nothing,
+        (false, _) => Taken::Some,
+    })
 }
 
 /// A socket as the standard library has it.
@@ -149,4 +171,64 @@ fn append(socket: &OwnedFd, into: &mut BytesMut, rest: usize) -> Result<usize, E
     // SAFETY: `recv` has written the first `filled` bytes of the room after the buffer's end.
     unsafe { into.set_len(into.len() + filled) };
     Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    fn both() -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let cert = rcgen::CertificateParams::new(["disks".into()]).expect("a name").self_signed(&key).expect("signs");
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.der().clone()).expect("a certificate");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls13 = [&rustls::version::TLS13];
+        let server = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(&tls13);
+        let server = server.expect("TLS 1.3").with_no_client_auth();
+        let key = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
+        let server = server.with_single_cert(vec![cert.der().clone()], key).expect("its own key");
+        let client = ClientConfig::builder_with_provider(provider).with_protocol_versions(&tls13).expect("TLS 1.3");
+        (Arc::new(server), Arc::new(client.with_root_certificates(roots).with_no_client_auth()))
+    }
+
+    #[test]
+    fn a_request_that_comes_with_the_handshakes_last_message_is_not_waited_for() {
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        let (server, client) = both();
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("two sockets");
+        // A wait for what has come already would be for ever.
+        let patience = Some(std::time::Duration::from_secs(20));
+        set_socket_timeout(&ours, Timeout::Recv, patience).expect("a bound");
+        let serving = std::thread::spawn(move || {
+            let mut wire = Wire::new(ours);
+            wire.start_tls(server).expect("a handshake");
+            let mut got = BytesMut::new();
+            while got.len() < 7 {
+                assert!(wire.receive(&mut got, 0).expect("reads"), "it ends after {got:?}");
+            }
+            got
+        });
+        let mut tls = ClientConnection::new(client, ServerName::try_from("disks").expect("a name")).expect("a client");
+        let mut socket = Socket(&theirs);
+        while tls.wants_write() {
+            tls.write_tls(&mut socket).expect("sends its hello");
+        }
+        while tls.is_handshaking() {
+            tls.read_tls(&mut socket).expect("reads the answer");
+            tls.process_new_packets().expect("a good one");
+        }
+        tls.writer().write_all(b"request").expect("room for it");
+        let mut last = vec![];
+        while tls.wants_write() {
+            tls.write_tls(&mut last).expect("appends");
+        }
+        socket.write_all(&last).expect("sends both at once");
+        assert_eq!(&serving.join().expect("is served")[..], b"request");
+        drop(theirs);
+    }
 }
