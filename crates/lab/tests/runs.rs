@@ -208,7 +208,7 @@ verify = { vm = "vm" }
 }
 
 #[test]
-#[ignore = "not seen to pass yet: on a machine with many times more work than processors round trips tremble, and the pre-cache keeps to its least rate"]
+#[ignore = "part of `make soak`: on a machine with much more work than processors round trips tremble, and a pre-cache that gives way takes minutes"]
 fn a_pre_cached_guest_takes_to_its_next_site_only_what_it_wrote_since_and_so_on_the_way_back() {
     let Some(_machine) = machine() else { return };
     let steps = r#"
