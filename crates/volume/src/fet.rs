@@ -30,8 +30,8 @@
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::guards::Guard;
-use crate::mirror::{parse_run, run_message, words};
 use crate::replica::Replica;
+use crate::runs::{HAVE, LAST, MOST_RUNS, Theirs, all_messages, parse_run, run_message, words};
 use crate::shadow::{Holder, LONGEST_HOLDER, MOST_HOLDERS};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use crate::stamps::REGION;
@@ -39,8 +39,6 @@ use godwit_units::{Bytes, Lineage};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Runs of one message.
-const MOST_RUNS: usize = 4096;
 /// Blocks that are looked at for one message: what is looked at under the guest's lock.
 const MOST_LOOKED_AT: u64 = 4 * REGION;
 /// Bytes of one piece of the order in which guests read.
@@ -50,7 +48,6 @@ const LONGEST_ORDER: usize = crate::order::MOST_RUNS * 16;
 /// Longest message believed, in bytes.
 pub const MAX_MESSAGE: usize = MOST_RUNS * (16 + STAMP_BYTES) + MOST_HOLDERS * (LONGEST_HOLDER + 1) + 64;
 
-const HAVE: u8 = 1;
 const WANT: u8 = 2;
 const FORGET: u8 = 3;
 const ORDER: u8 = 4;
@@ -99,7 +96,7 @@ pub struct Source {
     /// Said with the stamp of writes at `said_at`: to say it again would say nothing.
     said: BlockSet,
     said_at: Option<Stamp>,
-    theirs: Vec<(Range<u64>, Stamp)>,
+    theirs: Theirs,
     /// Pieces of the order in which guests read, to be sent first.
     order: VecDeque<Vec<u8>>,
     final_sent: bool,
@@ -127,7 +124,7 @@ impl Source {
             cursor: 0,
             said: BlockSet::default(),
             said_at: None,
-            theirs: vec![],
+            theirs: Theirs::default(),
             order: pieces,
             final_sent: false,
             digest: blake3::Hasher::new(),
@@ -175,22 +172,10 @@ impl Source {
 
     fn have(&mut self, body: &[u8], replica: &Replica) -> Result<(), FetError> {
         let malformed = FetError::Message("a malformed Have");
-        let Some((last, mut rest)) = body.split_first() else { return Err(malformed) };
-        let blocks = replica.size().0 / BLOCK;
-        while !rest.is_empty() {
-            let Some((run, stamp, tail)) = parse_run(rest) else { return Err(malformed) };
-            let after = self.theirs.last().map_or(0, |(r, _)| r.end);
-            if run.start < after || run.is_empty() || run.end > blocks {
-                return Err(malformed);
-            }
-            self.theirs.push((run, stamp));
-            rest = tail;
-        }
-        if *last == 1 {
-            let ours = replica.versions_to_compare()?;
-            for run in differing(&ours, &std::mem::take(&mut self.theirs)) {
-                self.dirty.insert(run);
-            }
+        let Some((last, runs)) = body.split_first() else { return Err(malformed) };
+        self.theirs.take(runs, replica.size().0 / BLOCK).ok_or(malformed)?;
+        if *last == LAST {
+            self.dirty = self.theirs.compare(&replica.versions_to_compare()?).differing;
             self.differing = self.dirty.len();
             self.state = State::Telling;
         }
@@ -317,28 +302,6 @@ fn said(holders: &[Holder], runs: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Runs of blocks whose stamps differ, or which only one of the lists has. Both are in order.
-pub(crate) fn differing(ours: &[(Range<u64>, Stamp)], theirs: &[(Range<u64>, Stamp)]) -> Vec<Range<u64>> {
-    let mut edges: Vec<u64> = ours.iter().chain(theirs).flat_map(|(r, _)| [r.start, r.end]).collect();
-    edges.sort_unstable();
-    edges.dedup();
-    let (mut i, mut j, mut found) = (0, 0, vec![]);
-    for pair in edges.windows(2) {
-        let at = pair[0];
-        while ours.get(i).is_some_and(|(r, _)| r.end <= at) {
-            i += 1;
-        }
-        while theirs.get(j).is_some_and(|(r, _)| r.end <= at) {
-            j += 1;
-        }
-        let of = |list: &[(Range<u64>, Stamp)], n: usize| list.get(n).filter(|(r, _)| r.contains(&at)).map(|(_, s)| *s);
-        if of(ours, i) != of(theirs, j) {
-            found.push(pair[0]..pair[1]);
-        }
-    }
-    found
-}
-
 /// The target's machine.
 #[derive(Debug, Default)]
 pub struct Target {
@@ -354,23 +317,7 @@ impl Target {
     /// When the replica is not a secondary, or cannot be read.
     pub fn new(replica: &Replica) -> Result<(Self, Vec<Vec<u8>>), FetError> {
         replica.begin_wants()?;
-        let runs = replica.stamp_runs()?;
-        let pieces = runs.chunks(MOST_RUNS).len();
-        let mut messages: Vec<Vec<u8>> = runs
-            .chunks(MOST_RUNS)
-            .enumerate()
-            .map(|(i, piece)| {
-                let mut message = vec![HAVE, u8::from(i + 1 == pieces)];
-                for (run, stamp) in piece {
-                    message.extend(&run_message(0, run, *stamp, &[])[1..]);
-                }
-                message
-            })
-            .collect();
-        if messages.is_empty() {
-            messages.push(vec![HAVE, 1]);
-        }
-        Ok((Self::default(), messages))
+        Ok((Self::default(), all_messages(&replica.stamp_runs()?)))
     }
 
     /// Whether all of it is here, durably.

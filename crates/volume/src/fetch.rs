@@ -36,9 +36,9 @@
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
-use crate::mirror::{parse_run, run_message, words};
 use crate::order::FillOrder;
 use crate::replica::{Contents, Replica, is_zero};
+use crate::runs::{parse_run, run_message, words};
 use crate::shadow::{Holder, Version};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use godwit_units::{BlockIndex, Bytes};

@@ -16,8 +16,9 @@
 use crate::error::{VolumeError, io_error};
 use crate::file::{Disk, Medium};
 use crate::meta::Complete;
-use crate::mirror::{MAX_MESSAGE, MOST_BLOCKS, parse_run};
+use crate::mirror::{MAX_MESSAGE, MOST_BLOCKS};
 use crate::replica::{Contents, Replica};
+use crate::runs::parse_run;
 use std::path::Path;
 
 /// Length and check.

@@ -45,6 +45,7 @@ pub mod order;
 mod pack;
 pub mod precache;
 mod replica;
+mod runs;
 mod shadow;
 mod stamp;
 mod stamps;

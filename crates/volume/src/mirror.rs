@@ -20,6 +20,7 @@
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::replica::{Contents, Replica, is_zero};
+use crate::runs::{HAVE, LAST, Theirs, all_messages, parse_run, run_message, words};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use godwit_units::Bytes;
 use std::collections::VecDeque;
@@ -34,12 +35,9 @@ pub(crate) const MOST_BLOCKS: u64 = 64;
 const WINDOW: u64 = 8 << 20;
 /// When so little is left, the guest's writes are mirrored.
 const NEARLY_CLEAN: u64 = (1 << 20) / BLOCK;
-/// Runs of one Have message.
-pub(crate) const MOST_RUNS: usize = 4096;
 /// Longest message believed, in bytes.
 pub const MAX_MESSAGE: usize = (MOST_BLOCKS * BLOCK) as usize + 64;
 
-pub(crate) const HAVE: u8 = 1;
 pub(crate) const DATA: u8 = 2;
 pub(crate) const ZEROES: u8 = 3;
 pub(crate) const FORGET: u8 = 4;
@@ -59,34 +57,6 @@ pub enum MirrorError {
     /// The replica.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-}
-
-pub(crate) fn run_message(kind: u8, blocks: &Range<u64>, stamp: Stamp, data: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(1 + 16 + STAMP_BYTES + data.len());
-    out.push(kind);
-    out.extend(blocks.start.to_le_bytes());
-    out.extend((blocks.end - blocks.start).to_le_bytes());
-    stamp.encode(&mut out);
-    out.extend(data);
-    out
-}
-
-pub(crate) fn words<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
-    let mut rest = bytes;
-    let mut found = [0; N];
-    for word in &mut found {
-        let (head, tail) = rest.split_first_chunk::<8>()?;
-        *word = u64::from_le_bytes(*head);
-        rest = tail;
-    }
-    Some((found, rest))
-}
-
-/// A run in a message: blocks, stamp, and what follows.
-pub(crate) fn parse_run(bytes: &[u8]) -> Option<(Range<u64>, Stamp, &[u8])> {
-    let ([first, count], rest) = words::<2>(bytes)?;
-    let (stamp, rest) = rest.split_first_chunk::<STAMP_BYTES>()?;
-    Some((first..first.checked_add(count)?, Stamp::decode(stamp), rest))
 }
 
 /// Where a source stands.
@@ -124,7 +94,7 @@ pub struct Source {
     /// Where the copy goes on.
     cursor: u64,
     /// What the target says it has, until all of it is known.
-    theirs: Vec<(Range<u64>, Stamp)>,
+    theirs: Theirs,
     /// Sent and not acknowledged: number and bytes.
     flight: VecDeque<(Seq, u64)>,
     in_flight: u64,
@@ -156,7 +126,7 @@ impl Source {
             state: State::Exchanging,
             dirty: BlockSet::default(),
             cursor: 0,
-            theirs: vec![],
+            theirs: Theirs::default(),
             flight: VecDeque::new(),
             in_flight: 0,
             sent: 0,
@@ -232,51 +202,14 @@ impl Source {
 
     fn have(&mut self, body: &[u8], replica: &Replica) -> Result<(), MirrorError> {
         let malformed = MirrorError::Message("a malformed Have");
-        let Some((last, mut rest)) = body.split_first() else { return Err(malformed) };
-        let blocks = replica.size().0 / BLOCK;
-        while !rest.is_empty() {
-            let Some((run, stamp, tail)) = parse_run(rest) else { return Err(malformed) };
-            let after = self.theirs.last().map_or(0, |(r, _)| r.end);
-            if run.start < after || run.is_empty() || run.end > blocks {
-                return Err(malformed);
-            }
-            self.theirs.push((run, stamp));
-            rest = tail;
+        let Some((last, runs)) = body.split_first() else { return Err(malformed) };
+        self.theirs.take(runs, replica.size().0 / BLOCK).ok_or(malformed)?;
+        if *last == LAST {
+            let found = self.theirs.compare(&replica.runs_to_compare()?);
+            (self.dirty, self.held) = (found.differing, found.alike);
+            self.total = self.dirty.len();
+            self.state = State::Copying;
         }
-        if *last == 1 {
-            self.compare(replica)?;
-        }
-        Ok(())
-    }
-
-    /// What differs: by stamps, not by contents.
-    fn compare(&mut self, replica: &Replica) -> Result<(), MirrorError> {
-        let ours = replica.runs_to_compare()?;
-        // Both lists are in order; what only one of them has differs as well.
-        let mut edges: Vec<u64> = ours.iter().chain(&self.theirs).flat_map(|(r, _)| [r.start, r.end]).collect();
-        edges.sort_unstable();
-        edges.dedup();
-        let (mut i, mut j) = (0, 0);
-        for pair in edges.windows(2) {
-            let at = pair[0];
-            while ours.get(i).is_some_and(|(r, _)| r.end <= at) {
-                i += 1;
-            }
-            while self.theirs.get(j).is_some_and(|(r, _)| r.end <= at) {
-                j += 1;
-            }
-            let of =
-                |list: &[(Range<u64>, Stamp)], n: usize| list.get(n).filter(|(r, _)| r.contains(&at)).map(|(_, s)| *s);
-            let have = of(&ours, i);
-            if have != of(&self.theirs, j) {
-                self.dirty.insert(pair[0]..pair[1]);
-            } else if have.is_some() {
-                self.held += pair[1] - pair[0];
-            }
-        }
-        self.theirs = vec![];
-        self.total = self.dirty.len();
-        self.state = State::Copying;
         Ok(())
     }
 
@@ -448,25 +381,7 @@ impl Target {
     /// # Errors
     /// When the replica cannot be read.
     pub fn new(replica: &Replica) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
-        let runs = replica.stamp_runs()?;
-        let pieces = runs.chunks(MOST_RUNS).len().max(1);
-        let mut messages = vec![vec![HAVE, 1]; 1];
-        if !runs.is_empty() {
-            messages = runs
-                .chunks(MOST_RUNS)
-                .enumerate()
-                .map(|(i, piece)| {
-                    let mut message = vec![HAVE, u8::from(i + 1 == pieces)];
-                    for (run, stamp) in piece {
-                        message.extend(run.start.to_le_bytes());
-                        message.extend((run.end - run.start).to_le_bytes());
-                        stamp.encode(&mut message);
-                    }
-                    message
-                })
-                .collect();
-        }
-        Ok((Self::default(), messages))
+        Ok((Self::default(), all_messages(&replica.stamp_runs()?)))
     }
 
     /// Whether everything is here, durably.

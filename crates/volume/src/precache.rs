@@ -21,13 +21,13 @@
 //!
 //! Messages come in order and without loss, as for [`crate::mirror`]; what they say is the same but for the two last.
 
-use crate::blocks::{BLOCK, BlockSet};
+use crate::blocks::BLOCK;
 use crate::epoch::{Recorder, Subscriber};
 use crate::journal::Journal;
 use crate::meta::Complete;
-use crate::mirror::{ACK, DATA, FORGET, HAVE, MAX_MESSAGE, MOST_BLOCKS, MOST_RUNS, MirrorError, ZEROES};
-use crate::mirror::{parse_run, run_message, words};
+use crate::mirror::{ACK, DATA, FORGET, MAX_MESSAGE, MOST_BLOCKS, MirrorError, ZEROES};
 use crate::replica::{Replica, is_zero};
+use crate::runs::{HAVE, Theirs, messages, parse_run, run_message, words};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use godwit_units::Bytes;
 use std::collections::VecDeque;
@@ -37,6 +37,8 @@ use std::ops::Range;
 const WINDOW: u64 = 4 << 20;
 const END: u8 = 20;
 const COMPLETE: u8 = 21;
+/// Second byte of the last message about what the target has: the epoch that it holds, instead of runs.
+const EPOCH: u8 = 2;
 
 /// Where a source stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,7 @@ pub enum State {
 pub struct Source {
     state: State,
     id: Subscriber,
-    theirs: Vec<(Range<u64>, Stamp)>,
+    theirs: Theirs,
     cursor: u64,
     epoch: Option<Complete>,
     held: Option<Complete>,
@@ -77,7 +79,7 @@ impl Source {
         Self {
             state: State::Exchanging,
             id,
-            theirs: vec![],
+            theirs: Theirs::default(),
             cursor: 0,
             epoch: None,
             held: None,
@@ -156,28 +158,14 @@ impl Source {
 
     fn have(&mut self, body: &[u8], replica: &Replica, recorder: &Recorder) -> Result<(), MirrorError> {
         let malformed = MirrorError::Message("a malformed Have");
-        let Some((last, rest)) = body.split_first() else { return Err(malformed) };
-        let blocks = replica.size().0 / BLOCK;
-        let mut rest = rest;
-        if *last == 2 {
-            // The last one says what epoch the target holds.
-            self.held = serde_json::from_slice(rest).map_err(|_| MirrorError::Message("a malformed epoch"))?;
-            rest = &[];
+        let Some((kind, rest)) = body.split_first() else { return Err(malformed) };
+        if *kind != EPOCH {
+            return self.theirs.take(rest, replica.size().0 / BLOCK).ok_or(malformed);
         }
-        while !rest.is_empty() {
-            let Some((run, stamp, tail)) = parse_run(rest) else { return Err(malformed) };
-            let after = self.theirs.last().map_or(0, |(r, _)| r.end);
-            if run.start < after || run.is_empty() || run.end > blocks {
-                return Err(malformed);
-            }
-            self.theirs.push((run, stamp));
-            rest = tail;
-        }
-        if *last == 2 {
-            let ours = replica.runs_to_precache()?;
-            recorder.compared(self.id, &differ(&ours, &std::mem::take(&mut self.theirs)), self.held);
-            self.state = State::Idle;
-        }
+        self.held = serde_json::from_slice(rest).map_err(|_| MirrorError::Message("a malformed epoch"))?;
+        let found = self.theirs.compare(&replica.runs_to_precache()?);
+        recorder.compared(self.id, &found.differing, self.held);
+        self.state = State::Idle;
         Ok(())
     }
 
@@ -274,29 +262,6 @@ impl Source {
     }
 }
 
-/// What differs between two lists of runs in order: by stamps, and what only one of them has.
-fn differ(ours: &[(Range<u64>, Stamp)], theirs: &[(Range<u64>, Stamp)]) -> BlockSet {
-    let mut edges: Vec<u64> = ours.iter().chain(theirs).flat_map(|(r, _)| [r.start, r.end]).collect();
-    edges.sort_unstable();
-    edges.dedup();
-    let (mut i, mut j) = (0, 0);
-    let mut found = BlockSet::default();
-    for pair in edges.windows(2) {
-        let at = pair[0];
-        while ours.get(i).is_some_and(|(r, _)| r.end <= at) {
-            i += 1;
-        }
-        while theirs.get(j).is_some_and(|(r, _)| r.end <= at) {
-            j += 1;
-        }
-        let of = |list: &[(Range<u64>, Stamp)], n: usize| list.get(n).filter(|(r, _)| r.contains(&at)).map(|(_, s)| *s);
-        if of(ours, i) != of(theirs, j) {
-            found.insert(pair[0]..pair[1]);
-        }
-    }
-    found
-}
-
 /// The target's machine.
 #[derive(Debug)]
 pub struct Target {
@@ -317,18 +282,8 @@ impl Target {
     /// When the replica cannot be read, or is a shadow volume, or is told what it will have to fetch.
     pub fn new(replica: &Replica, journal: Option<Journal>) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
         replica.refuse_strange()?;
-        let runs = replica.stamp_runs()?;
-        let mut messages: Vec<Vec<u8>> = vec![];
-        for piece in runs.chunks(MOST_RUNS) {
-            let mut message = vec![HAVE, 0];
-            for (run, stamp) in piece {
-                message.extend(run.start.to_le_bytes());
-                message.extend((run.end - run.start).to_le_bytes());
-                stamp.encode(&mut message);
-            }
-            messages.push(message);
-        }
-        let mut last = vec![HAVE, 2];
+        let mut messages = messages(&replica.stamp_runs()?);
+        let mut last = vec![HAVE, EPOCH];
         last.extend(serde_json::to_vec(&replica.complete()).map_err(|_| MirrorError::Message("an epoch"))?);
         messages.push(last);
         let it = Self { digest: blake3::Hasher::new(), seq: 0, journal, aside: false, nonce: 0 };

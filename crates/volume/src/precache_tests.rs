@@ -1,4 +1,5 @@
 use super::*;
+use crate::blocks::BlockSet;
 use crate::epoch::MOST_KEPT;
 use crate::file::{Description, Media, Medium};
 use crate::journal::Rule;
