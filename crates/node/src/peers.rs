@@ -89,10 +89,7 @@ impl Peers {
         if let Some(session) = self.known(name) {
             return Ok(session);
         }
-        let refuse = |error: &dyn std::fmt::Display| {
-            ApiError::new(Problem::Unreachable, format!("{name} cannot be reached over the link: {error}"))
-                .remedy("see that its node runs, and that its UDP ports are open to this host")
-        };
+        let refuse = |error: &dyn std::fmt::Display| unreachable(name, error);
         let identity = Identity::node(name).map_err(|e| refuse(&e))?;
         let addresses = Addresses { control: host.link.control, disk: host.link.disk, memory: host.link.memory };
         let session = self.endpoint.connect(Peer { identity, addresses }).await.map_err(|e| refuse(&e))?;
@@ -106,10 +103,6 @@ impl Peers {
     /// # Errors
     /// When it cannot be reached, or does not answer in time.
     pub async fn request(&self, host: &PeerHost, request: Bytes, timeout: Duration) -> Result<Bytes, ApiError> {
-        let unreachable = |error: &dyn std::fmt::Display| {
-            ApiError::new(Problem::Unreachable, format!("{} cannot be reached over the link: {error}", host.name))
-                .remedy("see that its node runs, and that its UDP ports are open to this host")
-        };
         let restarted = RequestError::Stream(StreamError::PeerRestarted);
         let mut tries = 0;
         loop {
@@ -130,7 +123,7 @@ impl Peers {
             tries += 1;
             match answer {
                 Err(error) if error == restarted && tries == 1 => {}
-                answer => return answer.map_err(|e| unreachable(&e)),
+                answer => return answer.map_err(|e| unreachable(host.name.as_str(), &e)),
             }
         }
     }
@@ -195,6 +188,11 @@ impl Peers {
             tracing::info!(peer = from, "link closed");
         });
     }
+}
+
+fn unreachable(name: &str, error: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(Problem::Unreachable, format!("{name} cannot be reached over the link: {error}"))
+        .remedy("see that its node runs, and that its UDP ports are open to this host")
 }
 
 impl Peers {
