@@ -29,7 +29,7 @@
 use crate::config::PageKey;
 use crate::cursor::{Cursor, More};
 use crate::format;
-use crate::record::{Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place};
+use crate::record::{Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place, put_table};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use rustix::fs::SeekFrom;
 use std::fmt;
@@ -397,16 +397,7 @@ impl Holding {
     }
 }
 
-fn put_table(out: &mut Vec<u8>, blocks: &[Block]) {
-    format::put(out, blocks.len() as u64);
-    for block in blocks {
-        out.push(block.name.len() as u8);
-        out.extend_from_slice(&block.name);
-        format::put(out, block.pages);
-    }
-}
-
-/// A table; `None` if it is longer than any, or has more RAM than is believed.
+/// A table as [`put_table`] writes it; `None` if it is longer than any, or has more RAM than is believed.
 fn table_of(c: &mut Cursor<'_>, max_ram: u64) -> Result<Option<Vec<Block>>, More> {
     let Some(count) = format::get(c)?.filter(|n| *n <= MAX_BLOCKS as u64) else { return Ok(None) };
     let most = max_ram.div_ceil(PAGE_SIZE as u64).saturating_add(count);

@@ -282,12 +282,7 @@ impl Pages {
             self.watched = Some((block, vec![Sum::default(); blocks[block].pages as usize]));
         }
         wire.ops.push(format::BLOCKS);
-        format::put(&mut wire.ops, blocks.len() as u64);
-        for block in blocks {
-            wire.ops.push(block.name.len() as u8);
-            wire.ops.extend_from_slice(&block.name);
-            format::put(&mut wire.ops, block.pages);
-        }
+        record::put_table(&mut wire.ops, blocks);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! RAM records of QEMU's stream: eight bytes, big-endian, with a page's offset in the high bits and flags in the low.
 
+use crate::format;
 use std::fmt;
 
 /// Size of a target page in bytes, on x86 and arm64 with QEMU's default.
@@ -35,6 +36,16 @@ pub(crate) struct Block {
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} pages)", self.name.escape_ascii(), self.pages)
+    }
+}
+
+/// The table of blocks, as it travels and as it is kept: count, then names and lengths.
+pub(crate) fn put_table(out: &mut Vec<u8>, blocks: &[Block]) {
+    format::put(out, blocks.len() as u64);
+    for block in blocks {
+        out.push(block.name.len() as u8);
+        out.extend_from_slice(&block.name);
+        format::put(out, block.pages);
     }
 }
 
