@@ -371,6 +371,9 @@ impl Journey<'_> {
 
     /// Does what was to be done when so much had gone.
     fn look_at_shares(&mut self, command: &Command) {
+        if lock(self.order.incidents).iter().all(|i| i.share.is_none()) {
+            return;
+        }
         let Some(progress) = lock(&command.said).last.as_ref().map(|told| told.progress.clone()) else { return };
         let ram = self.vm.spec.memory.0;
         let due = self.take_incidents(|i| i.share.is_some_and(|share| has_gone(i.at, &progress, ram) >= share));
