@@ -24,7 +24,7 @@
 use crate::name::Name;
 use crate::progress::MoveProgress;
 use crate::vm::VmDefinition;
-use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId};
+use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -89,6 +89,15 @@ pub struct LocalVm {
     pub mv: Option<MoveId>,
     /// What its disks take up on this host.
     pub allocated: Bytes,
+    /// What of them is not here yet (post-copy).
+    #[serde(default)]
+    pub absent: Bytes,
+    /// The hosts that have what is absent.
+    #[serde(default)]
+    pub holders: Vec<Name>,
+    /// Volumes that went from here before their blocks did: what is here is needed.
+    #[serde(default)]
+    pub lent: Vec<VolumeId>,
 }
 
 /// Whose a VM is, as one host sees it.
@@ -168,6 +177,20 @@ pub enum DiskStrategy {
     /// Copied while the guest runs, then mirrored synchronously until it stops (CloudNet).
     #[default]
     Mirror,
+    /// Not before the VM: the destination is told what its disks have to hold, and fetches it when the VM runs there, what the guest asks
+    /// for first (xNBD+, vMocity). The hosts that have the blocks are needed until the last one has come.
+    Postcopy,
+}
+
+impl DiskStrategy {
+    /// As it is written on a command line.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Mirror => "mirror",
+            Self::Postcopy => "postcopy",
+        }
+    }
 }
 
 /// The order to move a VM that is here.

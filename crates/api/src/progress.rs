@@ -20,6 +20,8 @@ pub enum PhaseName {
     HandOff,
     /// The guest runs at the destination; what is left at the source is cleared away, the network is proved.
     Release,
+    /// The guest runs at the destination, and blocks of its disks follow it (post-copy). The hosts that have them are needed.
+    Fill,
 }
 
 /// How a move ended, or that it has not.
@@ -94,6 +96,9 @@ pub struct DiskProgress {
     /// that is kept there.
     #[serde(default)]
     pub held: Bytes,
+    /// What is not at the destination, and follows the VM there (post-copy).
+    #[serde(default)]
+    pub absent: Bytes,
 }
 
 /// How a move stands, told by one of its two nodes.

@@ -539,7 +539,7 @@ pub struct MoveArgs {
     /// Where to: a site, or a host
     #[arg(long, value_name = "SITE|HOST", required_unless_present = "cancel")]
     pub to: Option<Name>,
-    /// How the disks travel
+    /// How the disks travel: `mirror`, before the VM; `postcopy`, after it, on demand and behind its back
     #[arg(long, value_name = "STRATEGY", default_value = "mirror", value_parser = strategy)]
     pub disk: DiskStrategy,
     /// At most so much on the link, such as 50M or 100Mbit/s
@@ -612,7 +612,8 @@ fn gateway(text: &str) -> Result<(Name, String), String> {
 fn strategy(text: &str) -> Result<DiskStrategy, String> {
     match text {
         "mirror" => Ok(DiskStrategy::Mirror),
-        _ => Err("the strategies are: mirror".into()),
+        "postcopy" => Ok(DiskStrategy::Postcopy),
+        _ => Err("the strategies are: mirror, postcopy".into()),
     }
 }
 

@@ -185,7 +185,7 @@ fn unix_us() -> u64 {
 fn done_of(mv: &Move) -> Option<(Bytes, Bytes)> {
     let p = &mv.progress;
     match p.phase {
-        PhaseName::CopyDisk => Some((p.disk.copied, p.disk.total)),
+        PhaseName::CopyDisk | PhaseName::Fill => Some((p.disk.copied, p.disk.total)),
         PhaseName::Memory | PhaseName::Stop => Some((mv.memory.saturating_sub(p.memory_remaining), mv.memory)),
         _ => None,
     }
@@ -199,7 +199,7 @@ fn line(mv: &Move, now_unix_us: u64) -> String {
         parts.push(format!("{done} of {total}"));
     }
     parts.push(p.rate.to_string());
-    if p.phase >= PhaseName::Memory {
+    if (PhaseName::Memory..PhaseName::Fill).contains(&p.phase) {
         parts.push(format!("round {}", p.rounds.len()));
     }
     if p.dirty_rate.0 > 0 {

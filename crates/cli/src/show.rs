@@ -224,6 +224,7 @@ pub fn phase(name: PhaseName) -> &'static str {
         PhaseName::Stop => "stop",
         PhaseName::HandOff => "hand-off",
         PhaseName::Release => "release",
+        PhaseName::Fill => "fill",
     }
 }
 

@@ -17,7 +17,7 @@ use godwit_api::host::{Blocker, CheckVm, HostFacts, LocalVm, MoveOrder, Ownershi
 use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, NoteKind, Outcome, Phase, PhaseName, Teller};
 use godwit_api::public::{DryRun, Move, StartMove};
 use godwit_api::{ApiError, Name, Problem};
-use godwit_units::{BitRate, Bytes, MoveId};
+use godwit_units::{BitRate, Bytes, MoveId, VmId};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::oneshot;
@@ -117,7 +117,7 @@ async fn check_source(
             format!("`{name}` cannot have {wanted} CPUs: it has {} and room for {max}", vm.definition.spec.vcpus);
         blockers.push(blocker(host, "vm", message, "create it with more max_vcpus"));
     }
-    if let Some(mv) = open_move(c, vm.definition.id)? {
+    if let Some(mv) = open_move(c, vm.definition.id)?.filter(|mv| !is_filling(c, mv)) {
         let message = format!("`{name}` is being moved already (move {})", mv.id().0);
         blockers.push(blocker(host, "vm", message, format!("wait for its end, or `godwit move {name} --cancel`")));
     }
@@ -246,6 +246,7 @@ pub async fn start(
     let record = {
         let _deciding = c.decide();
         let now = c.vm_record(&order.vm)?;
+        supersede(&c, now.definition.id)?;
         if now.host != plan.vm.host || open_move(&c, now.definition.id)?.is_some() {
             return Err(conflict(format!("`{}` has just been given another move", order.vm))
                 .remedy(format!("`godwit move show {}`", order.vm)));
@@ -274,6 +275,7 @@ pub async fn start(
             cancel: false,
             progress: fresh_progress(ordered_unix_us, order.limit),
             claim: None,
+            superseded: false,
         };
         c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
         record
@@ -368,9 +370,35 @@ async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> 
     }
 }
 
-/// Whether somebody has asked for the move's end; as stored, since requests write that beside the saga.
+/// A move as it is stored: requests write into it beside the saga.
+fn stored(c: &Controller, id: MoveId) -> Option<MoveRecord> {
+    c.store.read::<MoveRecord>(Kind::Move, id.0).ok().flatten()
+}
+
+/// Whether somebody has asked for the move's end.
 fn cancel_wanted(c: &Controller, record: &MoveRecord) -> bool {
-    c.store.read::<MoveRecord>(Kind::Move, record.id().0).ok().flatten().is_some_and(|r| r.cancel)
+    stored(c, record.id()).is_some_and(|r| r.cancel)
+}
+
+/// Whether the VM has arrived, and only blocks of its disks still follow.
+fn is_filling(c: &Controller, mv: &MoveRecord) -> bool {
+    let stands = c.move_record(mv.id()).map(|live| live.progress.phase);
+    mv.step == Step::Finish && stands.is_ok_and(|phase| phase == PhaseName::Fill)
+}
+
+/// Ends a move whose VM has arrived, for something else to be done with the VM: its node goes on fetching the blocks that follow. To be
+/// called while [`Controller::decide`] is held.
+///
+/// # Errors
+/// The store's.
+pub fn supersede(c: &Controller, vm: VmId) -> Result<(), ApiError> {
+    match open_move(c, vm)? {
+        Some(mut mv) if is_filling(c, &mv) => {
+            mv.superseded = true;
+            Ok(c.store.commit(&[Change::put(Kind::Move, mv.id().0, &mv)])?)
+        }
+        _ => Ok(()),
+    }
 }
 
 fn said<T>(answer: Result<T, ApiError>) -> Said<T> {
@@ -403,7 +431,13 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
         record.progress = merge(&record.progress, &seen);
         c.events.note_progress(id, &record.vm, &record.progress);
         c.set_live(id, Some(record.progress.clone()));
-        match next(record.step, record.owner, &seen) {
+        if stored(c, id).is_some_and(|stored| stored.superseded) {
+            let (text, proved) = ("the fill goes on; the move is over, since something else is wanted of the VM", record.progress.network_proved_ms);
+            record.progress.trace.note(unix_us(), Teller::Controller, NoteKind::Decision, text);
+            let outcome = if proved.is_some() { Outcome::Completed } else { Outcome::NetworkUnproved };
+            return end(c, record, outcome, None).await;
+        }
+        match next(record.step, record.owner, record.progress.phase == PhaseName::Fill, &seen) {
             Next::Watch => {}
             Next::Settle(lineage, generation) => {
                 reach(Point::SagaSettling, vm).await;
@@ -449,9 +483,12 @@ async fn step(c: &Controller, record: &mut MoveRecord, step: Step) {
         let stored = {
             let _deciding = c.decide();
             // Somebody may have cancelled it meanwhile, or claimed the VM.
-            let known = c.store.read::<MoveRecord>(Kind::Move, record.id().0).ok().flatten();
-            let claim = known.as_ref().and_then(|known| known.claim.clone());
-            let stored = MoveRecord { cancel: known.is_some_and(|known| known.cancel), claim, ..record.clone() };
+            let stored = match stored(c, record.id()) {
+                Some(MoveRecord { cancel, claim, superseded, .. }) => {
+                    MoveRecord { cancel, claim, superseded, ..record.clone() }
+                }
+                None => record.clone(),
+            };
             c.store.commit(&[Change::put(Kind::Move, record.id().0, &stored)])
         };
         match stored {
@@ -503,8 +540,18 @@ fn open(c: &Controller, id: u64) -> Result<MoveRecord, ApiError> {
     }
 }
 
+/// As [`open`], of a move that can still be taken back.
+fn undoable(c: &Controller, id: u64) -> Result<MoveRecord, ApiError> {
+    let record = open(c, id)?;
+    if is_filling(c, &record) {
+        let message = format!("`{}` runs on `{}` already, and its disks follow", record.vm, record.order.to.name);
+        return Err(conflict(message).remedy(format!("to have it back: `godwit move {} --to {}`", record.vm, record.from)));
+    }
+    Ok(record)
+}
+
 pub async fn cancel(State(c): Shared, Path(id): Path<u64>) -> Answer<Move> {
-    let record = open(&c, id)?;
+    let record = undoable(&c, id)?;
     {
         let _deciding = c.decide();
         // As it is now: the saga may have stored another step.

@@ -70,6 +70,9 @@ pub struct MoveRecord {
     /// Somebody has claimed the VM for one of the two hosts.
     #[serde(default)]
     pub claim: Option<Claim>,
+    /// The VM has arrived, and something else is wanted of it while blocks of its disks still follow.
+    #[serde(default)]
+    pub superseded: bool,
 }
 
 /// That somebody has claimed a VM.

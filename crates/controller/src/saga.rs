@@ -9,7 +9,7 @@
 
 use crate::record::Step;
 use godwit_api::host::{LocalMove, LocalVm, Ownership};
-use godwit_api::progress::{MoveProgress, Outcome, Trace};
+use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, Outcome, PhaseName, Trace};
 use godwit_units::{Generation, Lineage};
 
 /// What one node says of one thing.
@@ -57,9 +57,9 @@ pub enum Next {
     End(Outcome, Option<String>),
 }
 
-/// What follows from what the nodes say.
+/// What follows from what the nodes say. `filling`: when the destination was heard last, blocks were still following the VM.
 #[must_use]
-pub fn next(step: Step, owner: (Lineage, Generation), seen: &Seen) -> Next {
+pub fn next(step: Step, owner: (Lineage, Generation), filling: bool, seen: &Seen) -> Next {
     let arrived = seen.destination_vm.this().filter(|vm| is_owner_after(vm, owner));
     let source_outcome = seen.source_move.this().map(|m| m.progress.outcome);
     if let Some(vm) = arrived
@@ -72,6 +72,8 @@ pub fn next(step: Step, owner: (Lineage, Generation), seen: &Seen) -> Next {
         let there = seen.destination_move.this().map(|m| &m.progress);
         let over = match (&seen.source_move, source_outcome) {
             _ if there.is_some_and(|p| p.outcome.is_open()) => false,
+            // It fills on when it is back, or has forgotten the move because nothing is left to fill.
+            _ if filling && matches!(seen.destination_move, Said::Silent(_)) => false,
             (_, Some(outcome)) => !outcome.is_open(),
             (Said::Unknown, _) => true,
             // A source that is gone does not keep a move open that its destination has finished.
@@ -126,6 +128,7 @@ pub fn merge(before: &MoveProgress, seen: &Seen) -> MoveProgress {
     if let Some(there) = seen.destination_move.this().map(|m| &m.progress) {
         now.resumed_unix_us = now.resumed_unix_us.or(there.resumed_unix_us);
         now.network_proved_ms = now.network_proved_ms.or(there.network_proved_ms);
+        fill(&mut now, there);
     }
     // What was once seen stays seen, whoever has forgotten it.
     now.resumed_unix_us = now.resumed_unix_us.or(before.resumed_unix_us);
@@ -141,11 +144,33 @@ pub fn merge(before: &MoveProgress, seen: &Seen) -> MoveProgress {
     now
 }
 
+/// What the destination alone knows of blocks that follow the VM.
+fn fill(now: &mut MoveProgress, there: &MoveProgress) {
+    let Some(phase) = there.phases.iter().rfind(|phase| phase.name == PhaseName::Fill) else { return };
+    now.phases.retain(|known| known.name != PhaseName::Fill);
+    if let Some(last) = now.phases.last_mut() {
+        last.ended_unix_us.get_or_insert(phase.started_unix_us);
+    }
+    now.phases.push(phase.clone());
+    now.phase = PhaseName::Fill;
+    now.disk = DiskProgress { held: now.disk.held, ..there.disk };
+    // Both count what their link to the other carries; the source ends before.
+    let (ours, theirs) = (now.bytes, there.bytes);
+    now.bytes = MoveBytes {
+        memory: ours.memory.max(theirs.memory),
+        disk: ours.disk.max(theirs.disk),
+        control: ours.control.max(theirs.control),
+    };
+    (now.rate, now.memory_rate, now.disk_rate) = (there.rate, there.memory_rate, there.disk_rate);
+    now.predicted_end_unix_us = there.predicted_end_unix_us;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{local_move, local_vm, progress};
-    use godwit_api::progress::{NoteKind, Teller};
+    use godwit_api::progress::{NoteKind, Phase, Teller};
+    use godwit_units::Bytes;
 
     const BEFORE: (Lineage, Generation) = (Lineage(0), Generation(1));
 
@@ -160,7 +185,7 @@ mod tests {
     #[test]
     fn nothing_follows_from_silence() {
         for step in [Step::Observe, Step::Finish] {
-            assert_eq!(next(step, BEFORE, &seen()), Next::Watch);
+            assert_eq!(next(step, BEFORE, false, &seen()), Next::Watch);
         }
     }
 
@@ -172,7 +197,7 @@ mod tests {
                 destination_vm: Said::This(local_vm(Ownership::Here, 2)),
                 ..seen()
             };
-            assert_eq!(next(Step::Observe, BEFORE, &seen), Next::Settle(Lineage(0), Generation(2)));
+            assert_eq!(next(Step::Observe, BEFORE, false, &seen), Next::Settle(Lineage(0), Generation(2)));
         }
     }
 
@@ -180,15 +205,15 @@ mod tests {
     fn the_same_generation_at_the_destination_proves_nothing() {
         for (ownership, generation) in [(Ownership::Here, 1), (Ownership::Elsewhere, 2), (Ownership::Pausing, 2)] {
             let seen = Seen { destination_vm: Said::This(local_vm(ownership, generation)), ..seen() };
-            assert_eq!(next(Step::Observe, BEFORE, &seen), Next::Watch);
+            assert_eq!(next(Step::Observe, BEFORE, false, &seen), Next::Watch);
         }
     }
 
     #[test]
     fn a_source_that_says_completed_is_believed_only_with_the_destination() {
         let seen = Seen { source_move: Said::This(local_move(Outcome::Completed)), ..seen() };
-        assert_eq!(next(Step::Observe, BEFORE, &seen), Next::Watch);
-        assert_eq!(next(Step::Finish, BEFORE, &seen), Next::End(Outcome::Completed, None));
+        assert_eq!(next(Step::Observe, BEFORE, false, &seen), Next::Watch);
+        assert_eq!(next(Step::Finish, BEFORE, false, &seen), Next::End(Outcome::Completed, None));
     }
 
     #[test]
@@ -197,11 +222,39 @@ mod tests {
             let mut there = local_move(there);
             there.progress.error = Some("nobody answers".into());
             let source_move = Said::This(local_move(Outcome::Completed));
-            next(Step::Finish, BEFORE, &Seen { source_move, destination_move: Said::This(there), ..seen() })
+            next(Step::Finish, BEFORE, false, &Seen { source_move, destination_move: Said::This(there), ..seen() })
         };
         assert_eq!(told(Outcome::Running), Next::Watch);
         let unproved = Next::End(Outcome::NetworkUnproved, Some("nobody answers".into()));
         assert_eq!(told(Outcome::NetworkUnproved), unproved);
+    }
+
+    #[test]
+    fn a_move_whose_disks_follow_is_open_until_they_have_even_while_its_destination_is_silent() {
+        let ended = Said::This(local_move(Outcome::Completed));
+        let silent = Seen { source_move: ended.clone(), ..seen() };
+        assert_eq!(next(Step::Finish, BEFORE, true, &silent), Next::Watch);
+        assert_eq!(next(Step::Finish, BEFORE, false, &silent), Next::End(Outcome::Completed, None));
+        let forgotten = Seen { destination_move: Said::Unknown, ..silent };
+        assert_eq!(next(Step::Finish, BEFORE, true, &forgotten), Next::End(Outcome::Completed, None));
+        let mut there = local_move(Outcome::Running);
+        there.progress.phase = PhaseName::Fill;
+        let phase = |name, started_unix_us| Phase { name, started_unix_us, ended_unix_us: None };
+        there.progress.phases = vec![phase(PhaseName::Release, 30), phase(PhaseName::Fill, 50)];
+        there.progress.disk = DiskProgress { total: Bytes(9), copied: Bytes(4), ..DiskProgress::default() };
+        there.progress.bytes.disk = Bytes(7);
+        let mut here = local_move(Outcome::Completed);
+        here.progress.phases = vec![phase(PhaseName::Release, 40)];
+        here.progress.disk.held = Bytes(3);
+        (here.progress.bytes.disk, here.progress.bytes.memory) = (Bytes(5), Bytes(6));
+        let filling = Seen { source_move: Said::This(here), destination_move: Said::This(there), ..seen() };
+        assert_eq!(next(Step::Finish, BEFORE, true, &filling), Next::Watch);
+        // Twice, as it is watched.
+        let merged = merge(&merge(&progress(Outcome::Running), &filling), &filling);
+        let names: Vec<_> = merged.phases.iter().map(|p| (p.name, p.ended_unix_us)).collect();
+        assert_eq!(names, [(PhaseName::Release, Some(50)), (PhaseName::Fill, None)]);
+        assert_eq!((merged.disk.total, merged.disk.copied, merged.disk.held), (Bytes(9), Bytes(4), Bytes(3)));
+        assert_eq!((merged.bytes.disk, merged.bytes.memory), (Bytes(7), Bytes(6)));
     }
 
     #[test]
@@ -211,31 +264,31 @@ mod tests {
             destination_vm: Said::This(local_vm(Ownership::Here, 2)),
             ..seen()
         };
-        assert_eq!(next(Step::Finish, BEFORE, &seen), Next::End(Outcome::Completed, None));
+        assert_eq!(next(Step::Finish, BEFORE, false, &seen), Next::End(Outcome::Completed, None));
     }
 
     #[test]
     fn a_claim_ends_the_move_on_either_side_while_the_other_is_silent_for_ever() {
         let claimed = LocalVm { lineage: Lineage(1), ..local_vm(Ownership::Here, 1) };
         let at_source = Seen { source_vm: Said::This(claimed.clone()), ..seen() };
-        assert!(matches!(next(Step::Observe, BEFORE, &at_source), Next::End(Outcome::Failed, Some(_))));
+        assert!(matches!(next(Step::Observe, BEFORE, false, &at_source), Next::End(Outcome::Failed, Some(_))));
         let mut there = local_move(Outcome::NetworkUnproved);
         there.progress.error = Some("claimed here".into());
         let at_destination =
             Seen { destination_vm: Said::This(claimed), destination_move: Said::This(there), ..seen() };
-        assert_eq!(next(Step::Observe, BEFORE, &at_destination), Next::Settle(Lineage(1), Generation(1)));
+        assert_eq!(next(Step::Observe, BEFORE, false, &at_destination), Next::Settle(Lineage(1), Generation(1)));
         let said = Next::End(Outcome::NetworkUnproved, Some("claimed here".into()));
-        assert_eq!(next(Step::Finish, BEFORE, &at_destination), said);
+        assert_eq!(next(Step::Finish, BEFORE, false, &at_destination), said);
     }
 
     #[test]
     fn a_forgotten_move_has_failed_only_when_the_source_has_its_vm_back() {
         let forgot = Seen { source_move: Said::Unknown, ..seen() };
-        assert_eq!(next(Step::Observe, BEFORE, &forgot), Next::Watch);
+        assert_eq!(next(Step::Observe, BEFORE, false, &forgot), Next::Watch);
         let back = Seen { source_vm: Said::This(local_vm(Ownership::Here, 1)), ..forgot.clone() };
-        assert!(matches!(next(Step::Observe, BEFORE, &back), Next::End(Outcome::Failed, Some(_))));
+        assert!(matches!(next(Step::Observe, BEFORE, false, &back), Next::End(Outcome::Failed, Some(_))));
         let paused = Seen { source_vm: Said::This(local_vm(Ownership::WaitsForPeer, 1)), ..forgot };
-        assert_eq!(next(Step::Observe, BEFORE, &paused), Next::Watch);
+        assert_eq!(next(Step::Observe, BEFORE, false, &paused), Next::Watch);
     }
 
     #[test]

@@ -168,7 +168,7 @@ fn drive(stored: &mut Stored, nodes: &mut Nodes, dice: &mut Dice, calm: bool) ->
         if dies(dice) {
             return false;
         }
-        match next(stored.step, BEFORE, &seen) {
+        match next(stored.step, BEFORE, false, &seen) {
             Next::Watch => {}
             Next::Settle(..) => {
                 stored.at_destination = true;

@@ -39,5 +39,8 @@ pub fn local_vm(ownership: Ownership, generation: u64) -> LocalVm {
         run: RunState::Running,
         mv: None,
         allocated: Bytes(0),
+        absent: Bytes(0),
+        holders: vec![],
+        lent: vec![],
     }
 }

@@ -310,7 +310,7 @@ pub async fn sweep(c: &Arc<Controller>) -> Result<(), ApiError> {
 /// The store's.
 pub fn open_move(c: &Controller, vm: VmId) -> Result<Option<MoveRecord>, ApiError> {
     let moves: Vec<MoveRecord> = c.store.read_all(Kind::Move)?;
-    Ok(moves.into_iter().find(|m| m.order.vm == vm && m.step != Step::Ended))
+    Ok(moves.into_iter().find(|m| m.order.vm == vm && m.step != Step::Ended && !m.superseded))
 }
 
 pub async fn remove(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
@@ -326,6 +326,7 @@ pub async fn remove(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
     let (record, in_hand) = {
         let _deciding = c.decide();
         let mut record = c.vm_record(&name)?;
+        crate::moves::supersede(&c, id)?;
         if let Some(mv) = open_move(&c, id)? {
             return Err(conflict(format!("`{name}` is being moved (move {})", mv.id().0))
                 .remedy(format!("wait for its end, or `godwit move {name} --cancel`")));

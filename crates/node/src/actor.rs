@@ -49,6 +49,8 @@ pub enum Input {
     Event(Event),
     /// The guest powered itself off.
     PoweredOff,
+    /// The guest has waited long for blocks that are elsewhere.
+    Starves,
     /// The peer says something.
     Message {
         /// Who.
@@ -280,6 +282,17 @@ impl Actor {
                     self.feed(Event::Cancel);
                 }
                 self.settle();
+            }
+            Input::Starves => {
+                // Whatever is under way with it goes first; it is said again where that leaves it starving.
+                let moving = matches!(&self.machine, Some(Machine::Source(s)) if !is_owning(s)) || self.reserving.is_some();
+                if self.runs() && !moving && self.doing.is_none() && self.effects.is_empty() {
+                    let parts = self.parts.clone();
+                    self.doing = Some(crate::trace::spawn(async move {
+                        crate::fill::stand_still(&parts).await;
+                        None
+                    }));
+                }
             }
             Input::Message { from, message } => {
                 let peer = self.parts.file().peer.map(|p| p.name.to_string());

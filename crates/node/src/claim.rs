@@ -42,6 +42,11 @@ pub const fn holds(record: Option<Record>) -> Holds {
 /// # Errors
 /// Which is not, and how much of it is.
 pub fn is_whole(name: &str, record: Option<Record>, disks: &[Arc<Disk>]) -> Result<(), ApiError> {
+    if let Some(disk) = disks.iter().find(|disk| disk.absent().0 > 0) {
+        let (name, absent, holders) = (&disk.name, disk.absent(), disk.holders().join(", "));
+        let message = format!("it cannot be claimed here: {absent} of `{name}` is only at {holders}");
+        return Err(ApiError::new(Problem::Conflict, message).remedy("bring that host back, or claim the VM there"));
+    }
     let ticket = match holds(record) {
         Holds::All => return Ok(()),
         Holds::AllOf(ticket) if disks.iter().all(|disk| disk.has_everything(ticket)) => return Ok(()),

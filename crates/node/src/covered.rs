@@ -156,7 +156,7 @@ mod tests {
             "id": 1, "name": "web", "volumes": [], "wires": [], "spec": {"memory": 4096},
         }))
         .expect("a definition");
-        let file = VmFile { definition, power: Power::Off, peer: None, order: None, plug: None };
+        let file = VmFile::new(definition, Power::Off);
         let parts = Parts::new(dir.path().join("vm"), dir.path().join("run"), file);
         std::fs::create_dir(&parts.folder).expect("is made");
         let grant = |from: &str, to: &str, generation| {

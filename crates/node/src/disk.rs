@@ -8,6 +8,7 @@
 //! that its QEMU resumed by itself, would see its disk fail. Its writes wait until the disk is open again, or until the QEMU
 //! that made them is gone: whoever ends or loses a QEMU calls [`Disk::hang_up`], so that no write of a dead one is made later.
 
+use crate::leaving::Leaving;
 use crate::parts::lock;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
@@ -19,8 +20,10 @@ use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes as Amount, VolumeId};
 use godwit_volume::epoch::Recorder;
-use godwit_volume::mirror::{MirrorError, Seq, Source, State, Target};
-use godwit_volume::{Packer, Replica, Unpacker, VolumeError};
+use godwit_volume::fetch::Requester;
+use godwit_volume::mirror::{self, Seq};
+use godwit_volume::order::FirstAccess;
+use godwit_volume::{BLOCK, Holder, Packer, Replica, Unpacker, VolumeError, fet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,17 +58,25 @@ pub struct Disk {
     pub name: String,
     /// QEMU connects here.
     pub socket: PathBuf,
-    replica: Replica,
-    order: Mutex<Option<Outgoing>>,
+    pub(crate) replica: Replica,
+    pub(crate) order: Mutex<Option<Outgoing>>,
+    /// Brings what is not here; none where all is, where the disk is frozen, and before [`crate::fill`] has begun.
+    pub(crate) fetch: Mutex<Option<Requester>>,
+    /// The fill has something to ask for.
+    pub(crate) hungry: Notify,
+    /// Whether a task of [`crate::fill`] looks after this disk.
+    pub(crate) filling: Mutex<bool>,
+    /// In which order the guest came to its blocks.
+    accesses: Mutex<FirstAccess>,
     /// What pre-caches have to know of the guest's writes.
     recorder: Recorder,
     /// Held while an epoch ends: one that ends meanwhile is not durable by this one's sync.
     rolling: Mutex<()>,
     /// Something changed that a mirror or a waiting write may wait for.
-    changed: watch::Sender<u64>,
+    pub(crate) changed: watch::Sender<u64>,
     /// The mirror's task has something to send.
     work: Notify,
-    began: Instant,
+    pub(crate) began: Instant,
     /// The attempt whose blocks are all here.
     complete: Mutex<Option<Ticket>>,
     receiving: Mutex<Option<Ticket>>,
@@ -80,10 +91,10 @@ pub struct Disk {
     _guard: DropGuard,
 }
 
-/// The mirror of a move from here.
+/// The disk's part of a move from here.
 #[derive(Debug)]
-struct Outgoing {
-    machine: Source,
+pub(crate) struct Outgoing {
+    pub(crate) machine: Leaving,
     /// To the link, in order. Bounded by the mirror's window and by what a guest may have under way.
     out: mpsc::UnboundedSender<Vec<u8>>,
 }
@@ -118,8 +129,12 @@ impl Disk {
             id,
             name: name.to_owned(),
             socket,
+            accesses: Mutex::new(FirstAccess::load(folder)),
             replica,
             order: Mutex::new(None),
+            fetch: Mutex::default(),
+            hungry: Notify::new(),
+            filling: Mutex::default(),
             recorder: Recorder::new(),
             rolling: Mutex::new(()),
             changed: watch::channel(0).0,
@@ -143,7 +158,7 @@ impl Disk {
                     () = token.cancelled() => return,
                     _ = settle.tick() => {
                         let Some(disk) = weak.upgrade() else { return };
-                        if settled.elapsed() >= SETTLE || disk.is_receiving() {
+                        if settled.elapsed() >= SETTLE || disk.is_receiving() || disk.replica.is_shadow() {
                             settled = Instant::now();
                             tokio::task::spawn_blocking(move || disk.settle());
                         }
@@ -176,6 +191,10 @@ impl Disk {
             && !self.failing.swap(true, Ordering::Relaxed)
         {
             tracing::error!(volume = self.name, %error, "the replica cannot be made durable");
+        }
+        if let Err(error) = lock(&self.accesses).store(self.replica.folder()) {
+            // A hint: what is lost costs time.
+            tracing::debug!(volume = self.name, %error, "the order of first accesses is not stored");
         }
     }
 
@@ -295,8 +314,13 @@ impl Disk {
             .blocking(|disk| {
                 let mut order = lock(&disk.order);
                 disk.replica.freeze();
-                if let Some(outgoing) = &mut *order {
-                    outgoing.machine.stop();
+                // What it would still bring would come after the last word about what is here.
+                lock(&disk.fetch).take();
+                if let Some(outgoing) = &mut *order
+                    && let Err(error) = outgoing.machine.stop(&disk.replica)
+                {
+                    tracing::error!(volume = disk.name, %error, "the disk cannot be made durable: it stays here");
+                    *order = None;
                 }
             })
             .await;
@@ -316,7 +340,7 @@ impl Disk {
         }
     }
 
-    fn tell(&self) {
+    pub(crate) fn tell(&self) {
         self.changed.send_modify(|n| *n += 1);
         self.work.notify_one();
     }
@@ -325,14 +349,7 @@ impl Disk {
     #[must_use]
     pub fn progress(&self) -> DiskProgress {
         if let Some(outgoing) = &*lock(&self.order) {
-            let p = outgoing.machine.progress();
-            *lock(&self.figures) = DiskProgress {
-                total: p.total,
-                copied: p.copied,
-                remaining: p.remaining,
-                synchronous: outgoing.machine.is_synchronous(),
-                held: p.held,
-            };
+            *lock(&self.figures) = outgoing.machine.progress();
         }
         let figures = *lock(&self.figures);
         let mut behind = lock(&self.behind);
@@ -352,12 +369,34 @@ impl Disk {
         stream: Stream,
         over: CancellationToken,
     ) -> tokio::task::JoinHandle<Result<()>> {
+        self.leave(Leaving::Mirror(mirror::Source::new()), stream, over)
+    }
+
+    /// Begins to say what the disk holds, to a destination that is to fetch it from `me`, or from whoever has it; otherwise as
+    /// [`Disk::start_mirror`].
+    pub fn start_telling(
+        self: &Arc<Self>,
+        me: Holder,
+        lineage: Lineage,
+        stream: Stream,
+        over: CancellationToken,
+    ) -> tokio::task::JoinHandle<Result<()>> {
+        let source = fet::Source::new(me, lineage, lock(&self.accesses).runs());
+        self.leave(Leaving::PostCopy(source), stream, over)
+    }
+
+    fn leave(
+        self: &Arc<Self>,
+        machine: Leaving,
+        stream: Stream,
+        over: CancellationToken,
+    ) -> tokio::task::JoinHandle<Result<()>> {
         let (out, pieces) = mpsc::unbounded_channel();
         {
             let mut order = lock(&self.order);
             // What a mirror passes on and a pre-cache does not agree: only one of them at a time.
             self.recorder.clear();
-            *order = Some(Outgoing { machine: Source::new(), out });
+            *order = Some(Outgoing { machine, out });
         }
         let disk = self.clone();
         crate::trace::spawn(async move {
@@ -414,7 +453,7 @@ impl Disk {
                     () = self.work.notified() => None,
                     _ = tick.tick() => None,
                 };
-                if self.clone().blocking(move |disk| disk.advance(message)).await? == State::Complete {
+                if self.clone().blocking(move |disk| disk.advance(message)).await? {
                     return anyhow::Ok(());
                 }
             }
@@ -426,10 +465,10 @@ impl Disk {
         }
     }
 
-    /// One step of the mirror's machine.
-    fn advance(&self, message: Option<Vec<u8>>) -> Result<State, MirrorError> {
+    /// One step of the machine of a move from here: whether it was the last.
+    fn advance(&self, message: Option<Vec<u8>>) -> Result<bool> {
         let mut order = lock(&self.order);
-        let Some(outgoing) = &mut *order else { return Ok(State::Complete) };
+        let Some(outgoing) = &mut *order else { return Ok(true) };
         if let Some(message) = message {
             outgoing.machine.handle(&message, &self.replica)?;
         }
@@ -442,25 +481,25 @@ impl Disk {
             // The task that sends ends only with the mirror.
             let _ = outgoing.out.send(message);
         }
-        let state = outgoing.machine.state();
+        let complete = outgoing.machine.is_complete();
         drop(order);
         self.changed.send_modify(|n| *n += 1);
         if more {
             self.work.notify_one();
         }
-        Ok(state)
+        Ok(complete)
     }
 
-    /// Waits until both sides have the same but for what is on its way.
+    /// Waits until both sides have, or know, the same but for what is on its way.
     ///
     /// # Errors
     /// When the mirror has ended.
     pub async fn synchronous(&self) -> Result<()> {
-        self.until(|m| m.is_none_or(Source::is_synchronous)).await;
+        self.until(|m| m.is_none_or(Leaving::is_level)).await;
         if lock(&self.order).is_none() { bail!("the mirror has ended") } else { Ok(()) }
     }
 
-    async fn until(&self, done: impl Fn(Option<&Source>) -> bool) {
+    async fn until(&self, done: impl Fn(Option<&Leaving>) -> bool) {
         let mut changed = self.changed.subscribe();
         loop {
             changed.borrow_and_update();
@@ -508,8 +547,34 @@ impl Disk {
     /// # Errors
     /// When the stream or the replica fails.
     pub async fn apply(self: &Arc<Self>, stream: Stream, ticket: Ticket) -> Result<()> {
+        self.take(stream, ticket, |replica| Ok(mirror::Target::new(replica)?)).await.map(drop)
+    }
+
+    /// Takes what the disk has to hold, until all of that is known here; the contents come when the VM runs here.
+    ///
+    /// # Errors
+    /// When the stream or the replica fails.
+    pub async fn learn(self: &Arc<Self>, stream: Stream, ticket: Ticket) -> Result<()> {
+        let target = self.take(stream, ticket, |replica| Ok(fet::Target::new(replica)?)).await?;
+        // The order is of use to the fill, and to whoever has the disk next.
+        let mut order = FirstAccess::default();
+        target.order().into_iter().for_each(|run| order.touched(run));
+        *lock(&self.accesses) = order;
+        Ok(())
+    }
+
+    async fn take<T: Arriving>(
+        self: &Arc<Self>,
+        stream: Stream,
+        ticket: Ticket,
+        begin: impl FnOnce(&Replica) -> Result<(T, Vec<Vec<u8>>)> + Send + 'static,
+    ) -> Result<T> {
         let (mut send, mut receive) = stream.split();
-        let (mut target, first) = self.clone().blocking(|disk| Target::new(&disk.replica)).await?;
+        let begun = self.clone().blocking(move |disk| {
+            let receiving = lock(&disk.receiving);
+            if *receiving == Some(ticket) { begin(&disk.replica) } else { Err(later_attempt()) }
+        });
+        let (mut target, first) = begun.await?;
         let mut packer = Packer::new()?;
         let mut wire = vec![];
         for message in first {
@@ -518,24 +583,17 @@ impl Disk {
         packer.flush(&mut wire)?;
         send.write(wire.into()).await?;
         let mut unpacker = Unpacker::new()?;
-        while let Some(message) = next(&mut unpacker, &mut receive).await? {
-            // Several at once, where several have come: a jump to another thread costs more than a block.
-            let mut batch = vec![message];
-            while batch.len() < MOST_AT_ONCE
-                && let Some(message) = unpacker.poll()?
-            {
-                batch.push(message);
-            }
+        while let Some(batch) = several(&mut unpacker, &mut receive).await? {
             let (back, answers) = self
                 .clone()
                 .blocking(move |disk| {
                     let receiving = lock(&disk.receiving);
                     if *receiving != Some(ticket) {
-                        return (target, Err(anyhow!("a later attempt receives this disk now")));
+                        return (target, Err(later_attempt()));
                     }
-                    let answers: Result<Vec<_>, _> =
-                        batch.iter().map(|message| target.handle(message, &disk.replica)).collect();
-                    (target, answers.map_err(anyhow::Error::from))
+                    let answers: Result<Vec<_>> =
+                        batch.iter().filter_map(|message| target.take(message, &disk.replica).transpose()).collect();
+                    (target, answers)
                 })
                 .await;
             target = back;
@@ -544,12 +602,14 @@ impl Disk {
                 packer.push(&answer, &mut wire)?;
             }
             packer.flush(&mut wire)?;
-            send.write(wire.into()).await?;
-            if target.is_complete() {
+            if !wire.is_empty() {
+                send.write(wire.into()).await?;
+            }
+            if target.has_all() {
                 *lock(&self.complete) = Some(ticket);
                 // Not waited for: the guest stands still.
                 tokio::spawn(tokio::time::timeout(CLOSING, finish(send, receive)));
-                return Ok(());
+                return Ok(target);
             }
         }
         bail!("the source closed the mirror")
@@ -563,71 +623,94 @@ impl Disk {
         later: &mpsc::UnboundedSender<(Cookie, Reply)>,
         over: &CancellationToken,
     ) -> Option<Reply> {
-        match command {
-            Command::Read { offset, length } => Some(self.read(offset, length)),
-            Command::Write { offset, data, fua } => {
-                let change = Change { offset, what: What::Data(data), fua };
-                self.write(cookie, change, later, over)
-            }
+        let job = match command {
+            Command::Read { offset, length } => Job::Read { offset, length },
+            Command::Write { offset, data, fua } => Job::Change(Change { offset, what: What::Data(data), fua }),
             Command::Trim { offset, length, fua } | Command::WriteZeroes { offset, length, fua, .. } => {
-                let change = Change { offset, what: What::Zeroes(u64::from(length)), fua };
-                self.write(cookie, change, later, over)
+                Job::Change(Change { offset, what: What::Zeroes(u64::from(length)), fua })
             }
             Command::Flush => {
                 self.flush_later(cookie, later);
-                None
+                return None;
             }
-            Command::Cache { .. } => Some(Reply::Done),
+            Command::Cache { .. } => return Some(Reply::Done),
             Command::BlockStatus { offset, length, .. } => {
-                Some(match self.replica.extents(offset, u64::from(length)) {
+                return Some(match self.replica.extents(offset, u64::from(length)) {
                     Ok(extents) => {
                         Reply::Status(extents.into_iter().map(|(n, hole)| Extent { length: to_u32(n), hole }).collect())
                     }
                     Err(error) => self.failed(&error),
-                })
+                });
             }
-        }
+        };
+        self.attempt(cookie, job, later, over)
     }
 
-    fn read(&self, offset: u64, length: u32) -> Reply {
-        let mut bytes = BytesMut::zeroed((length as usize).min(READ_PIECE));
-        match self.replica.read(offset, &mut bytes) {
-            Ok(()) => Reply::Data(vec![Piece::Data(bytes.freeze())]),
-            Err(error) => self.failed(&error),
-        }
-    }
-
-    /// Makes a write, tells the mirror, and answers when it may be answered.
-    fn write(
+    /// Does what moves bytes; where it cannot be done now, it is tried again when it may be.
+    fn attempt(
         self: &Arc<Self>,
         cookie: Cookie,
-        change: Change,
+        job: Job,
         later: &mpsc::UnboundedSender<(Cookie, Reply)>,
         over: &CancellationToken,
     ) -> Option<Reply> {
-        let fua = change.fua;
-        let wait = match self.make(&change, over) {
-            Ok(wait) => wait,
-            Err(VolumeError::Frozen) => {
+        let done = match &job {
+            Job::Read { offset, length } => self.read(*offset, *length).map(Some),
+            Job::Change(change) => self.make(change, over).map(|wait| self.made(cookie, change.fua, wait, later)),
+        };
+        match done {
+            Ok(reply) => reply,
+            Err(error @ (VolumeError::Frozen | VolumeError::Absent(_))) => {
                 let (disk, later, over) = (self.clone(), later.clone(), over.clone());
+                let frozen = matches!(error, VolumeError::Frozen);
                 tokio::spawn(async move {
+                    let until = async {
+                        if frozen { disk.thawed().await } else { disk.here(&job.needs()).await }
+                    };
                     tokio::select! {
                         biased;
                         () = over.cancelled() => return,
-                        () = disk.thawed() => {}
+                        () = until => {}
                     }
                     let again = tokio::task::spawn_blocking({
                         let later = later.clone();
-                        move || disk.write(cookie, change, &later, &over)
+                        move || disk.attempt(cookie, job, &later, &over)
                     });
                     if let Ok(Some(reply)) = again.await {
                         let _ = later.send((cookie, reply));
                     }
                 });
-                return None;
+                None
             }
-            Err(error) => return Some(self.failed(&error)),
-        };
+            Err(error) => Some(self.failed(&error)),
+        }
+    }
+
+    fn read(&self, offset: u64, length: u32) -> Result<Reply, VolumeError> {
+        let mut bytes = BytesMut::zeroed((length as usize).min(READ_PIECE));
+        self.replica.read(offset, &mut bytes)?;
+        self.accessed(offset, u64::from(length));
+        Ok(Reply::Data(vec![Piece::Data(bytes.freeze())]))
+    }
+
+    /// The order in which the guest came to its blocks.
+    pub(crate) fn first_accesses(&self) -> Vec<std::ops::Range<u64>> {
+        lock(&self.accesses).runs().to_vec()
+    }
+
+    /// The guest has read or written here.
+    fn accessed(&self, offset: u64, length: u64) {
+        lock(&self.accesses).touched(godwit_volume::touched(offset, length));
+    }
+
+    /// A write was made; its answer, if it may have one now.
+    fn made(
+        self: &Arc<Self>,
+        cookie: Cookie,
+        fua: bool,
+        wait: Option<Seq>,
+        later: &mpsc::UnboundedSender<(Cookie, Reply)>,
+    ) -> Option<Reply> {
         match (wait, fua) {
             (None, false) => Some(Reply::Done),
             (None, true) => {
@@ -657,11 +740,8 @@ impl Disk {
             return Ok(None);
         }
         let recorded = self.recorder.is_used();
+        let length = change.length();
         if recorded {
-            let length = match &change.what {
-                What::Data(data) => data.len() as u64,
-                What::Zeroes(length) => *length,
-            };
             if let Err(error) = self.recorder.before_write(godwit_volume::touched(change.offset, length), &self.replica)
             {
                 tracing::error!(volume = self.name, %error, "what pre-caches need cannot be read; they begin anew");
@@ -672,20 +752,20 @@ impl Disk {
             What::Data(data) => self.replica.write(change.offset, data),
             What::Zeroes(length) => self.replica.zero(change.offset, *length),
         }?;
+        self.accessed(change.offset, length);
         if recorded {
             self.recorder.wrote(written.blocks.clone());
         }
         let Some(outgoing) = &mut *order else { return Ok(None) };
         match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
-            Ok(None) => {
-                self.work.notify_one();
-                Ok(None)
-            }
-            Ok(Some(mirrored)) => {
+            Ok(mirrored) => {
                 for message in mirrored.messages {
                     let _ = outgoing.out.send(message);
                 }
-                Ok(Some(mirrored.until))
+                if mirrored.until.is_none() {
+                    self.work.notify_one();
+                }
+                Ok(mirrored.until)
             }
             Err(error) => {
                 // The write is done; it is the mirror that cannot go on.
@@ -731,12 +811,73 @@ impl Disk {
     }
 }
 
+/// What moves bytes, and may have to wait.
+#[derive(Debug)]
+enum Job {
+    Read { offset: u64, length: u32 },
+    Change(Change),
+}
+
+impl Job {
+    /// The blocks that have to be here for it: all that is read, and what is written in part.
+    fn needs(&self) -> Vec<std::ops::Range<u64>> {
+        let (offset, length) = match self {
+            Self::Read { offset, length } => return vec![godwit_volume::touched(*offset, u64::from(*length))],
+            Self::Change(change) => (change.offset, change.length()),
+        };
+        let edges = [offset, offset.saturating_add(length)];
+        let parts = edges.into_iter().filter(|edge| !edge.is_multiple_of(BLOCK)).map(|edge| edge / BLOCK);
+        parts.map(|block| block..block + 1).collect()
+    }
+}
+
+/// A destination's machine.
+trait Arriving: Send + 'static {
+    /// A message came; the answer, if it has one.
+    fn take(&mut self, message: &[u8], replica: &Replica) -> Result<Option<Vec<u8>>>;
+    /// Whether nothing more comes.
+    fn has_all(&self) -> bool;
+}
+
+impl Arriving for mirror::Target {
+    fn take(&mut self, message: &[u8], replica: &Replica) -> Result<Option<Vec<u8>>> {
+        Ok(Some(self.handle(message, replica)?))
+    }
+
+    fn has_all(&self) -> bool {
+        self.is_complete()
+    }
+}
+
+impl Arriving for fet::Target {
+    fn take(&mut self, message: &[u8], replica: &Replica) -> Result<Option<Vec<u8>>> {
+        Ok(self.handle(message, replica)?)
+    }
+
+    fn has_all(&self) -> bool {
+        self.is_complete()
+    }
+}
+
+fn later_attempt() -> anyhow::Error {
+    anyhow!("a later attempt receives this disk now")
+}
+
 /// What a client wants written.
 #[derive(Debug)]
 struct Change {
     offset: u64,
     what: What,
     fua: bool,
+}
+
+impl Change {
+    fn length(&self) -> u64 {
+        match &self.what {
+            What::Data(data) => data.len() as u64,
+            What::Zeroes(length) => *length,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -758,6 +899,7 @@ pub fn sum(disks: &[Arc<Disk>]) -> DiskProgress {
         all.copied += p.copied;
         all.remaining += p.remaining;
         all.held += p.held;
+        all.absent += p.absent;
         all.synchronous &= p.synchronous;
     }
     all
@@ -817,7 +959,11 @@ impl Backend for Client {
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
-        self.disk.replica.read_now(offset, into)
+        let read = self.disk.replica.read_now(offset, into);
+        if read > 0 {
+            self.disk.accessed(offset, read as u64);
+        }
+        read
     }
 
     fn warm(&self, offset: u64, length: u64) {
@@ -829,6 +975,19 @@ impl Backend for Client {
         let _in = self.runtime.enter();
         self.disk.perform(cookie, command, &self.later, &self.over)
     }
+}
+
+/// The next messages, where several have come: a jump to another thread costs more than a block. `None`: the other side has closed
+/// the stream.
+pub(crate) async fn several(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<Vec<u8>>>> {
+    let Some(message) = next(unpacker, from).await? else { return Ok(None) };
+    let mut batch = vec![message];
+    while batch.len() < MOST_AT_ONCE
+        && let Some(message) = unpacker.poll()?
+    {
+        batch.push(message);
+    }
+    Ok(Some(batch))
 }
 
 /// The next message of a mirror; `None`: the other side has closed it.

@@ -22,7 +22,7 @@ impl World {
     fn write(&self, cookie: u64, fill: u8) -> Option<Reply> {
         let over = lock(&self.disk.clients).child_token();
         let change = Change { offset: 4096, what: What::Data(Bytes::from(vec![fill; 4096])), fua: false };
-        self.disk.write(Cookie(cookie), change, &self.later, &over)
+        self.disk.attempt(Cookie(cookie), Job::Change(change), &self.later, &over)
     }
 
     fn first_byte(&self) -> u8 {

@@ -104,6 +104,7 @@ async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation
             tokio::time::sleep(AGAIN).await;
         }
     }
+    crate::fill::begin(node, parts);
     while let Err(error) = node.activate(parts, lineage, generation).await {
         tracing::error!(vm = parts.name, %error, "the network cannot be activated; trying again");
         tokio::time::sleep(AGAIN).await;

@@ -9,7 +9,7 @@ use crate::failpoint::{Point, reach_async};
 use crate::memory_in::{self, Delivered};
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
-use crate::proto::{Note, Secret, Stage};
+use crate::proto::{self, Note, Secret, Stage};
 use anyhow::{Context, Result, anyhow};
 use godwit_api::host::MoveRole;
 use godwit_api::progress::Outcome;
@@ -53,11 +53,18 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     }
     // What a pre-cache has brought here is the mirror's to go on with.
     node.precaches().release(&stage.definition.volumes).await;
+    if stage.holders.len() > proto::MOST_HOLDERS {
+        let many = format!("its disks' blocks are at {} hosts", stage.holders.len());
+        return Err(ApiError::new(Problem::Blocked, many).remedy("let a fill end before the next move"));
+    }
     let volumes = stage.definition.volumes.clone();
     let parts = node.adopt_definition(stage.definition, stage.vcpus)?;
     node.precaches().unmark(&volumes);
+    let failed = |e: std::io::Error| ApiError::new(Problem::Failed, e.to_string());
+    let holders = stage.holders;
+    parts.change(|file| file.holders = holders).map_err(failed)?;
     if let Some(signed) = &stage.capability {
-        crate::covered::keep(&parts, signed).map_err(|e| ApiError::new(Problem::Failed, e.to_string()))?;
+        crate::covered::keep(&parts, signed).map_err(failed)?;
     }
     parts.keeper().ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply }).await
 }
@@ -72,23 +79,41 @@ pub async fn prepare(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Re
     for disk in parts.disks() {
         disk.receive(ticket).await?;
     }
+    if let Some(moving) = parts.moving() {
+        crate::fill::meter(node, &moving);
+    }
     let qemu = node.start_qemu(parts, godwit_vmm::Start::Incoming).await?;
     parts.set_qemu(Some(qemu));
     Ok(())
 }
 
-/// A mirror's stream came.
-pub fn mirror(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stream) {
+/// When a disk's blocks come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comes {
+    /// Before its VM: the stream is a mirror's.
+    Before,
+    /// After it: the stream says what they have to be.
+    After,
+}
+
+/// A disk's stream came.
+pub fn disk(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stream, comes: Comes) {
     let Some(moving) = arriving(parts, ticket) else { return };
     let _in = crate::trace::span(parts).entered();
     let Some(disk) = parts.disks().into_iter().find(|d| d.id == volume) else {
-        tracing::warn!(vm = parts.name, volume = volume.0, "a mirror of a volume that the VM does not have");
+        tracing::warn!(vm = parts.name, volume = volume.0, "a stream of a volume that the VM does not have");
         return;
     };
     let parts = parts.clone();
     crate::trace::spawn(async move {
+        let taking = async {
+            match comes {
+                Comes::Before => disk.apply(stream, ticket).await,
+                Comes::After => disk.learn(stream, ticket).await,
+            }
+        };
         let result = tokio::select! {
-            result = disk.apply(stream, ticket) => result,
+            result = taking => result,
             () = moving.over.cancelled() => Ok(()),
         };
         match result {
@@ -297,6 +322,9 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
             proved
         };
         let (proved, unplugged) = tokio::join!(proving, crate::effects::plug(&parts));
+        if !crate::fill::until_whole(&node, &parts, &moving).await {
+            return;
+        }
         match proved {
             Ok(()) => moving.end(Outcome::Completed, unplugged),
             Err(error) => moving.end(Outcome::NetworkUnproved, Some(error.to_string())),

@@ -3,6 +3,8 @@
 use crate::actor::Actor;
 use crate::disk::Disk;
 use crate::gateways::{self, Gateways};
+use crate::incoming::Comes;
+use crate::lend::Lending;
 use crate::membership::Membership;
 use crate::orphans::FirstSeen;
 use crate::parts::{Moving, Parts, lock};
@@ -21,7 +23,7 @@ use godwit_memory::CheckpointKey;
 use godwit_trust::Credentials;
 use godwit_units::{BitRate, Bytes};
 use godwit_vmm::{Qemu, Start};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -41,6 +43,7 @@ pub struct Node {
     quarantine: Quarantine,
     first_seen: FirstSeen,
     precaches: Precaches,
+    lending: Lending,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
@@ -49,6 +52,11 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 impl Node {
     pub(crate) const fn first_seen(&self) -> &FirstSeen {
         &self.first_seen
+    }
+
+    /// Sessions that fetch blocks from here and are not complete yet.
+    pub(crate) const fn lending(&self) -> &Lending {
+        &self.lending
     }
 
     /// Pre-caches from here and here.
@@ -207,6 +215,7 @@ impl Node {
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
             precaches,
+            lending: Lending::default(),
         });
         node.recover_gateways().await;
         node.recover().await?;
@@ -551,7 +560,7 @@ impl Node {
             disk.from = None;
         }
         let owner = Owner::first(vm);
-        let file = VmFile { definition, power: Power::Off, peer: None, order: None, plug: None };
+        let file = VmFile::new(definition, Power::Off);
         let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
         let failed = |e: anyhow::Error| ApiError::new(Problem::Failed, format!("{e:#}"));
         let imported = self.clone().import(parts.clone(), sources, owner).await;
@@ -599,7 +608,7 @@ impl Node {
             known.change(|f| (f.definition, f.plug) = (definition, plug)).map_err(|e| failed(&e))?;
             return Ok(known);
         }
-        let file = VmFile { definition, power: Power::On, peer: None, order: None, plug };
+        let file = VmFile { plug, ..VmFile::new(definition, Power::On) };
         let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
         self.open_disks(&parts).map_err(|e| failed(&format!("{e:#}")))?;
         registry::store(&parts.folder, &parts.file()).map_err(|e| failed(&e))?;
@@ -651,6 +660,7 @@ impl Node {
                 Err(_) => RunState::Paused,
             },
         };
+        let holders: BTreeSet<String> = parts.disks().iter().flat_map(|d| d.holders()).collect();
         LocalVm {
             definition: parts.definition(),
             ownership: view.ownership,
@@ -659,6 +669,9 @@ impl Node {
             run,
             mv: view.ticket.map(|t| t.mv),
             allocated: Bytes(parts.disks().iter().map(|d| d.allocated().0).sum()),
+            absent: Bytes(parts.disks().iter().map(|d| d.absent().0).sum()),
+            holders: holders.into_iter().filter_map(|name| name.parse().ok()).collect(),
+            lent: parts.file().lent,
         }
     }
 
@@ -707,6 +720,7 @@ impl Node {
         let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
             Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
             Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
+            Ok(proto::Request::Released(asked)) => crate::lend::released(self, from, &asked),
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
@@ -722,8 +736,12 @@ impl Node {
         };
         let ticket = match hello {
             proto::Hello::Precache { volume } => return crate::precache::streamed(self, from, volume, stream),
+            proto::Hello::Fetch { right, pair, fill } => {
+                return crate::lend::streamed(self, from, &right, pair, fill, stream);
+            }
             proto::Hello::Memory { ticket, .. }
             | proto::Hello::Mirror { ticket, .. }
+            | proto::Hello::Tell { ticket, .. }
             | proto::Hello::Kept { ticket, .. } => ticket,
         };
         let (Some(moving), Some(parts)) = (self.moving(from, ticket), self.vm(ticket.vm)) else {
@@ -733,8 +751,9 @@ impl Node {
         match hello {
             proto::Hello::Memory { ticket, key } => crate::incoming::memory(&parts, ticket, key, stream),
             proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
-            proto::Hello::Mirror { ticket, volume } => crate::incoming::mirror(&parts, ticket, volume, stream),
-            proto::Hello::Precache { .. } => {}
+            proto::Hello::Mirror { ticket, volume } => crate::incoming::disk(&parts, ticket, volume, stream, Comes::Before),
+            proto::Hello::Tell { ticket, volume } => crate::incoming::disk(&parts, ticket, volume, stream, Comes::After),
+            proto::Hello::Precache { .. } | proto::Hello::Fetch { .. } => {}
         }
     }
 

@@ -6,6 +6,7 @@
 //! `postmigrate` then.
 
 use crate::actor::Input;
+use crate::disk::Disk;
 use crate::failpoint::{Point, reach_async};
 use crate::memory_out::{self, Returning, Seen};
 use crate::node::Node;
@@ -13,15 +14,16 @@ use crate::parts::{Moving, Parts};
 use crate::proto::{self, Hello, Request, Stage};
 use crate::stop_rule::StopRule;
 use anyhow::{Context, Result, anyhow, bail};
-use godwit_api::host::{MoveOrder, MoveRole};
+use godwit_api::host::{DiskStrategy, MoveOrder, MoveRole};
 use godwit_api::progress::{NoteKind, PhaseName, Round};
 use godwit_api::vm::Accel;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
 use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Witness};
-use godwit_units::Bytes as Amount;
+use godwit_units::{Bytes as Amount, Lineage};
 use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
+use godwit_volume::Holder;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,8 +57,17 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     }
     reach_async(Point::Reserve, parts.id).await;
     node.peers().session(&order.to).await?.set_limit(order.limit);
+    let me = node.as_peer();
+    let mut holders = parts.file().holders;
+    if parts.disks().iter().any(|disk| follows(order, disk)) {
+        holders.retain(|peer| peer.name != me.name);
+        holders.push(me);
+    }
+    // It fetches what it has itself from itself.
+    holders.retain(|peer| peer.name != order.to.name);
     let request = Request::Stage(Box::new(Stage {
         ticket,
+        holders,
         definition: parts.definition(),
         source: node.as_peer(),
         vcpus: order.vcpus,
@@ -68,6 +79,11 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| {
         Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name)))
     })
+}
+
+/// Whether a disk follows its VM rather than going before it: because that was ordered, or because it is not all here itself.
+fn follows(order: &MoveOrder, disk: &Disk) -> bool {
+    order.disk == DiskStrategy::Postcopy || disk.is_shadow()
 }
 
 /// Starts what the machine calls `Migrate`.
@@ -111,10 +127,25 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
     let (fail, mut failed) = tokio::sync::mpsc::channel::<anyhow::Error>(1);
     let work = async {
         moving.tracker.enter(PhaseName::CopyDisk);
+        let order = parts.file().order.filter(|order| order.id == moving.ticket.mv).context("the order is not known")?;
+        let following: Vec<_> = parts.disks().iter().filter(|disk| follows(&order, disk)).map(|disk| disk.id).collect();
+        if !following.is_empty() {
+            // Before anybody is told that it may be fetched from here.
+            let volumes = following.clone();
+            parts.change(|file| file.lent = volumes).context("cannot write down what is needed here")?;
+        }
         for disk in parts.disks() {
-            let hello = Hello::Mirror { ticket: moving.ticket, volume: disk.id };
+            let (ticket, volume) = (moving.ticket, disk.id);
+            let follows = following.contains(&volume);
+            let hello = if follows { Hello::Tell { ticket, volume } } else { Hello::Mirror { ticket, volume } };
             let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await?;
-            let task = disk.start_mirror(stream, moving.over.child_token());
+            let over = moving.over.child_token();
+            let task = if follows {
+                let lineage = Lineage(parts.view().owner.0);
+                disk.start_telling(Holder(node.name().to_owned()), lineage, stream, over)
+            } else {
+                disk.start_mirror(stream, over)
+            };
             let fail = fail.clone();
             crate::trace::spawn(async move {
                 if let Ok(Err(error)) = task.await {
@@ -141,8 +172,13 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         for disk in parts.disks() {
             disk.synchronous().await.with_context(|| format!("disk `{}`", disk.name))?;
         }
-        moving
-            .note(NoteKind::Decision, "the disks are nearly equal: from here on both sides answer the guest's writes");
+        moving.note(
+            NoteKind::Decision,
+            match following.is_empty() {
+                true => "the disks are nearly equal: from here on both sides answer the guest's writes",
+                false => "the destination knows what the disks have to hold, and fetches it when the guest runs there",
+            },
+        );
         moving.tracker.enter(PhaseName::Memory);
         reach_async(Point::Memory, parts.id).await;
         let kept = match asking {

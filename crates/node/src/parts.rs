@@ -44,6 +44,8 @@ pub struct Parts {
     failure: Mutex<Option<ApiError>>,
     /// One stream at a time writes into what is kept of the VM's memory.
     pub(crate) keeping: Arc<tokio::sync::Mutex<()>>,
+    /// Whether somebody is telling those who lent blocks of its disks that they have come.
+    pub(crate) releasing: Mutex<bool>,
 }
 
 /// The move that a VM takes part in, or did last.
@@ -140,6 +142,7 @@ impl Parts {
             moving: Mutex::default(),
             failure: Mutex::default(),
             keeping: Arc::default(),
+            releasing: Mutex::default(),
         }
     }
 
@@ -296,6 +299,15 @@ impl Parts {
                 (ticket, MoveRole::Source, file.order.filter(|o| o.id == ticket.mv).map(|o| o.to))
             }
             Some(Record::Granted(ticket) | Record::Started(ticket)) => (ticket, MoveRole::Destination, file.peer),
+            // Its disks were still following it.
+            Some(Record::Owned(owner)) if self.disks().iter().any(|disk| disk.is_shadow()) => {
+                match registry::last_noted(&self.folder) {
+                    Some(noted) if (noted.ticket.lineage, noted.ticket.generation) == (owner.lineage, owner.generation) => {
+                        (noted.ticket, MoveRole::Destination, file.peer)
+                    }
+                    _ => return,
+                }
+            }
             _ => return,
         };
         let Some(peer) = peer else { return };

@@ -292,7 +292,9 @@ fn at_rest(node: &Node, order: &PrecacheOrder) -> Option<(Arc<Parts>, Arc<Disk>)
     let parts = node.vm(order.vm)?;
     let moving = parts.moving().is_some_and(|m| !m.tracker.ended() && !m.over.is_cancelled());
     let disk = parts.disks().into_iter().find(|d| d.id == order.volume)?;
-    (parts.view().ownership == Ownership::Here && !moving && disk.replica().is_primary()).then_some((parts, disk))
+    // One that is not whole has nothing to pass on yet.
+    let at_rest = !moving && disk.replica().is_primary() && !disk.is_shadow();
+    (at_rest && parts.view().ownership == Ownership::Here).then_some((parts, disk))
 }
 
 /// One session after the other, for ever.

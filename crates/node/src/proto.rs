@@ -17,6 +17,8 @@ pub enum Request {
     Stage(Box<Stage>),
     /// A volume's host: keep a pre-cache of it.
     StandBy(Box<crate::precache::Standby>),
+    /// The VM's owner, to a host that lent blocks of a volume: they are all here now.
+    Released(Box<crate::lend::Fetch>),
     /// The VM's owner, to a gateway's node: point this wire at me.
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
@@ -67,7 +69,13 @@ pub struct Stage {
     /// What shows that the controller has ordered this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capability: Option<SignedCapability>,
+    /// Where blocks of its disks are that are not sent before it. Empty: all are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holders: Vec<PeerHost>,
 }
+
+/// Holders that a destination is told of: a hand-off adds one while fills go on.
+pub const MOST_HOLDERS: usize = 255;
 
 /// The answer to a [`Request`].
 pub type Answer = Result<(), ApiError>;
@@ -117,6 +125,22 @@ pub enum Hello {
     Precache {
         /// Which volume.
         volume: VolumeId,
+    },
+    /// What a volume has to hold, which is fetched when the VM runs.
+    Tell {
+        /// The attempt.
+        ticket: Ticket,
+        /// Which volume.
+        volume: VolumeId,
+    },
+    /// One of the two streams of a session that fetches blocks.
+    Fetch {
+        /// What, and by what right.
+        right: Box<crate::lend::Fetch>,
+        /// The same for both streams, and no other of this host.
+        pair: u64,
+        /// Whether it is the one for what nobody waits for. The other bears the questions.
+        fill: bool,
     },
     /// A volume's mirror.
     Mirror {

@@ -5,6 +5,7 @@ use godwit_api::host::{MoveOrder, PeerHost};
 use godwit_api::progress::MoveProgress;
 use godwit_api::vm::VmDefinition;
 use godwit_handoff::Ticket;
+use godwit_units::VolumeId;
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -39,6 +40,20 @@ pub struct VmFile {
     /// CPUs that it is to have as soon as it runs here, and has not been given yet.
     #[serde(default)]
     pub plug: Option<u32>,
+    /// Hosts that have blocks of its disks that were not here when it came, and have not heard that they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holders: Vec<PeerHost>,
+    /// Volumes that went from here before their blocks did, and whose owner has not said that it has all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lent: Vec<VolumeId>,
+}
+
+impl VmFile {
+    /// What is remembered of a VM that is new here.
+    #[must_use]
+    pub const fn new(definition: VmDefinition, power: Power) -> Self {
+        Self { definition, power, peer: None, order: None, plug: None, holders: vec![], lent: vec![] }
+    }
 }
 
 /// How a move stood when its guest stopped or ran again: what a node that is restarted within the pause has to know
@@ -65,9 +80,13 @@ pub fn note(folder: &Path, noted: &Noted) -> io::Result<()> {
 /// How this attempt stood when it was last noted.
 #[must_use]
 pub fn noted(folder: &Path, ticket: Ticket) -> Option<MoveProgress> {
-    let bytes = std::fs::read(folder.join("move.json")).ok()?;
-    let noted: Noted = serde_json::from_slice(&bytes).ok()?;
-    (noted.ticket == ticket).then_some(noted.progress)
+    last_noted(folder).filter(|noted| noted.ticket == ticket).map(|noted| noted.progress)
+}
+
+/// How its last move stood when that was last noted.
+#[must_use]
+pub fn last_noted(folder: &Path) -> Option<Noted> {
+    serde_json::from_slice(&std::fs::read(folder.join("move.json")).ok()?).ok()
 }
 
 /// Where a VM's file is.

@@ -173,7 +173,7 @@ async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own(
     let order = |definition: &VmDefinition, capability: Option<SignedCapability>| {
         let source = world.peer("x", 2);
         let ticket = ticket(definition.id.0);
-        Stage { ticket, definition: definition.clone(), source, vcpus: None, capability }
+        Stage { ticket, definition: definition.clone(), source, vcpus: None, capability, holders: vec![] }
     };
     let mut tries = vec![
         ("nothing", order(&wanted, None)),
@@ -232,11 +232,8 @@ async fn a_node_that_was_taken_over_ends_no_hand_off_that_is_not_its_own() {
     let config = world.config("b", 1);
     // As a source that died after the seal: whoever says STARTED in the destination's name makes it give the VM up.
     let file = VmFile {
-        definition: definition(1, "pc-q35-7.2", &[], None),
-        power: Power::On,
         peer: Some(world.peer("a", 3)),
-        order: None,
-        plug: None,
+        ..VmFile::new(definition(1, "pc-q35-7.2", &[], None), Power::On)
     };
     registry::store(&config.state.join("vms/1"), &file).unwrap();
     FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Sealed(ticket(1))).unwrap();

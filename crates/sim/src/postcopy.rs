@@ -11,7 +11,7 @@
 
 use crate::media::{BLOCKS, SECTOR, SECTORS, Store};
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
-use godwit_volume::fetch::{Requester, Server};
+use godwit_volume::fetch::{Lane, Requester, Server};
 use godwit_volume::{BLOCK, BlockSet, Guards, Holder, Replica, VolumeError, fet, mirror};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -711,8 +711,8 @@ impl World {
                 return Ok(());
             }
         }
-        if let Some((_, answer)) = session.server.poll(replica).map_err(|e| format!("site {at} as a holder: {e}"))? {
-            session.back.push_back(answer);
+        if let Some(answer) = session.server.poll(replica, &[Lane::Demand, Lane::Fill]).map_err(|e| format!("site {at} as a holder: {e}"))? {
+            session.back.push_back(answer.message);
         }
         if !self.rng.random_ratio(1, 2) {
             return Ok(());

@@ -48,6 +48,8 @@ const LONGEST_ORDER: usize = crate::order::MOST_RUNS * 16;
 /// Longest message believed, in bytes.
 pub const MAX_MESSAGE: usize = MOST_RUNS * (16 + STAMP_BYTES) + MOST_HOLDERS * (LONGEST_HOLDER + 1) + 64;
 
+const _: () = assert!(MAX_MESSAGE <= crate::mirror::MAX_MESSAGE, "they are packed as a mirror's are");
+
 const WANT: u8 = 2;
 const FORGET: u8 = 3;
 const ORDER: u8 = 4;
@@ -101,8 +103,18 @@ pub struct Source {
     order: VecDeque<Vec<u8>>,
     final_sent: bool,
     digest: blake3::Hasher,
-    differing: u64,
-    after_stop: u64,
+    figures: Figures,
+}
+
+/// What was compared and said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// What differed when the target had said what it has: what has to be fetched, as known so far.
+    pub differing: Bytes,
+    /// What it had already.
+    pub alike: Bytes,
+    /// What had to be said after the stop.
+    pub after_stop: Bytes,
 }
 
 impl Source {
@@ -128,8 +140,7 @@ impl Source {
             order: pieces,
             final_sent: false,
             digest: blake3::Hasher::new(),
-            differing: 0,
-            after_stop: 0,
+            figures: Figures::default(),
         }
     }
 
@@ -145,10 +156,16 @@ impl Source {
         self.state == State::Telling && self.dirty.is_empty() && self.order.is_empty()
     }
 
-    /// What differed when the target said what it had, and what had to be said after the stop.
+    /// What was compared and said so far.
     #[must_use]
-    pub const fn figures(&self) -> (Bytes, Bytes) {
-        (Bytes(self.differing * BLOCK), Bytes(self.after_stop * BLOCK))
+    pub const fn figures(&self) -> Figures {
+        self.figures
+    }
+
+    /// What is known to differ and has not been said.
+    #[must_use]
+    pub fn unsaid(&self) -> Bytes {
+        Bytes(self.dirty.len() * BLOCK)
     }
 
     /// A message came from the target.
@@ -175,8 +192,10 @@ impl Source {
         let Some((last, runs)) = body.split_first() else { return Err(malformed) };
         self.theirs.take(runs, replica.size().0 / BLOCK).ok_or(malformed)?;
         if *last == LAST {
-            self.dirty = self.theirs.compare(&replica.versions_to_compare()?).differing;
-            self.differing = self.dirty.len();
+            let compared = self.theirs.compare(&replica.versions_to_compare()?);
+            self.dirty = compared.differing;
+            self.figures.differing = self.unsaid();
+            self.figures.alike = Bytes(compared.alike * BLOCK);
             self.state = State::Telling;
         }
         Ok(())
@@ -220,7 +239,7 @@ impl Source {
     pub fn stop(&mut self, replica: &Replica) -> Result<(), FetError> {
         if self.state == State::Telling {
             replica.settled()?;
-            self.after_stop = self.dirty.len();
+            self.figures.after_stop = self.unsaid();
             self.state = State::Finishing;
         }
         Ok(())

@@ -101,6 +101,17 @@ pub struct Question {
     pub message: Vec<u8>,
 }
 
+/// Something to send back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What it answers.
+    pub kind: Lane,
+    /// By which lane it goes.
+    pub by: Lane,
+    /// What.
+    pub message: Vec<u8>,
+}
+
 #[derive(Debug, Default)]
 struct Session {
     demand: BlockSet,
@@ -471,17 +482,34 @@ impl Server {
         self.fill = rest;
     }
 
-    /// The next answer; none: nothing is asked. To be called when the link has room for it.
+    /// Whether an answer waits for room on this lane.
+    #[must_use]
+    pub fn wants(&self, lane: Lane) -> bool {
+        match lane {
+            Lane::Demand => !self.demand.is_empty(),
+            Lane::Fill => !self.fill.is_empty(),
+        }
+    }
+
+    /// The next answer that fits where there is `room`; none: nothing is asked that does. A piece of the fill that has its turn goes
+    /// among the demands: on a lane of its own they would hold it up for ever.
     ///
     /// # Errors
     /// When the replica cannot be read.
-    pub fn poll(&mut self, replica: &Replica) -> Result<Option<(Lane, Vec<u8>)>, FetchError> {
-        let fill = !self.fill.is_empty() && (self.demand.is_empty() || self.turns >= TURNS);
-        let (lane, queue, most) = match fill {
-            true => (Lane::Fill, &mut self.fill, FILL_BLOCKS),
-            false => (Lane::Demand, &mut self.demand, MOST_BLOCKS),
+    pub fn poll(&mut self, replica: &Replica, room: &[Lane]) -> Result<Option<Answer>, FetchError> {
+        let goes = |lane| room.contains(&lane);
+        let turn = !self.fill.is_empty() && self.turns >= TURNS;
+        let (kind, by) = match () {
+            () if goes(Lane::Demand) && !self.demand.is_empty() && turn => (Lane::Fill, Lane::Demand),
+            () if goes(Lane::Demand) && !self.demand.is_empty() => (Lane::Demand, Lane::Demand),
+            () if goes(Lane::Fill) => (Lane::Fill, Lane::Fill),
+            () => return Ok(None),
         };
-        self.turns = if fill { 0 } else { self.turns.saturating_add(1) };
+        let (queue, most) = match kind {
+            Lane::Fill => (&mut self.fill, FILL_BLOCKS),
+            Lane::Demand => (&mut self.demand, MOST_BLOCKS),
+        };
+        self.turns = if kind == Lane::Fill { 0 } else { self.turns.saturating_add(1) };
         let Some((run, stamp)) = queue.pop_front() else { return Ok(None) };
         let blocks = replica.size().0 / BLOCK;
         if run.end > blocks {
@@ -511,7 +539,7 @@ impl Server {
         if end < run.end {
             queue.push_front((end..run.end, stamp));
         }
-        Ok(Some((lane, message)))
+        Ok(Some(Answer { kind, by, message }))
     }
 }
 

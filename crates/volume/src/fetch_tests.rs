@@ -4,6 +4,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 const NOW: Duration = Duration::from_secs(100);
+const BOTH: [Lane; 2] = [Lane::Demand, Lane::Fill];
 
 fn holder() -> Holder {
     Holder("source".into())
@@ -45,11 +46,11 @@ impl Pair {
 
     /// One answer; which blocks came.
     fn answer(&mut self) -> Option<(Lane, Vec<u64>)> {
-        let (lane, message) = self.server.poll(&self.from).expect("reads")?;
+        let Answer { kind, message, .. } = self.server.poll(&self.from, &BOTH).expect("reads")?;
         assert!(message.len() <= MAX_MESSAGE);
         self.came += message.len() as u64 / BLOCK * BLOCK;
         let taken = self.requester.handle(&holder(), &message, NOW, &self.to).expect("makes sense");
-        Some((lane, taken.runs().flatten().collect()))
+        Some((kind, taken.runs().flatten().collect()))
     }
 
     fn finish(&mut self) {
@@ -107,6 +108,27 @@ fn demands_go_first_and_the_fill_goes_on_beside_any_number_of_them() {
         }
     }
     assert!(longest <= TURNS && fills >= 900 / (TURNS + 1) && demands > 800, "{demands} {fills} {longest}");
+}
+
+#[test]
+fn where_only_one_lane_has_room_only_what_may_go_there_goes_and_the_fills_turn_goes_among_demands() {
+    let mut pair = Pair::new(4000);
+    pair.ask();
+    assert_eq!(pair.server.poll(&pair.from, &[Lane::Demand]).expect("reads"), None, "nobody demands anything");
+    for block in 1200..1300 {
+        pair.requester.demand(block * 2..block * 2 + 1, NOW, &pair.to).expect("reads");
+    }
+    pair.ask();
+    let answer = pair.server.poll(&pair.from, &[Lane::Fill]).expect("reads").expect("is asked");
+    assert_eq!((answer.kind, answer.by), (Lane::Fill, Lane::Fill));
+    let mut kinds = vec![];
+    for _ in 0..=TURNS {
+        let answer = pair.server.poll(&pair.from, &[Lane::Demand]).expect("reads").expect("is asked");
+        assert_eq!(answer.by, Lane::Demand);
+        kinds.push(answer.kind);
+    }
+    assert_eq!(kinds.iter().filter(|k| **k == Lane::Fill).count(), 1, "{kinds:?}");
+    assert_eq!(pair.server.poll(&pair.from, &[]).expect("reads"), None);
 }
 
 #[test]
@@ -192,7 +214,7 @@ fn what_is_no_message_is_refused_by_both_sides_and_nothing_that_was_not_asked_fo
         }
         let mut server = Server::new();
         let _ = server.handle(&message);
-        let _ = server.poll(&pair.from);
+        let _ = server.poll(&pair.from, &BOTH);
         assert!(pair.requester.handle(&holder(), &message, NOW, &pair.to).is_err());
     }
     let stamp = pair.to.wanted(0..1).expect("reads")[0].stamp.expect("was written");

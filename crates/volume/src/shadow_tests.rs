@@ -90,7 +90,7 @@ fn what_was_here_already_is_not_absent_and_the_stop_says_only_what_was_written_s
     to.write(5 * BLOCK, &[8; BLOCK as usize]).expect("writes");
     // The way back: only that one differs.
     let back = hand_off(&to, &from, "shadow", 3);
-    assert_eq!(back.figures(), (Bytes(BLOCK), Bytes(0)));
+    assert_eq!((back.figures().differing, back.figures().after_stop), (Bytes(BLOCK), Bytes(0)));
     assert_eq!(from.absent(), Bytes(BLOCK));
     let wanted = from.wanted(0..SIZE / BLOCK).expect("reads");
     assert_eq!((wanted[0].blocks.clone(), &wanted[0].holders[..]), (5..6, &[Holder("shadow".into())][..]));

@@ -259,6 +259,9 @@ impl Fake {
                 run: RunState::Off,
                 mv: None,
                 allocated: Bytes::mib(1),
+                absent: Bytes(0),
+                holders: vec![],
+                lent: vec![],
             };
             n.vms.insert(id, vm.clone());
             Ok(Json(vm))

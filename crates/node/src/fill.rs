@@ -1,0 +1,532 @@
+//! Brings to this host what its disks lack: those of VMs that came here before their blocks (post-copy).
+//!
+//! A task for each such disk asks the hosts that have its blocks, for as long as something is absent: on demand what the guest waits
+//! for, the rest behind its back. It goes on after cuts, and after restarts of either side, and ends where the disk does:
+//! when all is here for good, or the VM is not. The machine that decides is [`Requester`]; [`crate::lend`] is the other side.
+//!
+//! # What can go wrong
+//!
+//! *A holder cannot be reached.* What is here is served; what is not is waited for. Where the guest has waited for
+//! [`PAUSE_AFTER`] it is made to stand still ([`stand_still`]), so that no timeout of its own runs out, and goes on afterwards. QEMU
+//! answers its monitor only when the guest's last requests are answered, so nothing else is done with the VM meanwhile.
+//!
+//! *The VM moves on.* When its disk is frozen nothing comes any more ([`Disk::freeze`] takes the requester away); when the move comes to
+//! nothing, the fill goes on.
+//!
+//! *This node dies.* The words beside the replica say what is absent. The guest's requests come again from its QEMU.
+//!
+//! *A holder lets go too early, or never.* It keeps what it has until this node says that all of it is here durably, and that is said
+//! until it is answered ([`release`]); who is to be told is written down with the VM.
+
+use crate::actor::Input;
+use crate::disk::{Disk, several};
+use crate::lend::Fetch;
+use crate::node::Node;
+use crate::parts::{Moving, Parts, lock};
+use crate::proto::{self, Hello, Request};
+use crate::registry::Power;
+use anyhow::{Context, Result, anyhow, bail};
+use godwit_api::host::{MoveRole, PeerHost};
+use godwit_api::progress::{NoteKind, PhaseName};
+use godwit_link::{Lane, Priority, RecvHalf};
+use godwit_units::{Bytes as Amount, Generation, Lineage};
+use godwit_vmm::Qemu;
+use godwit_volume::fetch::{PAUSE_AFTER, Question, Requester};
+use godwit_volume::{Holder, Packer, Unpacker};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
+
+/// The pauses between two tries to reach a holder.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The longest: what a cut costs when it is over.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// Between two looks at what has become durable, and at whether the guest starves.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between two looks at whether a guest that stands still may go on.
+const STILL: Duration = Duration::from_millis(100);
+/// How long a holder may take to hear that it is not needed any more.
+const RELEASING: Duration = Duration::from_secs(20);
+/// The longest pause between two tries to tell it.
+const LONGEST_RELEASE_PAUSE: Duration = Duration::from_secs(30);
+/// Messages of a holder that wait to be worked off: each at most 256 KiB.
+const AHEAD: usize = 16;
+
+/// Sessions that this process began.
+static SESSIONS: AtomicU64 = AtomicU64::new(0);
+
+/// When this process began its first.
+fn started_ns() -> u64 {
+    static STARTED: OnceLock<u64> = OnceLock::new();
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    *STARTED.get_or_init(|| u64::try_from(now() & u128::from(u64::MAX >> 1)).unwrap_or_default())
+}
+
+/// Why a fill stopped.
+enum Ended {
+    /// All is here, for good.
+    Whole,
+    /// The disk is frozen, or another's.
+    Closed,
+}
+
+impl Disk {
+    /// Whether the disk is this host's, and something may be absent.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.replica.is_shadow()
+    }
+
+    /// How much is absent.
+    #[must_use]
+    pub fn absent(&self) -> Amount {
+        self.replica.absent()
+    }
+
+    /// Who has what is not here for good.
+    #[must_use]
+    pub fn holders(&self) -> Vec<String> {
+        self.replica.holders().into_iter().map(|h| h.0).collect()
+    }
+
+    /// What came on demand, and behind the guest's back, since this node began to fill.
+    #[must_use]
+    pub fn fetched(&self) -> (Amount, Amount) {
+        lock(&self.fetch).as_ref().map_or((Amount(0), Amount(0)), Requester::fetched)
+    }
+
+    /// Waits until these blocks are here; has them asked for.
+    pub(crate) async fn here(self: &Arc<Self>, blocks: &[Range<u64>]) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            let wanted = blocks.to_vec();
+            if !self.clone().blocking(move |disk| disk.want(&wanted)).await {
+                return;
+            }
+            // The sender lives as long as this disk.
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// Asks for what of these blocks is absent. Whether any is. Blocks for a moment.
+    fn want(&self, blocks: &[Range<u64>]) -> bool {
+        let absent = |run: &Range<u64>| self.replica.wanted(run.clone()).is_ok_and(|found| !found.is_empty());
+        if !blocks.iter().any(absent) {
+            return false;
+        }
+        if let Some(requester) = &mut *lock(&self.fetch) {
+            for run in blocks {
+                if let Err(error) = requester.demand(run.clone(), self.began.elapsed(), &self.replica) {
+                    tracing::error!(volume = self.name, %error, "what is absent cannot be asked for");
+                }
+            }
+            self.hungry.notify_one();
+        }
+        // Without a requester somebody tells when there is one.
+        true
+    }
+
+    /// For how long the guest has waited in vain; none: it does not.
+    #[must_use]
+    pub fn starving(&self) -> Option<Duration> {
+        lock(&self.fetch).as_ref()?.starving(self.began.elapsed())
+    }
+
+    /// A fill begins. False: the disk is frozen, or all is here.
+    fn begin_fetch(&self) -> bool {
+        let _order = lock(&self.order);
+        if self.replica.is_frozen() || !self.replica.is_shadow() {
+            return false;
+        }
+        *lock(&self.fetch) = Some(Requester::new(self.first_accesses()));
+        true
+    }
+
+    /// Does something with the requester, as long as there is one.
+    fn with_fetch<T>(&self, what: impl FnOnce(&mut Requester) -> T) -> Option<T> {
+        lock(&self.fetch).as_mut().map(what)
+    }
+
+    /// All questions that can be asked now; none: the fill is over.
+    fn questions(&self) -> Option<Result<Vec<Question>>> {
+        self.with_fetch(|requester| {
+            let mut all = vec![];
+            while let Some(question) = requester.poll(&self.replica)? {
+                all.push(question);
+            }
+            Ok(all)
+        })
+    }
+
+    /// Answers of a holder. False: the fill is over.
+    fn answered(&self, from: &Holder, messages: &[Vec<u8>]) -> Result<bool> {
+        for message in messages {
+            // As a guest's write: whoever says what is here must not say it in between.
+            let mut order = lock(&self.order);
+            let mut fetch = lock(&self.fetch);
+            let Some(requester) = &mut *fetch else { return Ok(false) };
+            let taken = requester.handle(from, message, self.began.elapsed(), &self.replica)?;
+            if let Some(outgoing) = &mut *order
+                && !taken.is_empty()
+            {
+                outgoing.machine.arrived(&taken, &self.replica);
+            }
+        }
+        self.tell();
+        Ok(true)
+    }
+
+    /// Makes durable what has come, where it is time to: what to tell the holders, and whether all is here for good.
+    fn look(&self, all: bool) -> Result<(Vec<Question>, bool)> {
+        let _order = lock(&self.order);
+        let mut fetch = lock(&self.fetch);
+        let Some(requester) = &mut *fetch else { return Ok((vec![], false)) };
+        let whole = all && self.replica.end_wants()?;
+        Ok((requester.report(&self.replica)?, whole))
+    }
+}
+
+/// Looks after the disks of a VM that was opened here: those that lack something are filled, and whoever lent to those that do not is
+/// told so.
+pub fn begin(node: &Arc<Node>, parts: &Arc<Parts>) {
+    let shadows: Vec<_> = parts.disks().into_iter().filter(|disk| disk.is_shadow()).collect();
+    if shadows.is_empty() {
+        return release(node, parts);
+    }
+    for disk in shadows {
+        if std::mem::replace(&mut *lock(&disk.filling), true) {
+            // It looks at the disk again: whoever opened it has told.
+            continue;
+        }
+        let (node, parts, weak) = (Arc::downgrade(node), Arc::downgrade(parts), Arc::downgrade(&disk));
+        crate::trace::spawn(async move { keep_filling(&node, &parts, &weak).await });
+    }
+}
+
+async fn keep_filling(node: &Weak<Node>, parts: &Weak<Parts>, disk: &Weak<Disk>) {
+    loop {
+        let (Some(node), Some(parts), Some(disk)) = (node.upgrade(), parts.upgrade(), disk.upgrade()) else { return };
+        let mut changed = disk.changed.subscribe();
+        changed.borrow_and_update();
+        {
+            let mut filling = lock(&disk.filling);
+            if !disk.is_shadow() {
+                *filling = false;
+                break;
+            }
+        }
+        if !disk.clone().blocking(Disk::begin_fetch).await {
+            // Frozen: a move's end tells.
+            drop((node, parts));
+            let _ = changed.changed().await;
+            continue;
+        }
+        // Whoever waits asks this requester now.
+        disk.tell();
+        tracing::info!(volume = disk.name, absent = %disk.absent(), holders = ?disk.holders(), "filling");
+        let ended = fill(&node, &parts, &disk).await;
+        let (demand, behind) = disk.fetched();
+        lock(&disk.fetch).take();
+        disk.tell();
+        match ended {
+            Ok(Ended::Whole) => tracing::info!(volume = disk.name, %demand, %behind, "all blocks are here"),
+            Ok(Ended::Closed) => {}
+            Err(error) => {
+                tracing::error!(volume = disk.name, error = format!("{error:#}"), "the fill cannot go on; it begins again");
+                tokio::time::sleep(LONGEST_PAUSE).await;
+            }
+        }
+    }
+    let (Some(node), Some(parts)) = (node.upgrade(), parts.upgrade()) else { return };
+    if parts.disks().iter().all(|disk| !disk.is_shadow()) {
+        release(&node, &parts);
+    }
+}
+
+/// Where questions to each holder go.
+type Outboxes = Mutex<BTreeMap<Holder, mpsc::UnboundedSender<Vec<u8>>>>;
+
+/// Fills until all is here, or the disk is closed.
+async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<Ended> {
+    let outboxes = Arc::new(Outboxes::default());
+    let mut sessions = tokio::task::JoinSet::new();
+    for holder in disk.replica.holders() {
+        let (node, parts, disk, outboxes) = (node.clone(), parts.clone(), disk.clone(), outboxes.clone());
+        sessions.spawn(async move { keep_asking(&node, &parts, &disk, &holder, &outboxes).await });
+    }
+    let mut looking = tokio::time::interval(LOOK);
+    let mut looked = Instant::now();
+    loop {
+        let look = tokio::select! {
+            () = disk.hungry.notified() => false,
+            _ = looking.tick() => true,
+        };
+        let Some(questions) = disk.clone().blocking(Disk::questions).await else { return Ok(Ended::Closed) };
+        send(&outboxes, questions?);
+        let absent = disk.absent();
+        if !look && absent.0 > 0 {
+            continue;
+        }
+        // At the end at once; before, as often as the disk is settled.
+        if absent.0 == 0 || looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            let (questions, whole) = disk.clone().blocking(move |disk| disk.look(absent.0 == 0)).await?;
+            send(&outboxes, questions);
+            if whole {
+                return Ok(Ended::Whole);
+            }
+        }
+        let starves = disk.starving().is_some_and(|hungry| hungry >= PAUSE_AFTER);
+        if starves {
+            // Again and again: its keeper may have something else to do.
+            parts.keeper().try_tell(Input::Starves);
+        }
+    }
+}
+
+fn send(outboxes: &Outboxes, questions: Vec<Question>) {
+    let outboxes = lock(outboxes);
+    for question in questions {
+        if let Some(out) = outboxes.get(&question.to) {
+            // One whose session has just ended is asked again in the next.
+            let _ = out.send(question.message);
+        }
+    }
+}
+
+/// One session with a holder after the other, for as long as the fill lasts.
+async fn keep_asking(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>, holder: &Holder, outboxes: &Outboxes) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let began = Instant::now();
+        let result = ask(node, parts, disk, holder, outboxes).await;
+        lock(outboxes).remove(holder);
+        if disk.with_fetch(|requester| requester.disconnected(holder)).is_none() {
+            return;
+        }
+        disk.hungry.notify_one();
+        if let Err(error) = result {
+            tracing::info!(volume = disk.name, holder = holder.0, error = format!("{error:#}"), "a holder is not there; it is tried again");
+        }
+        pause = if began.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { pause };
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// As whom this host asks for a volume of the VM.
+fn by_right(node: &Node, parts: &Parts, disk: &Disk) -> Fetch {
+    let (lineage, generation) = parts.view().owner;
+    let (lineage, generation) = (Lineage(lineage), Generation(generation));
+    let capability = crate::covered::held(node.credentials(), parts, lineage, generation);
+    Fetch { vm: parts.id, volume: disk.id, lineage, generation, capability }
+}
+
+async fn ask(
+    node: &Arc<Node>,
+    parts: &Arc<Parts>,
+    disk: &Arc<Disk>,
+    holder: &Holder,
+    outboxes: &Outboxes,
+) -> Result<()> {
+    let peer = peer_of(parts, holder).with_context(|| format!("nobody knows where {} is", holder.0))?;
+    let link = node.peers().session(&peer).await.map_err(|e| anyhow!("{e}"))?;
+    // Two sessions of one process differ, and so do two processes.
+    let (right, pair) = (by_right(node, parts, disk), SESSIONS.fetch_add(1, Ordering::Relaxed) ^ started_ns());
+    let open = async |lane: godwit_volume::fetch::Lane, priority| {
+        let fill = lane == godwit_volume::fetch::Lane::Fill;
+        let hello = Hello::Fetch { right: Box::new(right.clone()), pair, fill };
+        link.open_stream(Lane::Disk, priority, proto::encode(&hello)).await
+    };
+    let (mut demand, from_demand) = open(godwit_volume::fetch::Lane::Demand, Priority::Interactive).await?.split();
+    let (fill, from_fill) = open(godwit_volume::fetch::Lane::Fill, Priority::Bulk).await?.split();
+    // Bounded by the requester's windows.
+    let (out, mut questions) = mpsc::unbounded_channel();
+    lock(outboxes).insert(holder.clone(), out);
+    if disk.with_fetch(|requester| requester.connected(holder.clone())).is_none() {
+        return Ok(());
+    }
+    disk.hungry.notify_one();
+    let asking = async {
+        let mut packer = Packer::new()?;
+        while let Some(question) = questions.recv().await {
+            let mut wire = vec![];
+            packer.push(&question, &mut wire)?;
+            while let Ok(question) = questions.try_recv() {
+                packer.push(&question, &mut wire)?;
+            }
+            packer.flush(&mut wire)?;
+            demand.write(wire.into()).await?;
+        }
+        anyhow::Ok(())
+    };
+    let (arrived, mut answers) = mpsc::channel(AHEAD);
+    let hearing = async { tokio::try_join!(hear(from_demand, arrived.clone()), hear(from_fill, arrived.clone())) };
+    let taking = async {
+        while let Some(batch) = answers.recv().await {
+            let from = holder.clone();
+            if !disk.clone().blocking(move |disk| disk.answered(&from, &batch)).await? {
+                return anyhow::Ok(());
+            }
+            disk.hungry.notify_one();
+        }
+        Ok(())
+    };
+    let result = tokio::select! {
+        result = asking => result,
+        result = hearing => result.map(drop),
+        result = taking => result,
+    };
+    drop(fill);
+    result
+}
+
+async fn hear(mut from: RecvHalf, arrived: mpsc::Sender<Vec<Vec<u8>>>) -> Result<()> {
+    let mut unpacker = Unpacker::new()?;
+    while let Some(batch) = several(&mut unpacker, &mut from).await? {
+        if arrived.send(batch).await.is_err() {
+            return Ok(());
+        }
+    }
+    bail!("the holder closed the session")
+}
+
+fn peer_of(parts: &Parts, holder: &Holder) -> Option<PeerHost> {
+    parts.file().holders.into_iter().find(|peer| peer.name.as_str() == holder.0)
+}
+
+/// Tells everybody who lent blocks of this VM that they are here for good; as often as it takes.
+fn release(node: &Arc<Node>, parts: &Arc<Parts>) {
+    if parts.file().holders.is_empty() || std::mem::replace(&mut *lock(&parts.releasing), true) {
+        return;
+    }
+    let (node, weak) = (Arc::downgrade(node), Arc::downgrade(parts));
+    crate::trace::spawn(async move {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let (Some(node), Some(parts)) = (node.upgrade(), weak.upgrade()) else { return };
+            let disks = parts.disks();
+            let ours = disks.iter().all(|d| d.replica.is_primary() && !d.replica.is_frozen() && !d.is_shadow());
+            let holders = parts.file().holders;
+            if holders.is_empty() || !ours {
+                *lock(&parts.releasing) = false;
+                return;
+            }
+            for peer in holders {
+                match tell_released(&node, &parts, &disks, &peer).await {
+                    Ok(()) => {
+                        let told = parts.change(|file| file.holders.retain(|known| known.name != peer.name));
+                        if let Err(error) = told {
+                            tracing::warn!(vm = parts.name, %error, "cannot remember that a holder was released");
+                        }
+                    }
+                    Err(error) => tracing::debug!(vm = parts.name, holder = %peer.name, error = format!("{error:#}"), "not released yet"),
+                }
+            }
+            drop((node, parts, disks));
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_RELEASE_PAUSE);
+        }
+    });
+}
+
+async fn tell_released(node: &Arc<Node>, parts: &Arc<Parts>, disks: &[Arc<Disk>], peer: &PeerHost) -> Result<()> {
+    for disk in disks {
+        let request = Request::Released(Box::new(by_right(node, parts, disk)));
+        let answer = node.peers().request(peer, proto::encode(&request), RELEASING).await.map_err(|e| anyhow!("{e}"))?;
+        proto::decode::<proto::Answer>(&answer)?.map_err(|e| anyhow!("{e}"))?;
+    }
+    Ok(())
+}
+
+/// Makes a guest stand still until nothing that it waits for is absent. QEMU stops the processors at once, and answers when the
+/// last request is answered.
+pub async fn stand_still(parts: &Arc<Parts>) {
+    let Some(qemu) = parts.qemu() else { return };
+    let hungry = || parts.disks().iter().any(|disk| disk.starving().is_some_and(|h| h >= PAUSE_AFTER));
+    if !hungry() {
+        return;
+    }
+    note(parts, "the guest stands still: what it waits for does not come");
+    let began = Instant::now();
+    // It may take longer than a monitor's patience. What it did is asked below.
+    let _ = crate::effects::on_qemu(&qemu, |q| q.monitor(serde_json::json!({"execute": "stop"})).map(drop)).await;
+    loop {
+        if parts.disks().iter().all(|disk| disk.starving().is_none_or(|h| h < STILL)) {
+            match crate::effects::on_qemu(&qemu, Qemu::state).await {
+                Ok(godwit_vmm::State::Stopped) => {
+                    let _ = crate::effects::on_qemu(&qemu, Qemu::cont).await;
+                    break;
+                }
+                Ok(_) => break,
+                Err(_) if !qemu.is_alive() => break,
+                Err(_) => {}
+            }
+        }
+        let ours = parts.qemu().is_some_and(|now| Arc::ptr_eq(&now, &qemu));
+        if !ours || parts.file().power == Power::Off {
+            return;
+        }
+        tokio::time::sleep(STILL).await;
+    }
+    note(parts, &format!("the guest goes on after {:.1} s: what it waited for has come", began.elapsed().as_secs_f64()));
+}
+
+fn note(parts: &Parts, text: &str) {
+    tracing::warn!(vm = parts.name, "{text}");
+    if let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Destination) {
+        moving.note(NoteKind::Decision, text);
+    }
+}
+
+/// Waits until all disks are here for good, while the move shows what is absent. False: the VM went on before.
+pub async fn until_whole(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> bool {
+    let disks = parts.disks();
+    let absent = || Amount(disks.iter().map(|disk| disk.absent().0).sum());
+    if disks.iter().all(|disk| !disk.is_shadow()) {
+        return true;
+    }
+    let total = absent();
+    moving.tracker.enter(PhaseName::Fill);
+    let holders: std::collections::BTreeSet<_> = disks.iter().flat_map(|disk| disk.holders()).collect();
+    let names = holders.into_iter().collect::<Vec<_>>().join(", ");
+    moving.note(NoteKind::Decision, format!("the guest runs here; {total} of its disks follow from {names}"));
+    let shown = disks.clone();
+    moving.tracker.metered(move |p| {
+        let absent = Amount(shown.iter().map(|disk| disk.absent().0).sum());
+        p.disk.total = total;
+        p.disk.copied = Amount(total.0.saturating_sub(absent.0));
+        (p.disk.remaining, p.disk.absent) = (absent, absent);
+    });
+    let (noted, note) = (parts.clone(), moving.clone());
+    crate::trace::spawn_blocking(move || noted.note(&note));
+    let _ = node;
+    loop {
+        if moving.over.is_cancelled() {
+            return false;
+        }
+        moving.tracker.sample();
+        if disks.iter().all(|disk| !disk.is_shadow()) {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Has an arriving move count what its link to the source carries; the source stops counting when its part is done.
+pub fn meter(node: &Node, moving: &Moving) {
+    let name = moving.peer.name.to_string();
+    let sessions = node.peers().sessions();
+    let Some((_, session)) = sessions.into_iter().find(|(known, _)| *known == name) else { return };
+    let before = session.counters();
+    moving.tracker.metered(move |p| {
+        let now = session.counters();
+        let carried = |lane| Amount(now.lane(lane).saturating_sub(before.lane(lane)));
+        (p.bytes.control, p.bytes.disk, p.bytes.memory) =
+            (carried(Lane::Control), carried(Lane::Disk), carried(Lane::Memory));
+    });
+}

@@ -1,0 +1,164 @@
+//! How a disk leaves this host with its VM: first (a mirror), or behind it (post-copy: the destination is told what it has to hold,
+//! and fetches it).
+
+use anyhow::Result;
+use godwit_api::progress::DiskProgress;
+use godwit_volume::mirror::Seq;
+use godwit_volume::{BlockSet, Replica, VolumeError, fet, mirror};
+use std::ops::Range;
+use std::time::Duration;
+
+/// A source's machine.
+#[derive(Debug)]
+pub enum Leaving {
+    /// The blocks go before the VM.
+    Mirror(mirror::Source),
+    /// They follow it.
+    PostCopy(fet::Source),
+}
+
+/// What a guest's write makes of it.
+#[derive(Debug, Default)]
+pub struct Mirrored {
+    /// To be sent at once, in order.
+    pub messages: Vec<Vec<u8>>,
+    /// The write is not answered before this is, if anything.
+    pub until: Option<Seq>,
+}
+
+impl Leaving {
+    /// A message came from the destination.
+    ///
+    /// # Errors
+    /// When it makes no sense, or the replica cannot be read: the attempt is over.
+    pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<()> {
+        match self {
+            Self::Mirror(source) => source.handle(message, replica)?,
+            Self::PostCopy(source) => source.handle(message, replica)?,
+        }
+        Ok(())
+    }
+
+    /// Looks at the clock: whether writes that waited for too long were let go.
+    pub fn tick(&mut self, now: Duration) -> bool {
+        match self {
+            Self::Mirror(source) => source.tick(now),
+            Self::PostCopy(_) => false,
+        }
+    }
+
+    /// The next messages; none: nothing now.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn poll(&mut self, replica: &Replica) -> Result<Vec<Vec<u8>>> {
+        Ok(match self {
+            Self::Mirror(source) => source.poll(replica)?,
+            Self::PostCopy(source) => source.poll(replica)?,
+        })
+    }
+
+    /// Whether the destination has, or knows, everything, durably.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        match self {
+            Self::Mirror(source) => source.state() == mirror::State::Complete,
+            Self::PostCopy(source) => source.state() == fet::State::Complete,
+        }
+    }
+
+    /// Whether nothing is left but what the guest is writing now: the guest may stop.
+    #[must_use]
+    pub fn is_level(&self) -> bool {
+        match self {
+            Self::Mirror(source) => source.is_synchronous(),
+            Self::PostCopy(source) => source.is_level(),
+        }
+    }
+
+    /// The guest has written these blocks.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn guest_wrote(&mut self, blocks: Range<u64>, now: Duration, replica: &Replica) -> Result<Mirrored> {
+        match self {
+            Self::Mirror(source) => Ok(match source.guest_wrote(blocks, now, replica)? {
+                Some(mirrored) => Mirrored { messages: mirrored.messages, until: Some(mirrored.until) },
+                None => Mirrored::default(),
+            }),
+            Self::PostCopy(source) => {
+                source.guest_wrote(blocks, replica);
+                Ok(Mirrored::default())
+            }
+        }
+    }
+
+    /// These blocks have come here from another site: a volume that moves on before all of it is here.
+    pub fn arrived(&mut self, blocks: &BlockSet, replica: &Replica) {
+        if let Self::PostCopy(source) = self {
+            source.arrived(blocks, replica);
+        }
+    }
+
+    /// Whether a write need not wait any more.
+    #[must_use]
+    pub fn is_answered(&self, seq: Seq) -> bool {
+        match self {
+            Self::Mirror(source) => source.is_answered(seq),
+            Self::PostCopy(_) => true,
+        }
+    }
+
+    /// Lets go of all writes that wait for the other side.
+    pub fn let_go(&mut self) {
+        if let Self::Mirror(source) = self {
+            source.let_go();
+        }
+    }
+
+    /// The guest stands still and the replica is frozen.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn stop(&mut self, replica: &Replica) -> Result<(), VolumeError> {
+        match self {
+            Self::Mirror(source) => source.stop(),
+            Self::PostCopy(source) => match source.stop(replica) {
+                Err(fet::FetError::Volume(error)) => return Err(error),
+                // It says nothing else.
+                Err(_) | Ok(()) => {}
+            },
+        }
+        Ok(())
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn progress(&self) -> DiskProgress {
+        match self {
+            Self::Mirror(source) => {
+                let p = source.progress();
+                DiskProgress {
+                    total: p.total,
+                    copied: p.copied,
+                    remaining: p.remaining,
+                    synchronous: source.is_synchronous(),
+                    held: p.held,
+                    ..DiskProgress::default()
+                }
+            }
+            Self::PostCopy(source) => {
+                let figures = source.figures();
+                // Nothing of it has to go before the VM may.
+                DiskProgress {
+                    total: figures.differing,
+                    remaining: source.unsaid(),
+                    synchronous: source.is_level(),
+                    held: figures.alike,
+                    absent: figures.differing,
+                    ..DiskProgress::default()
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Gives blocks of disks that were handed on before they had left: the other side of [`crate::fill`].
+//!
+//! # What can go wrong
+//!
+//! *Somebody asks who may not.* Two may: the host that this one handed the VM to, as its own record says; and one that shows the
+//! controller's word that it is to be a later owner of the VM. The latter may come to nothing; then that host has read what the
+//! order would have brought it anyway.
+//!
+//! *The copy is removed while it is needed.* What was handed on is written down before it is ([`crate::registry::VmFile::lent`]),
+//! and the VM cannot be removed here until its owner has said that it has all.
+//!
+//! *The copy changes.* Nobody writes to a copy that was given up but a move that brings the VM back, and such a move says only
+//! what the disk has to hold, while anything is lent. A block is given only with the stamp that was asked for.
+
+use crate::disk::{Disk, several};
+use crate::node::Node;
+use crate::parts::{Parts, lock};
+use anyhow::{Result, bail};
+use godwit_api::{ApiError, Problem};
+use godwit_handoff::Record;
+use godwit_link::{RecvHalf, SendHalf, Stream};
+use godwit_trust::{Capability, CapabilityError, SignedCapability};
+use godwit_units::{Generation, Lineage, VmId, VolumeId};
+use godwit_volume::fetch::{Answer, Lane, Server};
+use godwit_volume::{Packer, Unpacker};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// How long the first of two streams waits for the second.
+const PAIRING: Duration = Duration::from_secs(30);
+/// Streams that wait: two of each disk of each VM that is filled from here, at one moment.
+const MOST_WAITING: usize = 256;
+/// Questions that are taken from the link ahead of their being worked off, in batches.
+const AHEAD: usize = 16;
+/// Answers that wait for the link: what a demand may have to wait behind on its own lane.
+const ANSWERS: usize = 4;
+
+/// By what right somebody asks for a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// The VM.
+    pub vm: VmId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// As whose owner.
+    pub lineage: Lineage,
+    /// As the lineage.
+    pub generation: Generation,
+    /// What shows it, where the VM did not go from here to there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capability: Option<SignedCapability>,
+}
+
+/// Streams whose other one has not come yet.
+#[derive(Debug, Default)]
+pub struct Lending {
+    waiting: Mutex<BTreeMap<(String, u64), (bool, Stream, Instant)>>,
+}
+
+/// Whether `from` may have blocks of a VM that is not this host's any more.
+fn covered(node: &Node, from: &str, asked: &Fetch) -> Result<Arc<Parts>, ApiError> {
+    let refuse = |why: &dyn std::fmt::Display| {
+        tracing::warn!(peer = from, %why, "a node asks for blocks that it was not given");
+        ApiError::new(Problem::Forbidden, format!("{from} may not have blocks of VM {}: {why}", asked.vm.0))
+            .remedy("only a move that the controller has ordered allows this; if nobody did, look after that host")
+    };
+    let parts = node.vm(asked.vm).ok_or_else(|| refuse(&"it is not known here"))?;
+    if !parts.definition().volumes.contains(&asked.volume) {
+        return Err(refuse(&"the volume is not that VM's"));
+    }
+    let (Record::Released(ticket) | Record::Sealed(ticket)) = node.record(asked.vm).ok_or_else(|| refuse(&"it was never here"))?
+    else {
+        return Err(refuse(&"it was not handed on from here"));
+    };
+    let went_to = parts.file().order.filter(|order| order.id == ticket.mv).map(|order| order.to.name);
+    if went_to.is_some_and(|to| to.as_str() == from) && (asked.lineage, asked.generation) >= (ticket.lineage, ticket.generation) {
+        return Ok(parts);
+    }
+    let check = || -> Result<(), CapabilityError> {
+        let signed = asked.capability.as_ref().ok_or(CapabilityError::Form("it shows no capability of the controller"))?;
+        let allowed = node.credentials().open(signed)?;
+        Capability::same("the owner", &allowed.to.name(), &from)?;
+        Capability::same("the VM", &allowed.vm, &asked.vm)?;
+        if !allowed.volumes.contains(&asked.volume) {
+            return Capability::same("the volumes", &allowed.volumes, &vec![asked.volume]);
+        }
+        if (allowed.lineage, allowed.generation) <= (ticket.lineage, ticket.generation) {
+            let later = format!("one later than {}", ticket.generation.0);
+            let asked = allowed.generation.0.to_string();
+            return Err(CapabilityError::Other { what: "a generation, and it has to be", allowed: later, asked });
+        }
+        Ok(())
+    };
+    check().map_err(|why| refuse(&why))?;
+    Ok(parts)
+}
+
+/// The owner has all that it needs of a volume: what is here may go.
+///
+/// # Errors
+/// When it is not the owner, or that cannot be written down.
+pub fn released(node: &Node, from: &str, asked: &Fetch) -> Result<(), ApiError> {
+    let parts = covered(node, from, asked)?;
+    parts
+        .change(|file| file.lent.retain(|volume| *volume != asked.volume))
+        .map_err(|e| ApiError::new(Problem::Failed, format!("cannot write {}: {e}", parts.folder.display())))
+}
+
+/// One of the two streams of a session came.
+pub fn streamed(node: &Node, from: &str, right: &Fetch, pair: u64, fill: bool, stream: Stream) {
+    let parts = match covered(node, from, right) {
+        Ok(parts) => parts,
+        Err(_) => return,
+    };
+    let Some(disk) = parts.disks().into_iter().find(|disk| disk.id == right.volume) else { return };
+    let other = {
+        let mut waiting = lock(&node.lending().waiting);
+        waiting.retain(|_, (_, _, since)| since.elapsed() < PAIRING);
+        match waiting.remove(&(from.to_owned(), pair)) {
+            Some((lane, other, _)) if lane != fill => other,
+            // The same lane twice is nobody's protocol.
+            Some(_) => return,
+            None => {
+                if waiting.len() < MOST_WAITING {
+                    waiting.insert((from.to_owned(), pair), (fill, stream, Instant::now()));
+                }
+                return;
+            }
+        }
+    };
+    let (demand, behind) = if fill { (other, stream) } else { (stream, other) };
+    let from = from.to_owned();
+    crate::trace::spawn(async move {
+        tracing::info!(volume = disk.name, to = from, "lending blocks");
+        if let Err(error) = serve(&disk, demand, behind).await {
+            tracing::info!(volume = disk.name, to = from, error = format!("{error:#}"), "a session that lends blocks ended");
+        }
+    });
+}
+
+async fn serve(disk: &Arc<Disk>, demand: Stream, fill: Stream) -> Result<()> {
+    let ((out_demand, from_demand), (out_fill, _from_fill)) = (demand.split(), fill.split());
+    let (asked, mut questions) = mpsc::channel::<Vec<Vec<u8>>>(AHEAD);
+    let (demands, to_demand) = mpsc::channel::<Vec<u8>>(ANSWERS);
+    let (fills, to_fill) = mpsc::channel::<Vec<u8>>(ANSWERS);
+    let working = async {
+        let mut server = Server::new();
+        loop {
+            let (mut batches, mut room, mut place) = (vec![], [Lane::Demand], None);
+            tokio::select! {
+                biased;
+                batch = questions.recv() => match batch {
+                    Some(batch) => batches = batch,
+                    None => return anyhow::Ok(()),
+                },
+                free = demands.reserve(), if server.wants(Lane::Demand) => place = Some(free?),
+                free = fills.reserve(), if server.wants(Lane::Fill) && !server.wants(Lane::Demand) => {
+                    room = [Lane::Fill];
+                    place = Some(free?);
+                }
+            }
+            let free = place.is_some();
+            let (back, answer) = disk
+                .clone()
+                .blocking(move |disk| {
+                    let mut work = || -> Result<Option<Answer>> {
+                        for question in &batches {
+                            server.handle(question)?;
+                        }
+                        Ok(if free { server.poll(disk.replica(), &room)? } else { None })
+                    };
+                    let answer = work();
+                    (server, answer)
+                })
+                .await;
+            server = back;
+            if let (Some(place), Some(answer)) = (place, answer?) {
+                place.send(answer.message);
+            }
+        }
+    };
+    tokio::select! {
+        result = working => result,
+        result = hear(from_demand, asked) => result,
+        result = say(out_demand, to_demand) => result,
+        result = say(out_fill, to_fill) => result,
+    }
+}
+
+async fn hear(mut from: RecvHalf, asked: mpsc::Sender<Vec<Vec<u8>>>) -> Result<()> {
+    let mut unpacker = Unpacker::new()?;
+    while let Some(batch) = several(&mut unpacker, &mut from).await? {
+        if asked.send(batch).await.is_err() {
+            return Ok(());
+        }
+    }
+    bail!("the owner closed the session")
+}
+
+async fn say(mut out: SendHalf, mut answers: mpsc::Receiver<Vec<u8>>) -> Result<()> {
+    let mut packer = Packer::new()?;
+    while let Some(answer) = answers.recv().await {
+        let mut wire = vec![];
+        packer.push(&answer, &mut wire)?;
+        packer.flush(&mut wire)?;
+        out.write(wire.into()).await?;
+    }
+    Ok(())
+}
