@@ -129,6 +129,8 @@ pub fn merge(before: &MoveProgress, seen: &Seen) -> MoveProgress {
         now.resumed_unix_us = now.resumed_unix_us.or(there.resumed_unix_us);
         now.network_proved_ms = now.network_proved_ms.or(there.network_proved_ms);
         fill(&mut now, there);
+    } else if matches!(seen.destination_move, Said::Silent(_)) {
+        fill(&mut now, before);
     }
     // What was once seen stays seen, whoever has forgotten it.
     now.resumed_unix_us = now.resumed_unix_us.or(before.resumed_unix_us);
@@ -249,8 +251,9 @@ mod tests {
         (here.progress.bytes.disk, here.progress.bytes.memory) = (Bytes(5), Bytes(6));
         let filling = Seen { source_move: Said::This(here), destination_move: Said::This(there), ..seen() };
         assert_eq!(next(Step::Finish, BEFORE, true, &filling), Next::Watch);
-        // Twice, as it is watched.
-        let merged = merge(&merge(&progress(Outcome::Running), &filling), &filling);
+        // Twice, as it is watched; and once more, while it is silent.
+        let silent = Seen { destination_move: self::silent(), ..filling.clone() };
+        let merged = merge(&merge(&merge(&progress(Outcome::Running), &filling), &filling), &silent);
         let names: Vec<_> = merged.phases.iter().map(|p| (p.name, p.ended_unix_us)).collect();
         assert_eq!(names, [(PhaseName::Release, Some(50)), (PhaseName::Fill, None)]);
         assert_eq!((merged.disk.total, merged.disk.copied, merged.disk.held), (Bytes(9), Bytes(4), Bytes(3)));

@@ -42,6 +42,7 @@ pub(crate) struct Ended {
 pub(crate) struct MoveThread {
     pub means: Means,
     pub disk: DiskStrategy,
+    pub leave_at: Option<f64>,
     pub vm: Arc<Vm>,
     pub from: String,
     pub to: String,
@@ -111,6 +112,7 @@ impl MoveThread {
         let order = journey::Order {
             to: self.fabric.site(&self.to),
             disk: self.disk,
+            leave_at: self.leave_at,
             damage: std::mem::take(&mut *lock(&self.vm.damage)),
             incidents: &self.vm.incidents,
             timeout: self.timeout,
@@ -156,7 +158,8 @@ impl MoveThread {
             strategy: strategy.to_string(),
             outcome: figures.outcome,
             why: figures.why.clone(),
-            total_s: since_began(figures.resumed.unwrap_or(figures.ended)),
+            // A host that has blocks of a VM cannot be left yet.
+            total_s: since_began(figures.resumed.filter(|_| strategy != DiskStrategy::Postcopy).unwrap_or(figures.ended)),
             ended_s: Some(since_began(figures.ended)),
             downtime_ms: pause.map(|p| p.saturating_sub(figures.held).as_secs_f64() * 1e3),
             held_ms: figures.held.as_secs_f64() * 1e3,

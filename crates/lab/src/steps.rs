@@ -227,6 +227,7 @@ impl Pass {
         let running = MoveThread {
             means: self.means,
             disk: order.disk,
+            leave_at: order.leave_at,
             vm,
             from,
             to,

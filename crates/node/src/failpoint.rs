@@ -39,6 +39,8 @@ pub enum Point {
     Releasing,
     /// Destination: the source has let go, OWNED is not written.
     Settling,
+    /// Destination: the guest runs, and blocks of its disks are still elsewhere. Held, it fetches them all the same.
+    Fill,
 }
 
 impl Point {
@@ -59,6 +61,7 @@ impl Point {
             Self::Proving => "proving",
             Self::Releasing => "releasing",
             Self::Settling => "settling",
+            Self::Fill => "fill",
         }
     }
 }

@@ -20,6 +20,7 @@
 
 use crate::actor::Input;
 use crate::disk::{Disk, several};
+use crate::failpoint::{Point, reach_async};
 use crate::lend::Fetch;
 use crate::node::Node;
 use crate::parts::{Moving, Parts, lock};
@@ -484,7 +485,7 @@ fn note(parts: &Parts, text: &str) {
 }
 
 /// Waits until all disks are here for good, while the move shows what is absent. False: the VM went on before.
-pub async fn until_whole(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> bool {
+pub async fn until_whole(parts: &Arc<Parts>, moving: &Arc<Moving>) -> bool {
     let disks = parts.disks();
     let absent = || Amount(disks.iter().map(|disk| disk.absent().0).sum());
     if disks.iter().all(|disk| !disk.is_shadow()) {
@@ -504,7 +505,7 @@ pub async fn until_whole(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Movi
     });
     let (noted, note) = (parts.clone(), moving.clone());
     crate::trace::spawn_blocking(move || noted.note(&note));
-    let _ = node;
+    reach_async(Point::Fill, parts.id).await;
     loop {
         if moving.over.is_cancelled() {
             return false;

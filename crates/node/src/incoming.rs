@@ -322,7 +322,7 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
             proved
         };
         let (proved, unplugged) = tokio::join!(proving, crate::effects::plug(&parts));
-        if !crate::fill::until_whole(&node, &parts, &moving).await {
+        if !crate::fill::until_whole(&parts, &moving).await {
             return;
         }
         match proved {

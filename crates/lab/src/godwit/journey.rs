@@ -53,6 +53,8 @@ pub struct Order<'a> {
     pub to: &'a Site,
     /// How the disks come along.
     pub disk: DiskStrategy,
+    /// Not to its end, but until this share of the blocks that follow the VM has come.
+    pub leave_at: Option<f64>,
     /// Damage to do on purpose once everything has arrived.
     pub damage: Vec<Damage>,
     /// What happens at points of the move; may grow while it runs.
@@ -207,13 +209,17 @@ impl Journey<'_> {
         let disk = self.order.disk.to_string();
         let arguments = ["move", &name, "--to", &self.order.to.name, "--disk", &disk, "--json"];
         let mut command = Command::start(self.installation, &arguments, self.figures.began)?;
-        let mut asked = None;
+        let (mut asked, mut left) = (None, false);
         let status = loop {
             self.look();
             if let Some(status) = command.child.try_wait()? {
                 break Some(status);
             }
             self.show(&command);
+            if self.may_leave(&command) {
+                left = true;
+                break None;
+            }
             self.look_at_shares(&command);
             self.cancel_if_told(&name, &mut asked);
             if self.figures.began.elapsed() > self.order.timeout + GRACE {
@@ -226,6 +232,13 @@ impl Journey<'_> {
         self.figures.memory = said.memory;
         let last = match said.last {
             Some(last) if is_over(&last.progress) => last,
+            Some(mut last) if left => {
+                // Its VM has arrived; the disks are not all there to be compared.
+                last.progress.outcome = Told::Completed;
+                self.disks = Disks::Unknown;
+                self.note(format!("left while {} of the disks were to follow", last.progress.disk.remaining));
+                last
+            }
             last => {
                 let words = said.words.trim().to_owned();
                 let after = self.follow(&name, last, began_unix_us);
@@ -240,6 +253,11 @@ impl Journey<'_> {
         Ok(last)
     }
 
+    fn may_leave(&self, command: &Command) -> bool {
+        let (Some(share), Some(told)) = (self.order.leave_at, &lock(&command.said).last) else { return false };
+        has_gone(Point::Fill, &told.progress, 0) >= share && told.progress.network_proved_ms.is_some()
+    }
+
     fn show(&self, command: &Command) {
         let said = lock(&command.said);
         let Some(told) = &said.last else { return };
@@ -248,7 +266,7 @@ impl Journey<'_> {
         let phase = phase_name(p.phase);
         self.order.progress.enter(name, &phase);
         let (done, of, more) = match p.phase {
-            PhaseName::CopyDisk => (p.disk.copied, Some(p.disk.total), String::new()),
+            PhaseName::CopyDisk | PhaseName::Fill => (p.disk.copied, Some(p.disk.total), String::new()),
             _ => (p.bytes.memory, None, format!("round {}, {} left", p.rounds.len().max(1), p.memory_remaining)),
         };
         self.order.progress.amount(name, done, of, &more);
@@ -536,6 +554,7 @@ fn has_gone(at: Point, progress: &MoveProgress, ram: u64) -> f64 {
         (Point::CopyDisk, phase) if phase > PhaseName::CopyDisk => 1.0,
         (Point::Memory, PhaseName::Memory) => share(progress.raw.0 + progress.zero_pages * PAGE as u64, ram),
         (Point::Memory, phase) if phase > PhaseName::Memory => 1.0,
+        (Point::Fill, PhaseName::Fill) => share(progress.disk.copied.0, progress.disk.total.0),
         _ => 0.0,
     }
 }

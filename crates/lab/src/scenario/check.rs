@@ -211,6 +211,11 @@ impl Checker<'_> {
                         );
                         return self.fail(m.vm.span(), "step.move.disk", what);
                     }
+                    let leaves = m.leave_at.is_none_or(|share| share > 0.0 && share < 1.0);
+                    if !leaves || (m.leave_at.is_some() && m.disk != DiskStrategy::Postcopy) {
+                        let what = "takes more than 0 and less than 1, with `disk = \"postcopy\"`";
+                        return self.fail(m.vm.span(), "step.move.leave_at", what);
+                    }
                 }
                 Action::Verify(v) => self.known_vm(s, &v.vm, "step.verify.vm")?,
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
@@ -282,9 +287,9 @@ impl Checker<'_> {
     ) -> Result<(), ScenarioError> {
         match (share, at) {
             (None, _) => {}
-            (Some(share), Some(Point::CopyDisk | Point::Memory)) if share > 0.0 && share < 1.0 => {}
+            (Some(share), Some(Point::CopyDisk | Point::Memory | Point::Fill)) if share > 0.0 && share < 1.0 => {}
             (Some(share), _) => {
-                let what = format!("is {share}; it takes more than 0 and less than 1, with `at` copy-disk or memory");
+                let what = format!("is {share}; it takes more than 0 and less than 1, with `at` copy-disk, memory or fill");
                 return self.fail(step, &format!("{key}.share"), what);
             }
         }

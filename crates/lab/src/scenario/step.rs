@@ -126,6 +126,10 @@ pub struct Move {
     /// Whether this is a second try: then a VM that is there already is left alone, rather than being an error.
     #[serde(default)]
     pub retry: bool,
+    /// With `postcopy`: goes on with the next step when this share of the blocks that follow has come; the move is over then, and the
+    /// fill is not.
+    #[serde(default)]
+    pub leave_at: Option<f64>,
 }
 
 /// How a move brings the disks along.
@@ -233,7 +237,7 @@ pub struct Cut {
     /// Not now, but when the move of [`Cut::vm`] gets there: the one under way, else its next.
     #[serde(default)]
     pub at: Option<Point>,
-    /// Not at the beginning of `copy-disk` or `memory`, but when this share of the disks or of RAM has gone.
+    /// Not at the beginning of `copy-disk`, `memory` or `fill`, but when this share of the disks or of RAM has gone.
     #[serde(default)]
     pub share: Option<f64>,
     /// Whose move; goes with `at`.
@@ -259,7 +263,7 @@ pub struct Kill {
     /// Not now, but when the move of [`Kill::vm`] gets there: the one under way, else its next.
     #[serde(default)]
     pub at: Option<Point>,
-    /// Not at the beginning of `copy-disk` or `memory`, but when this share of the disks or of RAM has gone.
+    /// Not at the beginning of `copy-disk`, `memory` or `fill`, but when this share of the disks or of RAM has gone.
     #[serde(default)]
     pub share: Option<f64>,
     /// Seconds after which a killed daemon is started again. A QEMU is not.
@@ -309,6 +313,8 @@ pub enum Point {
     Releasing,
     /// Destination: the source has let go, OWNED is not written.
     Settling,
+    /// Destination: the guest runs, and blocks of its disks are still elsewhere. Held, it fetches them all the same.
+    Fill,
 }
 
 impl Point {
@@ -329,13 +335,23 @@ impl Point {
             Self::Proving => "proving",
             Self::Releasing => "releasing",
             Self::Settling => "settling",
+            Self::Fill => "fill",
         }
     }
 
     /// Whether the source's node gets there, and not the destination's.
     #[must_use]
     pub fn is_at_source(self) -> bool {
-        !matches!(self, Self::Staged | Self::Commit | Self::Granted | Self::Started | Self::Proving | Self::Settling)
+        !matches!(
+            self,
+            Self::Staged
+                | Self::Commit
+                | Self::Granted
+                | Self::Started
+                | Self::Proving
+                | Self::Settling
+                | Self::Fill
+        )
     }
 
     /// Whether the guest stands still while a node is held there.
