@@ -124,6 +124,12 @@ pub struct Vm {
     pub generation: Generation,
     /// The move under way.
     pub mv: Option<MoveId>,
+    /// What of its disks is not on its host yet (post-copy).
+    #[serde(default)]
+    pub absent: Bytes,
+    /// The hosts that have it, and are needed until it has come.
+    #[serde(default)]
+    pub holders: Vec<Name>,
 }
 
 /// A volume.

@@ -1,6 +1,7 @@
 //! What the API answers, for people: tables and lists of facts.
 
 use crate::table::{NOTHING, Table, printable};
+use godwit_api::Name;
 use godwit_api::host::{Ownership, RunState};
 use godwit_api::orphan::JudgedOrphan;
 use godwit_api::precache::{Precache, PrecacheFigures};
@@ -154,6 +155,10 @@ pub fn vm(vm: &Vm) -> String {
     }));
     if let Some(mv) = vm.mv {
         pairs.push(("move", mv.0.to_string()));
+    }
+    if vm.absent.0 > 0 {
+        let holders: Vec<&str> = vm.holders.iter().map(Name::as_str).collect();
+        pairs.push(("follows", format!("{} of its disks, from {}: needed until then", vm.absent, holders.join(", "))));
     }
     facts(&pairs)
 }

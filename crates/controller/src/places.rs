@@ -103,9 +103,15 @@ pub async fn add_host(State(c): Shared, Json(new): Json<AddHost>) -> Answer<Host
 }
 
 pub async fn remove_host(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
+    let in_use = |what: String, remedy: &str| Err(conflict(format!("host `{name}` is in use: {what}")).remedy(remedy));
+    // One that is lost for good does not answer, and what it lent is lost with it.
+    let there = c.node_of(&name)?.vms().await.unwrap_or_default();
+    if let Some(vm) = there.iter().find(|vm| !vm.lent.is_empty()) {
+        let what = format!("blocks of the disks of `{}` are fetched from there", vm.definition.name);
+        return in_use(what, "wait until all have come: `godwit vm show` says what is left");
+    }
     let _deciding = c.decide();
     c.host(&name)?;
-    let in_use = |what: String, remedy: &str| Err(conflict(format!("host `{name}` is in use: {what}")).remedy(remedy));
     if let Some(vm) = c.vm_records()?.into_iter().find(|vm| vm.host == name) {
         return in_use(format!("the VM `{}` is there", vm.definition.name), "move or delete it first");
     }

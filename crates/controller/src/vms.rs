@@ -16,7 +16,7 @@ use godwit_api::host::{GatewayPort, LocalVm, Ownership, PeerHost, RunState, Stop
 use godwit_api::public::{Component, CreateVm, Vm, Volume, Wire};
 use godwit_api::vm::{ComponentSpec, VmDefinition, WireDefinition};
 use godwit_api::{ApiError, Name, Problem, done};
-use godwit_units::{Generation, Lineage, VmId, VolumeId};
+use godwit_units::{Bytes, Generation, Lineage, VmId, VolumeId};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
@@ -395,6 +395,8 @@ fn shown(c: &Controller, record: &VmRecord, local: Option<&LocalVm>) -> Result<V
         lineage: local.map_or(record.lineage, |l| l.lineage),
         generation: local.map_or(record.generation, |l| l.generation),
         mv: open_move(c, record.definition.id)?.map(|m| m.id()).or(local.and_then(|l| l.mv)),
+        absent: local.map_or(Bytes(0), |l| l.absent),
+        holders: local.map_or(vec![], |l| l.holders.clone()),
     })
 }
 

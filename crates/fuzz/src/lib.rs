@@ -20,6 +20,7 @@ pub mod mirror;
 pub mod mutate;
 pub mod nbd;
 pub mod others;
+pub mod postcopy;
 pub mod trust;
 
 pub use meter::{Meter, measured};
@@ -48,6 +49,10 @@ pub const TARGETS: &[Target] = &[
     others::MIRROR,
     mirror::TO_TARGET,
     mirror::TO_SOURCE,
+    postcopy::TELL_TARGET,
+    postcopy::TELL_SOURCE,
+    postcopy::HOLDER,
+    postcopy::OWNER,
     others::NODE,
     others::API,
     others::SCENARIO,

@@ -102,7 +102,7 @@ impl Description for Words {
     }
 }
 
-fn replica() -> Replica {
+pub(crate) fn replica() -> Replica {
     let words = Words::default();
     Replica::format(&words, VolumeId(1), Bytes(SIZE)).expect("the size is whole blocks");
     let medium = || Box::new(Sparse::default());
@@ -119,7 +119,7 @@ fn replica() -> Replica {
 }
 
 /// A replica that a guest has written to.
-fn written() -> Replica {
+pub(crate) fn written() -> Replica {
     let replica = replica();
     replica.become_primary(Lineage(0), Generation(1)).expect("it is nobody's");
     for block in [0, 1, 2, 70, 5000, SIZE / BLOCK - 1] {
@@ -130,11 +130,11 @@ fn written() -> Replica {
 }
 
 /// Each message with its length in front.
-fn framed(messages: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn framed(messages: &[Vec<u8>]) -> Vec<u8> {
     messages.iter().flat_map(|m| [&(m.len() as u32).to_le_bytes()[..], m].concat()).collect()
 }
 
-fn messages(mut input: &[u8]) -> Vec<&[u8]> {
+pub(crate) fn messages(mut input: &[u8]) -> Vec<&[u8]> {
     let mut found = vec![];
     while let Some((length, rest)) = input.split_first_chunk::<4>() {
         let (message, behind) = rest.split_at((u32::from_le_bytes(*length) as usize).min(rest.len()));

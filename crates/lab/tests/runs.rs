@@ -70,10 +70,14 @@ impl Run {
     /// Runs to the end; the exit code and the report.
     fn finish(&self) -> (Option<i32>, Report) {
         let output = self.command().output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        (output.status.code(), self.report(&String::from_utf8_lossy(&output.stderr)))
+    }
+
+    /// Of a run that has ended and said this.
+    fn report(&self, said: &str) -> Report {
         let report = std::fs::read(self.report_file()).unwrap_or_else(|e| panic!("no report ({e}): {said}"));
         assert!(!self.work().exists(), "the work folder is still there");
-        (output.status.code(), serde_json::from_slice(&report).unwrap())
+        serde_json::from_slice(&report).unwrap()
     }
 
     fn one_move(&self) -> (Option<i32>, MoveReport) {
@@ -630,5 +634,66 @@ fn a_move_whose_nodes_die_in_the_middle_goes_on_where_it_was() {
     // Six tenths of memory had gone: the rest is less, and all of it would be more.
     assert!(third.kept.memory > 32 << 20, "{all}");
     assert!(third.bytes.memory < second.bytes.memory, "memory was sent again: {all}");
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+}
+
+#[test]
+fn a_vm_goes_on_to_a_third_site_while_its_disk_follows_through_a_cut_and_a_killed_node() {
+    let Some(_machine) = machine() else { return };
+    // The path between the first two is slow by then, so that most of the disk is still at the first.
+    let steps = "[[step]]\nafter_s = 1\nmove = { vm = \"vm\", to = \"b\", disk = \"postcopy\", leave_at = 0.1 }\n\
+                 [[step]]\nwait = { s = 0, moves = true }\n\
+                 [[step]]\nrate = { between = [\"a\", \"b\"], rate_mbit = 3 }\n\
+                 [[step]]\nmove = { vm = \"vm\", to = \"c\", disk = \"postcopy\" }\n\
+                 [[step]]\ncut = { between = [\"a\", \"c\"], at = \"fill\", share = 0.2, vm = \"vm\", for_s = 4 }\n\
+                 [[step]]\nkill = { what = \"node\", site = \"c\", vm = \"vm\", at = \"fill\", share = 0.4 }\n\
+                 [[step]]\nverify = { vm = \"vm\" }\n\
+                 [[step]]\nmove = { vm = \"vm\", to = \"b\" }\n\
+                 [[step]]\nverify = { vm = \"vm\" }\n";
+    let (code, report) = Run::new(&by_godwit(steps).replace("rate_mbit = 200", "rate_mbit = 60")).finish();
+    let [first, second, back] = &report.moves[..] else { panic!("{:?}", report.warnings) };
+    let all = format!(
+        "{:?}",
+        report.moves.iter().map(|m| (m.outcome, &m.incidents, m.bytes, m.kept, &m.integrity)).collect::<Vec<_>>()
+    );
+    for mv in [first, second, back] {
+        assert_eq!((mv.outcome, mv.integrity.ram_equal), (Outcome::Completed, Some(true)), "{all}");
+    }
+    assert_eq!(second.incidents.len(), 2, "{all}");
+    for mv in [second, back] {
+        assert_eq!((mv.integrity.memory_ok, mv.integrity.disk_ok), (Some(true), Some(true)), "{all}");
+    }
+    // What the first site had came from there, not by the second.
+    assert!(second.bytes.disk < 48 << 20, "{all}");
+    // And the second keeps what it had: the way back brings what it had not got, and what was written.
+    assert!(back.kept.disk >= 1 << 20, "{all}");
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+}
+
+#[test]
+fn a_guest_that_waits_for_what_a_cut_withholds_stands_still_and_goes_on() {
+    let Some(_machine) = machine() else { return };
+    let steps = "[[step]]\nafter_s = 1\nmove = { vm = \"vm\", to = \"b\", disk = \"postcopy\", leave_at = 0.02 }\n\
+                 [[step]]\nwait = { s = 0, moves = true }\n\
+                 [[step]]\ncut = { between = [\"a\", \"b\"], for_s = 14 }\n\
+                 [[step]]\nverify = { vm = \"vm\" }\n";
+    let run = Run::new(&by_godwit(steps).replace("rate_mbit = 200", "rate_mbit = 40"));
+    let mut child = run.command().stderr(Stdio::null()).spawn().unwrap();
+    // Its node says so; the log goes with the lab.
+    let (mut said, log) = (String::new(), run.work().join("sites/b/node.log"));
+    let code = loop {
+        if let Ok(now) = std::fs::read_to_string(&log) {
+            said = now;
+        }
+        if let Some(status) = child.try_wait().unwrap() {
+            break status.code();
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    let report = run.report(&said);
+    let stood = said.find("the guest stands still").unwrap_or_else(|| panic!("it did not stand still: {said}"));
+    assert!(said[stood..].contains("the guest goes on"), "{said}");
+    let mv = &report.moves[0];
+    assert_eq!((mv.integrity.memory_ok, mv.integrity.disk_ok), (Some(true), Some(true)), "{:?}", mv.integrity);
     assert_eq!(code, Some(0), "{:?}", report.warnings);
 }

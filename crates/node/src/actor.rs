@@ -500,7 +500,9 @@ impl Actor {
                 DestinationState::Granting { .. } | DestinationState::Granted { .. } => {
                     tracker.enter(PhaseName::HandOff)
                 }
-                DestinationState::Started { .. } => tracker.enter(PhaseName::Release),
+                DestinationState::Started { .. } if tracker.phase() < PhaseName::Release => {
+                    tracker.enter(PhaseName::Release);
+                }
                 _ => {}
             },
             None => {}

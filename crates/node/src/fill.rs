@@ -28,7 +28,7 @@ use crate::proto::{self, Hello, Request};
 use crate::registry::Power;
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{MoveRole, PeerHost};
-use godwit_api::progress::{NoteKind, PhaseName};
+use godwit_api::progress::{NoteKind, Outcome, PhaseName};
 use godwit_link::{Lane, Priority, RecvHalf};
 use godwit_units::{Bytes as Amount, Generation, Lineage};
 use godwit_vmm::Qemu;
@@ -198,6 +198,7 @@ pub fn begin(node: &Arc<Node>, parts: &Arc<Parts>) {
     if shadows.is_empty() {
         return release(node, parts);
     }
+    go_on_telling(parts);
     for disk in shadows {
         if std::mem::replace(&mut *lock(&disk.filling), true) {
             // It looks at the disk again: whoever opened it has told.
@@ -484,6 +485,23 @@ fn note(parts: &Parts, text: &str) {
     }
 }
 
+/// A move whose disks were following when the node was restarted ends when they have come.
+fn go_on_telling(parts: &Arc<Parts>) {
+    let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Destination) else { return };
+    let stands = moving.tracker.get();
+    if stands.phase != PhaseName::Fill || !stands.outcome.is_open() || std::mem::replace(&mut *lock(&parts.telling), true) {
+        return;
+    }
+    let parts = parts.clone();
+    crate::trace::spawn(async move {
+        if until_whole(&parts, &moving).await {
+            let outcome = if stands.network_proved_ms.is_some() { Outcome::Completed } else { Outcome::NetworkUnproved };
+            moving.end(outcome, stands.error);
+        }
+        *lock(&parts.telling) = false;
+    });
+}
+
 /// Waits until all disks are here for good, while the move shows what is absent. False: the VM went on before.
 pub async fn until_whole(parts: &Arc<Parts>, moving: &Arc<Moving>) -> bool {
     let disks = parts.disks();
@@ -491,11 +509,13 @@ pub async fn until_whole(parts: &Arc<Parts>, moving: &Arc<Moving>) -> bool {
     if disks.iter().all(|disk| !disk.is_shadow()) {
         return true;
     }
-    let total = absent();
+    // One that goes on over a restart knows.
+    let again = moving.tracker.phase() == PhaseName::Fill;
+    let total = if again { moving.tracker.get().disk.total } else { absent() };
     moving.tracker.enter(PhaseName::Fill);
     let holders: std::collections::BTreeSet<_> = disks.iter().flat_map(|disk| disk.holders()).collect();
     let names = holders.into_iter().collect::<Vec<_>>().join(", ");
-    moving.note(NoteKind::Decision, format!("the guest runs here; {total} of its disks follow from {names}"));
+    moving.note(NoteKind::Decision, format!("the guest runs here; {} of its disks follow from {names}", absent()));
     let shown = disks.clone();
     moving.tracker.metered(move |p| {
         let absent = Amount(shown.iter().map(|disk| disk.absent().0).sum());
@@ -503,6 +523,7 @@ pub async fn until_whole(parts: &Arc<Parts>, moving: &Arc<Moving>) -> bool {
         p.disk.copied = Amount(total.0.saturating_sub(absent.0));
         (p.disk.remaining, p.disk.absent) = (absent, absent);
     });
+    moving.tracker.update(|p| p.disk.total = total);
     let (noted, note) = (parts.clone(), moving.clone());
     crate::trace::spawn_blocking(move || noted.note(&note));
     reach_async(Point::Fill, parts.id).await;

@@ -136,7 +136,8 @@ pub fn streamed(node: &Node, from: &str, right: &Fetch, pair: u64, fill: bool, s
     crate::trace::spawn(async move {
         tracing::info!(volume = disk.name, to = from, "lending blocks");
         if let Err(error) = serve(&disk, demand, behind).await {
-            tracing::info!(volume = disk.name, to = from, error = format!("{error:#}"), "a session that lends blocks ended");
+            // As it does when the owner has all, or is not that any more.
+            tracing::debug!(volume = disk.name, to = from, error = format!("{error:#}"), "a session that lends blocks ended");
         }
     });
 }

@@ -46,6 +46,8 @@ pub struct Parts {
     pub(crate) keeping: Arc<tokio::sync::Mutex<()>>,
     /// Whether somebody is telling those who lent blocks of its disks that they have come.
     pub(crate) releasing: Mutex<bool>,
+    /// Whether somebody waits for its disks, to end a move that went on over a restart.
+    pub(crate) telling: Mutex<bool>,
 }
 
 /// The move that a VM takes part in, or did last.
@@ -143,6 +145,7 @@ impl Parts {
             failure: Mutex::default(),
             keeping: Arc::default(),
             releasing: Mutex::default(),
+            telling: Mutex::default(),
         }
     }
 

@@ -119,6 +119,12 @@ impl Tracker {
         change(&mut self.lock().progress);
     }
 
+    /// Where it is.
+    #[must_use]
+    pub fn phase(&self) -> PhaseName {
+        self.lock().progress.phase
+    }
+
     /// The move enters a phase. Going back is possible: a phase may be listed twice.
     pub fn enter(&self, phase: PhaseName) {
         let mut inner = self.lock();

@@ -12,11 +12,14 @@ use godwit_handoff::{Body, FileLedger, Ledger, Message, Record, Ticket};
 use godwit_link::{Addresses, Config as LinkConfig, Endpoint, Lane, LinkError, Peer, Priority, Session, State};
 use godwit_node::Config;
 use godwit_node::covered;
+use godwit_node::lend::Fetch;
 use godwit_node::node::Node;
 use godwit_node::proto::{self, Answer, Hello, Note, ProbeWire, Repoint, Request, Secret, Stage};
 use godwit_node::registry::{self, Power, VmFile};
 use godwit_trust::{Authority, Capability, Credentials, Identity, Role, SignedCapability, Validity};
 use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
+use godwit_volume::fetch::Requester;
+use godwit_volume::{Holder, Packer, Replica, Unpacker, fet};
 use serde_json::json;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime};
@@ -317,4 +320,120 @@ async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_g
     covered::repoint(&me, "x", &order(9, 2, Some(of("a", "x", &[7]))), &known).unwrap();
     covered::repoint(&me, "a", &order(1, 3, Some(of("a", "x", &[7]))), &known).unwrap();
     drop(node);
+}
+
+/// What a VM's disk holds at a host that handed the VM on before its blocks, and a replica that was told so.
+fn handed_on(here: &std::path::Path, there: &std::path::Path) -> Replica {
+    let size = godwit_units::Bytes::mib(1);
+    let source = Replica::create(here, VolumeId(1), size).unwrap();
+    source.become_primary(Lineage::FIRST, Generation(1)).unwrap();
+    source.write(0, &b"another's secret".repeat(1024)).unwrap();
+    let target = Replica::create(there, VolumeId(1), size).unwrap();
+    let mut telling = fet::Source::new(Holder("b".into()), Lineage::FIRST, &[]);
+    let (mut told, have) = fet::Target::new(&target).unwrap();
+    have.iter().for_each(|message| telling.handle(message, &source).unwrap());
+    for stopped in [false, true] {
+        if stopped {
+            source.freeze();
+            telling.stop(&source).unwrap();
+        }
+        for message in telling.poll(&source).unwrap() {
+            told.handle(&message, &target).unwrap();
+        }
+    }
+    telling.poll(&source).unwrap().iter().for_each(|message| drop(told.handle(message, &target).unwrap()));
+    assert!(told.is_complete());
+    source.become_secondary().unwrap();
+    target.become_primary(Lineage::FIRST, Generation(2)).unwrap();
+    assert_eq!(target.absent(), godwit_units::Bytes(16 << 10));
+    target
+}
+
+/// Fetches what is absent of `replica`, over two streams as an owner opens them. What is absent then.
+async fn fetch(session: &Session, right: &Fetch, pair: u64, replica: &Replica) -> godwit_units::Bytes {
+    let open = async |fill| {
+        let hello = Hello::Fetch { right: Box::new(right.clone()), pair, fill };
+        session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await.unwrap()
+    };
+    let (mut demand, mut fill) = (open(false).await, open(true).await);
+    let (mut requester, holder) = (Requester::new(vec![]), Holder("b".into()));
+    requester.connected(holder.clone());
+    let (mut packer, mut wire) = (Packer::new().unwrap(), vec![]);
+    while let Some(question) = requester.poll(replica).unwrap() {
+        packer.push(&question.message, &mut wire).unwrap();
+    }
+    packer.flush(&mut wire).unwrap();
+    let _ = demand.send.write(wire.into()).await;
+    let mut unpacker = Unpacker::new().unwrap();
+    loop {
+        let piece = tokio::select! {
+            piece = demand.recv.read() => piece,
+            piece = fill.recv.read() => piece,
+            () = tokio::time::sleep(SOON) => panic!("it is left waiting"),
+        };
+        let Ok(Some(piece)) = piece else { return replica.absent() };
+        unpacker.push(&piece);
+        while let Some(answer) = unpacker.poll().unwrap() {
+            requester.handle(&holder, &answer, Duration::ZERO, replica).unwrap();
+        }
+        if replica.absent().0 == 0 {
+            return replica.absent();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_that_were_left_behind_go_to_the_vms_owner_and_to_nobody_else() {
+    let Some(world) = World::new(4) else { return };
+    world.credentials(Role::Node, "b");
+    let controller = world.credentials(Role::Controller, "controller");
+    let config = world.config("b", 1);
+    let web = definition(1, "pc-q35-7.2", &[1], None);
+    let lacking = handed_on(&config.state.join("volumes/1"), &world.folder.path().join("there"));
+    // It went from here to c as generation 2; c may have handed it on.
+    let order = json!({
+        "id": ticket(1).mv, "vm": 1, "disk": "postcopy", "limit": null, "vcpus": null, "to": world.peer("c", 3),
+    });
+    let file = VmFile {
+        order: Some(serde_json::from_value(order).unwrap()),
+        lent: vec![VolumeId(1)],
+        ..VmFile::new(web.clone(), Power::On)
+    };
+    registry::store(&config.state.join("vms/1"), &file).unwrap();
+    FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Released(ticket(1))).unwrap();
+    let node = Node::start(config).await.unwrap();
+    let lent = || node.vm(VmId(1)).unwrap().file().lent;
+    let right = |generation, capability: Option<Capability>| Fetch {
+        vm: VmId(1),
+        volume: VolumeId(1),
+        lineage: Lineage::FIRST,
+        generation: Generation(generation),
+        capability: capability.map(|c| controller.grant(&c).unwrap()),
+    };
+    let later = |from: &str, to: &str| Capability { generation: Generation(3), ..capability(from, to, &web) };
+
+    let (_x, session) = world.intruder("x", 2).await;
+    let mut tries = vec![
+        ("nothing", right(2, None)),
+        ("a later generation, and nothing", right(9, None)),
+        ("what another was given", right(3, Some(later("c", "d")))),
+        ("what it was given before", right(2, Some(capability("a", "x", &web)))),
+    ];
+    let mut other = right(3, Some(later("c", "x")));
+    other.volume = VolumeId(2);
+    tries.push(("another volume", other));
+    for (pair, (what, right)) in (0..).zip(&tries) {
+        let left = fetch(&session, right, pair, &lacking).await;
+        assert_eq!(left, godwit_units::Bytes(16 << 10), "{what}: it was given something");
+        let refused = ask(&session, &Request::Released(Box::new(right.clone()))).await.unwrap_err();
+        assert_eq!((refused.problem, lent()), (Problem::Forbidden, vec![VolumeId(1)]), "{what}");
+    }
+    // What the controller has said of it is enough; and so is that this host gave it the VM.
+    assert_eq!(fetch(&session, &right(3, Some(later("c", "x"))), 8, &lacking).await.0, 0);
+    let mut bytes = vec![0; 16];
+    lacking.read(16, &mut bytes).unwrap();
+    assert_eq!(bytes, b"another's secret");
+    let (_c, session) = world.intruder("c", 3).await;
+    ask(&session, &Request::Released(Box::new(right(2, None)))).await.unwrap();
+    assert_eq!(lent(), vec![]);
 }

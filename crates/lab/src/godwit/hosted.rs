@@ -41,6 +41,8 @@ pub struct Hosted {
     pub site: String,
     /// Its RAM there.
     pub ram: File,
+    /// Its disks were following it there when it was last looked at: what is at that site is no whole copy.
+    pub unfinished: bool,
     installation: Arc<Installation>,
     before_kill: Mutex<Option<Before>>,
 }
@@ -74,6 +76,7 @@ impl Hosted {
             volumes,
             site: place.site,
             ram,
+            unfinished: false,
             installation: installation.clone(),
             before_kill: Mutex::default(),
         })

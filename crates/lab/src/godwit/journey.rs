@@ -233,9 +233,10 @@ impl Journey<'_> {
         let last = match said.last {
             Some(last) if is_over(&last.progress) => last,
             Some(mut last) if left => {
-                // Its VM has arrived; the disks are not all there to be compared.
+                // Its VM has arrived; the disks are not all there to be compared, now or when it moves on.
                 last.progress.outcome = Told::Completed;
                 self.disks = Disks::Unknown;
+                self.vm.unfinished = true;
                 self.note(format!("left while {} of the disks were to follow", last.progress.disk.remaining));
                 last
             }
@@ -423,6 +424,7 @@ impl Journey<'_> {
         let pairs = old.iter().zip(&new).map(|(old, new)| Ok(Pair { old: open(old)?, new: open(new)? }));
         let pairs = pairs.collect::<Result<Vec<_>>>();
         let recorded = disks::begin_record(&vm.monitor_in(to), &vm.disk_nodes());
+        let unfinished = vm.unfinished;
         if !self.installation.failpoints(to).is_armed(COMPARE_AT, vm.id) {
             anyhow::bail!("the node was let go meanwhile");
         }
@@ -437,6 +439,7 @@ impl Journey<'_> {
         self.figures.notes.extend(described);
         self.arrived_ram = Some(ram);
         match (pairs, recorded) {
+            _ if unfinished => self.note("the disks were not compared: the source's had not all come when it went on"),
             (Ok(pairs), Ok(())) => self.disks = Disks::Recorded(pairs),
             (Ok(pairs), Err(e)) => self.compare_now(&pairs, &e)?,
             (Err(e), _) => self.note(format!("the disks were not compared: {e:#}")),
@@ -517,8 +520,10 @@ impl Journey<'_> {
             self.note("RAM and disks were not compared: the destination did not get as far as `started`");
         }
         self.installation.later.wait();
-        if let Err(e) = result {
-            self.figures.why = Some(format!("{e:#}"));
+        match result {
+            Ok(told) if is_over(&told.progress) && told.progress.disk.remaining.0 == 0 => self.vm.unfinished = false,
+            Ok(_) => {}
+            Err(e) => self.figures.why = Some(format!("{e:#}")),
         }
         let completed = self.figures.outcome == Outcome::Completed;
         let found = if self.is_eventful() && !completed {
