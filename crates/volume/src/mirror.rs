@@ -37,6 +37,7 @@ const WINDOW: u64 = 8 << 20;
 const NEARLY_CLEAN: u64 = (1 << 20) / BLOCK;
 /// Longest message believed, in bytes.
 pub const MAX_MESSAGE: usize = (MOST_BLOCKS * BLOCK) as usize + 64;
+const _: () = assert!(MAX_MESSAGE <= godwit_content::LONGEST, "a message has to fit into its stream");
 
 pub(crate) const DATA: u8 = 2;
 pub(crate) const ZEROES: u8 = 3;
