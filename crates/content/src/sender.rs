@@ -41,6 +41,7 @@ struct Flight {
 #[derive(Debug)]
 pub struct Sender {
     key: Option<Key>,
+    memory: usize,
     known: Table<()>,
     flight: VecDeque<Flight>,
     unsure: usize,
@@ -59,7 +60,9 @@ impl Sender {
     pub fn new(memory: Bytes) -> Self {
         Self {
             key: None,
-            known: Table::new(usize::try_from(memory.0).unwrap_or(usize::MAX)),
+            memory: usize::try_from(memory.0).unwrap_or(usize::MAX),
+            // Nothing is known before the receiver has told its key.
+            known: Table::new(0),
             flight: VecDeque::new(),
             unsure: 0,
             answered: 0,
@@ -72,6 +75,12 @@ impl Sender {
     #[must_use]
     pub const fn is_ready(&self) -> bool {
         self.key.is_some()
+    }
+
+    /// Names on their way that were not answered yet.
+    #[must_use]
+    pub const fn unsure(&self) -> usize {
+        self.unsure
     }
 
     /// How it went so far.
@@ -87,7 +96,7 @@ impl Sender {
     pub fn greet(&mut self, message: &[u8]) -> Result<(), ContentError> {
         match parse_greeting(message)? {
             Greeting::Key(key) => {
-                self.known.clear();
+                self.known = Table::new(self.memory);
                 self.key = Some(key);
             }
             Greeting::Marks(_) if self.key.is_none() => {

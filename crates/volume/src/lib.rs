@@ -39,6 +39,7 @@ pub mod fetch;
 mod file;
 mod guards;
 mod journal;
+mod library;
 mod meta;
 pub mod mirror;
 pub mod order;
@@ -57,6 +58,7 @@ pub use godwit_content::{PackError, Packer, Unpacker};
 #[doc(hidden)]
 pub use guards::{Guard, Guards};
 pub use journal::Journal;
+pub use library::Library;
 pub use meta::Complete;
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
 pub use shadow::{Holder, Version};
