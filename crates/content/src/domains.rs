@@ -1,36 +1,32 @@
 //! One dictionary for each trust domain, and no way from one to another.
 
-use crate::dictionary::Dictionary;
-use crate::digest::Key;
-use godwit_units::Bytes;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Who may see each other's contents: a customer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TrustDomain(pub String);
 
-/// The dictionaries of a host.
+/// The dictionaries of a host, or what it keeps them in.
 #[derive(Debug)]
-pub struct Domains {
-    each: Bytes,
+pub struct Domains<D> {
     most: usize,
     /// The one that was asked for last stands last.
-    held: Vec<(TrustDomain, Arc<Mutex<Dictionary>>)>,
+    held: Vec<(TrustDomain, Arc<D>)>,
 }
 
-impl Domains {
-    /// None yet; each may take so much memory. Of more than `most` the one goes that was not asked for longest: together
-    /// they take `each` times `most`.
+impl<D> Domains<D> {
+    /// None yet. Of more than `most` the one goes that was not asked for longest: together they take that many times what one
+    /// takes, and what those still take that are in use.
     #[must_use]
-    pub const fn new(each: Bytes, most: usize) -> Self {
-        Self { each, most, held: vec![] }
+    pub const fn new(most: usize) -> Self {
+        Self { most, held: vec![] }
     }
 
-    /// The dictionary of a domain; a new one takes this key, which has to be random.
-    pub fn of(&mut self, domain: &TrustDomain, key: Key) -> Arc<Mutex<Dictionary>> {
+    /// The dictionary of a domain; `new` makes it, with a random key of its own, where there is none yet.
+    pub fn of(&mut self, domain: &TrustDomain, new: impl FnOnce() -> D) -> Arc<D> {
         let found = match self.held.iter().position(|(name, _)| name == domain) {
             Some(at) => self.held.remove(at),
-            None => (domain.clone(), Arc::new(Mutex::new(Dictionary::new(key, self.each)))),
+            None => (domain.clone(), Arc::new(new())),
         };
         if self.held.len() >= self.most.max(1) {
             self.held.remove(0);
@@ -49,29 +45,33 @@ impl Domains {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dictionary::Place;
-    use crate::digest::BLOCK;
+    use crate::dictionary::{Dictionary, Place};
+    use crate::digest::{BLOCK, Key};
+    use godwit_units::Bytes;
+    use std::sync::Mutex;
 
     #[test]
     fn a_domain_finds_its_own_dictionary_again_and_never_anothers() {
-        let mut domains = Domains::new(Bytes::kib(64), 2);
-        let name = |n: &str| TrustDomain(n.to_owned());
+        let mut domains = Domains::new(2);
         let key = |n| Key::new([n; 32]);
-        let a = domains.of(&name("a"), key(1));
+        let mut of = |name: &str, n| {
+            let new = || Mutex::new(Dictionary::new(key(n), Bytes::kib(64)));
+            (domains.of(&TrustDomain(name.to_owned()), new), domains.held.len())
+        };
+        let (a, _) = of("a", 1);
         a.lock().unwrap().learn(&[7; BLOCK], Place(5));
         let digest = a.lock().unwrap().key().digest(&[7; BLOCK]);
 
-        let b = domains.of(&name("b"), key(2));
+        let (b, _) = of("b", 2);
         assert_eq!(b.lock().unwrap().place(&digest), None, "not even by a name that leaked");
         assert_eq!(b.lock().unwrap().place(&key(2).digest(&[7; BLOCK])), None);
-        assert_eq!(domains.of(&name("a"), key(9)).lock().unwrap().place(&digest), Some(Place(5)));
+        assert_eq!(of("a", 9).0.lock().unwrap().place(&digest), Some(Place(5)));
 
         // A third takes the place of the one that was not asked for longest.
-        domains.of(&name("c"), key(3));
-        assert_eq!(domains.held.len(), 2);
-        assert_eq!(domains.of(&name("a"), key(9)).lock().unwrap().place(&digest), Some(Place(5)));
-        assert!(!Arc::ptr_eq(&domains.of(&name("b"), key(2)), &b));
-        domains.forget(&name("b"));
+        assert_eq!(of("c", 3).1, 2);
+        assert_eq!(of("a", 9).0.lock().unwrap().place(&digest), Some(Place(5)));
+        assert!(!Arc::ptr_eq(&of("b", 2).0, &b));
+        domains.forget(&TrustDomain("b".to_owned()));
         assert_eq!(domains.held.len(), 1);
     }
 }

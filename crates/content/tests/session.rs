@@ -10,6 +10,7 @@ use godwit_units::Bytes;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Mutex;
 
 const UNITS: usize = 96;
 const MOST_RUN: usize = 12;
@@ -264,9 +265,11 @@ fn a_receiver_that_has_nothing_of_what_it_promised_costs_a_bounded_number_of_nam
 
 /// Bytes both ways when a sender of `domain` sends a block of which it guesses that a neighbour holds it.
 fn guess(neighbour_holds: Option<&Block>, guessed: &Block) -> (usize, usize) {
-    let mut domains = Domains::new(Bytes::kib(64), 8);
+    let mut domains = Domains::new(8);
+    let mut of =
+        |name: &str, n| domains.of(&TrustDomain(name.into()), || Mutex::new(Dictionary::new(key(n), Bytes::kib(64))));
     let mut places: Vec<Block> = vec![];
-    let neighbour = domains.of(&TrustDomain("neighbour".into()), key(1));
+    let neighbour = of("neighbour", 1);
     for at in 0..50 {
         places.push(contents(1000 + at));
         neighbour.lock().unwrap().learn(&contents(1000 + at), Place(u64::from(at)));
@@ -275,7 +278,7 @@ fn guess(neighbour_holds: Option<&Block>, guessed: &Block) -> (usize, usize) {
         places[7] = *block;
         neighbour.lock().unwrap().learn(block, Place(7));
     }
-    let own = domains.of(&TrustDomain("own".into()), key(2));
+    let own = of("own", 2);
     let dictionary = std::mem::replace(&mut *own.lock().unwrap(), Dictionary::new(key(3), Bytes(1)));
     let site = Site { blocks: places, dictionary };
     let mut sender = Sender::new(Bytes::kib(64));
