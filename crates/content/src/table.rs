@@ -84,6 +84,8 @@ impl<V: Copy + Default> Table<V> {
             .flat_map(|way| self.marks.iter().skip(way).step_by(WAYS))
             .filter(|bits| **bits != 0)
             .map(|bits| Mark::new(*bits))
+            // Not through what is empty behind the last of them.
+            .take(self.held)
     }
 }
 

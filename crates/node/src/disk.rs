@@ -416,7 +416,10 @@ impl Disk {
     /// Ends mirroring: writes that wait for the other side are answered.
     pub async fn stop_mirror(&self) {
         let _ = self.progress();
-        lock(&self.order).take();
+        let ended = lock(&self.order).take();
+        if let Some(named) = ended.map(|outgoing| outgoing.machine.named()).filter(|named| named.0 > 0) {
+            tracing::info!(volume = self.name, %named, "the other side had blocks already, and they went by name");
+        }
         self.tell();
     }
 

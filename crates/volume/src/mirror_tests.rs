@@ -463,3 +463,26 @@ fn over_a_link_that_is_faster_than_digests_nothing_is_named() {
     world.check();
     assert_eq!(world.from.progress().named, Bytes(0));
 }
+
+#[test]
+fn two_sides_are_not_in_step_while_names_are_under_way() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = primary(&folder.path().join("a"));
+    let data = different(6, 512);
+    source.write(0, &data).expect("writes");
+    source.write(4 << 20, &data).expect("writes");
+    let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    let mut world = World::new(source, target, 6);
+    while let Some(message) = world.back.pop_front() {
+        world.from.handle(&message, &world.source).expect("takes");
+    }
+    while world.from.state() != State::Mirroring || !world.from.dirty.is_empty() {
+        world.there.extend(world.from.poll(&world.source).expect("reads"));
+    }
+    assert!(!world.from.is_synchronous(), "the target may not be able to get them");
+    while let Some(message) = world.there.pop_front() {
+        let answer = world.to.handle(&message, &world.target).expect("applies");
+        world.from.handle(&answer, &world.source).expect("takes");
+    }
+    assert!(world.from.is_synchronous());
+}
