@@ -1,7 +1,7 @@
 //! Contents kept in memory: a dictionary for what lies nowhere else.
 
 use crate::dictionary::{ContentSource, Dictionary, Place};
-use crate::digest::{BLOCK, Block, Digest, Key, is_zero};
+use crate::digest::{BLOCK, Block, Digest, Key, Mark, is_zero};
 use godwit_units::Bytes;
 
 /// The latest blocks, first in, first out (CloudNet's cache), within a bound of memory.
@@ -10,21 +10,23 @@ pub struct Store {
     dictionary: Dictionary,
     /// Grows to `most` blocks; then the oldest is overwritten.
     blocks: Vec<Block>,
+    /// Of each of them.
+    marks: Vec<Mark>,
     most: usize,
     next: usize,
 }
 
 impl Store {
-    /// Bytes that a block costs: itself, and two entries of the dictionary. Two, because with twice as many places as there are
-    /// blocks next to none falls out of the dictionary before it falls out of the store.
-    pub const COST: usize = BLOCK + 2 * Dictionary::COST;
+    /// Bytes that a block costs: itself, its mark, and two entries of the dictionary. Two, because with twice as many places as
+    /// there are blocks next to none falls out of the dictionary before it falls out of the store.
+    pub const COST: usize = BLOCK + size_of::<Mark>() + 2 * Dictionary::COST;
 
     /// An empty one, that never takes more than this (but for the least, one block).
     #[must_use]
     pub fn new(key: Key, memory: Bytes) -> Self {
         let most = (usize::try_from(memory.0).unwrap_or(usize::MAX) / Self::COST).max(1);
         let dictionary = Dictionary::new(key, Bytes((most * 2 * Dictionary::COST) as u64));
-        Self { dictionary, blocks: vec![], most, next: 0 }
+        Self { dictionary, blocks: vec![], marks: vec![], most, next: 0 }
     }
 
     /// The dictionary to it.
@@ -51,12 +53,15 @@ impl Store {
         if self.blocks.len() < self.most {
             if self.blocks.len() == self.blocks.capacity() {
                 // By a quarter, and to the bound exactly: doubling would take up to twice the bound.
-                self.blocks
-                    .reserve_exact((self.blocks.len() / 4).clamp(16, 1 << 14).min(self.most - self.blocks.len()));
+                let more = (self.blocks.len() / 4).clamp(16, 1 << 14).min(self.most - self.blocks.len());
+                self.blocks.reserve_exact(more);
+                self.marks.reserve_exact(more);
             }
             self.blocks.push(*block);
+            self.marks.push(digest.mark());
         } else {
-            self.blocks[self.next] = *block;
+            self.dictionary.forget(self.marks[self.next], Place(self.next as u64));
+            (self.blocks[self.next], self.marks[self.next]) = (*block, digest.mark());
         }
         self.dictionary.learn_digest(&digest, Place(self.next as u64));
         self.next = (self.next + 1) % self.most;
@@ -87,14 +92,14 @@ mod tests {
     fn it_keeps_the_latest_within_its_bound_and_gives_nothing_else_for_a_name() {
         let key = Key::new([3; 32]);
         let mut store = Store::new(key.clone(), Bytes((100 * Store::COST) as u64));
-        assert_eq!((store.places(), Store::COST), (100, 4128));
+        assert_eq!((store.places(), Store::COST), (100, 4136));
         for n in 0..250 {
             store.keep(&block(n));
             store.keep(&block(n));
             store.keep(&[0; BLOCK]);
         }
         let found = |n| fetch(&store, &key, &key.digest(&block(n)));
-        // Those that have fallen out lead to others now, and are not taken for them.
+        // Those that have fallen out lead nowhere.
         assert_eq!((0..150).filter(|n| found(*n).is_some()).count(), 0);
         let kept = (150..250).filter(|n| found(*n).is_some_and(|held| *held == block(*n))).count();
         assert!(kept >= 95, "{kept}");

@@ -1,15 +1,20 @@
-//! A table of marks that takes a fixed amount of memory and forgets what was not used for long.
+//! A table of marks that takes a fixed amount of memory, and forgets.
 //!
-//! Buckets of [`WAYS`] places; a mark's bits choose its bucket, in which the latest stands first and the last falls out. So an entry costs
-//! what it is, 8 bytes and its value; nothing is ever moved to grow; and what the system gives is zeroes that take no memory
-//! until they are used. What it costs against one long queue: a table of n places keeps about 86 of each 100 of the latest n
-//! marks, since buckets do not fill alike (Poisson's law with 8 on the average). A hash map with a queue costs three to four times as
-//! much for an entry, and twice that while it grows.
+//! Buckets of [`WAYS`] places; a mark's bits choose its bucket, in which the latest stands first. So an entry costs what it is, 8 bytes
+//! and its value; nothing is ever moved to grow; and what the system gives is zeroes that take no memory until they are used. A hash
+//! map with a queue costs three to four times as much for an entry, and twice that while it grows.
+//!
+//! From a bucket that is full falls one of those behind the [`SAFE`] latest, as good as by chance. The oldest would be wrong here: a
+//! second volume made of the same image brings the same blocks in the same order, and where they do not all fit, each would fall out shortly before it
+//! is wanted. Of so many marks as there are places, which come again in the same order, 70 in 100 are found (46 if the oldest fell), of
+//! twice as many 15 (1). The price: of the latest n a table of n places knows 71 in 100 (86).
 
 use crate::digest::Mark;
 
 /// Places of a bucket: 64 bytes of marks, a line of a processor's cache.
 const WAYS: usize = 8;
+/// The latest of a bucket, which do not fall out.
+const SAFE: usize = 2;
 
 #[derive(Debug)]
 pub(crate) struct Table<V> {
@@ -53,8 +58,9 @@ impl<V: Copy + Default> Table<V> {
 
     pub(crate) fn insert(&mut self, mark: Mark, value: V) {
         let bucket = self.bucket(mark);
-        // Its own place, else the first that is free, else the last.
-        let at = self.find(mark).or_else(|| bucket.clone().find(|at| self.marks[*at] == 0)).unwrap_or(bucket.end - 1);
+        // Its own place, else the first that is free, else one that its lower bits choose; the upper ones chose the bucket.
+        let falls = bucket.start + SAFE + (mark.bits() % (WAYS - SAFE) as u64) as usize;
+        let at = self.find(mark).or_else(|| bucket.clone().find(|at| self.marks[*at] == 0)).unwrap_or(falls);
         self.held += usize::from(self.marks[at] == 0);
         self.marks.copy_within(bucket.start..at, bucket.start + 1);
         self.values.copy_within(bucket.start..at, bucket.start + 1);
@@ -127,7 +133,8 @@ mod tests {
     }
 
     #[test]
-    fn of_the_latest_as_many_as_it_has_places_it_keeps_85_in_100() {
+    fn of_the_latest_as_many_as_it_has_places_it_keeps_two_thirds_and_finds_as_many_that_come_again_in_the_same_order()
+    {
         let mut table = Table::<()>::new(8 * 10_000);
         assert_eq!((table.places(), Table::<()>::COST, Table::<u64>::COST), (10_000, 8, 16));
         let mark = |n: u64| {
@@ -137,7 +144,21 @@ mod tests {
             table.insert(mark(n), ());
         }
         let kept = (20_000..30_000).filter(|n| table.get(mark(*n)).is_some()).count();
-        assert!((8_500..10_000).contains(&kept), "{kept}");
+        assert!((6_700..8_000).contains(&kept), "{kept}");
+        for (count, least) in [(5_000, 4_600), (10_000, 6_700), (20_000, 2_000)] {
+            let mut table = Table::<()>::new(8 * 10_000);
+            let mut pass = || {
+                let found = |n: &u64| {
+                    let found = table.get(mark(*n)).is_some();
+                    table.insert(mark(*n), ());
+                    found
+                };
+                (0..count).filter(found).count()
+            };
+            assert_eq!(pass(), 0);
+            let (second, third) = (pass(), pass());
+            assert!(second >= least && third >= least, "{second} and {third} of {count}");
+        }
     }
 
     #[test]
@@ -148,7 +169,7 @@ mod tests {
             table.insert(Mark::new(n), ());
             table.insert(Mark::new(1), ());
         }
-        assert_eq!(table.latest_first().take(3).collect::<Vec<_>>(), [1, 99, 98].map(Mark::new));
-        assert_eq!(table.get(Mark::new(92)), None);
+        assert_eq!(table.latest_first().take(2).collect::<Vec<_>>(), [1, 99].map(Mark::new));
+        assert_eq!(table.len(), WAYS);
     }
 }
