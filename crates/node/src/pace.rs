@@ -80,7 +80,8 @@ mod tests {
             let words = (0..16_384u32).map(|i| (i.wrapping_mul(n | 1).wrapping_mul(0x9e37_79b9) >> 20) % 700);
             let (message, mut wire): (Vec<u8>, _) = (words.flat_map(u32::to_le_bytes).collect(), vec![]);
             paced.push(&message, &mut wire).expect("packs");
-            // As if each took half a second of a link's time.
+            // As if a core packed 500 MB a second, and the link took 50 ms for each message.
+            paced.packing = Duration::from_nanos(paced.plain * 2);
             paced.since -= Duration::from_millis(50);
             paced.flush(&mut wire).expect("flushes");
             unpacker.push(&wire);
