@@ -159,6 +159,9 @@ pub struct VmDefinition {
     /// The boot files that the VM was created with, so that another host can tell whether its own are the same.
     #[serde(default)]
     pub boot_files: Vec<BootFile>,
+    /// The trust domain that it belongs to, if it does to one: with whose volumes its own may share what they hold at a site.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<Name>,
 }
 
 /// One wire.

@@ -32,6 +32,7 @@ pub fn local_vm(ownership: Ownership, generation: u64) -> LocalVm {
             volumes: vec![],
             wires: vec![],
             boot_files: vec![],
+            domain: None,
         },
         ownership,
         lineage: Lineage(0),

@@ -165,7 +165,7 @@ fn reserve(
         let volume = Volume { id, name: disk.volume.clone(), size: disk.size, vm: name.clone(), replicas };
         changes.push(Change::put(Kind::Volume, id.0, &volume));
     }
-    let definition = VmDefinition { id, name, spec, volumes, wires, boot_files: vec![] };
+    let definition = VmDefinition { id, name, spec, volumes, wires, boot_files: vec![], domain: domain.clone() };
     let record = VmRecord {
         definition,
         host: host.name.clone(),

@@ -14,6 +14,7 @@
 //! Memory is counted by [`Meter`], the allocator of the tests. What zstd takes for its window it takes from C's allocator, past the
 //! meter; that is bounded by the window's limit, which the decoders set.
 
+pub mod content;
 pub mod memory;
 mod meter;
 pub mod mirror;
@@ -53,6 +54,8 @@ pub const TARGETS: &[Target] = &[
     postcopy::TELL_SOURCE,
     postcopy::HOLDER,
     postcopy::OWNER,
+    content::FRAME,
+    content::REPLY,
     others::NODE,
     others::API,
     others::SCENARIO,

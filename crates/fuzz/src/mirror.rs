@@ -1,9 +1,10 @@
 //! A mirror's messages once they are unpacked: blocks for a replica, from another node; and that node's answers.
 
 use crate::{MIB, Target};
+use godwit_content::Key;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use godwit_volume::mirror::{Source, Target as Receiver};
-use godwit_volume::{BLOCK, Description, Media, Medium, REGION, Replica};
+use godwit_volume::{BLOCK, Description, Library, Media, Medium, REGION, Replica};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -126,7 +127,17 @@ pub(crate) fn written() -> Replica {
         replica.write(block * BLOCK, &[7; BLOCK as usize]).expect("memory takes all");
     }
     replica.zero(200 * BLOCK, 100 * BLOCK).expect("memory takes all");
+    // Enough that some of it is copied before the last blocks are, by name.
+    for block in 1000..1400 {
+        replica.write(block * BLOCK, &[block as u8 % 4 + 1; BLOCK as usize]).expect("memory takes all");
+    }
     replica
+}
+
+/// A target that looks names up.
+fn receiver(there: &Replica) -> (Receiver, Vec<Vec<u8>>) {
+    let library = Arc::new(Library::new(Key::new([7; 32]), Bytes::kib(64)));
+    Receiver::with_library(there, library).expect("it can be read")
 }
 
 /// Each message with its length in front.
@@ -148,7 +159,7 @@ pub(crate) fn messages(mut input: &[u8]) -> Vec<&[u8]> {
 fn exchange() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let (here, there) = (written(), replica());
     let mut source = Source::new();
-    let (mut target, mut answers) = Receiver::new(&there).expect("it can be read");
+    let (mut target, mut answers) = receiver(&there);
     let (mut said, mut heard) = (vec![], 0);
     for round in 0..200 {
         for answer in answers.split_off(heard).drain(..).collect::<Vec<_>>() {
@@ -183,7 +194,7 @@ pub const TO_TARGET: Target = Target {
     },
     run: |input| {
         let there = replica();
-        let Ok((mut target, _)) = Receiver::new(&there) else { return };
+        let mut target = receiver(&there).0;
         for message in messages(input) {
             if target.handle(message, &there).is_err() {
                 return;
@@ -218,8 +229,9 @@ mod tests {
     fn the_corpus_is_a_mirror_from_its_beginning_to_its_end() {
         let (said, answers) = exchange();
         assert!(said.len() > 4 && answers.len() > said.len(), "{} {}", said.len(), answers.len());
+        assert!(said.iter().any(|message| message[0] == 9), "nothing went by name");
         let there = replica();
-        let (mut target, _) = Receiver::new(&there).unwrap();
+        let (mut target, _) = receiver(&there);
         for message in messages(&framed(&said)) {
             target.handle(message, &there).unwrap();
         }

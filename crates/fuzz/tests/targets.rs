@@ -88,3 +88,45 @@ fn a_reader_that_believes_a_length_is_found_out_by_the_meter() {
     assert!(feed(&believes, &[200]).unwrap_err().contains("of memory"));
     feed(&believes, &[0]).unwrap();
 }
+
+#[test]
+fn a_dictionary_takes_the_memory_that_it_was_given_and_no_more_however_much_it_is_told() {
+    use godwit_content::{BLOCK, Dictionary, Key, Place, Sender, Store};
+    use godwit_units::Bytes;
+    let contents = |n: u32| {
+        let mut block = [1; BLOCK];
+        block[..4].copy_from_slice(&n.to_le_bytes());
+        block
+    };
+    let given = Bytes::kib(64);
+    let allowed = |what: &str, taken: usize| {
+        assert!((given.0 as usize / 2..=given.0 as usize + 256).contains(&taken), "{what} takes {taken} bytes");
+    };
+    // 4096 entries of 16 bytes, 8192 of 8.
+    let mut dictionary = None;
+    let taken = measured(|| {
+        let mut new = Dictionary::new(Key::new([1; 32]), given);
+        (0..20_000).for_each(|n| new.learn(&contents(n), Place(u64::from(n))));
+        dictionary = Some(new);
+    });
+    let dictionary = dictionary.unwrap();
+    allowed("a dictionary", taken);
+    assert_eq!((dictionary.places(), Dictionary::COST), (4096, 16));
+    assert!(dictionary.len() > 4000, "{}", dictionary.len());
+    let greetings = dictionary.greetings(8192);
+    let mut sender = Sender::new(given);
+    let taken = measured(|| {
+        sender.greet(&greetings[0]).unwrap();
+        for n in 0..20_000 {
+            sender.name(0, &contents(n));
+        }
+    });
+    // And while one block is looked at, that block's frame.
+    assert!(taken <= given.0 as usize + 2 * BLOCK, "a sender takes {taken} bytes");
+    let taken = measured(|| {
+        let mut store = Store::new(Key::new([1; 32]), Bytes::mib(1));
+        (0..2000).for_each(|n| store.keep(&contents(n)));
+    });
+    // What it grows by is there beside what it was, for as long as it takes to copy.
+    assert!(taken <= 2 << 20, "a store of 1 MiB takes {taken} bytes");
+}

@@ -9,6 +9,7 @@
 //! that made them is gone: whoever ends or loses a QEMU calls [`Disk::hang_up`], so that no write of a dead one is made later.
 
 use crate::leaving::Leaving;
+use crate::pace::Paced;
 use crate::parts::lock;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
@@ -23,7 +24,7 @@ use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Seq};
 use godwit_volume::order::FirstAccess;
-use godwit_volume::{BLOCK, Holder, Packer, Replica, Unpacker, VolumeError, fet};
+use godwit_volume::{BLOCK, Holder, Library, Packer, Replica, Unpacker, VolumeError, fet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,6 +81,8 @@ pub struct Disk {
     /// The attempt whose blocks are all here.
     complete: Mutex<Option<Ticket>>,
     receiving: Mutex<Option<Ticket>>,
+    /// What need not come, because volumes of the same trust domain have it here.
+    library: OnceLock<Arc<Library>>,
     /// The figures of the last mirror.
     figures: Mutex<DiskProgress>,
     /// Since when the other side has been behind, as far as somebody looked.
@@ -142,6 +145,7 @@ impl Disk {
             began: Instant::now(),
             complete: Mutex::default(),
             receiving: Mutex::default(),
+            library: OnceLock::new(),
             figures: Mutex::default(),
             behind: Mutex::default(),
             failing: AtomicBool::new(false),
@@ -412,14 +416,17 @@ impl Disk {
     /// Ends mirroring: writes that wait for the other side are answered.
     pub async fn stop_mirror(&self) {
         let _ = self.progress();
-        lock(&self.order).take();
+        let ended = lock(&self.order).take();
+        if let Some(named) = ended.map(|outgoing| outgoing.machine.named()).filter(|named| named.0 > 0) {
+            tracing::info!(volume = self.name, %named, "the other side had blocks already, and they went by name");
+        }
         self.tell();
     }
 
     async fn mirror(self: &Arc<Self>, stream: Stream, mut pieces: mpsc::UnboundedReceiver<Vec<u8>>) -> Result<()> {
         let (mut send, mut receive) = stream.split();
         let sending = async {
-            let mut packer = Packer::new()?;
+            let mut packer = Paced::new()?;
             while let Some(message) = pieces.recv().await {
                 let mut wire = vec![];
                 packer.push(&message, &mut wire)?;
@@ -542,12 +549,22 @@ impl Disk {
         *lock(&self.complete) == Some(ticket)
     }
 
+    /// Blocks that come are looked up in this library first, which is of the VM's trust domain.
+    pub(crate) fn look_up_in(&self, library: Arc<Library>) {
+        let _ = self.library.set(library);
+    }
+
     /// Takes the blocks of an attempt, until all are here.
     ///
     /// # Errors
     /// When the stream or the replica fails.
     pub async fn apply(self: &Arc<Self>, stream: Stream, ticket: Ticket) -> Result<()> {
-        self.take(stream, ticket, |replica| Ok(mirror::Target::new(replica)?)).await.map(drop)
+        let library = self.library.get().cloned();
+        let begin = |replica: &Replica| match library {
+            Some(library) => Ok(mirror::Target::with_library(replica, library)?),
+            None => Ok(mirror::Target::new(replica)?),
+        };
+        self.take(stream, ticket, begin).await.map(drop)
     }
 
     /// Takes what the disk has to hold, until all of that is known here; the contents come when the VM runs here.

@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 use godwit_api::progress::DiskProgress;
+use godwit_units::Bytes;
 use godwit_volume::mirror::Seq;
 use godwit_volume::{BlockSet, Replica, VolumeError, fet, mirror};
 use std::ops::Range;
@@ -130,6 +131,15 @@ impl Leaving {
             },
         }
         Ok(())
+    }
+
+    /// Blocks that the target found by name, and that did not travel.
+    #[must_use]
+    pub fn named(&self) -> Bytes {
+        match self {
+            Self::Mirror(source) => source.progress().named,
+            Self::PostCopy(_) => Bytes::ZERO,
+        }
     }
 
     /// How it stands.

@@ -43,6 +43,7 @@ pub struct Node {
     quarantine: Quarantine,
     first_seen: FirstSeen,
     precaches: Precaches,
+    libraries: crate::libraries::Libraries,
     lending: Lending,
 }
 
@@ -215,6 +216,7 @@ impl Node {
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
             precaches,
+            libraries: crate::libraries::Libraries::default(),
             lending: Lending::default(),
         });
         node.recover_gateways().await;
@@ -414,7 +416,11 @@ impl Node {
         for (i, (disk, volume)) in definition.spec.disks.iter().zip(&definition.volumes).enumerate() {
             let folder = crate::spec::volume_folder(&self.config, *volume);
             let socket = crate::spec::disk_socket(&parts.run, i);
-            disks.push(Disk::open_or_create(&folder, socket, *volume, disk.volume.as_str(), disk.size)?);
+            let disk = Disk::open_or_create(&folder, socket, *volume, disk.volume.as_str(), disk.size)?;
+            if let Some(library) = self.libraries.of(&definition) {
+                disk.look_up_in(library);
+            }
+            disks.push(disk);
         }
         parts.set_disks(disks);
         Ok(())

@@ -39,10 +39,10 @@ pub mod fetch;
 mod file;
 mod guards;
 mod journal;
+mod library;
 mod meta;
 pub mod mirror;
 pub mod order;
-mod pack;
 pub mod precache;
 mod replica;
 mod runs;
@@ -53,12 +53,13 @@ mod stamps;
 pub use blocks::{BLOCK, BlockSet, touched};
 pub use error::VolumeError;
 pub use file::{Description, Disk, Media, Medium};
+pub use godwit_content::{PackError, Packer, Unpacker};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use guards::{Guard, Guards};
 pub use journal::Journal;
+pub use library::Library;
 pub use meta::Complete;
-pub use pack::{PackError, Packer, Unpacker};
 pub use replica::{Contents, Opened, Replica, Written, is_zero};
 pub use shadow::{Holder, Version};
 pub use stamp::Stamp;

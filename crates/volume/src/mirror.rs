@@ -14,17 +14,26 @@
 //! is *which* blocks go; the shell reads them, under the lock that the guest's writes take, so that no block is torn while it
 //! is read, and a block's contents and its stamp belong together.
 //!
+//! What the target can find in its [`Library`] goes by name while the disk is copied behind the guest's back: it says its key and what it
+//! holds beside its stamps (Known), the source sends names (Named), and the Ack says which of those blocks the target could
+//! not get. They differ again then, and go in full, as they are by that time. Nothing waits for that: blocks that come after are
+//! applied, and an end is not believed while one is missing. Mirrored writes and the last blocks go in full, since a name
+//! that leads nowhere costs a round trip.
+//!
 //! The guest's writes wait for the target only in `Mirroring`, and there for at most [`PATIENCE`]: then everybody is let go, and
 //! the mirror copies behind the guest's back again until little is left and the target answers.
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
+use crate::library::{Library, Shelf};
 use crate::replica::{Contents, Replica, is_zero};
 use crate::runs::{HAVE, LAST, Theirs, all_messages, parse_run, run_message, words};
 use crate::stamp::{STAMP_BYTES, Stamp};
-use godwit_units::Bytes;
+use godwit_content::{ContentError, Sender, choose, reply, take};
+use godwit_units::{BitRate, BlockIndex, Bytes};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The longest that a guest's write waits for the other side.
@@ -37,6 +46,7 @@ const WINDOW: u64 = 8 << 20;
 const NEARLY_CLEAN: u64 = (1 << 20) / BLOCK;
 /// Longest message believed, in bytes.
 pub const MAX_MESSAGE: usize = (MOST_BLOCKS * BLOCK) as usize + 64;
+const _: () = assert!(MAX_MESSAGE <= godwit_content::LONGEST, "a message has to fit into its stream");
 
 pub(crate) const DATA: u8 = 2;
 pub(crate) const ZEROES: u8 = 3;
@@ -44,6 +54,12 @@ pub(crate) const FORGET: u8 = 4;
 const FINAL: u8 = 5;
 pub(crate) const ACK: u8 = 6;
 const FINISHED: u8 = 7;
+const KNOWN: u8 = 8;
+const NAMED: u8 = 9;
+/// Memory for what the target is known to hold: 4 GiB of blocks, of which the latest stay.
+const KNOWN_BLOCKS: Bytes = Bytes::mib(8);
+/// Blocks that a source may have named in vain and not sent yet; it sends those first.
+const MOST_MISSING: u64 = 64 << 10;
 
 /// What came makes no sense, or cannot be done.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +73,9 @@ pub enum MirrorError {
     /// The replica.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    /// Names.
+    #[error(transparent)]
+    Content(#[from] ContentError),
 }
 
 /// Where a source stands.
@@ -86,6 +105,15 @@ pub struct Mirrored {
     pub messages: Vec<Vec<u8>>,
 }
 
+/// How a message went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// Its blocks are in it.
+    InFull,
+    /// Some of them by name: its Ack says whether the target could get them.
+    Named,
+}
+
 /// The source's machine.
 #[derive(Debug)]
 pub struct Source {
@@ -95,8 +123,11 @@ pub struct Source {
     cursor: u64,
     /// What the target says it has, until all of it is known.
     theirs: Theirs,
-    /// Sent and not acknowledged: number and bytes.
-    flight: VecDeque<(Seq, u64)>,
+    /// Sent and not acknowledged: number, bytes, and how.
+    flight: VecDeque<(Seq, u64, How)>,
+    names: Sender,
+    /// How fast the link is, if somebody said so.
+    link: Option<BitRate>,
     in_flight: u64,
     sent: Seq,
     acked: Seq,
@@ -128,6 +159,8 @@ impl Source {
             cursor: 0,
             theirs: Theirs::default(),
             flight: VecDeque::new(),
+            names: Sender::new(KNOWN_BLOCKS),
+            link: None,
             in_flight: 0,
             sent: 0,
             acked: 0,
@@ -148,10 +181,15 @@ impl Source {
         self.state
     }
 
-    /// Whether nothing differs but what is on its way.
+    /// Whether nothing differs but what is on its way. A block that went by name may not arrive.
     #[must_use]
     pub fn is_synchronous(&self) -> bool {
-        self.state == State::Mirroring && self.dirty.is_empty()
+        self.state == State::Mirroring && self.dirty.is_empty() && self.names.unsure() == 0
+    }
+
+    /// How fast the link is: over one that is faster than digests are computed, blocks go in full.
+    pub const fn link_is(&mut self, rate: BitRate) {
+        self.link = Some(rate);
     }
 
     /// How far it is.
@@ -163,6 +201,10 @@ impl Source {
             remaining: Bytes(self.dirty.len() * BLOCK),
             elided: Bytes(self.elided * BLOCK),
             held: Bytes(self.held * BLOCK),
+            named: {
+                let names = self.names.figures();
+                Bytes((names.named - names.missed) * BLOCK)
+            },
         }
     }
 
@@ -174,14 +216,33 @@ impl Source {
         let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
         match *kind {
             HAVE if self.state == State::Exchanging => self.have(body, replica),
+            KNOWN => Ok(self.names.greet(body)?),
             ACK => {
-                let Some(([seq], [])) = words::<1>(body) else { return Err(MirrorError::Message("a malformed Ack")) };
+                let Some(([seq], reply)) = words::<1>(body) else {
+                    return Err(MirrorError::Message("a malformed Ack"));
+                };
                 if seq > self.sent || seq < self.acked {
                     return Err(MirrorError::Message("an Ack of what was not sent"));
                 }
                 self.acked = seq;
-                while self.flight.front().is_some_and(|(s, _)| *s <= seq) {
-                    self.in_flight -= self.flight.pop_front().map_or(0, |(_, bytes)| bytes);
+                let mut how = How::InFull;
+                while let Some((_, bytes, last)) = self.flight.front().copied().filter(|(s, ..)| *s <= seq) {
+                    self.flight.pop_front();
+                    if how == How::Named {
+                        return Err(MirrorError::Message("an Ack that passes over names"));
+                    }
+                    self.in_flight -= bytes;
+                    how = last;
+                }
+                match how {
+                    How::Named => {
+                        let again = self.names.handle(reply)?;
+                        self.send_again(&again);
+                    }
+                    How::InFull if !reply.is_empty() => {
+                        return Err(MirrorError::Message("an Ack that asks for what was not named"));
+                    }
+                    How::InFull => {}
                 }
                 while self.waiting.front().is_some_and(|(s, _)| *s <= seq) {
                     self.waiting.pop_front();
@@ -198,6 +259,19 @@ impl Source {
             }
             _ => Err(MirrorError::Message("a message that does not belong here")),
         }
+    }
+
+    /// Blocks that went by name, and that the target could not get.
+    fn send_again(&mut self, blocks: &[u64]) {
+        let Some(first) = blocks.first() else { return };
+        // These before others: the target takes note of each until it is there.
+        self.cursor = *first;
+        for block in blocks {
+            self.copied -= u64::from(!self.dirty.contains(BlockIndex(*block)));
+            self.dirty.insert(*block..block + 1);
+        }
+        // The target did not believe the end that was sent meanwhile.
+        self.final_sent = false;
     }
 
     fn have(&mut self, body: &[u8], replica: &Replica) -> Result<(), MirrorError> {
@@ -307,19 +381,40 @@ impl Source {
         Ok(messages)
     }
 
+    /// Whether blocks may go by name now: a name that leads nowhere costs a round trip, and here nobody waits for that, or there is
+    /// so much left that it is worth it.
+    fn may_name(&self) -> bool {
+        let waited_for = match self.state {
+            State::Copying => false,
+            State::Finishing => self.dirty.len() <= NEARLY_CLEAN,
+            State::Exchanging | State::Mirroring | State::Complete => true,
+        };
+        !waited_for && self.link.is_none_or(|link| choose::names_pay(link, None))
+    }
+
     fn message(&mut self, (run, stamp, zero): &(Range<u64>, Option<Stamp>, bool), from: u64, data: &[u8]) -> Vec<u8> {
         let at = ((run.start - from) * BLOCK) as usize..((run.end - from) * BLOCK) as usize;
+        let mut how = How::InFull;
         let message = match (stamp, zero) {
             (None, _) => run_message(FORGET, run, Stamp::decode(&[0; STAMP_BYTES]), &[]),
             (Some(stamp), true) => {
                 self.elided += run.end - run.start;
                 run_message(ZEROES, run, *stamp, &[])
             }
-            (Some(stamp), false) => run_message(DATA, run, *stamp, &data[at]),
+            (Some(stamp), false) => {
+                let frame = if self.may_name() { self.names.name(run.start, &data[at.clone()]) } else { None };
+                match frame {
+                    Some(frame) => {
+                        how = How::Named;
+                        run_message(NAMED, run, *stamp, &frame)
+                    }
+                    None => run_message(DATA, run, *stamp, &data[at]),
+                }
+            }
         };
         self.sent += 1;
         self.digest.update(&message);
-        self.flight.push_back((self.sent, message.len() as u64));
+        self.flight.push_back((self.sent, message.len() as u64, how));
         self.in_flight += message.len() as u64;
         message
     }
@@ -365,6 +460,8 @@ pub struct Progress {
     pub elided: Bytes,
     /// Blocks that were written, and that the target had already when the mirror began.
     pub held: Bytes,
+    /// Blocks that the target found by their names, and that did not travel.
+    pub named: Bytes,
 }
 
 /// The target's machine.
@@ -373,6 +470,10 @@ pub struct Target {
     digest: blake3::Hasher,
     seq: Seq,
     complete: bool,
+    /// Where names are looked up, and this volume's place in it.
+    library: Option<(Arc<Library>, Shelf)>,
+    /// Blocks that were named in vain and have not come since.
+    missing: BlockSet,
 }
 
 impl Target {
@@ -382,6 +483,20 @@ impl Target {
     /// When the replica cannot be read.
     pub fn new(replica: &Replica) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
         Ok((Self::default(), all_messages(&replica.stamp_runs()?)))
+    }
+
+    /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn with_library(replica: &Replica, library: Arc<Library>) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
+        let (mut target, stamps) = Self::new(replica)?;
+        let Some(shelf) = library.join(replica) else { return Ok((target, stamps)) };
+        let mut known = library.greetings().into_iter().map(|greeting| [&[KNOWN][..], &greeting].concat());
+        // The key, the stamps, and then the marks: the copy need not wait for all of them.
+        let messages = known.next().into_iter().chain(stamps).chain(known).collect();
+        target.library = Some((library, shelf));
+        Ok((target, messages))
     }
 
     /// Whether everything is here, durably.
@@ -404,6 +519,10 @@ impl Target {
             if body != digest.as_bytes() {
                 return Err(MirrorError::Digest);
             }
+            if !self.missing.is_empty() {
+                // The source has been told, will send them, and then end once more.
+                return Ok(self.ack());
+            }
             replica.commit()?;
             self.complete = true;
             let mut answer = vec![FINISHED];
@@ -415,19 +534,64 @@ impl Target {
         if run.end - run.start > MOST_BLOCKS {
             return Err(MirrorError::Message("a run of more blocks than a message has"));
         }
+        self.missing.remove(run.clone());
+        let mut missing = vec![];
         match *kind {
             DATA if !data.is_empty() && data.len() as u64 == (run.end - run.start).saturating_mul(BLOCK) => {
-                replica.apply(run.start, stamp, Contents::Data(data))?;
+                self.apply(run.start, stamp, data, replica)?;
             }
+            NAMED => missing = self.named(&run, stamp, data, replica)?,
             ZEROES if data.is_empty() => replica.apply(run.start, stamp, Contents::Zeroes(run.end - run.start))?,
             FORGET if data.is_empty() => replica.forget(run)?,
             _ => return Err(MirrorError::Message("a message that does not belong here")),
         }
         self.digest.update(message);
         self.seq += 1;
+        let mut answer = self.ack();
+        answer.extend(reply(&missing));
+        Ok(answer)
+    }
+
+    fn ack(&self) -> Vec<u8> {
         let mut answer = vec![ACK];
         answer.extend(self.seq.to_le_bytes());
-        Ok(answer)
+        answer
+    }
+
+    fn apply(&self, first: u64, stamp: Stamp, data: &[u8], replica: &Replica) -> Result<(), MirrorError> {
+        replica.apply(first, stamp, Contents::Data(data))?;
+        if let Some((library, shelf)) = &self.library {
+            library.learn(*shelf, first, data);
+        }
+        Ok(())
+    }
+
+    /// Blocks of which some are named; those that are not in the library.
+    fn named(
+        &mut self,
+        run: &Range<u64>,
+        stamp: Stamp,
+        frame: &[u8],
+        replica: &Replica,
+    ) -> Result<Vec<u16>, MirrorError> {
+        let Some((library, _)) = &self.library else {
+            return Err(MirrorError::Message("names, for which it was given no key"));
+        };
+        let taken = take(frame, library.key(), &**library)?;
+        if taken.blocks as u64 != run.end - run.start || run.end > replica.size().0 / BLOCK {
+            return Err(MirrorError::Message("a frame whose blocks are not those of its run"));
+        }
+        for (at, data) in &taken.present {
+            self.apply(run.start + *at as u64, stamp, data, replica)?;
+        }
+        for at in &taken.missing {
+            let block = run.start + u64::from(*at);
+            self.missing.insert(block..block + 1);
+        }
+        if self.missing.len() > MOST_MISSING {
+            return Err(MirrorError::Message("more names that lead nowhere than a source has on its way"));
+        }
+        Ok(taken.missing)
     }
 }
 

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Marks between two settlings that are set one at a time; then, more and more with each.
 const MARKS_ALONE: u64 = 4;
@@ -38,7 +38,8 @@ thread_local! {
 #[derive(Debug)]
 pub struct Replica {
     folder: PathBuf,
-    pub(crate) data: Box<dyn Medium>,
+    /// Shared with a library, which reads it and never writes.
+    pub(crate) data: Arc<dyn Medium>,
     /// Never changes.
     size: Bytes,
     /// Whether something may be absent: see [`Replica::is_partial`].
@@ -216,7 +217,7 @@ impl Replica {
         let size = inner.meta.size;
         let it = Self {
             folder: folder.to_owned(),
-            data: media.data,
+            data: media.data.into(),
             size,
             partial: AtomicBool::new(inner.is_shadow()),
             inner: Mutex::new(inner),

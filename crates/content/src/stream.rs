@@ -1,23 +1,23 @@
-//! A mirror's messages on their way: each with its length before it, and all of them through one zstd stream, so that a
-//! block like one that went a moment ago costs next to nothing.
+//! Messages on their way: each with its length before it, and all of them through one zstd stream, so that a block like one that
+//! went a moment ago costs next to nothing.
 //!
-//! Both ends forget everything when the mirror ends. The stream belongs to one volume, hence to one customer: its
-//! length tells nobody anything about a neighbour's disk.
+//! Both ends forget everything when the stream ends. It belongs to one volume, hence to one customer: its length tells nobody
+//! anything about a neighbour's disk.
 //!
 //! # What can go wrong
 //!
 //! *A few bytes expand to gigabytes.* The [`Unpacker`] makes at most [`STEP`] bytes at a time, and none while a whole
 //! message is at hand. *The other end waits for what lies in zstd's buffers*: [`Packer::flush`] before waiting.
 
-use crate::mirror::MAX_MESSAGE;
+use crate::choose::Level;
 use std::io;
 use zstd::stream::raw::{CParameter, DParameter, Decoder, Encoder, InBuffer, Operation, OutBuffer};
 
-/// zstd's level: one core compresses at several Gbit/s with it, and the guest runs beside.
-const LEVEL: i32 = 1;
 /// Logarithm of zstd's window in bytes, which both ends allocate: 8 MiB. Repetitions over longer distances are the
 /// business of a dictionary.
 const WINDOW_LOG: u32 = 23;
+/// The longest message: 256 KiB of blocks, and what is said about them.
+pub const LONGEST: usize = (256 << 10) + 64;
 /// What is compressed or expanded at once.
 const STEP: usize = 128 << 10;
 
@@ -25,7 +25,7 @@ const STEP: usize = 128 << 10;
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
     /// zstd.
-    #[error("zstd cannot {doing} the mirror's messages: {source}; the stream is damaged, or memory is short")]
+    #[error("zstd cannot {doing} a stream's messages: {source}; the stream is damaged, or memory is short")]
     Zstd {
         /// What it was to do.
         doing: &'static str,
@@ -33,7 +33,7 @@ pub enum PackError {
         source: io::Error,
     },
     /// A length that no message has.
-    #[error("the other side of the mirror announces a message of {0} bytes; the longest has {MAX_MESSAGE}")]
+    #[error("the other side of a stream announces a message of {0} bytes; the longest has {LONGEST}")]
     TooLong(usize),
 }
 
@@ -52,6 +52,9 @@ fn append<T>(out: &mut Vec<u8>, f: impl FnOnce(&mut OutBuffer<'_, Vec<u8>>) -> i
 pub struct Packer {
     zstd: Encoder<'static>,
     holds: bool,
+    level: Level,
+    /// The level of what comes next, once what is in the making is ended.
+    wanted: Level,
 }
 
 impl std::fmt::Debug for Packer {
@@ -66,9 +69,24 @@ impl Packer {
     /// # Errors
     /// When memory is short.
     pub fn new() -> Result<Self, PackError> {
-        let mut zstd = Encoder::new(LEVEL).map_err(doing("begin to compress"))?;
+        let mut zstd = Encoder::new(Level::One.number()).map_err(doing("begin to compress"))?;
         zstd.set_parameter(CParameter::WindowLog(WINDOW_LOG)).map_err(doing("take the window's size for"))?;
-        Ok(Self { zstd, holds: false })
+        Ok(Self { zstd, holds: false, level: Level::One, wanted: Level::One })
+    }
+
+    /// What comes from now on is compressed so hard; [`Level::One`] in the beginning. With another level it begins with an empty
+    /// window, so this is not for each message.
+    pub const fn set_level(&mut self, level: Level) {
+        self.wanted = level;
+    }
+
+    fn change_level(&mut self, out: &mut Vec<u8>) -> Result<(), PackError> {
+        while append(out, |out| self.zstd.finish(out, true)).map_err(doing("end a part of"))? > 0 {}
+        self.zstd
+            .set_parameter(CParameter::CompressionLevel(self.wanted.number()))
+            .map_err(doing("take another level for"))?;
+        (self.level, self.holds) = (self.wanted, false);
+        Ok(())
     }
 
     /// Takes a message; appends to `out` what is ready for the wire, which may be nothing.
@@ -76,8 +94,11 @@ impl Packer {
     /// # Errors
     /// When zstd fails.
     pub fn push(&mut self, message: &[u8], out: &mut Vec<u8>) -> Result<(), PackError> {
-        debug_assert!(message.len() <= MAX_MESSAGE, "the mirror keeps to its bound");
+        debug_assert!(message.len() <= LONGEST, "whoever sends keeps to the bound");
         let length = u32::try_from(message.len()).map_err(|_| PackError::TooLong(message.len()))?;
+        if self.level != self.wanted {
+            self.change_level(out)?;
+        }
         for piece in [&length.to_le_bytes()[..], message] {
             let mut input = InBuffer::around(piece);
             while input.pos() < piece.len() {
@@ -149,7 +170,7 @@ impl Unpacker {
             let plain = &self.plain[self.at..];
             if let Some(length) = plain.first_chunk::<4>() {
                 let length = u32::from_le_bytes(*length) as usize;
-                if length > MAX_MESSAGE {
+                if length > LONGEST {
                     return Err(PackError::TooLong(length));
                 }
                 if let Some(message) = plain.get(4..4 + length) {
@@ -232,6 +253,32 @@ mod tests {
     }
 
     #[test]
+    fn the_level_may_change_between_any_two_messages() {
+        let levels = [Level::Six, Level::Raw, Level::Raw, Level::One, Level::Faster, Level::Three, Level::Fast];
+        let (mut packer, mut unpacker) = (Packer::new().expect("begins"), Unpacker::new().expect("begins"));
+        let mut sizes = vec![];
+        for n in 0..200u32 {
+            packer.set_level(levels[(n / 3) as usize % levels.len()]);
+            let words = (0..10_000u32).map(|i| (i.wrapping_mul(n) >> 3) % 50 * 77);
+            let (message, mut wire): (Vec<u8>, _) = (words.flat_map(u32::to_le_bytes).collect(), vec![]);
+            packer.push(&message, &mut wire).expect("packs");
+            if n % 2 == 0 {
+                packer.flush(&mut wire).expect("flushes");
+                sizes.push(wire.len());
+            }
+            unpacker.push(&wire);
+            let mut found = unpacker.poll().expect("is sound");
+            if n % 2 == 0 {
+                while let Some(next) = unpacker.poll().expect("is sound") {
+                    found = Some(next);
+                }
+                assert_eq!(found, Some(message));
+            }
+        }
+        assert!(sizes.iter().any(|n| *n < 20_000) && sizes.iter().any(|n| *n > 30_000), "{sizes:?}");
+    }
+
+    #[test]
     fn each_message_is_whole_at_the_other_end_after_a_flush() {
         let (mut packer, mut unpacker) = (Packer::new().expect("begins"), Unpacker::new().expect("begins"));
         for n in 0..100usize {
@@ -251,10 +298,10 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 33) as u8
         };
-        let message: Vec<u8> = (0..MAX_MESSAGE).map(|_| random()).collect();
+        let message: Vec<u8> = (0..LONGEST).map(|_| random()).collect();
         let once = pack(std::slice::from_ref(&message)).len();
         let twice = pack(&[message.clone(), message]).len();
-        assert!(once >= MAX_MESSAGE && twice - once < MAX_MESSAGE / 50, "{once} bytes once, {twice} twice");
+        assert!(once >= LONGEST && twice - once < LONGEST / 50, "{once} bytes once, {twice} twice");
     }
 
     #[test]
@@ -273,7 +320,7 @@ mod tests {
         let mut messages = 0;
         while unpacker.poll().expect("empty messages are sound here").is_some() {
             messages += 1;
-            assert!(unpacker.plain.capacity() <= 4 * STEP + MAX_MESSAGE, "{}", unpacker.plain.capacity());
+            assert!(unpacker.plain.capacity() <= 4 * STEP + LONGEST, "{}", unpacker.plain.capacity());
         }
         assert!(messages > 1 << 20, "{messages}");
 

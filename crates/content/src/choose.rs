@@ -1,0 +1,241 @@
+//! How to send: what the link's rate and the processor allow. Functions of figures that the caller has measured; no clock in here.
+//!
+//! Packing and sending go on side by side, so a stream moves as many plain bytes a second as the slower of the two: what one core packs, or
+//! what the link carries once it is packed. Of zstd's levels the cheapest is taken that comes within 3 % of the best, and it is kept
+//! while it is within 5 %. [`Level::Raw`] is always among them: by the figures nothing that is chosen is slower than plain by more.
+//!
+//! Contents that do not compress need no sampling of their own: on them zstd's level 1 runs at a third of the speed of copying
+//! (`content_speed` in `make bench`); where that is too slow the cheapest level is chosen, since none brings anything.
+
+use godwit_units::{BitRate, Bytes};
+use std::time::Duration;
+
+/// How hard zstd tries. Cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Not at all, but for long repetitions that it stumbles over: as good as raw, in zstd's format.
+    Raw,
+    /// Five times as fast as level 1 on what does not compress, twice on what does.
+    Faster,
+    /// A third faster than level 1.
+    Fast,
+    /// zstd's level 1: several Gbit/s.
+    One,
+    /// Level 3: half as fast as 1, a tenth smaller.
+    Three,
+    /// Level 6: a sixth as fast as 1, a fifth smaller.
+    Six,
+}
+
+/// A level, zstd's number for it, its speed, and how much of what level 1 spares it spares. Measured on programs and libraries
+/// with a window of 8 MiB. What counts is how they compare; the absolute speed is measured anew each time.
+const LADDER: [(Level, i32, f64, f64); 6] = [
+    (Level::Raw, -(1 << 17), 5.0, 0.05),
+    (Level::Faster, -20, 1.95, 0.53),
+    (Level::Fast, -5, 1.35, 0.75),
+    (Level::One, 1, 1.0, 1.0),
+    (Level::Three, 3, 0.55, 1.07),
+    (Level::Six, 6, 0.16, 1.11),
+];
+
+/// Of a core that levels above 1 may take: guests run beside, and the last tenths of a byte are not worth their time.
+const SHARE: f64 = 0.25;
+/// What comes so near to the best is as good.
+const NEAR: f64 = 0.97;
+/// What is so near to the best, and takes so little of a core, is kept: another level begins with an empty window.
+const KEEP: (f64, f64) = (0.95, 0.1);
+/// Where more of the time was spent packing, the link was not what held it up, and may be faster than it looked.
+const BUSY: f64 = 0.8;
+/// Raw for so many figures on end, level 1 is tried once more: the contents may have changed.
+const PROBE: u32 = 16;
+/// What a processor digests in a second, in bits, if nobody has measured it: a third of what was measured.
+const DIGESTS: BitRate = BitRate(5_000_000_000);
+
+impl Level {
+    /// zstd's number for it.
+    #[must_use]
+    pub fn number(self) -> i32 {
+        self.rung().1
+    }
+
+    fn rung(self) -> (Self, i32, f64, f64) {
+        LADDER.into_iter().find(|(level, ..)| *level == self).unwrap_or(LADDER[3])
+    }
+}
+
+/// What was measured since the last time, with one level.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// Packed.
+    pub plain: Bytes,
+    /// What became of it, and was sent.
+    pub packed: Bytes,
+    /// How long it took to pack.
+    pub packing: Duration,
+    /// How long all of it took, while there was always something to send.
+    pub time: Duration,
+}
+
+/// Chooses levels from one figure to the next.
+#[derive(Clone, Debug)]
+pub struct Chooser {
+    level: Level,
+    /// What level 1 packs in a second, in bytes, and which part of them it spares, as far as is known.
+    speed: f64,
+    spared: f64,
+    raw_for: u32,
+}
+
+impl Default for Chooser {
+    fn default() -> Self {
+        Self { level: Level::One, speed: 300e6, spared: 0.5, raw_for: 0 }
+    }
+}
+
+impl Chooser {
+    /// The level that is in force.
+    #[must_use]
+    pub const fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Takes what was measured with that level; the one to go on with.
+    pub fn measured(&mut self, measured: &Measured) -> Level {
+        let (plain, packed) = (measured.plain.0 as f64, measured.packed.0 as f64);
+        let (packing, time) = (measured.packing.as_secs_f64(), measured.time.as_secs_f64());
+        if plain < 1.0 || packed < 1.0 || packing <= 0.0 || time <= 0.0 {
+            return self.level;
+        }
+        let (_, _, faster, spares) = self.level.rung();
+        if self.level != Level::Raw {
+            // Of contents that do not shrink at all nothing is spared at any level.
+            self.spared = ((1.0 - packed / plain) / spares).clamp(0.0, 1.0);
+            self.speed = plain / packing / faster;
+        }
+        let seen = packed / time;
+        let link = if packing > BUSY * time { seen * 2.0 } else { seen };
+        self.level = best(self.level, link, self.speed, self.spared);
+        self.raw_for = if self.level == Level::Raw { self.raw_for + 1 } else { 0 };
+        if self.raw_for >= PROBE {
+            (self.level, self.raw_for) = (Level::One, 0);
+        }
+        self.level
+    }
+}
+
+/// The level for a link of so many bytes a second, where level 1 packs `speed` bytes a second and spares that part of them; and another
+/// one is in force.
+fn best(now: Level, link: f64, speed: f64, spared: f64) -> Level {
+    let rate = |(_, _, faster, spares): (Level, i32, f64, f64)| {
+        let left = (1.0 - spared * spares).max(0.001);
+        let rate = (link / left).min(speed * faster);
+        (rate, rate / (speed * faster))
+    };
+    let may = |rung: &(Level, i32, f64, f64)| rung.0 <= Level::One || rate(*rung).1 <= SHARE;
+    let most = LADDER.into_iter().filter(may).map(|rung| rate(rung).0).fold(0.0, f64::max);
+    let (kept, busy) = rate(now.rung());
+    if may(&now.rung()) && kept >= KEEP.0 * most && busy <= KEEP.1 {
+        return now;
+    }
+    LADDER.into_iter().filter(may).find(|rung| rate(*rung).0 >= NEAR * most).map_or(Level::One, |rung| rung.0)
+}
+
+/// Whether it pays to name blocks over a link of this rate: computing digests must not be what holds it up. `digests`: how much this
+/// processor digests in a second, where that was measured. Half of it, because it reads and copies the blocks as well.
+#[must_use]
+pub fn names_pay(link: BitRate, digests: Option<BitRate>) -> bool {
+    link.0 <= digests.unwrap_or(DIGESTS).0 / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A link of so many Mbit/s, contents of which level 1 spares a part, a processor on which it packs so many MB a second: what is
+    /// chosen in the end.
+    fn settled(mbit: f64, spared: f64, speed: f64) -> Level {
+        let mut chooser = Chooser::default();
+        for _ in 0..12 {
+            chooser.measured(&figures(chooser.level(), mbit, spared, speed));
+        }
+        chooser.level()
+    }
+
+    fn figures(level: Level, mbit: f64, spared: f64, speed: f64) -> Measured {
+        let (_, _, faster, spares) = level.rung();
+        let (plain, packed) = (64e6, 64e6 * (1.0 - spared * spares).max(0.001));
+        let packing = plain / (speed * 1e6 * faster);
+        let time = packing.max(packed * 8.0 / (mbit * 1e6));
+        Measured {
+            plain: Bytes(plain as u64),
+            packed: Bytes(packed as u64),
+            packing: Duration::from_secs_f64(packing),
+            time: Duration::from_secs_f64(time),
+        }
+    }
+
+    #[test]
+    fn a_slow_link_is_worth_a_higher_level_a_fast_one_none_at_all() {
+        assert_eq!(settled(20.0, 0.63, 438.0), Level::Six);
+        assert_eq!(settled(100.0, 0.63, 438.0), Level::Three);
+        assert_eq!(settled(1000.0, 0.63, 438.0), Level::One);
+        assert_eq!(settled(10_000.0, 0.63, 438.0), Level::Raw);
+        // A machine that is busy with guests, or slow.
+        assert_eq!(settled(1000.0, 0.63, 40.0), Level::Raw);
+    }
+
+    #[test]
+    fn what_does_not_compress_goes_as_it_is_where_anything_else_would_cost() {
+        for mbit in [2000.0, 10_000.0, 100_000.0] {
+            assert_eq!(settled(mbit, 0.0, 1500.0), Level::Raw, "{mbit}");
+        }
+        assert_eq!(settled(100.0, 0.0, 1500.0), Level::One, "a hundredth of a core");
+    }
+
+    #[test]
+    fn contents_that_compress_again_are_noticed() {
+        let mut chooser = Chooser::default();
+        for _ in 0..3 {
+            chooser.measured(&figures(chooser.level(), 5000.0, 0.0, 1500.0));
+        }
+        assert_eq!(chooser.level(), Level::Raw);
+        let mut after = 0;
+        while chooser.level() != Level::Three {
+            chooser.measured(&figures(chooser.level(), 100.0, 0.63, 438.0));
+            after += 1;
+            assert!(after <= PROBE + 2, "{chooser:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_left_out_where_the_link_is_as_fast_as_digests() {
+        assert!(names_pay(BitRate::from_mbit(1000.0), None));
+        assert!(!names_pay(BitRate::from_mbit(10_000.0), None));
+        assert!(names_pay(BitRate::from_mbit(10_000.0), Some(BitRate::from_mbit(40_000.0))));
+    }
+
+    proptest! {
+        #[test]
+        fn by_the_figures_nothing_that_is_chosen_is_slower_than_plain(
+            link in 1e5f64..1e10, speed in 1e6f64..1e10, spared in 0.0f64..1.0,
+            now in 0usize..6,
+        ) {
+            let (_, _, faster, spares) = best(LADDER[now].0, link, speed, spared).rung();
+            let rate = (link / (1.0 - spared * spares).max(0.001)).min(speed * faster);
+            let plain = link.min(speed * 5.0);
+            prop_assert!(rate >= KEEP.0 * plain, "{rate} < {plain}");
+        }
+
+        #[test]
+        fn any_figures_are_taken(
+            plain in any::<u64>(), packed in any::<u64>(), packing in any::<u64>(), time in any::<u64>(),
+        ) {
+            let mut chooser = Chooser::default();
+            let (packing, time) = (Duration::from_nanos(packing), Duration::from_nanos(time));
+            for _ in 0..3 {
+                chooser.measured(&Measured { plain: Bytes(plain), packed: Bytes(packed), packing, time });
+            }
+        }
+    }
+}

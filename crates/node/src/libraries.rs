@@ -1,0 +1,69 @@
+//! What the volumes of this host hold, for each trust domain apart: a mirror that comes in need not bring what is here already.
+//!
+//! The domain stands in the VM's definition, whose digest the controller has signed: a node that was taken over cannot bring a VM
+//! into a domain that is not its own, to find out what that has. A VM of no domain is one by itself.
+//!
+//! Libraries are in memory, under keys that are made anew with them: after a restart they are filled again by what comes.
+
+use crate::parts::lock;
+use godwit_api::vm::VmDefinition;
+use godwit_content::{Domains, Key, TrustDomain};
+use godwit_units::Bytes;
+use godwit_volume::Library;
+use std::sync::{Arc, Mutex};
+
+/// Memory of a library at the most: what 4 GiB of contents take. It is taken as it is filled.
+const MEMORY: Bytes = Bytes::mib(16);
+/// Domains of which something is remembered: 256 MiB at the most.
+const MOST: usize = 16;
+
+/// The libraries of a node.
+#[derive(Debug)]
+pub(crate) struct Libraries(Mutex<Domains<Library>>);
+
+impl Default for Libraries {
+    fn default() -> Self {
+        Self(Mutex::new(Domains::new(MOST)))
+    }
+}
+
+/// Whose volumes a VM's own may share contents with. The two kinds cannot be taken for each other: a name has no colon.
+fn domain(definition: &VmDefinition) -> TrustDomain {
+    TrustDomain(match &definition.domain {
+        Some(name) => format!("domain:{name}"),
+        None => format!("vm:{}", definition.id.0),
+    })
+}
+
+impl Libraries {
+    /// The one for a VM's volumes; `None` where the system gives no random bytes for a key, which costs bytes and nothing else.
+    pub(crate) fn of(&self, definition: &VmDefinition) -> Option<Arc<Library>> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).ok()?;
+        Some(lock(&self.0).of(&domain(definition), || Library::new(Key::new(key), MEMORY)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(id: u64, domain: Option<&str>) -> VmDefinition {
+        let spec = serde_json::json!({"memory": 64 << 20});
+        let whole = serde_json::json!({
+            "id": id, "name": "web", "volumes": [], "wires": [], "spec": spec, "domain": domain,
+        });
+        serde_json::from_value(whole).expect("is a definition")
+    }
+
+    #[test]
+    fn vms_of_one_domain_share_a_library_and_no_others_do() {
+        let all = Libraries::default();
+        let of = |id, domain| all.of(&vm(id, domain)).expect("a key");
+        assert!(Arc::ptr_eq(&of(1, Some("acme")), &of(2, Some("acme"))));
+        assert!(!Arc::ptr_eq(&of(1, Some("acme")), &of(2, Some("other"))));
+        assert!(!Arc::ptr_eq(&of(1, None), &of(2, None)), "two VMs of no domain are two customers");
+        assert!(Arc::ptr_eq(&of(1, None), &of(1, None)));
+        assert!(!Arc::ptr_eq(&of(1, None), &of(1, Some("vm-1"))));
+    }
+}

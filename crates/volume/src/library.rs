@@ -1,0 +1,115 @@
+//! What the volumes of one trust domain at this site hold: where a mirror that comes in looks blocks up by name (CloudNet,
+//! section 3.2.2, as a dictionary of places instead of a cache of contents).
+//!
+//! Contents stay where they are, on the replicas; the library knows which block lies where. It is filled as blocks come. What it says is
+//! a guess: a block may have been overwritten since, its volume closed or removed. Whoever uses a block has it copied out and compared
+//! with its name first (`godwit_content::fetch`), so nothing has to be taken back here.
+//!
+//! One library is for one customer. Whoever puts volumes of two into one lets each of them find out what the other has.
+
+use crate::blocks::BLOCK;
+use crate::file::Medium;
+use crate::replica::Replica;
+use godwit_content::{Block, ContentSource, Dictionary, Digest, Key, Place, is_zero};
+use godwit_units::Bytes;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Bits of a place that say which block of its volume it is: 2^48 blocks are far more than a volume has.
+const BLOCK_BITS: u32 = 48;
+/// Volumes of one library, so that their numbers fit into a place.
+const MOST_VOLUMES: usize = 1 << (64 - BLOCK_BITS);
+/// Marks that a source is told at most: 1 MiB on a way that carries little else, for 512 MiB of contents.
+const MOST_TOLD: usize = 128 << 10;
+
+/// Which blocks the volumes of a trust domain hold. [`Dictionary::COST`] bytes for each block it knows.
+#[derive(Debug)]
+pub struct Library {
+    key: Key,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    dictionary: Dictionary,
+    /// By their numbers. Those that are closed make room for others.
+    volumes: Vec<Weak<dyn Medium>>,
+}
+
+/// A volume's number in a library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shelf(u16);
+
+impl Library {
+    /// An empty one. The key is to be random; it never takes more than this much memory.
+    #[must_use]
+    pub fn new(key: Key, memory: Bytes) -> Self {
+        let dictionary = Dictionary::new(key.clone(), memory);
+        Self { key, inner: Mutex::new(Inner { dictionary, volumes: vec![] }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) const fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// How many blocks it knows.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.lock().dictionary.len()
+    }
+
+    /// Blocks of this replica can be found from now on. `None`: there are too many volumes.
+    pub(crate) fn join(&self, replica: &Replica) -> Option<Shelf> {
+        let mut inner = self.lock();
+        let medium = Arc::downgrade(&replica.data);
+        let number = inner.volumes.iter().position(|held| held.ptr_eq(&medium));
+        let number = number.or_else(|| inner.volumes.iter().position(|held| held.strong_count() == 0));
+        let number = number.unwrap_or(inner.volumes.len());
+        if number == inner.volumes.len() {
+            if number == MOST_VOLUMES {
+                return None;
+            }
+            inner.volumes.push(medium);
+        } else {
+            inner.volumes[number] = medium;
+        }
+        Some(Shelf(number as u16))
+    }
+
+    /// These contents lie there now.
+    pub(crate) fn learn(&self, shelf: Shelf, first: u64, data: &[u8]) {
+        // Digests take the time: not under the lock.
+        let blocks = data.chunks_exact(BLOCK as usize).zip(first..).filter(|(block, _)| !is_zero(block));
+        let found: Vec<_> = blocks.map(|(block, at)| (self.key.digest(block), at)).collect();
+        let mut inner = self.lock();
+        for (digest, at) in found {
+            inner.dictionary.learn_digest(&digest, Place(u64::from(shelf.0) << BLOCK_BITS | at));
+        }
+    }
+
+    /// Forgets everything, and tells nobody.
+    #[cfg(test)]
+    pub(crate) fn lose(&self) {
+        self.lock().dictionary = Dictionary::new(self.key.clone(), Bytes::kib(64));
+    }
+
+    /// What a source is told first.
+    pub(crate) fn greetings(&self) -> Vec<Vec<u8>> {
+        self.lock().dictionary.greetings(MOST_TOLD)
+    }
+}
+
+impl ContentSource for Library {
+    fn copy(&self, digest: &Digest, into: &mut Block) -> bool {
+        let found = {
+            let inner = self.lock();
+            let Some(Place(place)) = inner.dictionary.place(digest) else { return false };
+            let volume = inner.volumes.get((place >> BLOCK_BITS) as usize).and_then(Weak::upgrade);
+            volume.map(|volume| (volume, place & ((1 << BLOCK_BITS) - 1)))
+        };
+        found.is_some_and(|(volume, block)| volume.read(block * BLOCK, into).is_ok())
+    }
+}
