@@ -3,7 +3,7 @@
 use crate::backend::{Answers, Backend};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
-use godwit_volume::{BLOCK, Disk, Medium, Replica, VolumeError};
+use godwit_volume::{BLOCK, Disk, LINGERING, Medium, Replica, VolumeError};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions};
@@ -272,7 +272,7 @@ impl Tracked {
     /// # Errors
     /// When the disk fails.
     pub fn settle(&self) -> Result<(), VolumeError> {
-        self.replica.settle()
+        self.replica.settle_after(LINGERING)
     }
 
     /// Closes it properly. Nothing is served after that.
