@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -18,6 +19,10 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
     /// wait, or has to hear of an error by [`Medium::read`].
     fn read_now(&self, _at: u64, _into: &mut [u8]) -> usize {
         0
+    }
+    /// The file that it is, for whoever can send from one without a copy.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
     /// Waits until [`Medium::read_now`] has a chance.
     fn warm(&self, _at: u64, _length: u64) {}
@@ -141,6 +146,10 @@ impl Medium for Disk {
     fn read_now(&self, at: u64, into: &mut [u8]) -> usize {
         use rustix::io::{ReadWriteFlags, preadv2};
         preadv2(&self.0, &mut [io::IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT).unwrap_or(0)
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
     }
 
     fn warm(&self, at: u64, length: u64) {

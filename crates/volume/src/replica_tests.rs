@@ -346,7 +346,9 @@ fn no_more_regions_linger_than_a_crash_may_make_travel_and_those_idle_for_longes
     let many = MOST_LINGERING as u64 + 100;
     let replica = volume_of(many, &folder.path().join("r"));
     let write = |regions: Range<u64>| {
-        regions.for_each(|r| drop(replica.write(r * REGION * BLOCK, &[1; 512]).expect("writes")));
+        for region in regions {
+            replica.write(region * REGION * BLOCK, &[1; 512]).expect("writes");
+        }
     };
     // The later ones first, so that order among equals does not help.
     write(200..many);
