@@ -174,10 +174,12 @@ impl Connection {
     }
 
     fn give_missed(&mut self) -> io::Result<()> {
-        // Where all that is asked for is one read, or one stream of them, nothing else would be kept from anything: no need for
-        // another thread.
-        let one = self.missed.windows(2).all(|two| two[0].1 + u64::from(two[0].2) == two[1].1);
-        if one && self.server.in_flight() == self.missed.len() {
+        // Where all that is asked for is one read, or one stream of them whose first tries have started all of their I/O, nothing
+        // else would be kept from anything: no need for another thread.
+        let follows = |two: &[(Cookie, u64, u32)]| {
+            two[0].1 + u64::from(two[0].2) == two[1].1 && two.iter().all(|(.., length)| *length <= PIECE)
+        };
+        if self.missed.windows(2).all(follows) && self.server.in_flight() == self.missed.len() {
             for (cookie, ..) in std::mem::take(&mut self.missed) {
                 // What was waited for before may have brought it, or a part.
                 let Some((offset, length)) = self.read(cookie)? else { continue };

@@ -158,8 +158,11 @@ impl Medium for Disk {
             let whole = std::num::NonZeroU64::new(length);
             let _ = rustix::fs::fadvise(&self.0, at, whole, rustix::fs::Advice::WillNeed);
         }
+        let last = (at + length).saturating_sub(1);
         let _ = self.0.read_at(&mut [0], at);
-        let _ = self.0.read_at(&mut [0], (at + length).saturating_sub(1));
+        if last / crate::BLOCK > at / crate::BLOCK {
+            let _ = self.0.read_at(&mut [0], last);
+        }
     }
 
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
