@@ -14,6 +14,12 @@ pub trait Backend: Send + Sync + 'static {
     /// is asked.
     fn read_now(&self, offset: u64, into: &mut [u8]) -> usize;
 
+    /// The file in which these bytes lie, at the same offset: they are sent from its pages then, without a copy. What overwrites
+    /// them before the client has taken them may reach it in their stead.
+    fn file_of(&self, _offset: u64, _length: u64) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Waits until [`Backend::read_now`] has a chance. If it has none then, [`Backend::perform`] is asked.
     fn warm(&self, offset: u64, length: u64);
 

@@ -1,16 +1,23 @@
 //! One client.
 
 use crate::backend::{Answer, Answers, Backend};
+use crate::cached::is_cached;
 use crate::helpers::{Helpers, Job};
+use crate::pipe::{MOST_BEFORE, Pipe};
 use crate::wire::Wire;
 use godwit_nbd::{Command, Cookie, Filled, ProtocolError, Server};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustls::ServerConfig;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// What a read puts at once: little enough that it is sent while the core has it in its cache.
+/// What is read or written at once: little enough that it goes on while the core has it in its cache.
 const PIECE: u32 = 128 << 10;
+/// Reads from this length on are sent from the page cache's own pages. For shorter ones a copy costs less than a pipe.
+const LARGE: u32 = 64 << 10;
+/// No answer's header is longer.
+const MOST_HEADER: usize = 64;
 /// Answers are sent when they are so many bytes, even if there are more requests to take.
 const ENOUGH: usize = 64 << 10;
 
@@ -35,6 +42,15 @@ pub fn serve(wire: Wire, backend: Arc<dyn Backend>, tls: Option<Arc<ServerConfig
     }
 }
 
+/// Whether reading this waits for no disk, or hardly.
+fn in_memory(backend: &dyn Backend, file: BorrowedFd<'_>, offset: u64, length: u32) -> bool {
+    // An older kernel does not say. What is read ahead comes in order, so that the ends speak for the rest.
+    is_cached(file, offset, u64::from(length)).unwrap_or_else(|| {
+        let last = offset + u64::from(length) - 1;
+        backend.read_now(last, &mut [0]) == 1 && backend.read_now(offset, &mut [0]) == 1
+    })
+}
+
 struct Connection {
     wire: Wire,
     server: Server,
@@ -42,6 +58,8 @@ struct Connection {
     tls: Option<Arc<ServerConfig>>,
     helpers: Helpers,
     answers: Answers,
+    /// For large reads; made for the first one.
+    pipe: Option<Pipe>,
     /// Reads that have to wait for the disk.
     missed: Vec<(Cookie, u64, u32)>,
 }
@@ -50,7 +68,7 @@ impl Connection {
     fn new(wire: Wire, server: Server, backend: Arc<dyn Backend>, tls: Option<Arc<ServerConfig>>) -> Result<Self, Cut> {
         let answers = Answers::new()?;
         let helpers = Helpers::new(backend.clone(), answers.clone());
-        Ok(Self { wire, server, backend, tls, helpers, answers, missed: vec![] })
+        Ok(Self { wire, server, backend, tls, helpers, answers, pipe: None, missed: vec![] })
     }
 
     fn run(&mut self) -> Result<(), Cut> {
@@ -106,6 +124,11 @@ impl Connection {
     /// Answers what is in memory of a read; says what is not.
     fn read(&mut self, cookie: Cookie) -> io::Result<Option<(u64, u32)>> {
         loop {
+            match self.pass(cookie)? {
+                Filled::Done => return Ok(None),
+                Filled::Part => continue,
+                Filled::Not { .. } => {}
+            }
             let backend = &*self.backend;
             match self.server.fill(cookie, PIECE, |offset, into| backend.read_now(offset, into)) {
                 Filled::Done => return Ok(None),
@@ -116,15 +139,55 @@ impl Connection {
         }
     }
 
-    fn give_missed(&mut self) -> io::Result<()> {
-        // Nothing else would be kept from anything: no need for another thread.
-        if let &[(cookie, offset, length)] = &self.missed[..]
-            && self.server.in_flight() == 1
-        {
-            self.missed.clear();
+    /// Answers a large read, or its next part, without a copy, if it is in memory.
+    fn pass(&mut self, cookie: Cookie) -> io::Result<Filled> {
+        let not = Filled::Not { offset: 0, length: 0 };
+        let Some((offset, _)) = self.server.rest_of(cookie).filter(|(_, length)| *length >= LARGE) else {
+            return Ok(not);
+        };
+        if !self.wire.is_plain() {
+            return Ok(not);
+        }
+        if self.pipe.is_none() && self.backend.file_of(offset, 1).is_some() {
+            // Whoever has no pipes left is served by copies.
+            self.pipe = Pipe::new().ok();
+        }
+        let Some(pipe) = &mut self.pipe else { return Ok(not) };
+        if self.server.transmit().len() + MOST_HEADER > MOST_BEFORE {
             self.wire.send(self.server.transmit())?;
-            self.backend.warm(offset, u64::from(length));
-            return self.warmed(cookie);
+        }
+        let (backend, mut broken) = (&*self.backend, false);
+        let filled = self.server.pass(cookie, pipe.most(), |offset, length, before| {
+            let Some(file) = backend.file_of(offset, u64::from(length)) else { return false };
+            if !in_memory(backend, file, offset, length) {
+                return false;
+            }
+            broken = pipe.load(before, file, offset, length).is_err();
+            !broken
+        });
+        if broken {
+            self.pipe = None;
+        } else {
+            pipe.send(self.wire.socket())?;
+        }
+        Ok(filled)
+    }
+
+    fn give_missed(&mut self) -> io::Result<()> {
+        // Where all that is asked for is one read, or one stream of them whose first tries have started all of their I/O, nothing
+        // else would be kept from anything: no need for another thread.
+        let follows = |two: &[(Cookie, u64, u32)]| {
+            two[0].1 + u64::from(two[0].2) == two[1].1 && two.iter().all(|(.., length)| *length <= PIECE)
+        };
+        if self.missed.windows(2).all(follows) && self.server.in_flight() == self.missed.len() {
+            for (cookie, ..) in std::mem::take(&mut self.missed) {
+                // What was waited for before may have brought it, or a part.
+                let Some((offset, length)) = self.read(cookie)? else { continue };
+                self.wire.send(self.server.transmit())?;
+                self.backend.warm(offset, u64::from(length));
+                self.warmed(cookie)?;
+            }
+            return Ok(());
         }
         for (cookie, offset, length) in self.missed.drain(..) {
             self.helpers.give(cookie, Job::Warm { offset, length: u64::from(length) });

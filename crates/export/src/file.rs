@@ -3,11 +3,12 @@
 use crate::backend::{Answers, Backend};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
-use godwit_volume::{BLOCK, Disk, Medium, Replica, VolumeError};
+use godwit_volume::{BLOCK, Disk, LINGERING, Medium, Replica, VolumeError};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -172,6 +173,10 @@ impl Backend for Plain {
         self.disk.read_now(offset, into)
     }
 
+    fn file_of(&self, _: u64, _: u64) -> Option<BorrowedFd<'_>> {
+        Some(self.disk.0.as_fd())
+    }
+
     fn warm(&self, offset: u64, length: u64) {
         self.disk.warm(offset, length);
     }
@@ -272,7 +277,7 @@ impl Tracked {
     /// # Errors
     /// When the disk fails.
     pub fn settle(&self) -> Result<(), VolumeError> {
-        self.replica.settle()
+        self.replica.settle_after(LINGERING)
     }
 
     /// Closes it properly. Nothing is served after that.
@@ -328,6 +333,10 @@ impl Backend for Tracked {
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
         self.replica.read_now(offset, into)
+    }
+
+    fn file_of(&self, offset: u64, length: u64) -> Option<BorrowedFd<'_>> {
+        self.replica.file_of(offset, length)
     }
 
     fn warm(&self, offset: u64, length: u64) {

@@ -17,10 +17,12 @@
 //! machine bounds ([`godwit_nbd::MAX_IN_FLIGHT`]).
 
 mod backend;
+mod cached;
 mod connection;
 mod file;
 mod helpers;
 mod listener;
+mod pipe;
 mod tls;
 mod wire;
 

@@ -94,6 +94,11 @@ impl Wire {
         Ok(n > 0)
     }
 
+    /// Whether bytes are sent as they are.
+    pub(crate) const fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
     /// Sends all of it, and forgets it.
     pub(crate) fn send(&mut self, from: &mut BytesMut) -> io::Result<()> {
         let mut socket = Socket(&self.socket);

@@ -100,6 +100,33 @@ fn an_image_goes_in_and_comes_out_unchanged_warm_and_cold_with_and_without_track
 }
 
 #[test]
+fn long_reads_that_begin_and_end_anywhere_bring_what_was_written_last_also_where_the_file_ends_within_a_page() {
+    let size = 3 * MIB + 1234;
+    let served = Served::plain(size);
+    let commands = [
+        "write -P 1 0 3M",
+        "read -P 1 0 3M",
+        "write -P 2 100k 300001",
+        "read -P 2 102400 300001",
+        "read -P 1 402401 1999999",
+        "write -P 3 3145728 1234",
+        "read -P 3 -s 998766 -l 1234 2146962 1000000",
+        "read -P 1 -l 998766 2146962 1000000",
+        "discard 1M 1M",
+        "read -P 0 1M 1M",
+        "read -P 1 2M 777777",
+    ];
+    for cold in [false, true] {
+        for command in &commands {
+            if cold {
+                chill(&served.path("disk"));
+            }
+            run("qemu-io", "qemu-utils", &["-f", "raw", "-c", command, &served.uri()]);
+        }
+    }
+}
+
+#[test]
 fn the_map_shows_data_where_something_was_written_and_holes_elsewhere() {
     let served = Served::tracked(8 * MIB);
     let uri = served.uri();

@@ -450,38 +450,87 @@ impl Server {
     /// An answer that the client cannot take in parts is given room for all of it, whatever `most` says, and nothing is
     /// sent when it was not filled.
     pub fn fill(&mut self, cookie: Cookie, most: u32, put: impl FnOnce(u64, &mut [u8]) -> usize) -> Filled {
-        let structured = self.agreed.structured;
-        let Some(pending) = self.pending.get_mut(cookie.0).filter(|p| p.kind == CMD_READ) else {
+        let Some((pending, room, whole)) = self.next_part(cookie, most) else {
             return Filled::Not { offset: 0, length: 0 };
         };
-        let parts = structured && !pending.whole;
-        let room = if parts { pending.length.min(most.max(1)) } else { pending.length };
         let start = self.output.len();
-        let header = if structured { CHUNK_HEADER + 8 } else { SIMPLE_HEADER };
+        let header = self.read_header();
         self.output.resize(start + header + room as usize, 0);
         let put = put(pending.offset, &mut self.output[start + header..]).min(room as usize);
-        if put == 0 || (!parts && put < room as usize) {
+        if put == 0 || (whole && put < room as usize) {
             self.output.truncate(start);
             return Filled::Not { offset: pending.offset, length: pending.length };
         }
         self.output.truncate(start + header + put);
         // At most `room`, which is one.
         let length = put as u32;
-        let last = length == pending.length;
+        self.put_read_header(start, &pending, length);
+        self.answered(cookie, length)
+    }
+
+    /// As [`Server::fill`], with contents that the shell sends itself, from where they lie: `send` is given where that is, how
+    /// much, and all that goes before it. Either it has taken charge of both, in this order, and nothing of them is in
+    /// [`Server::transmit`] any more; or it says no, and nothing has changed.
+    pub fn pass(&mut self, cookie: Cookie, most: u32, send: impl FnOnce(u64, u32, &[u8]) -> bool) -> Filled {
+        let Some((pending, length, _)) = self.next_part(cookie, most) else {
+            return Filled::Not { offset: 0, length: 0 };
+        };
+        let start = self.output.len();
+        let not = Filled::Not { offset: pending.offset, length: pending.length };
+        if length > most {
+            return not;
+        }
+        self.output.resize(start + self.read_header(), 0);
+        self.put_read_header(start, &pending, length);
+        if !send(pending.offset, length, &self.output) {
+            self.output.truncate(start);
+            return not;
+        }
+        self.output.clear();
+        self.answered(cookie, length)
+    }
+
+    /// What is not answered yet of a read: where it begins, and its length.
+    #[must_use]
+    pub fn rest_of(&mut self, cookie: Cookie) -> Option<(u64, u32)> {
+        self.next_part(cookie, u32::MAX).map(|(pending, ..)| (pending.offset, pending.length))
+    }
+
+    /// A read, how much of it is answered next, and whether no less will do.
+    fn next_part(&mut self, cookie: Cookie, most: u32) -> Option<(Pending, u32, bool)> {
+        let structured = self.agreed.structured;
+        let pending = *self.pending.get_mut(cookie.0).filter(|p| p.kind == CMD_READ)?;
+        let whole = !structured || pending.whole;
+        Some((pending, if whole { pending.length } else { pending.length.min(most.max(1)) }, whole))
+    }
+
+    const fn read_header(&self) -> usize {
+        if self.agreed.structured { CHUNK_HEADER + 8 } else { SIMPLE_HEADER }
+    }
+
+    /// Into the room that was made for it.
+    fn put_read_header(&mut self, start: usize, pending: &Pending, length: u32) {
+        let header = self.read_header();
         let mut out = &mut self.output[start..start + header];
-        if structured {
-            chunk(&mut out, pending.handle, if last { CHUNK_DONE } else { 0 }, CHUNK_DATA, 8 + length);
+        if self.agreed.structured {
+            let done = if length == pending.length { CHUNK_DONE } else { 0 };
+            chunk(&mut out, pending.handle, done, CHUNK_DATA, 8 + length);
             out.put_u64(pending.offset);
         } else {
             out.put_u32(SIMPLE_REPLY);
             out.put_u32(0);
             out.put_u64(pending.handle);
         }
+    }
+
+    /// So much of a read has been answered.
+    fn answered(&mut self, cookie: Cookie, length: u32) -> Filled {
+        let Some(pending) = self.pending.get_mut(cookie.0) else { return Filled::Done };
         pending.offset += u64::from(length);
         pending.length -= length;
-        pending.weight -= put;
-        self.weight -= put;
-        if !last {
+        pending.weight -= length as usize;
+        self.weight -= length as usize;
+        if pending.length > 0 {
             return Filled::Part;
         }
         self.pending.remove(cookie.0);

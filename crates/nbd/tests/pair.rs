@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 use godwit_nbd::{
-    Client, Command, Cookie, Errno, Event, Export, Extent, MAX_IN_FLIGHT, NotSent, Piece, Reply, Request, Server,
+    Client, Command, Cookie, Errno, Event, Export, Extent, Filled, MAX_IN_FLIGHT, NotSent, Piece, Reply, Request,
+    Server,
 };
 use proptest::prelude::*;
 use std::collections::{HashMap, VecDeque};
@@ -177,11 +178,60 @@ impl Talk {
             _ if !self.performed.is_empty() => {
                 let n = self.dice.below(self.performed.len());
                 let (cookie, reply) = self.performed.swap_remove(n);
-                self.server.reply(cookie, reply);
+                match plain(reply.clone(), false) {
+                    Plain::Data(contents) if self.dice.below(2) == 0 => self.put(cookie, &contents),
+                    _ => self.server.reply(cookie, reply),
+                }
             }
             _ => {}
         }
         self.client.poll_event().unwrap()
+    }
+
+    /// Answers a read in parts, each by one of the ways that make no copy.
+    fn put(&mut self, cookie: Cookie, contents: &[u8]) {
+        let (mut done, mut first) = (0, None);
+        loop {
+            let most = 1 + self.dice.below(contents.len() * 2);
+            let rest = |offset| &contents[(offset - *first.get_or_insert(offset)) as usize..];
+            let filled = match self.dice.below(3) {
+                0 => {
+                    let before = self.server.transmit().clone();
+                    let filled = self.server.pass(cookie, most as u32, |_, _, _| false);
+                    assert_eq!(*self.server.transmit(), before, "it was not sent");
+                    filled
+                }
+                1 => {
+                    let (mut rest, mut passed) = (rest, vec![]);
+                    let filled = self.server.pass(cookie, most as u32, |offset, length, before| {
+                        passed.extend_from_slice(before);
+                        passed.extend_from_slice(&rest(offset)[..length as usize]);
+                        true
+                    });
+                    assert!(passed.is_empty() || self.server.transmit().is_empty(), "the shell has sent all of it");
+                    self.sent[1].extend_from_slice(&passed);
+                    self.client.receive(&passed);
+                    filled
+                }
+                _ => {
+                    let (mut rest, n) = (rest, 1 + self.dice.below(most));
+                    self.server.fill(cookie, most as u32, |offset, room| {
+                        let n = n.min(room.len());
+                        room[..n].copy_from_slice(&rest(offset)[..n]);
+                        n
+                    })
+                }
+            };
+            match filled {
+                Filled::Done => return assert_eq!(self.server.rest_of(cookie), None),
+                Filled::Part => {
+                    let left = self.server.rest_of(cookie).expect("there is more").1 as usize;
+                    assert!(0 < left && left < contents.len() - done, "some of it was answered");
+                    done = contents.len() - left;
+                }
+                Filled::Not { length, .. } => assert_eq!(length as usize, contents.len() - done),
+            }
+        }
     }
 
     /// Until the handshake is done.

@@ -191,7 +191,7 @@ impl Disk {
     }
 
     fn settle(&self) {
-        if let Err(error) = self.replica.settle()
+        if let Err(error) = self.replica.settle_after(godwit_volume::LINGERING)
             && !self.failing.swap(true, Ordering::Relaxed)
         {
             tracing::error!(volume = self.name, %error, "the replica cannot be made durable");

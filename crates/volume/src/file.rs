@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -18,6 +19,10 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
     /// wait, or has to hear of an error by [`Medium::read`].
     fn read_now(&self, _at: u64, _into: &mut [u8]) -> usize {
         0
+    }
+    /// The file that it is, for whoever can send from one without a copy.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
     /// Waits until [`Medium::read_now`] has a chance.
     fn warm(&self, _at: u64, _length: u64) {}
@@ -143,14 +148,21 @@ impl Medium for Disk {
         preadv2(&self.0, &mut [io::IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT).unwrap_or(0)
     }
 
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+
     fn warm(&self, at: u64, length: u64) {
         // All of it is asked for; a byte at each end is waited for. Whoever reads hears of errors, and waits where this was in vain.
         if length > 2 * crate::BLOCK {
             let whole = std::num::NonZeroU64::new(length);
             let _ = rustix::fs::fadvise(&self.0, at, whole, rustix::fs::Advice::WillNeed);
         }
+        let last = (at + length).saturating_sub(1);
         let _ = self.0.read_at(&mut [0], at);
-        let _ = self.0.read_at(&mut [0], (at + length).saturating_sub(1));
+        if last / crate::BLOCK > at / crate::BLOCK {
+            let _ = self.0.read_at(&mut [0], last);
+        }
     }
 
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {

@@ -60,7 +60,7 @@ pub use guards::{Guard, Guards};
 pub use journal::Journal;
 pub use library::Library;
 pub use meta::Complete;
-pub use replica::{Contents, Opened, Replica, Written, is_zero};
+pub use replica::{Contents, LINGERING, Opened, Replica, Written, is_zero};
 pub use shadow::{Holder, Version};
 pub use stamp::Stamp;
 pub use stamps::REGION;

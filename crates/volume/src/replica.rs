@@ -18,15 +18,21 @@ use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Marks between two settlings that are set one at a time; then, more and more with each.
-const MARKS_ALONE: u64 = 4;
-/// Regions that are marked with one wait for the disk, at the most: 256 MiB of it.
-const MOST_AHEAD: u64 = 64;
+/// Regions that are marked with one wait for the disk, at the most, as a power of two: 256 MiB of disk.
+const MOST_AHEAD: u32 = 6;
+/// Settlings for which a region of a whole volume stays hot after its last write: a minute, where one settles every five
+/// seconds. A guest that comes back to it meanwhile does not wait for a mark, and the sync before it cools finds little that
+/// the system has not written by itself.
+pub const LINGERING: u32 = 12;
+/// Hot regions that nobody writes to, at the most: 2 GiB of disk. After a crash so much may travel without need, and once more as
+/// much as is written between two settlings.
+const MOST_LINGERING: usize = 512;
 #[cfg(test)]
 thread_local! {
     /// Takes a rule away: a secondary that forgets says first that it holds no epoch.
@@ -58,10 +64,12 @@ pub(crate) struct Inner {
     /// What is not here yet.
     pub shadow: Shadow,
     hot: Box<dyn Medium>,
-    /// Hot regions, and whether each was written since the last settling.
-    regions: BTreeMap<u64, bool>,
-    /// Times that writes had to wait for a mark since the last settling.
-    marked: u64,
+    /// Hot regions, and how many settlings ago each was written: 0 since the last one.
+    regions: BTreeMap<u64, u32>,
+    /// How many regions are marked together, as a power of two: one more with each mark, one less with each settling that saw none.
+    ahead: u32,
+    /// Whether a guest's write had to wait for a mark since the last settling.
+    marked: bool,
     frozen: bool,
     description: Box<dyn Description>,
     /// The replica's place, for errors.
@@ -194,7 +202,8 @@ impl Replica {
             shadow: Shadow::new(media.words, blocks, media.region),
             hot: media.hot,
             regions: BTreeMap::new(),
-            marked: 0,
+            ahead: 0,
+            marked: false,
             frozen: true,
             description: media.description,
             folder: folder.to_owned(),
@@ -249,7 +258,7 @@ impl Replica {
         }
         if inner.meta.redo && !inner.meta.primary {
             // Whatever was being written is in the journal, whole, and nothing else was touched: it is written again.
-            inner.regions.extend(hot.iter().map(|region| (*region, true)));
+            inner.regions.extend(hot.iter().map(|region| (*region, 0)));
             return Ok(0);
         }
         #[cfg(test)]
@@ -637,6 +646,14 @@ impl Replica {
         self.data.read_now(offset, into)
     }
 
+    /// The file in which these bytes lie, at the same offset, if they are all here: for whoever can send from one without a copy.
+    pub fn file_of(&self, offset: u64, length: u64) -> Option<BorrowedFd<'_>> {
+        if self.inside(offset, length).is_err() || self.may_be_absent(touched(offset, length)) {
+            return None;
+        }
+        self.data.file()
+    }
+
     /// Waits until [`Replica::read_now`] has a chance.
     pub fn warm(&self, offset: u64, length: u64) {
         self.data.warm(offset, length);
@@ -726,8 +743,11 @@ impl Replica {
         self.inside(offset, length)?;
         inner.refuse_edges(offset, length)?;
         let blocks = touched(offset, length);
-        let ahead = inner.ahead();
-        inner.heat(blocks.clone(), ahead).map_err(self.io("mark a region of"))?;
+        let ahead = 1 << inner.ahead;
+        if inner.heat(blocks.clone(), ahead).map_err(self.io("mark a region of"))? {
+            inner.marked = true;
+            inner.ahead = MOST_AHEAD.min(inner.ahead + 1);
+        }
         Ok(blocks)
     }
 
@@ -817,17 +837,28 @@ impl Replica {
         self.lock().shadow.keep(&here).map_err(self.io("sync"))
     }
 
-    /// Makes regions cold that were not written since the last call; to be called every few seconds.
+    /// Makes regions cold that were not written since the last call.
     ///
     /// # Errors
     /// When the medium fails.
     pub fn settle(&self) -> Result<(), VolumeError> {
+        self.settle_after(1)
+    }
+
+    /// Makes regions cold that were not written for `lingering` calls, or are too many ([`LINGERING`]); to be called every few
+    /// seconds. What a secondary or a shadow volume has is settled with each call: others wait to hear that it is durable.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn settle_after(&self, lingering: u32) -> Result<(), VolumeError> {
         let _one = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut idle, here, stamps, guards) = {
             let mut inner = self.lock();
-            let idle: Vec<u64> = inner.regions.iter().filter(|(_, written)| !**written).map(|(r, _)| *r).collect();
-            inner.regions.values_mut().for_each(|written| *written = false);
-            inner.marked = 0;
+            inner.regions.values_mut().for_each(|ago| *ago = ago.saturating_add(1));
+            let idle = inner.idle(lingering);
+            if !std::mem::take(&mut inner.marked) {
+                inner.ahead = inner.ahead.saturating_sub(1);
+            }
             // Of a shadow volume: whose contents the sync below makes durable. What comes later is not meant.
             let here = inner.shadow.taken();
             (idle, here, inner.stamps.medium(), inner.guards)
@@ -842,7 +873,7 @@ impl Replica {
         }
         {
             let inner = self.lock();
-            idle.retain(|r| inner.regions.get(r) == Some(&false));
+            idle.retain(|r| inner.is_idle(*r));
             inner.stamps.write(&idle).map_err(self.io("settle"))?;
         }
         stamps.sync().map_err(self.io("settle"))?;
@@ -851,7 +882,7 @@ impl Replica {
         // them has made it hot, as any write does.
         inner.shadow.keep(&here).map_err(self.io("settle"))?;
         for region in idle {
-            if inner.regions.get(&region) == Some(&false) {
+            if inner.is_idle(region) {
                 // A region that a loss of power leaves hot costs a restamping, no more: no need to wait for this.
                 inner.hot.write(region, &[0]).map_err(self.io("settle"))?;
                 inner.regions.remove(&region);
@@ -994,29 +1025,42 @@ impl Inner {
         self.shadow.keep(&here)
     }
 
-    /// How many regions a guest's write that has to wait for a mark marks with its own. A guest that writes here and there
-    /// would wait for the disk at each new place; a few marks too many cost, after a crash, blocks that travel without need.
-    fn ahead(&self) -> u64 {
-        (self.marked / MARKS_ALONE).max(1).next_power_of_two().min(MOST_AHEAD)
+    /// What a settling is to cool. It has counted itself, so that a region that was written since the one before has 1.
+    fn idle(&self, lingering: u32) -> Vec<u64> {
+        let lingering = if self.meta.primary && !self.is_shadow() { lingering.max(1) } else { 1 };
+        let mut all: Vec<(u32, u64)> =
+            self.regions.iter().map(|(r, ago)| (*ago, *r)).filter(|(ago, _)| *ago > 1).collect();
+        // Those that were idle for longest first.
+        all.sort_unstable_by(|a, b| b.cmp(a));
+        let many = all.len().saturating_sub(MOST_LINGERING);
+        let long = all.partition_point(|(ago, _)| *ago > lingering);
+        all.truncate(many.max(long));
+        all.into_iter().map(|(_, region)| region).collect()
     }
 
-    /// Marks regions hot, durably, before their first write; with each that was not, its neighbours in a group of `ahead`.
-    pub(crate) fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> std::io::Result<()> {
+    /// Whether a hot region was not written since the last settling began.
+    fn is_idle(&self, region: u64) -> bool {
+        self.regions.get(&region).is_some_and(|ago| *ago > 0)
+    }
+
+    /// Marks regions hot, durably, before their first write; with each that was not, its neighbours in a group of `ahead`: a
+    /// guest that writes here and there would wait for the disk at each new place. A few marks too many cost, after a crash, blocks that
+    /// travel without need. Whether any was cold.
+    pub(crate) fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> std::io::Result<bool> {
         if blocks.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let each = self.stamps.region;
         let mut cold = false;
         for region in blocks.start / each..(blocks.end - 1) / each + 1 {
             match self.regions.get_mut(&region) {
-                Some(written) => *written = true,
+                Some(ago) => *ago = 0,
                 None => cold = true,
             }
         }
         if !cold {
-            return Ok(());
+            return Ok(false);
         }
-        self.marked += 1;
         let touched = blocks.start / each..(blocks.end - 1) / each + 1;
         let last = (self.meta.size.0 / BLOCK).div_ceil(each);
         let group = touched.start / ahead * ahead..(touched.end.div_ceil(ahead) * ahead).min(last);
@@ -1027,8 +1071,8 @@ impl Inner {
             }
             self.hot.sync()?;
         }
-        self.regions.extend(fresh.into_iter().map(|r| (r, touched.contains(&r))));
-        Ok(())
+        self.regions.extend(fresh.into_iter().map(|r| (r, u32::from(!touched.contains(&r)))));
+        Ok(true)
     }
 }
 

@@ -164,7 +164,7 @@ fn after_any_loss_of_power_equal_stamps_mean_equal_contents() {
             let replica = host.boot();
             for _ in 0..rng.random_range(1..12) {
                 match rng.random_range(0..10) {
-                    0 => replica.settle().expect("settles"),
+                    0 => replica.settle_after(rng.random_range(1..4)).expect("settles"),
                     1 => replica.commit().expect("settles"),
                     2 => replica.flush().expect("syncs"),
                     3 => {
@@ -301,6 +301,135 @@ fn a_replica_is_found_again_as_it_was_closed_and_a_second_process_is_refused() {
     drop(replica);
     let (_, opened) = Replica::open(&path).expect("opens");
     assert_eq!(opened, Opened { clean: false, doubted: REGION });
+}
+
+/// A whole volume of so many regions, on real files.
+fn volume_of(regions: u64, folder: &Path) -> Replica {
+    let replica = Replica::create(folder, VolumeId(1), Bytes(regions * REGION * BLOCK)).expect("creates");
+    replica.become_primary(Lineage(0), Generation(1)).expect("is ours");
+    replica
+}
+
+#[test]
+fn a_region_stays_hot_until_nobody_has_written_to_it_for_as_long_as_was_asked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let replica = volume_of(8, &folder.path().join("r"));
+    let hot = || replica.lock().regions.keys().copied().collect::<Vec<_>>();
+    replica.write(0, &[1; 512]).expect("writes");
+    for _ in 0..3 {
+        replica.settle_after(3).expect("settles");
+        assert_eq!(hot(), [0]);
+    }
+    replica.write(0, &[2; 512]).expect("writes");
+    for _ in 0..3 {
+        replica.settle_after(3).expect("settles");
+        assert_eq!(hot(), [0], "it was written again");
+    }
+    replica.settle_after(3).expect("settles");
+    assert_eq!(hot(), [0; 0]);
+}
+
+#[test]
+fn a_secondary_is_settled_with_each_call_after_its_writes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let replica = Replica::create(&folder.path().join("r"), VolumeId(1), Bytes(REGION * BLOCK)).expect("creates");
+    let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(7) };
+    replica.apply(0, stamp, Contents::Data(&[9; BLOCK as usize])).expect("applies");
+    replica.settle_after(LINGERING).expect("settles");
+    replica.settle_after(LINGERING).expect("settles");
+    assert!(replica.lock().regions.is_empty());
+}
+
+#[test]
+fn no_more_regions_linger_than_a_crash_may_make_travel_and_those_idle_for_longest_go_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let many = MOST_LINGERING as u64 + 100;
+    let replica = volume_of(many, &folder.path().join("r"));
+    let write = |regions: Range<u64>| {
+        for region in regions {
+            replica.write(region * REGION * BLOCK, &[1; 512]).expect("writes");
+        }
+    };
+    // The later ones first, so that order among equals does not help.
+    write(200..many);
+    replica.settle_after(LINGERING).expect("settles");
+    write(0..200);
+    replica.settle_after(LINGERING).expect("settles");
+    let hot = replica.lock().regions.keys().copied().collect::<BTreeSet<_>>();
+    assert_eq!(hot.len() as u64, many, "what was written since the last settling does not linger");
+    replica.settle_after(LINGERING).expect("settles");
+    let hot = replica.lock().regions.keys().copied().collect::<BTreeSet<_>>();
+    assert_eq!(hot.len(), MOST_LINGERING);
+    assert!((0..200).all(|r| hot.contains(&r)), "these were written last");
+}
+
+/// A medium that counts its syncs.
+#[derive(Debug)]
+struct Counting(Volatile, Arc<std::sync::atomic::AtomicU64>);
+
+impl Medium for Counting {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read(at, into)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.0.write(at, from)
+    }
+
+    fn punch(&self, at: u64, length: u64) -> io::Result<()> {
+        self.0.punch(at, length)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.sync()
+    }
+
+    fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
+        self.0.extents(at, length)
+    }
+
+    fn allocated(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn a_guest_that_writes_here_and_there_waits_for_few_marks_and_for_none_when_it_comes_back_within_the_minute() {
+    const REGIONS: u64 = MOST_LINGERING as u64;
+    let meta = Meta {
+        primary: true,
+        owner: 1,
+        owners: vec![(Lineage(0), Generation(1))],
+        clean: true,
+        ..Meta::fresh(VolumeId(1), Bytes(REGIONS * 2 * BLOCK)).expect("a size")
+    };
+    let syncs = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let media = Media {
+        data: Box::new(Volatile::new(REGIONS * 2 * BLOCK)),
+        stamps: Box::new(Volatile::new(REGIONS * 2 * 8)),
+        hot: Box::new(Counting(Volatile::new(REGIONS), syncs.clone())),
+        words: Box::new(Volatile::new(REGIONS * 2 * 8)),
+        power: String::new(),
+        description: Box::new(Nowhere),
+        region: 2,
+    };
+    let (replica, _) = Replica::assemble(Path::new("test"), meta, media, None, Guards::ALL).expect("opens");
+    replica.lock().frozen = false;
+    let mut rng = SmallRng::seed_from_u64(1);
+    let mut round = || {
+        for _ in 0..2000 {
+            replica.write(rng.random_range(0..REGIONS) * 2 * BLOCK, &[1; 512]).expect("writes");
+        }
+        syncs.swap(0, Ordering::Relaxed)
+    };
+    // 1, 2, 4, ... 64 at once, and most of the 8 groups of 64 in parts.
+    let first = round();
+    assert!((8..=16).contains(&first), "{first} waits");
+    for _ in 1..LINGERING {
+        replica.settle_after(LINGERING).expect("settles");
+    }
+    assert_eq!(round(), 0);
 }
 
 #[test]
