@@ -9,6 +9,7 @@ use crate::host::{
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
+use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};
@@ -142,6 +143,11 @@ impl HostClient {
         self.0.put("/v1/precaches", &all).await
     }
 
+    /// `POST /v1/volumes/{id}/verify`.
+    pub async fn verify(&self, order: &VerifyOrder) -> Result<Verified> {
+        self.0.within(ORDER).post(&format!("/v1/volumes/{}/verify", order.volume.0), order).await
+    }
+
     /// `PUT /v1/gateways/{wire}`.
     pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<()> {
         self.0.within(ORDER).put::<IgnoredAny>(&format!("/v1/gateways/{wire}"), port).await.map(drop)
@@ -260,6 +266,11 @@ impl PublicClient {
     /// `GET /v1/volumes`.
     pub async fn volumes(&self) -> Result<Vec<Volume>> {
         self.0.get("/v1/volumes").await
+    }
+
+    /// `POST /v1/volumes/{volume}/verify`: a slice.
+    pub async fn verify(&self, volume: &Name, what: &VerifyVolume) -> Result<Verified> {
+        self.0.within(LONG).post(&format!("/v1/volumes/{volume}/verify"), what).await
     }
 
     /// `GET /v1/precaches`.

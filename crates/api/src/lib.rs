@@ -22,6 +22,7 @@ pub mod public;
 mod refusal;
 pub mod server;
 pub mod trust;
+pub mod verify;
 pub mod vm;
 
 pub use client::Client;

@@ -12,6 +12,7 @@ use crate::orphan::JudgedOrphan;
 use crate::precache::{Precache, StartPrecache};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::trust::{ApiToken, Certificate, Enrol, NewApiToken, NewToken, Renew, Revoke, Token};
+use crate::verify::{Verified, VerifyVolume};
 use crate::{ApiError, Name, Problem};
 use godwit_units::MoveId;
 use schemars::generate::{Contract, SchemaSettings};
@@ -221,6 +222,14 @@ pub fn operations() -> Vec<Operation> {
             .answering(qmp_answer)
             .may(&[Conflict, Unreachable]),
         get("/v1/volumes", "listVolumes", "Lists volumes.").answers::<Vec<Volume>>(),
+        post(
+            "/v1/volumes/{volume}/verify",
+            "verifyVolume",
+            "Compares what the replicas of a volume hold, by digests, a slice at a time; repairs what is rotten if asked to.",
+        )
+        .takes::<VerifyVolume>()
+        .answers::<Verified>()
+        .may(&[Conflict, NotFound, Unreachable]),
         get("/v1/precaches", "listPrecaches", "Lists pre-caches, with how each stands.").answers::<Vec<Precache>>(),
         post(
             "/v1/precaches",

@@ -9,6 +9,7 @@ use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::precache::StartPrecache;
 use godwit_api::public::{AddHost, Component, CreateVm, ResolveMove, Site, StartMove};
 use godwit_api::trust::{NewApiToken, TokenRole};
+use godwit_api::verify::VerifyVolume;
 use godwit_api::vm::{ComponentSpec, DiskSpec, VmSpec};
 use godwit_api::{Name, PublicClient, openapi, serve};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
@@ -273,6 +274,8 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         };
         call!(api, called, start_precache, &wanted);
         call!(api, called, stop_precache, &web, &web);
+        let verify = VerifyVolume { site: Some(web.clone()), repair: all, ..VerifyVolume::default() };
+        call!(api, called, verify, &web, &verify);
         call!(api, called, start_move, &order);
         call!(api, called, dry_run, &order);
         call!(api, called, moves);

@@ -25,6 +25,7 @@ pub mod proto;
 pub mod quarantine;
 pub mod registry;
 pub mod routes;
+pub mod scrub;
 pub mod spec;
 pub mod stop_rule;
 pub mod trace;

@@ -41,6 +41,7 @@ pub struct Node {
     quarantine: Quarantine,
     first_seen: FirstSeen,
     precaches: Precaches,
+    pace: crate::scrub::Pace,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
@@ -54,6 +55,11 @@ impl Node {
     /// Pre-caches from here and here.
     pub(crate) const fn precaches(&self) -> &Precaches {
         &self.precaches
+    }
+
+    /// How fast scrubs read.
+    pub(crate) const fn pace(&self) -> &crate::scrub::Pace {
+        &self.pace
     }
 
     /// VMs of this host that cannot be had.
@@ -207,6 +213,7 @@ impl Node {
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
             precaches,
+            pace: crate::scrub::Pace::default(),
         });
         node.recover_gateways().await;
         node.recover().await?;
@@ -707,6 +714,7 @@ impl Node {
         let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
             Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
             Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
+            Ok(proto::Request::Scrub(ask)) => return crate::scrub::asked(self, from, *ask).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),

@@ -28,7 +28,7 @@ use godwit_link::{Lane, Priority, Session, Stream};
 use godwit_trust::{Capability, CapabilityError, SignedCapability};
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
 use godwit_volume::precache::{Source, State, Target};
-use godwit_volume::{Journal, Packer, Unpacker};
+use godwit_volume::{Journal, Packer, Replica, Unpacker};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -539,6 +539,54 @@ impl Pace {
     }
 }
 
+/// By what right a replica without a VM came here last.
+pub(crate) fn seen(node: &Node, volume: VolumeId) -> Option<(Lineage, Generation)> {
+    mark(&node.precaches().volumes.join(volume.0.to_string())).map(|m| (m.lineage, m.generation))
+}
+
+/// The replica of a volume that this host holds, its VM's or another host's pre-cache: to look at it.
+///
+/// # Errors
+/// When there is none, or it is another one.
+pub(crate) async fn holding(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) -> Result<Arc<Disk>, ApiError> {
+    let found = match node.vm(vm) {
+        Some(parts) => parts.disks().into_iter().find(|d| d.id == volume),
+        None => standing(node, vm, volume, size).await?,
+    };
+    let none = || ApiError::new(Problem::NotFound, format!("{} has no replica of volume {}", node.name(), volume.0));
+    let disk = found.ok_or_else(none)?;
+    if disk.size() != size {
+        let what = format!("the replica of volume {} at {} has {}", volume.0, node.name(), disk.size());
+        return Err(ApiError::new(Problem::Conflict, what));
+    }
+    Ok(disk)
+}
+
+/// The replica of a pre-cache here. One that nobody has asked for since this node was started is opened, and stays so until somebody does.
+async fn standing(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) -> Result<Option<Arc<Disk>>, ApiError> {
+    let precaches = node.precaches();
+    let _one = precaches.standing_by.lock().await;
+    if let Some(known) = lock(&precaches.receiving).get(&volume) {
+        return Ok(known.disk.upgrade());
+    }
+    let folder = precaches.volumes.join(volume.0.to_string());
+    let Some(mark) = mark(&folder).filter(|mark| mark.vm == vm && Replica::exists(&folder)) else { return Ok(None) };
+    let disk = opened(node, &folder, volume, size)?;
+    // Nothing is received by it: whoever sends has to ask first.
+    let over = CancellationToken::new();
+    over.cancel();
+    let receiving = Receiving {
+        from: mark.from,
+        image: disk.replica().complete().is_some_and(|held| held.image),
+        owner: (mark.lineage, mark.generation),
+        disk: Arc::downgrade(&disk),
+        own: Some(disk.clone()),
+        over,
+    };
+    lock(&precaches.receiving).insert(volume, receiving);
+    Ok(Some(disk))
+}
+
 /// Another node asks to keep a replica here.
 ///
 /// # Errors
@@ -611,8 +659,16 @@ fn open(node: &Arc<Node>, folder: &Path, from: &str, asked: &Standby) -> Result<
     let mark = Mark { vm: asked.vm, lineage: asked.lineage, generation: asked.generation, from: from.to_owned() };
     let bytes = serde_json::to_vec(&mark).map_err(|e| failed(&e))?;
     replace(&folder.join(MARK), &bytes).map_err(|e| failed(&e))?;
-    let socket = sockets.join(format!("{}.sock", asked.volume.0));
-    Disk::open_or_create(folder, socket, asked.volume, &format!("volume {}", asked.volume.0), asked.size)
+    opened(node, folder, asked.volume, asked.size)
+}
+
+fn opened(node: &Arc<Node>, folder: &Path, volume: VolumeId, size: Amount) -> Result<Arc<Disk>, ApiError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, format!("volume {}: {e}", volume.0));
+    let sockets = &node.precaches().sockets;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).map_err(|e| failed(&e))?;
+    let socket = sockets.join(format!("{}.sock", volume.0));
+    Disk::open_or_create(folder, socket, volume, &format!("volume {}", volume.0), size)
         .map_err(|e| failed(&format!("{e:#}")))
 }
 

@@ -17,6 +17,8 @@ pub enum Request {
     Stage(Box<Stage>),
     /// A volume's host: keep a pre-cache of it.
     StandBy(Box<crate::precache::Standby>),
+    /// A holder of a volume that leads its scrub: digests of yours; or a block, to be given or mended. Answered by [`crate::scrub::Said`].
+    Scrub(Box<crate::scrub::ScrubAsk>),
     /// The VM's owner, to a gateway's node: point this wire at me.
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?

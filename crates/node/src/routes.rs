@@ -43,6 +43,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/moves/{id}/stop", post(stop_now))
         .route("/v1/revocations", put(revoke))
         .route("/v1/precaches", put(precaches))
+        .route("/v1/volumes/{id}/verify", post(verify))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .with_state(node)
 }
@@ -209,6 +210,17 @@ async fn precaches(
     Json(orders): Json<Vec<PrecacheOrder>>,
 ) -> Answer<Vec<LocalPrecache>> {
     Ok(Json(crate::precache::order(&node, orders)?))
+}
+
+async fn verify(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(order): Json<godwit_api::verify::VerifyOrder>,
+) -> Answer<godwit_api::verify::Verified> {
+    if order.volume.0 != id {
+        return Err(ApiError::new(Problem::Invalid, format!("the path says volume {id}, the body {}", order.volume.0)));
+    }
+    Ok(Json(crate::scrub::verify(&node, &order).await?))
 }
 
 async fn revoke(State(node): State<Arc<Node>>, Json(list): Json<godwit_trust::Revocations>) -> Answer<Value> {
