@@ -16,6 +16,7 @@ mod spec;
 mod table;
 mod timeline;
 mod user;
+mod verify;
 mod volume;
 
 use args::{Api, Cli, Command, ConfigCommand};

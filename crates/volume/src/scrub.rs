@@ -550,6 +550,11 @@ impl Scrub {
         self.out.contains(&holder)
     }
 
+    /// Does not ask a holder: before anything is asked.
+    pub fn leave_out(&mut self, holder: Holder) {
+        self.out.insert(holder);
+    }
+
     /// A holder has answered. What makes no sense counts as no answer.
     pub fn answered(&mut self, holder: Holder, answer: Answer, record: Record<'_>) {
         let fits = match (&self.asked, &answer) {
