@@ -8,6 +8,7 @@ use crate::host::{
 };
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
+use crate::promote::{LocalPromotion, PromoteVm, PromoteVolume, Promoted};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
@@ -126,6 +127,11 @@ impl HostClient {
     /// `POST /v1/vms/{id}/claim`.
     pub async fn claim(&self, id: VmId, claim: &ClaimVm) -> Result<()> {
         self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/vms/{}/claim", id.0), claim).await.map(drop)
+    }
+
+    /// `POST /v1/vms/{id}/promote`.
+    pub async fn promote(&self, order: &PromoteVm) -> Result<LocalPromotion> {
+        self.0.within(ORDER).post(&format!("/v1/vms/{}/promote", order.definition.id.0), order).await
     }
 
     /// `POST /v1/vms/{id}/outrank`.
@@ -271,6 +277,11 @@ impl PublicClient {
     /// `POST /v1/volumes/{volume}/verify`: a slice.
     pub async fn verify(&self, volume: &Name, what: &VerifyVolume) -> Result<Verified> {
         self.0.within(LONG).post(&format!("/v1/volumes/{volume}/verify"), what).await
+    }
+
+    /// `POST /v1/volumes/{volume}/promote`.
+    pub async fn promote(&self, volume: &Name, how: &PromoteVolume) -> Result<Promoted> {
+        self.0.within(LONG).post(&format!("/v1/volumes/{volume}/promote"), how).await
     }
 
     /// `GET /v1/precaches`.

@@ -18,6 +18,7 @@ pub mod orphan;
 mod patterns;
 pub mod precache;
 pub mod progress;
+pub mod promote;
 pub mod public;
 mod refusal;
 pub mod server;

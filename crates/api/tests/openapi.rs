@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::{Json, Router};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::precache::StartPrecache;
+use godwit_api::promote::PromoteVolume;
 use godwit_api::public::{AddHost, Component, CreateVm, ResolveMove, Site, StartMove};
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::verify::VerifyVolume;
@@ -276,6 +277,8 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, stop_precache, &web, &web);
         let verify = VerifyVolume { site: Some(web.clone()), repair: all, ..VerifyVolume::default() };
         call!(api, called, verify, &web, &verify);
+        let promote = PromoteVolume { site: web.clone(), fenced: "power cut, by ann".into(), dry_run: all };
+        call!(api, called, promote, &web, &promote);
         call!(api, called, start_move, &order);
         call!(api, called, dry_run, &order);
         call!(api, called, moves);

@@ -69,6 +69,9 @@ impl User {
             Command::Vm(command) => self.vm(command).await,
             Command::Volume(VolumeCommand::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
             Command::Volume(VolumeCommand::Precache(args)) => self.precache(args).await,
+            Command::Volume(VolumeCommand::Promote(args)) => {
+                self.print(&crate::promote::run(api, &args).await?, crate::promote::show)
+            }
             Command::Volume(VolumeCommand::Verify(args)) => {
                 let found = crate::verify::run(api, &args).await?;
                 self.print(&found, |found| crate::verify::show(&args.volume, found))?;

@@ -15,6 +15,7 @@ mod moves;
 mod orphans;
 mod places;
 mod precache;
+mod promote;
 mod record;
 mod resolve;
 mod rights;
@@ -151,6 +152,7 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/vms/{vm}/monitor", post(vms::monitor))
         .route("/v1/volumes", get(vms::volumes))
         .route("/v1/volumes/{volume}/verify", post(verify::verify))
+        .route("/v1/volumes/{volume}/promote", post(promote::promote))
         .route("/v1/precaches", get(precache::list).post(precache::start))
         .route("/v1/precaches/{volume}/{to}", delete(precache::stop))
         .route("/v1/wires", get(vms::wires))

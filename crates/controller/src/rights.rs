@@ -74,6 +74,8 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/volumes", Read),
     // With repair it writes.
     ("POST", "/v1/volumes/{volume}/verify", Change),
+    // A claim, as a move's.
+    ("POST", "/v1/volumes/{volume}/promote", Rule),
     ("GET", "/v1/precaches", Read),
     ("POST", "/v1/precaches", Change),
     ("DELETE", "/v1/precaches/{volume}/{to}", Change),

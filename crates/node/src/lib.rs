@@ -21,6 +21,7 @@ pub mod outgoing;
 pub mod parts;
 pub mod peers;
 pub mod precache;
+pub mod promote;
 pub mod proto;
 pub mod quarantine;
 pub mod registry;
