@@ -23,7 +23,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::Ownership;
 use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheFigures, PrecacheOrder, PrecacheState, digest};
 use godwit_api::{ApiError, Name, Problem};
-use godwit_link::scavenger::{self, Scavenger};
+use godwit_link::pace::Pace;
 use godwit_link::{Lane, Priority, Session, Stream};
 use godwit_trust::{Capability, CapabilityError, SignedCapability};
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
@@ -52,11 +52,6 @@ const TICK: Duration = Duration::from_millis(50);
 const STANDING_BY: Duration = Duration::from_secs(30);
 /// How long something that holds a replica may take to let it go.
 const LETTING_GO: Duration = Duration::from_secs(20);
-/// What leaves at once is what the rate carries in this time: as fine as a timer is.
-const PIECE: Duration = Duration::from_millis(4);
-/// At least and at most so much of it, bytes.
-const LEAST_PIECE: usize = 2800;
-const MOST_PIECE: usize = 128 << 10;
 /// Messages that are taken from the link ahead of their being worked off: each at most 256 KiB.
 const AHEAD: usize = 16;
 /// Pre-caches of one node, and replicas of others' that it keeps: what a host can have of volumes.
@@ -451,8 +446,8 @@ async fn send(
             if at_rest(node, &order).is_none() {
                 bail!("the VM is being moved, or is not this host's any more");
             }
-            if let Some((rtt, lost)) = link.path(Lane::Disk) {
-                pace.measured(rtt, lost, order.limit, !waiting.is_empty());
+            if let Some(path) = link.path(Lane::Disk) {
+                pace.measured(path, order.limit, !waiting.is_empty());
             }
             disk.roll(Duration::from_millis(order.interval_ms)).await?;
             let (held, backlog) = (machine.held(), disk.recorder().backlog(id));
@@ -483,60 +478,6 @@ async fn send(
 
 async fn blocking<T: Send + 'static>(disk: &Arc<Disk>, what: impl FnOnce(&Disk) -> T + Send + 'static) -> T {
     disk.clone().blocking(what).await
-}
-
-/// When the next bytes may go: by the scavenger's rate.
-struct Pace {
-    scavenger: Scavenger,
-    began: Instant,
-    next: tokio::time::Instant,
-    /// Bytes since then, for the figure.
-    window: (Instant, u64),
-    rate: BitRate,
-}
-
-impl Pace {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self {
-            scavenger: Scavenger::new(scavenger::Config::default()),
-            began: now,
-            next: now.into(),
-            window: (now, 0),
-            rate: BitRate(0),
-        }
-    }
-
-    /// What goes at once: a few milliseconds of the rate.
-    fn piece(&self) -> usize {
-        let bytes = self.scavenger.rate().bytes_in(PIECE).0;
-        usize::try_from(bytes).unwrap_or(0).clamp(LEAST_PIECE, MOST_PIECE)
-    }
-
-    async fn ready(&self) {
-        tokio::time::sleep_until(self.next).await;
-    }
-
-    fn sent(&mut self, bytes: usize) {
-        let rate = self.scavenger.rate().0.max(1);
-        let took = Duration::from_secs_f64(bytes as f64 * 8.0 / rate as f64);
-        self.next = self.next.max(tokio::time::Instant::now()) + took;
-        self.window.1 += bytes as u64;
-    }
-
-    fn measured(&mut self, rtt: Duration, lost: u64, most: Option<BitRate>, busy: bool) {
-        self.scavenger.set_most(most);
-        self.scavenger.measured(self.began.elapsed(), rtt, lost, busy);
-        let passed = self.window.0.elapsed();
-        if passed > Duration::from_secs(1) {
-            self.rate = BitRate((self.window.1 as f64 * 8.0 / passed.as_secs_f64()) as u64);
-            self.window = (Instant::now(), 0);
-        }
-    }
-
-    const fn carried(&self) -> BitRate {
-        self.rate
-    }
 }
 
 /// By what right a replica without a VM came here last.
