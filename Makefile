@@ -49,6 +49,7 @@ bench: setup build
 	cargo run --release --locked -p godwit-wan --example goodput
 	cargo run --release --locked -p godwit-link --example link_goodput
 	cargo run --release --locked -p godwit-content --example content_speed
+	cargo run --release --locked -p godwit-link --example gives_way
 	scripts/bench-nbd.pl $(TARGET)/release/godwit
 
 # Long runs, resumable: the ledger knows what was done at this commit.

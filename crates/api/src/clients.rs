@@ -8,7 +8,9 @@ use crate::host::{
 };
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
+use crate::promote::{LocalPromotion, PromoteVm, PromoteVolume, Promoted};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
+use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};
@@ -127,6 +129,11 @@ impl HostClient {
         self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/vms/{}/claim", id.0), claim).await.map(drop)
     }
 
+    /// `POST /v1/vms/{id}/promote`.
+    pub async fn promote(&self, order: &PromoteVm) -> Result<LocalPromotion> {
+        self.0.within(ORDER).post(&format!("/v1/vms/{}/promote", order.definition.id.0), order).await
+    }
+
     /// `POST /v1/vms/{id}/outrank`.
     pub async fn outrank(&self, id: VmId, by: OutrankVm) -> Result<()> {
         self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/vms/{}/outrank", id.0), &by).await.map(drop)
@@ -140,6 +147,11 @@ impl HostClient {
     /// `PUT /v1/precaches`: all pre-caches of this node's volumes.
     pub async fn precache(&self, all: &[PrecacheOrder]) -> Result<Vec<LocalPrecache>> {
         self.0.put("/v1/precaches", &all).await
+    }
+
+    /// `POST /v1/volumes/{id}/verify`.
+    pub async fn verify(&self, order: &VerifyOrder) -> Result<Verified> {
+        self.0.within(ORDER).post(&format!("/v1/volumes/{}/verify", order.volume.0), order).await
     }
 
     /// `PUT /v1/gateways/{wire}`.
@@ -260,6 +272,16 @@ impl PublicClient {
     /// `GET /v1/volumes`.
     pub async fn volumes(&self) -> Result<Vec<Volume>> {
         self.0.get("/v1/volumes").await
+    }
+
+    /// `POST /v1/volumes/{volume}/verify`: a slice.
+    pub async fn verify(&self, volume: &Name, what: &VerifyVolume) -> Result<Verified> {
+        self.0.within(LONG).post(&format!("/v1/volumes/{volume}/verify"), what).await
+    }
+
+    /// `POST /v1/volumes/{volume}/promote`.
+    pub async fn promote(&self, volume: &Name, how: &PromoteVolume) -> Result<Promoted> {
+        self.0.within(LONG).post(&format!("/v1/volumes/{volume}/promote"), how).await
     }
 
     /// `GET /v1/precaches`.

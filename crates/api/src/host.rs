@@ -9,6 +9,7 @@
 //! | `POST /v1/vms/{id}/start`, `/stop`, `/monitor` | `{}`, [`StopVm`], any QMP command -> its answer |
 //! | `GET /v1/vms/{id}/departure` | -> [`CheckReport`]: what would keep the VM from leaving, as its QEMU says now |
 //! | `POST /v1/vms/{id}/claim` | [`ClaimVm`]: this host takes the VM, in a new lineage |
+//! | `POST /v1/vms/{id}/promote` | [`PromoteVm`](crate::promote::PromoteVm) -> [`LocalPromotion`](crate::promote::LocalPromotion): as a claim, from the images of pre-caches |
 //! | `POST /v1/vms/{id}/outrank` | [`OutrankVm`]: a claim elsewhere has; what is here pauses |
 //! | `GET /v1/orphans`, `DELETE /v1/orphans/{id}` | [`Orphan`](crate::orphan::Orphan)s: what is nobody's here |
 //! | `POST /v1/check` | [`CheckVm`] -> [`CheckReport`]: what would keep the VM from running here |
@@ -19,6 +20,7 @@
 //! | `POST /v1/moves/{id}/stop` | ends pre-copy at the next round -> [`LocalMove`] |
 //! | `PUT /v1/revocations` | [`Revocations`](godwit_trust::Revocations): whose certificates are void |
 //! | `PUT /v1/precaches` | all [`PrecacheOrder`](crate::precache::PrecacheOrder)s of this host -> [`LocalPrecache`](crate::precache::LocalPrecache)s |
+//! | `POST /v1/volumes/{id}/verify` | [`VerifyOrder`](crate::verify::VerifyOrder) -> [`Verified`](crate::verify::Verified): a slice of it |
 //! | `PUT`, `DELETE /v1/gateways/{wire}` | [`GatewayPort`]: attaches or re-points a wire's end on a gateway |
 
 use crate::name::Name;

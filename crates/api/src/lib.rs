@@ -18,10 +18,12 @@ pub mod orphan;
 mod patterns;
 pub mod precache;
 pub mod progress;
+pub mod promote;
 pub mod public;
 mod refusal;
 pub mod server;
 pub mod trust;
+pub mod verify;
 pub mod vm;
 
 pub use client::Client;

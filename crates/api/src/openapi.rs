@@ -10,8 +10,10 @@
 use crate::host::{SetLimit, StopVm};
 use crate::orphan::JudgedOrphan;
 use crate::precache::{Precache, StartPrecache};
+use crate::promote::{PromoteVolume, Promoted};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::trust::{ApiToken, Certificate, Enrol, NewApiToken, NewToken, Renew, Revoke, Token};
+use crate::verify::{Verified, VerifyVolume};
 use crate::{ApiError, Name, Problem};
 use godwit_units::MoveId;
 use schemars::generate::{Contract, SchemaSettings};
@@ -221,6 +223,22 @@ pub fn operations() -> Vec<Operation> {
             .answering(qmp_answer)
             .may(&[Conflict, Unreachable]),
         get("/v1/volumes", "listVolumes", "Lists volumes.").answers::<Vec<Volume>>(),
+        post(
+            "/v1/volumes/{volume}/verify",
+            "verifyVolume",
+            "Compares what the replicas of a volume hold, by digests, a slice at a time; repairs what is rotten if asked to.",
+        )
+        .takes::<VerifyVolume>()
+        .answers::<Verified>()
+        .may(&[Conflict, NotFound, Unreachable]),
+        post(
+            "/v1/volumes/{volume}/promote",
+            "promoteVolume",
+            "Starts a volume's VM from the images of its pre-caches at another site, because its host is lost and fenced; with `dry_run` says from what.",
+        )
+        .takes::<PromoteVolume>()
+        .answers::<Promoted>()
+        .may(&[Conflict, NotFound, Blocked, Unreachable]),
         get("/v1/precaches", "listPrecaches", "Lists pre-caches, with how each stands.").answers::<Vec<Precache>>(),
         post(
             "/v1/precaches",

@@ -9,6 +9,7 @@ mod enrol;
 mod events;
 mod failure;
 mod follow;
+mod promote;
 mod quantity;
 mod service;
 mod show;
@@ -16,6 +17,7 @@ mod spec;
 mod table;
 mod timeline;
 mod user;
+mod verify;
 mod volume;
 
 use args::{Api, Cli, Command, ConfigCommand};

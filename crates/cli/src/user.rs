@@ -69,6 +69,14 @@ impl User {
             Command::Vm(command) => self.vm(command).await,
             Command::Volume(VolumeCommand::Ls) => self.print(&api.volumes().await?, |v| show::volumes(v)),
             Command::Volume(VolumeCommand::Precache(args)) => self.precache(args).await,
+            Command::Volume(VolumeCommand::Promote(args)) => {
+                self.print(&crate::promote::run(api, &args).await?, crate::promote::show)
+            }
+            Command::Volume(VolumeCommand::Verify(args)) => {
+                let found = crate::verify::run(api, &args).await?;
+                self.print(&found, |found| crate::verify::show(&args.volume, found))?;
+                crate::verify::verdict(&found)
+            }
             Command::Volume(VolumeCommand::Status { volume }) => {
                 let mut all = api.precaches().await?;
                 all.retain(|p| volume.as_ref().is_none_or(|name| &p.volume == name));

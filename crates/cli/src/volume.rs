@@ -32,6 +32,10 @@ pub enum VolumeCommand {
         /// Of this volume only
         volume: Option<Name>,
     },
+    /// Compare what the replicas of a volume hold, by digests, and find, name and repair bit rot
+    Verify(crate::verify::VerifyArgs),
+    /// Start the VM of a volume from the image that a pre-cache left at another site, because its own is gone
+    Promote(crate::promote::PromoteArgs),
     /// Serve a file or a replica over NBD, without a controller: for tools and for measuring
     Serve(ServeArgs),
     /// Copy an image of any format that qemu-img reads into a file or a replica, without a controller
@@ -239,8 +243,10 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Import { image, file, no_track } => import(&image, &file, no_track),
         VolumeCommand::Export { file, image, format } => export(&file, &image, &format),
         // These ask the controller.
-        command @ (VolumeCommand::Ls | VolumeCommand::Precache(_) | VolumeCommand::Status { .. }) => {
-            crate::user::run(global, crate::args::Command::Volume(command))
-        }
+        command @ (VolumeCommand::Ls
+        | VolumeCommand::Precache(_)
+        | VolumeCommand::Verify(_)
+        | VolumeCommand::Promote(_)
+        | VolumeCommand::Status { .. }) => crate::user::run(global, crate::args::Command::Volume(command)),
     }
 }

@@ -15,6 +15,7 @@ mod moves;
 mod orphans;
 mod places;
 mod precache;
+mod promote;
 mod record;
 mod resolve;
 mod rights;
@@ -28,6 +29,7 @@ mod store;
 mod testing;
 mod tokens;
 mod trust;
+mod verify;
 mod vms;
 
 pub use state::Controller;
@@ -149,6 +151,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/vms/{vm}/stop", post(vms::stop))
         .route("/v1/vms/{vm}/monitor", post(vms::monitor))
         .route("/v1/volumes", get(vms::volumes))
+        .route("/v1/volumes/{volume}/verify", post(verify::verify))
+        .route("/v1/volumes/{volume}/promote", post(promote::promote))
         .route("/v1/precaches", get(precache::list).post(precache::start))
         .route("/v1/precaches/{volume}/{to}", delete(precache::stop))
         .route("/v1/wires", get(vms::wires))

@@ -90,7 +90,7 @@ fn all(c: &Controller) -> Result<Vec<PrecacheRecord>, ApiError> {
     Ok(all)
 }
 
-fn volume_called(c: &Controller, who: &Caller, name: &Name) -> Result<(Volume, VmRecord), ApiError> {
+pub(crate) fn volume_called(c: &Controller, who: &Caller, name: &Name) -> Result<(Volume, VmRecord), ApiError> {
     let volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
     let volume = volumes.into_iter().find(|v| &v.name == name).ok_or_else(|| missing("volume", name))?;
     let vm = c.vm_record(&volume.vm)?;

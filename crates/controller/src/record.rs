@@ -30,6 +30,9 @@ pub struct VmRecord {
     /// The trust domain that it belongs to; none: the deployment itself.
     #[serde(default)]
     pub domain: Option<Name>,
+    /// Somebody has promoted its pre-caches' images: where, and why.
+    #[serde(default)]
+    pub promoted: Option<Claim>,
 }
 
 /// Whether a VM is wholly there.

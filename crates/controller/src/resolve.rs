@@ -22,7 +22,7 @@ use std::sync::Arc;
 type Shared = State<Arc<Controller>>;
 
 /// Less than this tells nobody what was done to a host.
-const SHORTEST_EVIDENCE: usize = 8;
+pub(crate) const SHORTEST_EVIDENCE: usize = 8;
 
 /// Orders a move again that has ended without bringing the VM over. It is another move; what the first one has brought is there.
 pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>) -> Result<Response, ApiError> {

@@ -72,6 +72,10 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/vms/{vm}/stop", Change),
     ("POST", "/v1/vms/{vm}/monitor", Rule),
     ("GET", "/v1/volumes", Read),
+    // With repair it writes.
+    ("POST", "/v1/volumes/{volume}/verify", Change),
+    // A claim, as a move's.
+    ("POST", "/v1/volumes/{volume}/promote", Rule),
     ("GET", "/v1/precaches", Read),
     ("POST", "/v1/precaches", Change),
     ("DELETE", "/v1/precaches/{volume}/{to}", Change),
@@ -352,7 +356,9 @@ mod tests {
             let case = format!("{method} {path}");
             let reads = *method == "GET";
             let moves = path.starts_with("/v1/moves") && !path.ends_with("resolve");
-            let vms = path.starts_with("/v1/precaches") || path.starts_with("/v1/vms") && !path.ends_with("monitor");
+            let vms = path.starts_with("/v1/precaches")
+                || path.ends_with("/verify")
+                || path.starts_with("/v1/vms") && !path.ends_with("monitor");
             let shared = reads && !ours.iter().any(|o| path.starts_with(o));
             let open = *right == Anybody;
             assert_eq!(may(None, *right).is_ok(), *path == "/v1/enrolment", "{case}");

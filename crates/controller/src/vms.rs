@@ -175,6 +175,7 @@ fn reserve(
         gateways_due: false,
         start_due: start,
         domain,
+        promoted: None,
     };
     changes.push(Change::put(Kind::Vm, id.0, &record));
     let in_hand = c.take_in_hand(id);

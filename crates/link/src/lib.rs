@@ -27,7 +27,9 @@ mod counters;
 mod endpoint;
 mod error;
 mod limiter;
+pub mod pace;
 pub mod resume;
+mod samples;
 pub mod scavenger;
 mod session;
 mod stream;
@@ -38,6 +40,7 @@ pub use config::{Addresses, Config, Lane, Peer, Priority};
 pub use counters::{Counters, LaneCounters, StreamCounters};
 pub use endpoint::Endpoint;
 pub use error::{Closed, LinkError, RequestError, StreamError};
+pub use samples::Path;
 pub use session::{MAX_MESSAGE, MAX_REQUEST, Responder, Session, State};
 pub use stream::{RecvHalf, SendHalf, Stream};
 #[doc(hidden)]

@@ -1,7 +1,7 @@
 //! A rate for what must give way to everybody: pre-caching beside other people's flows.
 //!
 //! LEDBAT's idea (RFC 6817): a queue that grows is a sign that somebody else wants the path, long before anything is lost. What
-//! is measured is the connection's round trip over the least that was seen in the last minutes. Unlike LEDBAT this is a rate and not a
+//! is measured is what most round trips of the last moments took ([`crate::Path`]), over the least that this was in the last minutes. Unlike LEDBAT this is a rate and not a
 //! window, because a window of one packet a round trip is much on a short path; and the delay that it stands depends on the
 //! queue that it has seen, because a router that holds 10 ms never shows the 25 ms of LEDBAT's target: there LEDBAT is as bold as
 //! TCP.
@@ -9,11 +9,16 @@
 //! # What can go wrong
 //!
 //! *The path gets longer*: the least round trip is one of the last [`HISTORY`] minutes, so a new path looks busy for that
-//! long. *The path trembles*: the rate stays low where the round trip changes by more than [`LEAST_SIGNAL`] without a queue. Both
-//! cost the pre-cache time and nobody else anything.
+//! long. *The host trembles*: a queue is a sign when it was seen [`CONFIRMED`] times in a row; where most round trips change by more than
+//! [`LEAST_SIGNAL`] for longer without one, the rate is cut in vain, and comes back soon to half of what it was. Both cost the pre-cache
+//! time and nobody else anything.
 //!
-//! *It sees its own queue*: one cut drains that, and it goes on from half. Only where the queue stays does it fall to the least
-//! rate, and waits, twice as long each time that the others are still there.
+//! *It sees its own queue*: one cut drains that, and it goes on from [`KEPT`] of what it was. Only where the queue stays does it fall
+//! to the least rate, and waits, twice as long each time that the others are still there. Whose a queue is that drains cannot be told; so
+//! who keeps coming back is given way to by little and little.
+//!
+//! *QUIC's own window holds it back*: a rate that is not used would grow past what the path carries, and a cut of it cut nothing: it
+//! would be one more TCP flow. So it grows only while what was acknowledged says that it is used ([`crate::pace`]).
 //!
 //! No clock: time is a [`Duration`] since any fixed moment, and comes in with every call.
 
@@ -24,19 +29,25 @@ use std::time::Duration;
 /// Minutes of which the least round trip counts, as in RFC 6817.
 pub const HISTORY: usize = 10;
 /// A queue below this is never a sign: what schedulers and acknowledgements make of a round trip.
-pub const LEAST_SIGNAL: Duration = Duration::from_millis(3);
-/// Two cuts lie so far apart at least, or a round trip.
+pub const LEAST_SIGNAL: Duration = Duration::from_millis(2);
+/// Two cuts lie so far apart at least, or a round trip and the moments of a sample.
 const CUT: Duration = Duration::from_millis(100);
-/// The moments of which the least round trip counts.
-const RECENT: Duration = Duration::from_millis(60);
+/// Measurements in a row that make a queue a sign: a host that stands still for a moment makes one or two.
+const CONFIRMED: u32 = 3;
 /// Cuts in a row after which the queue is somebody else's.
 const STRIKES: u32 = 3;
+/// What is kept of the rate where a cut has drained the queue: it was little more than the path carries.
+const KEPT: f64 = 0.7;
 /// The first and the longest wait at the least rate.
 const WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
+/// Others that are not seen for so long after a wait were gone: the next wait is a first one.
+const STAY: Duration = Duration::from_secs(3);
+/// The quiet after which the last sign tells little of what the path carries now.
+const QUIET: Duration = Duration::from_secs(6);
 /// The quiet after which others count as gone.
 const GONE: Duration = Duration::from_secs(20);
-/// How the rate grows, a second: until the first sign, and afterwards.
-const GROWTH: (f64, f64) = (1.0, 0.15);
+/// How the rate grows, a second: where nothing is known of what the path carries; near what it carried at the last sign.
+const GROWTH: (f64, f64) = (1.0, 0.1);
 /// The minute of a history.
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -64,14 +75,18 @@ pub struct Scavenger {
     rate: f64,
     /// The least round trip of each of the last minutes.
     least: VecDeque<(u64, Duration)>,
-    /// Round trips of the last moments: the least of them counts, because a busy host makes some of them long, and a queue all.
-    recent: VecDeque<(Duration, Duration)>,
     /// The longest queue that was seen, slowly forgotten.
     longest: f64,
     lost: u64,
     strikes: u32,
     seen_others: bool,
     cut: Option<Duration>,
+    /// The rate at the last cut for a queue that has not drained since.
+    draining: Option<f64>,
+    /// Measurements in a row that saw a queue.
+    seen: u32,
+    /// The rate when the last trouble began: half of it is probably free when that is over.
+    proven: f64,
     /// When a sign was last seen.
     sign: Duration,
     wait: Duration,
@@ -87,12 +102,14 @@ impl Scavenger {
             config,
             rate: float(config.least),
             least: VecDeque::new(),
-            recent: VecDeque::new(),
             longest: 0.0,
             lost: 0,
             strikes: 0,
             seen_others: false,
             cut: None,
+            draining: None,
+            seen: 0,
+            proven: 0.0,
             sign: Duration::ZERO,
             wait: WAITS.0,
             until: Duration::ZERO,
@@ -119,9 +136,18 @@ impl Scavenger {
         rtt.saturating_sub(self.least.iter().map(|(_, least)| *least).min().unwrap_or(rtt))
     }
 
-    /// The path was measured: its round trip, and packets that were lost so far. `busy`: whether as much is sent as may be; a rate that is not
-    /// used does not grow.
-    pub fn measured(&mut self, now: Duration, rtt: Duration, lost: u64, busy: bool) {
+    /// The path was measured: the round trip of the last moments (none: nothing is known), and packets that were lost so far. `busy`:
+    /// whether as much is sent as may be; a rate that is not used does not grow.
+    pub fn measured(&mut self, now: Duration, rtt: Option<Duration>, lost: u64, busy: bool) {
+        let passed = now.saturating_sub(self.at).min(Duration::from_secs(1)).as_secs_f64();
+        self.at = now;
+        let lost = std::mem::replace(&mut self.lost, lost) < lost;
+        let Some(rtt) = rtt else {
+            if lost {
+                self.signed(now, CUT, true);
+            }
+            return;
+        };
         let minute = now.as_secs() / MINUTE.as_secs();
         match self.least.back_mut() {
             Some((m, least)) if *m == minute => *least = rtt.min(*least),
@@ -130,48 +156,59 @@ impl Scavenger {
         if self.least.len() > HISTORY {
             self.least.pop_front();
         }
-        let passed = now.saturating_sub(self.at).min(Duration::from_secs(1)).as_secs_f64();
-        self.at = now;
-        self.recent.push_back((now, rtt));
-        while self.recent.front().is_some_and(|(at, _)| now.saturating_sub(*at) > RECENT) {
-            self.recent.pop_front();
-        }
-        let lately = self.recent.iter().map(|(_, rtt)| *rtt).min().unwrap_or(rtt);
-        let queue = self.queue(lately).as_secs_f64();
+        let queue = self.queue(rtt).as_secs_f64();
         // Forgotten by a half in about two minutes.
         self.longest = queue.max(self.longest * (1.0 - passed / 180.0));
         let signal = (self.longest / 4.0).clamp(LEAST_SIGNAL.as_secs_f64(), self.config.target.as_secs_f64());
-        let lost = std::mem::replace(&mut self.lost, lost) < lost;
-        if queue > signal || lost {
-            self.signed(now, rtt);
-        } else if now >= self.until {
-            if now.saturating_sub(self.sign) > GONE {
-                (self.wait, self.strikes) = (WAITS.0, 0);
-            } else if now.saturating_sub(self.sign) > rtt.max(CUT) {
-                self.strikes = 0;
-            }
-            if busy {
-                let growth = if self.seen_others { GROWTH.1 } else { GROWTH.0 };
-                self.rate *= 1.0 + growth * passed;
-                let most = self.config.most.map_or(1e12, float);
-                self.rate = self.rate.clamp(float(self.config.least).min(most), most);
-            }
+        self.seen = if queue > signal { self.seen + 1 } else { 0 };
+        if self.seen >= CONFIRMED || lost {
+            self.signed(now, rtt, lost);
+        } else if self.seen == 0 && now >= self.until {
+            self.grow(now, rtt, passed, busy);
         }
     }
 
-    fn signed(&mut self, now: Duration, rtt: Duration) {
+    fn grow(&mut self, now: Duration, rtt: Duration, passed: f64, busy: bool) {
+        let quiet = now.saturating_sub(self.sign);
+        if quiet > GONE {
+            (self.wait, self.strikes) = (WAITS.0, 0);
+        } else if quiet > rtt + CUT {
+            self.strikes = 0;
+        }
+        if let Some(before) = self.draining.take() {
+            self.rate = self.rate.max(before * KEPT);
+        }
+        if busy {
+            let unknown = !self.seen_others || quiet > QUIET || self.rate < self.proven / 2.0;
+            let growth = if unknown { GROWTH.0 } else { GROWTH.1 };
+            self.rate *= 1.0 + growth * passed;
+        }
+        let most = self.config.most.map_or(1e12, float);
+        self.rate = self.rate.clamp(float(self.config.least).min(most), most);
+    }
+
+    fn signed(&mut self, now: Duration, rtt: Duration, lost: bool) {
         self.sign = now;
         self.seen_others = true;
-        if self.cut.is_some_and(|cut| now.saturating_sub(cut) < rtt.max(CUT)) {
+        if self.cut.is_some_and(|cut| now.saturating_sub(cut) < rtt + CUT) {
             return;
         }
         self.cut = Some(now);
+        if self.strikes == 0 {
+            self.proven = self.rate;
+        }
         self.strikes += 1;
         if self.strikes < STRIKES {
+            // What was lost is lost whether the queue drains or not.
+            self.draining = (self.strikes == 1 && !lost).then_some(self.rate);
             self.rate *= 0.5;
         } else {
+            self.draining = None;
             self.rate = 0.0;
             if now >= self.until {
+                if now.saturating_sub(self.until) > STAY {
+                    self.wait = WAITS.0;
+                }
                 self.until = now + self.wait;
                 self.wait = (self.wait * 2).min(WAITS.1);
             }
@@ -188,6 +225,9 @@ fn float(rate: BitRate) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::samples::{ENOUGH, MOMENTS, quantile};
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
 
     const CAPACITY: f64 = 100e6;
     const PACKET: f64 = 12_000.0;
@@ -203,9 +243,13 @@ mod tests {
         since: f64,
         quiet: f64,
         slow_start: bool,
-        /// What the scavenger's connection sees a round trip later, smoothed.
+        /// What the scavenger's connection sees a round trip later; and what its answers said in the last moments.
         seen: VecDeque<(f64, u64)>,
-        smooth: f64,
+        answers: VecDeque<(f64, f64)>,
+        due: f64,
+        /// How late answers come on a busy host, at the most, and how many of them.
+        tremble: (f64, f64),
+        dice: SmallRng,
         drops: u64,
     }
 
@@ -227,7 +271,10 @@ mod tests {
                 quiet: 0.0,
                 slow_start: true,
                 seen: VecDeque::new(),
-                smooth: base_ms / 1e3,
+                answers: VecDeque::new(),
+                due: 0.0,
+                tremble: (0.0, 0.0),
+                dice: SmallRng::seed_from_u64(7),
                 drops: 0,
             }
         }
@@ -272,16 +319,32 @@ mod tests {
                         self.window = self.window.max(cubic.max(reno).min(self.window * (1.0 + 0.5 * dt / rtt)));
                     }
                 }
-                // What the connection measures now left a round trip ago; QUIC's estimate takes an eighth of each answer.
+                // What the connection measures now left a round trip ago: an answer for each two packets, looked at as `crate::samples` does.
                 self.seen.push_back((rtt, self.drops));
                 let late = (self.base * 1e3) as usize;
                 if self.seen.len() > late.max(1) {
                     let (sample, drops) = self.seen.pop_front().unwrap();
-                    let answers = (b / PACKET / 2.0 * dt).min(8.0);
-                    self.smooth += (sample - self.smooth) * (1.0 - 0.875_f64.powf(answers.max(0.02)));
-                    if ((at * 1e3) as u64).is_multiple_of(20) {
+                    self.due += b / PACKET / 2.0 * dt;
+                    while self.due >= 1.0 {
+                        self.due -= 1.0;
+                        let held_up = self.dice.random_bool(self.tremble.1);
+                        let more = if held_up { self.dice.random_range(0.0..self.tremble.0) } else { 0.0 };
+                        self.answers.push_back((at, sample + more));
+                    }
+                    while self.answers.front().is_some_and(|(when, _)| at - when > 1.0) {
+                        self.answers.pop_front();
+                    }
+                    if ((at * 1e3) as u64).is_multiple_of(50) {
                         let now = Duration::from_secs_f64(at);
-                        control.measured(now, Duration::from_secs_f64(self.smooth), drops, true);
+                        let mut rtts: Vec<Duration> = self
+                            .answers
+                            .iter()
+                            .rev()
+                            .enumerate()
+                            .take_while(|(n, (when, _))| *n < ENOUGH || at - when <= MOMENTS.as_secs_f64())
+                            .map(|(_, (_, rtt))| Duration::from_secs_f64(*rtt))
+                            .collect();
+                        control.measured(now, quantile(&mut rtts), drops, true);
                     }
                 }
             }
@@ -325,6 +388,17 @@ mod tests {
     }
 
     #[test]
+    fn where_answers_tremble_it_still_uses_most_of_a_path_of_its_own() {
+        for (base_ms, most_ms, part) in [(10.0, 20.0, 0.3), (40.0, 10.0, 0.3), (40.0, 50.0, 0.3)] {
+            let mut path = Path::new(base_ms, 50.0);
+            path.tremble = (most_ms / 1e3, part);
+            let alone = path.run(false, true, 240.0, 60.0);
+            println!("{base_ms} ms, {part} of all answers late: {:.1} Mbit/s", alone.scavenger / 1e6);
+            assert!(alone.scavenger > 0.5 * CAPACITY, "{}", alone.scavenger);
+        }
+    }
+
+    #[test]
     fn it_keeps_to_its_limit_and_comes_back_when_the_others_are_gone() {
         let most = Some(BitRate(2_000_000));
         let mut control = Scavenger::new(Config { most, ..Config::default() });
@@ -333,7 +407,7 @@ mod tests {
         let mut run = |control: &mut Scavenger, rtt: u64, for_ms: u64| {
             for _ in 0..for_ms / 20 {
                 now += 20;
-                control.measured(at(now), at(rtt), 0, true);
+                control.measured(at(now), Some(at(rtt)), 0, true);
             }
         };
         run(&mut control, 40, 10_000);
@@ -343,10 +417,10 @@ mod tests {
         run(&mut control, 40, 60_000);
         assert_eq!(control.rate(), BitRate(2_000_000));
         // A loss is a sign, too; an unused rate does not grow.
-        control.measured(at(200_000), at(40), 1, true);
+        control.measured(at(200_000), Some(at(40)), 1, true);
         assert_eq!(control.rate(), BitRate(1_000_000));
         for n in 0..100 {
-            control.measured(at(210_000 + n * 100), at(40), 1, false);
+            control.measured(at(210_000 + n * 100), Some(at(40)), 1, false);
         }
         assert_eq!(control.rate(), BitRate(1_000_000));
     }

@@ -374,13 +374,13 @@ impl Session {
         self.inner().slots[0].connection.borrow().as_ref().map(quinn::Connection::rtt)
     }
 
-    /// A lane's path as QUIC sees it: its estimate of the round trip, and packets that were lost since it was connected; `None` while it is
-    /// down.
+    /// A lane's path as its last acknowledgements tell; `None` while it is down.
     #[must_use]
-    pub fn path(&self, lane: Lane) -> Option<(Duration, u64)> {
+    pub fn path(&self, lane: Lane) -> Option<crate::samples::Path> {
         let connection = self.inner().slots[lane.index()].connection.borrow();
-        let path = connection.as_ref()?.stats().path;
-        Some((path.rtt, path.lost_packets))
+        let connection = connection.as_ref()?;
+        let samples = crate::samples::Sampled::of(connection)?;
+        Some(samples.path(Instant::now(), connection.stats().path.lost_packets))
     }
 
     /// What was carried so far.

@@ -66,7 +66,7 @@ fn transport(config: &Config, lane: Lane) -> Result<TransportConfig, LinkError> 
         .max_concurrent_bidi_streams(VarInt::from_u32(2 * crate::MAX_STREAMS as u32))
         .max_concurrent_uni_streams(VarInt::from_u32(if lane == Lane::Control { 64 } else { 0 }))
         .mtu_discovery_config(Some(mtu))
-        .congestion_controller_factory(Arc::new(cubic));
+        .congestion_controller_factory(Arc::new(crate::samples::Sampling(Arc::new(cubic))));
     Ok(t)
 }
 

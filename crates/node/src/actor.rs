@@ -98,6 +98,8 @@ pub enum Input {
     Claim {
         /// On this evidence.
         fenced: Fenced,
+        /// Its disks are known to be whole, whatever its record says.
+        whole: bool,
         /// Answered when it was taken up.
         reply: Reply<()>,
     },
@@ -322,8 +324,8 @@ impl Actor {
                 self.answer_starting(&Err(error));
             }
             Input::Stop { force, reply } => self.stop(force, reply),
-            Input::Claim { fenced, reply } => {
-                let answer = self.claim(fenced);
+            Input::Claim { fenced, whole, reply } => {
+                let answer = self.claim(fenced, whole);
                 let _ = reply.send(answer);
             }
             Input::Outrank { lineage, reply } => self.outrank(lineage, reply),
@@ -732,14 +734,16 @@ impl Actor {
     }
 
     /// Takes the VM although nobody has handed it over. What it lacks here is looked at first: a half copied disk is no VM.
-    fn claim(&mut self, fenced: Fenced) -> Result<(), ApiError> {
+    fn claim(&mut self, fenced: Fenced, whole: bool) -> Result<(), ApiError> {
         let name = self.parts.name.clone();
         if self.writing.is_some() || !self.records.is_empty() || self.doing.is_some() {
             return Err(
                 ApiError::new(Problem::Conflict, format!("something is being done with `{name}`")).remedy("ask again")
             );
         }
-        crate::claim::is_whole(&name, self.record, &self.parts.disks())?;
+        if !whole {
+            crate::claim::is_whole(&name, self.record, &self.parts.disks())?;
+        }
         let Some(machine) = &mut self.machine else { return Err(self.not_running()) };
         let seen = match machine {
             Machine::Destination(d) => match d.state() {

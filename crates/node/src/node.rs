@@ -45,6 +45,7 @@ pub struct Node {
     precaches: Precaches,
     libraries: crate::libraries::Libraries,
     lending: Lending,
+    pace: crate::scrub::Pace,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
@@ -63,6 +64,11 @@ impl Node {
     /// Pre-caches from here and here.
     pub(crate) const fn precaches(&self) -> &Precaches {
         &self.precaches
+    }
+
+    /// How fast scrubs read.
+    pub(crate) const fn pace(&self) -> &crate::scrub::Pace {
+        &self.pace
     }
 
     /// VMs of this host that cannot be had.
@@ -218,6 +224,7 @@ impl Node {
             precaches,
             libraries: crate::libraries::Libraries::default(),
             lending: Lending::default(),
+            pace: crate::scrub::Pace::default(),
         });
         node.recover_gateways().await;
         node.recover().await?;
@@ -727,6 +734,7 @@ impl Node {
             Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
             Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
             Ok(proto::Request::Released(asked)) => crate::lend::released(self, from, &asked),
+            Ok(proto::Request::Scrub(ask)) => return crate::scrub::asked(self, from, *ask).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),

@@ -23,12 +23,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::Ownership;
 use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheFigures, PrecacheOrder, PrecacheState, digest};
 use godwit_api::{ApiError, Name, Problem};
-use godwit_link::scavenger::{self, Scavenger};
+use godwit_link::pace::Pace;
 use godwit_link::{Lane, Priority, Session, Stream};
 use godwit_trust::{Capability, CapabilityError, SignedCapability};
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
 use godwit_volume::precache::{Source, State, Target};
-use godwit_volume::{Journal, Packer, Unpacker};
+use godwit_volume::{Journal, Packer, Replica, Unpacker};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -52,11 +52,6 @@ const TICK: Duration = Duration::from_millis(50);
 const STANDING_BY: Duration = Duration::from_secs(30);
 /// How long something that holds a replica may take to let it go.
 const LETTING_GO: Duration = Duration::from_secs(20);
-/// What leaves at once is what the rate carries in this time: as fine as a timer is.
-const PIECE: Duration = Duration::from_millis(4);
-/// At least and at most so much of it, bytes.
-const LEAST_PIECE: usize = 2800;
-const MOST_PIECE: usize = 128 << 10;
 /// Messages that are taken from the link ahead of their being worked off: each at most 256 KiB.
 const AHEAD: usize = 16;
 /// Pre-caches of one node, and replicas of others' that it keeps: what a host can have of volumes.
@@ -453,8 +448,8 @@ async fn send(
             if at_rest(node, &order).is_none() {
                 bail!("the VM is being moved, or is not this host's any more");
             }
-            if let Some((rtt, lost)) = link.path(Lane::Disk) {
-                pace.measured(rtt, lost, order.limit, !waiting.is_empty());
+            if let Some(path) = link.path(Lane::Disk) {
+                pace.measured(path, order.limit, !waiting.is_empty());
             }
             disk.roll(Duration::from_millis(order.interval_ms)).await?;
             let (held, backlog) = (machine.held(), disk.recorder().backlog(id));
@@ -487,58 +482,52 @@ async fn blocking<T: Send + 'static>(disk: &Arc<Disk>, what: impl FnOnce(&Disk) 
     disk.clone().blocking(what).await
 }
 
-/// When the next bytes may go: by the scavenger's rate.
-struct Pace {
-    scavenger: Scavenger,
-    began: Instant,
-    next: tokio::time::Instant,
-    /// Bytes since then, for the figure.
-    window: (Instant, u64),
-    rate: BitRate,
+/// By what right a replica without a VM came here last.
+pub(crate) fn seen(node: &Node, volume: VolumeId) -> Option<(Lineage, Generation)> {
+    mark(&node.precaches().volumes.join(volume.0.to_string())).map(|m| (m.lineage, m.generation))
 }
 
-impl Pace {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self {
-            scavenger: Scavenger::new(scavenger::Config::default()),
-            began: now,
-            next: now.into(),
-            window: (now, 0),
-            rate: BitRate(0),
-        }
+/// The replica of a volume that this host holds, its VM's or another host's pre-cache: to look at it.
+///
+/// # Errors
+/// When there is none, or it is another one.
+pub(crate) async fn holding(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) -> Result<Arc<Disk>, ApiError> {
+    let found = match node.vm(vm) {
+        Some(parts) => parts.disks().into_iter().find(|d| d.id == volume),
+        None => standing(node, vm, volume, size).await?,
+    };
+    let none = || ApiError::new(Problem::NotFound, format!("{} has no replica of volume {}", node.name(), volume.0));
+    let disk = found.ok_or_else(none)?;
+    if disk.size() != size {
+        let what = format!("the replica of volume {} at {} has {}", volume.0, node.name(), disk.size());
+        return Err(ApiError::new(Problem::Conflict, what));
     }
+    Ok(disk)
+}
 
-    /// What goes at once: a few milliseconds of the rate.
-    fn piece(&self) -> usize {
-        let bytes = self.scavenger.rate().bytes_in(PIECE).0;
-        usize::try_from(bytes).unwrap_or(0).clamp(LEAST_PIECE, MOST_PIECE)
+/// The replica of a pre-cache here. One that nobody has asked for since this node was started is opened, and stays so until somebody does.
+async fn standing(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) -> Result<Option<Arc<Disk>>, ApiError> {
+    let precaches = node.precaches();
+    let _one = precaches.standing_by.lock().await;
+    if let Some(known) = lock(&precaches.receiving).get(&volume) {
+        return Ok(known.disk.upgrade());
     }
-
-    async fn ready(&self) {
-        tokio::time::sleep_until(self.next).await;
-    }
-
-    fn sent(&mut self, bytes: usize) {
-        let rate = self.scavenger.rate().0.max(1);
-        let took = Duration::from_secs_f64(bytes as f64 * 8.0 / rate as f64);
-        self.next = self.next.max(tokio::time::Instant::now()) + took;
-        self.window.1 += bytes as u64;
-    }
-
-    fn measured(&mut self, rtt: Duration, lost: u64, most: Option<BitRate>, busy: bool) {
-        self.scavenger.set_most(most);
-        self.scavenger.measured(self.began.elapsed(), rtt, lost, busy);
-        let passed = self.window.0.elapsed();
-        if passed > Duration::from_secs(1) {
-            self.rate = BitRate((self.window.1 as f64 * 8.0 / passed.as_secs_f64()) as u64);
-            self.window = (Instant::now(), 0);
-        }
-    }
-
-    const fn carried(&self) -> BitRate {
-        self.rate
-    }
+    let folder = precaches.volumes.join(volume.0.to_string());
+    let Some(mark) = mark(&folder).filter(|mark| mark.vm == vm && Replica::exists(&folder)) else { return Ok(None) };
+    let disk = opened(node, &folder, volume, size)?;
+    // Nothing is received by it: whoever sends has to ask first.
+    let over = CancellationToken::new();
+    over.cancel();
+    let receiving = Receiving {
+        from: mark.from,
+        image: disk.replica().complete().is_some_and(|held| held.image),
+        owner: (mark.lineage, mark.generation),
+        disk: Arc::downgrade(&disk),
+        own: Some(disk.clone()),
+        over,
+    };
+    lock(&precaches.receiving).insert(volume, receiving);
+    Ok(Some(disk))
 }
 
 /// Another node asks to keep a replica here.
@@ -613,8 +602,16 @@ fn open(node: &Arc<Node>, folder: &Path, from: &str, asked: &Standby) -> Result<
     let mark = Mark { vm: asked.vm, lineage: asked.lineage, generation: asked.generation, from: from.to_owned() };
     let bytes = serde_json::to_vec(&mark).map_err(|e| failed(&e))?;
     replace(&folder.join(MARK), &bytes).map_err(|e| failed(&e))?;
-    let socket = sockets.join(format!("{}.sock", asked.volume.0));
-    Disk::open_or_create(folder, socket, asked.volume, &format!("volume {}", asked.volume.0), asked.size)
+    opened(node, folder, asked.volume, asked.size)
+}
+
+fn opened(node: &Arc<Node>, folder: &Path, volume: VolumeId, size: Amount) -> Result<Arc<Disk>, ApiError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, format!("volume {}: {e}", volume.0));
+    let sockets = &node.precaches().sockets;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).map_err(|e| failed(&e))?;
+    let socket = sockets.join(format!("{}.sock", volume.0));
+    Disk::open_or_create(folder, socket, volume, &format!("volume {}", volume.0), size)
         .map_err(|e| failed(&format!("{e:#}")))
 }
 

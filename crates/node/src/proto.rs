@@ -19,6 +19,8 @@ pub enum Request {
     StandBy(Box<crate::precache::Standby>),
     /// The VM's owner, to a host that lent blocks of a volume: they are all here now.
     Released(Box<crate::lend::Fetch>),
+    /// A holder of a volume that leads its scrub: digests of yours; or a block, to be given or mended. Answered by [`crate::scrub::Said`].
+    Scrub(Box<crate::scrub::ScrubAsk>),
     /// The VM's owner, to a gateway's node: point this wire at me.
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?

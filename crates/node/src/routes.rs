@@ -31,6 +31,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/stop", post(stop))
         .route("/v1/vms/{id}/monitor", post(monitor))
         .route("/v1/vms/{id}/claim", post(claim))
+        .route("/v1/vms/{id}/promote", post(promote))
         .route("/v1/vms/{id}/outrank", post(outrank))
         .route("/v1/vms/{id}/departure", get(departure))
         .route("/v1/orphans", get(orphans))
@@ -43,6 +44,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/moves/{id}/stop", post(stop_now))
         .route("/v1/revocations", put(revoke))
         .route("/v1/precaches", put(precaches))
+        .route("/v1/volumes/{id}/verify", post(verify))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .with_state(node)
 }
@@ -133,8 +135,22 @@ async fn claim(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(claim): 
     let sight = if heard { Peer::Heard } else { Peer::Silent };
     let fenced = Fenced::vouched(&claim.fenced, peer, claim.newest, sight)
         .map_err(|why| ApiError::new(Problem::Conflict, format!("`{}` cannot be claimed: {why}", parts.name)))?;
-    parts.keeper().ask(|reply| Input::Claim { fenced, reply }).await?;
+    parts.keeper().ask(|reply| Input::Claim { fenced, whole: false, reply }).await?;
     Ok(Json(Value::Null))
+}
+
+async fn promote(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(order): Json<godwit_api::promote::PromoteVm>,
+) -> Answer<godwit_api::promote::LocalPromotion> {
+    if order.definition.id != VmId(id) {
+        return Err(ApiError::new(
+            Problem::Invalid,
+            format!("the path says VM {id}, the body {}", order.definition.id.0),
+        ));
+    }
+    Ok(Json(crate::promote::promote(&node, order).await?))
 }
 
 async fn outrank(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(by): Json<OutrankVm>) -> Answer<Value> {
@@ -209,6 +225,17 @@ async fn precaches(
     Json(orders): Json<Vec<PrecacheOrder>>,
 ) -> Answer<Vec<LocalPrecache>> {
     Ok(Json(crate::precache::order(&node, orders)?))
+}
+
+async fn verify(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(order): Json<godwit_api::verify::VerifyOrder>,
+) -> Answer<godwit_api::verify::Verified> {
+    if order.volume.0 != id {
+        return Err(ApiError::new(Problem::Invalid, format!("the path says volume {id}, the body {}", order.volume.0)));
+    }
+    Ok(Json(crate::scrub::verify(&node, &order).await?))
 }
 
 async fn revoke(State(node): State<Arc<Node>>, Json(list): Json<godwit_trust::Revocations>) -> Answer<Value> {

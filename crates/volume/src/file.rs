@@ -24,6 +24,15 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// Reads what lies on the disk, whatever the kernel holds of it in memory, and without leaving it there: for [`crate::scrub`]. All of it
+    /// are whole blocks, at a block's border on the disk and in memory.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    fn read_past_cache(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read(at, into)
+    }
     /// Waits until [`Medium::read_now`] has a chance.
     fn warm(&self, _at: u64, _length: u64) {}
     /// Writes all of `from`.
@@ -150,6 +159,21 @@ impl Medium for Disk {
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_fd())
+    }
+
+    fn read_past_cache(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        use std::os::fd::AsRawFd;
+        // The kernel writes what is dirty there first. Another description of the same file: the flag is the description's.
+        let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        match OpenOptions::new().read(true).custom_flags(direct).open(path) {
+            Ok(file) => match Self(file).read(at, into) {
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput => self.read(at, into),
+                done => done,
+            },
+            // A file system that does not know how.
+            Err(_) => self.read(at, into),
+        }
     }
 
     fn warm(&self, at: u64, length: u64) {

@@ -46,6 +46,7 @@ pub mod order;
 pub mod precache;
 mod replica;
 mod runs;
+pub mod scrub;
 mod shadow;
 mod stamp;
 mod stamps;

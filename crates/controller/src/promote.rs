@@ -1,0 +1,122 @@
+//! `godwit volume promote`: the site that had a VM is gone, and another one has images of all its disks.
+//!
+//! It is a claim, and has a claim's rules ([`crate::resolve`]): the host must not answer, what was done to it is asked for and stored before
+//! anything is done, a new lineage begins, and who comes back from an older one is paused. There is no move that could be resolved; so
+//! the evidence is kept with the VM.
+
+use crate::precache::volume_called;
+use crate::record::{Claim, VmRecord};
+use crate::resolve::SHORTEST_EVIDENCE;
+use crate::rights::Caller;
+use crate::state::{Controller, HostRecord, conflict, invalid, missing};
+use crate::store::Kind;
+use crate::vms;
+use axum::Json;
+use axum::extract::{Extension, Path, State};
+use godwit_api::promote::{PromoteVm, PromoteVolume, Promoted, RecoveryPoint};
+use godwit_api::public::Volume;
+use godwit_api::{ApiError, Name};
+use godwit_units::Lineage;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub async fn promote(
+    State(c): State<Arc<Controller>>,
+    Extension(who): Extension<Caller>,
+    Path(name): Path<Name>,
+    Json(how): Json<PromoteVolume>,
+) -> Result<Json<Promoted>, ApiError> {
+    if !how.dry_run && how.fenced.trim().chars().count() < SHORTEST_EVIDENCE {
+        return Err(invalid("a promotion needs to know how the VM's host is kept from running it")
+            .remedy("say what was done and by whom, such as `power cut at the PDU, by ann`"));
+    }
+    let (volume, vm) = volume_called(&c, &who, &name)?;
+    if let Some(mv) = vms::open_move(&c, vm.definition.id)? {
+        let mv = mv.id().0;
+        return Err(conflict(format!("`{}` is being moved (move {mv})", volume.vm)).remedy(format!(
+            "`godwit move resolve {mv} --claim HOST --fenced HOW` takes it for one of its two hosts"
+        )));
+    }
+    let here = place(&c, &how.site, &volume, &vm)?;
+    let lost = c.host(&vm.host)?;
+    if c.node(&lost).facts().await.is_ok() {
+        return Err(conflict(format!("`{}` answers, so it is not lost", lost.name))
+            .remedy(format!("`godwit move {} --to {}`; or fence that host first", volume.vm, how.site)));
+    }
+    let order = PromoteVm {
+        definition: vm.definition.clone(),
+        lost: lost.name.clone(),
+        fenced: how.fenced.clone(),
+        newest: vm.lineage,
+        dry_run: how.dry_run,
+    };
+    if !how.dry_run {
+        tracing::warn!(vm = %volume.vm, at = %here.name, lost = %lost.name, fenced = how.fenced, "an operator promotes a VM's images");
+        // Before it is done: who promoted, and why, is known whatever happens now.
+        let _deciding = c.decide();
+        let now: Option<VmRecord> = c.store.read(Kind::Vm, vm.definition.id.0)?;
+        let mut now = now.ok_or_else(|| missing("VM", &volume.vm))?;
+        if (now.host != vm.host) || now.lineage != vm.lineage {
+            return Err(conflict(format!("`{}` has another host by now", volume.vm)).remedy("look at it again"));
+        }
+        now.promoted = Some(Claim {
+            host: here.name.clone(),
+            lost: lost.name.clone(),
+            fenced: how.fenced.clone(),
+            newest: vm.lineage,
+        });
+        c.put_vm(&now)?;
+    }
+    let images = c.node(&here).promote(&order).await?.images;
+    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+    let mut disks = vec![];
+    for image in images {
+        let of: Option<Volume> = c.store.read(Kind::Volume, image.volume.0)?;
+        disks.push(RecoveryPoint {
+            volume: of.map_or_else(|| volume.name.clone(), |v| v.name),
+            epoch: image.epoch,
+            epoch_unix_ms: image.epoch_unix_ms,
+            age_s: now_ms.saturating_sub(image.epoch_unix_ms) as f64 / 1000.0,
+        });
+    }
+    if !how.dry_run {
+        // Else within seconds, all the same.
+        vms::refresh(&c).await?;
+    }
+    Ok(Json(Promoted {
+        vm: vm.definition.name,
+        host: here.name,
+        lost: lost.name,
+        lineage: Lineage(vm.lineage.0 + 1),
+        disks,
+        dry_run: how.dry_run,
+    }))
+}
+
+/// The host there that has a replica of each of the VM's volumes.
+fn place(c: &Controller, site: &Name, volume: &Volume, vm: &VmRecord) -> Result<HostRecord, ApiError> {
+    let mut all: Vec<Volume> = vec![];
+    for id in &vm.definition.volumes {
+        all.extend(c.store.read::<Volume>(Kind::Volume, id.0)?);
+    }
+    let there = c.hosts()?.into_iter().filter(|host| &host.name == site || &host.site == site);
+    let mut last =
+        ApiError::new(godwit_api::Problem::NotFound, format!("`{site}` has no replica of `{}`", volume.name))
+            .remedy("`godwit volume ls` lists who has one");
+    for host in there {
+        if host.name == vm.host {
+            last = conflict(format!("`{}` is `{}`'s already", vm.definition.name, host.name));
+            continue;
+        }
+        match all.iter().find(|v| !v.replicas.contains(&host.name)) {
+            None => return Ok(host),
+            Some(lacks) => {
+                last = conflict(format!(
+                    "`{}` has no replica of `{}`, another disk of `{}`",
+                    host.name, lacks.name, vm.definition.name
+                ));
+            }
+        }
+    }
+    Err(last)
+}
