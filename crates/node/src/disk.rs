@@ -996,7 +996,7 @@ impl Backend for Client {
 
 /// The next messages, where several have come: a jump to another thread costs more than a block. `None`: the other side has closed
 /// the stream.
-pub(crate) async fn several(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<Vec<u8>>>> {
+async fn several(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<Vec<u8>>>> {
     let Some(message) = next(unpacker, from).await? else { return Ok(None) };
     let mut batch = vec![message];
     while batch.len() < MOST_AT_ONCE
@@ -1005,6 +1005,17 @@ pub(crate) async fn several(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Res
         batch.push(message);
     }
     Ok(Some(batch))
+}
+
+/// Hands what comes on to whoever works it off, until either side ends.
+pub(crate) async fn hear(mut from: RecvHalf, into: mpsc::Sender<Vec<Vec<u8>>>) -> Result<()> {
+    let mut unpacker = Unpacker::new()?;
+    while let Some(batch) = several(&mut unpacker, &mut from).await? {
+        if into.send(batch).await.is_err() {
+            return Ok(());
+        }
+    }
+    bail!("the other side closed the session")
 }
 
 /// The next message of a mirror; `None`: the other side has closed it.

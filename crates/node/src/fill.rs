@@ -19,21 +19,21 @@
 //! until it is answered ([`release`]); who is to be told is written down with the VM.
 
 use crate::actor::Input;
-use crate::disk::{Disk, several};
+use crate::disk::{Disk, hear};
 use crate::failpoint::{Point, reach_async};
 use crate::lend::Fetch;
 use crate::node::Node;
 use crate::parts::{Moving, Parts, lock};
 use crate::proto::{self, Hello, Request};
 use crate::registry::Power;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use godwit_api::host::{MoveRole, PeerHost};
 use godwit_api::progress::{NoteKind, Outcome, PhaseName};
-use godwit_link::{Lane, Priority, RecvHalf};
+use godwit_link::{Lane, Priority};
 use godwit_units::{Bytes as Amount, Generation, Lineage};
 use godwit_vmm::Qemu;
 use godwit_volume::fetch::{PAUSE_AFTER, Question, Requester};
-use godwit_volume::{Holder, Packer, Unpacker};
+use godwit_volume::{Holder, Packer};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -385,16 +385,6 @@ async fn ask(
     };
     drop(fill);
     result
-}
-
-async fn hear(mut from: RecvHalf, arrived: mpsc::Sender<Vec<Vec<u8>>>) -> Result<()> {
-    let mut unpacker = Unpacker::new()?;
-    while let Some(batch) = several(&mut unpacker, &mut from).await? {
-        if arrived.send(batch).await.is_err() {
-            return Ok(());
-        }
-    }
-    bail!("the holder closed the session")
 }
 
 fn peer_of(parts: &Parts, holder: &Holder) -> Option<PeerHost> {

@@ -12,17 +12,17 @@
 //! *The copy changes.* Nobody writes to a copy that was given up but a move that brings the VM back, and such a move says only
 //! what the disk has to hold, while anything is lent. A block is given only with the stamp that was asked for.
 
-use crate::disk::{Disk, several};
+use crate::disk::{Disk, hear};
 use crate::node::Node;
 use crate::parts::{Parts, lock};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::Record;
-use godwit_link::{RecvHalf, SendHalf, Stream};
+use godwit_link::{SendHalf, Stream};
 use godwit_trust::{Capability, CapabilityError, SignedCapability};
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
 use godwit_volume::fetch::{Answer, Lane, Server};
-use godwit_volume::{Packer, Unpacker};
+use godwit_volume::Packer;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -189,16 +189,6 @@ async fn serve(disk: &Arc<Disk>, demand: Stream, fill: Stream) -> Result<()> {
         result = say(out_demand, to_demand) => result,
         result = say(out_fill, to_fill) => result,
     }
-}
-
-async fn hear(mut from: RecvHalf, asked: mpsc::Sender<Vec<Vec<u8>>>) -> Result<()> {
-    let mut unpacker = Unpacker::new()?;
-    while let Some(batch) = several(&mut unpacker, &mut from).await? {
-        if asked.send(batch).await.is_err() {
-            return Ok(());
-        }
-    }
-    bail!("the owner closed the session")
 }
 
 async fn say(mut out: SendHalf, mut answers: mpsc::Receiver<Vec<u8>>) -> Result<()> {
