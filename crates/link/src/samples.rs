@@ -17,9 +17,9 @@ const MOST: usize = 1024;
 /// The moments that count, if there were enough answers in them; else the last ones before, too.
 pub(crate) const MOMENTS: Duration = Duration::from_millis(80);
 /// Enough.
-pub(crate) const ENOUGH: usize = 8;
+pub(crate) const ENOUGH: usize = 10;
 /// Which of them, by length: so much of them is shorter.
-pub(crate) const QUANTILE: f64 = 0.3;
+pub(crate) const QUANTILE: f64 = 0.4;
 
 /// A lane's path now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

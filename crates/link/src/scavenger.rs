@@ -9,9 +9,9 @@
 //! # What can go wrong
 //!
 //! *The path gets longer*: the least round trip is one of the last [`HISTORY`] minutes, so a new path looks busy for that
-//! long. *The host trembles*: a queue is a sign when it was seen [`CONFIRMED`] times in a row; where most round trips change by more than
-//! [`LEAST_SIGNAL`] for longer without one, the rate is cut in vain, and comes back soon to half of what it was. Both cost the pre-cache
-//! time and nobody else anything.
+//! long. *The host trembles*: where most round trips of some moments change by more than [`LEAST_SIGNAL`] without a queue, the rate is cut
+//! in vain, and comes back soon to half of what it was. Both cost the pre-cache time and nobody else anything. (To wait for a second sign
+//! helped it on such hosts, and cost TCP flows on paths with small queues more than they may lose.)
 //!
 //! *It sees its own queue*: one cut drains that, and it goes on from [`KEPT`] of what it was. Only where the queue stays does it fall
 //! to the least rate, and waits, twice as long each time that the others are still there. Whose a queue is that drains cannot be told; so
@@ -32,8 +32,6 @@ pub const HISTORY: usize = 10;
 pub const LEAST_SIGNAL: Duration = Duration::from_millis(2);
 /// Two cuts lie so far apart at least, or a round trip and the moments of a sample.
 const CUT: Duration = Duration::from_millis(100);
-/// Measurements in a row that make a queue a sign: a host that stands still for a moment makes one or two.
-const CONFIRMED: u32 = 3;
 /// Cuts in a row after which the queue is somebody else's.
 const STRIKES: u32 = 3;
 /// What is kept of the rate where a cut has drained the queue: it was little more than the path carries.
@@ -83,8 +81,6 @@ pub struct Scavenger {
     cut: Option<Duration>,
     /// The rate at the last cut for a queue that has not drained since.
     draining: Option<f64>,
-    /// Measurements in a row that saw a queue.
-    seen: u32,
     /// The rate when the last trouble began: half of it is probably free when that is over.
     proven: f64,
     /// When a sign was last seen.
@@ -108,7 +104,6 @@ impl Scavenger {
             seen_others: false,
             cut: None,
             draining: None,
-            seen: 0,
             proven: 0.0,
             sign: Duration::ZERO,
             wait: WAITS.0,
@@ -160,10 +155,9 @@ impl Scavenger {
         // Forgotten by a half in about two minutes.
         self.longest = queue.max(self.longest * (1.0 - passed / 180.0));
         let signal = (self.longest / 4.0).clamp(LEAST_SIGNAL.as_secs_f64(), self.config.target.as_secs_f64());
-        self.seen = if queue > signal { self.seen + 1 } else { 0 };
-        if self.seen >= CONFIRMED || lost {
+        if queue > signal || lost {
             self.signed(now, rtt, lost);
-        } else if self.seen == 0 && now >= self.until {
+        } else if now >= self.until {
             self.grow(now, rtt, passed, busy);
         }
     }
