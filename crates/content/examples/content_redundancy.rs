@@ -1,7 +1,7 @@
 //! How much of a disk image would travel: `cargo run --release -p godwit-content --example content_redundancy IMAGE...`
 //!
 //! CloudNet, section 4.5, for images of one's own. An image is sent block by block to a receiver that begins with nothing and
-//! keeps what it was sent; of several images each finds what those before it have brought. *contents* is how much the dictionary
+//! keeps what it was sent; of several images each finds what those before it have brought, as if in one session. *contents* is how much the dictionary
 //! can name, *memory* what the sender takes for that.
 
 #![allow(clippy::unwrap_used, reason = "a figure that cannot be had is none")]

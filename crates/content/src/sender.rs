@@ -96,6 +96,8 @@ impl Sender {
     pub fn greet(&mut self, message: &[u8]) -> Result<(), ContentError> {
         match parse_greeting(message)? {
             Greeting::Key(key) => {
+                // The old one goes before there is a new one: twice the memory was not granted.
+                self.known = Table::new(0);
                 self.known = Table::new(self.memory);
                 self.key = Some(key);
             }

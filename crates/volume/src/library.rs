@@ -18,8 +18,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 const BLOCK_BITS: u32 = 48;
 /// Volumes of one library, so that their numbers fit into a place.
 const MOST_VOLUMES: usize = 1 << (64 - BLOCK_BITS);
-/// Marks that a source is told at most: 1 MiB on a way that carries little else, for 512 MiB of contents.
-const MOST_TOLD: usize = 128 << 10;
+/// Marks that a source is told at most: 8 MiB on a way that carries little else, for 4 GiB of contents. Acks wait behind them for as
+/// long as the mirror's window takes to travel the other way.
+const MOST_TOLD: u64 = 1 << 20;
 
 /// Which blocks the volumes of a trust domain hold. [`Dictionary::COST`] bytes for each block it knows.
 #[derive(Debug)]
@@ -96,9 +97,9 @@ impl Library {
         self.lock().dictionary = Dictionary::new(self.key.clone(), Bytes::kib(64));
     }
 
-    /// What a source is told first.
-    pub(crate) fn greetings(&self) -> Vec<Vec<u8>> {
-        self.lock().dictionary.greetings(MOST_TOLD)
+    /// What a source is told first, of a volume of so many blocks: it has no use for more marks than that.
+    pub(crate) fn greetings(&self, blocks: u64) -> Vec<Vec<u8>> {
+        self.lock().dictionary.greetings(MOST_TOLD.min(blocks) as usize)
     }
 }
 

@@ -56,8 +56,8 @@ pub(crate) const ACK: u8 = 6;
 const FINISHED: u8 = 7;
 const KNOWN: u8 = 8;
 const NAMED: u8 = 9;
-/// Memory for what the target is known to hold: 4 GiB of blocks, of which the latest stay.
-const KNOWN_BLOCKS: Bytes = Bytes::mib(8);
+/// Memory for what the target is known to hold: 8 GiB of blocks, twice what it tells at the most, so that next to none of that falls out.
+const KNOWN_BLOCKS: Bytes = Bytes::mib(16);
 /// Blocks that a source may have named in vain and not sent yet; it sends those first.
 const MOST_MISSING: u64 = 64 << 10;
 
@@ -492,7 +492,8 @@ impl Target {
     pub fn with_library(replica: &Replica, library: Arc<Library>) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
         let (mut target, stamps) = Self::new(replica)?;
         let Some(shelf) = library.join(replica) else { return Ok((target, stamps)) };
-        let mut known = library.greetings().into_iter().map(|greeting| [&[KNOWN][..], &greeting].concat());
+        let mut known =
+            library.greetings(replica.size().0 / BLOCK).into_iter().map(|greeting| [&[KNOWN][..], &greeting].concat());
         // The key, the stamps, and then the marks: the copy need not wait for all of them.
         let messages = known.next().into_iter().chain(stamps).chain(known).collect();
         target.library = Some((library, shelf));
