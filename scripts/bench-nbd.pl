@@ -110,9 +110,12 @@ for my $cold (0, 1) {
 $_->{name} = sprintf '%s %-9s %4s x%d', $_->{cold} ? 'cold' : 'warm', @$_{qw(rw bs depth)} for @workloads;
 my @wanted = grep { $_->{name} =~ /$o{only}/ } @workloads;
 
-# The first pass over a file sets it up: page cache, and the marks of regions that are written.
-for my $name (sort keys %servers) {
-    run($name, { rw => $_, bs => '1m', depth => 4, cold => 0 }) for qw(write read);
+# Sets files up: page cache, and the marks of regions that are written. Before each row, since what was left alone for minutes may
+# have left the page cache.
+sub set_up {
+    for my $name (@_) {
+        run($name, { rw => $_, bs => '1m', depth => 4, cold => 0 }, '1s') for qw(write read);
+    }
 }
 
 $| = 1;
@@ -122,6 +125,7 @@ printf "%-24s %9s %9s %9s   %8s %8s   %9s %7s %8s\n", '', qw(godwit nbdkit qemu-
 for my $w (@wanted) {
     my @names = qw(godwit nbdkit qemu-nbd);
     my (%iops, %cpu);
+    set_up(@names);
     for my $round (1 .. $o{rounds}) {
         push @names, shift @names;
         for my $name (@names) {
@@ -149,6 +153,7 @@ print "\ntracking on: time for an operation, as a ratio to tracking off; $o{pair
 printf "%-24s %8s %8s %8s   %8s %8s\n", '', 'ratio', 'from', 'to (95 %)', 'CPU', 'no-track';
 for my $w (grep { !$_->{cold} && $_->{name} =~ /$o{paired}/ } @wanted) {
     my (@logs, %cpu);
+    set_up(qw(godwit no-track));
     for my $pair (1 .. $o{pairs}) {
         my %iops;
         for my $slice (1 .. $slices) {

@@ -179,24 +179,20 @@ fn what_one_connection_wrote_another_one_reads() {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    use std::io::{Read, Write};
+    use std::io::{BufRead, BufReader, Write};
     let mut stdin = other.stdin.take().unwrap();
-    stdin.write_all(b"read -P 0 0 64k\n").unwrap();
+    let mut stdout = BufReader::new(other.stdout.take().unwrap());
+    let mut read = |fill: u32| {
+        stdin.write_all(format!("read -P {fill} 0 64k\n").as_bytes()).unwrap();
+        // Answered before it is written again: what is written while it is under way it may see or not.
+        let mut said = String::new();
+        while !said.contains("ops/sec)\n") && stdout.read_line(&mut said).unwrap() > 0 {}
+        assert!(said.contains("ops/sec)") && !said.contains("verification failed"), "{fill}: {said}");
+    };
+    read(0);
     for fill in 1..20 {
         io(&format!("write -P {fill} 0 64k"));
-        stdin.write_all(format!("read -P {fill} 0 64k\n").as_bytes()).unwrap();
-        // Answered before it is written again.
-        let mut byte = [0];
-        let mut line = vec![];
-        while !String::from_utf8_lossy(&line).contains(&format!("{fill}: "))
-            && other.stdout.as_mut().unwrap().read(&mut byte).unwrap() > 0
-        {
-            line.push(byte[0]);
-            if line.ends_with(b"ops/sec)\n") {
-                break;
-            }
-        }
-        assert!(!String::from_utf8_lossy(&line).contains("verification failed"), "{fill}");
+        read(fill);
     }
     drop(stdin);
     assert!(other.wait().unwrap().success());
