@@ -432,7 +432,10 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
         c.events.note_progress(id, &record.vm, &record.progress);
         c.set_live(id, Some(record.progress.clone()));
         if stored(c, id).is_some_and(|stored| stored.superseded) {
-            let (text, proved) = ("the fill goes on; the move is over, since something else is wanted of the VM", record.progress.network_proved_ms);
+            let (text, proved) = (
+                "the fill goes on; the move is over, since something else is wanted of the VM",
+                record.progress.network_proved_ms,
+            );
             record.progress.trace.note(unix_us(), Teller::Controller, NoteKind::Decision, text);
             let outcome = if proved.is_some() { Outcome::Completed } else { Outcome::NetworkUnproved };
             return end(c, record, outcome, None).await;
@@ -545,7 +548,9 @@ fn undoable(c: &Controller, id: u64) -> Result<MoveRecord, ApiError> {
     let record = open(c, id)?;
     if is_filling(c, &record) {
         let message = format!("`{}` runs on `{}` already, and its disks follow", record.vm, record.order.to.name);
-        return Err(conflict(message).remedy(format!("to have it back: `godwit move {} --to {}`", record.vm, record.from)));
+        return Err(
+            conflict(message).remedy(format!("to have it back: `godwit move {} --to {}`", record.vm, record.from))
+        );
     }
     Ok(record)
 }

@@ -159,7 +159,9 @@ impl MoveThread {
             outcome: figures.outcome,
             why: figures.why.clone(),
             // A host that has blocks of a VM cannot be left yet.
-            total_s: since_began(figures.resumed.filter(|_| strategy != DiskStrategy::Postcopy).unwrap_or(figures.ended)),
+            total_s: since_began(
+                figures.resumed.filter(|_| strategy != DiskStrategy::Postcopy).unwrap_or(figures.ended),
+            ),
             ended_s: Some(since_began(figures.ended)),
             downtime_ms: pause.map(|p| p.saturating_sub(figures.held).as_secs_f64() * 1e3),
             held_ms: figures.held.as_secs_f64() * 1e3,

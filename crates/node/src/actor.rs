@@ -287,7 +287,8 @@ impl Actor {
             }
             Input::Starves => {
                 // Whatever is under way with it goes first; it is said again where that leaves it starving.
-                let moving = matches!(&self.machine, Some(Machine::Source(s)) if !is_owning(s)) || self.reserving.is_some();
+                let moving =
+                    matches!(&self.machine, Some(Machine::Source(s)) if !is_owning(s)) || self.reserving.is_some();
                 if self.runs() && !moving && self.doing.is_none() && self.effects.is_empty() {
                     let parts = self.parts.clone();
                     self.doing = Some(crate::trace::spawn(async move {

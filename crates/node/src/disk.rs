@@ -25,6 +25,7 @@ use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Seq};
 use godwit_volume::order::FirstAccess;
 use godwit_volume::{BLOCK, Holder, Library, Packer, Replica, Unpacker, VolumeError, fet};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -681,9 +682,7 @@ impl Disk {
                 let (disk, later, over) = (self.clone(), later.clone(), over.clone());
                 let frozen = matches!(error, VolumeError::Frozen);
                 tokio::spawn(async move {
-                    let until = async {
-                        if frozen { disk.thawed().await } else { disk.here(&job.needs()).await }
-                    };
+                    let until = async { if frozen { disk.thawed().await } else { disk.here(&job.needs()).await } };
                     tokio::select! {
                         biased;
                         () = over.cancelled() => return,
@@ -758,12 +757,10 @@ impl Disk {
         }
         let recorded = self.recorder.is_used();
         let length = change.length();
-        if recorded {
-            if let Err(error) = self.recorder.before_write(godwit_volume::touched(change.offset, length), &self.replica)
-            {
-                tracing::error!(volume = self.name, %error, "what pre-caches need cannot be read; they begin anew");
-                self.recorder.clear();
-            }
+        let blocks = godwit_volume::touched(change.offset, length);
+        if recorded && let Err(error) = self.recorder.before_write(blocks, &self.replica) {
+            tracing::error!(volume = self.name, %error, "what pre-caches need cannot be read; they begin anew");
+            self.recorder.clear();
         }
         let written = match &change.what {
             What::Data(data) => self.replica.write(change.offset, data),
@@ -981,6 +978,12 @@ impl Backend for Client {
             self.disk.accessed(offset, read as u64);
         }
         read
+    }
+
+    fn file_of(&self, offset: u64, length: u64) -> Option<BorrowedFd<'_>> {
+        let file = self.disk.replica.file_of(offset, length)?;
+        self.disk.accessed(offset, length);
+        Some(file)
     }
 
     fn warm(&self, offset: u64, length: u64) {

@@ -238,7 +238,11 @@ async fn keep_filling(node: &Weak<Node>, parts: &Weak<Parts>, disk: &Weak<Disk>)
             Ok(Ended::Whole) => tracing::info!(volume = disk.name, %demand, %behind, "all blocks are here"),
             Ok(Ended::Closed) => {}
             Err(error) => {
-                tracing::error!(volume = disk.name, error = format!("{error:#}"), "the fill cannot go on; it begins again");
+                tracing::error!(
+                    volume = disk.name,
+                    error = format!("{error:#}"),
+                    "the fill cannot go on; it begins again"
+                );
                 tokio::time::sleep(LONGEST_PAUSE).await;
             }
         }
@@ -312,7 +316,12 @@ async fn keep_asking(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>, hol
         }
         disk.hungry.notify_one();
         if let Err(error) = result {
-            tracing::info!(volume = disk.name, holder = holder.0, error = format!("{error:#}"), "a holder is not there; it is tried again");
+            tracing::info!(
+                volume = disk.name,
+                holder = holder.0,
+                error = format!("{error:#}"),
+                "a holder is not there; it is tried again"
+            );
         }
         pause = if began.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { pause };
         tokio::time::sleep(pause).await;
@@ -416,7 +425,9 @@ fn release(node: &Arc<Node>, parts: &Arc<Parts>) {
                             tracing::warn!(vm = parts.name, %error, "cannot remember that a holder was released");
                         }
                     }
-                    Err(error) => tracing::debug!(vm = parts.name, holder = %peer.name, error = format!("{error:#}"), "not released yet"),
+                    Err(error) => {
+                        tracing::debug!(vm = parts.name, holder = %peer.name, error = format!("{error:#}"), "not released yet")
+                    }
                 }
             }
             drop((node, parts, disks));
@@ -429,7 +440,8 @@ fn release(node: &Arc<Node>, parts: &Arc<Parts>) {
 async fn tell_released(node: &Arc<Node>, parts: &Arc<Parts>, disks: &[Arc<Disk>], peer: &PeerHost) -> Result<()> {
     for disk in disks {
         let request = Request::Released(Box::new(by_right(node, parts, disk)));
-        let answer = node.peers().request(peer, proto::encode(&request), RELEASING).await.map_err(|e| anyhow!("{e}"))?;
+        let answer =
+            node.peers().request(peer, proto::encode(&request), RELEASING).await.map_err(|e| anyhow!("{e}"))?;
         proto::decode::<proto::Answer>(&answer)?.map_err(|e| anyhow!("{e}"))?;
     }
     Ok(())
@@ -465,7 +477,10 @@ pub async fn stand_still(parts: &Arc<Parts>) {
         }
         tokio::time::sleep(STILL).await;
     }
-    note(parts, &format!("the guest goes on after {:.1} s: what it waited for has come", began.elapsed().as_secs_f64()));
+    note(
+        parts,
+        &format!("the guest goes on after {:.1} s: what it waited for has come", began.elapsed().as_secs_f64()),
+    );
 }
 
 fn note(parts: &Parts, text: &str) {
@@ -479,13 +494,17 @@ fn note(parts: &Parts, text: &str) {
 fn go_on_telling(parts: &Arc<Parts>) {
     let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Destination) else { return };
     let stands = moving.tracker.get();
-    if stands.phase != PhaseName::Fill || !stands.outcome.is_open() || std::mem::replace(&mut *lock(&parts.telling), true) {
+    if stands.phase != PhaseName::Fill
+        || !stands.outcome.is_open()
+        || std::mem::replace(&mut *lock(&parts.telling), true)
+    {
         return;
     }
     let parts = parts.clone();
     crate::trace::spawn(async move {
         if until_whole(&parts, &moving).await {
-            let outcome = if stands.network_proved_ms.is_some() { Outcome::Completed } else { Outcome::NetworkUnproved };
+            let outcome =
+                if stands.network_proved_ms.is_some() { Outcome::Completed } else { Outcome::NetworkUnproved };
             moving.end(outcome, stands.error);
         }
         *lock(&parts.telling) = false;

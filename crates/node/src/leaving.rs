@@ -5,7 +5,7 @@ use anyhow::Result;
 use godwit_api::progress::DiskProgress;
 use godwit_units::Bytes;
 use godwit_volume::mirror::Seq;
-use godwit_volume::{BlockSet, Replica, VolumeError, fet, mirror};
+use godwit_volume::{BlockSet, Replica, fet, mirror};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -121,16 +121,14 @@ impl Leaving {
     ///
     /// # Errors
     /// When the medium fails.
-    pub fn stop(&mut self, replica: &Replica) -> Result<(), VolumeError> {
+    pub fn stop(&mut self, replica: &Replica) -> Result<(), fet::FetError> {
         match self {
-            Self::Mirror(source) => source.stop(),
-            Self::PostCopy(source) => match source.stop(replica) {
-                Err(fet::FetError::Volume(error)) => return Err(error),
-                // It says nothing else.
-                Err(_) | Ok(()) => {}
-            },
+            Self::Mirror(source) => {
+                source.stop();
+                Ok(())
+            }
+            Self::PostCopy(source) => source.stop(replica),
         }
-        Ok(())
     }
 
     /// Blocks that the target found by name, and that did not travel.

@@ -21,8 +21,8 @@ use godwit_handoff::Record;
 use godwit_link::{SendHalf, Stream};
 use godwit_trust::{Capability, CapabilityError, SignedCapability};
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
-use godwit_volume::fetch::{Answer, Lane, Server};
 use godwit_volume::Packer;
+use godwit_volume::fetch::{Answer, Lane, Server};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -57,7 +57,14 @@ pub struct Fetch {
 /// Streams whose other one has not come yet.
 #[derive(Debug, Default)]
 pub struct Lending {
-    waiting: Mutex<BTreeMap<(String, u64), (bool, Stream, Instant)>>,
+    waiting: Mutex<BTreeMap<(String, u64), Half>>,
+}
+
+#[derive(Debug)]
+struct Half {
+    fill: bool,
+    stream: Stream,
+    since: Instant,
 }
 
 /// Whether `from` may have blocks of a VM that is not this host's any more.
@@ -71,16 +78,20 @@ fn covered(node: &Node, from: &str, asked: &Fetch) -> Result<Arc<Parts>, ApiErro
     if !parts.definition().volumes.contains(&asked.volume) {
         return Err(refuse(&"the volume is not that VM's"));
     }
-    let (Record::Released(ticket) | Record::Sealed(ticket)) = node.record(asked.vm).ok_or_else(|| refuse(&"it was never here"))?
+    let (Record::Released(ticket) | Record::Sealed(ticket)) =
+        node.record(asked.vm).ok_or_else(|| refuse(&"it was never here"))?
     else {
         return Err(refuse(&"it was not handed on from here"));
     };
     let went_to = parts.file().order.filter(|order| order.id == ticket.mv).map(|order| order.to.name);
-    if went_to.is_some_and(|to| to.as_str() == from) && (asked.lineage, asked.generation) >= (ticket.lineage, ticket.generation) {
+    if went_to.is_some_and(|to| to.as_str() == from)
+        && (asked.lineage, asked.generation) >= (ticket.lineage, ticket.generation)
+    {
         return Ok(parts);
     }
     let check = || -> Result<(), CapabilityError> {
-        let signed = asked.capability.as_ref().ok_or(CapabilityError::Form("it shows no capability of the controller"))?;
+        let signed =
+            asked.capability.as_ref().ok_or(CapabilityError::Form("it shows no capability of the controller"))?;
         let allowed = node.credentials().open(signed)?;
         Capability::same("the owner", &allowed.to.name(), &from)?;
         Capability::same("the VM", &allowed.vm, &asked.vm)?;
@@ -118,14 +129,14 @@ pub fn streamed(node: &Node, from: &str, right: &Fetch, pair: u64, fill: bool, s
     let Some(disk) = parts.disks().into_iter().find(|disk| disk.id == right.volume) else { return };
     let other = {
         let mut waiting = lock(&node.lending().waiting);
-        waiting.retain(|_, (_, _, since)| since.elapsed() < PAIRING);
+        waiting.retain(|_, half| half.since.elapsed() < PAIRING);
         match waiting.remove(&(from.to_owned(), pair)) {
-            Some((lane, other, _)) if lane != fill => other,
+            Some(half) if half.fill != fill => half.stream,
             // The same lane twice is nobody's protocol.
             Some(_) => return,
             None => {
                 if waiting.len() < MOST_WAITING {
-                    waiting.insert((from.to_owned(), pair), (fill, stream, Instant::now()));
+                    waiting.insert((from.to_owned(), pair), Half { fill, stream, since: Instant::now() });
                 }
                 return;
             }
@@ -137,7 +148,12 @@ pub fn streamed(node: &Node, from: &str, right: &Fetch, pair: u64, fill: bool, s
         tracing::info!(volume = disk.name, to = from, "lending blocks");
         if let Err(error) = serve(&disk, demand, behind).await {
             // As it does when the owner has all, or is not that any more.
-            tracing::debug!(volume = disk.name, to = from, error = format!("{error:#}"), "a session that lends blocks ended");
+            tracing::debug!(
+                volume = disk.name,
+                to = from,
+                error = format!("{error:#}"),
+                "a session that lends blocks ended"
+            );
         }
     });
 }

@@ -765,8 +765,12 @@ impl Node {
         match hello {
             proto::Hello::Memory { ticket, key } => crate::incoming::memory(&parts, ticket, key, stream),
             proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
-            proto::Hello::Mirror { ticket, volume } => crate::incoming::disk(&parts, ticket, volume, stream, Comes::Before),
-            proto::Hello::Tell { ticket, volume } => crate::incoming::disk(&parts, ticket, volume, stream, Comes::After),
+            proto::Hello::Mirror { ticket, volume } => {
+                crate::incoming::disk(&parts, ticket, volume, stream, Comes::Before)
+            }
+            proto::Hello::Tell { ticket, volume } => {
+                crate::incoming::disk(&parts, ticket, volume, stream, Comes::After)
+            }
             proto::Hello::Precache { .. } | proto::Hello::Fetch { .. } => {}
         }
     }

@@ -127,7 +127,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
     let (fail, mut failed) = tokio::sync::mpsc::channel::<anyhow::Error>(1);
     let work = async {
         moving.tracker.enter(PhaseName::CopyDisk);
-        let order = parts.file().order.filter(|order| order.id == moving.ticket.mv).context("the order is not known")?;
+        let order =
+            parts.file().order.filter(|order| order.id == moving.ticket.mv).context("the order is not known")?;
         let following: Vec<_> = parts.disks().iter().filter(|disk| follows(&order, disk)).map(|disk| disk.id).collect();
         if !following.is_empty() {
             // Before anybody is told that it may be fetched from here.

@@ -305,7 +305,9 @@ impl Parts {
             // Its disks were still following it.
             Some(Record::Owned(owner)) if self.disks().iter().any(|disk| disk.is_shadow()) => {
                 match registry::last_noted(&self.folder) {
-                    Some(noted) if (noted.ticket.lineage, noted.ticket.generation) == (owner.lineage, owner.generation) => {
+                    Some(noted)
+                        if (noted.ticket.lineage, noted.ticket.generation) == (owner.lineage, owner.generation) =>
+                    {
                         (noted.ticket, MoveRole::Destination, file.peer)
                     }
                     _ => return,

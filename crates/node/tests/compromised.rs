@@ -234,10 +234,8 @@ async fn a_node_that_was_taken_over_ends_no_hand_off_that_is_not_its_own() {
     world.credentials(Role::Node, "b");
     let config = world.config("b", 1);
     // As a source that died after the seal: whoever says STARTED in the destination's name makes it give the VM up.
-    let file = VmFile {
-        peer: Some(world.peer("a", 3)),
-        ..VmFile::new(definition(1, "pc-q35-7.2", &[], None), Power::On)
-    };
+    let file =
+        VmFile { peer: Some(world.peer("a", 3)), ..VmFile::new(definition(1, "pc-q35-7.2", &[], None), Power::On) };
     registry::store(&config.state.join("vms/1"), &file).unwrap();
     FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Sealed(ticket(1))).unwrap();
     let node = Node::start(config).await.unwrap();

@@ -157,9 +157,9 @@ impl From<mirror::MirrorError> for Trouble {
 #[derive(Debug)]
 enum Way {
     /// It follows.
-    PostCopy(fet::Source, fet::Target),
+    PostCopy(Box<fet::Source>, Box<fet::Target>),
     /// It goes first.
-    Mirror(mirror::Source, mirror::Target),
+    Mirror(Box<mirror::Source>, Box<mirror::Target>),
 }
 
 impl Way {
@@ -711,7 +711,11 @@ impl World {
                 return Ok(());
             }
         }
-        if let Some(answer) = session.server.poll(replica, &[Lane::Demand, Lane::Fill]).map_err(|e| format!("site {at} as a holder: {e}"))? {
+        if let Some(answer) = session
+            .server
+            .poll(replica, &[Lane::Demand, Lane::Fill])
+            .map_err(|e| format!("site {at} as a holder: {e}"))?
+        {
             session.back.push_back(answer.message);
         }
         if !self.rng.random_ratio(1, 2) {
@@ -753,10 +757,10 @@ impl World {
                 replica.become_secondary().map_err(Trouble::Volume)?;
                 Ok(if mirrored {
                     let (target, first) = mirror::Target::new(replica)?;
-                    (Way::Mirror(mirror::Source::new(), target), first)
+                    (Way::Mirror(Box::default(), Box::new(target)), first)
                 } else {
                     let (target, first) = fet::Target::new(replica)?;
-                    (Way::PostCopy(fet::Source::new(name(owner), Lineage(0), &[]), target), first)
+                    (Way::PostCopy(Box::new(fet::Source::new(name(owner), Lineage(0), &[])), Box::new(target)), first)
                 })
             };
             match begin() {

@@ -289,7 +289,8 @@ impl Checker<'_> {
             (None, _) => {}
             (Some(share), Some(Point::CopyDisk | Point::Memory | Point::Fill)) if share > 0.0 && share < 1.0 => {}
             (Some(share), _) => {
-                let what = format!("is {share}; it takes more than 0 and less than 1, with `at` copy-disk, memory or fill");
+                let what =
+                    format!("is {share}; it takes more than 0 and less than 1, with `at` copy-disk, memory or fill");
                 return self.fail(step, &format!("{key}.share"), what);
             }
         }

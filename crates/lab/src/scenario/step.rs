@@ -344,13 +344,7 @@ impl Point {
     pub fn is_at_source(self) -> bool {
         !matches!(
             self,
-            Self::Staged
-                | Self::Commit
-                | Self::Granted
-                | Self::Started
-                | Self::Proving
-                | Self::Settling
-                | Self::Fill
+            Self::Staged | Self::Commit | Self::Granted | Self::Started | Self::Proving | Self::Settling | Self::Fill
         )
     }
 
