@@ -24,7 +24,7 @@ use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Seq};
 use godwit_volume::order::FirstAccess;
-use godwit_volume::{BLOCK, Holder, Library, Packer, Replica, Unpacker, VolumeError, fet};
+use godwit_volume::{BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker, VolumeError, fet};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const TICK: Duration = Duration::from_millis(100);
 /// Between two settlings of hot regions, where a guest writes.
 const SETTLE: Duration = Duration::from_secs(5);
-/// The same, where a mirror comes in: what has come and is not settled comes again if the node dies.
+/// The same, where the disk comes in or leaves: what is not settled travels again if the node dies.
 const SETTLE_INCOMING: Duration = Duration::from_secs(1);
 /// The most that a read takes at once without giving others their turn.
 const READ_PIECE: usize = 32 << 20;
@@ -163,9 +163,12 @@ impl Disk {
                     () = token.cancelled() => return,
                     _ = settle.tick() => {
                         let Some(disk) = weak.upgrade() else { return };
-                        if settled.elapsed() >= SETTLE || disk.is_receiving() || disk.replica.is_shadow() {
+                        let leaving = lock(&disk.order).is_some();
+                        if settled.elapsed() >= SETTLE || leaving || disk.is_receiving() || disk.replica.is_shadow() {
                             settled = Instant::now();
-                            tokio::task::spawn_blocking(move || disk.settle());
+                            // What lingers is doubted if this node dies, and would travel again in the next try.
+                            let lingering = if leaving { 1 } else { LINGERING };
+                            tokio::task::spawn_blocking(move || disk.settle(lingering));
                         }
                     }
                     client = listener.accept() => {
@@ -191,8 +194,8 @@ impl Disk {
         self.replica.allocated()
     }
 
-    fn settle(&self) {
-        if let Err(error) = self.replica.settle_after(godwit_volume::LINGERING)
+    fn settle(&self, lingering: u32) {
+        if let Err(error) = self.replica.settle_after(lingering)
             && !self.failing.swap(true, Ordering::Relaxed)
         {
             tracing::error!(volume = self.name, %error, "the replica cannot be made durable");
