@@ -104,6 +104,10 @@ async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation
             tokio::time::sleep(AGAIN).await;
         }
     }
+    // Nobody fetches from the VM's owner.
+    if let Err(error) = parts.change(|file| file.lent.clear()) {
+        tracing::warn!(vm = parts.name, %error, "cannot remember that nothing is lent any more");
+    }
     crate::fill::begin(node, parts);
     while let Err(error) = node.activate(parts, lineage, generation).await {
         tracing::error!(vm = parts.name, %error, "the network cannot be activated; trying again");
