@@ -578,9 +578,7 @@ impl Disk {
     pub async fn learn(self: &Arc<Self>, stream: Stream, ticket: Ticket) -> Result<()> {
         let target = self.take(stream, ticket, |replica| Ok(fet::Target::new(replica)?)).await?;
         // The order is of use to the fill, and to whoever has the disk next.
-        let mut order = FirstAccess::default();
-        target.order().into_iter().for_each(|run| order.touched(run));
-        *lock(&self.accesses) = order;
+        *lock(&self.accesses) = FirstAccess::told(target.order());
         Ok(())
     }
 

@@ -36,12 +36,18 @@ impl FirstAccess {
     #[must_use]
     pub fn load(folder: &Path) -> Self {
         let bytes = DescriptionFile(folder.join("order")).load().unwrap_or_default();
-        let runs = decode(&bytes);
+        Self { fresh: false, ..Self::told(decode(&bytes)) }
+    }
+
+    /// As another site recorded it.
+    #[must_use]
+    pub fn told(runs: Vec<Range<u64>>) -> Self {
         let mut seen = BlockSet::default();
         // A run that makes no sense must not become a large set.
-        let runs: Vec<_> = runs.into_iter().filter(|run| run.end - run.start <= crate::stamps::REGION).collect();
+        let sensible = |run: &Range<u64>| run.start <= run.end && run.end - run.start <= crate::stamps::REGION;
+        let runs: Vec<_> = runs.into_iter().filter(sensible).take(MOST_RUNS).collect();
         runs.iter().for_each(|run| seen.insert(run.clone()));
-        Self { seen, runs, fresh: false }
+        Self { seen, runs, fresh: true }
     }
 
     /// Stores it in a replica's folder, if anything was added.

@@ -62,3 +62,9 @@ fn an_order_that_names_blocks_behind_the_end_harms_nobody() {
     let found: Vec<u64> = runs_of(&mut order, &to).into_iter().flatten().collect();
     assert_eq!(found, [0]);
 }
+
+#[test]
+fn an_order_from_another_site_takes_no_more_memory_than_its_length() {
+    let told = FirstAccess::told(vec![0..1 << 60, 5..6, 9..9 + crate::stamps::REGION, 0..crate::stamps::REGION + 1]);
+    assert_eq!(told.runs(), [5..6, 9..9 + crate::stamps::REGION]);
+}
