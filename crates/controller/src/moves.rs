@@ -440,7 +440,9 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
             let outcome = if proved.is_some() { Outcome::Completed } else { Outcome::NetworkUnproved };
             return end(c, record, outcome, None).await;
         }
-        match next(record.step, record.owner, record.progress.phase == PhaseName::Fill, &seen) {
+        // The source knows that blocks follow before the destination has been heard to say so.
+        let filling = record.progress.phase == PhaseName::Fill || record.progress.disk.absent.0 > 0;
+        match next(record.step, record.owner, filling, &seen) {
             Next::Watch => {}
             Next::Settle(lineage, generation) => {
                 reach(Point::SagaSettling, vm).await;

@@ -199,7 +199,7 @@ pub fn begin(node: &Arc<Node>, parts: &Arc<Parts>) {
     if shadows.is_empty() {
         return release(node, parts);
     }
-    go_on_telling(parts);
+    go_on_telling(node, parts);
     for disk in shadows {
         if std::mem::replace(&mut *lock(&disk.filling), true) {
             // It looks at the disk again: whoever opened it has told.
@@ -392,6 +392,7 @@ async fn ask(
         result = asking => result,
         result = hearing => result.map(drop),
         result = taking => result,
+        never = node.peers().look_after(&peer, &link) => match never {},
     };
     drop(fill);
     result
@@ -497,21 +498,22 @@ fn note(parts: &Parts, text: &str) {
 }
 
 /// A move whose disks were following when the node was restarted ends when they have come.
-fn go_on_telling(parts: &Arc<Parts>) {
-    let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Destination) else { return };
-    let stands = moving.tracker.get();
-    if stands.phase != PhaseName::Fill
-        || !stands.outcome.is_open()
-        || std::mem::replace(&mut *lock(&parts.telling), true)
-    {
+fn go_on_telling(node: &Arc<Node>, parts: &Arc<Parts>) {
+    let Some(moving) = parts.moving().filter(|m| m.goes_on && !m.tracker.ended()) else { return };
+    if std::mem::replace(&mut *lock(&parts.telling), true) {
         return;
     }
-    let parts = parts.clone();
+    let (node, parts) = (node.clone(), parts.clone());
     crate::trace::spawn(async move {
+        let proved = match moving.tracker.get().network_proved_ms {
+            Some(_) => Ok(()),
+            None => node.probe(&parts, crate::incoming::PROOF).await,
+        };
         if until_whole(&parts, &moving).await {
-            let outcome =
-                if stands.network_proved_ms.is_some() { Outcome::Completed } else { Outcome::NetworkUnproved };
-            moving.end(outcome, stands.error);
+            match proved {
+                Ok(()) => moving.end(Outcome::Completed, None),
+                Err(error) => moving.end(Outcome::NetworkUnproved, Some(error.to_string())),
+            }
         }
         *lock(&parts.telling) = false;
     });

@@ -31,7 +31,7 @@ pub(crate) const FIRMWARE: u64 = 256 << 20;
 /// How long after `cont` QEMU may say that it runs.
 const RESUMED: Duration = Duration::from_secs(1);
 /// How long the network is given to lead to the guest's new place.
-const PROOF: Duration = Duration::from_secs(10);
+pub(crate) const PROOF: Duration = Duration::from_secs(10);
 
 /// A source asks for a place.
 ///

@@ -73,6 +73,8 @@ pub struct Moving {
     pub shut: CancellationToken,
     /// Destination: the incoming QEMU has loaded everything, and it was verified.
     pub memory_loaded: AtomicBool,
+    /// Destination: the node was restarted when the VM was its own already, and only blocks of its disks were to come.
+    pub(crate) goes_on: bool,
     /// What made the attempt fail.
     pub why: Mutex<Option<String>>,
 }
@@ -90,6 +92,7 @@ impl Moving {
             ram_ended: CancellationToken::new(),
             shut: CancellationToken::new(),
             memory_loaded: AtomicBool::new(false),
+            goes_on: false,
             why: Mutex::new(None),
         }
     }
@@ -322,7 +325,8 @@ impl Parts {
             // The controller knows more of its figures than could be told here.
             None => return,
         };
-        let moving = Moving { tracker: Arc::new(tracker), ..Moving::new(ticket, role, peer) };
+        let goes_on = matches!(record, Some(Record::Owned(_)));
+        let moving = Moving { tracker: Arc::new(tracker), goes_on, ..Moving::new(ticket, role, peer) };
         // It would not be sealed if all of its memory had not been read.
         moving.ram_ended.cancel();
         *lock(&self.moving) = Some(Arc::new(moving));

@@ -107,23 +107,25 @@ impl Peers {
         let mut tries = 0;
         loop {
             let session = self.session(host).await?;
-            // Who began the session has to connect it anew, and may have died with it. Another session tells.
-            let looking = async {
-                loop {
-                    tokio::time::sleep(STALE / 4).await;
-                    if session.down_for().is_some_and(|down| down >= STALE) {
-                        let _ = self.session(host).await;
-                    }
-                }
-            };
             let answer = tokio::select! {
                 answer = session.request(request.clone(), timeout) => answer,
-                () = looking => unreachable!("it looks for as long as it is asked to"),
+                never = self.look_after(host, &session) => match never {},
             };
             tries += 1;
             match answer {
                 Err(error) if error == restarted && tries == 1 => {}
                 answer => return answer.map_err(|e| unreachable(host.name.as_str(), &e)),
+            }
+        }
+    }
+
+    /// Looks after a session for as long as somebody waits for what comes by it. Who began a session has to connect it anew, and may
+    /// have died with it: then another session tells so, and what was waited for ends with an error.
+    pub async fn look_after(&self, host: &PeerHost, session: &Session) -> std::convert::Infallible {
+        loop {
+            tokio::time::sleep(STALE / 4).await;
+            if session.down_for().is_some_and(|down| down >= STALE) {
+                let _ = self.session(host).await;
             }
         }
     }
