@@ -1,11 +1,13 @@
-//! What the controller allows two nodes to do in a move, signed.
+//! What the controller allows two nodes to do in a move, or with a volume, signed.
 
 use crate::record::{MoveRecord, VmRecord};
 use crate::state::{Controller, missing};
 use crate::store::Kind;
-use godwit_api::host::MoveOrder;
+use godwit_api::host::{MoveOrder, PeerHost};
+use godwit_api::precache::NO_MOVE;
 use godwit_api::{ApiError, Name, Problem};
-use godwit_trust::{CLOCK_SKEW, Capability, Identity};
+use godwit_trust::{CLOCK_SKEW, Capability, Identity, SignedCapability};
+use godwit_units::VolumeId;
 use std::time::{Duration, SystemTime};
 
 /// How long after an order was sent its source may ask for a place. It asks at once; and an order that is sent again is signed again.
@@ -18,8 +20,6 @@ const BEGINS_WITHIN: Duration = Duration::from_secs(15 * 60);
 /// The store's, or the key's.
 pub fn order(c: &Controller, record: &MoveRecord) -> Result<MoveOrder, ApiError> {
     let vm: VmRecord = c.store.read(Kind::Vm, record.order.vm.0)?.ok_or_else(|| missing("VM", &record.vm))?;
-    let failed = |e: String| ApiError::new(Problem::Failed, e);
-    let node = |name: &Name| Identity::node(name.as_str()).map_err(|e| failed(e.to_string()));
     let now = SystemTime::now();
     let (lineage, generation) = record.owner;
     let capability = Capability {
@@ -36,6 +36,46 @@ pub fn order(c: &Controller, record: &MoveRecord) -> Result<MoveOrder, ApiError>
         begins: now - CLOCK_SKEW,
         ends: now + BEGINS_WITHIN,
     };
-    let signed = c.credentials().grant(&capability).map_err(|e| failed(e.to_string()))?;
-    Ok(MoveOrder { capability: Some(signed), ..record.order.clone() })
+    Ok(MoveOrder { capability: Some(sign(c, &capability)?), ..record.order.clone() })
+}
+
+/// What shows `to` that `from` may do something with a volume. What, and with a volume of which size, is what `digest` stands for. To be
+/// begun within `valid`.
+///
+/// # Errors
+/// The key's.
+pub fn volume(
+    c: &Controller,
+    vm: &VmRecord,
+    volume: VolumeId,
+    digest: [u8; 32],
+    from: &Name,
+    to: &PeerHost,
+    valid: Duration,
+) -> Result<SignedCapability, ApiError> {
+    let now = SystemTime::now();
+    let capability = Capability {
+        // No move has this number: it begins none.
+        mv: NO_MOVE,
+        vm: vm.definition.id,
+        lineage: vm.lineage,
+        generation: vm.generation,
+        from: node(from)?,
+        to: node(&to.name)?,
+        remote: to.underlay,
+        volumes: vec![volume],
+        wires: vec![],
+        definition: digest,
+        begins: now - CLOCK_SKEW,
+        ends: now + valid,
+    };
+    sign(c, &capability)
+}
+
+fn node(name: &Name) -> Result<Identity, ApiError> {
+    Identity::node(name.as_str()).map_err(|e| ApiError::new(Problem::Failed, e.to_string()))
+}
+
+fn sign(c: &Controller, capability: &Capability) -> Result<SignedCapability, ApiError> {
+    c.credentials().grant(capability).map_err(|e| ApiError::new(Problem::Failed, e.to_string()))
 }

@@ -14,18 +14,15 @@ use crate::store::{Change, Kind};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
 use godwit_api::host::PeerHost;
-use godwit_api::precache::{
-    LEAST_INTERVAL_MS, NO_MOVE, Precache, PrecacheFigures, PrecacheOrder, StartPrecache, digest,
-};
+use godwit_api::precache::{LEAST_INTERVAL_MS, Precache, PrecacheFigures, PrecacheOrder, StartPrecache, digest};
 use godwit_api::public::Volume;
 use godwit_api::{ApiError, Name, Problem, done};
-use godwit_trust::{CLOCK_SKEW, Capability, Identity};
 use godwit_units::{BitRate, Bytes, VolumeId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 type Answer<T> = Result<Json<T>, ApiError>;
@@ -234,24 +231,8 @@ fn order(
     size: Bytes,
     to: PeerHost,
 ) -> Result<PrecacheOrder, ApiError> {
-    let failed = |e: String| ApiError::new(Problem::Failed, e);
-    let node = |name: &Name| Identity::node(name.as_str()).map_err(|e| failed(e.to_string()));
-    let now = SystemTime::now();
-    let capability = Capability {
-        // No move has this number: it begins none.
-        mv: NO_MOVE,
-        vm: vm.definition.id,
-        lineage: vm.lineage,
-        generation: vm.generation,
-        from: node(&vm.host)?,
-        to: node(&record.to)?,
-        remote: to.underlay,
-        volumes: vec![record.volume],
-        wires: vec![],
-        definition: digest(record.volume, size),
-        begins: now - CLOCK_SKEW,
-        ends: now + VALID,
-    };
+    let digest = digest(record.volume, size);
+    let capability = crate::allow::volume(c, vm, record.volume, digest, &vm.host, &to, VALID)?;
     Ok(PrecacheOrder {
         vm: vm.definition.id,
         lineage: vm.lineage,
@@ -261,7 +242,7 @@ fn order(
         limit: record.limit,
         interval_ms: record.interval_ms,
         consistent: record.consistent,
-        capability: c.credentials().grant(&capability).map_err(|e| failed(e.to_string()))?,
+        capability,
     })
 }
 

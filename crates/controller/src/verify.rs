@@ -4,19 +4,16 @@
 //! with it but the slice that somebody waits for, and that may be asked for again.
 
 use crate::precache::volume_called;
-use crate::record::VmRecord;
 use crate::rights::Caller;
 use crate::state::{Controller, HostRecord, conflict, invalid};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
 use godwit_api::host::PeerHost;
-use godwit_api::precache::NO_MOVE;
 use godwit_api::public::Volume;
 use godwit_api::verify::{LEAST_RATE, Verified, VerifiedHolder, VerifyOrder, VerifyPeer, VerifyVolume, digest};
 use godwit_api::{ApiError, Name, Problem};
-use godwit_trust::{CLOCK_SKEW, Capability, Identity, SignedCapability};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// How long a slice may take, hours away from what it takes.
 const VALID: Duration = Duration::from_secs(600);
@@ -70,7 +67,8 @@ pub async fn verify(
     here.retain(|(_, host)| wanted.site.as_ref().is_none_or(|site| of(site, &leader) || of(site, host)));
     let mut others = vec![];
     for (peer, _) in here {
-        let capability = allow(&c, &vm, &volume, &leader.name, &peer)?;
+        let digest = digest(volume.id, volume.size);
+        let capability = crate::allow::volume(&c, &vm, volume.id, digest, &leader.name, &peer, VALID)?;
         others.push(VerifyPeer { peer, capability });
     }
     let order = VerifyOrder {
@@ -103,31 +101,4 @@ fn one(all: &[HostRecord], place: &Name, volume: &Volume) -> Result<Name, ApiErr
         (Some(_), Some(_)) => Err(invalid(format!("`{place}` has more than one replica")).remedy("name the host")),
         (None, _) => Err(no_replica(place, volume)),
     }
-}
-
-fn allow(
-    c: &Controller,
-    vm: &VmRecord,
-    volume: &Volume,
-    leader: &Name,
-    to: &PeerHost,
-) -> Result<SignedCapability, ApiError> {
-    let failed = |e: String| ApiError::new(Problem::Failed, e);
-    let node = |name: &Name| Identity::node(name.as_str()).map_err(|e| failed(e.to_string()));
-    let now = SystemTime::now();
-    let capability = Capability {
-        mv: NO_MOVE,
-        vm: vm.definition.id,
-        lineage: vm.lineage,
-        generation: vm.generation,
-        from: node(leader)?,
-        to: node(&to.name)?,
-        remote: to.underlay,
-        volumes: vec![volume.id],
-        wires: vec![],
-        definition: digest(volume.id, volume.size),
-        begins: now - CLOCK_SKEW,
-        ends: now + VALID,
-    };
-    c.credentials().grant(&capability).map_err(|e| failed(e.to_string()))
 }

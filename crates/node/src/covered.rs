@@ -3,7 +3,7 @@
 //! A peer's certificate says who it is; that gives it no VM. A source shows the capability of its order when it asks for a
 //! place ([`stage`]). Everything later of that attempt rests on the place: streams, and the hand-off's messages, are taken from
 //! the peer that the place was made for, for that ticket, and for the volumes of that VM. A gateway is shown the capability
-//! with the order to lead elsewhere ([`repoint`]).
+//! with the order to lead elsewhere ([`repoint`]). A pre-cache and a scrub each have a capability of their own, for one volume ([`volume`]).
 //!
 //! Neither asks the controller anything, and the capability does not run out under way ([`godwit_trust::Capability`] says why): a
 //! hand-off ends with the controller gone.
@@ -17,9 +17,10 @@
 use crate::parts::Parts;
 use crate::proto::{Repoint, Stage};
 use godwit_api::host::GatewayPort;
+use godwit_api::precache::NO_MOVE;
 use godwit_api::{ApiError, Problem};
 use godwit_trust::{Capability, CapabilityError, Credentials, SignedCapability};
-use godwit_units::{Generation, Lineage};
+use godwit_units::{Generation, Lineage, VmId, VolumeId};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -57,6 +58,40 @@ pub fn stage(credentials: &Credentials, from: &str, stage: &Stage) -> Result<(),
         Capability::same("a VM with the definition", &allowed.definition, &definition.digest())
     };
     check().map_err(|why| forbidden(from, &format!("bring VM {} here", stage.definition.id.0), &why))
+}
+
+/// In which owner's name somebody asks for something to be done with a volume, and what shows that it was ordered.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeRight<'a> {
+    /// The VM.
+    pub vm: VmId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// The owner's lineage.
+    pub lineage: Lineage,
+    /// The owner's generation.
+    pub generation: Generation,
+    /// What stands for what is to be done, and for the volume's size.
+    pub digest: [u8; 32],
+    /// What shows it.
+    pub capability: &'a SignedCapability,
+}
+
+/// Whether the controller has ordered what `from` wants done here with a volume.
+///
+/// # Errors
+/// What does not fit.
+pub fn volume(credentials: &Credentials, from: &str, asked: &VolumeRight<'_>) -> Result<(), CapabilityError> {
+    let allowed = credentials.open(asked.capability)?;
+    allowed.may_begin(SystemTime::now())?;
+    Capability::same("the source", &allowed.from.name(), &from)?;
+    Capability::same("the destination", &&allowed.to, &credentials.identity())?;
+    Capability::same("the move", &allowed.mv, &NO_MOVE)?;
+    Capability::same("the VM", &allowed.vm, &asked.vm)?;
+    Capability::same("the lineage", &allowed.lineage, &asked.lineage)?;
+    Capability::same("the generation", &allowed.generation, &asked.generation)?;
+    Capability::same("the volumes", &allowed.volumes, &vec![asked.volume])?;
+    Capability::same("a volume of the size", &allowed.definition, &asked.digest)
 }
 
 /// Whether `from` may have a wire's end on a gateway lead to where it says.

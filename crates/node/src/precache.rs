@@ -15,17 +15,18 @@
 //!
 //! *The secondary is slow, or full.* The session ends with what it says, and is tried again; the guest hears nothing of it.
 
+use crate::covered::VolumeRight;
 use crate::disk::Disk;
 use crate::node::Node;
 use crate::parts::{Parts, lock};
 use crate::proto::{self, Hello, Request};
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::Ownership;
-use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheFigures, PrecacheOrder, PrecacheState, digest};
+use godwit_api::precache::{LocalPrecache, PrecacheFigures, PrecacheOrder, PrecacheState, digest};
 use godwit_api::{ApiError, Name, Problem};
 use godwit_link::pace::Pace;
 use godwit_link::{Lane, Priority, Session, Stream};
-use godwit_trust::{Capability, CapabilityError, SignedCapability};
+use godwit_trust::SignedCapability;
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
 use godwit_volume::precache::{Source, State, Target};
 use godwit_volume::{Journal, Packer, Replica, Unpacker};
@@ -617,19 +618,15 @@ fn opened(node: &Arc<Node>, folder: &Path, volume: VolumeId, size: Amount) -> Re
 
 /// Whether the controller lets `from` keep a replica here.
 fn covered(node: &Node, from: &str, asked: &Standby) -> Result<(), ApiError> {
-    let check = || -> Result<(), CapabilityError> {
-        let allowed = node.credentials().open(&asked.capability)?;
-        allowed.may_begin(SystemTime::now())?;
-        Capability::same("the source", &allowed.from.name(), &from)?;
-        Capability::same("the destination", &&allowed.to, &node.credentials().identity())?;
-        Capability::same("the move", &allowed.mv, &NO_MOVE)?;
-        Capability::same("the VM", &allowed.vm, &asked.vm)?;
-        Capability::same("the lineage", &allowed.lineage, &asked.lineage)?;
-        Capability::same("the generation", &allowed.generation, &asked.generation)?;
-        Capability::same("the volumes", &allowed.volumes, &vec![asked.volume])?;
-        Capability::same("a volume of the size", &allowed.definition, &digest(asked.volume, asked.size))
+    let right = VolumeRight {
+        vm: asked.vm,
+        volume: asked.volume,
+        lineage: asked.lineage,
+        generation: asked.generation,
+        digest: digest(asked.volume, asked.size),
+        capability: &asked.capability,
     };
-    check().map_err(|why| {
+    crate::covered::volume(node.credentials(), from, &right).map_err(|why| {
         tracing::warn!(peer = from, %why, "a node wants to keep a replica here that it was not given");
         ApiError::new(Problem::Forbidden, format!("{from} may not keep volume {} here: {why}", asked.volume.0))
             .remedy("only `godwit volume precache` allows this; if nobody ordered it, look after that host")

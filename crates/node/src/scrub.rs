@@ -9,15 +9,15 @@
 //! *A holder is away, or does not answer*: it is left out, and the answer says so. *The guests want the disk*: what is read in a second is
 //! bounded for all scrubs of a node together ([`Pace`]).
 
+use crate::covered::VolumeRight;
 use crate::node::Node;
 use crate::precache;
 use crate::proto::{self, Request};
 use bytes::Bytes;
 use godwit_api::host::{Ownership, PeerHost};
-use godwit_api::precache::NO_MOVE;
 use godwit_api::verify::{CopyState, HeldCopy, LEAST_RATE, Rot, ToldBy, Verified, VerifiedHolder, VerifyOrder, digest};
 use godwit_api::{ApiError, Name, Problem};
-use godwit_trust::{Capability, CapabilityError, SignedCapability};
+use godwit_trust::SignedCapability;
 use godwit_units::{Bytes as Amount, Generation, Lineage, VmId, VolumeId};
 use godwit_volume::scrub::{
     Answer, Ask, Attested, BlockDigest, Digest, EXTENT, ExtentDigest, Finding, Held, MOST_EXTENTS, MOST_HOLDERS, Mend,
@@ -26,7 +26,7 @@ use godwit_volume::scrub::{
 use godwit_volume::{BLOCK, Stamp};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -134,19 +134,15 @@ pub async fn asked(node: &Arc<Node>, from: &str, ask: ScrubAsk) -> Bytes {
 }
 
 fn covered(node: &Node, from: &str, ask: &ScrubAsk) -> Result<(), ApiError> {
-    let check = || -> Result<(), CapabilityError> {
-        let allowed = node.credentials().open(&ask.capability)?;
-        allowed.may_begin(SystemTime::now())?;
-        Capability::same("the host that asks", &allowed.from.name(), &from)?;
-        Capability::same("the host that is asked", &&allowed.to, &node.credentials().identity())?;
-        Capability::same("the move", &allowed.mv, &NO_MOVE)?;
-        Capability::same("the VM", &allowed.vm, &ask.vm)?;
-        Capability::same("the lineage", &allowed.lineage, &ask.lineage)?;
-        Capability::same("the generation", &allowed.generation, &ask.generation)?;
-        Capability::same("the volumes", &allowed.volumes, &vec![ask.volume])?;
-        Capability::same("a volume of the size", &allowed.definition, &digest(ask.volume, ask.size))
+    let right = VolumeRight {
+        vm: ask.vm,
+        volume: ask.volume,
+        lineage: ask.lineage,
+        generation: ask.generation,
+        digest: digest(ask.volume, ask.size),
+        capability: &ask.capability,
     };
-    check().map_err(|why| {
+    crate::covered::volume(node.credentials(), from, &right).map_err(|why| {
         tracing::warn!(peer = from, %why, "a node wants to verify what it was not told to");
         ApiError::new(Problem::Forbidden, format!("{from} may not verify volume {} here: {why}", ask.volume.0))
             .remedy("only `godwit volume verify` allows this; if nobody ordered it, look after that host")
