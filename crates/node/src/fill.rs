@@ -24,6 +24,7 @@ use crate::failpoint::{Point, reach_async};
 use crate::lend::Fetch;
 use crate::node::Node;
 use crate::parts::{Moving, Parts, lock};
+use crate::peers::carried;
 use crate::proto::{self, Hello, Request};
 use crate::registry::Power;
 use anyhow::{Context, Result, anyhow};
@@ -404,7 +405,7 @@ fn peer_of(parts: &Parts, holder: &Holder) -> Option<PeerHost> {
 
 /// Tells everybody who lent blocks of this VM that they are here for good; as often as it takes.
 fn release(node: &Arc<Node>, parts: &Arc<Parts>) {
-    if parts.file().holders.is_empty() || std::mem::replace(&mut *lock(&parts.releasing), true) {
+    if parts.file().holders.is_empty() || parts.releasing.swap(true, Ordering::AcqRel) {
         return;
     }
     let (node, weak) = (Arc::downgrade(node), Arc::downgrade(parts));
@@ -416,7 +417,7 @@ fn release(node: &Arc<Node>, parts: &Arc<Parts>) {
             let ours = disks.iter().all(|d| d.replica.is_primary() && !d.replica.is_frozen() && !d.is_shadow());
             let holders = parts.file().holders;
             if holders.is_empty() || !ours {
-                *lock(&parts.releasing) = false;
+                parts.releasing.store(false, Ordering::Release);
                 return;
             }
             for peer in holders {
@@ -500,7 +501,7 @@ fn note(parts: &Parts, text: &str) {
 /// A move whose disks were following when the node was restarted ends when they have come.
 fn go_on_telling(node: &Arc<Node>, parts: &Arc<Parts>) {
     let Some(moving) = parts.moving().filter(|m| m.goes_on && !m.tracker.ended()) else { return };
-    if std::mem::replace(&mut *lock(&parts.telling), true) {
+    if parts.telling.swap(true, Ordering::AcqRel) {
         return;
     }
     let (node, parts) = (node.clone(), parts.clone());
@@ -515,7 +516,7 @@ fn go_on_telling(node: &Arc<Node>, parts: &Arc<Parts>) {
                 Err(error) => moving.end(Outcome::NetworkUnproved, Some(error.to_string())),
             }
         }
-        *lock(&parts.telling) = false;
+        parts.telling.store(false, Ordering::Release);
     });
 }
 
@@ -563,9 +564,6 @@ pub fn meter(node: &Node, moving: &Moving) {
     let Some((_, session)) = sessions.into_iter().find(|(known, _)| *known == name) else { return };
     let before = session.counters();
     moving.tracker.metered(move |p| {
-        let now = session.counters();
-        let carried = |lane| Amount(now.lane(lane).saturating_sub(before.lane(lane)));
-        (p.bytes.control, p.bytes.disk, p.bytes.memory) =
-            (carried(Lane::Control), carried(Lane::Disk), carried(Lane::Memory));
+        p.bytes = carried(&session, &before);
     });
 }

@@ -11,6 +11,7 @@ use crate::failpoint::{Point, reach_async};
 use crate::memory_out::{self, Returning, Seen};
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
+use crate::peers::carried;
 use crate::proto::{self, Hello, Request, Stage};
 use crate::stop_rule::StopRule;
 use anyhow::{Context, Result, anyhow, bail};
@@ -110,11 +111,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
     let session = node.peers().session(&moving.peer).await.map_err(|e| anyhow!("{e}"))?;
     let (counter, counted, copied) = (session.clone(), session.counters(), parts.clone());
     moving.tracker.metered(move |p| {
-        let now = counter.counters();
-        let carried = |lane| Amount(now.lane(lane) - counted.lane(lane));
-        p.bytes.control = carried(Lane::Control);
-        p.bytes.disk = carried(Lane::Disk);
-        p.bytes.memory = carried(Lane::Memory);
+        p.bytes = carried(&counter, &counted);
         p.link_down_s = counter.down_for().map(|d| d.as_secs_f64());
         p.disk = crate::disk::sum(&copied.disks());
     });

@@ -45,9 +45,9 @@ pub struct Parts {
     /// One stream at a time writes into what is kept of the VM's memory.
     pub(crate) keeping: Arc<tokio::sync::Mutex<()>>,
     /// Whether somebody is telling those who lent blocks of its disks that they have come.
-    pub(crate) releasing: Mutex<bool>,
+    pub(crate) releasing: AtomicBool,
     /// Whether somebody waits for its disks, to end a move that went on over a restart.
-    pub(crate) telling: Mutex<bool>,
+    pub(crate) telling: AtomicBool,
 }
 
 /// The move that a VM takes part in, or did last.
@@ -147,8 +147,8 @@ impl Parts {
             moving: Mutex::default(),
             failure: Mutex::default(),
             keeping: Arc::default(),
-            releasing: Mutex::default(),
-            telling: Mutex::default(),
+            releasing: AtomicBool::default(),
+            telling: AtomicBool::default(),
         }
     }
 

@@ -5,8 +5,9 @@ use crate::parts::lock;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use godwit_api::host::PeerHost;
+use godwit_api::progress::MoveBytes;
 use godwit_api::{ApiError, Problem};
-use godwit_link::{Addresses, Config, Endpoint, Peer, RequestError, Session, State, StreamError};
+use godwit_link::{Addresses, Config, Counters, Endpoint, Lane, Peer, RequestError, Session, State, StreamError};
 use godwit_trust::{Credentials, Identity};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -190,6 +191,14 @@ impl Peers {
             tracing::info!(peer = from, "link closed");
         });
     }
+}
+
+/// What a session has carried since `before`, by what it was for.
+#[must_use]
+pub fn carried(session: &Session, before: &Counters) -> MoveBytes {
+    let now = session.counters();
+    let on = |lane| godwit_units::Bytes(now.lane(lane).saturating_sub(before.lane(lane)));
+    MoveBytes { control: on(Lane::Control), disk: on(Lane::Disk), memory: on(Lane::Memory) }
 }
 
 fn unreachable(name: &str, error: &dyn std::fmt::Display) -> ApiError {
