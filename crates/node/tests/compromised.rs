@@ -4,89 +4,34 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod common;
+
 use bytes::Bytes;
-use godwit_api::host::{GatewayPort, LinkAddresses, PeerHost};
+use common::{World, identity, name};
+use godwit_api::Problem;
+use godwit_api::host::GatewayPort;
 use godwit_api::vm::VmDefinition;
-use godwit_api::{Name, Problem};
 use godwit_handoff::{Body, FileLedger, Ledger, Message, Record, Ticket};
 use godwit_link::{Addresses, Config as LinkConfig, Endpoint, Lane, LinkError, Peer, Priority, Session, State};
-use godwit_node::Config;
 use godwit_node::covered;
 use godwit_node::lend::Fetch;
 use godwit_node::node::Node;
 use godwit_node::proto::{self, Answer, Hello, Note, ProbeWire, Repoint, Request, Secret, Stage};
 use godwit_node::registry::{self, Power, VmFile};
-use godwit_trust::{Authority, Capability, Credentials, Identity, Role, SignedCapability, Validity};
+use godwit_trust::{Capability, Role, SignedCapability};
 use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
 use godwit_volume::fetch::Requester;
 use godwit_volume::{Holder, Packer, Replica, Unpacker, fet};
 use serde_json::json;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
-use tempfile::TempDir;
 
 const SOON: Duration = Duration::from_secs(120);
 
-struct World {
-    folder: TempDir,
-    authority: Authority,
-    net: u8,
-}
-
-fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
-fn identity(text: &str) -> Identity {
-    Identity::node(text).unwrap()
-}
-
 impl World {
-    fn new(net: u8) -> Option<Self> {
-        if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
-            eprintln!("SKIPPED: this needs qemu-system-x86_64");
-            return None;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let authority = Authority::create(&folder.path().join("ca")).unwrap();
-        Some(Self { folder, authority, net })
-    }
-
-    fn credentials(&self, role: Role, whom: &str) -> Credentials {
-        let dir = self.folder.path().join(format!("cert-{whom}"));
-        let whom = Identity::new(role, whom).unwrap();
-        self.authority.issue(&whom, Validity::days(1)).unwrap().write(&dir).unwrap();
-        Credentials::load(&dir).unwrap()
-    }
-
-    fn ip(&self, host: u8) -> IpAddr {
-        [127, 88, self.net, host].into()
-    }
-
     fn addresses(&self, host: u8) -> Addresses {
         let at = |port| SocketAddr::from((self.ip(host), port));
         Addresses { control: at(7411), disk: at(10809), memory: at(4444) }
-    }
-
-    fn peer(&self, whom: &str, host: u8) -> PeerHost {
-        let Addresses { control, disk, memory } = self.addresses(host);
-        PeerHost { name: name(whom), link: LinkAddresses { control, disk, memory }, underlay: self.ip(host) }
-    }
-
-    fn config(&self, whom: &str, host: u8) -> Config {
-        let dir = |what: &str| self.folder.path().join(format!("{what}-{whom}"));
-        Config {
-            name: name(whom),
-            state: dir("state"),
-            run: dir("run"),
-            images: dir("images"),
-            credentials: dir("cert"),
-            address: self.ip(host),
-            api_port: 7410,
-            control_port: 7411,
-            disk_port: 10809,
-            memory_port: 4444,
-        }
     }
 
     /// A node of this name that does what we say, and its session with host 1, the victim.
@@ -141,7 +86,7 @@ async fn ask(session: &Session, request: &Request) -> Answer {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own() {
-    let Some(world) = World::new(1) else { return };
+    let Some(world) = World::new([88, 1]) else { return };
     world.credentials(Role::Node, "b");
     let controller = world.credentials(Role::Controller, "controller");
     let node = Node::start(world.config("b", 1)).await.unwrap();
@@ -230,7 +175,7 @@ async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_taken_over_ends_no_hand_off_that_is_not_its_own() {
-    let Some(world) = World::new(2) else { return };
+    let Some(world) = World::new([88, 2]) else { return };
     world.credentials(Role::Node, "b");
     let config = world.config("b", 1);
     // As a source that died after the seal: whoever says STARTED in the destination's name makes it give the VM up.
@@ -261,7 +206,7 @@ async fn a_node_that_was_taken_over_ends_no_hand_off_that_is_not_its_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_guest_of_anothers() {
-    let Some(world) = World::new(3) else { return };
+    let Some(world) = World::new([88, 3]) else { return };
     let me = world.credentials(Role::Node, "b");
     let controller = world.credentials(Role::Controller, "controller");
     let config = world.config("b", 1);
@@ -382,7 +327,7 @@ async fn fetch(session: &Session, right: &Fetch, pair: u64, replica: &Replica) -
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_that_were_left_behind_go_to_the_vms_owner_and_to_nobody_else() {
-    let Some(world) = World::new(4) else { return };
+    let Some(world) = World::new([88, 4]) else { return };
     world.credentials(Role::Node, "b");
     let controller = world.credentials(Role::Controller, "controller");
     let config = world.config("b", 1);

@@ -2,85 +2,38 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod common;
+
 use bytes::Bytes;
-use godwit_api::Name;
-use godwit_api::host::{LinkAddresses, PeerHost};
+use common::{World, identity};
 use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheOrder, PrecacheState, digest};
 use godwit_api::vm::VmDefinition;
 use godwit_nbd::{Client, Command, Event};
 use godwit_node::node::Node;
-use godwit_node::{Config, precache};
-use godwit_trust::{Authority, Capability, Credentials, Identity, Role, Validity};
+use godwit_node::precache;
+use godwit_trust::{Capability, Credentials, Role};
 use godwit_units::{Bytes as Amount, Generation, Lineage, VmId, VolumeId};
 use godwit_volume::Replica;
 use serde_json::json;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 const SIZE: u64 = 8 << 20;
 const SOON: Duration = Duration::from_secs(60);
 
-struct World {
-    folder: TempDir,
-    authority: Authority,
-    net: u8,
-}
-
-fn identity(text: &str) -> Identity {
-    Identity::node(text).unwrap()
-}
-
-fn name(text: &str) -> Name {
-    text.parse().unwrap()
+/// A world whose nodes `a` and `b` are certified.
+fn world(net: u8) -> Option<World> {
+    let world = World::new([89, net])?;
+    for node in ["a", "b"] {
+        world.credentials(Role::Node, node);
+    }
+    Some(world)
 }
 
 impl World {
-    fn new(net: u8) -> Option<Self> {
-        if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
-            eprintln!("SKIPPED: this needs qemu-system-x86_64");
-            return None;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let authority = Authority::create(&folder.path().join("ca")).unwrap();
-        let world = Self { folder, authority, net };
-        for node in ["a", "b"] {
-            world.credentials(Role::Node, node);
-        }
-        Some(world)
-    }
-
-    fn credentials(&self, role: Role, whom: &str) -> Credentials {
-        let dir = self.folder.path().join(format!("cert-{whom}"));
-        let whom = Identity::new(role, whom).unwrap();
-        self.authority.issue(&whom, Validity::days(1)).unwrap().write(&dir).unwrap();
-        Credentials::load(&dir).unwrap()
-    }
-
-    fn ip(&self, host: u8) -> IpAddr {
-        [127, 89, self.net, host].into()
-    }
-
-    fn config(&self, whom: &str, host: u8) -> Config {
-        let dir = |what: &str| self.folder.path().join(format!("{what}-{whom}"));
-        Config {
-            name: name(whom),
-            state: dir("state"),
-            run: dir("run"),
-            images: dir("images"),
-            credentials: dir("cert"),
-            address: self.ip(host),
-            api_port: 7410,
-            control_port: 7411,
-            disk_port: 10809,
-            memory_port: 4444,
-        }
-    }
-
     fn replica(&self, whom: &str) -> PathBuf {
         self.folder.path().join(format!("state-{whom}/volumes/1"))
     }
@@ -101,17 +54,12 @@ impl World {
             begins: now,
             ends: now + Duration::from_secs(600),
         };
-        let at = |port| (self.ip(2), port).into();
         PrecacheOrder {
             vm: VmId(1),
             lineage: Lineage::FIRST,
             generation: Generation::FIRST,
             volume: VolumeId(1),
-            to: PeerHost {
-                name: name("b"),
-                link: LinkAddresses { control: at(7411), disk: at(10809), memory: at(4444) },
-                underlay: self.ip(2),
-            },
+            to: self.peer("b", 2),
             limit: None,
             interval_ms: 500,
             consistent: image,
@@ -235,7 +183,7 @@ impl Side {
 }
 
 async fn goes_on(net: u8, image: bool) {
-    let Some(world) = World::new(net) else { return };
+    let Some(world) = world(net) else { return };
     let controller = world.credentials(Role::Controller, "controller");
     let (a, b) = (Side::start(&world, "a", 1).await, Side::start(&world, "b", 2).await);
     a.define().await;
@@ -300,7 +248,7 @@ async fn an_image_follows_over_restarts_of_either_side_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_keeps_a_replica_here_that_the_controller_did_not_order() {
-    let Some(world) = World::new(3) else { return };
+    let Some(world) = world(3) else { return };
     let controller = world.credentials(Role::Controller, "controller");
     let (a, b) = (Side::start(&world, "a", 1).await, Side::start(&world, "b", 2).await);
     a.define().await;

@@ -2,81 +2,31 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use godwit_api::Name;
-use godwit_api::host::{LinkAddresses, PeerHost};
+mod common;
+
+use common::{World, name};
+use godwit_api::host::PeerHost;
 use godwit_api::precache::{self as precached, NO_MOVE, PrecacheOrder, PrecacheState};
 use godwit_api::verify::{self as verified, CopyState, ToldBy, Verified, VerifyOrder, VerifyPeer};
 use godwit_api::vm::VmDefinition;
 use godwit_node::node::Node;
-use godwit_node::{Config, precache, scrub};
-use godwit_trust::{Authority, Capability, Credentials, Identity, Role, SignedCapability, Validity};
+use godwit_node::{precache, scrub};
+use godwit_trust::{Capability, Credentials, Identity, Role, SignedCapability};
 use godwit_units::{Bytes as Amount, Generation, Lineage, VmId, VolumeId};
 use serde_json::json;
 use std::fs::{File, OpenOptions};
-use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tempfile::TempDir;
 
 const SIZE: u64 = 8 << 20;
 const SOON: Duration = Duration::from_secs(60);
 
-fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
-struct World {
-    folder: TempDir,
-    authority: Authority,
-    net: u8,
-}
-
 impl World {
-    fn new(net: u8) -> Option<Self> {
-        if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
-            eprintln!("SKIPPED: this needs qemu-system-x86_64");
-            return None;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let authority = Authority::create(&folder.path().join("ca")).unwrap();
-        Some(Self { folder, authority, net })
-    }
-
-    fn credentials(&self, role: Role, whom: &str) -> Credentials {
-        let dir = self.folder.path().join(format!("cert-{whom}"));
-        let whom = Identity::new(role, whom).unwrap();
-        self.authority.issue(&whom, Validity::days(1)).unwrap().write(&dir).unwrap();
-        Credentials::load(&dir).unwrap()
-    }
-
-    fn ip(&self, host: u8) -> IpAddr {
-        [127, 90, self.net, host].into()
-    }
-
     async fn node(&self, whom: &str, host: u8) -> Arc<Node> {
         self.credentials(Role::Node, whom);
-        let dir = |what: &str| self.folder.path().join(format!("{what}-{whom}"));
-        let config = Config {
-            name: name(whom),
-            state: dir("state"),
-            run: dir("run"),
-            images: dir("images"),
-            credentials: dir("cert"),
-            address: self.ip(host),
-            api_port: 7410,
-            control_port: 7411,
-            disk_port: 10809,
-            memory_port: 4444,
-        };
-        Node::start(config).await.unwrap()
-    }
-
-    fn peer(&self, whom: &str, host: u8) -> PeerHost {
-        let at = |port| (self.ip(host), port).into();
-        let link = LinkAddresses { control: at(7411), disk: at(10809), memory: at(4444) };
-        PeerHost { name: name(whom), link, underlay: self.ip(host) }
+        Node::start(self.config(whom, host)).await.unwrap()
     }
 
     fn capability(&self, signer: &Credentials, to: &PeerHost, definition: [u8; 32]) -> SignedCapability {
@@ -191,7 +141,7 @@ fn of(list: &[(&str, CopyState)]) -> Vec<(String, CopyState)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bit_rot_is_found_named_and_repaired_between_two_sites_where_something_tells_which_is_right() {
-    let Some(world) = World::new(1) else { return };
+    let Some(world) = World::new([90, 1]) else { return };
     let controller = world.credentials(Role::Controller, "controller");
     let (a, b) = (world.node("a", 1).await, world.node("b", 2).await);
     a.define(definition(&world.image(0x5a, 6 << 20))).await.unwrap();
@@ -247,7 +197,7 @@ async fn bit_rot_is_found_named_and_repaired_between_two_sites_where_something_t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_third_holder_tells_which_of_two_is_rotten() {
-    let Some(world) = World::new(2) else { return };
+    let Some(world) = World::new([90, 2]) else { return };
     let controller = world.credentials(Role::Controller, "controller");
     let (a, b, c) = (world.node("a", 1).await, world.node("b", 2).await, world.node("c", 3).await);
     a.define(definition(&world.image(0x77, 2 << 20))).await.unwrap();

@@ -1,0 +1,71 @@
+//! Nodes on this machine's loopback, and the authority that certifies them. They need a QEMU to say what the host can do, and skip
+//! without, aloud.
+
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use godwit_api::Name;
+use godwit_api::host::{LinkAddresses, PeerHost};
+use godwit_node::Config;
+use godwit_trust::{Authority, Credentials, Identity, Role, Validity};
+use std::net::IpAddr;
+use tempfile::TempDir;
+
+pub struct World {
+    pub folder: TempDir,
+    pub authority: Authority,
+    /// Of 127.x.y.0: a network for each world that may be there at the same time.
+    net: [u8; 2],
+}
+
+pub fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+pub fn identity(text: &str) -> Identity {
+    Identity::node(text).unwrap()
+}
+
+impl World {
+    pub fn new(net: [u8; 2]) -> Option<Self> {
+        if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+            eprintln!("SKIPPED: this needs qemu-system-x86_64");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("ca")).unwrap();
+        Some(Self { folder, authority, net })
+    }
+
+    pub fn credentials(&self, role: Role, whom: &str) -> Credentials {
+        let dir = self.folder.path().join(format!("cert-{whom}"));
+        let whom = Identity::new(role, whom).unwrap();
+        self.authority.issue(&whom, Validity::days(1)).unwrap().write(&dir).unwrap();
+        Credentials::load(&dir).unwrap()
+    }
+
+    pub fn ip(&self, host: u8) -> IpAddr {
+        [127, self.net[0], self.net[1], host].into()
+    }
+
+    pub fn peer(&self, whom: &str, host: u8) -> PeerHost {
+        let at = |port| (self.ip(host), port).into();
+        let link = LinkAddresses { control: at(7411), disk: at(10809), memory: at(4444) };
+        PeerHost { name: name(whom), link, underlay: self.ip(host) }
+    }
+
+    pub fn config(&self, whom: &str, host: u8) -> Config {
+        let dir = |what: &str| self.folder.path().join(format!("{what}-{whom}"));
+        Config {
+            name: name(whom),
+            state: dir("state"),
+            run: dir("run"),
+            images: dir("images"),
+            credentials: dir("cert"),
+            address: self.ip(host),
+            api_port: 7410,
+            control_port: 7411,
+            disk_port: 10809,
+            memory_port: 4444,
+        }
+    }
+}
