@@ -16,18 +16,7 @@ const FENCED: &str = "power cut at the PDU, by ann";
 
 /// A VM at `a` whose disk `b` has a pre-cache of.
 fn precached(test: &str, how: &[&str]) -> Pair {
-    let mut pair = Pair::new(test);
-    pair.start_controller();
-    pair.start_node("a");
-    pair.start_node("b");
-    std::fs::write(pair.path("disk"), vec![0x5a; 8 << 20]).unwrap();
-    pair.create(
-        "web",
-        &json!({
-            "memory": (128 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
-            "disks": [{"volume": "root", "size": 16 << 20, "from": pair.path("disk")}],
-        }),
-    );
+    let pair = Pair::with_a_disk(test);
     pair.ok(&[&["volume", "precache", "root", "--to", "b", "--interval", "1s"], how].concat());
     pair.until("b holds an epoch", || {
         let figures = pair.json(&["volume", "status"])[0]["figures"].clone();

@@ -21,18 +21,7 @@ fn rot_is_named_and_repaired_by_the_command_also_at_a_host_that_only_stands_by()
     if !can_run() {
         return;
     }
-    let mut pair = Pair::new("verify");
-    pair.start_controller();
-    pair.start_node("a");
-    pair.start_node("b");
-    std::fs::write(pair.path("disk"), vec![0x5a; 8 << 20]).unwrap();
-    pair.create(
-        "web",
-        &json!({
-            "memory": (128 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
-            "disks": [{"volume": "root", "size": 16 << 20, "from": pair.path("disk")}],
-        }),
-    );
+    let mut pair = Pair::with_a_disk("verify");
     let (code, _, said) = pair.godwit(&["volume", "verify", "root"]);
     assert!(code == 1 && said.contains("no other replica"), "{said}");
     pair.ok(&["volume", "precache", "root", "--to", "b", "--interval", "1s"]);

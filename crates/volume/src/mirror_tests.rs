@@ -413,15 +413,20 @@ fn a_library_of_another_domain_changes_no_byte_of_what_travels() {
     assert!(seen[0].0 > secret.len() as u64);
 }
 
+/// A source that has the same blocks twice, and an empty target.
+fn twice(folder: &std::path::Path, seed: u64, blocks: u64) -> World {
+    let source = primary(&folder.join("a"));
+    let data = different(seed, blocks);
+    source.write(0, &data).expect("writes");
+    source.write(4 << 20, &data).expect("writes");
+    let target = Replica::create(&folder.join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    World::new(source, target, seed)
+}
+
 #[test]
 fn an_end_is_not_believed_while_a_named_block_is_missing() {
     let folder = tempfile::tempdir().expect("a folder");
-    let source = primary(&folder.path().join("a"));
-    let data = different(6, 512);
-    source.write(0, &data).expect("writes");
-    source.write(4 << 20, &data).expect("writes");
-    let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
-    let mut world = World::new(source, target, 6);
+    let mut world = twice(folder.path(), 6, 512);
     while let Some(message) = world.back.pop_front() {
         world.from.handle(&message, &world.source).expect("takes");
     }
@@ -451,12 +456,7 @@ fn an_end_is_not_believed_while_a_named_block_is_missing() {
 #[test]
 fn over_a_link_that_is_faster_than_digests_nothing_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
-    let source = primary(&folder.path().join("a"));
-    let data = different(8, 256);
-    source.write(0, &data).expect("writes");
-    source.write(4 << 20, &data).expect("writes");
-    let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
-    let mut world = World::new(source, target, 8);
+    let mut world = twice(folder.path(), 8, 256);
     world.from.link_is(BitRate::from_mbit(40_000.0));
     world.settle();
     world.finish();
@@ -467,12 +467,7 @@ fn over_a_link_that_is_faster_than_digests_nothing_is_named() {
 #[test]
 fn two_sides_are_not_in_step_while_names_are_under_way() {
     let folder = tempfile::tempdir().expect("a folder");
-    let source = primary(&folder.path().join("a"));
-    let data = different(6, 512);
-    source.write(0, &data).expect("writes");
-    source.write(4 << 20, &data).expect("writes");
-    let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
-    let mut world = World::new(source, target, 6);
+    let mut world = twice(folder.path(), 6, 512);
     while let Some(message) = world.back.pop_front() {
         world.from.handle(&message, &world.source).expect("takes");
     }

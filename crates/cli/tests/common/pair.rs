@@ -2,7 +2,7 @@
 //! again. What a test makes is in its namespaces and its folder, and goes with them.
 
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -191,6 +191,23 @@ impl Pair {
     pub fn json(&self, words: &[&str]) -> Value {
         let out = self.ok(&[words, &["--json"]].concat());
         serde_json::from_str(out.lines().last().unwrap()).unwrap()
+    }
+
+    /// All running, and at `a` the VM `web` with a disk `root` of which 8 MiB are written.
+    pub fn with_a_disk(test: &str) -> Self {
+        let mut pair = Self::new(test);
+        pair.start_controller();
+        pair.start_node("a");
+        pair.start_node("b");
+        std::fs::write(pair.path("disk"), vec![0x5a; 8 << 20]).unwrap();
+        pair.create(
+            "web",
+            &json!({
+                "memory": (128 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
+                "disks": [{"volume": "root", "size": 16 << 20, "from": pair.path("disk")}],
+            }),
+        );
+        pair
     }
 
     pub fn create(&self, name: &str, spec: &Value) {
