@@ -6,7 +6,7 @@ use JSON::PP;
 use List::Util qw(sum0);
 
 my $folder = shift or die "usage: $0 FOLDER\n";
-my @points = qw(reserve staged copy-disk memory stopped sealing sealed commit granted started proving releasing settling);
+my @points = qw(reserve staged copy-disk memory stopped sealing sealed commit granted started proving releasing settling fill);
 my @kinds = qw(node-a node-b nodes qemu-a qemu-b controller cut-1 cut-10 cut-60);
 my %said = (
     'node-a' => "source's node killed", 'node-b' => "destination's node killed",

@@ -19,25 +19,26 @@ scenario=$(mktemp --suffix=.toml)
 trap 'rm -f "$scenario"' EXIT
 failed=()
 
-# try NAME STEP [EXPECTED]
+# try NAME STEP [EXPECTED]; $disk says how the disk goes, and $wan what is said of the WAN
+disk='' wan=''
 try() {
     local report=$results/$1.json
     [ -e "$report" ] && return 0
     case " ${KINDS:-node nodes qemu controller cut} " in *" ${1%%-*} "*) ;; *) return 0 ;; esac
     {
-        sed '/^\[\[step\]\]/,$d; s/^godwit = false/godwit = true/; /^baseline/d' scenarios/smoke.toml
+        sed "/^\[\[step\]\]/,\$d; s/^godwit = false/godwit = true/; /^baseline/d; $wan" scenarios/smoke.toml
         cat <<STEPS
 [[step]]
 $2
 [[step]]
 after_s = 1
-move = { vm = "vm", to = "b" }
+move = { vm = "vm", to = "b"$disk }
 [[step]]
 expect = { vm = "vm"${3:-} }
 [[step]]
 verify = { vm = "vm" }
 [[step]]
-move = { vm = "vm", to = "b", retry = true }
+move = { vm = "vm", to = "b", retry = true$disk }
 [[step]]
 expect = { vm = "vm", site = "b" }
 [[step]]
@@ -54,14 +55,16 @@ STEPS
     return 0
 }
 
-all="reserve staged copy-disk memory stopped sealing sealed commit granted started proving releasing settling"
+all="reserve staged copy-disk memory stopped sealing sealed commit granted started proving releasing settling fill"
 for point in ${POINTS:-$all}; do
     # Whose QEMU holds the only RAM then, and so takes the guest's life with it; whether there is one to be killed at all.
-    before=1 after=
+    before=1 after='' disk='' wan=''
     case $point in
         # Once the seal is being written the destination has everything.
         sealing | sealed | commit | granted) before= ;;
         started | proving | releasing | settling) before='' after=1 ;;
+        # The guest runs at the destination, and its disk follows: over a link that is slow enough for that to last.
+        fill) before='' after=1 disk=', disk = "postcopy"' wan='s/^rate_mbit = .*/rate_mbit = 40/' ;;
     esac
     for site in a b; do
         try "node-$site-$point" "kill = { what = \"node\", site = \"$site\", vm = \"vm\", at = \"$point\" }"
@@ -71,7 +74,7 @@ for point in ${POINTS:-$all}; do
 kill = { what = \"node\", site = \"b\", vm = \"vm\", at = \"$point\", restart_after_s = 4 }"
     # Once the guest runs at the destination there is no QEMU at the source any more; at `releasing` it is about to go.
     case $point in
-        started | proving | settling) ;;
+        started | proving | settling | fill) ;;
         *) try "qemu-a-$point" "kill = { what = \"qemu\", site = \"a\", vm = \"vm\", at = \"$point\" }" "${before:+, rebooted = true}" ;;
     esac
     # Before the place is made there is none at the destination.

@@ -120,6 +120,9 @@ pub struct PrecacheFigures {
     pub rate: BitRate,
     /// Blocks that were sent since the node was started.
     pub sent: Bytes,
+    /// Of these, what the secondary's site had on other volumes of the trust domain, so that it did not travel.
+    #[serde(default)]
+    pub named: Bytes,
     /// How often it was begun anew since the node was started.
     pub sessions: u64,
     /// What is in the way.
@@ -145,14 +148,20 @@ pub struct PrecacheOrder {
     pub interval_ms: u64,
     /// Whether the secondary keeps an image.
     pub consistent: bool,
+    /// The VM's trust domain, if it is in one: what the volume may share with others at the secondary's site.
+    #[serde(default)]
+    pub domain: Option<Name>,
     /// What shows the secondary's node that this was ordered.
     pub capability: godwit_trust::SignedCapability,
 }
 
-/// What a capability of a pre-cache has in place of a definition: so that a volume's size is the controller's word, too.
+/// What a capability of a pre-cache has in place of a definition: so that a volume's size and its trust domain are the controller's word,
+/// too.
 #[must_use]
-pub fn digest(volume: VolumeId, size: Bytes) -> [u8; 32] {
-    *blake3::hash(format!("godwit pre-cache of volume {} with {} bytes", volume.0, size.0).as_bytes()).as_bytes()
+pub fn digest(volume: VolumeId, size: Bytes, domain: Option<&Name>) -> [u8; 32] {
+    let whose = domain.map_or_else(String::new, |domain| format!(" in domain {domain}"));
+    let what = format!("godwit pre-cache of volume {} with {} bytes{whose}", volume.0, size.0);
+    *blake3::hash(what.as_bytes()).as_bytes()
 }
 
 /// The number of a move that none has: capabilities of pre-caches bear it.

@@ -231,7 +231,8 @@ fn order(
     size: Bytes,
     to: PeerHost,
 ) -> Result<PrecacheOrder, ApiError> {
-    let digest = digest(record.volume, size);
+    let domain = vm.definition.domain.clone();
+    let digest = digest(record.volume, size, domain.as_ref());
     let capability = crate::allow::volume(c, vm, record.volume, digest, &vm.host, &to, VALID)?;
     Ok(PrecacheOrder {
         vm: vm.definition.id,
@@ -242,6 +243,7 @@ fn order(
         limit: record.limit,
         interval_ms: record.interval_ms,
         consistent: record.consistent,
+        domain,
         capability,
     })
 }

@@ -224,6 +224,13 @@ impl Actor {
             claimed: None,
             outranking: None,
         };
+        if !actor.blind && actor.machine.is_none() {
+            let (node, parts) = (actor.node.clone(), actor.parts.clone());
+            actor.doing = Some(crate::trace::spawn(async move {
+                crate::fill::while_off(&node, &parts).await;
+                None
+            }));
+        }
         tokio::spawn(async move {
             actor.poll();
             actor.live().await;

@@ -558,12 +558,17 @@ impl Disk {
         let _ = self.library.set(library);
     }
 
+    /// The library of the VM's trust domain at this host, if it is known.
+    pub(crate) fn library(&self) -> Option<Arc<Library>> {
+        self.library.get().cloned()
+    }
+
     /// Takes the blocks of an attempt, until all are here.
     ///
     /// # Errors
     /// When the stream or the replica fails.
     pub async fn apply(self: &Arc<Self>, stream: Stream, ticket: Ticket) -> Result<()> {
-        let library = self.library.get().cloned();
+        let library = self.library();
         let begin = |replica: &Replica| match library {
             Some(library) => Ok(mirror::Target::with_library(replica, library)?),
             None => Ok(mirror::Target::new(replica)?),

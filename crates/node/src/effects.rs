@@ -204,6 +204,7 @@ async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
     for disk in parts.disks() {
         disk.rest(!ours).await;
     }
+    crate::fill::while_off(node, parts).await;
 }
 
 async fn abort(parts: &Arc<Parts>) {

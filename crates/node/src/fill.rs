@@ -13,6 +13,8 @@
 //! *The VM moves on.* When its disk is frozen nothing comes any more ([`Disk::freeze`] takes the requester away); when the move comes to
 //! nothing, the fill goes on.
 //!
+//! *The guest powers off.* The fill goes on ([`while_off`]).
+//!
 //! *This node dies.* The words beside the replica say what is absent. The guest's requests come again from its QEMU.
 //!
 //! *A holder lets go too early, or never.* It keeps what it has until this node says that all of it is here durably, and that is said
@@ -31,6 +33,7 @@ use anyhow::{Context, Result, anyhow};
 use godwit_api::Problem;
 use godwit_api::host::{MoveRole, PeerHost};
 use godwit_api::progress::{NoteKind, Outcome, PhaseName};
+use godwit_handoff::Record;
 use godwit_link::{Lane, Priority};
 use godwit_units::{Bytes as Amount, Generation, Lineage};
 use godwit_vmm::Qemu;
@@ -209,6 +212,22 @@ pub fn begin(node: &Arc<Node>, parts: &Arc<Parts>) {
         let (node, parts, weak) = (Arc::downgrade(node), Arc::downgrade(parts), Arc::downgrade(&disk));
         crate::trace::spawn(async move { keep_filling(&node, &parts, &weak).await });
     }
+}
+
+/// A VM that is off, and whose disks are not all here: they are filled all the same, since whoever lends waits for that. Nobody writes to
+/// them meanwhile. To be called in the turn of the VM's keeper, so that nothing else opens or gives them up.
+pub async fn while_off(node: &Arc<Node>, parts: &Arc<Parts>) {
+    let Some(Record::Owned(owner)) = node.record(parts.id) else { return };
+    if parts.file().power != Power::Off || parts.file().holders.is_empty() {
+        return;
+    }
+    for disk in parts.disks() {
+        if let Err(error) = disk.open(owner.lineage, owner.generation).await {
+            tracing::error!(vm = parts.name, %error, "a disk that is not whole cannot be opened; it is filled when the VM is started");
+            return;
+        }
+    }
+    begin(node, parts);
 }
 
 async fn keep_filling(node: &Weak<Node>, parts: &Weak<Parts>, disk: &Weak<Disk>) {

@@ -6,9 +6,9 @@
 //! Libraries are in memory, under keys that are made anew with them: after a restart they are filled again by what comes.
 
 use crate::parts::lock;
-use godwit_api::vm::VmDefinition;
+use godwit_api::Name;
 use godwit_content::{Domains, Key, TrustDomain};
-use godwit_units::Bytes;
+use godwit_units::{Bytes, VmId};
 use godwit_volume::Library;
 use std::sync::{Arc, Mutex};
 
@@ -28,19 +28,16 @@ impl Default for Libraries {
 }
 
 /// Whose volumes a VM's own may share contents with. The two kinds cannot be taken for each other: a name has no colon.
-fn domain(definition: &VmDefinition) -> TrustDomain {
-    TrustDomain(match &definition.domain {
-        Some(name) => format!("domain:{name}"),
-        None => format!("vm:{}", definition.id.0),
-    })
+fn domain(vm: VmId, domain: Option<&Name>) -> TrustDomain {
+    TrustDomain(domain.map_or_else(|| format!("vm:{}", vm.0), |name| format!("domain:{name}")))
 }
 
 impl Libraries {
     /// The one for a VM's volumes; `None` where the system gives no random bytes for a key, which costs bytes and nothing else.
-    pub(crate) fn of(&self, definition: &VmDefinition) -> Option<Arc<Library>> {
+    pub(crate) fn of(&self, vm: VmId, of: Option<&Name>) -> Option<Arc<Library>> {
         let mut key = [0; 32];
         getrandom::fill(&mut key).ok()?;
-        Some(lock(&self.0).of(&domain(definition), || Library::new(Key::new(key), MEMORY)))
+        Some(lock(&self.0).of(&domain(vm, of), || Library::new(Key::new(key), MEMORY)))
     }
 }
 
@@ -48,18 +45,12 @@ impl Libraries {
 mod tests {
     use super::*;
 
-    fn vm(id: u64, domain: Option<&str>) -> VmDefinition {
-        let spec = serde_json::json!({"memory": 64 << 20});
-        let whole = serde_json::json!({
-            "id": id, "name": "web", "volumes": [], "wires": [], "spec": spec, "domain": domain,
-        });
-        serde_json::from_value(whole).expect("is a definition")
-    }
-
     #[test]
     fn vms_of_one_domain_share_a_library_and_no_others_do() {
         let all = Libraries::default();
-        let of = |id, domain| all.of(&vm(id, domain)).expect("a key");
+        let of = |id, domain: Option<&str>| {
+            all.of(VmId(id), domain.map(|name| name.parse().expect("a name")).as_ref()).expect("a key")
+        };
         assert!(Arc::ptr_eq(&of(1, Some("acme")), &of(2, Some("acme"))));
         assert!(!Arc::ptr_eq(&of(1, Some("acme")), &of(2, Some("other"))));
         assert!(!Arc::ptr_eq(&of(1, None), &of(2, None)), "two VMs of no domain are two customers");

@@ -415,6 +415,11 @@ impl Node {
         });
     }
 
+    /// What the volumes here hold, by trust domains.
+    pub(crate) const fn libraries(&self) -> &crate::libraries::Libraries {
+        &self.libraries
+    }
+
     fn open_disks(&self, parts: &Parts) -> Result<()> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&parts.run)?;
@@ -424,7 +429,7 @@ impl Node {
             let folder = crate::spec::volume_folder(&self.config, *volume);
             let socket = crate::spec::disk_socket(&parts.run, i);
             let disk = Disk::open_or_create(&folder, socket, *volume, disk.volume.as_str(), disk.size)?;
-            if let Some(library) = self.libraries.of(&definition) {
+            if let Some(library) = self.libraries.of(definition.id, definition.domain.as_ref()) {
                 disk.look_up_in(library);
             }
             disks.push(disk);
@@ -650,6 +655,10 @@ impl Node {
     async fn erase(self: &Arc<Self>, parts: &Arc<Parts>) {
         effects::end_qemu(parts).await;
         let _ = self.remove_endpoints(parts).await;
+        for disk in parts.disks() {
+            // Whatever still fills it, or answers from it, ends.
+            disk.freeze().await;
+        }
         parts.set_disks(vec![]);
         for volume in &parts.definition().volumes {
             let _ = std::fs::remove_dir_all(crate::spec::volume_folder(&self.config, *volume));

@@ -76,6 +76,9 @@ pub struct Standby {
     pub generation: Generation,
     /// Whether to keep the last complete epoch as an image.
     pub image: bool,
+    /// The VM's trust domain.
+    #[serde(default)]
+    pub domain: Option<Name>,
     /// What shows that the controller has ordered it.
     pub capability: SignedCapability,
 }
@@ -346,6 +349,7 @@ async fn session(
         lineage: Lineage(lineage),
         generation: Generation(generation),
         image: order.consistent,
+        domain: order.domain.clone(),
         capability: order.capability.clone(),
     };
     let request = Request::StandBy(Box::new(standby));
@@ -398,7 +402,7 @@ async fn send(
         let mut packer = Packer::new()?;
         let mut pace = Pace::new();
         let mut tick = tokio::time::interval(TICK);
-        let sent_before = lock(figures).figures.sent;
+        let before = lock(figures).figures.clone();
         // Whether there may be something to send; and what is packed and waits for its turn: a piece at a time, or each message would be
         // a burst, and its own queue a sign of others.
         let (mut eager, mut waiting) = (true, bytes::BytesMut::new());
@@ -452,6 +456,7 @@ async fn send(
             if let Some(path) = link.path(Lane::Disk) {
                 pace.measured(path, order.limit, !waiting.is_empty());
             }
+            machine.link_is(pace.allowed());
             disk.roll(Duration::from_millis(order.interval_ms)).await?;
             let (held, backlog) = (machine.held(), disk.recorder().backlog(id));
             set(figures, |t| {
@@ -467,7 +472,8 @@ async fn send(
                 f.epoch_unix_ms = held.map(|h| h.at_unix_ms);
                 f.image = held.is_some_and(|h| h.image);
                 f.rate = pace.carried();
-                f.sent = Amount(sent_before.0 + machine.sent().0);
+                f.sent = Amount(before.sent.0 + machine.sent().0);
+                f.named = Amount(before.named.0 + machine.named().0);
                 t.held_unix_ms = f.epoch_unix_ms;
                 t.behind = backlog.0 > 0 || machine.state() != State::Idle;
             });
@@ -573,6 +579,9 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
     if disk.size() != asked.size {
         return conflict(format!("the replica of volume {} here has {}", asked.volume.0, disk.size()));
     }
+    if let Some(library) = node.libraries().of(asked.vm, asked.domain.as_ref()) {
+        disk.look_up_in(library);
+    }
     if disk.replica().is_primary() {
         return conflict(format!(
             "the replica of volume {} here was a primary's, and was not given up",
@@ -623,7 +632,7 @@ fn covered(node: &Node, from: &str, asked: &Standby) -> Result<(), ApiError> {
         volume: asked.volume,
         lineage: asked.lineage,
         generation: asked.generation,
-        digest: digest(asked.volume, asked.size),
+        digest: digest(asked.volume, asked.size, asked.domain.as_ref()),
         capability: &asked.capability,
     };
     crate::covered::volume(node.credentials(), from, &right).map_err(|why| {
@@ -662,7 +671,10 @@ async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &Cancellat
     let (mut out, mut back) = stream.split();
     let begun = blocking(disk, move |disk| {
         let journal = image.then(|| Journal::open(disk.replica().folder())).transpose()?;
-        anyhow::Ok(Target::new(disk.replica(), journal)?)
+        anyhow::Ok(match disk.library() {
+            Some(library) => Target::with_library(disk.replica(), journal, library)?,
+            None => Target::new(disk.replica(), journal)?,
+        })
     });
     let (mut target, first) = begun.await?;
     let mut packer = Packer::new()?;

@@ -7,7 +7,7 @@
 mod common;
 
 use bytes::Bytes;
-use common::{World, identity, name};
+use common::{World, definition, handed_on, identity, name, ticket};
 use godwit_api::Problem;
 use godwit_api::host::GatewayPort;
 use godwit_api::vm::VmDefinition;
@@ -45,20 +45,6 @@ impl World {
     fn victim(&self) -> Peer {
         Peer { identity: identity("b"), addresses: self.addresses(1) }
     }
-}
-
-fn definition(id: u64, machine: &str, volumes: &[u64], disk: Option<&str>) -> VmDefinition {
-    let disks: Vec<_> =
-        volumes.iter().map(|v| json!({"volume": format!("v{v}"), "size": 1 << 20, "from": disk})).collect();
-    serde_json::from_value(json!({
-        "id": id, "name": format!("vm{id}"), "volumes": volumes, "wires": [],
-        "spec": {"memory": (1 << 20) + 8192, "accel": "tcg", "machine": machine, "disks": disks},
-    }))
-    .unwrap()
-}
-
-fn ticket(vm: u64) -> Ticket {
-    Ticket { vm: VmId(vm), lineage: Lineage::FIRST, generation: Generation(2), mv: MoveId(5) }
 }
 
 fn capability(from: &str, to: &str, definition: &VmDefinition) -> Capability {
@@ -263,33 +249,6 @@ async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_g
     covered::repoint(&me, "x", &order(9, 2, Some(of("a", "x", &[7]))), &known).unwrap();
     covered::repoint(&me, "a", &order(1, 3, Some(of("a", "x", &[7]))), &known).unwrap();
     drop(node);
-}
-
-/// What a VM's disk holds at a host that handed the VM on before its blocks, and a replica that was told so.
-fn handed_on(here: &std::path::Path, there: &std::path::Path) -> Replica {
-    let size = godwit_units::Bytes::mib(1);
-    let source = Replica::create(here, VolumeId(1), size).unwrap();
-    source.become_primary(Lineage::FIRST, Generation(1)).unwrap();
-    source.write(0, &b"another's secret".repeat(1024)).unwrap();
-    let target = Replica::create(there, VolumeId(1), size).unwrap();
-    let mut telling = fet::Source::new(Holder("b".into()), Lineage::FIRST, &[]);
-    let (mut told, have) = fet::Target::new(&target).unwrap();
-    have.iter().for_each(|message| telling.handle(message, &source).unwrap());
-    for stopped in [false, true] {
-        if stopped {
-            source.freeze();
-            telling.stop(&source).unwrap();
-        }
-        for message in telling.poll(&source).unwrap() {
-            told.handle(&message, &target).unwrap();
-        }
-    }
-    telling.poll(&source).unwrap().iter().for_each(|message| drop(told.handle(message, &target).unwrap()));
-    assert!(told.is_complete());
-    source.become_secondary().unwrap();
-    target.become_primary(Lineage::FIRST, Generation(2)).unwrap();
-    assert_eq!(target.absent(), godwit_units::Bytes(16 << 10));
-    target
 }
 
 /// Fetches what is absent of `replica`, over two streams as an owner opens them. What is absent then.

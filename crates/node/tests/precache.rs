@@ -50,7 +50,7 @@ impl World {
             remote: self.ip(2),
             volumes: vec![VolumeId(1)],
             wires: vec![],
-            definition: digest(VolumeId(1), Amount(SIZE)),
+            definition: digest(VolumeId(1), Amount(SIZE), None),
             begins: now,
             ends: now + Duration::from_secs(600),
         };
@@ -63,6 +63,7 @@ impl World {
             limit: None,
             interval_ms: 500,
             consistent: image,
+            domain: None,
             capability: controller.grant(&capability).unwrap(),
         }
     }
@@ -196,6 +197,8 @@ async fn goes_on(net: u8, image: bool) {
     let first = until(&a.node, "the first epoch", caught_up).await;
     assert_eq!((first.figures.image, first.figures.sessions), (image, 1), "{first:?}");
     assert!(first.figures.sent >= Amount(512 * 4096), "{first:?}");
+    // They are all alike: the first of a message's went in full, and most of the others by name.
+    assert!(first.figures.named >= Amount(400 * 4096), "{first:?}");
 
     // What is written afterwards travels, and nothing else.
     for block in 100..110 {
@@ -253,7 +256,10 @@ async fn nobody_keeps_a_replica_here_that_the_controller_did_not_order() {
     let (a, b) = (Side::start(&world, "a", 1).await, Side::start(&world, "b", 2).await);
     a.define().await;
     // Another source's order; and one that a node has made itself.
-    for order in [world.order(&controller, "x", false), world.order(&world.credentials(Role::Node, "a"), "a", false)] {
+    // And one that would share contents with a customer whose the VM is not.
+    let strange = PrecacheOrder { domain: Some("acme".parse().unwrap()), ..world.order(&controller, "a", false) };
+    let by_itself = world.order(&world.credentials(Role::Node, "a"), "a", false);
+    for order in [world.order(&controller, "x", false), by_itself, strange] {
         a.order(vec![order]);
         let refused = until(&a.node, "the refusal", |one| one.figures.error.is_some()).await;
         assert!(refused.figures.error.as_ref().unwrap().contains("may not keep"), "{refused:?}");

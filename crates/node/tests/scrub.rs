@@ -49,7 +49,7 @@ impl World {
     }
 
     fn precache(&self, signer: &Credentials, to: PeerHost) -> PrecacheOrder {
-        let capability = self.capability(signer, &to, precached::digest(VolumeId(1), Amount(SIZE)));
+        let capability = self.capability(signer, &to, precached::digest(VolumeId(1), Amount(SIZE), None));
         PrecacheOrder {
             vm: VmId(1),
             lineage: Lineage::FIRST,
@@ -59,6 +59,7 @@ impl World {
             limit: None,
             interval_ms: 500,
             consistent: false,
+            domain: None,
             capability,
         }
     }
@@ -189,7 +190,8 @@ async fn bit_rot_is_found_named_and_repaired_between_two_sites_where_something_t
     assert!(error.contains("may not verify"), "{error}");
     // Nor with the right to bring a pre-cache.
     let mut other = order.clone();
-    other.others[0].capability = world.capability(&controller, &at_b, precached::digest(VolumeId(1), Amount(SIZE)));
+    other.others[0].capability =
+        world.capability(&controller, &at_b, precached::digest(VolumeId(1), Amount(SIZE), None));
     let found = scrub::verify(&a, &other).await.unwrap();
     assert!(found.holders[1].error.as_ref().unwrap().contains("may not verify"), "{found:?}");
     drop((a, b));

@@ -37,6 +37,7 @@ mod error;
 pub mod fet;
 pub mod fetch;
 mod file;
+mod flight;
 mod guards;
 mod journal;
 mod library;

@@ -9,9 +9,11 @@
 
 use crate::blocks::BLOCK;
 use crate::file::Medium;
+use crate::mirror::MirrorError;
 use crate::replica::Replica;
-use godwit_content::{Block, ContentSource, Dictionary, Digest, Key, Place, is_zero};
+use godwit_content::{Block, ContentSource, Dictionary, Digest, Key, Place, Taken, is_zero, take};
 use godwit_units::Bytes;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Bits of a place that say which block of its volume it is: 2^48 blocks are far more than a volume has.
@@ -38,7 +40,7 @@ struct Inner {
 
 /// A volume's number in a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shelf(u16);
+struct Shelf(u16);
 
 impl Library {
     /// An empty one. The key is to be random; it never takes more than this much memory.
@@ -52,7 +54,7 @@ impl Library {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) const fn key(&self) -> &Key {
+    const fn key(&self) -> &Key {
         &self.key
     }
 
@@ -63,7 +65,7 @@ impl Library {
     }
 
     /// Blocks of this replica can be found from now on. `None`: there are too many volumes.
-    pub(crate) fn join(&self, replica: &Replica) -> Option<Shelf> {
+    fn join(&self, replica: &Replica) -> Option<Shelf> {
         let mut inner = self.lock();
         let medium = Arc::downgrade(&replica.data);
         let number = inner.volumes.iter().position(|held| held.ptr_eq(&medium));
@@ -81,7 +83,7 @@ impl Library {
     }
 
     /// These contents lie there now.
-    pub(crate) fn learn(&self, shelf: Shelf, first: u64, data: &[u8]) {
+    fn learn(&self, shelf: Shelf, first: u64, data: &[u8]) {
         // Digests take the time: not under the lock.
         let blocks = data.chunks_exact(BLOCK as usize).zip(first..).filter(|(block, _)| !is_zero(block));
         let found: Vec<_> = blocks.map(|(block, at)| (self.key.digest(block), at)).collect();
@@ -98,8 +100,45 @@ impl Library {
     }
 
     /// What a source is told first, of a volume of so many blocks: it has no use for more marks than that.
-    pub(crate) fn greetings(&self, blocks: u64) -> Vec<Vec<u8>> {
+    fn greetings(&self, blocks: u64) -> Vec<Vec<u8>> {
         self.lock().dictionary.greetings(MOST_TOLD.min(blocks) as usize)
+    }
+}
+
+/// A target's part in a library: it looks up what a source names, and what comes is found by others.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    library: Arc<Library>,
+    shelf: Shelf,
+}
+
+impl Reader {
+    /// `None`: the library has no room for another volume.
+    pub fn new(library: Arc<Library>, replica: &Replica) -> Option<Self> {
+        let shelf = library.join(replica)?;
+        Some(Self { library, shelf })
+    }
+
+    /// What the source is told first.
+    pub fn greetings(&self, replica: &Replica) -> Vec<Vec<u8>> {
+        self.library.greetings(replica.size().0 / BLOCK)
+    }
+
+    /// These contents lie in the volume now.
+    pub fn learn(&self, first: u64, data: &[u8]) {
+        self.library.learn(self.shelf, first, data);
+    }
+
+    /// A frame for these blocks: what it says, and finds.
+    ///
+    /// # Errors
+    /// When it is none, or of other blocks.
+    pub fn take(&self, run: &Range<u64>, frame: &[u8], replica: &Replica) -> Result<Taken, MirrorError> {
+        let taken = take(frame, self.library.key(), &*self.library)?;
+        if taken.blocks as u64 != run.end - run.start || run.end > replica.size().0 / BLOCK {
+            return Err(MirrorError::Message("a frame whose blocks are not those of its run"));
+        }
+        Ok(taken)
     }
 }
 

@@ -25,11 +25,12 @@
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
-use crate::library::{Library, Shelf};
+use crate::flight::{Flight, How};
+use crate::library::{Library, Reader};
 use crate::replica::{Contents, Replica, is_zero};
-use crate::runs::{HAVE, LAST, Theirs, all_messages, parse_run, run_message, words};
+use crate::runs::{HAVE, LAST, Theirs, all_messages, parse_run, run_message};
 use crate::stamp::{STAMP_BYTES, Stamp};
-use godwit_content::{ContentError, Sender, choose, reply, take};
+use godwit_content::{ContentError, choose, reply};
 use godwit_units::{BitRate, BlockIndex, Bytes};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -54,12 +55,10 @@ pub(crate) const FORGET: u8 = 4;
 const FINAL: u8 = 5;
 pub(crate) const ACK: u8 = 6;
 const FINISHED: u8 = 7;
-const KNOWN: u8 = 8;
-const NAMED: u8 = 9;
-/// Memory for what the target is known to hold: 8 GiB of blocks, twice what it tells at the most, so that next to none of that falls out.
-const KNOWN_BLOCKS: Bytes = Bytes::mib(16);
+pub(crate) const KNOWN: u8 = 8;
+pub(crate) const NAMED: u8 = 9;
 /// Blocks that a source may have named in vain and not sent yet; it sends those first.
-const MOST_MISSING: u64 = 64 << 10;
+pub(crate) const MOST_MISSING: u64 = 64 << 10;
 
 /// What came makes no sense, or cannot be done.
 #[derive(Debug, thiserror::Error)]
@@ -105,15 +104,6 @@ pub struct Mirrored {
     pub messages: Vec<Vec<u8>>,
 }
 
-/// How a message went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
-    /// Its blocks are in it.
-    InFull,
-    /// Some of them by name: its Ack says whether the target could get them.
-    Named,
-}
-
 /// The source's machine.
 #[derive(Debug)]
 pub struct Source {
@@ -123,14 +113,10 @@ pub struct Source {
     cursor: u64,
     /// What the target says it has, until all of it is known.
     theirs: Theirs,
-    /// Sent and not acknowledged: number, bytes, and how.
-    flight: VecDeque<(Seq, u64, How)>,
-    names: Sender,
+    /// Sent and not acknowledged.
+    flight: Flight,
     /// How fast the link is, if somebody said so.
     link: Option<BitRate>,
-    in_flight: u64,
-    sent: Seq,
-    acked: Seq,
     /// Writes up to this one were let go without their answer.
     released: Seq,
     /// Mirrored writes that wait, and since when, oldest first. Bounded by what a guest may have under way.
@@ -158,12 +144,8 @@ impl Source {
             dirty: BlockSet::default(),
             cursor: 0,
             theirs: Theirs::default(),
-            flight: VecDeque::new(),
-            names: Sender::new(KNOWN_BLOCKS),
+            flight: Flight::new(),
             link: None,
-            in_flight: 0,
-            sent: 0,
-            acked: 0,
             released: 0,
             waiting: VecDeque::new(),
             final_sent: false,
@@ -184,7 +166,7 @@ impl Source {
     /// Whether nothing differs but what is on its way. A block that went by name may not arrive.
     #[must_use]
     pub fn is_synchronous(&self) -> bool {
-        self.state == State::Mirroring && self.dirty.is_empty() && self.names.unsure() == 0
+        self.state == State::Mirroring && self.dirty.is_empty() && self.flight.names.unsure() == 0
     }
 
     /// How fast the link is: over one that is faster than digests are computed, blocks go in full.
@@ -202,7 +184,7 @@ impl Source {
             elided: Bytes(self.elided * BLOCK),
             held: Bytes(self.held * BLOCK),
             named: {
-                let names = self.names.figures();
+                let names = self.flight.names.figures();
                 Bytes((names.named - names.missed) * BLOCK)
             },
         }
@@ -216,34 +198,11 @@ impl Source {
         let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
         match *kind {
             HAVE if self.state == State::Exchanging => self.have(body, replica),
-            KNOWN => Ok(self.names.greet(body)?),
+            KNOWN => Ok(self.flight.names.greet(body)?),
             ACK => {
-                let Some(([seq], reply)) = words::<1>(body) else {
-                    return Err(MirrorError::Message("a malformed Ack"));
-                };
-                if seq > self.sent || seq < self.acked {
-                    return Err(MirrorError::Message("an Ack of what was not sent"));
-                }
-                self.acked = seq;
-                let mut how = How::InFull;
-                while let Some((_, bytes, last)) = self.flight.front().copied().filter(|(s, ..)| *s <= seq) {
-                    self.flight.pop_front();
-                    if how == How::Named {
-                        return Err(MirrorError::Message("an Ack that passes over names"));
-                    }
-                    self.in_flight -= bytes;
-                    how = last;
-                }
-                match how {
-                    How::Named => {
-                        let again = self.names.handle(reply)?;
-                        self.send_again(&again);
-                    }
-                    How::InFull if !reply.is_empty() => {
-                        return Err(MirrorError::Message("an Ack that asks for what was not named"));
-                    }
-                    How::InFull => {}
-                }
+                let again = self.flight.acknowledged(body)?;
+                self.send_again(&again);
+                let seq = self.flight.acked();
                 while self.waiting.front().is_some_and(|(s, _)| *s <= seq) {
                     self.waiting.pop_front();
                 }
@@ -309,8 +268,8 @@ impl Source {
                     messages.extend(self.read(at..end, replica)?);
                     at = end;
                 }
-                self.waiting.push_back((self.sent, now));
-                Ok(Some(Mirrored { until: self.sent, messages }))
+                self.waiting.push_back((self.flight.sent(), now));
+                Ok(Some(Mirrored { until: self.flight.sent(), messages }))
             }
             State::Copying | State::Finishing | State::Complete => {
                 let before = self.dirty.len();
@@ -324,7 +283,7 @@ impl Source {
     /// Whether a guest's write may be answered.
     #[must_use]
     pub fn is_answered(&self, seq: Seq) -> bool {
-        seq <= self.acked || seq <= self.released || self.state != State::Mirroring
+        seq <= self.flight.acked() || seq <= self.released || self.state != State::Mirroring
     }
 
     /// The next messages to send, read from the replica; empty: nothing now. To be called under the guest's lock.
@@ -332,13 +291,13 @@ impl Source {
     /// # Errors
     /// When the replica cannot be read.
     pub fn poll(&mut self, replica: &Replica) -> Result<Vec<Vec<u8>>, MirrorError> {
-        let keeps_up = self.in_flight < WINDOW / 2 && self.acked >= self.released;
+        let keeps_up = self.flight.bytes() < WINDOW / 2 && self.flight.acked() >= self.released;
         if self.state == State::Copying && self.dirty.len() <= NEARLY_CLEAN && keeps_up {
             // From here on nothing new is left behind, and the rest goes while the guest is kept in step.
             self.state = State::Mirroring;
         }
         if matches!(self.state, State::Exchanging | State::Complete)
-            || (self.in_flight >= WINDOW && self.state != State::Finishing)
+            || (self.flight.bytes() >= WINDOW && self.state != State::Finishing)
         {
             return Ok(vec![]);
         }
@@ -402,7 +361,7 @@ impl Source {
                 run_message(ZEROES, run, *stamp, &[])
             }
             (Some(stamp), false) => {
-                let frame = if self.may_name() { self.names.name(run.start, &data[at.clone()]) } else { None };
+                let frame = if self.may_name() { self.flight.names.name(run.start, &data[at.clone()]) } else { None };
                 match frame {
                     Some(frame) => {
                         how = How::Named;
@@ -412,10 +371,8 @@ impl Source {
                 }
             }
         };
-        self.sent += 1;
         self.digest.update(&message);
-        self.flight.push_back((self.sent, message.len() as u64, how));
-        self.in_flight += message.len() as u64;
+        self.flight.push(&message, how);
         message
     }
 
@@ -424,7 +381,7 @@ impl Source {
         match self.waiting.front() {
             Some((_, since)) if self.state == State::Mirroring && now.saturating_sub(*since) >= PATIENCE => {
                 // What is on its way arrives when the link is back: nothing has to be sent twice.
-                self.released = self.sent;
+                self.released = self.flight.sent();
                 self.waiting.clear();
                 self.state = State::Copying;
                 true
@@ -435,7 +392,7 @@ impl Source {
 
     /// Nobody waits for the target any more: the guest is stopping. What is on its way arrives all the same.
     pub fn let_go(&mut self) {
-        self.released = self.sent;
+        self.released = self.flight.sent();
         self.waiting.clear();
     }
 
@@ -471,7 +428,7 @@ pub struct Target {
     seq: Seq,
     complete: bool,
     /// Where names are looked up, and this volume's place in it.
-    library: Option<(Arc<Library>, Shelf)>,
+    library: Option<Reader>,
     /// Blocks that were named in vain and have not come since.
     missing: BlockSet,
 }
@@ -491,12 +448,11 @@ impl Target {
     /// When the replica cannot be read.
     pub fn with_library(replica: &Replica, library: Arc<Library>) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
         let (mut target, stamps) = Self::new(replica)?;
-        let Some(shelf) = library.join(replica) else { return Ok((target, stamps)) };
-        let mut known =
-            library.greetings(replica.size().0 / BLOCK).into_iter().map(|greeting| [&[KNOWN][..], &greeting].concat());
+        let Some(library) = Reader::new(library, replica) else { return Ok((target, stamps)) };
+        let mut known = library.greetings(replica).into_iter().map(|greeting| [&[KNOWN][..], &greeting].concat());
         // The key, the stamps, and then the marks: the copy need not wait for all of them.
         let messages = known.next().into_iter().chain(stamps).chain(known).collect();
-        target.library = Some((library, shelf));
+        target.library = Some(library);
         Ok((target, messages))
     }
 
@@ -561,8 +517,8 @@ impl Target {
 
     fn apply(&self, first: u64, stamp: Stamp, data: &[u8], replica: &Replica) -> Result<(), MirrorError> {
         replica.apply(first, stamp, Contents::Data(data))?;
-        if let Some((library, shelf)) = &self.library {
-            library.learn(*shelf, first, data);
+        if let Some(library) = &self.library {
+            library.learn(first, data);
         }
         Ok(())
     }
@@ -575,13 +531,10 @@ impl Target {
         frame: &[u8],
         replica: &Replica,
     ) -> Result<Vec<u16>, MirrorError> {
-        let Some((library, _)) = &self.library else {
+        let Some(library) = &self.library else {
             return Err(MirrorError::Message("names, for which it was given no key"));
         };
-        let taken = take(frame, library.key(), &**library)?;
-        if taken.blocks as u64 != run.end - run.start || run.end > replica.size().0 / BLOCK {
-            return Err(MirrorError::Message("a frame whose blocks are not those of its run"));
-        }
+        let taken = library.take(run, frame, replica)?;
         for (at, data) in &taken.present {
             self.apply(run.start + *at as u64, stamp, data, replica)?;
         }

@@ -168,7 +168,7 @@ fn whatever_the_guest_and_the_link_do_both_replicas_end_equal_and_no_write_waits
         world.finish();
         world.check();
         named += world.from.progress().named.0 / BLOCK;
-        missed += world.from.names.figures().missed;
+        missed += world.from.flight.names.figures().missed;
     }
     assert!(named > 500 && missed > 100, "{named} named, {missed} missed: too little was tried");
     assert!(fell_back > 0, "no seed cut a link that a write waited for");
@@ -366,8 +366,8 @@ fn what_another_volume_of_the_domain_has_at_the_target_goes_by_name() {
     world.settle();
     world.finish();
     world.check();
-    assert_eq!(world.from.progress().named, Bytes(0), "{:?}", world.from.names.figures());
-    assert!(world.from.names.figures().missed > 0);
+    assert_eq!(world.from.progress().named, Bytes(0), "{:?}", world.from.flight.names.figures());
+    assert!(world.from.flight.names.figures().missed > 0);
 }
 
 #[test]

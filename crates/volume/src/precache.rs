@@ -19,19 +19,24 @@
 //! order is data, fdatasync, then the epoch. A target that loses power in between forgets what it is not sure of, and says
 //! before that that it holds no epoch.
 //!
-//! Messages come in order and without loss, as for [`crate::mirror`]; what they say is the same but for the two last.
+//! Messages come in order and without loss, as for [`crate::mirror`]; what they say is the same but for the two last. Blocks may go by
+//! name here, too, where the target has them on other volumes; an epoch does not end before all names were answered, and what the
+//! target could not get has gone in full.
 
-use crate::blocks::BLOCK;
+use crate::blocks::{BLOCK, BlockSet};
 use crate::epoch::{Recorder, Subscriber};
+use crate::flight::{Flight, How};
 use crate::journal::Journal;
+use crate::library::{Library, Reader};
 use crate::meta::Complete;
-use crate::mirror::{ACK, DATA, FORGET, MAX_MESSAGE, MOST_BLOCKS, MirrorError, ZEROES};
+use crate::mirror::{ACK, DATA, FORGET, KNOWN, MAX_MESSAGE, MOST_BLOCKS, MOST_MISSING, MirrorError, NAMED, ZEROES};
 use crate::replica::{Replica, is_zero};
-use crate::runs::{HAVE, Theirs, messages, parse_run, run_message, words};
+use crate::runs::{HAVE, Theirs, messages, parse_run, run_message};
 use crate::stamp::{STAMP_BYTES, Stamp};
-use godwit_units::Bytes;
-use std::collections::VecDeque;
+use godwit_content::{choose, reply};
+use godwit_units::{BitRate, Bytes};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What may be on its way without an answer: more than most WANs hold, little enough to hold nobody up for long.
 const WINDOW: u64 = 4 << 20;
@@ -53,6 +58,15 @@ pub enum State {
     Ending,
 }
 
+/// Why blocks are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// They are of the epoch.
+    Differs,
+    /// They went by name, and the target could not get them.
+    Again,
+}
+
 /// The source's machine, for one secondary.
 #[derive(Debug)]
 pub struct Source {
@@ -62,14 +76,17 @@ pub struct Source {
     cursor: u64,
     epoch: Option<Complete>,
     held: Option<Complete>,
-    sent: u64,
-    acked: u64,
-    flight: VecDeque<(u64, u64)>,
-    in_flight: u64,
+    flight: Flight,
+    /// Of this epoch: went by name, and the target could not get it.
+    again: BlockSet,
+    /// How fast the link is, if somebody said so.
+    link: Option<BitRate>,
     digest: blake3::Hasher,
     sent_blocks: u64,
     #[cfg(test)]
     without_stamp_check: bool,
+    #[cfg(test)]
+    without_answers: bool,
 }
 
 impl Source {
@@ -83,14 +100,15 @@ impl Source {
             cursor: 0,
             epoch: None,
             held: None,
-            sent: 0,
-            acked: 0,
-            flight: VecDeque::new(),
-            in_flight: 0,
+            flight: Flight::new(),
+            again: BlockSet::default(),
+            link: None,
             digest: blake3::Hasher::new(),
             sent_blocks: 0,
             #[cfg(test)]
             without_stamp_check: false,
+            #[cfg(test)]
+            without_answers: false,
         }
     }
 
@@ -121,7 +139,19 @@ impl Source {
     /// Bytes of messages that are on their way.
     #[must_use]
     pub const fn in_flight(&self) -> Bytes {
-        Bytes(self.in_flight)
+        Bytes(self.flight.bytes())
+    }
+
+    /// Bytes of blocks that the target found by their names, and that did not travel.
+    #[must_use]
+    pub const fn named(&self) -> Bytes {
+        let names = self.flight.names.figures();
+        Bytes((names.named - names.missed) * BLOCK)
+    }
+
+    /// How fast the link is: over one that is faster than digests are computed, blocks go in full.
+    pub const fn link_is(&mut self, rate: BitRate) {
+        self.link = Some(rate);
     }
 
     /// A message came from the target.
@@ -132,14 +162,10 @@ impl Source {
         let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
         match *kind {
             HAVE if self.state == State::Exchanging => self.have(body, replica, recorder),
+            KNOWN => Ok(self.flight.names.greet(body)?),
             ACK => {
-                let Some(([seq], [])) = words::<1>(body) else { return Err(MirrorError::Message("a malformed Ack")) };
-                if seq > self.sent || seq < self.acked {
-                    return Err(MirrorError::Message("an Ack of what was not sent"));
-                }
-                self.acked = seq;
-                while self.flight.front().is_some_and(|(s, _)| *s <= seq) {
-                    self.in_flight -= self.flight.pop_front().map_or(0, |(_, bytes)| bytes);
+                for block in self.flight.acknowledged(body)? {
+                    self.again.insert(block..block + 1);
                 }
                 Ok(())
             }
@@ -181,7 +207,7 @@ impl Source {
             (self.epoch, self.state, self.cursor) = (Some(epoch), State::Sending, 0);
         }
         let (State::Sending, Some(epoch)) = (self.state, self.epoch) else { return Ok(vec![]) };
-        if self.in_flight >= WINDOW {
+        if self.flight.bytes() >= WINDOW {
             return Ok(vec![]);
         }
         if recorder.is_overflown(self.id) {
@@ -189,15 +215,21 @@ impl Source {
         }
         let kept = recorder.take_kept(self.id, MOST_BLOCKS as usize);
         if !kept.is_empty() {
-            return Ok(kept.into_iter().map(|(b, k)| self.message(b..b + 1, k.stamp, &k.data)).collect());
+            return Ok(kept.into_iter().map(|(b, k)| self.message(b..b + 1, k.stamp, &k.data, How::InFull)).collect());
+        }
+        if let Some(run) = self.again.run_from(0, MOST_BLOCKS) {
+            self.again.remove(run.clone());
+            return self.read(&run, Why::Again, epoch, replica, recorder);
         }
         if let Some(run) = recorder.next_run(self.id, self.cursor, MOST_BLOCKS) {
             self.cursor = run.end;
-            let mut data = vec![0; ((run.end - run.start) * BLOCK) as usize];
-            replica.read(run.start * BLOCK, &mut data)?;
-            return self.looked_at(&run, &data, epoch, replica, recorder);
+            return self.read(&run, Why::Differs, epoch, replica, recorder);
         }
-        if recorder.is_sent(self.id) {
+        #[cfg(test)]
+        let sure = self.flight.names.unsure() == 0 || self.without_answers;
+        #[cfg(not(test))]
+        let sure = self.flight.names.unsure() == 0;
+        if recorder.is_sent(self.id) && sure {
             self.state = State::Ending;
             let mut message = vec![END];
             message.extend(self.digest.finalize().as_bytes());
@@ -207,15 +239,38 @@ impl Source {
         Ok(vec![])
     }
 
+    /// Whether blocks may go by name. What is put aside for a later image cannot be found before it is in its place, and what was named in
+    /// vain and overwritten meanwhile would cost the whole epoch: so not where there is an image already.
+    fn may_name(&self, epoch: Complete) -> bool {
+        let aside = epoch.image && self.held.is_some_and(|held| held.image);
+        !aside && self.link.is_none_or(|link| choose::names_pay(link, None))
+    }
+
+    /// Blocks as messages.
+    fn read(
+        &mut self,
+        run: &Range<u64>,
+        why: Why,
+        epoch: Complete,
+        replica: &Replica,
+        recorder: &Recorder,
+    ) -> Result<Vec<Vec<u8>>, MirrorError> {
+        let mut data = vec![0; ((run.end - run.start) * BLOCK) as usize];
+        replica.read(run.start * BLOCK, &mut data)?;
+        self.looked_at(run, &data, why, epoch, replica, recorder)
+    }
+
     /// What was read, as messages. Stamps are looked at after the reading: a block that was written meanwhile, and may be torn, has a newer one.
     fn looked_at(
         &mut self,
         run: &Range<u64>,
         data: &[u8],
+        why: Why,
         epoch: Complete,
         replica: &Replica,
         recorder: &Recorder,
     ) -> Result<Vec<Vec<u8>>, MirrorError> {
+        let how = if why == Why::Differs && self.may_name(epoch) { How::Named } else { How::InFull };
         let mut messages = vec![];
         // The part that is being gathered: its blocks, stamp, and whether it is zero.
         let mut part: Option<(Range<u64>, Option<Stamp>, bool)> = None;
@@ -229,8 +284,14 @@ impl Source {
             #[cfg(not(test))]
             let checked = true;
             if checked && stamp.is_some_and(|stamp| stamp > epoch.epoch) {
+                if epoch.image && why == Why::Again {
+                    // It counted as sent, so nobody kept it: there is no image of this epoch to be had.
+                    return Err(MirrorError::Message(
+                        "a block was overwritten that the secondary has to be sent again",
+                    ));
+                }
                 // Comes with its own epoch; what it was is kept, if that is wanted.
-                messages.extend(part.take().map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)])));
+                messages.extend(part.take().map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)], how)));
                 continue;
             }
             let zero = is_zero(&data[of(&(block..block + 1))]);
@@ -238,26 +299,34 @@ impl Source {
                 Some((r, s, z)) if *s == stamp && *z == zero && r.end == block => r.end = block + 1,
                 _ => messages.extend(
                     part.replace((block..block + 1, stamp, zero))
-                        .map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)])),
+                        .map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)], how)),
                 ),
             }
         }
-        messages.extend(part.take().map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)])));
+        messages.extend(part.take().map(|(r, s, _)| self.message(r.clone(), s, &data[of(&r)], how)));
         recorder.read(self.id, run.clone());
         Ok(messages)
     }
 
-    fn message(&mut self, run: Range<u64>, stamp: Option<Stamp>, data: &[u8]) -> Vec<u8> {
+    fn message(&mut self, run: Range<u64>, stamp: Option<Stamp>, data: &[u8], how: How) -> Vec<u8> {
+        let mut went = How::InFull;
         let message = match stamp {
             None => run_message(FORGET, &run, Stamp::decode(&[0; STAMP_BYTES]), &[]),
             Some(stamp) if is_zero(data) => run_message(ZEROES, &run, stamp, &[]),
-            Some(stamp) => run_message(DATA, &run, stamp, data),
+            Some(stamp) => {
+                let frame = if how == How::Named { self.flight.names.name(run.start, data) } else { None };
+                match frame {
+                    Some(frame) => {
+                        went = How::Named;
+                        run_message(NAMED, &run, stamp, &frame)
+                    }
+                    None => run_message(DATA, &run, stamp, data),
+                }
+            }
         };
         self.sent_blocks += run.end - run.start;
-        self.sent += 1;
         self.digest.update(&message);
-        self.flight.push_back((self.sent, message.len() as u64));
-        self.in_flight += message.len() as u64;
+        self.flight.push(&message, went);
         message
     }
 }
@@ -272,6 +341,10 @@ pub struct Target {
     /// The journal has begun to take an epoch.
     aside: bool,
     nonce: u64,
+    /// Where names are looked up.
+    library: Option<Reader>,
+    /// Blocks that were named in vain and have not come since.
+    missing: BlockSet,
 }
 
 impl Target {
@@ -286,8 +359,36 @@ impl Target {
         let mut last = vec![HAVE, EPOCH];
         last.extend(serde_json::to_vec(&replica.complete()).map_err(|_| MirrorError::Message("an epoch"))?);
         messages.push(last);
-        let it = Self { digest: blake3::Hasher::new(), seq: 0, journal, aside: false, nonce: 0 };
+        let it = Self {
+            digest: blake3::Hasher::new(),
+            seq: 0,
+            journal,
+            aside: false,
+            nonce: 0,
+            library: None,
+            missing: BlockSet::default(),
+        };
         Ok((it, messages))
+    }
+
+    /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel. What it holds is told
+    /// where the replica holds nothing complete; afterwards what comes is news.
+    ///
+    /// # Errors
+    /// As [`Target::new`].
+    pub fn with_library(
+        replica: &Replica,
+        journal: Option<Journal>,
+        library: Arc<Library>,
+    ) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
+        let (mut target, stamps) = Self::new(replica, journal)?;
+        let Some(library) = Reader::new(library, replica) else { return Ok((target, stamps)) };
+        let most = if replica.complete().is_none() { usize::MAX } else { 1 };
+        let known = library.greetings(replica).into_iter().map(|greeting| [&[KNOWN][..], &greeting].concat());
+        // Before the stamps, with which the copy begins: nobody waits for that.
+        let messages = known.take(most).chain(stamps).collect();
+        target.library = Some(library);
+        Ok((target, messages))
     }
 
     /// A message came from the source; what to answer.
@@ -301,17 +402,50 @@ impl Target {
         if *kind == END {
             return self.end(body, replica);
         }
-        let Some((run, _, data)) = parse_run(body) else { return Err(MirrorError::Message("a malformed run")) };
-        let blocks = run.end - run.start;
+        let Some((run, stamp, data)) = parse_run(body) else { return Err(MirrorError::Message("a malformed run")) };
+        let blocks = run.end.saturating_sub(run.start);
         let sensible = match *kind {
             DATA => data.len() as u64 == blocks.saturating_mul(BLOCK) && blocks > 0,
             ZEROES | FORGET => data.is_empty(),
+            NAMED => blocks > 0,
             _ => false,
         };
         // A journal is written in its place later, when nobody is there to be told.
         if !sensible || blocks > MOST_BLOCKS || run.end > replica.size().0 / BLOCK || message.len() > MAX_MESSAGE {
             return Err(MirrorError::Message("a run that cannot be"));
         }
+        self.missing.remove(run.clone());
+        let mut missing = vec![];
+        if *kind == NAMED {
+            let library = self.library.as_ref();
+            let library = library.ok_or(MirrorError::Message("names, for which it was given no key"))?;
+            let taken = library.take(&run, data, replica)?;
+            for (at, data) in &taken.present {
+                let first = run.start + *at as u64;
+                let blocks = first..first + data.len() as u64 / BLOCK;
+                self.keep(&run_message(DATA, &blocks, stamp, data), replica)?;
+            }
+            for at in &taken.missing {
+                let block = run.start + u64::from(*at);
+                self.missing.insert(block..block + 1);
+            }
+            if self.missing.len() > MOST_MISSING {
+                return Err(MirrorError::Message("more names that lead nowhere than a source has on its way"));
+            }
+            missing = taken.missing;
+        } else {
+            self.keep(message, replica)?;
+        }
+        self.digest.update(message);
+        self.seq += 1;
+        let mut answer = vec![ACK];
+        answer.extend(self.seq.to_le_bytes());
+        answer.extend(reply(&missing));
+        Ok(answer)
+    }
+
+    /// Blocks came, all of them in the message: into their places, or aside.
+    fn keep(&mut self, message: &[u8], replica: &Replica) -> Result<(), MirrorError> {
         let image = replica.complete().is_some_and(|held| held.image);
         match &mut self.journal {
             // Only where there is an image is there something to spare.
@@ -331,13 +465,14 @@ impl Target {
                     replica.set_complete(replica.complete().map(|held| Complete { image: false, ..held }))?;
                 }
                 crate::journal::apply(message, replica)?;
+                if let (Some(library), Some((&DATA, body))) = (&self.library, message.split_first())
+                    && let Some((run, _, data)) = parse_run(body)
+                {
+                    library.learn(run.start, data);
+                }
             }
         }
-        self.digest.update(message);
-        self.seq += 1;
-        let mut answer = vec![ACK];
-        answer.extend(self.seq.to_le_bytes());
-        Ok(answer)
+        Ok(())
     }
 
     fn end(&mut self, body: &[u8], replica: &Replica) -> Result<Vec<u8>, MirrorError> {
@@ -347,6 +482,10 @@ impl Target {
         let ours = self.digest.finalize();
         if digest != ours.as_bytes() {
             return Err(MirrorError::Digest);
+        }
+        // A block that was overwritten since comes with its own epoch; an image has to have it as it was.
+        if !std::mem::take(&mut self.missing).is_empty() && epoch.image {
+            return Err(MirrorError::Message("an image without blocks that were asked for"));
         }
         match &mut self.journal {
             Some(journal) if self.aside => journal.finish(epoch, replica)?,

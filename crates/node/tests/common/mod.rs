@@ -5,9 +5,15 @@
 
 use godwit_api::Name;
 use godwit_api::host::{LinkAddresses, PeerHost};
+use godwit_api::vm::VmDefinition;
+use godwit_handoff::Ticket;
 use godwit_node::Config;
 use godwit_trust::{Authority, Credentials, Identity, Role, Validity};
+use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
+use godwit_volume::{Holder, Replica, fet};
+use serde_json::json;
 use std::net::IpAddr;
+use std::path::Path;
 use tempfile::TempDir;
 
 pub struct World {
@@ -68,4 +74,45 @@ impl World {
             memory_port: 4444,
         }
     }
+}
+
+pub fn definition(id: u64, machine: &str, volumes: &[u64], disk: Option<&str>) -> VmDefinition {
+    let disks: Vec<_> =
+        volumes.iter().map(|v| json!({"volume": format!("v{v}"), "size": 1 << 20, "from": disk})).collect();
+    serde_json::from_value(json!({
+        "id": id, "name": format!("vm{id}"), "volumes": volumes, "wires": [],
+        "spec": {"memory": (1 << 20) + 8192, "accel": "tcg", "machine": machine, "disks": disks},
+    }))
+    .unwrap()
+}
+
+pub fn ticket(vm: u64) -> Ticket {
+    Ticket { vm: VmId(vm), lineage: Lineage::FIRST, generation: Generation(2), mv: MoveId(5) }
+}
+
+/// What a VM's disk holds at a host that handed the VM on before its blocks, and a replica that was told so.
+pub fn handed_on(here: &Path, there: &Path) -> Replica {
+    let size = godwit_units::Bytes::mib(1);
+    let source = Replica::create(here, VolumeId(1), size).unwrap();
+    source.become_primary(Lineage::FIRST, Generation(1)).unwrap();
+    source.write(0, &b"another's secret".repeat(1024)).unwrap();
+    let target = Replica::create(there, VolumeId(1), size).unwrap();
+    let mut telling = fet::Source::new(Holder("b".into()), Lineage::FIRST, &[]);
+    let (mut told, have) = fet::Target::new(&target).unwrap();
+    have.iter().for_each(|message| telling.handle(message, &source).unwrap());
+    for stopped in [false, true] {
+        if stopped {
+            source.freeze();
+            telling.stop(&source).unwrap();
+        }
+        for message in telling.poll(&source).unwrap() {
+            told.handle(&message, &target).unwrap();
+        }
+    }
+    telling.poll(&source).unwrap().iter().for_each(|message| drop(told.handle(message, &target).unwrap()));
+    assert!(told.is_complete());
+    source.become_secondary().unwrap();
+    target.become_primary(Lineage::FIRST, Generation(2)).unwrap();
+    assert_eq!(target.absent(), godwit_units::Bytes(16 << 10));
+    target
 }
