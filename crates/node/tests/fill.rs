@@ -39,7 +39,7 @@ async fn a_vm_that_is_off_gets_its_blocks_and_whoever_lent_them_is_told() {
     // It came to c, and was powered off there before its blocks had followed.
     let lacks = VmFile { holders: vec![world.peer("b", 1)], ..VmFile::new(web, Power::Off) };
     registry::store(&c.state.join("vms/1"), &lacks).unwrap();
-    let owner = Owner { vm: VmId(1), lineage: ticket(1).lineage, generation: ticket(1).generation };
+    let owner = Owner::after(ticket(1));
     FileLedger::open(&c.state.join("records")).unwrap().store(VmId(1), &Record::Owned(owner)).unwrap();
 
     let (there, here) = (Node::start(b).await.unwrap(), Node::start(c.clone()).await.unwrap());
