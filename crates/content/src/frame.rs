@@ -67,6 +67,8 @@ pub struct Taken {
     pub blocks: usize,
     /// The first block of each stretch that is here, and the contents.
     pub present: Vec<(usize, Vec<u8>)>,
+    /// How many of them were named.
+    pub named: u64,
     /// What could not be got, ascending: to be asked for by [`reply`].
     pub missing: Vec<u16>,
 }
@@ -92,20 +94,33 @@ pub fn take(frame: &[u8], key: &Key, source: &dyn ContentSource) -> Result<Taken
     }
     let (kinds, mut rest) = rest.split_at_checked(count).ok_or(ContentError::Frame("it ends too soon"))?;
     let mut taken = Taken { blocks: count, ..Taken::default() };
+    // What came in full in this frame is in no dictionary yet, and its sender names it all the same. Digests are computed when one is missed.
+    let mut full: Vec<(Option<Digest>, &[u8])> = vec![];
     for (at, kind) in kinds.iter().enumerate() {
         match *kind {
             ZERO => taken.push(at, &[0; BLOCK]),
             NAMED => {
                 let (digest, tail) = rest.split_first_chunk::<16>().ok_or(ContentError::Frame("a name is cut off"))?;
                 rest = tail;
+                taken.named += 1;
                 match fetch(source, key, &Digest(*digest)) {
                     Some(block) => taken.push(at, &block[..]),
-                    None => taken.missing.push(at as u16),
+                    None => {
+                        let digest = Digest(*digest);
+                        let is = |(known, block): &mut (Option<Digest>, &[u8])| {
+                            *known.get_or_insert_with(|| key.digest(block)) == digest
+                        };
+                        match full.iter_mut().position(is).map(|n| full[n].1) {
+                            Some(block) => taken.push(at, block),
+                            None => taken.missing.push(at as u16),
+                        }
+                    }
                 }
             }
             FULL => {
                 let (block, tail) = rest.split_at_checked(BLOCK).ok_or(ContentError::Frame("a block is cut off"))?;
                 rest = tail;
+                full.push((None, block));
                 taken.push(at, block);
             }
             _ => return Err(ContentError::Frame("a block that is neither zero, named nor in full")),

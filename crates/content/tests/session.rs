@@ -236,6 +236,20 @@ fn what_the_site_holds_in_another_volume_goes_by_name() {
 }
 
 #[test]
+fn a_block_that_a_frame_has_twice_is_in_it_once_and_nothing_is_missed() {
+    let mut world = World::new(2);
+    let none = Dictionary::new(key(2), MEMORY);
+    for message in none.greetings(0) {
+        world.sender.greet(&message).unwrap();
+    }
+    let run: Vec<u8> = [7, 7, 8, 7].iter().flat_map(|n| contents(*n)).collect();
+    let frame = world.sender.name(0, &run).unwrap();
+    assert!(frame.len() < 2 * BLOCK + 64, "{}", frame.len());
+    let taken = take(&frame, &key(2), &Site { blocks: vec![], dictionary: none }).unwrap();
+    assert_eq!((taken.named, &taken.missing[..], &taken.present), (2, &[][..], &vec![(0, run)]));
+}
+
+#[test]
 fn a_receiver_that_has_nothing_of_what_it_promised_costs_a_bounded_number_of_names() {
     // It tells marks and then has none of it; the sender learns soon.
     let mut world = World::new(2);

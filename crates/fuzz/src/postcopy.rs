@@ -3,6 +3,7 @@
 use crate::mirror::{framed, messages, replica, written};
 use crate::{MIB, Target};
 use godwit_units::Lineage;
+use godwit_volume::Library;
 use godwit_volume::fetch::{Lane, Requester, Server};
 use godwit_volume::{BLOCK, Holder, Replica, fet};
 use std::time::Duration;
@@ -66,7 +67,8 @@ fn fetched() -> [Vec<Vec<u8>>; 2] {
 
 /// A requester that has asked for two blocks on demand, and may ask for all.
 fn asking(there: &Replica) -> Requester {
-    let mut requester = Requester::new(vec![0..3, 200..210]);
+    let library = Library::new(godwit_content::Key::new([5; 32]), godwit_units::Bytes::kib(64));
+    let mut requester = Requester::with_library(vec![0..3, 200..210], there, library.into());
     requester.connected(holder());
     requester.demand(70..72, Duration::ZERO, there).expect("it can be read");
     requester

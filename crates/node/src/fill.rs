@@ -148,7 +148,11 @@ impl Disk {
         if self.replica.is_frozen() || !self.replica.is_shadow() {
             return false;
         }
-        *lock(&self.fetch) = Some(Requester::new(self.first_accesses()));
+        let order = self.first_accesses();
+        *lock(&self.fetch) = Some(match self.library() {
+            Some(library) => Requester::with_library(order, &self.replica, library),
+            None => Requester::new(order),
+        });
         true
     }
 
@@ -253,10 +257,11 @@ async fn keep_filling(node: &Weak<Node>, parts: &Weak<Parts>, disk: &Weak<Disk>)
         tracing::info!(volume = disk.name, absent = %disk.absent(), holders = ?disk.holders(), "filling");
         let ended = fill(&node, &parts, &disk).await;
         let (demand, behind) = disk.fetched();
+        let named = disk.with_fetch(|requester| requester.named()).unwrap_or_default();
         lock(&disk.fetch).take();
         disk.tell();
         match ended {
-            Ok(Ended::Whole) => tracing::info!(volume = disk.name, %demand, %behind, "all blocks are here"),
+            Ok(Ended::Whole) => tracing::info!(volume = disk.name, %demand, %behind, %named, "all blocks are here"),
             Ok(Ended::Closed) => {}
             Err(error) => {
                 tracing::error!(

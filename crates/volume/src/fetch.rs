@@ -7,6 +7,7 @@
 //!     the fill's next run         ---- Ask, fill ----->
 //!     a read of what is asked for ---- Hurry --------->   it overtakes the fill
 //!                                 <--- Data, Zeroes ---   contents with the stamp that was asked for
+//!     what is found here by name  <--- Named ----------   of a fill, where this site's library has it
 //!                                 <--- Lack -----------   this holder cannot: another is asked
 //!     what is durable here        ---- Durable ------->   at nought it may let go
 //! ```
@@ -22,6 +23,12 @@
 //! for once; one that the fill has asked for is hurried, not asked for again: each byte travels once, but for what a
 //! broken session swallowed.
 //!
+//! # Names
+//!
+//! Where this site holds other volumes of the trust domain, the holder is told their marks ([`crate::Library`]), a message with each piece of
+//! the fill, so that no demand waits behind them. It names what it finds among them in the fill's answers, never in a demand's. What a name does not
+//! lead to is asked for as if it were demanded, and comes in full.
+//!
 //! # What can go wrong
 //!
 //! *The path is cut, or the holder's node dies.* [`Requester::disconnected`]: what was asked is forgotten, and asked again of whoever
@@ -36,14 +43,19 @@
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
+use crate::flight::KNOWN_BLOCKS;
+use crate::library::{Library, Reader};
+use crate::mirror::MirrorError;
 use crate::order::FillOrder;
 use crate::replica::{Contents, Replica, is_zero};
 use crate::runs::{parse_run, run_message, words};
 use crate::shadow::{Holder, Version};
 use crate::stamp::{STAMP_BYTES, Stamp};
+use godwit_content::{ContentError, Sender, reply};
 use godwit_units::{BlockIndex, Bytes};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Blocks of one question, and of one answer to a demand: 256 KiB, as a mirror's.
@@ -69,6 +81,9 @@ const DATA: u8 = 3;
 const ZEROES: u8 = 4;
 const LACK: u8 = 5;
 const DURABLE: u8 = 6;
+const KNOWN: u8 = 7;
+const NAMED: u8 = 8;
+const FOUND: u8 = 9;
 
 /// What came makes no sense, or cannot be done.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +94,20 @@ pub enum FetchError {
     /// The replica.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    /// Names.
+    #[error(transparent)]
+    Content(#[from] ContentError),
+}
+
+impl From<MirrorError> for FetchError {
+    fn from(error: MirrorError) -> Self {
+        match error {
+            MirrorError::Message(what) => Self::Message(what),
+            MirrorError::Digest => Self::Message("a digest that differs"),
+            MirrorError::Volume(error) => Self::Volume(error),
+            MirrorError::Content(error) => Self::Content(error),
+        }
+    }
 }
 
 /// Which of two queues.
@@ -119,6 +148,9 @@ struct Session {
     /// What this holder said that it has not got.
     lacks: BlockSet,
     told: Option<u64>,
+    /// What it is not told yet of what is here.
+    greetings: VecDeque<Vec<u8>>,
+    greeted: bool,
 }
 
 impl Session {
@@ -145,6 +177,11 @@ pub struct Requester {
     /// The fill has nothing to ask for until something changes.
     idle: bool,
     fetched: [u64; 2],
+    /// Where names are looked up.
+    library: Option<Reader>,
+    /// Answers to names, and what holders are told of the library: small, or paid for by a piece of the fill each.
+    due: VecDeque<Question>,
+    named: u64,
 }
 
 impl Requester {
@@ -152,6 +189,18 @@ impl Requester {
     #[must_use]
     pub fn new(order: Vec<Range<u64>>) -> Self {
         Self { order: FillOrder::new(order), ..Self::default() }
+    }
+
+    /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel.
+    #[must_use]
+    pub fn with_library(order: Vec<Range<u64>>, replica: &Replica, library: Arc<Library>) -> Self {
+        Self { library: Reader::new(library, replica), ..Self::new(order) }
+    }
+
+    /// What was found here by name, and did not travel.
+    #[must_use]
+    pub const fn named(&self) -> Bytes {
+        Bytes(self.named * BLOCK)
     }
 
     /// What came on demand, and by the fill.
@@ -168,6 +217,7 @@ impl Requester {
 
     /// A holder can be asked from now on.
     pub fn connected(&mut self, holder: Holder) {
+        self.due.retain(|question| question.to != holder);
         self.sessions.insert(holder, Session::default());
         self.ask_again();
     }
@@ -175,6 +225,7 @@ impl Requester {
     /// It cannot any more. Its answers do not come.
     pub fn disconnected(&mut self, holder: &Holder) {
         if self.sessions.remove(holder).is_some() {
+            self.due.retain(|question| question.to != *holder);
             self.ask_again();
         }
     }
@@ -223,6 +274,9 @@ impl Requester {
     /// # Errors
     /// When the replica cannot be read.
     pub fn poll(&mut self, replica: &Replica) -> Result<Option<Question>, FetchError> {
+        if let Some(question) = self.due.pop_front() {
+            return Ok(Some(question));
+        }
         while self.sessions.values().map(|s| s.demand.len()).sum::<u64>() < DEMAND_WINDOW
             && let Some(run) = self.queue.pop_front()
         {
@@ -249,6 +303,13 @@ impl Requester {
         };
         // The holder may lack a part of them: then it says so.
         if let Some(session) = self.sessions.get_mut(&to) {
+            if let (false, Some(library)) = (std::mem::replace(&mut session.greeted, true), &self.library) {
+                session.greetings = library.greetings(replica).into();
+            }
+            if let Some(greeting) = session.greetings.pop_front() {
+                let message = [&[KNOWN][..], &greeting].concat();
+                self.due.push_back(Question { to: to.clone(), lane: Lane::Fill, message });
+            }
             session.fill.insert(version.blocks.clone());
         }
         Ok(Some(Question { to, lane: Lane::Fill, message: ask(Lane::Fill, &version.blocks, stamp) }))
@@ -336,6 +397,7 @@ impl Requester {
         let contents = match *kind {
             DATA if data.len() as u64 == count * BLOCK => Contents::Data(data),
             ZEROES if data.is_empty() => Contents::Zeroes(count),
+            NAMED => return self.looked_up(from, &run, stamp, data, now, replica),
             LACK if data.is_empty() => {
                 session.demand.remove(run.clone());
                 session.fill.remove(run.clone());
@@ -345,15 +407,65 @@ impl Requester {
             }
             _ => return Err(FetchError::Message("a message that does not belong here")),
         };
-        let taken = replica.arrive(run.start, stamp, contents)?;
         let before = session.fill.len();
         session.demand.remove(run.clone());
         session.fill.remove(run.clone());
         self.fetched[1] += before - session.fill.len();
         self.fetched[0] += count - (before - session.fill.len());
+        self.arrived(&run, stamp, contents, now, replica)
+    }
+
+    /// Contents of blocks are there: into their places.
+    fn arrived(
+        &mut self,
+        run: &Range<u64>,
+        stamp: Stamp,
+        contents: Contents<'_>,
+        now: Duration,
+        replica: &Replica,
+    ) -> Result<BlockSet, FetchError> {
+        let taken = replica.arrive(run.start, stamp, contents)?;
         self.no_more_demanded(run.clone(), Some(now));
-        if !replica.wanted(run)?.is_empty() {
+        if !replica.wanted(run.clone())?.is_empty() {
             return Err(FetchError::Message("contents of another time"));
+        }
+        if let (Some(library), Contents::Data(data)) = (&self.library, contents) {
+            library.learn(run.start, data);
+        }
+        Ok(taken)
+    }
+
+    /// Blocks of which some are named. What is not found is asked for again.
+    fn looked_up(
+        &mut self,
+        from: &Holder,
+        run: &Range<u64>,
+        stamp: Stamp,
+        frame: &[u8],
+        now: Duration,
+        replica: &Replica,
+    ) -> Result<BlockSet, FetchError> {
+        let Some(library) = &self.library else {
+            return Err(FetchError::Message("names, for which it was given no key"));
+        };
+        let found = library.take(run, frame, replica)?;
+        let message = [&[FOUND][..], &reply(&found.missing)].concat();
+        self.due.push_back(Question { to: from.clone(), lane: Lane::Fill, message });
+        if let Some(session) = self.sessions.get_mut(from) {
+            session.demand.remove(run.clone());
+            session.fill.remove(run.clone());
+        }
+        let mut taken = BlockSet::default();
+        for (at, data) in &found.present {
+            let first = run.start + *at as u64;
+            let part = first..first + data.len() as u64 / BLOCK;
+            self.fetched[1] += part.end - part.start;
+            taken.union(&self.arrived(&part, stamp, Contents::Data(data), now, replica)?);
+        }
+        self.named += found.named - found.missing.len() as u64;
+        for at in found.missing {
+            let block = run.start + u64::from(at);
+            self.queue.push_back(block..block + 1);
         }
         Ok(taken)
     }
@@ -400,6 +512,8 @@ pub struct Server {
     /// Answers to demands since the fill had its turn.
     turns: u32,
     left: Option<u64>,
+    /// What the other site holds, where it has said so.
+    names: Option<Box<Sender>>,
 }
 
 impl Server {
@@ -457,6 +571,13 @@ impl Server {
                     return Err(FetchError::Message("a malformed Durable"));
                 };
                 self.left = Some(left);
+                Ok(())
+            }
+            KNOWN => Ok(self.names.get_or_insert_with(|| Box::new(Sender::new(KNOWN_BLOCKS))).greet(body)?),
+            FOUND => {
+                let names = self.names.as_mut().ok_or(FetchError::Message("an answer to names that were not given"))?;
+                // Whoever missed something asks for it.
+                names.handle(body)?;
                 Ok(())
             }
             _ => Err(FetchError::Message("a message that does not belong here")),
@@ -532,7 +653,14 @@ impl Server {
                 end = piece.start + alike as u64;
                 match zero {
                     true => run_message(ZEROES, &(piece.start..end), stamp, &[]),
-                    false => run_message(DATA, &(piece.start..end), stamp, &data[..alike * BLOCK as usize]),
+                    false => {
+                        let data = &data[..alike * BLOCK as usize];
+                        let names = self.names.as_mut().filter(|_| kind == Lane::Fill);
+                        match names.and_then(|names| names.name(piece.start, data)) {
+                            Some(frame) => run_message(NAMED, &(piece.start..end), stamp, &frame),
+                            None => run_message(DATA, &(piece.start..end), stamp, data),
+                        }
+                    }
                 }
             }
         };

@@ -34,6 +34,21 @@ impl Pair {
         Self { from, to, requester, server: Server::new(), came: 0, _folder: folder }
     }
 
+    /// Where other volumes of the trust domain may be.
+    fn beside(blocks: u64, library: &Arc<Library>) -> Self {
+        let mut it = Self::new(blocks);
+        it.requester = Requester::with_library(vec![], &it.to, library.clone());
+        it.requester.connected(holder());
+        it
+    }
+
+    fn is_equal(&self) -> bool {
+        let (mut ours, mut theirs) = (vec![0; SIZE as usize], vec![1; SIZE as usize]);
+        self.to.read(0, &mut ours).expect("reads");
+        self.from.read(0, &mut theirs).expect("reads");
+        self.to.absent() == Bytes(0) && ours == theirs
+    }
+
     /// All questions that can be asked now are.
     fn ask(&mut self) -> Vec<Lane> {
         let mut lanes = vec![];
@@ -83,6 +98,38 @@ fn a_read_of_512_bytes_brings_their_block_first_and_each_byte_once() {
     pair.to.read(0, &mut ours).expect("reads");
     pair.from.read(0, &mut theirs).expect("reads");
     assert!(ours == theirs);
+}
+
+#[test]
+fn what_another_volume_of_the_domain_has_here_is_found_by_name_and_what_is_not_comes_in_full() {
+    let library = Arc::new(Library::new(godwit_content::Key::new([9; 32]), Bytes::mib(1)));
+    // The same 128 blocks, again and again: they come once, but for what was asked for before the holder knew of them.
+    let mut first = Pair::beside(3000, &library);
+    first.finish();
+    assert!(first.is_equal() && first.came < 400 * BLOCK, "{}", first.came);
+    let mut second = Pair::beside(3000, &library);
+    second.finish();
+    assert!(second.is_equal() && second.came < 40 * BLOCK, "{}", second.came);
+    assert!(second.requester.named() > Bytes(2900 * BLOCK));
+    let (demand, fill) = second.requester.fetched();
+    assert_eq!((demand, fill), (Bytes(0), Bytes(3000 * BLOCK)));
+
+    // All is lost while the third one's names are under way; and a demand is answered in full, so that nobody waits twice.
+    let mut third = Pair::beside(3000, &library);
+    third.ask();
+    for _ in 0..20 {
+        third.answer();
+        third.ask();
+    }
+    library.lose();
+    third.requester.demand(2990..2991, NOW, &third.to).expect("reads");
+    third.ask();
+    let before = third.came;
+    assert_eq!(third.answer(), Some((Lane::Demand, vec![2990])));
+    assert_eq!(third.came - before, BLOCK);
+    third.finish();
+    assert!(third.is_equal() && third.came > 128 * BLOCK, "{}", third.came);
+    assert!(third.requester.starving(NOW).is_none());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use godwit_units::Bytes;
 use std::collections::VecDeque;
 
 /// Memory for what the target is known to hold: 8 GiB of blocks, twice what it tells at the most, so that next to none of that falls out.
-const KNOWN_BLOCKS: Bytes = Bytes::mib(16);
+pub(crate) const KNOWN_BLOCKS: Bytes = Bytes::mib(16);
 
 /// How a message went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
