@@ -3,9 +3,11 @@
 //! The domain stands in the VM's definition, whose digest the controller has signed: a node that was taken over cannot bring a VM
 //! into a domain that is not its own, to find out what that has. A VM of no domain is one by itself.
 //!
-//! Libraries are in memory, under keys that are made anew with them: after a restart they are filled again by what comes.
+//! Libraries are in memory, under keys that are made anew with them. They are filled by what comes, and behind everybody's back by what lies here
+//! already: after a restart, and after an image was imported.
 
-use crate::parts::lock;
+use crate::node::Node;
+use crate::parts::{Parts, lock};
 use godwit_api::Name;
 use godwit_content::{Domains, Key, TrustDomain};
 use godwit_units::{Bytes, VmId};
@@ -16,6 +18,40 @@ use std::sync::{Arc, Mutex};
 const MEMORY: Bytes = Bytes::mib(16);
 /// Domains of which something is remembered: 256 MiB at the most.
 const MOST: usize = 16;
+
+/// How fast disks are read for that, all together and scrubs among them, and how much at once.
+const RATE: Bytes = Bytes::mib(32);
+const PIECE: Bytes = Bytes::mib(1);
+
+/// Looks at what lies on a VM's disks here, for the library of its domain. One without a domain shares with nobody: whatever could be named
+/// to it lies on the very disk that it would be named for.
+pub(crate) fn look_at(node: &Arc<Node>, parts: &Parts) {
+    if parts.definition().domain.is_none() {
+        return;
+    }
+    for disk in parts.disks() {
+        let Some(library) = disk.library() else { continue };
+        let (node, disk) = (Arc::downgrade(node), Arc::downgrade(&disk));
+        tokio::spawn(async move {
+            let mut from = Some(0);
+            while let (Some(at), Some(node), Some(disk)) = (from, node.upgrade(), disk.upgrade()) {
+                let (name, library) = (disk.name.clone(), library.clone());
+                let looked = disk.blocking(move |disk| library.look(disk.replica(), at, PIECE)).await;
+                from = match looked {
+                    Ok(Some((next, read))) => {
+                        node.pace().take(read.0, RATE).await;
+                        Some(next)
+                    }
+                    Ok(None) => None,
+                    Err(error) => {
+                        tracing::warn!(volume = name, %error, "what lies here is not looked at for others of its domain");
+                        None
+                    }
+                };
+            }
+        });
+    }
+}
 
 /// The libraries of a node.
 #[derive(Debug)]

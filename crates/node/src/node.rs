@@ -292,6 +292,7 @@ impl Node {
             found.push((parts, record, adopting));
         }
         for (parts, record, adopting) in found {
+            crate::libraries::look_at(self, &parts);
             let seen = match adopting.await? {
                 Ok((Some(qemu), state)) => {
                     self.watch(&parts, &qemu);
@@ -602,6 +603,7 @@ impl Node {
         }
         registry::store(&parts.folder, &parts.file())?;
         let vm = parts.id;
+        crate::libraries::look_at(&self, &parts);
         tokio::task::spawn_blocking(move || self.ledger().store(vm, &Record::Owned(owner))).await??;
         Ok(())
     }

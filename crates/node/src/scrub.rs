@@ -45,7 +45,7 @@ pub struct Pace(tokio::sync::Mutex<Option<Instant>>);
 
 impl Pace {
     /// Waits until so many bytes may be read.
-    async fn take(&self, bytes: u64, rate: Amount) {
+    pub(crate) async fn take(&self, bytes: u64, rate: Amount) {
         let mut next = self.0.lock().await;
         let now = Instant::now();
         let at = next.map_or(now, |next| next.max(now));

@@ -1,16 +1,19 @@
 //! What the volumes of one trust domain at this site hold: where a mirror that comes in looks blocks up by name (CloudNet,
 //! section 3.2.2, as a dictionary of places instead of a cache of contents).
 //!
-//! Contents stay where they are, on the replicas; the library knows which block lies where. It is filled as blocks come. What it says is
+//! Contents stay where they are, on the replicas; the library knows which block lies where. It is filled as blocks come, and by looks at
+//! what lies here already ([`Library::look`]). What it says is
 //! a guess: a block may have been overwritten since, its volume closed or removed. Whoever uses a block has it copied out and compared
 //! with its name first (`godwit_content::fetch`), so nothing has to be taken back here.
 //!
 //! One library is for one customer. Whoever puts volumes of two into one lets each of them find out what the other has.
 
 use crate::blocks::BLOCK;
+use crate::error::{VolumeError, io_error};
 use crate::file::Medium;
 use crate::mirror::MirrorError;
 use crate::replica::Replica;
+use crate::scrub::aligned;
 use godwit_content::{Block, ContentSource, Dictionary, Digest, Key, Place, Taken, is_zero, take};
 use godwit_units::Bytes;
 use std::ops::Range;
@@ -18,6 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Bits of a place that say which block of its volume it is: 2^48 blocks are far more than a volume has.
 const BLOCK_BITS: u32 = 48;
+/// Blocks in which data are looked for at once: 1 GiB, whose extents are few enough.
+const SPAN: u64 = 1 << 18;
 /// Volumes of one library, so that their numbers fit into a place.
 const MOST_VOLUMES: usize = 1 << (64 - BLOCK_BITS);
 /// Marks that a source is told at most: 8 MiB on a way that carries little else, for 4 GiB of contents. Acks wait behind them for as
@@ -91,6 +96,38 @@ impl Library {
         for (digest, at) in found {
             inner.dictionary.learn_digest(&digest, Place(u64::from(shelf.0) << BLOCK_BITS | at));
         }
+    }
+
+    /// Looks at some of what lies on a replica here, so that it is known: what came before there was a library, and what a guest or an
+    /// image brought. From block `from` on, `most` bytes at the most, past the page cache. How far it got, and how many bytes were read; none:
+    /// there is nothing behind it, or there is no room for more.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn look(&self, replica: &Replica, from: u64, most: Bytes) -> Result<Option<(u64, Bytes)>, VolumeError> {
+        let blocks = replica.size().0 / BLOCK;
+        let full = {
+            let inner = self.lock();
+            // Beyond this what comes pushes out what is there.
+            inner.dictionary.len() >= inner.dictionary.places() / 4 * 3
+        };
+        let (false, Some(shelf)) = (full || from >= blocks, self.join(replica)) else { return Ok(None) };
+        let failed = |e| io_error("read", replica.folder())(e);
+        let (mut at, end) = (from * BLOCK, (from + SPAN).min(blocks) * BLOCK);
+        for (length, hole) in replica.data.extents(at, end - at).map_err(failed)? {
+            if hole {
+                at += length;
+                continue;
+            }
+            let first = at / BLOCK;
+            let last = (at + length.min(most.0)).div_ceil(BLOCK).min(blocks);
+            let (mut buffer, bytes) = aligned(((last - first) * BLOCK) as usize);
+            let bytes = &mut buffer[bytes];
+            replica.data.read_past_cache(first * BLOCK, bytes).map_err(failed)?;
+            self.learn(shelf, first, bytes);
+            return Ok(Some((last, Bytes(bytes.len() as u64))));
+        }
+        Ok(Some((end / BLOCK, Bytes(0))))
     }
 
     /// Forgets everything, and tells nobody.

@@ -388,6 +388,31 @@ fn what_a_volume_holds_twice_travels_once_however_far_apart() {
 }
 
 #[test]
+fn what_lies_at_the_target_and_never_came_there_by_a_mirror_is_named_once_it_was_looked_at() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (image, library) = (different(1, 1024), library(Bytes::mib(1)));
+    let source = primary(&folder.path().join("a"));
+    source.write(0, &image).expect("writes");
+    let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    // A guest's disk at the target's site, with a hole before what it has.
+    let other = primary(&folder.path().join("other"));
+    other.write(BLOCK * 100, &image).expect("writes");
+    let (mut from, mut read) = (Some(0), 0);
+    while let Some(at) = from {
+        let looked = library.look(&other, at, Bytes::kib(64)).expect("reads");
+        read += looked.map_or(0, |(_, read)| read.0);
+        from = looked.map(|(next, _)| next);
+    }
+    assert_eq!((library.blocks(), read), (1024, 1024 * BLOCK));
+    let mut world = World::with_library(source, target, 3, library);
+    world.settle();
+    world.finish();
+    world.check();
+    // All but the last mebibyte.
+    assert!(world.from.progress().named >= Bytes(768 * BLOCK), "{:?}", world.from.progress());
+}
+
+#[test]
 fn a_library_of_another_domain_changes_no_byte_of_what_travels() {
     let folder = tempfile::tempdir().expect("a folder");
     let secret = different(4, 300);

@@ -150,7 +150,7 @@ impl ExtentDigest {
 }
 
 /// A buffer whose beginning lies at a block's border in memory: reads past the page cache need it.
-fn aligned(length: usize) -> (Vec<u8>, Range<usize>) {
+pub(crate) fn aligned(length: usize) -> (Vec<u8>, Range<usize>) {
     let buffer = vec![0_u8; length + BLOCK as usize];
     let start = buffer.as_ptr().align_offset(BLOCK as usize).min(BLOCK as usize);
     (buffer, start..start + length)
