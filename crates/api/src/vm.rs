@@ -107,7 +107,8 @@ pub struct DiskSpec {
     /// Its size; a multiple of 4 KiB.
     #[schemars(schema_with = "crate::patterns::blocks")]
     pub size: Bytes,
-    /// A raw file on the host that the VM is created on, to be copied in.
+    /// An image on the host that the VM is created on, to be copied in: of any format that qemu-img reads. One that does not begin
+    /// with `/` is in the host's image folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
 }

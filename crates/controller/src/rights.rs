@@ -74,6 +74,10 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/volumes", Read),
     // With repair it writes.
     ("POST", "/v1/volumes/{volume}/verify", Change),
+    // A file of the volume's host.
+    ("POST", "/v1/volumes/{volume}/image", Rule),
+    ("GET", "/v1/volumes/{volume}/image", ReadAll),
+    ("DELETE", "/v1/volumes/{volume}/image", Rule),
     // A claim, as a move's.
     ("POST", "/v1/volumes/{volume}/promote", Rule),
     ("GET", "/v1/precaches", Read),

@@ -11,6 +11,7 @@
 use crate::leaving::Leaving;
 use crate::pace::Paced;
 use crate::parts::lock;
+use crate::snapshot::Snapshot;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
 use godwit_api::progress::DiskProgress;
@@ -89,6 +90,8 @@ pub struct Disk {
     /// Since when the other side has been behind, as far as somebody looked.
     behind: Mutex<Option<Instant>>,
     failing: AtomicBool,
+    /// What keeps what the guest overwrites while the volume is exported as it was.
+    snapshot: Mutex<Option<Arc<Snapshot>>>,
     /// Ends the clients of the export that are there now.
     clients: Mutex<CancellationToken>,
     serving: CancellationToken,
@@ -150,6 +153,7 @@ impl Disk {
             figures: Mutex::default(),
             behind: Mutex::default(),
             failing: AtomicBool::new(false),
+            snapshot: Mutex::default(),
             clients: Mutex::new(token.child_token()),
             serving: token.clone(),
             _guard: token.clone().drop_guard(),
@@ -338,6 +342,9 @@ impl Disk {
     /// The VM is not here any more, or was never: without QEMU. `lost`: it is another host's.
     pub async fn rest(self: &Arc<Self>, lost: bool) {
         self.stop_mirror().await;
+        if lost {
+            self.end_snapshot();
+        }
         let done = self.clone().blocking(
             move |disk| {
                 if lost { disk.replica.become_secondary() } else { disk.replica.commit() }
@@ -532,6 +539,7 @@ impl Disk {
             let mut receiving = lock(&disk.receiving);
             *receiving = Some(ticket);
             *lock(&disk.complete) = None;
+            disk.end_snapshot();
             disk.replica.become_secondary()?;
             // From here on it is no image of any epoch.
             disk.replica.set_complete(None)
@@ -675,7 +683,10 @@ impl Disk {
     ) -> Option<Reply> {
         let done = match &job {
             Job::Read { offset, length } => self.read(*offset, *length).map(Some),
-            Job::Change(change) => self.make(change, over).map(|wait| self.made(cookie, change.fua, wait, later)),
+            Job::Change(change) => self.make(change, over).map(|wait| {
+                self.accessed(change.offset, change.length());
+                self.made(cookie, change.fua, wait, later)
+            }),
         };
         match done {
             Ok(reply) => reply,
@@ -763,11 +774,13 @@ impl Disk {
             tracing::error!(volume = self.name, %error, "what pre-caches need cannot be read; they begin anew");
             self.recorder.clear();
         }
+        if let Some(snapshot) = &*lock(&self.snapshot) {
+            snapshot.before_write(godwit_volume::touched(change.offset, length), &self.replica);
+        }
         let written = match &change.what {
             What::Data(data) => self.replica.write(change.offset, data),
             What::Zeroes(length) => self.replica.zero(change.offset, *length),
         }?;
-        self.accessed(change.offset, length);
         if recorded {
             self.recorder.wrote(written.blocks.clone());
         }
@@ -788,6 +801,34 @@ impl Disk {
                 *order = None;
                 Ok(None)
             }
+        }
+    }
+
+    /// Writes what comes from an image, as a guest's write but for the order of its first accesses. Nothing: zeroes.
+    ///
+    /// # Errors
+    /// As [`Replica::write`].
+    pub(crate) fn put(&self, offset: u64, length: u64, data: Option<Bytes>) -> Result<(), VolumeError> {
+        let what = data.map_or(What::Zeroes(length), What::Data);
+        self.make(&Change { offset, what, fua: false }, &CancellationToken::new()).map(drop)
+    }
+
+    /// Begins to keep the volume as it is now.
+    ///
+    /// # Errors
+    /// When there is no room for what will be overwritten.
+    pub(crate) fn begin_snapshot(&self) -> Result<Arc<Snapshot>, VolumeError> {
+        // Between two writes.
+        let _guest = lock(&self.order);
+        let snapshot = Arc::new(Snapshot::new(self.replica.folder())?);
+        *lock(&self.snapshot) = Some(snapshot.clone());
+        Ok(snapshot)
+    }
+
+    /// Nothing is kept any more; whoever still reads it hears so.
+    pub(crate) fn end_snapshot(&self) {
+        if let Some(snapshot) = lock(&self.snapshot).take() {
+            snapshot.break_off("the volume is not this host's any more");
         }
     }
 

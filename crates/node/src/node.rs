@@ -46,6 +46,7 @@ pub struct Node {
     libraries: crate::libraries::Libraries,
     lending: Lending,
     pace: crate::scrub::Pace,
+    images: crate::image::Images,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
@@ -69,6 +70,11 @@ impl Node {
     /// How fast scrubs read.
     pub(crate) const fn pace(&self) -> &crate::scrub::Pace {
         &self.pace
+    }
+
+    /// Images that are copied into volumes and out of them.
+    pub(crate) const fn images(&self) -> &crate::image::Images {
+        &self.images
     }
 
     /// VMs of this host that cannot be had.
@@ -225,6 +231,7 @@ impl Node {
             libraries: crate::libraries::Libraries::default(),
             lending: Lending::default(),
             pace: crate::scrub::Pace::default(),
+            images: crate::image::Images::default(),
         });
         node.recover_gateways().await;
         node.recover().await?;
@@ -592,7 +599,7 @@ impl Node {
         for (disk, source) in parts.disks().into_iter().zip(sources) {
             disk.open(owner.lineage, owner.generation).await?;
             if let Some(source) = source {
-                tokio::task::spawn_blocking(move || disk.import(std::path::Path::new(&source))).await??;
+                crate::image::fill_new(&parts, &disk, &self.config.images.join(source)).await?;
             }
         }
         registry::store(&parts.folder, &parts.file())?;

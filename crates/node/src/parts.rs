@@ -48,6 +48,8 @@ pub struct Parts {
     pub(crate) releasing: AtomicBool,
     /// Whether somebody waits for its disks, to end a move that went on over a restart.
     pub(crate) telling: AtomicBool,
+    /// Whether an image is being copied into one of its volumes.
+    pub(crate) importing: AtomicBool,
 }
 
 /// The move that a VM takes part in, or did last.
@@ -149,6 +151,7 @@ impl Parts {
             keeping: Arc::default(),
             releasing: AtomicBool::default(),
             telling: AtomicBool::default(),
+            importing: AtomicBool::default(),
         }
     }
 
