@@ -111,6 +111,26 @@ pub struct DiskSpec {
     /// with `/` is in the host's image folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// Where its blocks lie on the host that the VM is created on, if not in the node's folder. Elsewhere it lies in that node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<Store>,
+}
+
+/// What a volume's blocks lie on, at one host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Store {
+    /// A block device of the host: an LVM volume, a partition, a whole disk. It is the volume's alone, and zeroed.
+    Device {
+        /// Its path; one that outlives a reboot, such as in /dev/disk/by-id.
+        path: String,
+        /// Take it although it has a file system, a partition table or the like.
+        #[serde(default)]
+        overwrite: bool,
+        /// It reads as zeroes, as whoever says this vouches: it is not zeroed.
+        #[serde(default)]
+        zeroed: bool,
+    },
 }
 
 /// A network interface of a VM.

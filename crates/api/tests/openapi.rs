@@ -232,7 +232,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
     let api = PublicClient::new(address, Identity::new(Role::Controller, "controller").unwrap(), &client);
     let web: Name = "web".parse().unwrap();
     let spec: VmSpec = serde_json::from_value(json!({"memory": 4096, "disks": [], "nics": []})).unwrap();
-    let disk = DiskSpec { volume: web.clone(), size: Bytes(4096), from: Some("x".into()) };
+    let disk = DiskSpec { volume: web.clone(), size: Bytes(4096), from: Some("x".into()), store: None };
     let mut called = BTreeSet::new();
     for all in [true, false] {
         seen.lock().unwrap().all = all;

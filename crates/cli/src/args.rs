@@ -518,7 +518,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "TEXT", requires = "kernel")]
     pub cmdline: Option<String>,
     /// A disk; may be repeated
-    #[arg(long = "disk", value_name = "VOLUME=SIZE[,from=FILE]", value_parser = crate::spec::disk)]
+    #[arg(long = "disk", value_name = "VOLUME=SIZE[,device=PATH][,from=FILE]", value_parser = crate::spec::disk)]
     pub disks: Vec<godwit_api::vm::DiskSpec>,
     /// A network interface; may be repeated
     #[arg(long = "nic", value_name = "MAC@COMPONENT[,ip=IP][,mtu=N]", value_parser = crate::spec::nic)]

@@ -3,27 +3,43 @@
 use crate::args::CreateArgs;
 use crate::failure::Failure;
 use crate::quantity::size;
-use godwit_api::vm::{DiskSpec, NicSpec, VmSpec};
+use godwit_api::vm::{DiskSpec, NicSpec, Store, VmSpec};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::path::Path;
 
-/// `VOLUME=SIZE[,from=FILE]`.
+/// `VOLUME=SIZE[,device=PATH[,overwrite][,zeroed]][,from=FILE]`.
 ///
 /// # Errors
 /// What is wrong with the text.
 pub fn disk(text: &str) -> Result<DiskSpec, String> {
-    let (head, from) = match text.split_once(',') {
-        None => (text, None),
-        Some((head, rest)) => {
-            let from = rest.strip_prefix("from=").filter(|file| !file.is_empty());
-            (head, Some(from.ok_or_else(|| format!("`{rest}`: after the size only from=FILE may follow"))?.to_owned()))
-        }
-    };
+    let (head, mut rest) = text.split_once(',').map_or((text, None), |(head, rest)| (head, Some(rest)));
     let (volume, bytes) =
         head.split_once('=').ok_or_else(|| format!("`{head}`: write VOLUME=SIZE, such as root=4G"))?;
-    Ok(DiskSpec { volume: volume.parse().map_err(text_of)?, size: size(bytes)?, from })
+    let mut disk = DiskSpec { volume: volume.parse().map_err(text_of)?, size: size(bytes)?, from: None, store: None };
+    while let Some(now) = rest {
+        // Last: the name of a file may have commas.
+        if let Some(file) = now.strip_prefix("from=").filter(|file| !file.is_empty()) {
+            disk.from = Some(file.to_owned());
+            break;
+        }
+        let (word, next) = now.split_once(',').map_or((now, None), |(word, next)| (word, Some(next)));
+        match (word.split_once('='), &mut disk.store) {
+            (Some(("device", path)), store @ None) if !path.is_empty() => {
+                *store = Some(Store::Device { path: path.to_owned(), overwrite: false, zeroed: false });
+            }
+            (None, Some(Store::Device { overwrite, .. })) if word == "overwrite" => *overwrite = true,
+            (None, Some(Store::Device { zeroed, .. })) if word == "zeroed" => *zeroed = true,
+            _ => {
+                return Err(format!(
+                    "`{word}`: after the size only device=PATH, then overwrite and zeroed, and from=FILE may follow"
+                ));
+            }
+        }
+        rest = next;
+    }
+    Ok(disk)
 }
 
 /// `MAC@COMPONENT[,ip=IP]...[,mtu=N]`.

@@ -1,7 +1,7 @@
 //! Whether a VM's description makes sense, before any node is asked.
 
 use crate::state::{conflict, invalid};
-use godwit_api::vm::{Boot, VmSpec};
+use godwit_api::vm::{Boot, Store, VmSpec};
 use godwit_api::{ApiError, Name};
 use std::collections::HashSet;
 
@@ -104,6 +104,12 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
         let name = &disk.volume;
         if disk.size.0 == 0 || !disk.size.0.is_multiple_of(BLOCK) {
             return Err(invalid(format!("disks: `{name}`: {} bytes is no multiple of 4 KiB", disk.size.0)));
+        }
+        if let Some(Store::Device { path, .. }) = &disk.store
+            && !(path.starts_with('/') && path.len() < 4096 && !path.contains('\0'))
+        {
+            return Err(invalid(format!("disks: `{name}`: `{path}` is no path of a device"))
+                .remedy("name it as the host does, such as /dev/vg0/root"));
         }
         if taken.volumes.contains(name) || !volumes.insert(name.clone()) {
             return Err(conflict(format!("disks: there is a volume `{name}` already")).remedy("choose another name"));

@@ -36,6 +36,7 @@ pub mod scrub;
 mod snapshot;
 pub mod spec;
 pub mod stop_rule;
+pub mod store;
 pub mod trace;
 pub mod tracker;
 

@@ -16,7 +16,7 @@ use crate::registry::{self, Power, VmFile};
 use crate::{Config, check, effects};
 use anyhow::{Context, Result, bail};
 use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
-use godwit_api::vm::VmDefinition;
+use godwit_api::vm::{Store, VmDefinition};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Ram, Record, Seen, VmId};
 use godwit_memory::CheckpointKey;
@@ -576,14 +576,19 @@ impl Node {
         }
         let vm = definition.id;
         let sources: Vec<Option<String>> = definition.spec.disks.iter().map(|d| d.from.clone()).collect();
+        let stores: Vec<Option<Store>> = definition.spec.disks.iter().map(|d| d.store.clone()).collect();
         for disk in &mut definition.spec.disks {
-            disk.from = None;
+            (disk.from, disk.store) = (None, None);
         }
         let owner = Owner::first(vm);
         let file = VmFile::new(definition, Power::Off);
         let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
         let failed = |e: anyhow::Error| ApiError::new(Problem::Failed, format!("{e:#}"));
-        let imported = self.clone().import(parts.clone(), sources, owner).await;
+        let placed = crate::store::place_all(self, &parts.definition(), stores).await;
+        let imported = match placed {
+            Ok(()) => self.clone().import(parts.clone(), sources, owner).await,
+            Err(error) => Err(error),
+        };
         if let Err(error) = imported {
             // Nothing is left of a VM that could not be made.
             self.erase(&parts).await;

@@ -19,6 +19,9 @@ pub enum VolumeError {
     /// Another process has it.
     #[error("the replica {} is in use by another process", .0.display())]
     Locked(PathBuf),
+    /// The system, or another process, has the device.
+    #[error("{} is mounted, or in use by the system or another process; a volume needs a device for itself", .0.display())]
+    Busy(PathBuf),
     /// Its description is damaged.
     #[error("{} is damaged: {why}; the replica cannot be trusted, restore it from another site", path.display())]
     Damaged {

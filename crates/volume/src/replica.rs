@@ -5,6 +5,7 @@
 //! true, or its region is hot.
 
 use crate::blocks::{BLOCK, touched};
+use crate::device::Before;
 use crate::error::{VolumeError, io_error};
 use crate::file::{Description, DescriptionFile, Disk, Media, Medium, power};
 use crate::guards::{Guard, Guards};
@@ -114,6 +115,20 @@ impl Replica {
         meta.store(&DescriptionFile(folder.join("meta")), folder)
     }
 
+    /// Makes a replica whose blocks lie on a block device. It holds zeroes, and belongs to nobody.
+    ///
+    /// # Errors
+    /// When the device is in use, or too small, or a medium fails; what the device held may be lost then.
+    pub fn create_on(
+        folder: &Path,
+        device: &Path,
+        volume: VolumeId,
+        size: Bytes,
+        before: Before,
+    ) -> Result<(), VolumeError> {
+        crate::device::create(folder, device, volume, size, before)
+    }
+
     /// Describes a replica that holds zeroes and belongs to nobody, on media that are empty.
     ///
     /// # Errors
@@ -156,7 +171,7 @@ impl Replica {
             Ok(Box::new(Disk::open(path, size).map_err(io_error("open", path))?))
         };
         let media = Media {
-            data: open(data, meta.size.0)?,
+            data: crate::device::open(data, meta.size.0)?,
             stamps: open(&folder.join("stamps"), regions * REGION * 8)?,
             hot: open(&folder.join("hot"), regions)?,
             words: open(&folder.join("words"), regions * REGION * 8)?,
@@ -334,7 +349,11 @@ impl Replica {
     /// Bytes that it takes up.
     #[must_use]
     pub fn allocated(&self) -> Bytes {
-        Bytes(self.data.allocated())
+        if self.data.knows_holes() {
+            return Bytes(self.data.allocated());
+        }
+        let written = self.lock().stamps.written(0..self.size.0 / BLOCK).unwrap_or_default();
+        Bytes(written.iter().map(|run| (run.end - run.start) * BLOCK).sum())
     }
 
     /// Begins to take writes of this owner, in a new epoch.
@@ -402,6 +421,7 @@ impl Replica {
     /// # Errors
     /// When the medium fails, or this takes no writes.
     pub fn restamp_all(&self) -> Result<(), VolumeError> {
+        // Of a device that somebody else may have written, all is data.
         let extents = self.data.extents(0, self.size.0).map_err(self.io("map"))?;
         let mut inner = self.lock();
         if inner.frozen {
@@ -666,15 +686,15 @@ impl Replica {
     pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<(u64, bool)>, VolumeError> {
         self.inside(offset, length)?;
         if !self.is_partial() {
-            return self.data.extents(offset, length).map_err(self.io("map"));
+            return self.mapped(offset, length, None);
         }
         let mut inner = self.lock();
         if !inner.is_shadow() {
             drop(inner);
-            return self.data.extents(offset, length).map_err(self.io("map"));
+            return self.mapped(offset, length, None);
         }
         // What is absent is no hole, whatever lies here. Under the lock: what comes in between must not be taken for what lay here.
-        let found = self.data.extents(offset, length).map_err(self.io("map"))?;
+        let found = self.mapped(offset, length, Some(&mut inner))?;
         let mut split: Vec<(u64, bool)> = vec![];
         let mut put = |length: u64, hole: bool| match split.last_mut() {
             _ if length == 0 => {}
@@ -696,6 +716,36 @@ impl Replica {
             at = end;
         }
         Ok(split)
+    }
+
+    /// Data and holes as the medium has them; where it knows none, what was never written is one.
+    fn mapped(
+        &self,
+        offset: u64,
+        length: u64,
+        inner: Option<&mut MutexGuard<'_, Inner>>,
+    ) -> Result<Vec<(u64, bool)>, VolumeError> {
+        if self.data.knows_holes() {
+            return self.data.extents(offset, length).map_err(self.io("map"));
+        }
+        let blocks = touched(offset, length);
+        let written = match inner {
+            Some(inner) => inner.stamps.written(blocks),
+            None => self.lock().stamps.written(blocks),
+        };
+        let (mut at, mut found) = (offset, vec![]);
+        let mut put = |until: u64, hole: bool| {
+            if until > at {
+                found.push((until - at, hole));
+                at = until;
+            }
+        };
+        for run in written.map_err(self.io("read the stamps of"))? {
+            put((run.start * BLOCK).max(offset), true);
+            put((run.end * BLOCK).min(offset + length), false);
+        }
+        put(offset + length, true);
+        Ok(found)
     }
 
     /// A guest's write.
