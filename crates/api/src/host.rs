@@ -183,6 +183,8 @@ pub enum DiskStrategy {
     /// Not before the VM: the destination is told what its disks have to hold, and fetches it when the VM runs there, what the guest asks
     /// for first (xNBD+, vMocity). The hosts that have the blocks are needed until the last one has come.
     Postcopy,
+    /// Not at all: they lie on storage that both hosts reach. Refused where one does not. Whatever is ordered, such a disk is never copied.
+    Shared,
 }
 
 impl DiskStrategy {
@@ -192,6 +194,7 @@ impl DiskStrategy {
         match self {
             Self::Mirror => "mirror",
             Self::Postcopy => "postcopy",
+            Self::Shared => "shared",
         }
     }
 }

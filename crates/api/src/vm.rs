@@ -111,7 +111,8 @@ pub struct DiskSpec {
     /// with `/` is in the host's image folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Where its blocks lie on the host that the VM is created on, if not in the node's folder. Elsewhere it lies in that node's.
+    /// What it lies on, if not in its node's folder. Once the VM is made a device is its first host's own matter, and storage that is
+    /// shared stands here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<Store>,
 }
@@ -131,6 +132,32 @@ pub enum Store {
         #[serde(default)]
         zeroed: bool,
     },
+    /// A folder on storage that all hosts reach under this path. The volume is made there, and is never copied: a move hands it over. So
+    /// the VM moves only between hosts that see it.
+    Shared {
+        /// The folder. It must not exist; its parent must.
+        path: String,
+        /// A block device that all hosts reach under this name, for the blocks. The folder has the stamps then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
+        /// As a device's own.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        overwrite: bool,
+        /// As a device's own.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        zeroed: bool,
+    },
+}
+
+impl DiskSpec {
+    /// The folder on shared storage that it lies in, if it does.
+    #[must_use]
+    pub fn shared(&self) -> Option<&std::path::Path> {
+        match &self.store {
+            Some(Store::Shared { path, .. }) => Some(path.as_ref()),
+            _ => None,
+        }
+    }
 }
 
 /// A network interface of a VM.

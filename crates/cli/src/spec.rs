@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::path::Path;
 
-/// `VOLUME=SIZE[,device=PATH[,overwrite][,zeroed]][,from=FILE]`.
+/// `VOLUME=SIZE[,shared=DIR][,device=PATH[,overwrite][,zeroed]][,from=FILE]`.
 ///
 /// # Errors
 /// What is wrong with the text.
@@ -26,14 +26,28 @@ pub fn disk(text: &str) -> Result<DiskSpec, String> {
         }
         let (word, next) = now.split_once(',').map_or((now, None), |(word, next)| (word, Some(next)));
         match (word.split_once('='), &mut disk.store) {
+            (Some(("shared", path)), store @ None) if !path.is_empty() => {
+                *store = Some(Store::Shared { path: path.to_owned(), device: None, overwrite: false, zeroed: false });
+            }
+            (Some(("device", path)), Some(Store::Shared { device: device @ None, .. })) if !path.is_empty() => {
+                *device = Some(path.to_owned());
+            }
             (Some(("device", path)), store @ None) if !path.is_empty() => {
                 *store = Some(Store::Device { path: path.to_owned(), overwrite: false, zeroed: false });
             }
-            (None, Some(Store::Device { overwrite, .. })) if word == "overwrite" => *overwrite = true,
-            (None, Some(Store::Device { zeroed, .. })) if word == "zeroed" => *zeroed = true,
+            (None, Some(Store::Device { overwrite, .. } | Store::Shared { device: Some(_), overwrite, .. }))
+                if word == "overwrite" =>
+            {
+                *overwrite = true;
+            }
+            (None, Some(Store::Device { zeroed, .. } | Store::Shared { device: Some(_), zeroed, .. }))
+                if word == "zeroed" =>
+            {
+                *zeroed = true;
+            }
             _ => {
                 return Err(format!(
-                    "`{word}`: after the size only device=PATH, then overwrite and zeroed, and from=FILE may follow"
+                    "`{word}`: after the size only shared=DIR, device=PATH, then overwrite and zeroed, and from=FILE may follow"
                 ));
             }
         }

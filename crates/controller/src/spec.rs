@@ -105,10 +105,14 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
         if disk.size.0 == 0 || !disk.size.0.is_multiple_of(BLOCK) {
             return Err(invalid(format!("disks: `{name}`: {} bytes is no multiple of 4 KiB", disk.size.0)));
         }
-        if let Some(Store::Device { path, .. }) = &disk.store
-            && !(path.starts_with('/') && path.len() < 4096 && !path.contains('\0'))
-        {
-            return Err(invalid(format!("disks: `{name}`: `{path}` is no path of a device"))
+        let (path, device) = match &disk.store {
+            Some(Store::Device { path, .. }) => (Some(path), None),
+            Some(Store::Shared { path, device, .. }) => (Some(path), device.as_ref()),
+            None => (None, None),
+        };
+        let is_path = |p: &&String| p.starts_with('/') && p.len() < 4096 && !p.contains('\0');
+        if let Some(bad) = path.into_iter().chain(device).find(|path| !is_path(path)) {
+            return Err(invalid(format!("disks: `{name}`: `{bad}` is no path at a host"))
                 .remedy("name it as the host does, such as /dev/vg0/root"));
         }
         if taken.volumes.contains(name) || !volumes.insert(name.clone()) {

@@ -128,6 +128,30 @@ impl Disk {
         if replica.size() != size {
             bail!("the replica of `{name}` here has {}, the volume {size}", replica.size());
         }
+        Self::over(replica, folder, socket, id, name)
+    }
+
+    /// Serves a volume of shared storage at `socket`, detached until it is opened.
+    ///
+    /// # Errors
+    /// When the socket, or this host's own folder for it, cannot be had.
+    pub fn open_shared(
+        place: &Path,
+        folder: &Path,
+        socket: PathBuf,
+        id: VolumeId,
+        name: &str,
+        size: Amount,
+        who: &str,
+    ) -> Result<Arc<Self>> {
+        if Replica::exists(folder) {
+            bail!("there is a replica of `{name}` at {}, besides the shared volume", folder.display());
+        }
+        std::os::unix::fs::DirBuilderExt::mode(std::fs::DirBuilder::new().recursive(true), 0o700).create(folder)?;
+        Self::over(Replica::shared(place, folder, id, size, who)?, folder, socket, id, name)
+    }
+
+    fn over(replica: Replica, folder: &Path, socket: PathBuf, id: VolumeId, name: &str) -> Result<Arc<Self>> {
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
@@ -247,7 +271,11 @@ impl Disk {
     /// # Errors
     /// When the medium fails.
     pub async fn open(self: &Arc<Self>, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
-        self.clone().blocking(move |disk| disk.replica.become_primary(lineage, generation)).await?;
+        let opened = move |disk: &Self| {
+            disk.replica.attach(lineage, generation)?;
+            disk.replica.become_primary(lineage, generation)
+        };
+        self.clone().blocking(opened).await?;
         self.tell();
         Ok(())
     }
@@ -320,9 +348,20 @@ impl Disk {
         self.tell();
     }
 
-    /// Refuses the guest's writes from now on; those that came before are done, and the mirror's last blocks go.
-    pub async fn freeze(self: &Arc<Self>) {
-        self.clone()
+    /// Whether it lies on shared storage.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.replica.shared_place().is_some()
+    }
+
+    /// Refuses the guest's writes from now on; those that came before are done, and the mirror's last blocks go. What is shared is durable,
+    /// and let go of.
+    ///
+    /// # Errors
+    /// What is shared cannot be made durable, and stays here: nobody else may be given it.
+    pub async fn freeze(self: &Arc<Self>) -> Result<(), VolumeError> {
+        let frozen = self
+            .clone()
             .blocking(|disk| {
                 let mut order = lock(&disk.order);
                 disk.replica.freeze();
@@ -334,9 +373,16 @@ impl Disk {
                     tracing::error!(volume = disk.name, %error, "the disk cannot be made durable: it stays here");
                     *order = None;
                 }
+                if disk.is_shared() {
+                    disk.end_snapshot();
+                    disk.recorder.clear();
+                }
+                // With the guest's lock still held, and none of its writes under way.
+                disk.replica.detach()
             })
             .await;
         self.tell();
+        frozen
     }
 
     /// The VM is not here any more, or was never: without QEMU. `lost`: it is another host's.
@@ -345,11 +391,14 @@ impl Disk {
         if lost {
             self.end_snapshot();
         }
-        let done = self.clone().blocking(
-            move |disk| {
-                if lost { disk.replica.become_secondary() } else { disk.replica.commit() }
-            },
-        );
+        let done = self.clone().blocking(move |disk| {
+            if lost {
+                disk.replica.detach()?;
+                disk.replica.become_secondary()
+            } else {
+                disk.replica.commit()
+            }
+        });
         if let Err(error) = done.await {
             tracing::error!(volume = self.name, %error, "the replica cannot be made durable");
         }
@@ -540,6 +589,13 @@ impl Disk {
             *receiving = Some(ticket);
             *lock(&disk.complete) = None;
             disk.end_snapshot();
+            if disk.is_shared() {
+                // Nothing comes: it is opened when it is granted. Until then QEMU sees zeroes.
+                disk.replica.detach()?;
+                disk.replica.read_blank();
+                *lock(&disk.complete) = Some(ticket);
+                return Ok(());
+            }
             disk.replica.become_secondary()?;
             // From here on it is no image of any epoch.
             disk.replica.set_complete(None)

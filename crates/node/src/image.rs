@@ -218,6 +218,10 @@ async fn begin_import(
                 .remedy("say --overwrite if what it holds may be lost"));
         }
     }
+    if disk.replica().is_detached() && !copy.overwrite && parts.file().importing != Some(disk.id) {
+        return Err(conflict(format!("nobody knows what `{}` holds before its VM was started here", disk.name))
+            .remedy("say --overwrite if what it holds may be lost"));
+    }
     let was_frozen = disk.replica().is_frozen();
     let owner = parts.keeper().ask(|reply| Input::Import { volume: disk.id, reply }).await?;
     Ok((Work::Import { from, format: image.format.clone(), owner, was_frozen }, image.format))
@@ -261,7 +265,7 @@ async fn carry_out(parts: Arc<Parts>, disk: Arc<Disk>, job: Arc<Job>, work: Work
         Work::Import { from, format, owner, was_frozen } => {
             let result = import(&parts, &disk, &job, &from, &format, owner).await;
             if was_frozen {
-                disk.freeze().await;
+                let _ = disk.freeze().await;
             }
             result
         }

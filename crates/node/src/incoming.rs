@@ -51,6 +51,7 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     if let Some(first) = report.blockers.first() {
         return Err(ApiError::new(Problem::Blocked, first.message.clone()).remedy(first.remedy.clone()));
     }
+    crate::seen::answer(node, from, &stage).await?;
     // What a pre-cache has brought here is the mirror's to go on with.
     node.precaches().release(&stage.definition.volumes).await;
     if stage.holders.len() > proto::MOST_HOLDERS {

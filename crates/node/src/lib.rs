@@ -33,6 +33,7 @@ pub mod quarantine;
 pub mod registry;
 pub mod routes;
 pub mod scrub;
+mod seen;
 mod snapshot;
 pub mod spec;
 pub mod stop_rule;

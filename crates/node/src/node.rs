@@ -360,9 +360,9 @@ impl Node {
         let parts = Arc::new(Parts::new(self.folder(id), self.run_folder(id), file));
         if matches!(record, Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))) {
             // Whoever may have the truth must not make an empty disk of a lost one.
-            for volume in &parts.definition().volumes {
-                let folder = crate::spec::volume_folder(&self.config, *volume);
-                if !godwit_volume::Replica::exists(&folder) {
+            let definition = parts.definition();
+            for (disk, volume) in definition.spec.disks.iter().zip(&definition.volumes) {
+                if let Some(folder) = crate::store::is_there(self, disk, *volume) {
                     bail!(
                         "its volume {} is not at {}; bring it back, and restart the node",
                         volume.0,
@@ -430,7 +430,11 @@ impl Node {
         for (i, (disk, volume)) in definition.spec.disks.iter().zip(&definition.volumes).enumerate() {
             let folder = crate::spec::volume_folder(&self.config, *volume);
             let socket = crate::spec::disk_socket(&parts.run, i);
-            let disk = Disk::open_or_create(&folder, socket, *volume, disk.volume.as_str(), disk.size)?;
+            let name = disk.volume.as_str();
+            let disk = match disk.shared() {
+                Some(place) => Disk::open_shared(place, &folder, socket, *volume, name, disk.size, self.name())?,
+                None => Disk::open_or_create(&folder, socket, *volume, name, disk.size)?,
+            };
             if let Some(library) = self.libraries.of(&definition) {
                 disk.look_up_in(library);
             }
@@ -578,20 +582,21 @@ impl Node {
         let sources: Vec<Option<String>> = definition.spec.disks.iter().map(|d| d.from.clone()).collect();
         let stores: Vec<Option<Store>> = definition.spec.disks.iter().map(|d| d.store.clone()).collect();
         for disk in &mut definition.spec.disks {
-            (disk.from, disk.store) = (None, None);
+            (disk.from, disk.store) = (None, crate::store::kept(disk.store.take()));
         }
         let owner = Owner::first(vm);
         let file = VmFile::new(definition, Power::Off);
         let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
         let failed = |e: anyhow::Error| ApiError::new(Problem::Failed, format!("{e:#}"));
-        let placed = crate::store::place_all(self, &parts.definition(), stores).await;
-        let imported = match placed {
-            Ok(()) => self.clone().import(parts.clone(), sources, owner).await,
-            Err(error) => Err(error),
-        };
+        if let Err(error) = crate::store::place_all(self, &parts.definition(), stores).await {
+            self.erase(&parts).await;
+            return Err(failed(error));
+        }
+        let imported = self.clone().import(parts.clone(), sources, owner).await;
         if let Err(error) = imported {
             // Nothing is left of a VM that could not be made.
             self.erase(&parts).await;
+            crate::store::remove_shared(self, &parts.definition());
             return Err(failed(error));
         }
         lock(&self.vms).insert(vm, parts.clone());
@@ -650,6 +655,7 @@ impl Node {
     pub async fn remove(self: &Arc<Self>, parts: &Arc<Parts>) -> Result<(), ApiError> {
         lock(&self.vms).remove(&parts.id);
         self.erase(parts).await;
+        crate::store::remove_shared(self, &parts.definition());
         let (node, vm) = (self.clone(), parts.id);
         let forgotten = tokio::task::spawn_blocking(move || node.ledger().forget(vm)).await;
         match forgotten {
@@ -693,7 +699,8 @@ impl Node {
             generation: Generation(view.owner.1),
             run,
             mv: view.ticket.map(|t| t.mv),
-            allocated: Bytes(parts.disks().iter().map(|d| d.allocated().0).sum()),
+            // What is shared needs no room elsewhere.
+            allocated: Bytes(parts.disks().iter().filter(|d| !d.is_shared()).map(|d| d.allocated().0).sum()),
             absent: Bytes(parts.disks().iter().map(|d| d.absent().0).sum()),
             holders: holders.into_iter().filter_map(|name| name.parse().ok()).collect(),
             lent: parts.file().lent,

@@ -15,7 +15,7 @@ const SIZE: u64 = 16 << 20;
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A loop device over a file that held something.
-struct Loop(PathBuf, MutexGuard<'static, ()>);
+struct Loop(PathBuf, #[allow(dead_code, reason = "held for as long as the device")] MutexGuard<'static, ()>);
 
 impl Loop {
     fn new(folder: &Path, bytes: u64) -> Option<Self> {

@@ -22,6 +22,17 @@ pub enum VolumeError {
     /// The system, or another process, has the device.
     #[error("{} is mounted, or in use by the system or another process; a volume needs a device for itself", .0.display())]
     Busy(PathBuf),
+    /// Shared storage that another has had since.
+    #[error(
+        "the volume at {} was {who}'s as a later owner, or as the same: this host is not its owner any more, whatever its record says",
+        place.display()
+    )]
+    Outranked {
+        /// Where it lies.
+        place: PathBuf,
+        /// Who has had it.
+        who: String,
+    },
     /// Its description is damaged.
     #[error("{} is damaged: {why}; the replica cannot be trusted, restore it from another site", path.display())]
     Damaged {

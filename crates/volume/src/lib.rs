@@ -49,6 +49,7 @@ mod replica;
 mod runs;
 pub mod scrub;
 mod shadow;
+pub mod shared;
 mod stamp;
 mod stamps;
 

@@ -12,15 +12,15 @@ use crate::guards::{Guard, Guards};
 use crate::journal::Journal;
 use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
 use crate::shadow::Shadow;
+use crate::shared::Shared;
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
-use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -56,6 +56,8 @@ pub struct Replica {
     settling: Mutex<()>,
     /// Held for as long as the replica is.
     _lock: Option<File>,
+    /// What is special about one on shared storage.
+    pub(crate) shared: Option<Shared>,
 }
 
 #[derive(Debug)]
@@ -156,14 +158,16 @@ impl Replica {
     /// # Errors
     /// As [`Replica::open`].
     pub fn open_beside(folder: &Path, data: &Path) -> Result<(Self, Opened), VolumeError> {
-        let path = folder.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-        let lock = lock.map_err(io_error("open", &path))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(VolumeError::Locked(folder.to_owned())),
-            Err(e) => return Err(io_error("lock", &path)(e.into())),
+        let lock = Self::lock_folder(folder)?;
+        let (it, opened) = Self::open_locked(folder, data, Some(lock))?;
+        if Journal::exists(folder) {
+            Journal::open(folder)?.recover(&it)?;
         }
+        Ok((it, opened))
+    }
+
+    /// Opens what nobody else has open.
+    pub(crate) fn open_locked(folder: &Path, data: &Path, lock: Option<File>) -> Result<(Self, Opened), VolumeError> {
         let description = DescriptionFile(folder.join("meta"));
         let meta = Meta::load(&description, folder)?;
         let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
@@ -179,11 +183,7 @@ impl Replica {
             description: Box::new(description),
             region: REGION,
         };
-        let (it, opened) = Self::assemble(folder, meta, media, Some(lock), Guards::ALL)?;
-        if Journal::exists(folder) {
-            Journal::open(folder)?.recover(&it)?;
-        }
-        Ok((it, opened))
+        Self::assemble(folder, meta, media, lock, Guards::ALL)
     }
 
     /// Opens a replica on media of the caller's, which nobody else uses. A new epoch begins. `name` is for errors.
@@ -202,7 +202,7 @@ impl Replica {
         Self::assemble(name, meta, media, None, guards)
     }
 
-    fn assemble(
+    pub(crate) fn assemble(
         folder: &Path,
         meta: Meta,
         media: Media,
@@ -247,6 +247,7 @@ impl Replica {
             inner: Mutex::new(inner),
             settling: Mutex::default(),
             _lock: lock,
+            shared: None,
         };
         opened.doubted = it.recover().map_err(io_error("recover", folder))?;
         Ok((it, opened))
@@ -330,6 +331,16 @@ impl Replica {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// While it is held nothing settles.
+    pub(crate) fn settling(&self) -> MutexGuard<'_, ()> {
+        self.settling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it is made of.
+    pub(crate) fn into_parts(self) -> (Arc<dyn Medium>, Inner) {
+        (self.data, self.inner.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
     pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError {
         io_error(what, &self.folder)
     }
@@ -362,6 +373,9 @@ impl Replica {
     /// When the medium fails; nothing has changed then.
     pub fn become_primary(&self, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
         let mut inner = self.lock();
+        if self.is_detached() {
+            return Err(VolumeError::Frozen);
+        }
         if inner.meta.redo {
             return Err(inner.journal_waits());
         }
@@ -647,6 +661,10 @@ impl Replica {
     /// When they lie outside, are not here yet, or the medium fails.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
         self.inside(offset, into.len() as u64)?;
+        if self.reads_blank()? {
+            into.fill(0);
+            return Ok(());
+        }
         if self.is_partial() {
             let mut inner = self.lock();
             if inner.guards.hold(Guard::AbsentNotRead) {
@@ -901,7 +919,7 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn settle_after(&self, lingering: u32) -> Result<(), VolumeError> {
-        let _one = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.settling();
         let (mut idle, here, stamps, guards) = {
             let mut inner = self.lock();
             inner.regions.values_mut().for_each(|ago| *ago = ago.saturating_add(1));
@@ -1017,6 +1035,10 @@ impl Contents<'_> {
 impl Inner {
     pub(crate) const fn is_frozen(&self) -> bool {
         self.frozen
+    }
+
+    pub(crate) const fn freeze(&mut self) {
+        self.frozen = true;
     }
 
     /// The stamps of a secondary say nothing before its journal is in its place.
