@@ -190,6 +190,21 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_may_lie_on_a_device_or_on_shared_storage_and_a_file_comes_last() {
+        let on = |text: &str| disk(text).map(|disk| (disk.store, disk.from)).unwrap();
+        let device = |overwrite, zeroed| Some(Store::Device { path: "/dev/vg0/root".into(), overwrite, zeroed });
+        assert_eq!(on("root=4G,device=/dev/vg0/root"), (device(false, false), None));
+        let all = "root=4G,device=/dev/vg0/root,zeroed,overwrite,from=/a,b";
+        assert_eq!(on(all), (device(true, true), Some("/a,b".into())));
+        let shared = |device: Option<&str>, overwrite| {
+            let (path, device) = ("/mnt/nfs/web".into(), device.map(Into::into));
+            Some(Store::Shared { path, device, overwrite, zeroed: false })
+        };
+        assert_eq!(on("root=4G,shared=/mnt/nfs/web"), (shared(None, false), None));
+        assert_eq!(on("root=4G,shared=/mnt/nfs/web,device=/dev/x,overwrite").0, shared(Some("/dev/x"), true));
+    }
+
+    #[test]
     fn a_description_in_json_is_taken_as_the_api_has_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("web");
@@ -204,7 +219,17 @@ mod tests {
     fn a_description_that_makes_no_sense_is_a_usage_error() {
         assert!(create(&["--vcpus", "1"]).unwrap_err().message.contains("memory"));
         assert!(create(&["--file", "/nowhere/web.toml"]).unwrap_err().message.contains("/nowhere/web.toml"));
-        for text in ["root", "root=", "root=4G,to=x", "Root=4G", "root=4G,from="] {
+        for text in [
+            "root",
+            "root=",
+            "root=4G,to=x",
+            "Root=4G",
+            "root=4G,from=",
+            "root=4G,overwrite",
+            "root=4G,device=",
+            "root=4G,device=/a,device=/b",
+            "root=4G,shared=/a,zeroed",
+        ] {
             assert!(disk(text).is_err(), "{text}");
         }
         for text in ["lan", "02:00:00:00:00:01@", "02:00:00:00:00:01@lan,ip=x", "02:00:00:00:00:01@lan,up"] {

@@ -31,11 +31,33 @@ fn with_a_shared_disk(test: &str) -> Pair {
 
 /// As the guest does, at the host that runs it. Whether it was answered.
 fn guest(pair: &Pair, host: &str, what: &str) -> bool {
+    within(pair, host, what, "20")
+}
+
+/// As the guest of a host that has lost the VM would: it waits in vain.
+fn ghost(pair: &Pair, host: &str, what: &str) -> bool {
+    within(pair, host, what, "2")
+}
+
+fn within(pair: &Pair, host: &str, what: &str, patience: &str) -> bool {
     let socket = pair.path(&format!("run-{host}/vms/1/disk0.sock"));
     let uri = format!("nbd+unix:///root?socket={}", socket.display());
-    let words = ["10", "qemu-io", "-f", "raw", "-c", what, &uri];
+    let words = [patience, "qemu-io", "-f", "raw", "-c", what, &uri];
     let output = Command::new("timeout").args(words).output().unwrap();
     output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("failed")
+}
+
+/// Mounts something where only the node of a host sees it.
+fn mount(pair: &Pair, host: &str, words: &[&str]) {
+    let pid = pair.node(host).to_string();
+    let output = Command::new("nsenter").args(["-t", &pid, "-m", "mount"]).args(words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+}
+
+fn unmount(pair: &Pair, host: &str) {
+    let (pid, at) = (pair.node(host).to_string(), pair.path("nfs"));
+    let output = Command::new("nsenter").args(["-t", &pid, "-m", "umount"]).arg(at).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 fn lies(pair: &Pair) -> Vec<u8> {
@@ -49,6 +71,8 @@ fn holder(pair: &Pair) -> String {
 
 fn moved(pair: &Pair, to: &str) {
     pair.ok(&["move", "web", "--to", to, "--disk", "shared"]);
+    let mv = pair.json(&["move", "show", "web"]);
+    println!("to {to}: pause {} ms, disk bytes {}", mv["progress"]["downtime_ms"], mv["progress"]["bytes"]["disk"]);
     assert_eq!(pair.json(&["vm", "show", "web"])["host"], to);
     assert_eq!(holder(pair), to);
     pair.until("it runs", || pair.json(&["vm", "show", "web"])["run"] == "running");
@@ -71,7 +95,7 @@ fn a_vm_on_shared_storage_moves_there_and_back_and_no_block_travels() {
     assert!(guest(&pair, "b", "read -P 0x11 6M 64k") && guest(&pair, "b", "write -P 0x22 7M 64k"));
     new[7 << 20..(7 << 20) + 65536].fill(0x22);
     // Who has lost it writes nothing: its clients wait in vain.
-    assert!(!guest(&pair, "a", "write -P 0x99 0 64k"), "the former owner takes no write");
+    assert!(!ghost(&pair, "a", "write -P 0x99 0 64k"), "the former owner takes no write");
     assert!(guest(&pair, "b", "flush") && lies(&pair) == new);
     for host in ["a", "b"] {
         assert!(!pair.path(&format!("{host}/volumes/1/data")).exists(), "nothing was copied");
@@ -99,11 +123,32 @@ fn a_vm_on_shared_storage_moves_there_and_back_and_no_block_travels() {
     let (code, _, said) = pair.godwit(&["move", "web", "--to", "a", "--disk", "shared"]);
     assert!(code == 3 && said.contains("mount the same storage"), "{code} {said}");
     std::fs::remove_dir(pair.path("nfs/web")).unwrap();
-    // A copy of it, as of a snapshot that somebody mounted: only a mark tells.
-    let copied = Command::new("cp").arg("-a").args([pair.path("nfs/elsewhere"), pair.path("nfs/web")]).status();
-    assert!(copied.unwrap().success());
-    std::fs::rename(pair.path("nfs/web"), pair.path("nfs/copy")).unwrap();
     std::fs::rename(pair.path("nfs/elsewhere"), pair.path("nfs/web")).unwrap();
+    // A copy of it, as of a snapshot that somebody mounted: only a mark tells.
+    let copied = Command::new("cp").arg("-a").args([pair.path("nfs"), pair.path("copy")]).status();
+    assert!(copied.unwrap().success());
+    mount(&pair, "a", &["--bind", pair.path("copy").to_str().unwrap(), pair.path("nfs").to_str().unwrap()]);
+    let (code, _, said) = pair.godwit(&["move", "web", "--to", "a", "--disk", "shared"]);
+    assert!(code != 0 && said.contains("cannot find the other host's mark"), "{code} {said}");
+    mount(&pair, "a", &["-o", "remount,bind,ro", pair.path("nfs").to_str().unwrap()]);
+    let (code, _, said) = pair.godwit(&["move", "web", "--to", "a", "--disk", "shared"]);
+    assert!(code != 0 && said.contains("mark"), "{code} {said}");
+    unmount(&pair, "a");
+    assert_eq!((holder(&pair).as_str(), &pair.json(&["vm", "show", "web"])["run"]), ("b", &json!("running")));
+
+    // What cannot be made durable stays where it is: the move is undone, and the VM runs on.
+    std::fs::create_dir(pair.path("nfs/web/meta.new")).unwrap();
+    let freeing = pair.path("nfs/web/meta.new");
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_secs(12));
+        std::fs::remove_dir(freeing).unwrap();
+    });
+    assert!(guest(&pair, "b", "write -P 0x33 9M 4k"));
+    let (code, _, said) = pair.godwit(&["move", "web", "--to", "a", "--disk", "shared"]);
+    assert!(code == 1 && said.contains("cannot write") && said.contains("it runs at b"), "{code} {said}");
+    later.join().unwrap();
+    pair.until("it runs on", || pair.json(&["vm", "show", "web"])["run"] == "running");
+    assert!(holder(&pair) == "b" && guest(&pair, "b", "read -P 0x33 9M 4k"));
 
     // A VM that goes takes its volume along; one that has its own disks does not move like this.
     pair.ok(&["vm", "stop", "web", "--force"]);
@@ -152,7 +197,7 @@ fn whoever_dies_during_the_hand_off_one_host_has_the_shared_disk_and_the_last_wr
         assert!(guest(&pair, has, &format!("read -P {round} 8M 64k")), "{point}: the last write");
         let other = if has == "a" { "b" } else { "a" };
         if pair.path(&format!("run-{other}/vms/1/disk0.sock")).exists() {
-            assert!(!guest(&pair, other, "write -P 0x99 0 64k"), "{point}: the other takes no write");
+            assert!(!ghost(&pair, other, "write -P 0x99 0 64k"), "{point}: the other takes no write");
         }
     }
 }

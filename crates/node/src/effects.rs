@@ -39,7 +39,7 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
                 reach_async(Point::Started, parts.id).await;
             }
             self::run(node, parts, run).await;
-            if arriving {
+            if arriving || parts.moving().is_some_and(|moving| moving.is_to_arrive()) {
                 incoming::runs(node, parts);
             }
             Some(Event::Ran)

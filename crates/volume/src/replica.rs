@@ -703,6 +703,9 @@ impl Replica {
     /// When it lies outside, or the medium fails.
     pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<(u64, bool)>, VolumeError> {
         self.inside(offset, length)?;
+        if self.reads_blank()? {
+            return Ok(vec![(length, true)]);
+        }
         if !self.is_partial() {
             return self.mapped(offset, length, None);
         }

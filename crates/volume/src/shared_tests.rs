@@ -86,11 +86,17 @@ fn a_detached_replica_reads_nothing_and_writes_nothing_whatever_is_asked_of_it()
     assert!(a.resume().is_err());
     let _ = (a.settle(), a.commit(), a.flush(), a.become_secondary(), a.roll(), a.set_complete(None));
     assert!(matches!(a.read(0, &mut [0; 8]), Err(VolumeError::Frozen)), "who reads waits");
+    assert!(matches!(a.extents(0, BLOCK), Err(VolumeError::Frozen)), "no hole is claimed where nobody looks");
     assert_eq!((a.read_now(0, &mut [0; 8]), a.file_of(0, 8).is_none()), (0, true));
     a.read_blank();
     assert_eq!(block(&a, 0), [0; BLOCK as usize], "for a QEMU that looks at what it does not run");
     drop(a);
     assert!(world.all() == before, "not a byte was touched");
+    // One that is born so, as when a host is started again, does not even look.
+    let born = world.host("b");
+    assert!(born.is_detached() && born.write(0, &[2; BLOCK as usize]).is_err() && born.read(0, &mut [0; 8]).is_err());
+    drop(born);
+    assert!(world.all() == before, "nor by one that was just started");
 }
 
 #[test]
