@@ -44,7 +44,7 @@ debugfs -R "dump /var/lib/dpkg/status $prepared/status" "$image/data.raw" 2>/dev
 depends() {
     apt-get -qq -y -o Dir::State::status="$prepared/status" -o Dir::Cache::archives="$prepared/archives" \
         -o Debug::NoLocking=1 -o APT::Sandbox::User=root --download-only install --no-install-recommends \
-        adduser qemu-system-x86 nftables >&2
+        adduser qemu-system-x86 qemu-utils nftables >&2
 }
 say "fetching what the packages depend on"
 apt_with_update depends || die "apt cannot fetch what the packages depend on: its message is above"

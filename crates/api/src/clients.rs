@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
+use crate::image::{CopyImage, ImageCopy, ImageOrder};
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
 use crate::promote::{LocalPromotion, PromoteVm, PromoteVolume, Promoted};
@@ -14,7 +15,7 @@ use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};
-use godwit_units::{MoveId, VmId};
+use godwit_units::{MoveId, VmId, VolumeId};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use std::time::Duration;
@@ -154,6 +155,21 @@ impl HostClient {
         self.0.within(ORDER).post(&format!("/v1/volumes/{}/verify", order.volume.0), order).await
     }
 
+    /// `POST /v1/volumes/{id}/image`.
+    pub async fn copy_image(&self, order: &ImageOrder) -> Result<ImageCopy> {
+        self.0.within(ORDER).post(&format!("/v1/volumes/{}/image", order.volume.0), order).await
+    }
+
+    /// `GET /v1/volumes/{id}/image`.
+    pub async fn image(&self, volume: VolumeId) -> Result<ImageCopy> {
+        self.0.get(&format!("/v1/volumes/{}/image", volume.0)).await
+    }
+
+    /// `DELETE /v1/volumes/{id}/image`.
+    pub async fn end_image(&self, volume: VolumeId) -> Result<ImageCopy> {
+        self.0.within(ORDER).delete(&format!("/v1/volumes/{}/image", volume.0)).await
+    }
+
     /// `PUT /v1/gateways/{wire}`.
     pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<()> {
         self.0.within(ORDER).put::<IgnoredAny>(&format!("/v1/gateways/{wire}"), port).await.map(drop)
@@ -277,6 +293,21 @@ impl PublicClient {
     /// `POST /v1/volumes/{volume}/verify`: a slice.
     pub async fn verify(&self, volume: &Name, what: &VerifyVolume) -> Result<Verified> {
         self.0.within(LONG).post(&format!("/v1/volumes/{volume}/verify"), what).await
+    }
+
+    /// `POST /v1/volumes/{volume}/image`.
+    pub async fn copy_image(&self, volume: &Name, copy: &CopyImage) -> Result<ImageCopy> {
+        self.0.within(ORDER).post(&format!("/v1/volumes/{volume}/image"), copy).await
+    }
+
+    /// `GET /v1/volumes/{volume}/image`.
+    pub async fn image(&self, volume: &Name) -> Result<ImageCopy> {
+        self.0.get(&format!("/v1/volumes/{volume}/image")).await
+    }
+
+    /// `DELETE /v1/volumes/{volume}/image`.
+    pub async fn end_image(&self, volume: &Name) -> Result<ImageCopy> {
+        self.0.within(ORDER).delete(&format!("/v1/volumes/{volume}/image")).await
     }
 
     /// `POST /v1/volumes/{volume}/promote`.

@@ -21,6 +21,7 @@
 //! | `PUT /v1/revocations` | [`Revocations`](godwit_trust::Revocations): whose certificates are void |
 //! | `PUT /v1/precaches` | all [`PrecacheOrder`](crate::precache::PrecacheOrder)s of this host -> [`LocalPrecache`](crate::precache::LocalPrecache)s |
 //! | `POST /v1/volumes/{id}/verify` | [`VerifyOrder`](crate::verify::VerifyOrder) -> [`Verified`](crate::verify::Verified): a slice of it |
+//! | `POST`, `GET`, `DELETE /v1/volumes/{id}/image` | [`ImageOrder`](crate::image::ImageOrder) -> [`ImageCopy`](crate::image::ImageCopy): begins, shows and ends an import or export |
 //! | `PUT`, `DELETE /v1/gateways/{wire}` | [`GatewayPort`]: attaches or re-points a wire's end on a gateway |
 
 use crate::name::Name;
@@ -182,6 +183,8 @@ pub enum DiskStrategy {
     /// Not before the VM: the destination is told what its disks have to hold, and fetches it when the VM runs there, what the guest asks
     /// for first (xNBD+, vMocity). The hosts that have the blocks are needed until the last one has come.
     Postcopy,
+    /// Not at all: they lie on storage that both hosts reach. Refused where one does not. Whatever is ordered, such a disk is never copied.
+    Shared,
 }
 
 impl DiskStrategy {
@@ -191,6 +194,7 @@ impl DiskStrategy {
         match self {
             Self::Mirror => "mirror",
             Self::Postcopy => "postcopy",
+            Self::Shared => "shared",
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod clients;
 pub mod error;
 pub mod events;
 pub mod host;
+pub mod image;
 pub mod metrics;
 pub mod name;
 pub mod openapi;

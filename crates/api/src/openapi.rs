@@ -8,6 +8,7 @@
 //! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
 
 use crate::host::{SetLimit, StopVm};
+use crate::image::{CopyImage, ImageCopy};
 use crate::orphan::JudgedOrphan;
 use crate::precache::{Precache, StartPrecache};
 use crate::promote::{PromoteVolume, Promoted};
@@ -231,6 +232,20 @@ pub fn operations() -> Vec<Operation> {
         .takes::<VerifyVolume>()
         .answers::<Verified>()
         .may(&[Conflict, NotFound, Unreachable]),
+        post(
+            "/v1/volumes/{volume}/image",
+            "copyImage",
+            "Begins to fill a volume from an image at its host, or to write it into one.",
+        )
+        .takes::<CopyImage>()
+        .answers::<ImageCopy>()
+        .may(&[Conflict, NotFound, Unreachable]),
+        get("/v1/volumes/{volume}/image", "showImage", "Shows the import or export of a volume that is under way, or was the last.")
+            .answers::<ImageCopy>()
+            .may(&[Conflict, Unreachable]),
+        delete("/v1/volumes/{volume}/image", "endImage", "Ends an import or export of a volume.")
+            .answers::<ImageCopy>()
+            .may(&[Conflict, Unreachable]),
         post(
             "/v1/volumes/{volume}/promote",
             "promoteVolume",

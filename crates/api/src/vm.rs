@@ -107,9 +107,57 @@ pub struct DiskSpec {
     /// Its size; a multiple of 4 KiB.
     #[schemars(schema_with = "crate::patterns::blocks")]
     pub size: Bytes,
-    /// A raw file on the host that the VM is created on, to be copied in.
+    /// An image on the host that the VM is created on, to be copied in: of any format that qemu-img reads. One that does not begin
+    /// with `/` is in the host's image folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// What it lies on, if not in its node's folder. Once the VM is made a device is its first host's own matter, and storage that is
+    /// shared stands here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<Store>,
+}
+
+/// What a volume's blocks lie on, at one host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Store {
+    /// A block device of the host: an LVM volume, a partition, a whole disk. It is the volume's alone, and zeroed.
+    Device {
+        /// Its path; one that outlives a reboot, such as in /dev/disk/by-id.
+        path: String,
+        /// Take it although it has a file system, a partition table or the like.
+        #[serde(default)]
+        overwrite: bool,
+        /// It reads as zeroes, as whoever says this vouches: it is not zeroed.
+        #[serde(default)]
+        zeroed: bool,
+    },
+    /// A folder on storage that all hosts reach under this path. The volume is made there, and is never copied: a move hands it over. So
+    /// the VM moves only between hosts that see it.
+    Shared {
+        /// The folder. It must not exist; its parent must.
+        path: String,
+        /// A block device that all hosts reach under this name, for the blocks. The folder has the stamps then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
+        /// As a device's own.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        overwrite: bool,
+        /// As a device's own.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        zeroed: bool,
+    },
+}
+
+impl DiskSpec {
+    /// The folder on shared storage that it lies in, if it does.
+    #[must_use]
+    pub fn shared(&self) -> Option<&std::path::Path> {
+        match &self.store {
+            Some(Store::Shared { path, .. }) => Some(path.as_ref()),
+            _ => None,
+        }
+    }
 }
 
 /// A network interface of a VM.

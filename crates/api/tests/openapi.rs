@@ -6,6 +6,7 @@
 use axum::extract::{Request, State};
 use axum::{Json, Router};
 use godwit_api::host::{SetLimit, StopVm};
+use godwit_api::image::{CopyImage, Direction};
 use godwit_api::precache::StartPrecache;
 use godwit_api::promote::PromoteVolume;
 use godwit_api::public::{AddHost, Component, CreateVm, ResolveMove, Site, StartMove};
@@ -231,7 +232,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
     let api = PublicClient::new(address, Identity::new(Role::Controller, "controller").unwrap(), &client);
     let web: Name = "web".parse().unwrap();
     let spec: VmSpec = serde_json::from_value(json!({"memory": 4096, "disks": [], "nics": []})).unwrap();
-    let disk = DiskSpec { volume: web.clone(), size: Bytes(4096), from: Some("x".into()) };
+    let disk = DiskSpec { volume: web.clone(), size: Bytes(4096), from: Some("x".into()), store: None };
     let mut called = BTreeSet::new();
     for all in [true, false] {
         seen.lock().unwrap().all = all;
@@ -277,6 +278,10 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, stop_precache, &web, &web);
         let verify = VerifyVolume { site: Some(web.clone()), repair: all, ..VerifyVolume::default() };
         call!(api, called, verify, &web, &verify);
+        let copy = CopyImage { what: Direction::Import, path: "x".into(), format: None, overwrite: all, key: 1 };
+        call!(api, called, copy_image, &web, &copy);
+        call!(api, called, image, &web);
+        call!(api, called, end_image, &web);
         let promote = PromoteVolume { site: web.clone(), fenced: "power cut, by ann".into(), dry_run: all };
         call!(api, called, promote, &web, &promote);
         call!(api, called, start_move, &order);

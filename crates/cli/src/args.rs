@@ -518,7 +518,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "TEXT", requires = "kernel")]
     pub cmdline: Option<String>,
     /// A disk; may be repeated
-    #[arg(long = "disk", value_name = "VOLUME=SIZE[,from=FILE]", value_parser = crate::spec::disk)]
+    #[arg(long = "disk", value_name = "VOLUME=SIZE[,shared=DIR][,device=PATH][,from=FILE]", value_parser = crate::spec::disk)]
     pub disks: Vec<godwit_api::vm::DiskSpec>,
     /// A network interface; may be repeated
     #[arg(long = "nic", value_name = "MAC@COMPONENT[,ip=IP][,mtu=N]", value_parser = crate::spec::nic)]
@@ -539,7 +539,8 @@ pub struct MoveArgs {
     /// Where to: a site, or a host
     #[arg(long, value_name = "SITE|HOST", required_unless_present = "cancel")]
     pub to: Option<Name>,
-    /// How the disks travel: `mirror`, before the VM; `postcopy`, after it, on demand and behind its back
+    /// How the disks travel: `mirror`, before the VM; `postcopy`, after it, on demand and behind its back; `shared`, not at
+    /// all, since they lie on storage that both hosts reach
     #[arg(long, value_name = "STRATEGY", default_value = "mirror", value_parser = strategy)]
     pub disk: DiskStrategy,
     /// At most so much on the link, such as 50M or 100Mbit/s
@@ -613,7 +614,8 @@ fn strategy(text: &str) -> Result<DiskStrategy, String> {
     match text {
         "mirror" => Ok(DiskStrategy::Mirror),
         "postcopy" => Ok(DiskStrategy::Postcopy),
-        _ => Err("the strategies are: mirror, postcopy".into()),
+        "shared" => Ok(DiskStrategy::Shared),
+        _ => Err("the strategies are: mirror, postcopy, shared".into()),
     }
 }
 

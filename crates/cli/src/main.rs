@@ -9,6 +9,7 @@ mod enrol;
 mod events;
 mod failure;
 mod follow;
+mod image;
 mod promote;
 mod quantity;
 mod service;

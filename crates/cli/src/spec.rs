@@ -3,27 +3,57 @@
 use crate::args::CreateArgs;
 use crate::failure::Failure;
 use crate::quantity::size;
-use godwit_api::vm::{DiskSpec, NicSpec, VmSpec};
+use godwit_api::vm::{DiskSpec, NicSpec, Store, VmSpec};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::path::Path;
 
-/// `VOLUME=SIZE[,from=FILE]`.
+/// `VOLUME=SIZE[,shared=DIR][,device=PATH[,overwrite][,zeroed]][,from=FILE]`.
 ///
 /// # Errors
 /// What is wrong with the text.
 pub fn disk(text: &str) -> Result<DiskSpec, String> {
-    let (head, from) = match text.split_once(',') {
-        None => (text, None),
-        Some((head, rest)) => {
-            let from = rest.strip_prefix("from=").filter(|file| !file.is_empty());
-            (head, Some(from.ok_or_else(|| format!("`{rest}`: after the size only from=FILE may follow"))?.to_owned()))
-        }
-    };
+    let (head, mut rest) = text.split_once(',').map_or((text, None), |(head, rest)| (head, Some(rest)));
     let (volume, bytes) =
         head.split_once('=').ok_or_else(|| format!("`{head}`: write VOLUME=SIZE, such as root=4G"))?;
-    Ok(DiskSpec { volume: volume.parse().map_err(text_of)?, size: size(bytes)?, from })
+    let mut disk = DiskSpec { volume: volume.parse().map_err(text_of)?, size: size(bytes)?, from: None, store: None };
+    while let Some(now) = rest {
+        // Last: the name of a file may have commas.
+        if let Some(file) = now.strip_prefix("from=").filter(|file| !file.is_empty()) {
+            disk.from = Some(file.to_owned());
+            break;
+        }
+        let (word, next) = now.split_once(',').map_or((now, None), |(word, next)| (word, Some(next)));
+        match (word.split_once('='), &mut disk.store) {
+            (Some(("shared", path)), store @ None) if !path.is_empty() => {
+                *store = Some(Store::Shared { path: path.to_owned(), device: None, overwrite: false, zeroed: false });
+            }
+            (Some(("device", path)), Some(Store::Shared { device: device @ None, .. })) if !path.is_empty() => {
+                *device = Some(path.to_owned());
+            }
+            (Some(("device", path)), store @ None) if !path.is_empty() => {
+                *store = Some(Store::Device { path: path.to_owned(), overwrite: false, zeroed: false });
+            }
+            (None, Some(Store::Device { overwrite, .. } | Store::Shared { device: Some(_), overwrite, .. }))
+                if word == "overwrite" =>
+            {
+                *overwrite = true;
+            }
+            (None, Some(Store::Device { zeroed, .. } | Store::Shared { device: Some(_), zeroed, .. }))
+                if word == "zeroed" =>
+            {
+                *zeroed = true;
+            }
+            _ => {
+                return Err(format!(
+                    "`{word}`: after the size only shared=DIR, device=PATH, then overwrite and zeroed, and from=FILE may follow"
+                ));
+            }
+        }
+        rest = next;
+    }
+    Ok(disk)
 }
 
 /// `MAC@COMPONENT[,ip=IP]...[,mtu=N]`.
@@ -160,6 +190,21 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_may_lie_on_a_device_or_on_shared_storage_and_a_file_comes_last() {
+        let on = |text: &str| disk(text).map(|disk| (disk.store, disk.from)).unwrap();
+        let device = |overwrite, zeroed| Some(Store::Device { path: "/dev/vg0/root".into(), overwrite, zeroed });
+        assert_eq!(on("root=4G,device=/dev/vg0/root"), (device(false, false), None));
+        let all = "root=4G,device=/dev/vg0/root,zeroed,overwrite,from=/a,b";
+        assert_eq!(on(all), (device(true, true), Some("/a,b".into())));
+        let shared = |device: Option<&str>, overwrite| {
+            let (path, device) = ("/mnt/nfs/web".into(), device.map(Into::into));
+            Some(Store::Shared { path, device, overwrite, zeroed: false })
+        };
+        assert_eq!(on("root=4G,shared=/mnt/nfs/web"), (shared(None, false), None));
+        assert_eq!(on("root=4G,shared=/mnt/nfs/web,device=/dev/x,overwrite").0, shared(Some("/dev/x"), true));
+    }
+
+    #[test]
     fn a_description_in_json_is_taken_as_the_api_has_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("web");
@@ -174,7 +219,17 @@ mod tests {
     fn a_description_that_makes_no_sense_is_a_usage_error() {
         assert!(create(&["--vcpus", "1"]).unwrap_err().message.contains("memory"));
         assert!(create(&["--file", "/nowhere/web.toml"]).unwrap_err().message.contains("/nowhere/web.toml"));
-        for text in ["root", "root=", "root=4G,to=x", "Root=4G", "root=4G,from="] {
+        for text in [
+            "root",
+            "root=",
+            "root=4G,to=x",
+            "Root=4G",
+            "root=4G,from=",
+            "root=4G,overwrite",
+            "root=4G,device=",
+            "root=4G,device=/a,device=/b",
+            "root=4G,shared=/a,zeroed",
+        ] {
             assert!(disk(text).is_err(), "{text}");
         }
         for text in ["lan", "02:00:00:00:00:01@", "02:00:00:00:00:01@lan,ip=x", "02:00:00:00:00:01@lan,up"] {

@@ -10,6 +10,7 @@ use crate::follow::{follow, print_text, write_json};
 use crate::volume::VolumeCommand;
 use crate::{events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
+use godwit_api::image::Direction;
 use godwit_api::precache::StartPrecache;
 use godwit_api::progress::Outcome;
 use godwit_api::public::{self, AddHost, CreateVm, Move, StartMove};
@@ -77,6 +78,16 @@ impl User {
                 self.print(&found, |found| crate::verify::show(&args.volume, found))?;
                 crate::verify::verdict(&found)
             }
+            Command::Volume(VolumeCommand::Import(args)) => {
+                self.copy_image(crate::image::wanted(Direction::Import, &args.node, args.image, args.format)?).await
+            }
+            Command::Volume(VolumeCommand::Export(mut args)) => {
+                if args.files.len() > 1 {
+                    return Err(Failure::usage("with --volume only the image is named"));
+                }
+                let image = args.files.pop();
+                self.copy_image(crate::image::wanted(Direction::Export, &args.node, image, Some(args.format))?).await
+            }
             Command::Volume(VolumeCommand::Status { volume }) => {
                 let mut all = api.precaches().await?;
                 all.retain(|p| volume.as_ref().is_none_or(|name| &p.volume == name));
@@ -116,6 +127,13 @@ impl User {
             | Command::Completion { .. }
             | Command::Man { .. } => unreachable!("these ask no controller"),
         }
+    }
+
+    async fn copy_image(&self, wanted: Option<crate::image::Wanted>) -> Result<(), Failure> {
+        let wanted = wanted.ok_or_else(|| Failure::usage("which volume? name it with --volume"))?;
+        let copy = crate::image::run(&self.client, &wanted).await?;
+        self.print(&copy, |copy| crate::image::show(&wanted, copy))?;
+        crate::image::verdict(&wanted, &copy)
     }
 
     async fn precache(&self, args: PrecacheArgs) -> Result<(), Failure> {

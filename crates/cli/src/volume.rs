@@ -3,10 +3,11 @@
 use crate::args::{Global, LogFormat, PrecacheArgs};
 use crate::daemons::log;
 use crate::failure::Failure;
+use crate::image::{ExportArgs, ImportArgs, NodeArgs};
 use clap::{Args, Subcommand};
 use godwit_api::Name;
 use godwit_export::{Backend, Listener, Plain, Stop, Tracked, serve_all, tls_from};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -38,26 +39,13 @@ pub enum VolumeCommand {
     Promote(crate::promote::PromoteArgs),
     /// Serve a file or a replica over NBD, without a controller: for tools and for measuring
     Serve(ServeArgs),
-    /// Copy an image of any format that qemu-img reads into a file or a replica, without a controller
-    Import {
-        /// The image
-        image: PathBuf,
-        /// A raw image, a block device, or the folder of a replica; a file that is not there is made
-        file: PathBuf,
-        /// Do not keep which blocks were written when
-        #[arg(long)]
-        no_track: bool,
-    },
-    /// Copy a file or a replica into an image, without a controller
-    Export {
-        /// A raw image, a block device, or the folder of a replica
-        file: PathBuf,
-        /// The image to write
-        image: PathBuf,
-        /// The image's format: raw, qcow2, or another one that qemu-img writes
-        #[arg(long, default_value = "qcow2")]
-        format: String,
-    },
+    /// Copy an image of any format that qemu-img reads into a volume; into a file or a replica, without a controller
+    #[command(
+        override_usage = "godwit volume import [OPTIONS] <IMAGE> <FILE>\n       godwit volume import [OPTIONS] --volume <NAME> <IMAGE>"
+    )]
+    Import(ImportArgs),
+    /// Copy a volume into an image; a file or a replica, without a controller
+    Export(ExportArgs),
 }
 
 #[derive(Debug, Args)]
@@ -179,7 +167,7 @@ fn serve_until(
 }
 
 /// Runs qemu-img, and says what it said when it fails.
-fn qemu_img(arguments: &[&std::ffi::OsStr]) -> Result<Vec<u8>, Failure> {
+fn qemu_img(arguments: &[&OsStr]) -> Result<Vec<u8>, Failure> {
     let output = Command::new("qemu-img").args(arguments).output();
     let output = output
         .map_err(|e| anyhow::anyhow!("cannot run qemu-img ({e}); it comes with the Debian package qemu-utils"))?;
@@ -214,8 +202,10 @@ fn with_qemu_img(file: &Path, no_track: bool, arguments: impl Fn(&str) -> Vec<Os
     done
 }
 
-fn import(image: &Path, file: &Path, no_track: bool) -> Result<(), Failure> {
-    let info = qemu_img(&["info".as_ref(), "--output=json".as_ref(), image.as_os_str()])?;
+fn import(image: &Path, file: &Path, no_track: bool, format: Option<String>) -> Result<(), Failure> {
+    let named: Vec<&OsStr> = format.iter().flat_map(|format| ["-f".as_ref(), format.as_ref()]).collect();
+    let words = ["info".as_ref(), "--output=json".as_ref()];
+    let info = qemu_img(&[&words[..], &named[..], &[image.as_os_str()]].concat())?;
     let info: serde_json::Value = serde_json::from_slice(&info).map_err(anyhow::Error::from)?;
     let (format, size) = (info["format"].as_str().unwrap_or("raw").to_owned(), info["virtual-size"].as_u64());
     let size = size.ok_or_else(|| anyhow::anyhow!("qemu-img does not say how large {} is", image.display()))?;
@@ -240,13 +230,20 @@ fn export(file: &Path, image: &Path, format: &str) -> Result<(), Failure> {
 pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
     match command {
         VolumeCommand::Serve(args) => serve(&args),
-        VolumeCommand::Import { image, file, no_track } => import(&image, &file, no_track),
-        VolumeCommand::Export { file, image, format } => export(&file, &image, &format),
+        VolumeCommand::Import(ImportArgs { image: Some(image), file: Some(file), no_track, format, .. }) => {
+            import(&image, &file, no_track, format)
+        }
+        VolumeCommand::Export(ExportArgs { node: NodeArgs { volume: None, .. }, files, format }) => match &files[..] {
+            [file, image] => export(file, image, &format),
+            _ => Err(Failure::usage("give FILE and IMAGE, or --volume NAME and IMAGE")),
+        },
         // These ask the controller.
         command @ (VolumeCommand::Ls
         | VolumeCommand::Precache(_)
         | VolumeCommand::Verify(_)
         | VolumeCommand::Promote(_)
+        | VolumeCommand::Import(_)
+        | VolumeCommand::Export(_)
         | VolumeCommand::Status { .. }) => crate::user::run(global, crate::args::Command::Volume(command)),
     }
 }

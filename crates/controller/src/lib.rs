@@ -10,6 +10,7 @@ mod allow;
 mod events;
 mod failpoint;
 pub mod health;
+mod image;
 mod metrics;
 mod moves;
 mod orphans;
@@ -152,6 +153,7 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/vms/{vm}/monitor", post(vms::monitor))
         .route("/v1/volumes", get(vms::volumes))
         .route("/v1/volumes/{volume}/verify", post(verify::verify))
+        .route("/v1/volumes/{volume}/image", post(image::copy).get(image::show).delete(image::end))
         .route("/v1/volumes/{volume}/promote", post(promote::promote))
         .route("/v1/precaches", get(precache::list).post(precache::start))
         .route("/v1/precaches/{volume}/{to}", delete(precache::stop))

@@ -13,7 +13,9 @@ use crate::vms::{learn_vcpus, open_move, settle};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
 use axum::response::{IntoResponse, Response};
-use godwit_api::host::{Blocker, CheckVm, HostFacts, LocalVm, MoveOrder, Ownership, PeerHost, RunState, SetLimit};
+use godwit_api::host::{
+    Blocker, CheckVm, DiskStrategy, HostFacts, LocalVm, MoveOrder, Ownership, PeerHost, RunState, SetLimit,
+};
 use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, NoteKind, Outcome, Phase, PhaseName, Teller};
 use godwit_api::public::{DryRun, Move, StartMove};
 use godwit_api::{ApiError, Name, Problem};
@@ -200,6 +202,13 @@ async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
             .remedy(format!("`godwit host add NAME --site {} --api ADDR`", order.to)));
     }
     let (mut blockers, local) = check_source(c, &vm, order.vcpus).await?;
+    if order.disk == DiskStrategy::Shared {
+        let own = vm.definition.spec.disks.iter().filter(|disk| disk.shared().is_none());
+        blockers.extend(own.map(|disk| {
+            let message = format!("`{}` does not lie on shared storage", disk.volume);
+            blocker(&vm.host, "disk", message, "copy it: `--disk mirror` or `--disk postcopy`")
+        }));
+    }
     let size: Bytes = vm.definition.spec.disks.iter().map(|d| d.size).sum();
     let disk = local.as_ref().map_or(size, |l| l.allocated.min(size));
     let check = CheckVm { definition: vm.definition.clone(), disk, vcpus: order.vcpus };

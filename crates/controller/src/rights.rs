@@ -74,6 +74,10 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/volumes", Read),
     // With repair it writes.
     ("POST", "/v1/volumes/{volume}/verify", Change),
+    // A file of the volume's host.
+    ("POST", "/v1/volumes/{volume}/image", Rule),
+    ("GET", "/v1/volumes/{volume}/image", Read),
+    ("DELETE", "/v1/volumes/{volume}/image", Rule),
     // A claim, as a move's.
     ("POST", "/v1/volumes/{volume}/promote", Rule),
     ("GET", "/v1/precaches", Read),
@@ -198,6 +202,8 @@ impl Caller {
     pub fn may_create(&self, new: &CreateVm) -> Result<(), ApiError> {
         let what = if new.spec.disks.iter().any(|disk| disk.from.is_some()) {
             "a disk that is copied from a file of its host"
+        } else if new.spec.disks.iter().any(|disk| disk.store.is_some()) {
+            "a disk that lies on what its host names"
         } else if !new.spec.devices.is_empty() {
             "devices of its own"
         } else {

@@ -1,7 +1,7 @@
 //! Whether a VM's description makes sense, before any node is asked.
 
 use crate::state::{conflict, invalid};
-use godwit_api::vm::{Boot, VmSpec};
+use godwit_api::vm::{Boot, Store, VmSpec};
 use godwit_api::{ApiError, Name};
 use std::collections::HashSet;
 
@@ -104,6 +104,16 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
         let name = &disk.volume;
         if disk.size.0 == 0 || !disk.size.0.is_multiple_of(BLOCK) {
             return Err(invalid(format!("disks: `{name}`: {} bytes is no multiple of 4 KiB", disk.size.0)));
+        }
+        let (path, device) = match &disk.store {
+            Some(Store::Device { path, .. }) => (Some(path), None),
+            Some(Store::Shared { path, device, .. }) => (Some(path), device.as_ref()),
+            None => (None, None),
+        };
+        let is_path = |p: &&String| p.starts_with('/') && p.len() < 4096 && !p.contains('\0');
+        if let Some(bad) = path.into_iter().chain(device).find(|path| !is_path(path)) {
+            return Err(invalid(format!("disks: `{name}`: `{bad}` is no path at a host"))
+                .remedy("name it as the host does, such as /dev/vg0/root"));
         }
         if taken.volumes.contains(name) || !volumes.insert(name.clone()) {
             return Err(conflict(format!("disks: there is a volume `{name}` already")).remedy("choose another name"));

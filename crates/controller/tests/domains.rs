@@ -8,6 +8,7 @@ mod fakes;
 use fakes::{World, name, to_host, web};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::trust::{NewApiToken, TokenRole};
+use godwit_api::vm::Store;
 use godwit_api::{ApiError, Problem, PublicClient};
 use godwit_trust::{AccessToken, Identity, Role};
 use godwit_units::MoveId;
@@ -77,6 +78,10 @@ async fn a_token_gives_its_role_in_its_domain_until_it_ends_or_is_removed() {
     let mut from_a_file = web("ohio");
     from_a_file.spec.disks[0].from = Some("/etc/shadow".into());
     refused(admin.create_vm(&from_a_file).await, Problem::Forbidden);
+    let mut on_a_device = web("ohio");
+    let store = Store::Device { path: "/dev/sda".into(), overwrite: true, zeroed: false };
+    on_a_device.spec.disks[0].store = Some(store);
+    refused(admin.create_vm(&on_a_device).await, Problem::Forbidden);
     let mut with_a_device = web("ohio");
     with_a_device.spec.devices = vec!["pvpanic".into()];
     refused(admin.create_vm(&with_a_device).await, Problem::Forbidden);

@@ -21,8 +21,10 @@ use godwit_handoff::{
     Action, Body, CannotBegin, Destination, DestinationState, Event, Fenced, Ledger, Lineage, Machine, Message, Owner,
     Record, Seen, Source, SourceState, Status, Ticket, Upkeep, Verdict,
 };
+use godwit_units::VolumeId;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -114,6 +116,13 @@ pub enum Input {
     Known(Seen),
     /// Is the VM nobody's business here, so that it may be removed?
     MayRemove(Reply<()>),
+    /// An image is to be copied into a volume. Answered with the VM's owner when it is off and stays so.
+    Import {
+        /// The volume.
+        volume: VolumeId,
+        /// See above.
+        reply: Reply<Owner>,
+    },
 }
 
 /// How others reach a keeper.
@@ -340,6 +349,9 @@ impl Actor {
             Input::MayRemove(reply) => {
                 let _ = reply.send(self.may_remove());
             }
+            Input::Import { volume, reply } => {
+                let _ = reply.send(self.import(volume));
+            }
         }
     }
 
@@ -358,6 +370,7 @@ impl Actor {
             | Input::Claim { reply, .. }
             | Input::Outrank { reply, .. }
             | Input::MayRemove(reply) => drop(reply.send(Err(error()))),
+            Input::Import { reply, .. } => drop(reply.send(Err(error()))),
             _ => {}
         }
     }
@@ -697,7 +710,23 @@ impl Actor {
         }
     }
 
+    /// The VM stays off from here on, over restarts, until its image is whole.
+    fn import(&self, volume: VolumeId) -> Result<Owner, ApiError> {
+        let name = &self.parts.name;
+        let Some(Record::Owned(owner)) = self.record else { return Err(self.not_here()) };
+        let idle = self.writing.is_none() && self.records.is_empty() && self.doing.is_none() && self.effects.is_empty();
+        if self.machine.is_some() || !idle || self.parts.qemu().is_some() {
+            return Err(ApiError::new(Problem::Conflict, format!("`{name}` is not off"))
+                .remedy(format!("`godwit vm stop {name}` first")));
+        }
+        let noted = self.parts.change(|file| file.importing = Some(volume));
+        noted.map_err(|e| ApiError::new(Problem::Failed, format!("cannot write down that `{name}` stays off: {e}")))?;
+        self.parts.importing.store(true, Ordering::Relaxed);
+        Ok(owner)
+    }
+
     fn start(&mut self) -> Result<(), ApiError> {
+        crate::image::may_start(&self.parts)?;
         match (&self.machine, self.record) {
             (Some(Machine::Source(s)), _) if is_owning(s) => Ok(()),
             (None, record) => {

@@ -155,6 +155,9 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
         add("vm", format!("{name} has the VM, or is handing it over"), "move it to another host, or wait");
     }
     if purpose == Purpose::Arrive {
+        for message in crate::seen::missing(definition) {
+            blockers.push(blocker(node, "disk", format!("{name} {message}"), crate::seen::REMEDY));
+        }
         let drivers = definition.spec.devices.iter().filter_map(|device| device.split(',').next());
         blockers.extend(unsupported(node, &drivers.collect::<Vec<_>>()));
     }

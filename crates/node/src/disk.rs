@@ -11,6 +11,7 @@
 use crate::leaving::Leaving;
 use crate::pace::Paced;
 use crate::parts::lock;
+use crate::snapshot::Snapshot;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
 use godwit_api::progress::DiskProgress;
@@ -89,6 +90,8 @@ pub struct Disk {
     /// Since when the other side has been behind, as far as somebody looked.
     behind: Mutex<Option<Instant>>,
     failing: AtomicBool,
+    /// What keeps what the guest overwrites while the volume is exported as it was.
+    snapshot: Mutex<Option<Arc<Snapshot>>>,
     /// Ends the clients of the export that are there now.
     clients: Mutex<CancellationToken>,
     serving: CancellationToken,
@@ -125,6 +128,30 @@ impl Disk {
         if replica.size() != size {
             bail!("the replica of `{name}` here has {}, the volume {size}", replica.size());
         }
+        Self::over(replica, folder, socket, id, name)
+    }
+
+    /// Serves a volume of shared storage at `socket`, detached until it is opened.
+    ///
+    /// # Errors
+    /// When the socket, or this host's own folder for it, cannot be had.
+    pub fn open_shared(
+        place: &Path,
+        folder: &Path,
+        socket: PathBuf,
+        id: VolumeId,
+        name: &str,
+        size: Amount,
+        who: &str,
+    ) -> Result<Arc<Self>> {
+        if Replica::exists(folder) {
+            bail!("there is a replica of `{name}` at {}, besides the shared volume", folder.display());
+        }
+        std::os::unix::fs::DirBuilderExt::mode(std::fs::DirBuilder::new().recursive(true), 0o700).create(folder)?;
+        Self::over(Replica::shared(place, folder, id, size, who)?, folder, socket, id, name)
+    }
+
+    fn over(replica: Replica, folder: &Path, socket: PathBuf, id: VolumeId, name: &str) -> Result<Arc<Self>> {
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
@@ -150,6 +177,7 @@ impl Disk {
             figures: Mutex::default(),
             behind: Mutex::default(),
             failing: AtomicBool::new(false),
+            snapshot: Mutex::default(),
             clients: Mutex::new(token.child_token()),
             serving: token.clone(),
             _guard: token.clone().drop_guard(),
@@ -243,7 +271,11 @@ impl Disk {
     /// # Errors
     /// When the medium fails.
     pub async fn open(self: &Arc<Self>, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
-        self.clone().blocking(move |disk| disk.replica.become_primary(lineage, generation)).await?;
+        let opened = move |disk: &Self| {
+            disk.replica.attach(lineage, generation)?;
+            disk.replica.become_primary(lineage, generation)
+        };
+        self.clone().blocking(opened).await?;
         self.tell();
         Ok(())
     }
@@ -316,9 +348,20 @@ impl Disk {
         self.tell();
     }
 
-    /// Refuses the guest's writes from now on; those that came before are done, and the mirror's last blocks go.
-    pub async fn freeze(self: &Arc<Self>) {
-        self.clone()
+    /// Whether it lies on shared storage.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.replica.shared_place().is_some()
+    }
+
+    /// Refuses the guest's writes from now on; those that came before are done, and the mirror's last blocks go. What is shared is durable,
+    /// and let go of.
+    ///
+    /// # Errors
+    /// What is shared cannot be made durable, and stays here: nobody else may be given it.
+    pub async fn freeze(self: &Arc<Self>) -> Result<(), VolumeError> {
+        let frozen = self
+            .clone()
             .blocking(|disk| {
                 let mut order = lock(&disk.order);
                 disk.replica.freeze();
@@ -330,19 +373,32 @@ impl Disk {
                     tracing::error!(volume = disk.name, %error, "the disk cannot be made durable: it stays here");
                     *order = None;
                 }
+                if disk.is_shared() {
+                    disk.end_snapshot();
+                    disk.recorder.clear();
+                }
+                // With the guest's lock still held, and none of its writes under way.
+                disk.replica.detach()
             })
             .await;
         self.tell();
+        frozen
     }
 
     /// The VM is not here any more, or was never: without QEMU. `lost`: it is another host's.
     pub async fn rest(self: &Arc<Self>, lost: bool) {
         self.stop_mirror().await;
-        let done = self.clone().blocking(
-            move |disk| {
-                if lost { disk.replica.become_secondary() } else { disk.replica.commit() }
-            },
-        );
+        if lost {
+            self.end_snapshot();
+        }
+        let done = self.clone().blocking(move |disk| {
+            if lost {
+                disk.replica.detach()?;
+                disk.replica.become_secondary()
+            } else {
+                disk.replica.commit()
+            }
+        });
         if let Err(error) = done.await {
             tracing::error!(volume = self.name, %error, "the replica cannot be made durable");
         }
@@ -532,6 +588,14 @@ impl Disk {
             let mut receiving = lock(&disk.receiving);
             *receiving = Some(ticket);
             *lock(&disk.complete) = None;
+            disk.end_snapshot();
+            if disk.is_shared() {
+                // Nothing comes: it is opened when it is granted. Until then QEMU sees zeroes.
+                disk.replica.detach()?;
+                disk.replica.read_blank();
+                *lock(&disk.complete) = Some(ticket);
+                return Ok(());
+            }
             disk.replica.become_secondary()?;
             // From here on it is no image of any epoch.
             disk.replica.set_complete(None)
@@ -680,7 +744,10 @@ impl Disk {
     ) -> Option<Reply> {
         let done = match &job {
             Job::Read { offset, length } => self.read(*offset, *length).map(Some),
-            Job::Change(change) => self.make(change, over).map(|wait| self.made(cookie, change.fua, wait, later)),
+            Job::Change(change) => self.make(change, over).map(|wait| {
+                self.accessed(change.offset, change.length());
+                self.made(cookie, change.fua, wait, later)
+            }),
         };
         match done {
             Ok(reply) => reply,
@@ -768,11 +835,13 @@ impl Disk {
             tracing::error!(volume = self.name, %error, "what pre-caches need cannot be read; they begin anew");
             self.recorder.clear();
         }
+        if let Some(snapshot) = &*lock(&self.snapshot) {
+            snapshot.before_write(godwit_volume::touched(change.offset, length), &self.replica);
+        }
         let written = match &change.what {
             What::Data(data) => self.replica.write(change.offset, data),
             What::Zeroes(length) => self.replica.zero(change.offset, *length),
         }?;
-        self.accessed(change.offset, length);
         if recorded {
             self.recorder.wrote(written.blocks.clone());
         }
@@ -793,6 +862,34 @@ impl Disk {
                 *order = None;
                 Ok(None)
             }
+        }
+    }
+
+    /// Writes what comes from an image, as a guest's write but for the order of its first accesses. Nothing: zeroes.
+    ///
+    /// # Errors
+    /// As [`Replica::write`].
+    pub(crate) fn put(&self, offset: u64, length: u64, data: Option<Bytes>) -> Result<(), VolumeError> {
+        let what = data.map_or(What::Zeroes(length), What::Data);
+        self.make(&Change { offset, what, fua: false }, &CancellationToken::new()).map(drop)
+    }
+
+    /// Begins to keep the volume as it is now.
+    ///
+    /// # Errors
+    /// When there is no room for what will be overwritten.
+    pub(crate) fn begin_snapshot(&self) -> Result<Arc<Snapshot>, VolumeError> {
+        // Between two writes.
+        let _guest = lock(&self.order);
+        let snapshot = Arc::new(Snapshot::new(self.replica.folder())?);
+        *lock(&self.snapshot) = Some(snapshot.clone());
+        Ok(snapshot)
+    }
+
+    /// Nothing is kept any more; whoever still reads it hears so.
+    pub(crate) fn end_snapshot(&self) {
+        if let Some(snapshot) = lock(&self.snapshot).take() {
+            snapshot.break_off("the volume is not this host's any more");
         }
     }
 

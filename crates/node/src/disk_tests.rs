@@ -57,7 +57,7 @@ async fn a_write_of_a_qemu_that_is_gone_is_never_made() {
     let mut world = world();
     let (lineage, generation) = owner(1);
     world.disk.open(lineage, generation).await.expect("opens");
-    world.disk.freeze().await;
+    world.disk.freeze().await.expect("freezes");
     assert!(world.write(1, 1).is_none());
     world.disk.hang_up();
     let (lineage, generation) = owner(3);

@@ -33,16 +33,13 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
             open(node, parts, lineage, generation).await;
             Some(Event::Opened)
         }
-        Action::Close => {
-            close(node, parts).await;
-            Some(Event::Closed)
-        }
+        Action::Close => close(node, parts, arriving).await.then_some(Event::Closed),
         Action::Run(run) => {
             if arriving {
                 reach_async(Point::Started, parts.id).await;
             }
             self::run(node, parts, run).await;
-            if arriving {
+            if arriving || parts.moving().is_some_and(|moving| moving.is_to_arrive()) {
                 incoming::runs(node, parts);
             }
             Some(Event::Ran)
@@ -115,7 +112,8 @@ async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation
     }
 }
 
-async fn close(node: &Arc<Node>, parts: &Arc<Parts>) {
+/// Whether all is closed; else a move from here is undone.
+async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
     // The network first: what the guest's own stop left in flight is all that may still leave.
     if let Err(error) = node.isolate(parts).await {
         tracing::error!(vm = parts.name, %error, "the network cannot be isolated");
@@ -130,8 +128,17 @@ async fn close(node: &Arc<Node>, parts: &Arc<Parts>) {
         }
     }
     for disk in parts.disks() {
-        disk.freeze().await;
+        while let Err(error) = disk.freeze().await {
+            tracing::error!(vm = parts.name, volume = disk.name, %error, "a shared disk cannot be made durable, and is not let go of");
+            if let Some(moving) = parts.moving().filter(|moving| !arriving && parts.takes_part_in(moving)) {
+                moving.failed(format!("disk `{}`: {error}", disk.name));
+                parts.keeper().tell(Input::Event(Event::MigrationFailed)).await;
+                return false;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
     }
+    true
 }
 
 async fn run(node: &Arc<Node>, parts: &Arc<Parts>, run: Run) {

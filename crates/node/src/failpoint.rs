@@ -41,6 +41,10 @@ pub enum Point {
     Settling,
     /// Destination: the guest runs, and blocks of its disks are still elsewhere. Held, it fetches them all the same.
     Fill,
+    /// No move: an image is to be copied into a volume, which holds nothing any more.
+    Import,
+    /// No move: a volume is to be exported as it was a moment ago.
+    Export,
 }
 
 impl Point {
@@ -62,6 +66,8 @@ impl Point {
             Self::Releasing => "releasing",
             Self::Settling => "settling",
             Self::Fill => "fill",
+            Self::Import => "import",
+            Self::Export => "export",
         }
     }
 }

@@ -51,6 +51,7 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     if let Some(first) = report.blockers.first() {
         return Err(ApiError::new(Problem::Blocked, first.message.clone()).remedy(first.remedy.clone()));
     }
+    crate::seen::answer(node, from, &stage).await?;
     // What a pre-cache has brought here is the mirror's to go on with.
     node.precaches().release(&stage.definition.volumes).await;
     if stage.holders.len() > proto::MOST_HOLDERS {
@@ -287,6 +288,9 @@ async fn loaded(parts: &Arc<Parts>, moving: &Moving) {
 /// The guest was started here: tell the source for its figures, announce, and prove that the network leads here.
 pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
     let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Destination) else { return };
+    if moving.arrived.swap(true, std::sync::atomic::Ordering::Relaxed) {
+        return;
+    }
     let (node, parts) = (node.clone(), parts.clone());
     // It has moved: nobody comes back to what was kept for another try.
     crate::kept::forget(&parts.folder);

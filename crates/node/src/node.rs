@@ -16,7 +16,7 @@ use crate::registry::{self, Power, VmFile};
 use crate::{Config, check, effects};
 use anyhow::{Context, Result, bail};
 use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
-use godwit_api::vm::VmDefinition;
+use godwit_api::vm::{Store, VmDefinition};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Ram, Record, Seen, VmId};
 use godwit_memory::CheckpointKey;
@@ -46,6 +46,7 @@ pub struct Node {
     libraries: crate::libraries::Libraries,
     lending: Lending,
     pace: crate::scrub::Pace,
+    images: crate::image::Images,
 }
 
 /// How often a QEMU of which nothing is known is looked for.
@@ -69,6 +70,11 @@ impl Node {
     /// How fast scrubs read.
     pub(crate) const fn pace(&self) -> &crate::scrub::Pace {
         &self.pace
+    }
+
+    /// Images that are copied into volumes and out of them.
+    pub(crate) const fn images(&self) -> &crate::image::Images {
+        &self.images
     }
 
     /// VMs of this host that cannot be had.
@@ -225,6 +231,7 @@ impl Node {
             libraries: crate::libraries::Libraries::default(),
             lending: Lending::default(),
             pace: crate::scrub::Pace::default(),
+            images: crate::image::Images::default(),
         });
         node.recover_gateways().await;
         node.recover().await?;
@@ -354,9 +361,9 @@ impl Node {
         let parts = Arc::new(Parts::new(self.folder(id), self.run_folder(id), file));
         if matches!(record, Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))) {
             // Whoever may have the truth must not make an empty disk of a lost one.
-            for volume in &parts.definition().volumes {
-                let folder = crate::spec::volume_folder(&self.config, *volume);
-                if !godwit_volume::Replica::exists(&folder) {
+            let definition = parts.definition();
+            for (disk, volume) in definition.spec.disks.iter().zip(&definition.volumes) {
+                if let Some(folder) = crate::store::is_there(self, disk, *volume) {
                     bail!(
                         "its volume {} is not at {}; bring it back, and restart the node",
                         volume.0,
@@ -429,7 +436,11 @@ impl Node {
         for (i, (disk, volume)) in definition.spec.disks.iter().zip(&definition.volumes).enumerate() {
             let folder = crate::spec::volume_folder(&self.config, *volume);
             let socket = crate::spec::disk_socket(&parts.run, i);
-            let disk = Disk::open_or_create(&folder, socket, *volume, disk.volume.as_str(), disk.size)?;
+            let name = disk.volume.as_str();
+            let disk = match disk.shared() {
+                Some(place) => Disk::open_shared(place, &folder, socket, *volume, name, disk.size, self.name())?,
+                None => Disk::open_or_create(&folder, socket, *volume, name, disk.size)?,
+            };
             if let Some(library) = self.libraries.of(definition.id, definition.domain.as_ref()) {
                 disk.look_up_in(library);
             }
@@ -575,17 +586,23 @@ impl Node {
         }
         let vm = definition.id;
         let sources: Vec<Option<String>> = definition.spec.disks.iter().map(|d| d.from.clone()).collect();
+        let stores: Vec<Option<Store>> = definition.spec.disks.iter().map(|d| d.store.clone()).collect();
         for disk in &mut definition.spec.disks {
-            disk.from = None;
+            (disk.from, disk.store) = (None, crate::store::kept(disk.store.take()));
         }
         let owner = Owner::first(vm);
         let file = VmFile::new(definition, Power::Off);
         let parts = Arc::new(Parts::new(self.folder(vm), self.run_folder(vm), file));
         let failed = |e: anyhow::Error| ApiError::new(Problem::Failed, format!("{e:#}"));
+        if let Err(error) = crate::store::place_all(self, &parts.definition(), stores).await {
+            self.erase(&parts).await;
+            return Err(failed(error));
+        }
         let imported = self.clone().import(parts.clone(), sources, owner).await;
         if let Err(error) = imported {
             // Nothing is left of a VM that could not be made.
             self.erase(&parts).await;
+            crate::store::remove_shared(self, &parts.definition());
             return Err(failed(error));
         }
         lock(&self.vms).insert(vm, parts.clone());
@@ -598,7 +615,7 @@ impl Node {
         for (disk, source) in parts.disks().into_iter().zip(sources) {
             disk.open(owner.lineage, owner.generation).await?;
             if let Some(source) = source {
-                tokio::task::spawn_blocking(move || disk.import(std::path::Path::new(&source))).await??;
+                crate::image::fill_new(&parts, &disk, &self.config.images.join(source)).await?;
             }
         }
         registry::store(&parts.folder, &parts.file())?;
@@ -645,6 +662,7 @@ impl Node {
     pub async fn remove(self: &Arc<Self>, parts: &Arc<Parts>) -> Result<(), ApiError> {
         lock(&self.vms).remove(&parts.id);
         self.erase(parts).await;
+        crate::store::remove_shared(self, &parts.definition());
         let (node, vm) = (self.clone(), parts.id);
         let forgotten = tokio::task::spawn_blocking(move || node.ledger().forget(vm)).await;
         match forgotten {
@@ -692,7 +710,8 @@ impl Node {
             generation: Generation(view.owner.1),
             run,
             mv: view.ticket.map(|t| t.mv),
-            allocated: Bytes(parts.disks().iter().map(|d| d.allocated().0).sum()),
+            // What is shared needs no room elsewhere.
+            allocated: Bytes(parts.disks().iter().filter(|d| !d.is_shared()).map(|d| d.allocated().0).sum()),
             absent: Bytes(parts.disks().iter().map(|d| d.absent().0).sum()),
             holders: holders.into_iter().filter_map(|name| name.parse().ok()).collect(),
             lent: parts.file().lent,

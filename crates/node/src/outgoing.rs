@@ -56,7 +56,14 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     if let Some(first) = crate::check::departure(node, parts).await.blockers.into_iter().next() {
         return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
     }
+    if order.disk == DiskStrategy::Shared
+        && let Some(disk) = parts.disks().iter().find(|disk| !disk.is_shared())
+    {
+        let message = format!("`{}` does not lie on shared storage", disk.name);
+        return Err(ApiError::new(Problem::Blocked, message).remedy("copy it: `--disk mirror` or `--disk postcopy`"));
+    }
     reach_async(Point::Reserve, parts.id).await;
+    let marks = crate::seen::Marks::leave(node, parts).await?;
     node.peers().session(&order.to).await?.set_limit(order.limit);
     let me = node.as_peer();
     let mut holders = parts.file().holders;
@@ -69,6 +76,7 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     let request = Request::Stage(Box::new(Stage {
         ticket,
         holders,
+        mark: marks.number(),
         definition: parts.definition(),
         source: node.as_peer(),
         vcpus: order.vcpus,
@@ -77,14 +85,16 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     let answer = node.peers().request(&order.to, proto::encode(&request), STAGING).await?;
     // It may be another session now.
     node.peers().limit(order.to.name.as_str(), order.limit);
-    proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| {
+    let answer = proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| {
         Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name)))
-    })
+    });
+    answer?;
+    marks.are_answered(&order.to.name).await
 }
 
 /// Whether a disk follows its VM rather than going before it: because that was ordered, or because it is not all here itself.
 fn follows(order: &MoveOrder, disk: &Disk) -> bool {
-    order.disk == DiskStrategy::Postcopy || disk.is_shadow()
+    !disk.is_shared() && (order.disk == DiskStrategy::Postcopy || disk.is_shadow())
 }
 
 /// Starts what the machine calls `Migrate`.
@@ -132,7 +142,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             let volumes = following.clone();
             parts.change(|file| file.lent = volumes).context("cannot write down what is needed here")?;
         }
-        for disk in parts.disks() {
+        let shared = parts.disks().iter().filter(|disk| disk.is_shared()).count();
+        for disk in parts.disks().into_iter().filter(|disk| !disk.is_shared()) {
             let (ticket, volume) = (moving.ticket, disk.id);
             let follows = following.contains(&volume);
             let hello = if follows { Hello::Tell { ticket, volume } } else { Hello::Mirror { ticket, volume } };
@@ -167,12 +178,15 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
                 }
             })
         });
-        for disk in parts.disks() {
+        for disk in parts.disks().into_iter().filter(|disk| !disk.is_shared()) {
             disk.synchronous().await.with_context(|| format!("disk `{}`", disk.name))?;
         }
         moving.note(
             NoteKind::Decision,
             match following.is_empty() {
+                _ if shared > 0 && shared == parts.disks().len() => {
+                    "the disks lie on storage that both hosts reach: nothing is copied"
+                }
                 true => "the disks are nearly equal: from here on both sides answer the guest's writes",
                 false => "the destination knows what the disks have to hold, and fetches it when the guest runs there",
             },

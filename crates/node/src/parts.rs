@@ -48,6 +48,8 @@ pub struct Parts {
     pub(crate) releasing: AtomicBool,
     /// Whether somebody waits for its disks, to end a move that went on over a restart.
     pub(crate) telling: AtomicBool,
+    /// Whether an image is being copied into one of its volumes.
+    pub(crate) importing: AtomicBool,
 }
 
 /// The move that a VM takes part in, or did last.
@@ -73,6 +75,8 @@ pub struct Moving {
     pub shut: CancellationToken,
     /// Destination: the incoming QEMU has loaded everything, and it was verified.
     pub memory_loaded: AtomicBool,
+    /// Destination: what comes after the guest's start is being done.
+    pub(crate) arrived: AtomicBool,
     /// Destination: the node was restarted when the VM was its own already, and only blocks of its disks were to come.
     pub(crate) goes_on: bool,
     /// What made the attempt fail.
@@ -92,6 +96,7 @@ impl Moving {
             ram_ended: CancellationToken::new(),
             shut: CancellationToken::new(),
             memory_loaded: AtomicBool::new(false),
+            arrived: AtomicBool::new(false),
             goes_on: false,
             why: Mutex::new(None),
         }
@@ -104,6 +109,13 @@ impl Moving {
             self.tracker.enter(PhaseName::Release);
         }
         self.tracker.end(outcome, why);
+    }
+
+    /// Whether its guest has come here and nobody has taken that up: a node that is restarted right after STARTED may hear that it owns the VM
+    /// before it has made it run again.
+    pub(crate) fn is_to_arrive(&self) -> bool {
+        let open = !self.goes_on && !self.tracker.ended() && !self.over.is_cancelled();
+        self.role == MoveRole::Destination && open && !self.arrived.load(Ordering::Relaxed)
     }
 
     /// Writes something into the move's trace.
@@ -149,6 +161,7 @@ impl Parts {
             keeping: Arc::default(),
             releasing: AtomicBool::default(),
             telling: AtomicBool::default(),
+            importing: AtomicBool::default(),
         }
     }
 

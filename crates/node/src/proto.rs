@@ -74,6 +74,9 @@ pub struct Stage {
     /// Where blocks of its disks are that are not sent before it. Empty: all are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<PeerHost>,
+    /// The number of the marks that the source has left with its disks on shared storage: whoever sees the same storage finds them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<u64>,
 }
 
 /// Holders that a destination is told of: a hand-off adds one while fills go on.

@@ -46,13 +46,16 @@ pub struct VmFile {
     /// Volumes that went from here before their blocks did, and whose owner has not said that it has all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lent: Vec<VolumeId>,
+    /// A volume that an image is being copied into, or was when that broke off: it holds half of it, and the VM does not start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub importing: Option<VolumeId>,
 }
 
 impl VmFile {
     /// What is remembered of a VM that is new here.
     #[must_use]
     pub const fn new(definition: VmDefinition, power: Power) -> Self {
-        Self { definition, power, peer: None, order: None, plug: None, holders: vec![], lent: vec![] }
+        Self { definition, power, peer: None, order: None, plug: None, holders: vec![], lent: vec![], importing: None }
     }
 }
 

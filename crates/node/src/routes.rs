@@ -10,11 +10,13 @@ use axum::{Json, Router};
 use godwit_api::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
+use godwit_api::image::{ImageCopy, ImageOrder};
 use godwit_api::orphan::Orphan;
 use godwit_api::precache::{LocalPrecache, PrecacheOrder};
 use godwit_api::vm::VmDefinition;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Fenced, MoveId, Peer, PeerHistory, VmId};
+use godwit_units::VolumeId;
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,6 +47,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/revocations", put(revoke))
         .route("/v1/precaches", put(precaches))
         .route("/v1/volumes/{id}/verify", post(verify))
+        .route("/v1/volumes/{id}/image", post(copy_image).get(image).delete(end_image))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .with_state(node)
 }
@@ -86,6 +89,7 @@ async fn define(
 
 async fn remove(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Value> {
     let parts = find(&node, id)?;
+    crate::image::end_all(&node, &parts).await;
     parts.keeper().ask(Input::MayRemove).await?;
     node.remove(&parts).await?;
     Ok(Json(Value::Null))
@@ -236,6 +240,26 @@ async fn verify(
         return Err(ApiError::new(Problem::Invalid, format!("the path says volume {id}, the body {}", order.volume.0)));
     }
     Ok(Json(crate::scrub::verify(&node, &order).await?))
+}
+
+async fn copy_image(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(order): Json<ImageOrder>,
+) -> Answer<ImageCopy> {
+    if order.volume.0 != id {
+        return Err(ApiError::new(Problem::Invalid, format!("the path says volume {id}, the body {}", order.volume.0)));
+    }
+    let parts = find(&node, order.vm.0)?;
+    Ok(Json(crate::image::begin(&node, &parts, order).await?))
+}
+
+async fn image(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<ImageCopy> {
+    Ok(Json(crate::image::show(&node, VolumeId(id))?))
+}
+
+async fn end_image(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<ImageCopy> {
+    Ok(Json(crate::image::end(&node, VolumeId(id)).await?))
 }
 
 async fn revoke(State(node): State<Arc<Node>>, Json(list): Json<godwit_trust::Revocations>) -> Answer<Value> {

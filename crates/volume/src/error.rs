@@ -19,6 +19,20 @@ pub enum VolumeError {
     /// Another process has it.
     #[error("the replica {} is in use by another process", .0.display())]
     Locked(PathBuf),
+    /// The system, or another process, has the device.
+    #[error("{} is mounted, or in use by the system or another process; a volume needs a device for itself", .0.display())]
+    Busy(PathBuf),
+    /// Shared storage that another has had since.
+    #[error(
+        "the volume at {} was {who}'s as a later owner, or as the same: this host is not its owner any more, whatever its record says",
+        place.display()
+    )]
+    Outranked {
+        /// Where it lies.
+        place: PathBuf,
+        /// Who has had it.
+        who: String,
+    },
     /// Its description is damaged.
     #[error("{} is damaged: {why}; the replica cannot be trusted, restore it from another site", path.display())]
     Damaged {

@@ -55,6 +55,11 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// When the medium fails.
     fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>>;
+    /// Whether [`Medium::extents`] tells holes: what was never written. Else all of it counts as data, and as much as nothing as
+    /// [`Medium::allocated`].
+    fn knows_holes(&self) -> bool {
+        true
+    }
     /// Bytes allocated.
     fn allocated(&self) -> u64;
 }

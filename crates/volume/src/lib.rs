@@ -1,6 +1,6 @@
 //! Replicas of virtual disks, and the mirror that makes a second one equal to the first.
 //!
-//! A [`Replica`] is a sparse file and, for each block, the [`Stamp`] of its last write. A [`mirror`] compares the stamps of
+//! A [`Replica`] is a sparse file, or a [block device](device), and, for each block, the [`Stamp`] of its last write. A [`mirror`] compares the stamps of
 //! two replicas, copies the blocks that differ while the guest writes on, mirrors the guest's writes once few are left, and ends
 //! with both equal. It knows no sockets and no clock.
 //!
@@ -32,6 +32,7 @@
 
 #![forbid(unsafe_code)]
 mod blocks;
+pub mod device;
 pub mod epoch;
 mod error;
 pub mod fet;
@@ -49,6 +50,7 @@ mod replica;
 mod runs;
 pub mod scrub;
 mod shadow;
+pub mod shared;
 mod stamp;
 mod stamps;
 

@@ -5,21 +5,22 @@
 //! true, or its region is hot.
 
 use crate::blocks::{BLOCK, touched};
+use crate::device::Before;
 use crate::error::{VolumeError, io_error};
 use crate::file::{Description, DescriptionFile, Disk, Media, Medium, power};
 use crate::guards::{Guard, Guards};
 use crate::journal::Journal;
 use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
 use crate::shadow::Shadow;
+use crate::shared::Shared;
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
-use rustix::fs::{FlockOperation, flock};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -55,6 +56,8 @@ pub struct Replica {
     settling: Mutex<()>,
     /// Held for as long as the replica is.
     _lock: Option<File>,
+    /// What is special about one on shared storage.
+    pub(crate) shared: Option<Shared>,
 }
 
 #[derive(Debug)]
@@ -114,6 +117,20 @@ impl Replica {
         meta.store(&DescriptionFile(folder.join("meta")), folder)
     }
 
+    /// Makes a replica whose blocks lie on a block device. It holds zeroes, and belongs to nobody.
+    ///
+    /// # Errors
+    /// When the device is in use, or too small, or a medium fails; what the device held may be lost then.
+    pub fn create_on(
+        folder: &Path,
+        device: &Path,
+        volume: VolumeId,
+        size: Bytes,
+        before: Before,
+    ) -> Result<(), VolumeError> {
+        crate::device::create(folder, device, volume, size, before)
+    }
+
     /// Describes a replica that holds zeroes and belongs to nobody, on media that are empty.
     ///
     /// # Errors
@@ -141,14 +158,16 @@ impl Replica {
     /// # Errors
     /// As [`Replica::open`].
     pub fn open_beside(folder: &Path, data: &Path) -> Result<(Self, Opened), VolumeError> {
-        let path = folder.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-        let lock = lock.map_err(io_error("open", &path))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(VolumeError::Locked(folder.to_owned())),
-            Err(e) => return Err(io_error("lock", &path)(e.into())),
+        let lock = Self::lock_folder(folder)?;
+        let (it, opened) = Self::open_locked(folder, data, Some(lock))?;
+        if Journal::exists(folder) {
+            Journal::open(folder)?.recover(&it)?;
         }
+        Ok((it, opened))
+    }
+
+    /// Opens what nobody else has open.
+    pub(crate) fn open_locked(folder: &Path, data: &Path, lock: Option<File>) -> Result<(Self, Opened), VolumeError> {
         let description = DescriptionFile(folder.join("meta"));
         let meta = Meta::load(&description, folder)?;
         let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
@@ -156,7 +175,7 @@ impl Replica {
             Ok(Box::new(Disk::open(path, size).map_err(io_error("open", path))?))
         };
         let media = Media {
-            data: open(data, meta.size.0)?,
+            data: crate::device::open(data, meta.size.0)?,
             stamps: open(&folder.join("stamps"), regions * REGION * 8)?,
             hot: open(&folder.join("hot"), regions)?,
             words: open(&folder.join("words"), regions * REGION * 8)?,
@@ -164,11 +183,7 @@ impl Replica {
             description: Box::new(description),
             region: REGION,
         };
-        let (it, opened) = Self::assemble(folder, meta, media, Some(lock), Guards::ALL)?;
-        if Journal::exists(folder) {
-            Journal::open(folder)?.recover(&it)?;
-        }
-        Ok((it, opened))
+        Self::assemble(folder, meta, media, lock, Guards::ALL)
     }
 
     /// Opens a replica on media of the caller's, which nobody else uses. A new epoch begins. `name` is for errors.
@@ -187,7 +202,7 @@ impl Replica {
         Self::assemble(name, meta, media, None, guards)
     }
 
-    fn assemble(
+    pub(crate) fn assemble(
         folder: &Path,
         meta: Meta,
         media: Media,
@@ -232,6 +247,7 @@ impl Replica {
             inner: Mutex::new(inner),
             settling: Mutex::default(),
             _lock: lock,
+            shared: None,
         };
         opened.doubted = it.recover().map_err(io_error("recover", folder))?;
         Ok((it, opened))
@@ -315,6 +331,16 @@ impl Replica {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// While it is held nothing settles.
+    pub(crate) fn settling(&self) -> MutexGuard<'_, ()> {
+        self.settling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it is made of.
+    pub(crate) fn into_parts(self) -> (Arc<dyn Medium>, Inner) {
+        (self.data, self.inner.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
     pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError {
         io_error(what, &self.folder)
     }
@@ -334,7 +360,11 @@ impl Replica {
     /// Bytes that it takes up.
     #[must_use]
     pub fn allocated(&self) -> Bytes {
-        Bytes(self.data.allocated())
+        if self.data.knows_holes() {
+            return Bytes(self.data.allocated());
+        }
+        let written = self.lock().stamps.written(0..self.size.0 / BLOCK).unwrap_or_default();
+        Bytes(written.iter().map(|run| (run.end - run.start) * BLOCK).sum())
     }
 
     /// Begins to take writes of this owner, in a new epoch.
@@ -343,6 +373,9 @@ impl Replica {
     /// When the medium fails; nothing has changed then.
     pub fn become_primary(&self, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
         let mut inner = self.lock();
+        if self.is_detached() {
+            return Err(VolumeError::Frozen);
+        }
         if inner.meta.redo {
             return Err(inner.journal_waits());
         }
@@ -402,6 +435,7 @@ impl Replica {
     /// # Errors
     /// When the medium fails, or this takes no writes.
     pub fn restamp_all(&self) -> Result<(), VolumeError> {
+        // Of a device that somebody else may have written, all is data.
         let extents = self.data.extents(0, self.size.0).map_err(self.io("map"))?;
         let mut inner = self.lock();
         if inner.frozen {
@@ -627,6 +661,10 @@ impl Replica {
     /// When they lie outside, are not here yet, or the medium fails.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), VolumeError> {
         self.inside(offset, into.len() as u64)?;
+        if self.reads_blank()? {
+            into.fill(0);
+            return Ok(());
+        }
         if self.is_partial() {
             let mut inner = self.lock();
             if inner.guards.hold(Guard::AbsentNotRead) {
@@ -665,16 +703,19 @@ impl Replica {
     /// When it lies outside, or the medium fails.
     pub fn extents(&self, offset: u64, length: u64) -> Result<Vec<(u64, bool)>, VolumeError> {
         self.inside(offset, length)?;
+        if self.reads_blank()? {
+            return Ok(vec![(length, true)]);
+        }
         if !self.is_partial() {
-            return self.data.extents(offset, length).map_err(self.io("map"));
+            return self.mapped(offset, length, None);
         }
         let mut inner = self.lock();
         if !inner.is_shadow() {
             drop(inner);
-            return self.data.extents(offset, length).map_err(self.io("map"));
+            return self.mapped(offset, length, None);
         }
         // What is absent is no hole, whatever lies here. Under the lock: what comes in between must not be taken for what lay here.
-        let found = self.data.extents(offset, length).map_err(self.io("map"))?;
+        let found = self.mapped(offset, length, Some(&mut inner))?;
         let mut split: Vec<(u64, bool)> = vec![];
         let mut put = |length: u64, hole: bool| match split.last_mut() {
             _ if length == 0 => {}
@@ -696,6 +737,36 @@ impl Replica {
             at = end;
         }
         Ok(split)
+    }
+
+    /// Data and holes as the medium has them; where it knows none, what was never written is one.
+    fn mapped(
+        &self,
+        offset: u64,
+        length: u64,
+        inner: Option<&mut MutexGuard<'_, Inner>>,
+    ) -> Result<Vec<(u64, bool)>, VolumeError> {
+        if self.data.knows_holes() {
+            return self.data.extents(offset, length).map_err(self.io("map"));
+        }
+        let blocks = touched(offset, length);
+        let written = match inner {
+            Some(inner) => inner.stamps.written(blocks),
+            None => self.lock().stamps.written(blocks),
+        };
+        let (mut at, mut found) = (offset, vec![]);
+        let mut put = |until: u64, hole: bool| {
+            if until > at {
+                found.push((until - at, hole));
+                at = until;
+            }
+        };
+        for run in written.map_err(self.io("read the stamps of"))? {
+            put((run.start * BLOCK).max(offset), true);
+            put((run.end * BLOCK).min(offset + length), false);
+        }
+        put(offset + length, true);
+        Ok(found)
     }
 
     /// A guest's write.
@@ -851,7 +922,7 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn settle_after(&self, lingering: u32) -> Result<(), VolumeError> {
-        let _one = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.settling();
         let (mut idle, here, stamps, guards) = {
             let mut inner = self.lock();
             inner.regions.values_mut().for_each(|ago| *ago = ago.saturating_add(1));
@@ -967,6 +1038,10 @@ impl Contents<'_> {
 impl Inner {
     pub(crate) const fn is_frozen(&self) -> bool {
         self.frozen
+    }
+
+    pub(crate) const fn freeze(&mut self) {
+        self.frozen = true;
     }
 
     /// The stamps of a secondary say nothing before its journal is in its place.

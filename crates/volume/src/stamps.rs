@@ -168,6 +168,35 @@ impl Stamps {
         Ok(runs)
     }
 
+    /// The blocks of a range whose entry is not 0, as runs in order. What was never written takes no memory.
+    pub fn written(&mut self, blocks: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        let each = self.region * ENTRY;
+        let (first, last) = (blocks.start / self.region, blocks.end.div_ceil(self.region));
+        let (mut at, mut regions) = (first * each, vec![]);
+        for (length, hole) in self.medium.extents(at, (last - first) * each)? {
+            if !hole {
+                regions.extend(at / each..(at + length).div_ceil(each));
+            }
+            at += length;
+        }
+        regions.extend(self.chunks.range(first..last).map(|(region, _)| *region));
+        regions.sort_unstable();
+        regions.dedup();
+        let mut runs: Vec<Range<u64>> = vec![];
+        for region in regions {
+            let start = region * self.region;
+            let chunk = self.chunk(region)?;
+            for (block, _) in (start..).zip(chunk.entries.iter()).filter(|(_, entry)| **entry != 0) {
+                match runs.last_mut() {
+                    _ if !blocks.contains(&block) => {}
+                    Some(run) if run.end == block => run.end += 1,
+                    _ => runs.push(block..block + 1),
+                }
+            }
+        }
+        Ok(runs)
+    }
+
     /// Chunks in memory.
     #[cfg(test)]
     pub fn in_memory(&self) -> usize {

@@ -131,6 +131,11 @@ impl Pair {
         daemon.wait().unwrap();
     }
 
+    /// The process of a host's node.
+    pub fn node(&self, name: &str) -> u32 {
+        self.daemons[name].id()
+    }
+
     /// The QEMUs of a host.
     pub fn guests(&self, name: &str) -> Vec<u32> {
         super::guests(&self.path(&format!("run-{name}")))

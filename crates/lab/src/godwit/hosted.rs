@@ -322,7 +322,7 @@ fn describe(spec: &GuestSpec, disks: &[PathBuf]) -> Result<VmSpec> {
     let [kernel, initrd] = boot_files(&spec.image.kind().to_string());
     let disk = |(index, size): (usize, &godwit_units::Bytes)| -> Result<DiskSpec> {
         let from = disks[index].to_str().context("the work folder's path is no text")?.to_owned();
-        Ok(DiskSpec { volume: volume_name(&spec.name, index).parse()?, size: *size, from: Some(from) })
+        Ok(DiskSpec { volume: volume_name(&spec.name, index).parse()?, size: *size, from: Some(from), store: None })
     };
     Ok(VmSpec {
         machine: "q35".into(),

@@ -1,0 +1,101 @@
+//! A volume on a block device of its host, from the command line to the device. Needs loop devices; skipped, aloud, without.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::pair::{Pair, can_run};
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::Command;
+
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+fn device(file: &PathBuf, contents: &[u8]) -> Option<Loop> {
+    std::fs::write(file, contents).unwrap();
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+    made.status.success().then(|| Loop(String::from_utf8(made.stdout).unwrap().trim().to_owned()))
+}
+
+#[test]
+fn a_vms_disk_lies_on_a_block_device_and_moves_to_a_host_where_it_lies_in_a_file_and_back() {
+    if !can_run() {
+        return;
+    }
+    let mut pair = Pair::new("device");
+    let Some(device) = device(&pair.path("under"), &vec![0xee; 16 << 20]) else {
+        eprintln!("SKIPPED: this needs loop devices");
+        return;
+    };
+    pair.start_controller();
+    pair.start_node("a");
+    pair.start_node("b");
+    std::fs::write(pair.path("disk"), vec![0x5a; 4 << 20]).unwrap();
+    let spec = json!({"memory": (128 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2"});
+    std::fs::write(pair.path("spec.json"), spec.to_string()).unwrap();
+    let create = |pair: &Pair, more: &str| {
+        let disk = format!("root=16M,device={}{more},from={}", device.0, pair.path("disk").display());
+        let file = pair.path("spec.json");
+        pair.godwit(&["vm", "create", "web", "--at", "a", "--file", file.to_str().unwrap(), "--disk", &disk, "--start"])
+    };
+    // Somebody's file system; then nobody's.
+    assert!(Command::new("mkfs.ext4").args(["-q", &device.0]).status().unwrap().success());
+    let (code, _, said) = create(&pair, "");
+    assert!(code == 1 && said.contains("holds ext4; say overwrite"), "{said}");
+    let (code, _, said) = create(&pair, ",overwrite");
+    assert_eq!(code, 0, "{said}{}", pair.logs());
+    let mut new = vec![0x5a; 4 << 20];
+    new.resize(16 << 20, 0);
+    let held = |pair: &Pair| {
+        // Past what the kernel still has in memory of the device.
+        assert!(Command::new("blockdev").args(["--flushbufs", &device.0]).status().unwrap().success());
+        std::fs::read(pair.path("under")).unwrap()
+    };
+    let data = std::fs::read_link(pair.path("a/volumes/3/data")).or(std::fs::read_link(pair.path("a/volumes/2/data")));
+    assert_eq!(data.unwrap(), PathBuf::from(&device.0));
+    assert!(held(&pair) == new);
+    // Nobody else gets it.
+    let spec = pair.path("spec.json");
+    let disk = format!("two=16M,device={},overwrite", device.0);
+    let words = ["vm", "create", "two", "--at", "a", "--file", spec.to_str().unwrap(), "--disk", &disk];
+    let (code, _, said) = pair.godwit(&words);
+    assert!(code == 1 && said.contains("holds the volume of"), "{said}");
+
+    // There and back, with what was written at each.
+    let write = |pair: &Pair, host: &str, what: &str| {
+        let socket = pair.path(&format!("run-{host}/vms/2/disk0.sock"));
+        let uri = format!("nbd+unix:///root?socket={}", socket.display());
+        let output = Command::new("qemu-io").args(["-f", "raw", "-c", what, &uri]).output().unwrap();
+        assert!(output.status.success(), "{what}: {output:?}");
+    };
+    write(&pair, "a", "write -P 0x11 6M 64k");
+    pair.ok(&["move", "web", "--to", "b"]);
+    new[6 << 20..(6 << 20) + 65536].fill(0x11);
+    assert!(std::fs::read(pair.path("b/volumes/2/data")).unwrap() == new);
+    write(&pair, "b", "write -P 0x22 7M 64k");
+    write(&pair, "b", "discard 0 1M");
+    pair.ok(&["move", "web", "--to", "a"]);
+    new[7 << 20..(7 << 20) + 65536].fill(0x22);
+    new[..1 << 20].fill(0);
+    assert!(held(&pair) == new);
+    // Sparse is what is exported of it.
+    pair.ok(&["volume", "export", "--volume", "root", "root.qcow2"]);
+    let raw = pair.path("raw");
+    let words = ["convert", "-O", "raw", pair.path("images/root.qcow2").to_str().unwrap(), raw.to_str().unwrap()]
+        .map(str::to_owned);
+    assert!(Command::new("qemu-img").args(words).status().unwrap().success());
+    assert!(std::fs::read(raw).unwrap() == new);
+
+    // What was the volume's stays on the device when the VM goes.
+    pair.ok(&["vm", "stop", "web", "--force"]);
+    pair.until("it is off", || pair.json(&["vm", "show", "web"])["run"] == "off");
+    pair.ok(&["vm", "rm", "web"]);
+    assert!(!pair.path("a/volumes/2").exists());
+    assert!(held(&pair) == new);
+}

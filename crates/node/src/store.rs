@@ -1,0 +1,124 @@
+//! What a volume's blocks lie on at this host: a file in the node's folder, unless somebody names something else before the volume is
+//! first here.
+//!
+//! A *block device* ([`godwit_volume::device`]) becomes the volume's alone. What is mounted, or otherwise in use, the kernel refuses; a device that
+//! carries the signature of something (a file system, a partition table, swap, a part of LVM or RAID: `wipefs` looks) is refused
+//! unless somebody says that it may be lost; one of another volume of this node always.
+//!
+//! A folder on *shared storage* ([`godwit_volume::shared`]) stands in the VM's definition, which the controller signs: a node that was taken over
+//! cannot make another one open what it likes.
+
+use crate::node::Node;
+use anyhow::{Context, Result, anyhow, bail};
+use godwit_api::vm::{DiskSpec, Store, VmDefinition};
+use godwit_units::{Bytes, VolumeId};
+use godwit_volume::device::{Before, is_taken};
+use godwit_volume::{Replica, shared};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+/// Places the volumes of a VM that is new here.
+///
+/// # Errors
+/// When one cannot lie where it is to.
+pub async fn place_all(node: &Arc<Node>, definition: &VmDefinition, stores: Vec<Option<Store>>) -> Result<()> {
+    for ((disk, volume), store) in definition.spec.disks.iter().zip(&definition.volumes).zip(stores) {
+        let Some(store) = store else { continue };
+        let (node, volume, size) = (node.clone(), *volume, disk.size);
+        let placed = tokio::task::spawn_blocking(move || place(&node, volume, size, &store)).await;
+        placed
+            .map_err(|_| anyhow!("placing a volume ended in a bug"))?
+            .with_context(|| format!("`{}`", disk.volume))?;
+    }
+    Ok(())
+}
+
+/// Makes the replica of a volume that is new here. Blocks: a device may have to be zeroed.
+///
+/// # Errors
+/// When it cannot lie there.
+pub fn place(node: &Node, volume: VolumeId, size: Bytes, store: &Store) -> Result<()> {
+    let folder = crate::spec::volume_folder(node.config(), volume);
+    if Replica::exists(&folder) {
+        bail!(
+            "there is a replica of volume {} here already; `godwit orphan ls` says whether it may be removed",
+            volume.0
+        );
+    }
+    match store {
+        Store::Device { path, overwrite, zeroed } => {
+            let before = may_take(&folder, Path::new(path), *overwrite, *zeroed)?;
+            Ok(Replica::create_on(&folder, path.as_ref(), volume, size, before)?)
+        }
+        Store::Shared { path, device: None, .. } => Ok(Replica::create_shared(path.as_ref(), volume, size)?),
+        Store::Shared { path, device: Some(device), overwrite, zeroed } => {
+            let before = may_take(&folder, Path::new(device), *overwrite, *zeroed)?;
+            let path = Path::new(path);
+            if path.exists() {
+                bail!("{} exists; name a folder that is to be made", path.display());
+            }
+            Ok(Replica::create_on(path, device.as_ref(), volume, size, before)?)
+        }
+    }
+}
+
+/// Whether a device may become a volume's, whose replica is to be in `folder`.
+fn may_take(folder: &Path, device: &Path, overwrite: bool, zeroed: bool) -> Result<Before> {
+    let volumes = folder.parent().context("the node's folder has no parent")?;
+    if let Some(other) = is_taken(device, volumes) {
+        bail!("{} holds the volume of {} already", device.display(), other.display());
+    }
+    if !overwrite && let Some(what) = signature(device)? {
+        bail!("{} holds {what}; say overwrite if it may be lost", device.display());
+    }
+    Ok(if zeroed { Before::Zeroes } else { Before::Anything })
+}
+
+/// What stays of a store in the VM's definition: what is the same at every host.
+#[must_use]
+pub fn kept(store: Option<Store>) -> Option<Store> {
+    match store {
+        Some(Store::Shared { path, .. }) => Some(Store::Shared { path, device: None, overwrite: false, zeroed: false }),
+        _ => None,
+    }
+}
+
+/// Whether a volume is where it was when its VM was this host's.
+#[must_use]
+pub fn is_there(node: &Node, disk: &DiskSpec, volume: VolumeId) -> Option<PathBuf> {
+    let folder = disk.shared().map_or_else(|| crate::spec::volume_folder(node.config(), volume), Path::to_owned);
+    (!Replica::exists(&folder)).then_some(folder)
+}
+
+/// Removes what a VM has on shared storage, where this host had it last.
+pub fn remove_shared(node: &Node, definition: &VmDefinition) {
+    for (disk, volume) in definition.spec.disks.iter().zip(&definition.volumes) {
+        let Some(place) = disk.shared() else { continue };
+        let ours = shared::having(place).is_ok_and(|had| had.is_none_or(|had| had.who == node.name()));
+        let same = shared::what_is_in(place).is_ok_and(|(there, _)| there == *volume);
+        if ours
+            && same
+            && let Err(error) = std::fs::remove_dir_all(place)
+        {
+            tracing::error!(place = %place.display(), %error, "a shared volume cannot be removed");
+        }
+    }
+}
+
+/// What a device carries the signature of, if it does.
+fn signature(device: &Path) -> Result<Option<String>> {
+    let output = Command::new("wipefs").args(["--no-act", "--json"]).arg(device).stdin(Stdio::null()).output();
+    let output = output.context("cannot run wipefs, which comes with util-linux")?;
+    if !output.status.success() {
+        bail!("wipefs: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    if output.stdout.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let said: Value = serde_json::from_slice(&output.stdout).context("wipefs says what is no JSON")?;
+    let found = said["signatures"].as_array().into_iter().flatten();
+    let found: Vec<&str> = found.filter_map(|one| one["type"].as_str()).collect();
+    Ok((!found.is_empty()).then(|| found.join(", ")))
+}
