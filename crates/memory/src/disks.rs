@@ -273,6 +273,12 @@ impl Referring {
         self.past + self.ring.len() as u64
     }
 
+    /// Nobody will ask for any of them.
+    pub(crate) fn forget(&mut self) {
+        let made = self.made();
+        self.past(made).expect("as many were made");
+    }
+
     /// The decoder is past these.
     pub(crate) fn past(&mut self, groups: u64) -> Result<(), Unknown> {
         if groups > self.made() {

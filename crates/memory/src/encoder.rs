@@ -166,6 +166,13 @@ impl Encoder {
         }
     }
 
+    /// Nobody will ask for anything that was referred to so far.
+    pub(crate) fn forget_references(&mut self) {
+        if let Some(referring) = &mut self.pages.referring {
+            referring.forget();
+        }
+    }
+
     /// Whether so few references may be added that pages of the next push may have to go in full; after a flush the decoder's word makes room.
     #[must_use]
     pub fn lacks_room(&self) -> bool {

@@ -54,6 +54,8 @@
 
 #![forbid(unsafe_code)]
 mod checkpoint;
+mod cloudnet;
+pub mod codec;
 mod config;
 mod cursor;
 mod decoder;

@@ -87,6 +87,7 @@ impl Stream {
 
 /// What a destination QEMU's RAM holds after a stream of [`Stream`]'s, by block and page (absent: never written),
 /// and how many records it read. Written apart from the crate's own parser, on purpose.
+#[allow(dead_code, reason = "not every test loads")]
 pub fn load(bytes: &[u8]) -> (HashMap<(String, u64), Vec<u8>>, usize) {
     let start = bytes.windows(4).position(|w| w == b"\x03ram").expect("a RAM section") + 12;
     let mut at = start;
