@@ -67,6 +67,7 @@ pub mod format;
 pub mod preflight;
 mod record;
 pub mod return_path;
+pub mod smart_stop;
 mod stream;
 mod witness;
 
