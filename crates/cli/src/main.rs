@@ -14,6 +14,7 @@ mod quantity;
 mod service;
 mod show;
 mod spec;
+mod stream;
 mod table;
 mod timeline;
 mod user;
@@ -47,6 +48,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Config(ConfigCommand::Check { file, kind }) => config::check(&file, kind),
         Command::Init(args) => enrol::init(&global, &args),
         Command::Enroll(args) => enrol::enrol(&global, &args),
+        Command::Stream(command) => stream::run(command),
         Command::Volume(command) => volume::run(&global, command),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
