@@ -62,10 +62,19 @@ pub struct Round {
     pub zero: u64,
     /// Pages that were sent before with the same contents, and did not travel again.
     pub unchanged: u64,
+    /// Pages that lie on the VM's disks at the destination: they were referred to, and did not travel.
+    #[serde(default)]
+    pub on_disk: u64,
     /// Pages that the guest had dirtied by the end of the round.
     pub dirtied: u64,
     /// What the round brought onto the link, after encoding.
     pub wire: Bytes,
+    /// Of that, references to disks.
+    #[serde(default)]
+    pub references: Bytes,
+    /// Of that, pages that had been referred to, were not found as they were, and travelled after all.
+    #[serde(default)]
+    pub resent: Bytes,
     /// How long it took.
     pub seconds: f64,
 }

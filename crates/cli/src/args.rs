@@ -87,6 +87,9 @@ pub enum Command {
     Move(MoveArgs),
     /// Follow what happens: VMs, hosts, volumes, moves
     Events(EventsArgs),
+    /// Recorded migration streams
+    #[command(subcommand)]
+    Stream(crate::stream::StreamCommand),
     /// The controller's API itself
     #[command(subcommand)]
     Api(Api),

@@ -15,6 +15,7 @@ mod quantity;
 mod service;
 mod show;
 mod spec;
+mod stream;
 mod table;
 mod timeline;
 mod user;
@@ -48,6 +49,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Config(ConfigCommand::Check { file, kind }) => config::check(&file, kind),
         Command::Init(args) => enrol::init(&global, &args),
         Command::Enroll(args) => enrol::enrol(&global, &args),
+        Command::Stream(command) => stream::run(command),
         Command::Volume(command) => volume::run(&global, command),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());

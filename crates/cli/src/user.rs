@@ -124,6 +124,7 @@ impl User {
             | Command::Node(_)
             | Command::Api(_)
             | Command::Config(_)
+            | Command::Stream(_)
             | Command::Completion { .. }
             | Command::Man { .. } => unreachable!("these ask no controller"),
         }

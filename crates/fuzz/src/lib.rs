@@ -44,6 +44,8 @@ pub const TARGETS: &[Target] = &[
     memory::DECODER,
     memory::DECODER_PACKED,
     memory::RETURN_PATH,
+    memory::REFERENCES,
+    memory::ANSWERS,
     nbd::SERVER,
     nbd::CLIENT,
     others::LINK,

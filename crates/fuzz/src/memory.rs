@@ -1,7 +1,10 @@
 //! QEMU's migration stream: the encoder reads the source's QEMU, the decoder another node, the return path the destination's QEMU.
 
 use crate::{MIB, Target};
-use godwit_memory::{Config, Decoder, Encoder, Limits, PageKey, Resends, ReturnPath};
+use godwit_memory::format::{self, Segment};
+use godwit_memory::{
+    Blocks, Config, Decoder, Encoder, Feedback, Finder, Limits, Message, PageBytes, PageKey, Resends, ReturnPath, Spot,
+};
 use std::io::Write as _;
 
 /// A small window, so that a run is quick; it is zstd's memory, not counted here.
@@ -100,18 +103,29 @@ fn operations() -> Vec<Vec<u8>> {
         let (mut encoder, mut wire) = (encoder(), vec![]);
         encoder.push(raw, &mut wire).expect("the corpus is in order");
         encoder.finish(&mut wire).expect("the corpus is in order");
-        zstd::decode_all(&wire[godwit_memory::format::MAGIC.len()..]).expect("the encoder's frame is whole")
+        zstd::decode_all(&*frame(&wire)).expect("the encoder's frame is whole")
     };
     raws().iter().map(plain).collect()
 }
 
+/// The one zstd frame of a stream that was encoded: its segments together.
+fn frame(wire: &[u8]) -> Vec<u8> {
+    let (mut rest, mut frame) = (&wire[format::MAGIC.len()..], vec![]);
+    while let Some((head, behind)) = rest.split_first_chunk() {
+        let (piece, behind) = behind.split_at(u32::from_le_bytes(*head) as usize);
+        frame.extend_from_slice(piece);
+        rest = behind;
+    }
+    frame
+}
+
 /// Compressed as the encoder does it, with a window that the decoder takes.
 fn pack(plain: &[u8]) -> Vec<u8> {
-    let mut wire = godwit_memory::format::MAGIC.to_vec();
-    let mut zstd = zstd::Encoder::new(&mut wire, 1).expect("zstd begins");
+    let mut frame = vec![];
+    let mut zstd = zstd::Encoder::new(&mut frame, 1).expect("zstd begins");
     zstd.window_log(WINDOW).expect("the window is within zstd's bounds");
     zstd.write_all(plain).and_then(|()| zstd.finish().map(drop)).expect("memory takes all");
-    wire
+    [&format::MAGIC[..], &format::segment(Segment::Packed, frame.len()), &frame].concat()
 }
 
 /// Whether it came to a good end.
@@ -144,7 +158,7 @@ pub const DECODER_PACKED: Target = Target {
     corpus: || {
         let mut corpus: Vec<_> = operations().iter().map(|plain| pack(plain)).collect();
         // Little that expands to much.
-        corpus.push(pack(&vec![godwit_memory::format::VERBATIM; 4 << 20]));
+        corpus.push(pack(&vec![format::VERBATIM; 4 << 20]));
         corpus
     },
     run: |input| {
@@ -152,6 +166,105 @@ pub const DECODER_PACKED: Target = Target {
     },
     bound: DECODES,
 };
+
+/// A disk of a thousand blocks, each filled with one byte of its number. It has nothing where the number's last bit but seven is set.
+struct Filled;
+
+impl Blocks for Filled {
+    fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        (u64::from(first.block)..).zip(into.chunks_exact_mut(4096)).all(|(block, into)| {
+            into.fill(block as u8);
+            first.disk == 0 && block < 1000 && block & 0x80 == 0
+        })
+    }
+}
+
+impl Finder for Filled {
+    fn find(&self, content: &PageBytes) -> Option<Spot> {
+        Some(Spot { disk: 0, block: content[0].into() })
+    }
+}
+
+/// Streams with references to a disk, in plain operations.
+fn references() -> Vec<Vec<u8>> {
+    let fills = |fills: &[u8]| fills.iter().zip(0..).map(|(fill, page)| (0, page, Some(*fill))).collect::<Vec<_>>();
+    let plain = |pages: &[u8]| {
+        let (mut encoder, mut wire) = (encoder().with_disks(Box::new(Filled)), vec![]);
+        encoder.push(&raw(&[("pc.ram", 64)], &fills(pages)), &mut wire).expect("the corpus is in order");
+        encoder.finish(&mut wire).expect("the corpus is in order");
+        zstd::decode_all(&*frame(&wire)).expect("the encoder's frame is whole")
+    };
+    vec![plain(&[1, 2, 3, 4, 5]), plain(&[7, 6, 5, 9, 10, 11]), plain(&(1..60).collect::<Vec<_>>())]
+}
+
+/// Operations with references, read by a destination that has the disk.
+pub const REFERENCES: Target = Target {
+    name: "memory-references",
+    corpus: references,
+    run: |input| {
+        let mut decoder =
+            Decoder::new(LIMITS).expect("the window is within zstd's bounds").with_disks(Box::new(Filled));
+        let (wire, mut out) = (pack(input), vec![]);
+        for piece in wire.chunks(1 + input.len() % 1777) {
+            if decoder.push(piece, &mut out).is_err() {
+                return;
+            }
+            out.clear();
+            while decoder.feedback().is_some() {}
+        }
+    },
+    // References mean as much as zero pages do: sixteen pages for some bytes, all of which come out at once here.
+    bound: |length| 3 * MIB + 16 * 4200 * length,
+};
+
+/// Segments and answers, to a destination that has asked for a group: the wire behind that question, answer included.
+pub const ANSWERS: Target = Target {
+    name: "memory-answers",
+    corpus: || vec![asking().1],
+    run: |input| {
+        let (mut decoder, _) = asking();
+        let mut out = vec![];
+        for piece in input.chunks(1 + input.len() % 77) {
+            if decoder.push(piece, &mut out).is_err() {
+                return;
+            }
+            out.clear();
+            while decoder.feedback().is_some() {}
+        }
+    },
+    bound: |length| 4 * MIB + 64 * length,
+};
+
+/// A destination that lacks a block, and what comes then.
+fn asking() -> (Decoder, Vec<u8>) {
+    /// The source has blocks that the destination lacks.
+    struct All;
+    impl Blocks for All {
+        fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+            (u64::from(first.block)..).zip(into.chunks_exact_mut(4096)).all(|(block, into)| {
+                into.fill(block as u8);
+                true
+            })
+        }
+    }
+    impl Finder for All {
+        fn find(&self, content: &PageBytes) -> Option<Spot> {
+            Some(Spot { disk: 0, block: content[0].into() })
+        }
+    }
+    let pages: Vec<_> = (0..40).map(|page| (0, page, Some(120 + page as u8))).collect();
+    let mut encoder = encoder().with_disks(Box::new(All));
+    let mut decoder = Decoder::new(LIMITS).expect("the window is within zstd's bounds").with_disks(Box::new(Filled));
+    let (mut wire, mut out) = (vec![], vec![]);
+    encoder.push(&raw(&[("pc.ram", 64)], &pages), &mut wire).expect("the stream is in order");
+    encoder.flush(&mut wire).expect("the stream is in order");
+    decoder.push(&wire, &mut out).expect("the decoder takes what the encoder makes");
+    let asked = decoder.feedback().expect("the destination lacks what lies behind block 127");
+    wire.clear();
+    encoder.finish(&mut wire).expect("the stream is in order");
+    encoder.feedback(asked, &mut wire).expect("it was asked for what was sent");
+    (decoder, wire)
+}
 
 /// What the source's node reads from the destination's QEMU, by way of another node.
 pub const RETURN_PATH: Target = Target {
@@ -163,12 +276,18 @@ pub const RETURN_PATH: Target = Target {
             out.extend(payload);
             out
         };
+        let said = |feedback| {
+            let mut out = vec![];
+            Message::from_feedback(feedback).encode(&mut out);
+            out
+        };
         let bitmap =
             [&b"\x06pc.ram"[..], &8u64.to_be_bytes(), &[1; 8], &0x0123_4567_89ab_cdefu64.to_be_bytes()].concat();
         vec![
             [frame(2, &[0, 0, 0, 1]), frame(7, &[0, 0, 0, 0]), ReturnPath::shut_frame().to_vec()].concat(),
             [frame(3, &[0; 12]), frame(4, &[1; 40]), frame(6, &[0, 0, 0, 1])].concat(),
             [frame(5, b"\x06pc.ram"), bitmap].concat(),
+            [Feedback::Past(3), Feedback::Missing(9)].map(said).concat(),
         ]
     },
     run: |input| {
@@ -179,6 +298,7 @@ pub const RETURN_PATH: Target = Target {
             }
             while let Ok(Some(message)) = path.poll() {
                 message.encode(&mut vec![]);
+                assert!(message.is_feedback() || message.feedback().is_none());
             }
         }
     },

@@ -5,6 +5,7 @@
 //! ([`report`], [`plot`], [`table`]). The lab uses Godwit as a user does, by its binary; the moves of [`qemu_move`] are what
 //! QEMU does alone, the baseline of every claim.
 
+pub mod capture;
 pub mod disks;
 pub mod fabric;
 pub mod figures;

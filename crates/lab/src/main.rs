@@ -63,6 +63,8 @@ enum Command {
         #[arg(long, short)]
         output: Option<PathBuf>,
     },
+    /// Record each guest's migration stream, and its disks at the stop, for `godwit stream`.
+    Capture(CaptureArgs),
     /// Run a scenario over a matrix of links and baselines; goes on where an earlier run of it stopped.
     Sweep(SweepArgs),
     #[command(name = "__init", hide = true)]
@@ -81,6 +83,21 @@ struct RunArgs {
     /// Draw the report too, as an HTML page.
     #[arg(long)]
     plot: Option<PathBuf>,
+    /// Folder for disks and logs: empty or not yet there; removed at the end. Default: a fresh one below /var/tmp.
+    #[arg(long)]
+    work: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct CaptureArgs {
+    /// The scenario (TOML); its steps are not made.
+    scenario: PathBuf,
+    /// Folder to record into: empty or not yet there. For each guest NAME.stream, NAME.disk0.raw, NAME.json.
+    #[arg(long)]
+    out: PathBuf,
+    /// How long the loads go on before the recording begins, in seconds.
+    #[arg(long, default_value_t = 5)]
+    after_s: u64,
     /// Folder for disks and logs: empty or not yet there; removed at the end. Default: a fresh one below /var/tmp.
     #[arg(long)]
     work: Option<PathBuf>,
@@ -125,6 +142,9 @@ struct EngineConfig {
     report: Option<PathBuf>,
     /// Where the engine says that all is up; only for `up`.
     ready: Option<PathBuf>,
+    /// Where the engine records guests, and how many seconds their loads go on before; only for `capture`.
+    #[serde(default)]
+    capture: Option<(PathBuf, u64)>,
 }
 
 fn main() -> ExitCode {
@@ -167,6 +187,7 @@ fn real_main() -> Result<ExitCode> {
             println!("{}", output.display());
             Ok(ExitCode::SUCCESS)
         }
+        Command::Capture(args) => capture_command(&args),
         Command::Sweep(args) => sweep_command(&args),
         Command::Init { config } => match sandbox::run_init(&config)? {},
         Command::Engine { config } => engine(&config),
@@ -219,6 +240,7 @@ fn run_sandboxed(
         work: folder.path().to_owned(),
         report: Some(report.clone()),
         ready: None,
+        capture: None,
     };
     std::fs::write(&config, serde_json::to_vec(&engine)?)?;
     let mut sandbox = Sandbox::start(&config)?;
@@ -262,6 +284,55 @@ fn run_command(args: &RunArgs) -> Result<ExitCode> {
     Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
+fn capture_command(args: &CaptureArgs) -> Result<ExitCode> {
+    let stop = told_to_stop()?;
+    let text = std::fs::read_to_string(&args.scenario)
+        .with_context(|| format!("cannot read the scenario {}", args.scenario.display()))?;
+    let path = args.scenario.display().to_string();
+    let scenario = Scenario::parse(&text, &path)?;
+    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
+    if std::fs::read_dir(&args.out)?.next().is_some() {
+        bail!("{} is not empty", args.out.display());
+    }
+    let folder = WorkFolder::create(args.work.as_deref(), scenario.name.get_ref(), false)?;
+    let config = folder.path().join("engine.json");
+    let recorded = folder.path().join("capture");
+    let engine = EngineConfig {
+        scenario_text: text,
+        scenario_path: path,
+        cell: None,
+        work: folder.path().to_owned(),
+        report: None,
+        ready: None,
+        capture: Some((recorded.clone(), args.after_s)),
+    };
+    std::fs::write(&config, serde_json::to_vec(&engine)?)?;
+    let mut sandbox = Sandbox::start(&config)?;
+    let status = loop {
+        if let Some(status) = sandbox.poll()? {
+            break status;
+        }
+        if stop.load(Ordering::Relaxed) {
+            eprintln!("godwit-lab: told to stop; everything was taken down");
+            return Ok(ExitCode::from(130));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    if !status.success() {
+        bail!("the recording failed; what it said stands above");
+    }
+    // Moved, or copied where DIR is on another file system; holes stay holes.
+    for file in std::fs::read_dir(&recorded)? {
+        let file = file?.path();
+        let moved = std::process::Command::new("mv").arg(&file).arg(&args.out).status();
+        if !moved.is_ok_and(|status| status.success()) {
+            bail!("cannot move {} to {}", file.display(), args.out.display());
+        }
+        println!("{}", args.out.join(file.file_name().unwrap_or_default()).display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn up_command(args: &UpArgs) -> Result<ExitCode> {
     let text = std::fs::read_to_string(&args.scenario)
         .with_context(|| format!("cannot read the scenario {}", args.scenario.display()))?;
@@ -281,6 +352,7 @@ fn up_command(args: &UpArgs) -> Result<ExitCode> {
         work: folder.path().to_owned(),
         report: None,
         ready: Some(ready),
+        capture: None,
     };
     std::fs::write(&config, serde_json::to_vec(&engine)?)?;
     let mut sandbox = Sandbox::start(&config)?;
@@ -335,6 +407,10 @@ fn engine(config: &Path) -> Result<ExitCode> {
     if let Some(target) = &config.report {
         let report = run::run(&scenario, &config.work, &progress)?;
         write_atomically(target, &serde_json::to_vec(&report)?)?;
+    }
+    if let Some((target, after_s)) = &config.capture {
+        let accel = run::accel(&progress)?;
+        godwit_lab::capture::run(&scenario, &config.work, target, Duration::from_secs(*after_s), accel, &progress)?;
     }
     if let Some(target) = &config.ready {
         run::hold(&scenario, &config.work, &progress, |pass| {

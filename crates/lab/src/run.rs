@@ -88,7 +88,10 @@ pub fn hold(scenario: &Scenario, work: &Path, progress: &Arc<Progress>, ready: i
 }
 
 /// How guests are to be executed: `$GODWIT_LAB_ACCEL`, else KVM where a guest boots under it, else TCG.
-fn accel(progress: &Progress) -> Result<Accel> {
+///
+/// # Errors
+/// When the variable says something else.
+pub fn accel(progress: &Progress) -> Result<Accel> {
     match std::env::var("GODWIT_LAB_ACCEL").as_deref() {
         Ok("kvm") => Ok(Accel::Kvm),
         Ok("tcg") => Ok(Accel::Tcg),

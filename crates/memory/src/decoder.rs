@@ -3,13 +3,16 @@
 use crate::checkpoint::Checkpoint;
 use crate::config::Limits;
 use crate::cursor::{Cursor, Stop};
-use crate::format;
+use crate::disks::{self, Blocks, Feedback, MAX_WAITING, Spot, TELL_EVERY};
+use crate::format::{self, Segment};
 use crate::record::{self, Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place};
 use std::io;
 use zstd::stream::raw::{DParameter, InBuffer, Operation, OutBuffer};
 
 /// Decompressed operations that may wait. The longest operation, a table of [`MAX_BLOCKS`], has 68 KiB.
 const PLAIN: usize = 256 << 10;
+/// An answer's length, at most: its pages as zstd makes them if they do not compress, and a number.
+const MAX_ANSWER: usize = format::MAX_DISK_RUN as usize * PAGE_SIZE + (8 << 10);
 /// [`Decoder::push_some`] stops when it has made so much, or an operation more (64 KiB).
 pub const ENOUGH: usize = 1 << 20;
 
@@ -19,7 +22,7 @@ pub const ENOUGH: usize = 1 << 20;
 pub enum WireError {
     /// Another format.
     #[error(
-        "the memory stream begins with {found:02x?}, not with GWM2: both nodes must run the same version of godwit"
+        "the memory stream begins with {found:02x?}, not with GWM3: both nodes must run the same version of godwit"
     )]
     NotGodwit {
         /// The first four bytes.
@@ -77,6 +80,15 @@ pub enum WireError {
         /// What is wrong.
         why: String,
     },
+    /// The answer to a question is too long in coming.
+    #[error(
+        "the source did not say within {waiting} bytes what the blocks of a disk hold that are not here as it meant them; move again, with \
+         a slower link or without references to disks"
+    )]
+    NoAnswer {
+        /// What came meanwhile.
+        waiting: usize,
+    },
     /// It was used after an error.
     #[error("the decoder was used after an error: begin a new stream")]
     Spent,
@@ -97,11 +109,23 @@ pub struct Decoded {
 
 /// Rebuilds QEMU's migration stream.
 ///
+/// Whoever drives it asks for [`Decoder::feedback`] after each push, and brings that to the encoder.
+///
 /// After an error it is spent, and what it appended to `out` in that call must not be used.
 pub struct Decoder {
     limits: Limits,
     zstd: zstd::stream::raw::Decoder<'static>,
     magic: Vec<u8>,
+    /// The head of a segment that has not come whole.
+    head: Vec<u8>,
+    /// The segment that is being read, and how much of it is to come.
+    segment: Option<(Segment, usize)>,
+    /// An answer that has not come whole.
+    answer: Vec<u8>,
+    /// Packed bytes that came while something was missing: `waiting[taken..]`.
+    waiting: Vec<u8>,
+    taken: usize,
+    disks: References,
     /// Whether zstd's frame ended.
     frame_ended: bool,
     /// Whether zstd may have more to give without any input: it stopped for want of room.
@@ -129,6 +153,12 @@ impl Decoder {
             limits,
             zstd,
             magic: vec![],
+            head: vec![],
+            segment: None,
+            answer: vec![],
+            waiting: vec![],
+            taken: 0,
+            disks: References::default(),
             frame_ended: false,
             holds: false,
             plain: Vec::with_capacity(PLAIN),
@@ -149,6 +179,31 @@ impl Decoder {
         self
     }
 
+    /// Copies out of the VM's disks what the encoder refers to. To be called before the first push. Without, all of it is asked for.
+    #[must_use]
+    pub fn with_disks(mut self, disks: Box<dyn Blocks>) -> Self {
+        self.disks.here = Some(disks);
+        self
+    }
+
+    /// What the encoder has to know, if anything; to be asked for until there is nothing more. A [`Feedback::Missing`] is to get there at
+    /// once: until it is answered nothing more is rebuilt.
+    pub fn feedback(&mut self) -> Option<Feedback> {
+        self.disks.feedback()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn believing(mut self) -> Self {
+        self.disks.believes = true;
+        self
+    }
+
+    /// Whether it waits for the encoder's answer.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.disks.missing.is_some()
+    }
+
     /// Where pages are kept.
     #[must_use]
     pub fn checkpoint(&self) -> Option<&Checkpoint> {
@@ -167,7 +222,7 @@ impl Decoder {
         Ok(self.so_far)
     }
 
-    /// As [`Decoder::push`], but takes only as much off the front of `wire` as makes about [`ENOUGH`]. Returns
+    /// As [`Decoder::push`], but takes only as much off the front of `wire` as makes about [`ENOUGH`], unless it waits for an answer. Returns
     /// whether to call again (take `out` away before): there is more to be made, even if `wire` is empty by now.
     ///
     /// # Errors
@@ -202,7 +257,7 @@ impl Decoder {
             if out.len() - begin >= enough {
                 break true;
             }
-            if !self.decompress(wire)? {
+            if !self.feed(wire, out)? {
                 break false;
             }
         };
@@ -222,13 +277,98 @@ impl Decoder {
         }
     }
 
-    /// Fills `plain` from `wire`; whether anything came.
-    fn decompress(&mut self, wire: &mut &[u8]) -> Result<bool, WireError> {
+    /// Reads on: into `plain`, or, while something is missing, until that has come. Whether there is more to do.
+    fn feed(&mut self, wire: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, WireError> {
+        if self.disks.missing.is_none() && self.taken < self.waiting.len() {
+            let waiting = std::mem::take(&mut self.waiting);
+            let mut rest = &waiting[self.taken..];
+            let fed = self.decompress(&mut rest);
+            self.taken = waiting.len() - rest.len();
+            self.waiting = waiting;
+            if self.taken == self.waiting.len() {
+                // Not only emptied: a stall may have made it large.
+                (self.waiting, self.taken) = (vec![], 0);
+            }
+            return fed;
+        }
+        let (kind, left) = match self.segment {
+            Some(open) => open,
+            None => {
+                let (front, rest) = wire.split_at((format::SEGMENT_HEAD - self.head.len()).min(wire.len()));
+                self.head.extend_from_slice(front);
+                *wire = rest;
+                let Some(head) = self.head.first_chunk() else {
+                    return if self.disks.missing.is_none() { self.decompress(&mut &[][..]) } else { Ok(false) };
+                };
+                let open = format::parse_segment(*head);
+                self.head.clear();
+                self.begin(open)?;
+                self.segment = Some(open);
+                open
+            }
+        };
+        let mut piece = &wire[..left.min(wire.len())];
+        let had = piece.len();
+        let more = match kind {
+            Segment::Packed if self.disks.missing.is_none() => self.decompress(&mut piece)?,
+            Segment::Packed => {
+                let waiting = self.waiting.len() - self.taken + piece.len();
+                if waiting > MAX_WAITING {
+                    return Err(WireError::NoAnswer { waiting });
+                }
+                self.waiting.extend_from_slice(piece);
+                piece = &[];
+                had > 0
+            }
+            Segment::Answer => {
+                self.answer.extend_from_slice(piece);
+                piece = &[];
+                had > 0
+            }
+        };
+        let taken = had - piece.len();
+        *wire = &wire[taken..];
+        self.segment = Some((kind, left - taken)).filter(|(_, left)| *left > 0);
+        if kind == Segment::Answer && self.segment.is_none() {
+            self.answered(out)?;
+        }
+        Ok(more)
+    }
+
+    fn begin(&self, (kind, length): (Segment, usize)) -> Result<(), WireError> {
+        match kind {
+            _ if length == 0 => Err(self.damaged("an empty segment")),
+            Segment::Packed => Ok(()),
+            Segment::Answer if self.disks.missing.is_none() => Err(self.damaged("an answer to no question")),
+            Segment::Answer if length > MAX_ANSWER => Err(self.damaged("an overlong answer")),
+            Segment::Answer => Ok(()),
+        }
+    }
+
+    /// What was missing has come.
+    fn answered(&mut self, out: &mut Vec<u8>) -> Result<(), WireError> {
+        let answer = std::mem::take(&mut self.answer);
+        let Some(missing) = self.disks.missing.take() else { return Err(self.damaged("an answer to no question")) };
+        let mut c = Cursor::new(&answer);
+        let group = format::get(&mut c).ok().flatten();
+        let length = missing.count as usize * PAGE_SIZE;
+        let contents = zstd::bulk::decompress(&answer[c.at()..], length).ok().filter(|it| it.len() == length);
+        match contents {
+            Some(contents) if group == Some(self.disks.past) && self.disks.is_right(&contents, &missing.checksum) => {
+                self.write_pages(&missing, &contents, out);
+                Ok(())
+            }
+            _ => Err(self.damaged("an answer to another question")),
+        }
+    }
+
+    /// Fills `plain` from `packed`; whether anything came.
+    fn decompress(&mut self, packed: &mut &[u8]) -> Result<bool, WireError> {
         if self.frame_ended {
             if !self.so_far.complete {
                 return Err(self.damaged("it ends without its trailer"));
             }
-            if !wire.is_empty() {
+            if !packed.is_empty() {
                 return Err(self.damaged("it goes on behind its end"));
             }
             return Ok(false);
@@ -236,11 +376,11 @@ impl Decoder {
         self.plain.drain(..self.at);
         self.at = 0;
         // zstd takes it for an error to be asked for more than nothing sixteen times.
-        if wire.is_empty() && !self.holds {
+        if packed.is_empty() && !self.holds {
             return Ok(false);
         }
         let end = self.plain.len();
-        let mut input = InBuffer::around(wire);
+        let mut input = InBuffer::around(packed);
         let hint = {
             let mut output = OutBuffer::around_pos(&mut self.plain, end);
             self.zstd.run(&mut input, &mut output).map_err(|source| WireError::Zstd {
@@ -250,7 +390,7 @@ impl Decoder {
             })?
         };
         let taken = input.pos();
-        *wire = &wire[taken..];
+        *packed = &packed[taken..];
         self.holds = self.plain.len() == self.plain.capacity();
         self.frame_ended = hint == 0;
         Ok(taken > 0 || self.plain.len() > end || self.frame_ended)
@@ -269,7 +409,7 @@ impl Decoder {
     fn operations(&mut self, out: &mut Vec<u8>, hashed: &mut usize, until: usize) -> Result<(), WireError> {
         let plain = std::mem::take(&mut self.plain);
         let result = loop {
-            if out.len() >= until || self.at == plain.len() {
+            if out.len() >= until || self.at == plain.len() || self.disks.missing.is_some() {
                 break Ok(());
             }
             match self.operation(&plain[self.at..], out, hashed) {
@@ -295,6 +435,7 @@ impl Decoder {
                 out.extend_from_slice(c.take(len as usize)?);
             }
             format::BLOCKS => self.read_blocks(&mut c)?,
+            format::DISKS => self.disks.key = Some(*c.array()?),
             format::CHECK => {
                 let digest = c.array()?;
                 self.hash(out, hashed);
@@ -372,20 +513,35 @@ impl Decoder {
         } else {
             self.expected.ok_or_else(|| Stop::Bad(self.damaged("a page follows none")))?
         };
-        let (content, count) = match op & (format::ZERO | format::HELD) {
-            0 => (Some(c.array::<PAGE_SIZE>()?), 1),
-            format::ZERO => (None, self.number(c, format::MAX_RUN, "an overlong run")?),
-            format::HELD => (None, self.number(c, format::MAX_HELD_RUN, "an overlong run")?),
-            _ => return Err(Stop::Bad(self.damaged("a page that is zero and held"))),
+        let kind = op & (format::ZERO | format::HELD);
+        let (mut content, mut spots, mut checksum) = (None, vec![], [0; disks::CHECKSUM]);
+        let count = match kind {
+            format::ZERO => self.number(c, format::MAX_RUN, "an overlong run")?,
+            format::HELD => self.number(c, format::MAX_HELD_RUN, "an overlong run")?,
+            format::DISK => {
+                spots = self.spots(c)?;
+                checksum = *c.array()?;
+                spots.iter().map(|(_, length)| length).sum()
+            }
+            _ => {
+                content = Some(c.array::<PAGE_SIZE>()?);
+                1
+            }
         };
         let Some(block) = self.blocks.get(place.block) else {
             return Err(Stop::Bad(self.damaged("an unknown RAM block")));
         };
         let end = place.page.checked_add(count).filter(|end| *end <= block.pages);
         let Some(end) = end else { return Err(Stop::Bad(self.damaged("a page outside its RAM block"))) };
-        let mut name = (op & format::NAMED != 0).then_some(&*block.name);
+        let named = op & format::NAMED != 0;
+        self.expected = Some(Place { page: end, ..place });
+        if kind == format::DISK {
+            self.copy(spots, Pending { place, count, named, checksum }, out);
+            return Ok(());
+        }
+        let mut name = named.then_some(&*block.name);
         for page in place.page..end {
-            if op & format::HELD != 0 {
+            if kind == format::HELD {
                 let held = Self::held(self.checkpoint.as_mut(), block, Place { page, ..place }).map_err(Stop::Bad)?;
                 record::write(out, page, name.take(), Some(&held));
             } else {
@@ -395,7 +551,115 @@ impl Decoder {
         if let (Some(checkpoint), Some(content)) = (&mut self.checkpoint, content) {
             checkpoint.keep(place, content);
         }
-        self.expected = Some(Place { page: end, ..place });
         Ok(())
+    }
+
+    /// Which blocks a group's pages are.
+    fn spots(&self, c: &mut Cursor<'_>) -> Result<Vec<(Spot, u64)>, Stop<WireError>> {
+        if self.disks.key.is_none() {
+            return Err(Stop::Bad(self.damaged("a reference before its key")));
+        }
+        let runs = self.number(c, format::MAX_DISK_RUN, "too many runs of blocks")?;
+        let (mut spots, mut from, mut sum) = (Vec::with_capacity(runs as usize), self.disks.next.number(), 0);
+        for _ in 0..runs {
+            let first = format::travel(from, self.number(c, u64::MAX, "a block that is no number")?);
+            let length = self.number(c, format::MAX_DISK_RUN, "an overlong run of blocks")?;
+            sum += length;
+            if length == 0 || sum > format::MAX_DISK_RUN {
+                return Err(Stop::Bad(self.damaged("an overlong run of blocks")));
+            }
+            from = first.wrapping_add(length);
+            spots.push((Spot::from_number(first), length));
+        }
+        if spots.is_empty() {
+            return Err(Stop::Bad(self.damaged("a reference to nothing")));
+        }
+        Ok(spots)
+    }
+
+    /// Copies a group's blocks out, compares them with what was meant, and only then uses them.
+    fn copy(&mut self, spots: Vec<(Spot, u64)>, pending: Pending, out: &mut Vec<u8>) {
+        let (last, length) = *spots.last().expect("no group is empty");
+        self.disks.next = Spot::from_number(last.number() + length);
+        let mut contents = vec![0; pending.count as usize * PAGE_SIZE];
+        let mut rest = &mut contents[..];
+        let read = self.disks.here.as_ref().is_some_and(|disks| {
+            spots.iter().all(|(first, length)| {
+                let (piece, behind) = std::mem::take(&mut rest).split_at_mut(*length as usize * PAGE_SIZE);
+                rest = behind;
+                disks.read(*first, piece)
+            })
+        });
+        if read && self.disks.is_right(&contents, &pending.checksum) {
+            self.write_pages(&pending, &contents, out);
+        } else {
+            self.disks.missing = Some(pending);
+            self.disks.asked = false;
+        }
+    }
+
+    fn write_pages(&mut self, group: &Pending, contents: &[u8], out: &mut Vec<u8>) {
+        let block = &self.blocks[group.place.block];
+        let mut name = group.named.then_some(&*block.name);
+        for (page, content) in (group.place.page..).zip(contents.chunks_exact(PAGE_SIZE)) {
+            let content: &PageBytes = content.first_chunk().expect("a chunk has a page");
+            record::write(out, page, name.take(), Some(content));
+            if let Some(checkpoint) = &mut self.checkpoint {
+                checkpoint.keep(Place { page, ..group.place }, content);
+            }
+        }
+        self.disks.past += 1;
+        self.disks.untold += group.count;
+    }
+}
+
+/// A group of pages that lie on disks.
+struct Pending {
+    place: Place,
+    count: u64,
+    named: bool,
+    checksum: [u8; disks::CHECKSUM],
+}
+
+/// What a decoder knows of references.
+#[derive(Default)]
+struct References {
+    here: Option<Box<dyn Blocks>>,
+    key: Option<[u8; 32]>,
+    /// The spot behind the last one.
+    next: Spot,
+    /// Groups that are done.
+    past: u64,
+    /// Pages of groups that are done, and of which the encoder has not heard.
+    untold: u64,
+    /// The group that is not here as it was meant.
+    missing: Option<Pending>,
+    /// Whether it was asked for.
+    asked: bool,
+    /// A test's: to show what it is for.
+    #[cfg(test)]
+    believes: bool,
+}
+
+impl References {
+    fn feedback(&mut self) -> Option<Feedback> {
+        if self.missing.is_some() && !self.asked {
+            self.asked = true;
+            self.untold = 0;
+            return Some(Feedback::Missing(self.past));
+        }
+        if self.untold >= TELL_EVERY {
+            self.untold = 0;
+            return Some(Feedback::Past(self.past));
+        }
+        None
+    }
+
+    fn is_right(&self, contents: &[u8], meant: &[u8; disks::CHECKSUM]) -> bool {
+        #[cfg(test)]
+        if self.believes {
+            return true;
+        }
+        self.key.is_some_and(|key| disks::checksum(&key, contents) == *meant)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::checkpoint::{CheckpointKey, Holding};
 use crate::config::{Config, Resends};
+use crate::disks::{self, Feedback, Finder, Referring, Unknown};
 use crate::format;
 use crate::record::{self, PAGE_SIZE, PageBytes, Place};
 use crate::stream::{Parser, StreamError, Token};
@@ -15,6 +16,8 @@ const PIECE: usize = 128 << 10;
 /// While RAM goes, a digest is sent with a flush after so much of it: enough to find damage early, too rare to cost.
 /// Behind RAM every flush has one, because the destination must know that it has everything before QEMU closes.
 const CHECK_EVERY: u64 = 16 << 20;
+/// What a push brings at the most, as a rule: what QEMU writes at once, and some.
+const ROOM_FOR_A_PUSH: usize = 1 << 20;
 /// What is added to a token that was cut, before it is tried again.
 const STEP: usize = 8 << 10;
 
@@ -40,7 +43,17 @@ pub struct Progress {
     pub data_pages: u64,
     /// Pages that the destination has kept of an earlier try: they were named, not sent.
     pub held_pages: u64,
-    /// Of `zero_pages`, `data_pages` and `held_pages`, those sent before with something else. Only counted with [`Resends::Elide`].
+    /// Pages that lie on disks that the destination has: they were referred to, not sent.
+    pub disk_pages: u64,
+    /// Bytes that say where those lie, before zstd.
+    pub disk_bytes: u64,
+    /// Of `disk_pages`, those that the destination did not find as they were, and asked for.
+    pub missing_pages: u64,
+    /// Bytes of wire with what it asked for.
+    pub missing_bytes: u64,
+    /// Pages that went in full although they may lie on disks, because too many references were under way.
+    pub crowded_pages: u64,
+    /// Of `zero_pages`, `data_pages`, `held_pages` and `disk_pages`, those sent before with something else. Only counted with [`Resends::Elide`].
     pub changed_pages: u64,
     /// Pages that were left out because they came as they were last sent.
     pub unchanged_pages: u64,
@@ -58,7 +71,7 @@ impl Progress {
     /// Page records that QEMU sent.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.zero_pages + self.data_pages + self.held_pages + self.unchanged_pages
+        self.zero_pages + self.data_pages + self.held_pages + self.disk_pages + self.unchanged_pages
     }
 }
 
@@ -80,6 +93,9 @@ pub struct Encoder {
     partial: Vec<u8>,
     pages: Pages,
     wire: Wire,
+    /// Whether the magic number was given out.
+    begun: bool,
+    finished: bool,
     spent: bool,
 }
 
@@ -97,11 +113,14 @@ impl Encoder {
                 watched: None,
                 holding: None,
                 held: vec![],
+                referring: None,
                 emitted: None,
                 expected: None,
                 run: None,
             },
             wire: Wire::new(&config)?,
+            begun: false,
+            finished: false,
             spent: false,
         })
     }
@@ -121,6 +140,80 @@ impl Encoder {
         self.pages.config.key = key.marks();
         self.pages.holding = Some(holding);
         self
+    }
+
+    /// Refers to blocks of the VM's disks that the destination has, instead of sending pages. To be called before the first push.
+    /// From then on what the decoder says ([`Decoder::feedback`](crate::Decoder::feedback)) has to come back to
+    /// [`Encoder::feedback`].
+    #[must_use]
+    pub fn with_disks(self, finder: Box<dyn Finder>) -> Self {
+        self.with_disks_and_room(finder, disks::RING)
+    }
+
+    /// As [`Encoder::with_disks`], with another size of the ring.
+    #[must_use]
+    pub fn with_disks_and_room(mut self, finder: Box<dyn Finder>, room: usize) -> Self {
+        // The key is for one stream and one purpose only, so that what it is told to the other end for tells nothing else.
+        let key = crate::config::PageKey::random().0;
+        self.pages.referring = Some(Referring::new(finder, key, room));
+        self
+    }
+
+    /// From now on pages go in full: nobody is to wait for a round trip because of one that is not as it was.
+    pub fn stop_referring(&mut self) {
+        if let Some(referring) = &mut self.pages.referring {
+            referring.stop();
+        }
+    }
+
+    /// Nobody will ask for anything that was referred to so far.
+    pub(crate) fn forget_references(&mut self) {
+        if let Some(referring) = &mut self.pages.referring {
+            referring.forget();
+        }
+    }
+
+    /// Whether so few references may be added that pages of the next push may have to go in full; after a flush the decoder's word makes room.
+    #[must_use]
+    pub fn lacks_room(&self) -> bool {
+        self.pages.referring.as_ref().is_some_and(|referring| referring.is_on() && referring.lacks(ROOM_FOR_A_PUSH))
+    }
+
+    /// Takes what the decoder says of references; appends to `out` what it asks for, which is to go at once.
+    ///
+    /// # Errors
+    /// [`StreamError::Feedback`] when it speaks of what it was never sent.
+    pub fn feedback(&mut self, feedback: Feedback, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        if self.spent {
+            return Err(StreamError::Spent);
+        }
+        let result = self.heed(feedback, out);
+        self.spent = result.is_err();
+        result
+    }
+
+    fn heed(&mut self, feedback: Feedback, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        let unknown = |Unknown(group)| StreamError::Feedback { group };
+        let Some(referring) = &mut self.pages.referring else { return Err(unknown(Unknown(0))) };
+        match feedback {
+            Feedback::Past(groups) => referring.past(groups).map_err(unknown),
+            Feedback::Missing(group) => {
+                let contents = referring.missing(group).map_err(unknown)?;
+                let packed = zstd::bulk::compress(contents, self.pages.config.level)
+                    .map_err(|source| StreamError::Zstd { doing: "compress what was asked for", source })?;
+                let mut answer = vec![];
+                format::put(&mut answer, group);
+                answer.extend_from_slice(&packed);
+                let before = out.len();
+                out.extend_from_slice(&format::segment(format::Segment::Answer, answer.len()));
+                out.extend_from_slice(&answer);
+                let progress = &mut self.wire.progress;
+                progress.missing_pages += (contents.len() / PAGE_SIZE) as u64;
+                progress.missing_bytes += (out.len() - before) as u64;
+                progress.wire_bytes += (out.len() - before) as u64;
+                Ok(())
+            }
+        }
     }
 
     /// Takes bytes of QEMU's, cut anywhere; appends to `out` what is ready for the wire.
@@ -151,7 +244,7 @@ impl Encoder {
         })
     }
 
-    /// QEMU ended its stream: what is left, and the trailer. Nothing can be pushed afterwards.
+    /// QEMU ended its stream: what is left, and the trailer. Nothing can be pushed afterwards; the decoder may still ask for something.
     ///
     /// # Errors
     /// [`StreamError::Truncated`] when the stream did not come to the devices' state.
@@ -163,7 +256,7 @@ impl Encoder {
             this.pages.close_run(&mut this.wire);
             this.wire.finish(out)
         });
-        self.spent = true;
+        self.finished = true;
         summary.map(|digest| Summary { progress: self.wire.progress.clone(), digest })
     }
 
@@ -178,11 +271,23 @@ impl Encoder {
         out: &mut Vec<u8>,
         f: impl FnOnce(&mut Self, &mut Vec<u8>) -> Result<T, StreamError>,
     ) -> Result<T, StreamError> {
-        if self.spent {
+        if self.spent || self.finished {
             return Err(StreamError::Spent);
         }
         let before = out.len();
+        if !self.begun {
+            out.extend_from_slice(&format::MAGIC);
+        }
+        let head = out.len();
+        out.extend_from_slice(&format::segment(format::Segment::Packed, 0));
+        let begin = out.len();
         let result = f(self, out);
+        if out.len() == begin {
+            out.truncate(before);
+        } else {
+            self.begun = true;
+            format::close_segment(out, head);
+        }
         self.wire.progress.wire_bytes += (out.len() - before) as u64;
         self.spent = result.is_err();
         result
@@ -232,6 +337,8 @@ struct Pages {
     holding: Option<Holding>,
     /// By block and page, the mark of what the destination keeps there; 0: nothing, or not this any more. Empty without [`Holding`].
     held: Vec<Vec<u64>>,
+    /// What lies on disks that the destination has.
+    referring: Option<Referring>,
     /// Block of the last record that was not left out: what CONTINUE means to the destination.
     emitted: Option<usize>,
     /// The page after that one.
@@ -265,6 +372,10 @@ impl Pages {
                 wire.verbatim(bytes, out)?;
             }
         }
+        if wire.unsent >= disks::SEND_EVERY {
+            self.close_run(wire);
+            wire.flush(out)?;
+        }
         wire.drain(out)
     }
 
@@ -280,6 +391,10 @@ impl Pages {
             let block = blocks.iter().position(|b| witness.is_of(&b.name));
             let block = block.ok_or_else(|| StreamError::NoSuchBlock { block: witness.block().into() })?;
             self.watched = Some((block, vec![Sum::default(); blocks[block].pages as usize]));
+        }
+        if let Some(referring) = &self.referring {
+            wire.ops.push(format::DISKS);
+            wire.ops.extend_from_slice(referring.key());
         }
         wire.ops.push(format::BLOCKS);
         record::put_table(&mut wire.ops, blocks);
@@ -327,13 +442,19 @@ impl Pages {
         let named = named || self.emitted != Some(place.block);
         let seek = self.expected != Some(place);
         let kept = content.is_some() && self.is_held(place, &mark);
+        let spot = content.filter(|_| !kept).and_then(|content| self.refer(content, wire));
         let kind = match content {
             None => format::ZERO,
             Some(_) if kept => format::HELD,
+            Some(_) if spot.is_some() => format::DISK,
             Some(_) => 0,
         };
         let head = kind | if named { format::NAMED } else { 0 } | if seek { format::SEEK } else { 0 };
-        let most = if kept { format::MAX_HELD_RUN } else { format::MAX_RUN };
+        let most = match kind {
+            format::HELD => format::MAX_HELD_RUN,
+            format::DISK => format::MAX_DISK_RUN,
+            _ => format::MAX_RUN,
+        };
         // An operation that names or seeks begins a run, and none of those that follow does.
         let joins = head == kind && self.run.is_some_and(|(open, n)| open == kind && n < most);
         if !joins {
@@ -345,15 +466,20 @@ impl Pages {
                 format::put(&mut wire.ops, format::distance(from, place.page));
             }
         }
-        match content {
-            Some(content) if !kept => {
-                wire.ops.extend_from_slice(content);
-                wire.progress.data_pages += 1;
-            }
-            _ => {
-                self.run = Some((kind, self.run.map_or(0, |(_, n)| n) + 1));
-                *(if kept { &mut wire.progress.held_pages } else { &mut wire.progress.zero_pages }) += 1;
-            }
+        match (content, spot, &mut self.referring) {
+            (Some(content), Some(spot), Some(referring)) => referring.add(spot, content),
+            (Some(content), None, _) if !kept => wire.ops.extend_from_slice(content),
+            _ => {}
+        }
+        let (counter, is_run) = match kind {
+            format::ZERO => (&mut wire.progress.zero_pages, true),
+            format::HELD => (&mut wire.progress.held_pages, true),
+            format::DISK => (&mut wire.progress.disk_pages, true),
+            _ => (&mut wire.progress.data_pages, false),
+        };
+        *counter += 1;
+        if is_run {
+            self.run = Some((kind, self.run.map_or(0, |(_, n)| n) + 1));
         }
         record::write(&mut wire.rebuilt, place.page, named.then(|| &*parser.blocks()[place.block].name), content);
         self.emitted = Some(place.block);
@@ -377,9 +503,26 @@ impl Pages {
         same
     }
 
+    /// Where this page lies on the destination's disks, if one more may be referred to.
+    fn refer(&mut self, content: &PageBytes, wire: &mut Wire) -> Option<disks::Spot> {
+        let referring = self.referring.as_mut().filter(|referring| referring.is_on())?;
+        if referring.lacks(PAGE_SIZE) {
+            wire.progress.crowded_pages += 1;
+            return None;
+        }
+        referring.find(content)
+    }
+
     fn close_run(&mut self, wire: &mut Wire) {
-        if let Some((_, length)) = self.run.take() {
-            format::put(&mut wire.ops, length);
+        match (self.run.take(), &mut self.referring) {
+            (Some((format::DISK, length)), Some(referring)) => {
+                let before = wire.ops.len();
+                referring.close(&mut wire.ops);
+                wire.progress.disk_bytes += 1 + (wire.ops.len() - before) as u64;
+                wire.unsent += length;
+            }
+            (Some((_, length)), _) => format::put(&mut wire.ops, length),
+            (None, _) => {}
         }
     }
 }
@@ -394,7 +537,8 @@ struct Wire {
     hasher: blake3::Hasher,
     /// Length of the rebuilt stream at the last digest.
     checked: u64,
-    begun: bool,
+    /// Pages that were referred to since the last flush.
+    unsent: u64,
     /// Whether zstd holds something back.
     holds: bool,
     progress: Progress,
@@ -412,7 +556,7 @@ impl Wire {
             rebuilt: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
             hasher: blake3::Hasher::new(),
             checked: 0,
-            begun: false,
+            unsent: 0,
             holds: false,
             progress: Progress::default(),
         })
@@ -445,10 +589,6 @@ impl Wire {
     }
 
     fn compress(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
-        if !self.begun {
-            self.begun = true;
-            out.extend_from_slice(&format::MAGIC);
-        }
         let mut input = InBuffer::around(&self.ops);
         while input.pos() < input.src.len() {
             self.holds = true;
@@ -461,6 +601,7 @@ impl Wire {
     }
 
     fn flush(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.unsent = 0;
         self.hash();
         let unchecked = self.progress.rebuilt_bytes - self.checked;
         if unchecked >= CHECK_EVERY || (self.progress.ram_ended && unchecked > 0) {

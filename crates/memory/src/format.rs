@@ -1,18 +1,23 @@
 //! Godwit's own format of a memory stream: what crosses the WAN between [`Encoder`](crate::Encoder) and
 //! [`Decoder`](crate::Decoder).
 //!
-//! Four bytes [`MAGIC`], then one zstd frame to the end. Inside the frame, operations, each beginning with one byte:
+//! Four bytes [`MAGIC`], then segments: four bytes, little-endian, of which the highest bit is 0 for a piece of the one zstd frame and 1 for
+//! an answer, the others the length of what follows. Answers overtake what the decoder cannot read before it has them
+//! ([`disks`](crate::disks)): the number of a group, and its pages as a zstd frame of their own.
+//! Inside the one frame, operations, each beginning with one byte:
 //!
 //! | first byte | followed by | means |
 //! |---|---|---|
 //! | `0..=15`, bits below | seek, then content or count | page records |
 //! | [`VERBATIM`] | length, bytes | bytes of QEMU's that are no page record |
 //! | [`BLOCKS`] | count, then per block: length of name (1 byte), name, pages | the RAM blocks, before the first page |
+//! | [`DISKS`] | 32 bytes | the key of references' digests; before the first of them |
 //! | [`CHECK`] | 32 bytes | BLAKE3 of all that was rebuilt so far |
 //! | [`END`] | length of the rebuilt stream, 32 bytes | the same, and nothing follows |
 //!
 //! Page records: [`ZERO`] tells a run of zero pages (a count follows) from one page of content (4096 bytes follow);
-//! [`HELD`] a run of pages that are as the destination's checkpoint has them (a count follows).
+//! [`HELD`] a run of pages that are as the destination's checkpoint has them (a count follows); [`DISK`] pages that lie on the VM's disks
+//! (number of runs of blocks; for each its first block, as a distance from the one behind the last, and its length; digest, 8 bytes).
 //! [`NAMED`]: the first record carries its block's name instead of CONTINUE. [`SEEK`]: block and page follow, the page
 //! as a signed distance from the one after the last; without it the record is about exactly that one. Numbers are
 //! LEB128.
@@ -22,8 +27,8 @@
 
 use crate::cursor::{Cursor, More};
 
-/// First bytes of a stream: Godwit's memory format, version 2.
-pub const MAGIC: [u8; 4] = *b"GWM2";
+/// First bytes of a stream: Godwit's memory format, version 3.
+pub const MAGIC: [u8; 4] = *b"GWM3";
 
 /// Bit of a page operation: zero pages.
 pub const ZERO: u8 = 1;
@@ -31,8 +36,10 @@ pub const ZERO: u8 = 1;
 pub const NAMED: u8 = 2;
 /// Bit of a page operation: it does not go on behind the last one.
 pub const SEEK: u8 = 4;
-/// Bit of a page operation: pages that the destination has kept. Not together with [`ZERO`].
+/// Bit of a page operation: pages that the destination has kept. With [`ZERO`] it is [`DISK`].
 pub const HELD: u8 = 8;
+/// Both bits: pages that lie on the VM's disks.
+pub const DISK: u8 = ZERO | HELD;
 /// Largest page operation.
 pub(crate) const LAST_PAGE_OP: u8 = ZERO | NAMED | SEEK | HELD;
 /// Bytes as they are.
@@ -43,15 +50,62 @@ pub const BLOCKS: u8 = 0x11;
 pub const CHECK: u8 = 0x12;
 /// The trailer.
 pub const END: u8 = 0x13;
+/// The key of references.
+pub const DISKS: u8 = 0x14;
 
 /// Zero pages in one operation, at most: it bounds what one operation makes the decoder write (36 KiB).
 pub const MAX_RUN: u64 = 4096;
 /// Held pages in one operation, at most, for the same reason (64 KiB).
 pub const MAX_HELD_RUN: u64 = 16;
+/// Pages on disks in one operation, at most: as many as are verified at once, and have to be asked for together.
+pub const MAX_DISK_RUN: u64 = 16;
 /// Bytes in one [`VERBATIM`], at most; longer ones are several.
 pub const MAX_VERBATIM: usize = 64 << 10;
 /// Length of a BLAKE3 digest.
 pub const DIGEST: usize = 32;
+
+/// What a segment of the wire holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// A piece of the one zstd frame.
+    Packed,
+    /// What the decoder asked for.
+    Answer,
+}
+
+/// Bytes of a segment's head.
+pub const SEGMENT_HEAD: usize = 4;
+const ANSWER_BIT: u32 = 1 << 31;
+/// Bytes in one segment, at most; longer ones are several.
+const MAX_SEGMENT: usize = 1 << 30;
+
+/// A segment's head.
+///
+/// # Panics
+/// With a length of more than 1 GiB.
+#[must_use]
+pub fn segment(kind: Segment, length: usize) -> [u8; SEGMENT_HEAD] {
+    assert!(length <= MAX_SEGMENT, "a segment of {length} bytes");
+    (length as u32 | if kind == Segment::Answer { ANSWER_BIT } else { 0 }).to_le_bytes()
+}
+
+/// What a segment's head says.
+pub(crate) fn parse_segment(head: [u8; SEGMENT_HEAD]) -> (Segment, usize) {
+    let word = u32::from_le_bytes(head);
+    let kind = if word & ANSWER_BIT == 0 { Segment::Packed } else { Segment::Answer };
+    (kind, (word & !ANSWER_BIT) as usize)
+}
+
+/// Says in the head at `head` how much follows it; makes several segments of it where one would be too long.
+pub(crate) fn close_segment(out: &mut Vec<u8>, mut head: usize) {
+    while out.len() - head - SEGMENT_HEAD > MAX_SEGMENT {
+        out[head..head + SEGMENT_HEAD].copy_from_slice(&segment(Segment::Packed, MAX_SEGMENT));
+        head += SEGMENT_HEAD + MAX_SEGMENT;
+        out.splice(head..head, [0; SEGMENT_HEAD]);
+    }
+    let length = out.len() - head - SEGMENT_HEAD;
+    out[head..head + SEGMENT_HEAD].copy_from_slice(&segment(Segment::Packed, length));
+}
 
 pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {

@@ -17,7 +17,8 @@
 //! between QEMU's look at the dirty log and its sending, and then sent once more for nothing. All else goes through one
 //! zstd stream with matches over a long distance (128 MiB), which finds duplicates and most of what deltas
 //! would (CloudNet, section 4.3, has caches and deltas of its own instead). What the destination has kept of an earlier try that
-//! was cut short is only named ([`Checkpoint`]).
+//! was cut short is only named ([`Checkpoint`]). And so is what lies on the guest's own disks, which the destination
+//! has ([`disks`]): a page cache.
 //!
 //! # Why leaving a page out is sound
 //!
@@ -53,20 +54,27 @@
 
 #![forbid(unsafe_code)]
 mod checkpoint;
+mod cloudnet;
+pub mod codec;
 mod config;
 mod cursor;
 mod decoder;
+pub mod disks;
+#[cfg(test)]
+mod disks_tests;
 mod encoder;
 pub mod format;
 pub mod preflight;
 mod record;
 pub mod return_path;
+pub mod smart_stop;
 mod stream;
 mod witness;
 
 pub use checkpoint::{Checkpoint, CheckpointKey, Holding, HoldingError};
 pub use config::{Config, DEFAULT_MAX_RAM, DEFAULT_WINDOW_LOG, Limits, PageKey, Resends};
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
+pub use disks::{Blocks, Feedback, Finder, Spot, SpotTable};
 pub use encoder::{Encoder, Progress, Summary};
 pub use record::{MAX_BLOCKS, PAGE_SIZE, PageBytes};
 pub use return_path::{Message, ReturnPath, ReturnPathError};

@@ -1,5 +1,6 @@
 //! RAM records of QEMU's stream: eight bytes, big-endian, with a page's offset in the high bits and flags in the low.
 
+use crate::cursor::{Cursor, Stop};
 use crate::format;
 use std::fmt;
 
@@ -47,6 +48,23 @@ pub(crate) fn put_table(out: &mut Vec<u8>, blocks: &[Block]) {
         out.extend_from_slice(&block.name);
         format::put(out, block.pages);
     }
+}
+
+/// Reads such a table; what is wrong with it, if it cannot be one.
+pub(crate) fn read_table(c: &mut Cursor<'_>, max_ram: u64) -> Result<Vec<Block>, Stop<&'static str>> {
+    let count = format::get(c)?.filter(|count| *count <= MAX_BLOCKS as u64).ok_or(Stop::Bad("too many RAM blocks"))?;
+    let most = max_ram.div_ceil(PAGE_SIZE as u64).saturating_add(count);
+    let (mut blocks, mut sum) = (vec![], 0u64);
+    for _ in 0..count {
+        let name = c.counted()?.to_vec();
+        let pages = format::get(c)?.ok_or(Stop::Bad("a RAM block without length"))?;
+        sum = sum.saturating_add(pages);
+        if sum > most {
+            return Err(Stop::Bad("more RAM than is allowed"));
+        }
+        blocks.push(Block { name, pages });
+    }
+    Ok(blocks)
 }
 
 /// Which page a record is about.

@@ -4,6 +4,7 @@
 //! hand-off. What is relayed must go at once: the source may wait for it.
 
 use crate::cursor::{Cursor, Stop};
+use crate::disks::Feedback;
 
 /// The destination has started, or failed: u32, 0 for success. The source's QEMU ends its migration on it.
 pub const SHUT: u16 = 1;
@@ -19,6 +20,11 @@ pub const RECEIVED_BITMAP: u16 = 5;
 pub const RESUME_ACK: u16 = 6;
 /// The destination is ready for the switch-over (QEMU 8.1 and newer).
 pub const SWITCHOVER_ACK: u16 = 7;
+
+/// Not QEMU's but the decoder's, on the same way back: so many groups of references are done. u64.
+pub const FEEDBACK_PAST: u16 = 0xfd01;
+/// The decoder's: this group is to be sent in full. u64.
+pub const FEEDBACK_MISSING: u16 = 0xfd02;
 
 /// Longest payload believed, in bytes: QEMU's own limit.
 pub const MAX_PAYLOAD: u16 = 512;
@@ -48,6 +54,33 @@ impl Message {
     pub fn shut_value(&self) -> Option<u32> {
         let value = self.payload.first_chunk().map(|v| u32::from_be_bytes(*v));
         value.filter(|_| self.is_shut())
+    }
+
+    /// As the decoder says it.
+    #[must_use]
+    pub fn from_feedback(feedback: Feedback) -> Self {
+        let (kind, number) = match feedback {
+            Feedback::Past(groups) => (FEEDBACK_PAST, groups),
+            Feedback::Missing(group) => (FEEDBACK_MISSING, group),
+        };
+        Self { kind, payload: number.to_be_bytes().to_vec(), bitmap: vec![] }
+    }
+
+    /// Whether the decoder says it, and not QEMU: then it is for the encoder. What QEMU says with such a number is not passed on.
+    #[must_use]
+    pub fn is_feedback(&self) -> bool {
+        matches!(self.kind, FEEDBACK_PAST | FEEDBACK_MISSING)
+    }
+
+    /// What the decoder says. `None` for other messages, and for one that is none.
+    #[must_use]
+    pub fn feedback(&self) -> Option<Feedback> {
+        let number = u64::from_be_bytes(self.payload.as_slice().try_into().ok()?);
+        match self.kind {
+            FEEDBACK_PAST => Some(Feedback::Past(number)),
+            FEEDBACK_MISSING => Some(Feedback::Missing(number)),
+            _ => None,
+        }
     }
 
     /// Appends it as QEMU reads it.
@@ -189,6 +222,18 @@ mod tests {
             messages.iter().for_each(|m| m.encode(&mut again));
             assert_eq!(again, bytes);
         }
+    }
+
+    #[test]
+    fn what_the_decoder_says_comes_through_between_qemus_messages() {
+        let said = [Feedback::Past(7), Feedback::Missing(u64::MAX)];
+        let mut bytes = vec![0, 2, 0, 4, 0, 0, 0, 9];
+        said.iter().for_each(|feedback| Message::from_feedback(*feedback).encode(&mut bytes));
+        let messages = split(&bytes, 5);
+        assert_eq!(messages.iter().map(Message::is_feedback).collect::<Vec<_>>(), [false, true, true]);
+        assert_eq!(messages.iter().filter_map(Message::feedback).collect::<Vec<_>>(), said);
+        let short = Message { kind: FEEDBACK_PAST, payload: vec![1], bitmap: vec![] };
+        assert!(short.is_feedback() && short.feedback().is_none());
     }
 
     #[test]

@@ -179,6 +179,15 @@ pub enum StreamError {
         /// Why.
         source: std::io::Error,
     },
+    /// The decoder says what cannot be.
+    #[error(
+        "the destination speaks of group {group} of references to disks, which was never sent or is done: it is damaged, or another \
+         version of godwit; move again"
+    )]
+    Feedback {
+        /// The group's number.
+        group: u64,
+    },
     /// It ended too soon.
     #[error(
         "QEMU ended its stream after {at} bytes, before the devices' state: the migration failed; ask query-migrate \

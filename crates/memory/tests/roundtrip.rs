@@ -4,7 +4,9 @@
 mod common;
 
 use common::{Stream, load};
-use godwit_memory::{Config, Decoder, Encoder, Limits, PageKey, Resends, StreamError, Summary, WireError, Witness};
+use godwit_memory::{
+    Config, Decoder, Encoder, Limits, PageKey, Resends, StreamError, Summary, WireError, Witness, format,
+};
 use proptest::prelude::*;
 use std::os::unix::fs::FileExt;
 
@@ -183,6 +185,8 @@ proptest! {
     fn no_operations_make_the_decoder_panic_or_write_without_bound(
         ops in proptest::collection::vec(prop_oneof![
             Just(vec![0x11, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
+            Just([vec![0x14], vec![7; 32]].concat()),
+            Just([vec![13, 0, 2, 1, 8, 16], vec![7; 8]].concat()),
             (0..16u8, 0..3u8, any::<u8>(), any::<u8>()).prop_map(|(op, block, a, b)| vec![op, block, a, b, 0x7f]),
             Just([vec![4, 0, 0], vec![9; 4096]].concat()),
             Just(vec![5, 0, 0, 0x80, 0x20]),
@@ -190,8 +194,10 @@ proptest! {
             proptest::collection::vec(any::<u8>(), 1..40),
         ], 1..60),
     ) {
-        let mut wire = b"GWM2".to_vec();
-        wire.extend(zstd::encode_all(&*ops.concat(), 1).unwrap());
+        let packed = zstd::encode_all(&*ops.concat(), 1).unwrap();
+        let mut wire = format::MAGIC.to_vec();
+        wire.extend(format::segment(format::Segment::Packed, packed.len()));
+        wire.extend(packed);
         let mut decoder = Decoder::new(LIMITS).unwrap();
         let mut out = vec![];
         let mut rest = &wire[..];

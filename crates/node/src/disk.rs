@@ -8,6 +8,7 @@
 //! that its QEMU resumed by itself, would see its disk fail. Its writes wait until the disk is open again, or until the QEMU
 //! that made them is gone: whoever ends or loses a QEMU calls [`Disk::hang_up`], so that no write of a dead one is made later.
 
+use crate::disk_index::Touched;
 use crate::leaving::Leaving;
 use crate::pace::Paced;
 use crate::parts::lock;
@@ -73,6 +74,8 @@ pub struct Disk {
     accesses: Mutex<FirstAccess>,
     /// What pre-caches have to know of the guest's writes.
     recorder: Recorder,
+    /// Told of the guest's writes while a move's memory refers to blocks.
+    touched: Mutex<Option<Arc<Touched>>>,
     /// Held while an epoch ends: one that ends meanwhile is not durable by this one's sync.
     rolling: Mutex<()>,
     /// Something changed that a mirror or a waiting write may wait for.
@@ -167,6 +170,7 @@ impl Disk {
             hungry: Notify::new(),
             filling: Mutex::default(),
             recorder: Recorder::new(),
+            touched: Mutex::default(),
             rolling: Mutex::new(()),
             changed: watch::channel(0).0,
             work: Notify::new(),
@@ -289,6 +293,11 @@ impl Disk {
 
     pub(crate) const fn replica(&self) -> &Replica {
         &self.replica
+    }
+
+    /// Tells of the guest's writes from now on, or no more.
+    pub(crate) fn watch(&self, touched: Option<Arc<Touched>>) {
+        *lock(&self.touched) = touched;
     }
 
     pub(crate) const fn recorder(&self) -> &Recorder {
@@ -844,6 +853,9 @@ impl Disk {
         }?;
         if recorded {
             self.recorder.wrote(written.blocks.clone());
+        }
+        if let Some(touched) = &*lock(&self.touched) {
+            touched.add(written.blocks.clone());
         }
         let Some(outgoing) = &mut *order else { return Ok(None) };
         match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {

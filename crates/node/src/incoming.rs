@@ -5,6 +5,7 @@
 //! it; and every volume's last block is durable.
 
 use crate::actor::Input;
+use crate::disk_index::Replicas;
 use crate::failpoint::{Point, reach_async};
 use crate::memory_in::{self, Delivered};
 use crate::node::Node;
@@ -16,7 +17,7 @@ use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
-use godwit_memory::{CheckpointKey, Decoder, Limits, ReturnPath};
+use godwit_memory::{CheckpointKey, Decoder, Feedback, Limits, Message, ReturnPath};
 use godwit_units::VolumeId;
 use godwit_vmm::{MigrationStatus, QemuEvent};
 use std::os::unix::fs::PermissionsExt;
@@ -191,13 +192,14 @@ async fn feed(
     let counted = delivered.clone();
     let keeping = parts.keeping.clone().lock_owned().await;
     let into = parts.clone();
+    let (feedback, fed_back) = tokio::sync::mpsc::channel(memory_in::FEEDBACKS);
     let writing = crate::trace::spawn_blocking(move || {
         let _keeping = keeping;
-        let mut decoder = Decoder::new(limits)?;
+        let mut decoder = Decoder::new(limits)?.with_disks(Box::new(Replicas::new(into.disks())));
         if let Some(checkpoint) = key.and_then(|key| crate::kept::open(&into, &CheckpointKey(key.0))) {
             decoder = decoder.with_checkpoint(checkpoint);
         }
-        let result = memory_in::write(&writer, decoder, &counted, pieces);
+        let result = memory_in::write(&writer, decoder, &counted, pieces, &feedback);
         if result.as_ref().is_err_and(|error| error.is::<godwit_memory::WireError>()) {
             // What is kept may be what is wrong: the next try does without.
             crate::kept::drop_pages(&into);
@@ -213,7 +215,7 @@ async fn feed(
         }
         anyhow::Ok(())
     };
-    let returning = give_back(returning, back);
+    let returning = give_back(returning, fed_back, back);
     let loading = async {
         loop {
             match events.recv().await {
@@ -253,12 +255,25 @@ async fn connect(socket: &std::path::Path) -> Result<tokio::net::UnixStream> {
     }
 }
 
-/// QEMU's return path, on its way to the source. Its SHUT stays here: the source's node says that one.
-async fn give_back(mut qemu: tokio::net::UnixStream, mut back: SendHalf) -> Result<()> {
+/// QEMU's return path, on its way to the source, and between its messages the decoder's. QEMU's SHUT stays here: the source's node says
+/// that one.
+async fn give_back(
+    mut qemu: tokio::net::UnixStream,
+    mut feedback: tokio::sync::mpsc::Receiver<Feedback>,
+    mut back: SendHalf,
+) -> Result<()> {
     let mut path = ReturnPath::new();
     let mut buffer = vec![0; 4096];
     loop {
-        let n = qemu.read(&mut buffer).await.unwrap_or(0);
+        let n = tokio::select! {
+            read = qemu.read(&mut buffer) => read.unwrap_or(0),
+            Some(feedback) = feedback.recv() => {
+                let mut out = vec![];
+                Message::from_feedback(feedback).encode(&mut out);
+                back.write(out.into()).await?;
+                continue;
+            }
+        };
         if n == 0 {
             // It has loaded everything, or it is gone; its events tell which.
             back.finish()?;
@@ -267,7 +282,7 @@ async fn give_back(mut qemu: tokio::net::UnixStream, mut back: SendHalf) -> Resu
         path.push(&buffer[..n])?;
         let mut out = vec![];
         while let Some(message) = path.poll()? {
-            if !message.is_shut() {
+            if !message.is_shut() && !message.is_feedback() {
                 message.encode(&mut out);
             }
         }

@@ -5,6 +5,7 @@ pub mod check;
 pub mod claim;
 pub mod covered;
 pub mod disk;
+mod disk_index;
 pub mod effects;
 pub mod failpoint;
 pub mod fill;

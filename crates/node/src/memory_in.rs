@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use godwit_memory::{Checkpoint, Decoder};
+use godwit_memory::{Checkpoint, Decoder, Feedback};
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +11,8 @@ use tokio::sync::mpsc;
 
 /// Pieces from the link that may wait for the decoder.
 pub const PIECES: usize = 4;
+/// What the decoder says that may wait for its way back. It says little, and what it asks for stops it.
+pub const FEEDBACKS: usize = 16;
 
 /// How much of the rebuilt stream was given to QEMU, and how much of that was verified against the source's digest.
 #[derive(Debug, Default)]
@@ -28,7 +30,8 @@ impl Delivered {
     }
 }
 
-/// Rebuilds the stream for QEMU until the link's side ends; on a thread of its own.
+/// Rebuilds the stream for QEMU until the link's side ends; on a thread of its own. What the decoder has to say to the encoder goes to
+/// `back`.
 ///
 /// # Errors
 /// When the stream is damaged, or QEMU stops reading.
@@ -37,16 +40,27 @@ pub fn write(
     mut decoder: Decoder,
     delivered: &Delivered,
     mut from: mpsc::Receiver<Bytes>,
+    back: &mpsc::Sender<Feedback>,
 ) -> Result<()> {
     let mut out = Vec::with_capacity(1 << 20);
     let mut told = false;
     while let Some(piece) = from.blocking_recv() {
-        let decoded = decoder.push(&piece, &mut out)?;
-        // Counted before QEMU can act upon it: it may finish loading at once.
-        delivered.given.store(decoded.rebuilt_bytes, Ordering::Release);
-        delivered.verified.store(decoded.verified_bytes, Ordering::Release);
-        write_all(qemu, &out).context("the incoming QEMU does not read its stream any more")?;
-        out.clear();
+        let mut rest = &piece[..];
+        let mut more = true;
+        // A few bytes may mean a great many pages: no more is made at once than QEMU takes at once.
+        while more || !rest.is_empty() {
+            more = decoder.push_some(&mut rest, &mut out)?;
+            while let Some(feedback) = decoder.feedback() {
+                // Nobody takes it any more: the move ends.
+                let _ = back.blocking_send(feedback);
+            }
+            let decoded = decoder.decoded();
+            // Counted before QEMU can act upon it: it may finish loading at once.
+            delivered.given.store(decoded.rebuilt_bytes, Ordering::Release);
+            delivered.verified.store(decoded.verified_bytes, Ordering::Release);
+            write_all(qemu, &out).context("the incoming QEMU does not read its stream any more")?;
+            out.clear();
+        }
         if let Some(error) = decoder.checkpoint().and_then(Checkpoint::trouble).filter(|_| !told) {
             tracing::warn!(%error, "no more pages are kept for another try");
             told = true;

@@ -4,6 +4,7 @@
 //! ```text
 //!   QEMU ==unix==> reader thread: Encoder ==channel==> task ==link==> destination
 //!        <==unix== task: ReturnPath without SHUT  <==link==
+//!                     '-- what the decoder says ==> reader thread
 //! ```
 //!
 //! The channel and the link's window are all that lies between QEMU and the wire. They are kept small: whatever is in them when
@@ -13,9 +14,12 @@ use crate::parts::Moving;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use godwit_memory::{Encoder, Progress, ReturnPath};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// What is read from QEMU at once. QEMU writes pages in vectors of up to 256 KiB.
@@ -27,6 +31,7 @@ const PIECES: usize = 2;
 #[derive(Debug, Default)]
 pub struct Seen {
     progress: Mutex<Progress>,
+    stopping: AtomicBool,
 }
 
 impl Seen {
@@ -35,14 +40,21 @@ impl Seen {
     pub fn progress(&self) -> Progress {
         crate::parts::lock(&self.progress).clone()
     }
+
+    /// The guest is about to be stopped: from now on nothing is sent that the destination might have to ask about.
+    pub fn stopping(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
 }
 
 /// Reads QEMU's stream until it ends, on a thread of its own. Ends early, and by that closes the socket, when the receiver is dropped.
+/// Out of `heard` comes what the decoder says, as messages of a return path.
 ///
 /// # Errors
 /// When the stream cannot be read or parsed.
 pub fn read(
     mut qemu: UnixStream,
+    heard: UnixStream,
     seen: &Seen,
     moving: &Moving,
     mut encoder: Encoder,
@@ -50,10 +62,29 @@ pub fn read(
 ) -> Result<()> {
     // QEMU pauses between its chunks; then what was said so far has to become readable at the other end.
     qemu.set_nonblocking(true).context("cannot read without waiting")?;
+    heard.set_nonblocking(true).context("cannot listen without waiting")?;
+    let mut hearing = Hearing { socket: heard, path: ReturnPath::new(), ended: false, asked: false };
     let mut input = vec![0; READ];
     let mut wire = Vec::with_capacity(READ);
     let mut flushed = true;
     loop {
+        hearing.hear(&mut encoder, &mut wire)?;
+        if seen.stopping.load(Ordering::Acquire) {
+            encoder.stop_referring();
+        }
+        if encoder.lacks_room() {
+            encoder.flush(&mut wire)?;
+            send(out, &mut wire)?;
+            let until = Instant::now() + ROOM_PATIENCE;
+            while encoder.lacks_room() && !hearing.ended && !seen.stopping.load(Ordering::Acquire) {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                wait(&[&hearing.socket], left)?;
+                hearing.hear(&mut encoder, &mut wire)?;
+            }
+        }
         match qemu.read(&mut input) {
             Ok(0) => break,
             Ok(n) => {
@@ -71,15 +102,18 @@ pub fn read(
                 if !flushed {
                     encoder.flush(&mut wire)?;
                     flushed = true;
+                } else if hearing.ended {
+                    wait(&[&qemu], LOOK)?;
                 } else {
-                    wait_readable(&qemu)?;
+                    wait(&[&qemu, &hearing.socket], LOOK)?;
                 }
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e).context("QEMU's migration socket broke"),
         }
         crate::parts::lock(&seen.progress).clone_from(encoder.progress());
-        if wire.len() >= READ / 4 || (flushed && !wire.is_empty()) {
+        if wire.len() >= READ / 4 || ((flushed || hearing.asked) && !wire.is_empty()) {
+            hearing.asked = false;
             send(out, &mut wire)?;
         }
     }
@@ -99,15 +133,52 @@ fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {
 }
 
 /// How long a wait for QEMU lasts at most before it is looked whether anybody still wants the stream.
-const LOOK_MS: i32 = 500;
+const LOOK: Duration = Duration::from_millis(500);
+/// How long the reader waits for the decoder's word rather than send in full what it could refer to: a long round trip. While something
+/// lies between here and the decoder the link is busy meanwhile.
+const ROOM_PATIENCE: Duration = Duration::from_millis(200);
 
-fn wait_readable(socket: &UnixStream) -> Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK_MS) * 1_000_000 };
+/// Until one of them has something to read, or so long.
+fn wait(sockets: &[&UnixStream], most: Duration) -> Result<()> {
+    let mut fds: Vec<_> = sockets.iter().map(|socket| PollFd::new(*socket, PollFlags::IN)).collect();
+    let wait = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
     match poll(&mut fds, Some(&wait)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(e) => Err(e).context("cannot wait for QEMU"),
+    }
+}
+
+/// What the decoder says.
+struct Hearing {
+    socket: UnixStream,
+    path: ReturnPath,
+    /// Whether nothing more will come.
+    ended: bool,
+    /// Whether an answer waits to be sent.
+    asked: bool,
+}
+
+impl Hearing {
+    /// Gives the encoder what was heard since the last time.
+    fn hear(&mut self, encoder: &mut Encoder, wire: &mut Vec<u8>) -> Result<()> {
+        let mut buffer = [0; 1024];
+        while !self.ended {
+            match self.socket.read(&mut buffer) {
+                Ok(0) => self.ended = true,
+                Ok(n) => self.path.push(&buffer[..n])?,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.ended = true,
+            }
+            while let Some(message) = self.path.poll()? {
+                if let Some(feedback) = message.feedback() {
+                    let before = wire.len();
+                    encoder.feedback(feedback, wire)?;
+                    self.asked |= wire.len() > before;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -130,19 +201,21 @@ impl Default for Returning {
 }
 
 impl Returning {
-    /// What of `bytes` the source's QEMU may read now.
+    /// What of `bytes` the source's QEMU may read now, and what is for the encoder.
     ///
     /// # Errors
     /// When the bytes are no return path.
-    pub fn pass(&mut self, bytes: &[u8]) -> Result<Vec<u8>> {
+    pub fn pass(&mut self, bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
         self.path.push(bytes)?;
-        let mut out = vec![];
+        let (mut out, mut feedback) = (vec![], vec![]);
         while let Some(message) = self.path.poll()? {
-            if !message.is_shut() {
+            if message.is_feedback() {
+                message.encode(&mut feedback);
+            } else if !message.is_shut() {
                 message.encode(&mut out);
             }
         }
-        Ok(out)
+        Ok((out, feedback))
     }
 }
 

@@ -7,6 +7,7 @@
 
 use crate::actor::Input;
 use crate::disk::Disk;
+use crate::disk_index::DiskIndex;
 use crate::failpoint::{Point, reach_async};
 use crate::memory_out::{self, Returning, Seen};
 use crate::node::Node;
@@ -38,6 +39,8 @@ const CONNECT: Duration = Duration::from_secs(20);
 /// Bytes of the memory stream that may be on their way and not acknowledged: a bandwidth-delay product of 200 Mbit/s and
 /// 40 ms. What is in there when the guest stops is part of its pause.
 const MEMORY_WINDOW: Amount = Amount(1 << 20);
+/// How long memory waits for the disks to have been read: what is not known yet travels.
+const INDEXING: Duration = Duration::from_secs(1);
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -142,6 +145,10 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             let volumes = following.clone();
             parts.change(|file| file.lent = volumes).context("cannot write down what is needed here")?;
         }
+        let ends = [moving.over.clone(), moving.ram_ended.clone()];
+        // What is handed over is not read over there before that.
+        let later = |disk: &Disk| following.contains(&disk.id) || disk.is_shared();
+        let index = DiskIndex::start(parts.disks(), later, ends);
         let shared = parts.disks().iter().filter(|disk| disk.is_shared()).count();
         for disk in parts.disks().into_iter().filter(|disk| !disk.is_shared()) {
             let (ticket, volume) = (moving.ticket, disk.id);
@@ -191,6 +198,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
                 false => "the destination knows what the disks have to hold, and fetches it when the guest runs there",
             },
         );
+        index.ready(INDEXING).await;
         moving.tracker.enter(PhaseName::Memory);
         reach_async(Point::Memory, parts.id).await;
         let kept = match asking {
@@ -200,7 +208,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         let hello = Hello::Memory { ticket: moving.ticket, key: key.clone().map(|key| proto::Secret(key.0)) };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
-        memory(parts, moving, kept.zip(key), stream.split()).await
+        memory(parts, moving, kept.zip(key), index, stream.split()).await
     };
     tokio::select! {
         result = work => result,
@@ -211,11 +219,12 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
 
 /// Memory rounds, until the machine has what it needs, or the end.
 ///
-/// `kept`: what the destination has of an earlier try, and its key.
+/// `kept`: what the destination has of an earlier try, and its key; `index`: what it has on its disks.
 async fn memory(
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     kept: Option<(Holding, CheckpointKey)>,
+    index: DiskIndex,
     (out, back): (SendHalf, RecvHalf),
 ) -> Result<()> {
     let qemu = parts.qemu().context("the VM has no QEMU")?;
@@ -251,8 +260,12 @@ async fn memory(
     if let Some((holding, key)) = kept {
         encoder = encoder.with_holding(holding, &key);
     }
-    let reading =
-        crate::trace::spawn_blocking(move || memory_out::read(reader, &read_seen, &read_moving, encoder, &sender));
+    let encoder = encoder.with_disks(Box::new(index));
+    let (heard, hears) = tokio::net::UnixStream::pair()?;
+    let heard = heard.into_std()?;
+    let reading = crate::trace::spawn_blocking(move || {
+        memory_out::read(reader, heard, &read_seen, &read_moving, encoder, &sender)
+    });
     let sending = async {
         let mut out = out;
         while let Some(piece) = pieces.recv().await {
@@ -263,7 +276,7 @@ async fn memory(
         moving.over.cancelled().await;
         anyhow::Ok(())
     };
-    let returning = give_back(back, writer, moving);
+    let returning = give_back(back, writer, hears, moving);
     let rounds = async {
         let mut rule = StopRule::default();
         let mut last = (Instant::now(), seen.progress());
@@ -273,6 +286,7 @@ async fn memory(
                 event = events.recv() => event.context("QEMU is gone")?,
                 () = moving.stop_now.notified(), if !stopping => {
                     stopping = true;
+                    seen.stopping();
                     moving.note(NoteKind::Decision, "stop: somebody asked for it");
                     crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     continue;
@@ -295,10 +309,12 @@ async fn memory(
                         moving.note(NoteKind::Decision, reason.to_string());
                         // What lies between QEMU and the wire has to be there first, or it is part of the pause.
                         stopping = true;
+                        seen.stopping();
                         crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     }
                 }
                 QemuEvent::Stop { at, unix_us } => {
+                    seen.stopping();
                     moving.tracker.stopped(at, unix_us);
                     moving.tracker.enter(PhaseName::Stop);
                     reach_async(Point::Stopped, parts.id).await;
@@ -339,13 +355,21 @@ fn split(stream: tokio::net::UnixStream) -> Result<(std::os::unix::net::UnixStre
 }
 
 /// The return path, and at its end our own SHUT.
-async fn give_back(mut back: RecvHalf, mut qemu: tokio::net::UnixStream, moving: &Moving) -> Result<()> {
+async fn give_back(
+    mut back: RecvHalf,
+    mut qemu: tokio::net::UnixStream,
+    mut encoder: tokio::net::UnixStream,
+    moving: &Moving,
+) -> Result<()> {
     let mut path = Returning::default();
     loop {
         tokio::select! {
             piece = back.read() => {
                 let Some(piece) = piece? else { break };
-                qemu.write_all(&path.pass(&piece)?).await.context("QEMU's return path broke")?;
+                let (passed, feedback) = path.pass(&piece)?;
+                // An encoder that is done does not listen any more, and need not.
+                let _ = encoder.write_all(&feedback).await;
+                qemu.write_all(&passed).await.context("QEMU's return path broke")?;
             }
             () = moving.shut.cancelled() => break,
         }
@@ -389,6 +413,9 @@ async fn close_round(
         pages,
         zero: now.zero_pages - last.1.zero_pages,
         unchanged: now.unchanged_pages - last.1.unchanged_pages,
+        on_disk: now.disk_pages - last.1.disk_pages,
+        references: Amount(now.disk_bytes - last.1.disk_bytes),
+        resent: Amount(now.missing_bytes - last.1.missing_bytes),
         dirtied,
         wire: Amount(wire),
         seconds,

@@ -491,7 +491,12 @@ impl Journey<'_> {
             .map(|round| Round {
                 sent: round.pages,
                 dirtied: round.dirtied,
-                bytes_by_encoding: [("wire".to_owned(), round.wire.0)].into(),
+                bytes_by_encoding: [
+                    ("wire".to_owned(), round.wire.0.saturating_sub(round.references.0 + round.resent.0)),
+                    ("disk references".to_owned(), round.references.0),
+                    ("resent".to_owned(), round.resent.0),
+                ]
+                .into(),
                 seconds: round.seconds,
             })
             .collect();

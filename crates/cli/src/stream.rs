@@ -1,0 +1,284 @@
+//! `godwit stream`: the codec of moves, and others to compare it with, on a recorded migration stream of QEMU's. Needs no controller and
+//! no node.
+
+use crate::failure::{Code, Failure};
+use crate::quantity::size;
+use clap::{Args, Subcommand, ValueEnum};
+use godwit_memory::codec::{self, Codec};
+use godwit_memory::{Blocks, Config, Finder, Limits, PAGE_SIZE, PageBytes, Resends, Spot, SpotTable};
+use godwit_units::Bytes;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Subcommand)]
+#[command(
+    after_help = "A stream is recorded with QMP's `migrate {\"uri\": \"exec:cat > FILE\"}`, or by `godwit-lab capture`. Decoding gives back\nwhat was encoded, byte for byte, unless re-sends were elided."
+)]
+pub enum StreamCommand {
+    /// Make a recorded stream small
+    Encode(EncodeArgs),
+    /// Make it QEMU's again
+    Decode(DecodeArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct EncodeArgs {
+    /// The recorded stream; `-` is standard input
+    pub input: PathBuf,
+    /// Where to write; `-` is standard output
+    pub output: PathBuf,
+    /// plain, zstd (a move's without disks), full (a move's), cloudnet (CloudNet's caches and deltas), cloudnet-zstd
+    #[arg(long, value_name = "NAME", default_value = "full")]
+    pub codec: Codec,
+    /// A disk of the VM, raw, as the destination has it; several in the order of the VM's definition. For `full`
+    #[arg(long, value_name = "FILE")]
+    pub disk: Vec<PathBuf>,
+    /// What becomes of pages that come again as they were last sent
+    #[arg(long, value_enum, default_value_t = Again::Keep)]
+    pub resends: Again,
+    /// zstd's level
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
+    pub level: i32,
+    /// CloudNet's cache, at each end
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
+    pub cache: Bytes,
+    /// Say what became of the stream
+    #[arg(long, value_enum)]
+    pub stats: Option<Stats>,
+}
+
+#[derive(Debug, Args)]
+pub struct DecodeArgs {
+    /// What `encode` wrote; `-` is standard input
+    pub input: PathBuf,
+    /// Where to write QEMU's stream; `-` is standard output
+    pub output: PathBuf,
+    /// A disk of the VM, raw, as it was given to `encode`, in the same order
+    #[arg(long, value_name = "FILE")]
+    pub disk: Vec<PathBuf>,
+    /// Say how long it took
+    #[arg(long, value_enum)]
+    pub stats: Option<Stats>,
+}
+
+/// How figures are printed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Stats {
+    /// As a JSON object on standard error, where the stream goes to standard output, and else there.
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Again {
+    /// They stay: decoding gives back every byte.
+    Keep,
+    /// They are left out, as in a move: decoding gives back a stream with the same RAM.
+    Elide,
+}
+
+/// What is read at once, as from a socket.
+const PIECE: usize = 256 << 10;
+
+/// Runs it.
+///
+/// # Errors
+/// When a file cannot be read or written, or is none.
+pub fn run(command: StreamCommand) -> Result<(), Failure> {
+    match command {
+        StreamCommand::Encode(args) => encode(&args),
+        StreamCommand::Decode(args) => decode(&args),
+    }
+}
+
+fn encode(args: &EncodeArgs) -> Result<(), Failure> {
+    if !args.disk.is_empty() && args.codec != Codec::Full {
+        return Err(failure(format!("the codec {} has no use for disks: use `--codec full`", args.codec)));
+    }
+    let slots = u32::try_from(args.cache.0 / (PAGE_SIZE as u64 / 4)).unwrap_or(u32::MAX);
+    let begin = Instant::now();
+    let images = Images::open(&args.disk)?;
+    let disks =
+        (!args.disk.is_empty()).then(|| images.index().map(|it| Box::new(it) as Box<dyn Finder>)).transpose()?;
+    let indexing = begin.elapsed();
+    let resends = match args.resends {
+        Again::Keep => Resends::Keep,
+        Again::Elide => Resends::Elide,
+    };
+    let config = Config { level: args.level, resends, ..Config::default() };
+    let mut encoder = codec::encoder(args.codec, config, disks, slots).map_err(failure)?;
+    let mut pipe = Pipe::open(&args.input, &args.output)?;
+    let mut out = vec![];
+    while let Some(piece) = pipe.read()? {
+        pipe.timed(|| encoder.push(&piece, &mut out))?;
+        pipe.write(&mut out)?;
+    }
+    let counted = pipe.timed(|| encoder.finish(&mut out))?;
+    pipe.write(&mut out)?;
+    pipe.end()?;
+    if args.stats.is_some() {
+        let mut stats = pipe.stats("raw_bytes", "wire_bytes");
+        stats.insert("codec".into(), args.codec.name().into());
+        stats.insert("index_seconds".into(), indexing.as_secs_f64().into());
+        stats.extend(counted.into_iter().map(|(name, n)| (name.into(), n.into())));
+        print(&args.output, &stats);
+    }
+    Ok(())
+}
+
+fn decode(args: &DecodeArgs) -> Result<(), Failure> {
+    let disks: Option<Box<dyn Blocks>> = match args.disk.is_empty() {
+        true => None,
+        false => Some(Box::new(Images::open(&args.disk)?)),
+    };
+    let mut decoder = codec::decoder(Limits::default(), disks);
+    let mut pipe = Pipe::open(&args.input, &args.output)?;
+    let mut out = vec![];
+    while let Some(piece) = pipe.read()? {
+        // Little may mean much: what was made is written before more is.
+        for piece in piece.chunks(PIECE / 16) {
+            pipe.timed(|| decoder.push(piece, &mut out))?;
+            pipe.write(&mut out)?;
+        }
+    }
+    decoder.finish().map_err(failure)?;
+    pipe.end()?;
+    if args.stats.is_some() {
+        print(&args.output, &pipe.stats("wire_bytes", "raw_bytes"));
+    }
+    Ok(())
+}
+
+fn failure(error: impl std::fmt::Display) -> Failure {
+    Failure::new(Code::Failed, error.to_string())
+}
+
+fn named(path: &Path) -> impl Fn(io::Error) -> Failure + '_ {
+    move |error| failure(format!("{}: {error}", path.display()))
+}
+
+type Figures = serde_json::Map<String, serde_json::Value>;
+
+fn print(output: &Path, stats: &Figures) {
+    let text = serde_json::Value::from(stats.clone()).to_string();
+    if output == Path::new("-") { eprintln!("{text}") } else { println!("{text}") }
+}
+
+/// From one file to another, counting.
+struct Pipe<'a> {
+    from: Box<dyn Read>,
+    to: Box<dyn Write>,
+    names: (&'a Path, &'a Path),
+    read: u64,
+    written: u64,
+    busy: Duration,
+}
+
+impl<'a> Pipe<'a> {
+    fn open(input: &'a Path, output: &'a Path) -> Result<Self, Failure> {
+        let from: Box<dyn Read> = match input == Path::new("-") {
+            true => Box::new(io::stdin()),
+            false => Box::new(File::open(input).map_err(named(input))?),
+        };
+        let to: Box<dyn Write> = match output == Path::new("-") {
+            true => Box::new(io::stdout()),
+            false => Box::new(File::create(output).map_err(named(output))?),
+        };
+        Ok(Self { from, to, names: (input, output), read: 0, written: 0, busy: Duration::ZERO })
+    }
+
+    fn read(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        let mut piece = vec![];
+        let n = self.from.by_ref().take(PIECE as u64).read_to_end(&mut piece).map_err(named(self.names.0))?;
+        self.read += n as u64;
+        Ok((n > 0).then_some(piece))
+    }
+
+    fn timed<T, E: std::fmt::Display>(&mut self, what: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
+        let begin = Instant::now();
+        let result = what();
+        self.busy += begin.elapsed();
+        result.map_err(|error| failure(format!("{}: {error}", self.names.0.display())))
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>) -> Result<(), Failure> {
+        self.to.write_all(out).map_err(named(self.names.1))?;
+        self.written += out.len() as u64;
+        out.clear();
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        self.to.flush().map_err(named(self.names.1))
+    }
+
+    /// `seconds`: of the codec alone, on one core; files are not counted.
+    fn stats(&self, read: &str, written: &str) -> Figures {
+        let mut stats = Figures::new();
+        stats.insert(read.into(), self.read.into());
+        stats.insert(written.into(), self.written.into());
+        stats.insert("seconds".into(), self.busy.as_secs_f64().into());
+        stats
+    }
+}
+
+/// Raw files that are a VM's disks.
+#[derive(Clone)]
+struct Images(Arc<Vec<(PathBuf, File)>>);
+
+impl Images {
+    fn open(paths: &[PathBuf]) -> Result<Self, Failure> {
+        let open = |path: &PathBuf| Ok((path.clone(), File::open(path).map_err(named(path))?));
+        Ok(Self(Arc::new(paths.iter().map(open).collect::<Result<_, Failure>>()?)))
+    }
+
+    /// Reads all of them once.
+    fn index(&self) -> Result<Indexed, Failure> {
+        let mut blocks = 0;
+        for (path, file) in self.0.iter() {
+            blocks += file.metadata().map_err(named(path))?.len() / PAGE_SIZE as u64;
+        }
+        let mut table = SpotTable::new(blocks, 0);
+        let mut buffer = vec![0; PIECE];
+        for (n, (path, file)) in self.0.iter().enumerate() {
+            let disk = u8::try_from(n).map_err(|_| failure("a VM has 256 disks at the most"))?;
+            let pages = file.metadata().map_err(named(path))?.len() / PAGE_SIZE as u64;
+            let mut page = 0;
+            while page < pages {
+                let count = (pages - page).min((PIECE / PAGE_SIZE) as u64);
+                let piece = &mut buffer[..count as usize * PAGE_SIZE];
+                file.read_exact_at(piece, page * PAGE_SIZE as u64).map_err(named(path))?;
+                if let Ok(block) = u32::try_from(page) {
+                    table.learn(Spot { disk, block }, piece);
+                }
+                page += count;
+            }
+        }
+        Ok(Indexed(self.clone(), table))
+    }
+}
+
+impl Blocks for Images {
+    fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        let from = u64::from(first.block) * PAGE_SIZE as u64;
+        self.0.get(usize::from(first.disk)).is_some_and(|(_, file)| file.read_exact_at(into, from).is_ok())
+    }
+}
+
+/// Where their contents are.
+struct Indexed(Images, SpotTable);
+
+impl Blocks for Indexed {
+    fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        self.0.read(first, into)
+    }
+}
+
+impl Finder for Indexed {
+    fn find(&self, content: &PageBytes) -> Option<Spot> {
+        self.1.find(content)
+    }
+}

@@ -1,0 +1,300 @@
+//! Ways to make a recorded migration stream small, side by side: what moves use, and what they are measured against. For files, where
+//! nobody waits and nobody asks back.
+//!
+//! | codec | what it is |
+//! |---|---|
+//! | [`Codec::Plain`] | QEMU's stream as it is |
+//! | [`Codec::Zstd`] | zero pages and re-sends elided or counted, zstd with a window of 128 MiB |
+//! | [`Codec::Full`] | the same, and references to the disks that are given |
+//! | [`Codec::CloudNet`] | CloudNet's quarter pages, caches and deltas ([`cloudnet`](self)), alone |
+//! | [`Codec::CloudNetZstd`] | the same, zstd behind it |
+//!
+//! Whatever was encoded says by its first four bytes what it is, so that [`decoder`] need not be told. All of them give back what went in,
+//! byte for byte, but those for which re-sends were elided ([`Resends::Elide`](crate::Resends)): they give back the same RAM.
+
+use crate::cloudnet;
+use crate::config::{Config, Limits};
+use crate::decoder::WireError;
+use crate::disks::{self, Blocks, Feedback, Finder};
+use crate::format;
+use crate::stream::StreamError;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use zstd::zstd_safe::{CParameter, DParameter};
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// As it is.
+    Plain,
+    /// What moves do without disks.
+    Zstd,
+    /// What moves do.
+    Full,
+    /// CloudNet's.
+    CloudNet,
+    /// CloudNet's, and zstd.
+    CloudNetZstd,
+}
+
+impl Codec {
+    /// All, in the order of the table.
+    pub const ALL: [Self; 5] = [Self::Plain, Self::Zstd, Self::Full, Self::CloudNet, Self::CloudNetZstd];
+
+    /// As the command line has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Zstd => "zstd",
+            Self::Full => "full",
+            Self::CloudNet => "cloudnet",
+            Self::CloudNetZstd => "cloudnet-zstd",
+        }
+    }
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Codec {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|codec| codec.name() == name)
+            .ok_or_else(|| format!("there is no codec `{name}`; there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// What a decoder of files says.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CodecError {
+    /// Of Godwit's own stream.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// Neither one nor the other.
+    #[error(
+        "a file that begins with {found:02x?} is no migration stream of QEMU's, nor one that `godwit stream encode` made"
+    )]
+    Unknown {
+        /// Its first four bytes.
+        found: [u8; 4],
+    },
+    /// Not as it was written.
+    #[error("the file is damaged: {what}; encode it again")]
+    Damaged {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// It has no end.
+    #[error("the file ends before the stream does: it was not written to its end")]
+    Truncated,
+    /// zstd refused.
+    #[error("the file is damaged: zstd says {0}")]
+    Unpack(#[source] io::Error),
+    /// A block is not what it was.
+    #[error(
+        "group {group} of the references to disks leads to other contents than it did: give the disks as they were when it was encoded, in \
+         the same order"
+    )]
+    Disks {
+        /// The group's number.
+        group: u64,
+    },
+}
+
+/// Makes a stream small.
+pub trait Encode {
+    /// Takes bytes of QEMU's, cut anywhere; appends what is ready.
+    ///
+    /// # Errors
+    /// When they are no stream, or one that cannot be carried.
+    fn push(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError>;
+
+    /// QEMU's stream has ended. What was counted, by name.
+    ///
+    /// # Errors
+    /// When it is no whole stream.
+    fn finish(&mut self, out: &mut Vec<u8>) -> Result<Vec<(&'static str, u64)>, StreamError>;
+}
+
+/// Makes it QEMU's again.
+pub trait Decode {
+    /// Takes what an encoder gave, cut anywhere; appends QEMU's bytes.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    fn push(&mut self, wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError>;
+
+    /// There is no more.
+    ///
+    /// # Errors
+    /// When there should be.
+    fn finish(&mut self) -> Result<(), CodecError>;
+}
+
+/// An encoder. `disks` are for [`Codec::Full`], which is [`Codec::Zstd`] without; `cache`: quarters of a page in CloudNet's cache.
+///
+/// # Errors
+/// When zstd cannot begin.
+pub fn encoder(
+    codec: Codec,
+    config: Config,
+    disks: Option<Box<dyn Finder>>,
+    cache: u32,
+) -> Result<Box<dyn Encode>, StreamError> {
+    Ok(match codec {
+        Codec::Plain => Box::new(Plain { bytes: 0 }),
+        Codec::CloudNet => Box::new(cloudnet::Encoder::new(cache, config.max_ram, None)?),
+        Codec::CloudNetZstd => Box::new(cloudnet::Encoder::new(cache, config.max_ram, Some(config.level))?),
+        Codec::Zstd | Codec::Full => {
+            let encoder = crate::Encoder::new(config)?;
+            Box::new(Ours(match disks.filter(|_| codec == Codec::Full) {
+                Some(disks) => encoder.with_disks(disks),
+                None => encoder,
+            }))
+        }
+    })
+}
+
+/// A decoder of whatever the file says that it is.
+#[must_use]
+pub fn decoder(limits: Limits, disks: Option<Box<dyn Blocks>>) -> Box<dyn Decode> {
+    Box::new(Any { limits, disks, magic: vec![], inner: None })
+}
+
+/// A frame with a long window.
+pub(crate) fn long(level: i32) -> Result<zstd::stream::write::Encoder<'static, Vec<u8>>, StreamError> {
+    let doing = |doing| move |source| StreamError::Zstd { doing, source };
+    let mut zstd = zstd::stream::write::Encoder::new(vec![], level).map_err(doing("begin"))?;
+    zstd.set_parameter(CParameter::WindowLog(crate::DEFAULT_WINDOW_LOG)).map_err(doing("take the window's size"))?;
+    zstd.set_parameter(CParameter::EnableLongDistanceMatching(true)).map_err(doing("match over long distances"))?;
+    Ok(zstd)
+}
+
+pub(crate) fn unpacker() -> io::Result<zstd::stream::write::Decoder<'static, Vec<u8>>> {
+    let mut zstd = zstd::stream::write::Decoder::new(vec![])?;
+    zstd.set_parameter(DParameter::WindowLogMax(crate::DEFAULT_WINDOW_LOG))?;
+    Ok(zstd)
+}
+
+struct Plain {
+    bytes: u64,
+}
+
+impl Encode for Plain {
+    fn push(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.bytes += input.len() as u64;
+        out.extend_from_slice(input);
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &mut Vec<u8>) -> Result<Vec<(&'static str, u64)>, StreamError> {
+        Ok(vec![])
+    }
+}
+
+impl Decode for Plain {
+    fn push(&mut self, wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+        out.extend_from_slice(wire);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), CodecError> {
+        Ok(())
+    }
+}
+
+struct Ours(crate::Encoder);
+
+impl Encode for Ours {
+    fn push(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
+        // Nothing has to be kept for a decoder that asks: there is none.
+        for piece in input.chunks(disks::RING / 2) {
+            self.0.push(piece, out)?;
+            self.0.forget_references();
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) -> Result<Vec<(&'static str, u64)>, StreamError> {
+        let p = self.0.finish(out)?.progress;
+        Ok(vec![
+            ("zero_pages", p.zero_pages),
+            ("data_pages", p.data_pages),
+            ("disk_pages", p.disk_pages),
+            ("unchanged_pages", p.unchanged_pages),
+            ("reference_bytes", p.disk_bytes),
+            ("other_bytes", p.other_bytes),
+        ])
+    }
+}
+
+struct Theirs(crate::Decoder);
+
+impl Decode for Theirs {
+    fn push(&mut self, wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+        self.0.push(wire, out)?;
+        while let Some(feedback) = self.0.feedback() {
+            if let Feedback::Missing(group) = feedback {
+                return Err(CodecError::Disks { group });
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), CodecError> {
+        if self.0.decoded().complete { Ok(()) } else { Err(CodecError::Truncated) }
+    }
+}
+
+/// Until four bytes have told what it is.
+struct Any {
+    limits: Limits,
+    disks: Option<Box<dyn Blocks>>,
+    magic: Vec<u8>,
+    inner: Option<Box<dyn Decode>>,
+}
+
+impl Decode for Any {
+    fn push(&mut self, mut wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+        if let Some(inner) = &mut self.inner {
+            return inner.push(wire, out);
+        }
+        let (front, rest) = wire.split_at((4 - self.magic.len()).min(wire.len()));
+        self.magic.extend_from_slice(front);
+        wire = rest;
+        let Some(magic) = self.magic.first_chunk::<4>() else { return Ok(()) };
+        let mut inner: Box<dyn Decode> = match magic {
+            &cloudnet::MAGIC => Box::new(cloudnet::Decoder::new(self.limits.max_ram)),
+            &format::MAGIC => {
+                let decoder = crate::Decoder::new(self.limits)?;
+                let mut decoder = Theirs(match self.disks.take() {
+                    Some(disks) => decoder.with_disks(disks),
+                    None => decoder,
+                });
+                decoder.push(&format::MAGIC, out)?;
+                Box::new(decoder)
+            }
+            b"QEVM" => {
+                out.extend_from_slice(magic);
+                Box::new(Plain { bytes: 0 })
+            }
+            found => return Err(CodecError::Unknown { found: *found }),
+        };
+        let pushed = inner.push(wire, out);
+        self.inner = Some(inner);
+        pushed
+    }
+
+    fn finish(&mut self) -> Result<(), CodecError> {
+        self.inner.as_mut().ok_or(CodecError::Truncated)?.finish()
+    }
+}

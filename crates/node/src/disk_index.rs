@@ -1,0 +1,185 @@
+//! Which contents lie where on the VM's disks, so that a move's memory need not carry what the destination has on its copies of them.
+//!
+//! A thread of the source's node reads the disks from the beginning of a move on, what the guest has used first, and remembers a
+//! hash for each block (`godwit_memory::disks` says how that is used, and what happens when a block has changed since). Only
+//! disks that go before the VM are looked at: those that follow it are not at the destination.
+//!
+//! # What it costs
+//!
+//! Eight bytes of memory for a block of contents, up to 128 MiB for a VM, given back when memory has been read. Reading the disks
+//! once, while the move goes on; it ends with the move's memory, or when it has read as much as it can remember. What it has not read
+//! travels as it would without.
+//!
+//! # What can go wrong
+//!
+//! *The guest writes a block that was read.* Then the page that held its old contents is not found there any more, because what
+//! is found is compared; the new contents are learnt some seconds after the last write, when the other side has them as well.
+
+use crate::disk::Disk;
+use crate::parts::lock;
+use godwit_memory::{Blocks, Finder, PageBytes, Spot, SpotTable};
+use godwit_units::BlockIndex;
+use godwit_volume::{BLOCK, BlockSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Blocks that are read at once: a mebibyte.
+const AT_ONCE: u64 = 256;
+/// Of a disk, so much is asked for holes at once.
+const MAPPED: u64 = 1 << 30;
+/// Blocks that it reads at most: more than the table remembers would be read for nothing.
+const MOST: u64 = 12 << 20;
+/// How long a block has to be left alone before it is worth learning, and how often it is looked.
+const QUIET: Duration = Duration::from_secs(2);
+/// Blocks written that wait to be learnt, of each disk; 4 GiB. More are forgotten: the guest writes faster than anybody could use.
+const MOST_TOUCHED: u64 = 1 << 20;
+
+/// Blocks that the guest wrote since somebody looked.
+#[derive(Debug, Default)]
+pub struct Touched(Mutex<BlockSet>);
+
+impl Touched {
+    /// The guest wrote these.
+    pub fn add(&self, blocks: Range<u64>) {
+        let mut touched = lock(&self.0);
+        if touched.len() < MOST_TOUCHED {
+            touched.insert(blocks);
+        }
+    }
+
+    fn take(&self) -> BlockSet {
+        std::mem::take(&mut lock(&self.0))
+    }
+}
+
+/// A VM's disks at one place of a move, in the order of its definition.
+#[derive(Clone)]
+pub struct Replicas(Vec<Arc<Disk>>);
+
+impl Replicas {
+    /// Of all disks of a VM.
+    #[must_use]
+    pub fn new(disks: Vec<Arc<Disk>>) -> Self {
+        Self(disks)
+    }
+}
+
+impl Blocks for Replicas {
+    fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        let Some(disk) = self.0.get(usize::from(first.disk)) else { return false };
+        disk.replica().read(u64::from(first.block) * BLOCK, into).is_ok()
+    }
+}
+
+/// What is known so far; shared with the thread that reads.
+#[derive(Clone)]
+pub struct DiskIndex {
+    disks: Replicas,
+    table: Arc<Mutex<SpotTable>>,
+    /// Cancelled when the disks have been read once.
+    ready: CancellationToken,
+}
+
+impl Blocks for DiskIndex {
+    fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        self.disks.read(first, into)
+    }
+}
+
+impl Finder for DiskIndex {
+    fn find(&self, content: &PageBytes) -> Option<Spot> {
+        lock(&self.table).find(content)
+    }
+}
+
+impl DiskIndex {
+    /// Begins to read `disks`, but for those of which `follows` says that they are not at the destination; until one of `ends`.
+    #[must_use]
+    pub fn start(disks: Vec<Arc<Disk>>, follows: impl Fn(&Disk) -> bool, ends: [CancellationToken; 2]) -> Self {
+        let mut seed = [0; 8];
+        getrandom::fill(&mut seed).expect("the kernel gives random bytes once it has booted");
+        let read: Vec<_> = disks.iter().enumerate().filter(|(_, disk)| !follows(disk)).collect();
+        let read: Vec<_> = read
+            .into_iter()
+            .filter_map(|(n, disk)| Some((u8::try_from(n).ok()?, disk.clone(), Arc::new(Touched::default()))))
+            .collect();
+        let blocks: u64 = read.iter().map(|(_, disk, _)| disk.allocated().0 / BLOCK).sum();
+        let table = SpotTable::new(blocks.min(MOST), u64::from_le_bytes(seed));
+        let index =
+            Self { disks: Replicas::new(disks), table: Arc::new(Mutex::new(table)), ready: CancellationToken::new() };
+        for (_, disk, touched) in &read {
+            disk.watch(Some(touched.clone()));
+        }
+        let reading = index.clone();
+        let is_over = move || ends.iter().any(CancellationToken::is_cancelled);
+        crate::trace::spawn_blocking(move || {
+            let mut left = MOST;
+            for (n, disk, _) in &read {
+                reading.all(*n, disk, &mut left, &is_over);
+            }
+            reading.ready.cancel();
+            let mut before: Vec<_> = read.iter().map(|_| BlockSet::default()).collect();
+            while !is_over() {
+                std::thread::sleep(QUIET);
+                for ((n, disk, touched), before) in read.iter().zip(&mut before) {
+                    let now = touched.take();
+                    for run in before.runs() {
+                        // Written again: not yet.
+                        reading.learn_unless(*n, disk, run, &now, &is_over);
+                    }
+                    *before = now;
+                }
+            }
+            for (_, disk, _) in &read {
+                disk.watch(None);
+            }
+        });
+        index
+    }
+
+    /// Until the disks have been read once, but not for longer than this.
+    pub async fn ready(&self, patience: Duration) {
+        let _ = tokio::time::timeout(patience, self.ready.cancelled()).await;
+    }
+
+    /// A whole disk, what the guest has used first.
+    fn all(&self, n: u8, disk: &Disk, left: &mut u64, is_over: &dyn Fn() -> bool) {
+        let blocks = disk.size().0 / BLOCK;
+        for run in disk.first_accesses() {
+            self.run(n, disk, run.start..run.end.min(blocks), left, is_over);
+        }
+        let mut at = 0;
+        while at < disk.size().0 && *left > 0 && !is_over() {
+            let piece = MAPPED.min(disk.size().0 - at);
+            let Ok(extents) = disk.replica().extents(at, piece) else { return };
+            for (length, hole) in extents {
+                if !hole {
+                    self.run(n, disk, at / BLOCK..(at + length).div_ceil(BLOCK).min(blocks), left, is_over);
+                }
+                at += length;
+            }
+        }
+    }
+
+    fn run(&self, n: u8, disk: &Disk, run: Range<u64>, left: &mut u64, is_over: &dyn Fn() -> bool) {
+        let mut buffer = vec![];
+        let mut first = run.start;
+        while first < run.end && *left > 0 && !is_over() {
+            let count = AT_ONCE.min(run.end - first).min(*left);
+            buffer.resize((count * BLOCK) as usize, 0);
+            if let (Ok(block), Ok(())) = (u32::try_from(first), disk.replica().read(first * BLOCK, &mut buffer)) {
+                lock(&self.table).learn(Spot { disk: n, block }, &buffer);
+            }
+            first += count;
+            *left -= count;
+        }
+    }
+
+    fn learn_unless(&self, n: u8, disk: &Disk, run: Range<u64>, now: &BlockSet, is_over: &dyn Fn() -> bool) {
+        for block in run.filter(|block| !now.contains(BlockIndex(*block))) {
+            self.run(n, disk, block..block + 1, &mut 1, is_over);
+        }
+    }
+}
