@@ -9,6 +9,7 @@ mod enrol;
 mod events;
 mod failure;
 mod follow;
+mod predict;
 mod promote;
 mod quantity;
 mod service;
@@ -48,6 +49,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Init(args) => enrol::init(&global, &args),
         Command::Enroll(args) => enrol::enrol(&global, &args),
         Command::Volume(command) => volume::run(&global, command),
+        Command::Predict(args) => predict::run(&global, &args),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

@@ -28,7 +28,7 @@ mod simulate;
 
 pub use amount::{Overheads, PAGE, PageRate, Pages};
 pub use avg::{Evenly, Sequential};
-pub use bounds::{Bounds, bounds};
+pub use bounds::{Between, Bounds, bounds};
 pub use guest::{Batch, Bitmaps, Cleaned, Guest};
 pub use hist::Replayed;
 pub use log::{Log, LogWriter, Observed, Taken};
