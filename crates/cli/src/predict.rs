@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use godwit_predict::fleet::{Fleet, Plan};
 use godwit_predict::{
     Between, Bounds, Evenly, Link, Log, Observed, Overheads, PageRate, Pages, Prediction, Replayed, Rules, Sequential,
-    Taken, bounds, simulate,
+    Taken, Timeline, bounds, simulate,
 };
 use godwit_units::{BitRate, Bytes};
 use serde_json::{Value, json};
@@ -168,11 +168,12 @@ pub fn run(global: &Global, args: &PredictArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--log is what hist takes; for avg give --memory and --dirty-rate instead"));
     }
     let log = read_log(file, args.memory)?;
+    let timeline = Timeline::new(&log, if args.changed { Taken::Changed } else { Taken::Written });
     if args.when {
-        let moments = moments(&log, args, link, &rules);
+        let moments = moments(&log, &timeline, link, &rules);
         return if global.json { write_json(&moments.json()) } else { print_text(&moments.show()) };
     }
-    let (moved, repeats) = hist(&log, args, link, &rules, args.at).map_err(|e| failed(&e))?;
+    let (moved, repeats) = hist(&timeline, link, &rules, args.at).map_err(|e| failed(&e))?;
     if repeats {
         let length = log.length().as_secs_f64();
         eprintln!("godwit: the move outlasts the log of {length:.0} s, which was begun again: profile for longer");
@@ -216,14 +217,12 @@ fn avg(args: &PredictArgs, link: Link, rules: &Rules) -> Result<Prediction, Fail
 }
 
 fn hist(
-    log: &Log,
-    args: &PredictArgs,
+    log: &Timeline<'_>,
     link: Link,
     rules: &Rules,
     at: Duration,
 ) -> Result<(Prediction, bool), godwit_predict::NeverEnds> {
-    let taken = if args.changed { Taken::Changed } else { Taken::Written };
-    let mut guest = Replayed::new(log, taken, at);
+    let mut guest = Replayed::new(log, at);
     let moved = simulate(&mut guest, link, rules)?;
     Ok((moved, guest.repeats()))
 }
@@ -236,10 +235,10 @@ struct Moments {
     start: Duration,
 }
 
-fn moments(log: &Log, args: &PredictArgs, link: Link, rules: &Rules) -> Moments {
+fn moments(log: &Log, timeline: &Timeline<'_>, link: Link, rules: &Rules) -> Moments {
     let step = (log.length() / STARTS).max(log.header().interval);
     let starts = (0..STARTS).map(|i| step * i).take_while(|at| *at < log.length() || at.is_zero());
-    let tried = starts.map(|at| (at, hist(log, args, link, rules, at).ok().map(|(moved, _)| moved)));
+    let tried = starts.map(|at| (at, hist(timeline, link, rules, at).ok().map(|(moved, _)| moved)));
     Moments { tried: tried.collect(), start: log.header().start }
 }
 

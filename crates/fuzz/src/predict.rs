@@ -2,7 +2,7 @@
 
 use crate::{MIB, Target};
 use godwit_predict::log::Header;
-use godwit_predict::{Link, Log, LogWriter, Observed, Overheads, Pages, Replayed, Rules, Taken, simulate};
+use godwit_predict::{Link, Log, LogWriter, Observed, Overheads, Pages, Replayed, Rules, Taken, Timeline, simulate};
 use godwit_units::BitRate;
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ pub const DIRTY_LOG: Target = Target {
             assert!(count(Taken::Changed) <= count(Taken::Written), "more changed than were written");
         }
         if pages <= SIMULATED && log.watched() > 0 {
-            let mut guest = Replayed::new(&log, Taken::Written, Duration::ZERO);
+            let timeline = Timeline::new(&log, Taken::Written);
+            let mut guest = Replayed::new(&timeline, Duration::ZERO);
             // So fast that a move ends within seconds of the log.
             let rate = BitRate(pages * 4096 * 8);
             let link = Link { rate, overheads: Overheads::default() };

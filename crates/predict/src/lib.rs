@@ -30,7 +30,7 @@ pub use amount::{Overheads, PAGE, PageRate, Pages};
 pub use avg::{Evenly, Sequential};
 pub use bounds::{Between, Bounds, bounds};
 pub use guest::{Batch, Bitmaps, Cleaned, Guest};
-pub use hist::Replayed;
+pub use hist::{Replayed, Timeline};
 pub use log::{Log, LogWriter, Observed, Taken};
 pub use rules::{Condition, Judge, Redirtied, Rules, Seen};
 pub use simulate::{Link, NeverEnds, Prediction, Round, simulate};

@@ -5,7 +5,7 @@
 use godwit_predict::log::Header;
 use godwit_predict::{
     Batch, Bitmaps, Cleaned, Condition, Evenly, Guest, Link, Log, LogWriter, Observed, Overheads, PageRate, Pages,
-    Prediction, Replayed, Rules, Sequential, Taken, simulate,
+    Prediction, Replayed, Rules, Sequential, Taken, Timeline, simulate,
 };
 use godwit_units::{BitRate, Bytes};
 use std::time::{Duration, Instant};
@@ -107,7 +107,8 @@ fn hist_of_a_log_of_a_steady_guest_agrees_with_avg() {
         let memory = |from, to| sequence(pages.0, rate, from, to);
         let log = log_of(avg.clone(), &memory, Duration::from_millis(200), 900);
         let expected = simulate(&mut avg.clone(), link(100.0), &Rules::xen()).unwrap();
-        let mut replayed = Replayed::new(&log, Taken::Written, Duration::ZERO);
+        let timeline = Timeline::new(&log, Taken::Written);
+        let mut replayed = Replayed::new(&timeline, Duration::ZERO);
         let hist = simulate(&mut replayed, link(100.0), &Rules::xen()).unwrap();
         assert!(!replayed.repeats());
         assert!(close(expected.total_s, hist.total_s, 0.04), "{rate}: {} {}", expected.total_s, hist.total_s);
@@ -129,8 +130,9 @@ fn phases() -> Log {
 #[test]
 fn hist_knows_when_the_guest_is_busy() {
     let log = phases();
+    let timeline = Timeline::new(&log, Taken::Written);
     let at = |seconds| {
-        let mut guest = Replayed::new(&log, Taken::Written, Duration::from_secs(seconds));
+        let mut guest = Replayed::new(&timeline, Duration::from_secs(seconds));
         simulate(&mut guest, link(100.0), &Rules::xen()).unwrap()
     };
     let (idle, busy) = (at(5), at(65));
@@ -139,10 +141,40 @@ fn hist_knows_when_the_guest_is_busy() {
 }
 
 #[test]
+fn unions_of_many_intervals_change_next_to_nothing() {
+    // The same log, once at its own pace, and once watched so often that a round has thousands of intervals.
+    let pages = Pages::of(Bytes::mib(64));
+    let seen = |every: u64, intervals| {
+        // A hot 4 MiB, and 20 pages a second over all of the memory.
+        let memory = |from: f64, to: f64| {
+            let mut runs = sequence(pages.0, 20.0, from, to);
+            runs.extend(sequence(1024, 300.0, from, to));
+            runs
+        };
+        let guest = Sequential::new(pages, pages, PageRate::default());
+        log_of(guest, &memory, Duration::from_millis(every), intervals)
+    };
+    let by = |log: &Log, rules: &Rules| {
+        let timeline = Timeline::new(log, Taken::Written);
+        let again = || simulate(&mut Replayed::new(&timeline, Duration::from_millis(700)), link(5.0), rules).unwrap();
+        let first = again();
+        assert_eq!(first, again(), "what is kept changes nothing");
+        first
+    };
+    let (coarse, fine) = (seen(1000, 400), seen(20, 20_000));
+    for rules in [Rules::xen(), Rules::godwit(), Rules::qemu(Duration::from_secs(10))] {
+        let (coarse, fine) = (by(&coarse, &rules), by(&fine, &rules));
+        assert!(close(coarse.total_s, fine.total_s, 0.03), "{}: {} {}", rules.name, coarse.total_s, fine.total_s);
+        assert!(close(coarse.downtime_ms, fine.downtime_ms, 0.1), "{}: {coarse:?} {fine:?}", rules.name);
+    }
+}
+
+#[test]
 fn a_move_that_outlasts_its_log_says_so() {
     let log = phases();
+    let timeline = Timeline::new(&log, Taken::Written);
     let repeats = |mbit| {
-        let mut guest = Replayed::new(&log, Taken::Written, Duration::from_secs(5));
+        let mut guest = Replayed::new(&timeline, Duration::from_secs(5));
         simulate(&mut guest, link(mbit), &Rules::xen()).unwrap();
         guest.repeats()
     };
