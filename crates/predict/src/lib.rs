@@ -3,7 +3,7 @@
 //! After Akoush, Sohan, Rice, Moore and Hopper, "Predicting the Performance of Virtual Machine Migration" (MASCOTS 2010; "the
 //! paper" here): [`bounds`] are its equations 3 and 4, [`simulate`] its algorithm 1, fed by a [`Guest`]: one that dirties pages at
 //! a rate ([`Sequential`], [`Evenly`]: its model AVG) or one whose pages were watched before ([`Replayed`]: its model HIST, from a
-//! [`Log`]). When a hypervisor ends pre-copy is data, [`Rules`]. [`fleet`] plans a whole site's evacuation.
+//! [`Log`]). When a hypervisor ends pre-copy is data, [`Rules`]. [`fleet`] plans a whole site's evacuation, [`figure`] draws.
 //!
 //! Everything here is a function of what it is given: no clock, no files, no network.
 //!
@@ -19,6 +19,7 @@
 mod amount;
 mod avg;
 pub mod bounds;
+pub mod figure;
 pub mod fleet;
 mod guest;
 mod hist;
