@@ -85,6 +85,8 @@ pub enum Command {
     Orphan(OrphanCommand),
     /// Move a running VM, and follow the move
     Move(MoveArgs),
+    /// Say beforehand what a move will take, or who of a site's VMs is away in time; no controller is asked
+    Predict(Box<crate::predict::PredictArgs>),
     /// Follow what happens: VMs, hosts, volumes, moves
     Events(EventsArgs),
     /// Recorded migration streams

@@ -10,6 +10,7 @@ mod events;
 mod failure;
 mod follow;
 mod image;
+mod predict;
 mod promote;
 mod quantity;
 mod service;
@@ -51,6 +52,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Enroll(args) => enrol::enrol(&global, &args),
         Command::Stream(command) => stream::run(command),
         Command::Volume(command) => volume::run(&global, command),
+        Command::Predict(args) => predict::run(&global, &args),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

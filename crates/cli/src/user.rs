@@ -122,6 +122,7 @@ impl User {
             | Command::Enroll(_)
             | Command::Controller(_)
             | Command::Node(_)
+            | Command::Predict(_)
             | Command::Api(_)
             | Command::Config(_)
             | Command::Stream(_)

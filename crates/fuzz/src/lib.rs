@@ -22,6 +22,7 @@ pub mod mutate;
 pub mod nbd;
 pub mod others;
 pub mod postcopy;
+pub mod predict;
 pub mod trust;
 
 pub use meter::{Meter, measured};
@@ -61,6 +62,7 @@ pub const TARGETS: &[Target] = &[
     others::NODE,
     others::API,
     others::SCENARIO,
+    predict::DIRTY_LOG,
     trust::CAPABILITY,
     trust::ENROLMENT,
 ];

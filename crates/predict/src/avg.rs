@@ -1,0 +1,134 @@
+//! The model AVG (section IV-A of the paper): a guest that dirties pages at one rate.
+//!
+//! The rate alone does not say *which* pages. [`Sequential`] is the paper's micro-benchmark, which writes one page after the other
+//! and begins anew at the end. [`Evenly`] writes any page of its working set at any time: closer to a real guest, and so regular
+//! that no bitmaps are needed: shares of pages say all, in a time that does not depend on the size of the memory much.
+
+use crate::amount::{PageRate, Pages};
+use crate::guest::{Batch, Bitmaps, Cleaned, Guest};
+
+/// Writes its working set page by page, round and round, as the paper's micro-benchmark does.
+#[derive(Clone, Debug)]
+pub struct Sequential {
+    memory: Bitmaps,
+    rate: PageRate,
+    working_set: u64,
+    /// Pages written since the beginning.
+    written: u64,
+}
+
+impl Sequential {
+    /// A guest of `memory` that writes the first `working_set` of it; more than there is means all.
+    #[must_use]
+    pub fn new(memory: Pages, working_set: Pages, rate: PageRate) -> Self {
+        Self { memory: Bitmaps::new(memory.0), rate, working_set: working_set.0.min(memory.0), written: 0 }
+    }
+}
+
+impl Guest for Sequential {
+    fn pages(&self) -> u64 {
+        self.memory.pages()
+    }
+
+    fn run_until(&mut self, seconds: f64) {
+        // What is past 2^64 saturates.
+        let written = (self.rate.per_second() * seconds) as u64;
+        let new = written.saturating_sub(self.written).min(self.working_set);
+        if new > 0 {
+            let from = (written - new) % self.working_set;
+            let before_the_end = new.min(self.working_set - from);
+            self.memory.write_run(from, before_the_end);
+            self.memory.write_run(0, new - before_the_end);
+        }
+        self.written = self.written.max(written);
+    }
+
+    fn batch(&mut self, most: u64, skip: bool) -> Option<Batch> {
+        self.memory.batch(most, skip)
+    }
+
+    fn clean(&mut self) -> Cleaned {
+        self.memory.clean()
+    }
+}
+
+/// Writes any page of its working set with the same probability at any time.
+///
+/// Its pages are as if scattered over the memory. Which of them are to be sent and which are dirty are independent of one another,
+/// so the expected share of each at a time is all that there is to know.
+#[derive(Clone, Debug)]
+pub struct Evenly {
+    pages: f64,
+    working_set: f64,
+    rate: PageRate,
+    now: f64,
+    cleaned: f64,
+    /// The share of the working set that was to be sent when the round began, and the share of all else.
+    inside: f64,
+    outside: f64,
+    /// How much of the memory this round has gone through.
+    at: f64,
+}
+
+impl Evenly {
+    /// A guest of `memory` that writes `working_set` of it, scattered; more than there is means all.
+    #[must_use]
+    pub fn new(memory: Pages, working_set: Pages, rate: PageRate) -> Self {
+        Self {
+            pages: memory.0 as f64,
+            working_set: working_set.0.min(memory.0) as f64,
+            rate,
+            now: 0.0,
+            cleaned: 0.0,
+            inside: 1.0,
+            outside: 1.0,
+            at: 0.0,
+        }
+    }
+
+    /// The share of the working set that is dirty by now.
+    fn dirty(&self) -> f64 {
+        if self.working_set == 0.0 {
+            return 0.0;
+        }
+        -(-self.rate.per_second() * (self.now - self.cleaned) / self.working_set).exp_m1()
+    }
+}
+
+impl Guest for Evenly {
+    fn pages(&self) -> u64 {
+        Pages::nearest(self.pages).0
+    }
+
+    fn run_until(&mut self, seconds: f64) {
+        self.now = self.now.max(seconds);
+    }
+
+    fn batch(&mut self, most: u64, skip: bool) -> Option<Batch> {
+        if self.at >= self.pages {
+            return None;
+        }
+        let again = if skip { self.working_set * self.inside * self.dirty() / self.pages } else { 0.0 };
+        let wanted = (self.working_set * self.inside + (self.pages - self.working_set) * self.outside) / self.pages;
+        let now = (wanted - again).max(0.0);
+        let there_are = self.pages - self.at;
+        let looked_at = if now * there_are <= most as f64 { there_are } else { most as f64 / now };
+        self.at += looked_at;
+        // Rounding leaves slivers of pages.
+        if self.pages - self.at < 1e-3 {
+            self.at = self.pages;
+        }
+        Some(Batch { sent: looked_at * now, skipped: looked_at * again })
+    }
+
+    fn clean(&mut self) -> Cleaned {
+        let dirty = self.dirty();
+        let not_reached = if self.pages > 0.0 { 1.0 - self.at / self.pages } else { 0.0 };
+        self.inside = dirty + (1.0 - dirty) * self.inside * not_reached;
+        self.outside *= not_reached;
+        self.at = 0.0;
+        self.cleaned = self.now;
+        let left = self.working_set * self.inside + (self.pages - self.working_set) * self.outside;
+        Cleaned { dirtied: self.working_set * dirty, left }
+    }
+}

@@ -1,0 +1,249 @@
+//! A guest, as far as it matters to a copy of its memory: which pages are to be sent, and which it has dirtied.
+//!
+//! Algorithm 1 asks two questions, `sim_peek` (which pages are dirty by now?) and `sim_clean` (the same, and forget them). A peek is
+//! only ever used for the pages of the next batch, so here both are one thing's work: [`Guest::batch`] peeks, at its start,
+//! and takes the next pages. [`Bitmaps`] keeps a bit a page, as Xen does; [`Evenly`](crate::Evenly) only shares.
+
+/// Some pages were looked at, in the order of their addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// So many are sent now.
+    pub sent: f64,
+    /// So many were to be sent, but have been dirtied again.
+    pub skipped: f64,
+}
+
+/// A round is over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cleaned {
+    /// Pages dirtied during it.
+    pub dirtied: f64,
+    /// Pages to be sent in the next one: those, and what the round left behind.
+    pub left: f64,
+}
+
+/// A guest whose memory is copied while it runs. At first everything is to be sent and nothing is dirty.
+pub trait Guest {
+    /// Its memory, in pages.
+    fn pages(&self) -> u64;
+
+    /// It has run until `seconds` after the first page was sent. Time never goes back.
+    fn run_until(&mut self, seconds: f64);
+
+    /// The next `most` pages of this round that are to be sent, at most; with `skip`, but for those that are dirty by now
+    /// (`sim_peek`). None at the end of the round.
+    fn batch(&mut self, most: u64, skip: bool) -> Option<Batch>;
+
+    /// Ends the round: what was dirtied is to be sent in the next one, and nothing is dirty (`sim_clean`).
+    fn clean(&mut self) -> Cleaned;
+}
+
+/// A bit for each page: to be sent, and dirty.
+///
+/// A round that is broken off goes on, in the next one, at the word of the bitmap where it was, as QEMU does; a whole one ends
+/// where it began.
+#[derive(Clone, Debug)]
+pub struct Bitmaps {
+    pages: u64,
+    to_send: Vec<u64>,
+    dirty: Vec<u64>,
+    dirtied: u64,
+    /// The next word of this round, and the first bit of it that was not looked at.
+    word: usize,
+    bit: u64,
+    words_left: usize,
+}
+
+/// Pages of a word of a bitmap.
+pub(crate) const WORD: u64 = 64;
+
+impl Bitmaps {
+    /// All is to be sent.
+    #[must_use]
+    pub fn new(pages: u64) -> Self {
+        let words = usize::try_from(pages.div_ceil(WORD)).expect("there is memory for a bit a page");
+        let mut to_send = vec![u64::MAX; words];
+        if let (Some(last), part @ 1..) = (to_send.last_mut(), pages % WORD) {
+            *last = (1 << part) - 1;
+        }
+        Self { pages, to_send, dirty: vec![0; words], dirtied: 0, word: 0, bit: 0, words_left: words }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Nothing that a guest writes makes a difference any more.
+    #[must_use]
+    pub const fn is_all_dirty(&self) -> bool {
+        self.dirtied == self.pages
+    }
+
+    /// These pages are written. Those past the end are not there.
+    pub fn write_run(&mut self, from: u64, pages: u64) {
+        let end = from.saturating_add(pages).min(self.pages);
+        let mut at = from;
+        while at < end {
+            let (word, first) = (at / WORD, at % WORD);
+            let bits = (end - at).min(WORD - first);
+            self.write_word(word as usize, (u64::MAX >> (WORD - bits)) << first);
+            at += bits;
+        }
+    }
+
+    /// Pages of one word are written; bits past the end must be clear.
+    pub(crate) fn write_word(&mut self, word: usize, bits: u64) {
+        self.dirtied += u64::from((bits & !self.dirty[word]).count_ones());
+        self.dirty[word] |= bits;
+    }
+
+    /// As [`Guest::batch`].
+    pub fn batch(&mut self, most: u64, skip: bool) -> Option<Batch> {
+        if self.words_left == 0 {
+            return None;
+        }
+        let (mut sent, mut skipped) = (0, 0);
+        while self.words_left > 0 && sent < most {
+            let wanted = self.to_send[self.word] & (u64::MAX << self.bit);
+            let again = if skip { wanted & self.dirty[self.word] } else { 0 };
+            let now = wanted & !again;
+            if u64::from(now.count_ones()) > most - sent {
+                let now = lowest(now, most - sent);
+                let last = now.ilog2();
+                self.to_send[self.word] &= !now;
+                skipped += u64::from((again & (u64::MAX >> (63 - last))).count_ones());
+                sent = most;
+                // Not the last bit: there are more.
+                self.bit = u64::from(last) + 1;
+                break;
+            }
+            self.to_send[self.word] &= !now;
+            sent += u64::from(now.count_ones());
+            skipped += u64::from(again.count_ones());
+            self.word = if self.word + 1 == self.to_send.len() { 0 } else { self.word + 1 };
+            self.bit = 0;
+            self.words_left -= 1;
+        }
+        Some(Batch { sent: sent as f64, skipped: skipped as f64 })
+    }
+
+    /// As [`Guest::clean`].
+    pub fn clean(&mut self) -> Cleaned {
+        let mut left = 0;
+        for (to_send, dirty) in self.to_send.iter_mut().zip(&mut self.dirty) {
+            *to_send |= std::mem::take(dirty);
+            left += u64::from(to_send.count_ones());
+        }
+        self.bit = 0;
+        self.words_left = self.to_send.len();
+        Cleaned { dirtied: std::mem::take(&mut self.dirtied) as f64, left: left as f64 }
+    }
+}
+
+/// The lowest `n` of the bits that are set; there are more.
+const fn lowest(bits: u64, n: u64) -> u64 {
+    let mut above = bits;
+    let mut i = 0;
+    while i < n {
+        above &= above - 1;
+        i += 1;
+    }
+    bits & !above
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A page at a time, as Xen's loop has it.
+    struct Plain {
+        to_send: Vec<bool>,
+        dirty: Vec<bool>,
+        start: usize,
+        looked_at: usize,
+    }
+
+    impl Plain {
+        fn batch(&mut self, most: u64, skip: bool) -> Option<Batch> {
+            if self.looked_at == self.dirty.len() {
+                return None;
+            }
+            let mut found = Batch::default();
+            while self.looked_at < self.dirty.len() && found.sent < most as f64 {
+                let n = (self.start + self.looked_at) % self.dirty.len();
+                self.looked_at += 1;
+                if self.to_send[n] && self.dirty[n] && skip {
+                    found.skipped += 1.0;
+                } else if self.to_send[n] {
+                    self.to_send[n] = false;
+                    found.sent += 1.0;
+                }
+            }
+            Some(found)
+        }
+
+        fn clean(&mut self) -> Cleaned {
+            let dirtied = self.dirty.iter().filter(|d| **d).count();
+            for (to_send, dirty) in self.to_send.iter_mut().zip(&mut self.dirty) {
+                *to_send |= std::mem::take(dirty);
+            }
+            self.start = (self.start + self.looked_at) % self.dirty.len() / 64 * 64;
+            self.looked_at = 0;
+            Cleaned { dirtied: dirtied as f64, left: self.to_send.iter().filter(|s| **s).count() as f64 }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn words_of_bits_behave_as_pages_one_by_one(
+            pages in 1_u64..400,
+            skip: bool,
+            steps in prop::collection::vec((0_u64..400, 0_u64..200, 1_u64..150, 0..6), 1..60),
+        ) {
+            let mut fast = Bitmaps::new(pages);
+            let size = pages as usize;
+            let mut plain = Plain { to_send: vec![true; size], dirty: vec![false; size], start: 0, looked_at: 0 };
+            for (from, run, most, kind) in steps {
+                match kind {
+                    0 => {
+                        prop_assert_eq!(fast.clean(), plain.clean());
+                        // Where both are alike but for empty words behind the last page sent.
+                        plain.start = fast.word * 64;
+                    }
+                    1 | 2 => {
+                        fast.write_run(from, run);
+                        plain.dirty.iter_mut().skip(from as usize).take(run as usize).for_each(|d| *d = true);
+                        prop_assert_eq!(fast.is_all_dirty(), plain.dirty.iter().all(|d| *d));
+                    }
+                    _ => {
+                        let (ours, theirs) = (fast.batch(most, skip), plain.batch(most, skip));
+                        // What lies between the last page sent and the next word may be skipped by this batch or by the next.
+                        let sent = |batch: Option<Batch>| batch.unwrap_or_default().sent;
+                        prop_assert_eq!(sent(ours), sent(theirs));
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn what_is_skipped_in_a_round_is_counted_once(
+            writes in prop::collection::vec((0_u64..400, 0_u64..80), 0..8),
+            most in 1_u64..150,
+        ) {
+            let mut fast = Bitmaps::new(400);
+            for (from, run) in writes {
+                fast.write_run(from, run);
+            }
+            let dirty = fast.dirtied as f64;
+            let (mut sent, mut skipped) = (0.0, 0.0);
+            while let Some(batch) = fast.batch(most, true) {
+                (sent, skipped) = (sent + batch.sent, skipped + batch.skipped);
+            }
+            prop_assert_eq!((sent, skipped), (400.0 - dirty, dirty));
+            prop_assert_eq!(fast.clean(), Cleaned { dirtied: dirty, left: dirty });
+        }
+    }
+}

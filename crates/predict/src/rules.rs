@@ -1,0 +1,331 @@
+//! When a hypervisor ends pre-copy, as data.
+//!
+//! [`Rules`] are conditions, any of which ends pre-copy, and what the hypervisor does with a page that was dirtied again before
+//! it was sent. [`Judge`] applies them, round by round; it is the same whether the rounds are simulated or real.
+//!
+//! - `xen` (section II-C of the paper): fewer than 50 pages in a round, 29 rounds, or more than 3 times the RAM sent. The first is
+//!   what Xen counts, pages sent and skipped *in* the round; the paper's text says "dirtied during" it.
+//! - `qemu`: what is left is estimated to take no longer than the limit of the downtime. Nothing else ends it.
+//! - `smart-stop` (CloudNet, section 3.2.1): rounds are of use while more is sent than dirtied. From the first round on in which
+//!   as much is dirtied as sent, the least of the last rounds is waited for: when no more is to be sent than at the start of any
+//!   round in a sliding window, the guest is stopped. CloudNet says "less"; a guest that dirties at an even rate has
+//!   rounds that are all alike and would be waited for in vain, so "no more" is what is asked for here. Few pages and Xen's number of
+//!   rounds end it, too. The window's length is not in CloudNet's paper: 5 rounds.
+//! - `godwit`: what Godwit's node does with its QEMU: the rest takes no more than 30 ms, or rounds have got no shorter for three
+//!   rounds, or 30 rounds were made. (The node's `stop_rule.rs` has the same numbers.)
+
+use crate::amount::{PAGE, Pages};
+use crate::bounds::copies_less_a_page;
+use godwit_units::{BitRate, Bytes};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+/// Pages that Xen reads, and sends, at a time.
+pub const BATCH: u64 = 1024;
+
+/// One reason to end pre-copy.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Condition {
+    /// Fewer pages than this were sent and skipped in the round.
+    FewerThan(Pages),
+    /// So many rounds were made.
+    Rounds(u32),
+    /// More than so many times the RAM was sent.
+    TimesRam(u32),
+    /// What is left is estimated to take no longer.
+    PauseWithin {
+        /// The limit of the downtime.
+        limit: Duration,
+        /// What the hypervisor takes the link's rate to be; none: what it is.
+        bandwidth: Option<BitRate>,
+    },
+    /// Pages dirtied have caught up with pages sent, and no more is left than at any start of the last rounds.
+    LocalMinimum {
+        /// How many rounds back.
+        window: usize,
+    },
+    /// From the second round on the rest takes no longer than `good`; or, after the third, it has not fallen by a twentieth for
+    /// `patience` rounds, and is within a tenth of the least, or twice the patience is over.
+    NoShorter {
+        /// A pause that is short enough.
+        good: Duration,
+        /// Rounds without a new least that are waited for.
+        patience: u32,
+    },
+}
+
+/// Rounds before [`Condition::NoShorter`] judges improvement: the first one sends all, the second what it left behind.
+const LEAST_ROUNDS: u32 = 3;
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FewerThan(pages) => write!(f, "a round had fewer than {pages}"),
+            Self::Rounds(rounds) => write!(f, "{rounds} rounds were made"),
+            Self::TimesRam(times) => write!(f, "more than {times} times the memory was sent"),
+            Self::PauseWithin { limit, .. } => write!(f, "the rest takes no more than {} ms", limit.as_millis()),
+            Self::LocalMinimum { window } => {
+                write!(f, "no more is left than at the starts of the {window} rounds before")
+            }
+            Self::NoShorter { good, .. } => {
+                write!(f, "the rest takes no more than {} ms, or gets no less", good.as_millis())
+            }
+        }
+    }
+}
+
+/// What becomes of a page that was dirtied again before its turn came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Redirtied {
+    /// It is left to the next round (Xen: "likely to be transferred in the next iteration").
+    Skipped,
+    /// It is sent, and in the next round again (QEMU).
+    Sent,
+}
+
+/// When a hypervisor ends pre-copy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rules {
+    /// What they are called.
+    pub name: String,
+    /// Any of these ends it.
+    pub conditions: Vec<Condition>,
+    /// What becomes of a page that was dirtied again before its turn came.
+    pub redirtied: Redirtied,
+    /// Pages that are sent between two looks at what is dirty.
+    pub batch: u64,
+}
+
+impl Rules {
+    /// Xen's (3.3, which the paper measured).
+    #[must_use]
+    pub fn xen() -> Self {
+        let conditions = vec![Condition::FewerThan(Pages(50)), Condition::Rounds(29), Condition::TimesRam(3)];
+        Self { name: "xen".into(), conditions, redirtied: Redirtied::Skipped, batch: BATCH }
+    }
+
+    /// QEMU's, with its `downtime-limit`; what QEMU does not set itself is 300 ms.
+    #[must_use]
+    pub fn qemu(limit: Duration) -> Self {
+        let conditions = vec![Condition::PauseWithin { limit, bandwidth: None }];
+        Self { name: "qemu".into(), conditions, redirtied: Redirtied::Sent, batch: BATCH }
+    }
+
+    /// CloudNet's, on its hypervisor, Xen.
+    #[must_use]
+    pub fn smart_stop() -> Self {
+        let conditions =
+            vec![Condition::FewerThan(Pages(50)), Condition::Rounds(29), Condition::LocalMinimum { window: 5 }];
+        Self { name: "smart-stop".into(), conditions, redirtied: Redirtied::Skipped, batch: BATCH }
+    }
+
+    /// So many pages a round leaves: QEMU looks for dirty pages as soon as what is left is within its limit, not at the end.
+    #[must_use]
+    pub(crate) fn leaves(&self, rate: BitRate) -> f64 {
+        let leaves = |condition: &Condition| match condition {
+            Condition::PauseWithin { limit, bandwidth } => {
+                bandwidth.unwrap_or(rate).bytes_in(*limit).0 as f64 / PAGE.0 as f64
+            }
+            _ => 0.0,
+        };
+        self.conditions.iter().map(leaves).fold(0.0, f64::max)
+    }
+
+    /// Godwit's own, of the node, on QEMU.
+    #[must_use]
+    pub fn godwit() -> Self {
+        let no_shorter = Condition::NoShorter { good: Duration::from_millis(30), patience: 3 };
+        let conditions = vec![no_shorter, Condition::Rounds(30)];
+        Self { name: "godwit".into(), conditions, redirtied: Redirtied::Sent, batch: BATCH }
+    }
+
+    /// The most that may be sent of `memory`, the last copy included; none where nothing bounds it.
+    #[must_use]
+    pub fn most_sent(&self, memory: Bytes) -> Option<Bytes> {
+        let bound = |condition: &Condition| match condition {
+            // At most the limit before the last round of pre-copy, that round, and the stop.
+            Condition::TimesRam(times) => Some(copies_less_a_page(memory, u64::from(*times) + 2)),
+            Condition::Rounds(rounds) => Some(Bytes(memory.0.saturating_mul(u64::from(*rounds) + 1))),
+            _ => None,
+        };
+        self.conditions.iter().filter_map(bound).min()
+    }
+}
+
+/// A round of pre-copy that is over. Models count in fractions of pages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seen {
+    /// Sent in it.
+    pub sent: f64,
+    /// Left to the next one in it.
+    pub skipped: f64,
+    /// Dirtied during it.
+    pub dirtied: f64,
+    /// To be sent in the next one.
+    pub left: f64,
+    /// Sent in all rounds.
+    pub all_sent: f64,
+    /// All there are.
+    pub ram: f64,
+    /// How long what is left would take.
+    pub rest: Duration,
+}
+
+/// Applies rules to rounds.
+#[derive(Clone, Debug)]
+pub struct Judge<'a> {
+    rules: &'a Rules,
+    rounds: u32,
+    caught_up: bool,
+    /// What there was to send at the starts of rounds, the newest last.
+    starts: VecDeque<f64>,
+    /// The least rest since the second round, and rounds since then.
+    least: Option<Duration>,
+    since_least: u32,
+}
+
+impl<'a> Judge<'a> {
+    /// Before the first round, in which all of `ram` is to be sent.
+    #[must_use]
+    pub fn new(rules: &'a Rules, ram: Pages) -> Self {
+        Self { rules, rounds: 0, caught_up: false, starts: VecDeque::from([ram.0 as f64]), least: None, since_least: 0 }
+    }
+
+    /// A round is over. What ends pre-copy now, if anything does.
+    pub fn round(&mut self, seen: &Seen) -> Option<Condition> {
+        self.rounds += 1;
+        self.caught_up |= seen.dirtied >= seen.sent;
+        // What the first round leaves was dirtied during all of it: nothing to compare with.
+        if self.rounds >= 2 {
+            match self.least {
+                Some(least) if seen.rest >= least.mul_f64(0.95) => self.since_least += 1,
+                _ => (self.least, self.since_least) = (Some(seen.rest), 0),
+            }
+        }
+        let ends = self.rules.conditions.iter().find(|condition| self.holds(condition, seen)).copied();
+        self.starts.push_back(seen.left);
+        let window = self.rules.conditions.iter().filter_map(|c| match c {
+            Condition::LocalMinimum { window } => Some(*window),
+            _ => None,
+        });
+        let longest = window.max().unwrap_or(0);
+        while self.starts.len() > longest {
+            self.starts.pop_front();
+        }
+        ends
+    }
+
+    fn holds(&self, condition: &Condition, seen: &Seen) -> bool {
+        match condition {
+            Condition::FewerThan(pages) => seen.sent + seen.skipped < pages.0 as f64,
+            Condition::Rounds(rounds) => self.rounds >= *rounds,
+            Condition::TimesRam(times) => seen.all_sent > seen.ram * f64::from(*times),
+            Condition::PauseWithin { limit, bandwidth: None } => seen.rest <= *limit,
+            Condition::PauseWithin { limit, bandwidth: Some(rate) } => {
+                rate.time_for(Pages::nearest(seen.left).bytes()) <= *limit
+            }
+            Condition::NoShorter { good, patience } => {
+                let as_good = self.least.is_none_or(|least| seen.rest <= least.mul_f64(1.1));
+                let waited = self.since_least >= *patience && (as_good || self.since_least >= 2 * patience);
+                self.rounds >= 2 && seen.rest <= *good || self.rounds >= LEAST_ROUNDS && waited
+            }
+            Condition::LocalMinimum { window } => {
+                self.caught_up && self.starts.iter().rev().take(*window).all(|start| seen.left <= *start)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(sent: f64, dirtied: f64) -> Seen {
+        Seen { sent, skipped: 0.0, dirtied, left: dirtied, all_sent: sent, ram: 1e6, rest: Duration::from_secs(1) }
+    }
+
+    /// The round that ends it, and why, of rounds that have so many pages to send each.
+    fn ends(rules: &Rules, pages: &[f64]) -> Option<(usize, Condition)> {
+        let mut judge = Judge::new(rules, Pages(1_000_000));
+        let mut rounds = pages.windows(2).enumerate();
+        rounds.find_map(|(i, pair)| Some((i + 1, judge.round(&seen(pair[0], pair[1]))?)))
+    }
+
+    #[test]
+    fn xen_goes_on_with_50_pages_and_stops_with_49() {
+        let why = Condition::FewerThan(Pages(50));
+        assert_eq!(ends(&Rules::xen(), &[1e6, 50.0, 49.0, 0.0]), Some((3, why)));
+    }
+
+    #[test]
+    fn xen_counts_what_it_skipped_among_the_few_pages() {
+        let rules = Rules::xen();
+        let skipping = Seen { skipped: 25.0, ..seen(25.0, 0.0) };
+        assert_eq!(Judge::new(&rules, Pages(1)).round(&skipping), None);
+        let fewer = Seen { skipped: 24.0, ..seen(25.0, 0.0) };
+        assert!(Judge::new(&rules, Pages(1)).round(&fewer).is_some());
+    }
+
+    #[test]
+    fn xen_goes_on_at_three_times_the_memory_and_stops_past_it() {
+        let rules = Rules::xen();
+        let at = |all_sent| Judge::new(&rules, Pages(1)).round(&Seen { all_sent, ..seen(1000.0, 1000.0) });
+        assert_eq!((at(3e6), at(3e6 + 1.0)), (None, Some(Condition::TimesRam(3))));
+    }
+
+    #[test]
+    fn xen_makes_29_rounds() {
+        let rules = Rules { conditions: vec![Condition::Rounds(29)], ..Rules::xen() };
+        assert_eq!(ends(&rules, &[100.0; 40]), Some((29, Condition::Rounds(29))));
+    }
+
+    #[test]
+    fn smart_stop_waits_until_dirtied_pages_have_caught_up_and_then_for_the_least_in_its_window() {
+        // Fewer each time, but more is sent than dirtied: there is still something to win.
+        let falling = [1e6, 9e5, 8e5, 7e5, 6e5, 5e5, 4e5];
+        assert_eq!(ends(&Rules::smart_stop(), &falling), None);
+        // Caught up in the fourth round, and the least of the last five at the end of the sixth.
+        let wavy = [1e6, 3e5, 2e5, 1e5, 1.5e5, 1.2e5, 0.9e5, 0.8e5];
+        assert_eq!(ends(&Rules::smart_stop(), &wavy), Some((6, Condition::LocalMinimum { window: 5 })));
+        // What is older than the window does not count.
+        let risen = [1e6, 1e4, 2e5, 2.1e5, 2.2e5, 2.1e5, 2.3e5, 2.0e5, 1.9e5];
+        assert_eq!(ends(&Rules::smart_stop(), &risen).map(|(round, _)| round), Some(7));
+    }
+
+    #[test]
+    fn smart_stop_does_not_wait_for_a_wave_of_a_guest_that_has_none() {
+        let even = [1e6, 5e5, 5e5, 5e5, 5e5];
+        assert_eq!(ends(&Rules::smart_stop(), &even).map(|(round, _)| round), Some(2));
+    }
+
+    #[test]
+    fn godwit_goes_on_while_rounds_get_shorter_and_ends_once_they_do_not_or_are_short_enough() {
+        let after = |rest: &dyn Fn(usize) -> u64| {
+            let rules = Rules::godwit();
+            let mut judge = Judge::new(&rules, Pages(1));
+            let ms = |n| Seen { rest: Duration::from_millis(rest(n)), ..seen(1e5, 1e5) };
+            (1..).find(|n| judge.round(&ms(*n)).is_some()).unwrap_or(0)
+        };
+        assert_eq!(after(&|n| [5000, 900, 200, 20][(n - 1).min(3)]), 4);
+        assert_eq!(after(&|_| 500), 5);
+        assert_eq!(after(&|n| 100_000 / n as u64), 30);
+        assert_eq!(after(&|n| 1000 + n as u64 * 100), 8);
+    }
+
+    #[test]
+    fn qemu_believes_the_bandwidth_that_it_was_given() {
+        let limit = Duration::from_millis(300);
+        let with =
+            |bandwidth| Rules { conditions: vec![Condition::PauseWithin { limit, bandwidth }], ..Rules::qemu(limit) };
+        // 100 pages, 3.3 Mbit: 33 s, 0.33 s and 0.033 s.
+        for (mbit, is_enough) in [(0.1, false), (10.0, false), (100.0, true)] {
+            let rules = with(Some(BitRate::from_mbit(mbit)));
+            assert_eq!(ends(&rules, &[1e6, 100.0]).is_some(), is_enough, "{mbit}");
+        }
+        assert_eq!(ends(&with(None), &[1e6, 100.0]), None, "by the link itself it takes 1 s");
+    }
+}

@@ -1,0 +1,153 @@
+//! Algorithm 1 of the paper: pre-copy, round by round and batch by batch.
+//!
+//! # Errata
+//!
+//! The algorithm is meant to be what Xen does (`xc_domain_save.c` of Xen 3.3), and as printed it is not. What stands here is
+//! what Xen does:
+//!
+//! - Its `continue` skips `N++`, so the first page that is not to be sent is looked at for ever. In Xen the increment is the loop's
+//!   own (`for (...; N++)`).
+//! - `sent_this_iteration` and `skip_this_iteration` are set to 0 for each batch, and the former is set to the batch, not increased by
+//!   it: the rule of 50 pages would look at the last batch only, and end pre-copy after almost any first round. In Xen both
+//!   count a round.
+//! - The bounds are off by one: `N <= p2m_size` looks at a page past the end, `batch <= MAX_BATCH_SIZE` makes batches of 1,025 pages.
+//! - `batch_set` is never emptied, so each batch would be sent again with all after it; and it is a set of pages that is divided by
+//!   a speed and added to a count: its number of pages is meant, in the division times the page's size.
+//! - `for (condition)` has no beginning and no step: it is a `while`.
+//! - The text (section II-C) has "less than 50 pages were dirtied during the last pre-copy iteration"; algorithm and Xen count the pages
+//!   sent and skipped in it: those dirtied during the one before. So one more round is made.
+//!
+//! # What is simplified
+//!
+//! Looking through memory takes no time, only sending does: as the paper has it. A round in which all is skipped takes none.
+
+use crate::amount::{Overheads, PAGE, Pages};
+use crate::guest::Guest;
+use crate::rules::{Condition, Judge, Redirtied, Rules, Seen};
+use godwit_units::BitRate;
+use serde::Serialize;
+use std::time::Duration;
+
+/// Rounds after which no rule will end it: QEMU's never does where a guest is faster than the link.
+const MOST_ROUNDS: usize = 1000;
+
+/// The way that memory takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// What a move gets of it: goodput.
+    pub rate: BitRate,
+    /// What a move takes besides.
+    pub overheads: Overheads,
+}
+
+/// A round of the copy; the last one is made while the guest stands.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Round {
+    /// Pages sent.
+    pub sent: Pages,
+    /// Pages left to the next round, since they had been dirtied again.
+    pub skipped: Pages,
+    /// Pages dirtied meanwhile.
+    pub dirtied: Pages,
+    /// How long it takes.
+    pub seconds: f64,
+}
+
+/// A move, as it will be.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// From the order to the guest's running at the destination, in seconds (equation 1 of the paper).
+    pub total_s: f64,
+    /// While the guest stands, in milliseconds (equation 2).
+    pub downtime_ms: f64,
+    /// Pages sent, in bytes.
+    pub bytes: u64,
+    /// Rounds; the last one is the stop.
+    pub rounds: Vec<Round>,
+    /// What ends pre-copy.
+    #[serde(skip)]
+    pub ended_by: Condition,
+}
+
+/// Pre-copy does not end by itself.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "by the rules `{rules}` this move never ends: after {rounds} rounds there are still {left} to send, {rest_ms} ms of the \
+     link; give it a faster link or a longer limit of the downtime, or slow the guest down"
+)]
+pub struct NeverEnds {
+    /// The rules' name.
+    pub rules: String,
+    /// Rounds that were simulated.
+    pub rounds: usize,
+    /// What is left after them.
+    pub left: Pages,
+    /// How long that would take.
+    pub rest_ms: u128,
+}
+
+/// Moves `guest` over `link`. At a rate of nothing all takes for ever, which is `f64::INFINITY`.
+///
+/// # Errors
+/// The rules never end it.
+pub fn simulate(guest: &mut impl Guest, link: Link, rules: &Rules) -> Result<Prediction, NeverEnds> {
+    let ram = guest.pages() as f64;
+    let seconds_a_page = (PAGE.0 * 8) as f64 / link.rate.0 as f64;
+    let skip = rules.redirtied == Redirtied::Skipped;
+    let leaves = rules.leaves(link.rate);
+    let mut judge = Judge::new(rules, Pages(guest.pages()));
+    let (mut clock, mut all_sent, mut left) = (0.0, 0.0, ram);
+    let mut rounds = vec![];
+    let mut ended_by = None;
+    loop {
+        let begin = clock;
+        let (mut sent, mut skipped) = (0.0, 0.0);
+        let stopped = ended_by.is_some();
+        loop {
+            let mut most = rules.batch;
+            if !stopped && leaves > 0.0 {
+                let until_looked = left - sent - leaves;
+                if until_looked <= 0.0 {
+                    break;
+                }
+                most = most.min(until_looked.ceil() as u64);
+            }
+            let Some(batch) = guest.batch(most, skip && !stopped) else { break };
+            sent += batch.sent;
+            skipped += batch.skipped;
+            clock = begin + sent * seconds_a_page;
+            if !stopped {
+                guest.run_until(clock);
+            }
+        }
+        all_sent += sent;
+        let cleaned = guest.clean();
+        rounds.push(Round {
+            sent: Pages::nearest(sent),
+            skipped: Pages::nearest(skipped),
+            dirtied: Pages::nearest(if stopped { 0.0 } else { cleaned.dirtied }),
+            seconds: clock - begin,
+        });
+        if let Some(ended_by) = ended_by {
+            let Overheads { pre, post } = link.overheads;
+            return Ok(Prediction {
+                total_s: pre.as_secs_f64() + clock + post.as_secs_f64(),
+                downtime_ms: (clock - begin + post.as_secs_f64()) * 1e3,
+                bytes: Pages::nearest(all_sent).bytes().0,
+                rounds,
+                ended_by,
+            });
+        }
+        left = cleaned.left;
+        let rest = Duration::try_from_secs_f64(left * seconds_a_page).unwrap_or(Duration::MAX);
+        ended_by = judge.round(&Seen { sent, skipped, dirtied: cleaned.dirtied, left, all_sent, ram, rest });
+        if ended_by.is_none() && rounds.len() >= MOST_ROUNDS {
+            return Err(NeverEnds {
+                rules: rules.name.clone(),
+                rounds: rounds.len(),
+                left: Pages::nearest(left),
+                rest_ms: rest.as_millis(),
+            });
+        }
+    }
+}

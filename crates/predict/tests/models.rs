@@ -1,0 +1,252 @@
+//! AVG and HIST against what is known by other means, and against each other.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use godwit_predict::log::Header;
+use godwit_predict::{
+    Batch, Bitmaps, Cleaned, Condition, Evenly, Guest, Link, Log, LogWriter, Observed, Overheads, PageRate, Pages,
+    Prediction, Replayed, Rules, Sequential, Taken, Timeline, simulate,
+};
+use godwit_units::{BitRate, Bytes};
+use std::time::{Duration, Instant};
+
+const OVERHEADS: Overheads = Overheads { pre: Duration::from_millis(3800), post: Duration::from_millis(314) };
+
+fn link(mbit: f64) -> Link {
+    Link { rate: BitRate::from_mbit(mbit), overheads: OVERHEADS }
+}
+
+/// Writes pages at random, one by one, of a seed: what [`Evenly`] is the mean of.
+struct Thrown {
+    memory: Bitmaps,
+    working_set: u64,
+    rate: f64,
+    written: u64,
+    seed: u64,
+}
+
+impl Guest for Thrown {
+    fn pages(&self) -> u64 {
+        self.memory.pages()
+    }
+
+    fn run_until(&mut self, seconds: f64) {
+        let until = (self.rate * seconds) as u64;
+        for _ in self.written..until {
+            self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let nth = (self.seed >> 33) % self.working_set;
+            // Scattered over the memory, each page once.
+            self.memory.write_run(nth.wrapping_mul(40_503) % self.memory.pages(), 1);
+        }
+        self.written = until;
+    }
+
+    fn batch(&mut self, most: u64, skip: bool) -> Option<Batch> {
+        self.memory.batch(most, skip)
+    }
+
+    fn clean(&mut self) -> Cleaned {
+        self.memory.clean()
+    }
+}
+
+fn close(a: f64, b: f64, share: f64) -> bool {
+    (a - b).abs() <= share * a.max(b)
+}
+
+#[test]
+fn evenly_is_the_mean_of_pages_thrown_at_random() {
+    let pages = 65_536;
+    let rules = [Rules::xen(), Rules::qemu(Duration::from_millis(500)), Rules::smart_stop()];
+    for rules in &rules {
+        for (working_set, rate) in [(65_536, 1000.0), (65_536, 2500.0), (16_384, 2500.0), (4096, 20_000.0)] {
+            let mut thrown = Thrown { memory: Bitmaps::new(pages), working_set, rate, written: 0, seed: 7 };
+            let mut mean = Evenly::new(Pages(pages), Pages(working_set), PageRate::new(rate));
+            let ends = |guest: Result<Prediction, _>| guest.map_err(|e: godwit_predict::NeverEnds| e.left.0);
+            match (ends(simulate(&mut thrown, link(100.0), rules)), ends(simulate(&mut mean, link(100.0), rules))) {
+                (Ok(thrown), Ok(mean)) => {
+                    let what = format!("{} {working_set} {rate}: {thrown:?}\n{mean:?}", rules.name);
+                    assert!(close(thrown.total_s, mean.total_s, 0.02), "{what}");
+                    assert!(close(thrown.downtime_ms, mean.downtime_ms, 0.05), "{what}");
+                }
+                (Err(_), Err(_)) => {}
+                other => panic!("{} {working_set} {rate}: {other:?}", rules.name),
+            }
+        }
+    }
+}
+
+/// A log of what a guest does in so many intervals.
+fn log_of(mut guest: impl Guest, memory: &dyn Fn(f64, f64) -> Vec<(u64, u64)>, every: Duration, intervals: u32) -> Log {
+    let pages = guest.pages();
+    guest.clean();
+    let header = Header { observed: Observed::Writes, pages: Pages(pages), interval: every, start: Duration::ZERO };
+    let (mut writer, mut bytes) = LogWriter::new(header).unwrap();
+    for i in 0..intervals {
+        let (from, to) = (every.as_secs_f64() * f64::from(i), every.as_secs_f64() * f64::from(i + 1));
+        let mut words = vec![0_u64; pages.div_ceil(64) as usize];
+        for (start, run) in memory(from, to) {
+            (start..start + run).for_each(|page| words[(page / 64) as usize] |= 1 << (page % 64));
+        }
+        bytes.extend(writer.frame(&words, &words));
+    }
+    Log::read(bytes).unwrap()
+}
+
+/// What a sequential writer of all of `pages` writes between two times.
+fn sequence(pages: u64, rate: f64, from: f64, to: f64) -> Vec<(u64, u64)> {
+    let (first, last) = ((from * rate) as u64, (to * rate) as u64);
+    (first..last.min(first + pages)).map(|nth| (nth % pages, 1)).collect()
+}
+
+#[test]
+fn hist_of_a_log_of_a_steady_guest_agrees_with_avg() {
+    let pages = Pages::of(Bytes::mib(256));
+    for rate in [0.0, 500.0, 2000.0, 6000.0, 30_000.0] {
+        let avg = Sequential::new(pages, pages, PageRate::new(rate));
+        let memory = |from, to| sequence(pages.0, rate, from, to);
+        let log = log_of(avg.clone(), &memory, Duration::from_millis(200), 900);
+        let expected = simulate(&mut avg.clone(), link(100.0), &Rules::xen()).unwrap();
+        let timeline = Timeline::new(&log, Taken::Written);
+        let mut replayed = Replayed::new(&timeline, Duration::ZERO);
+        let hist = simulate(&mut replayed, link(100.0), &Rules::xen()).unwrap();
+        assert!(!replayed.repeats());
+        assert!(close(expected.total_s, hist.total_s, 0.04), "{rate}: {} {}", expected.total_s, hist.total_s);
+        let downtimes = (expected.downtime_ms, hist.downtime_ms);
+        assert!(
+            close(downtimes.0, downtimes.1, 0.10) || (downtimes.0 - downtimes.1).abs() < 30.0,
+            "{rate}: {downtimes:?}"
+        );
+    }
+}
+
+/// A guest of 64 MiB that is idle for a minute and then writes for a minute.
+fn phases() -> Log {
+    let pages = Pages::of(Bytes::mib(64));
+    let memory = |from: f64, to| if from < 60.0 { vec![] } else { sequence(pages.0, 5000.0, from, to) };
+    log_of(Sequential::new(pages, pages, PageRate::default()), &memory, Duration::from_millis(500), 240)
+}
+
+#[test]
+fn hist_knows_when_the_guest_is_busy() {
+    let log = phases();
+    let timeline = Timeline::new(&log, Taken::Written);
+    let at = |seconds| {
+        let mut guest = Replayed::new(&timeline, Duration::from_secs(seconds));
+        simulate(&mut guest, link(100.0), &Rules::xen()).unwrap()
+    };
+    let (idle, busy) = (at(5), at(65));
+    assert!(busy.total_s > 1.5 * idle.total_s && busy.downtime_ms > 3.0 * idle.downtime_ms, "{idle:?}\n{busy:?}");
+    assert_eq!(idle.ended_by, Condition::FewerThan(Pages(50)));
+}
+
+#[test]
+fn unions_of_many_intervals_change_next_to_nothing() {
+    // The same log, once at its own pace, and once watched so often that a round has thousands of intervals.
+    let pages = Pages::of(Bytes::mib(64));
+    let seen = |every: u64, intervals| {
+        // A hot 4 MiB, and 20 pages a second over all of the memory.
+        let memory = |from: f64, to: f64| {
+            let mut runs = sequence(pages.0, 20.0, from, to);
+            runs.extend(sequence(1024, 300.0, from, to));
+            runs
+        };
+        let guest = Sequential::new(pages, pages, PageRate::default());
+        log_of(guest, &memory, Duration::from_millis(every), intervals)
+    };
+    let by = |log: &Log, rules: &Rules| {
+        let timeline = Timeline::new(log, Taken::Written);
+        let again = || simulate(&mut Replayed::new(&timeline, Duration::from_millis(700)), link(5.0), rules).unwrap();
+        let first = again();
+        assert_eq!(first, again(), "what is kept changes nothing");
+        first
+    };
+    let (coarse, fine) = (seen(1000, 400), seen(20, 20_000));
+    for rules in [Rules::xen(), Rules::godwit(), Rules::qemu(Duration::from_secs(10))] {
+        let (coarse, fine) = (by(&coarse, &rules), by(&fine, &rules));
+        assert!(close(coarse.total_s, fine.total_s, 0.03), "{}: {} {}", rules.name, coarse.total_s, fine.total_s);
+        assert!(close(coarse.downtime_ms, fine.downtime_ms, 0.1), "{}: {coarse:?} {fine:?}", rules.name);
+    }
+}
+
+#[test]
+fn a_move_that_outlasts_its_log_says_so() {
+    let log = phases();
+    let timeline = Timeline::new(&log, Taken::Written);
+    let repeats = |mbit| {
+        let mut guest = Replayed::new(&timeline, Duration::from_secs(5));
+        simulate(&mut guest, link(mbit), &Rules::xen()).unwrap();
+        guest.repeats()
+    };
+    assert_eq!((repeats(100.0), repeats(1.0)), (false, true));
+}
+
+#[test]
+fn qemu_never_ends_a_move_whose_guest_is_faster_than_the_link_and_xen_does() {
+    let pages = Pages::of(Bytes::mib(256));
+    let guest = Sequential::new(pages, pages, PageRate::new(20_000.0));
+    let error = simulate(&mut guest.clone(), link(100.0), &Rules::qemu(Duration::from_millis(300))).unwrap_err();
+    assert!(error.to_string().contains("never ends") && error.left == pages, "{error}");
+    assert!(simulate(&mut guest.clone(), link(100.0), &Rules::xen()).is_ok());
+    // A limit of all that there is to send ends it at once.
+    let patient = Rules::qemu(Duration::from_secs(30));
+    let moved = simulate(&mut guest.clone(), link(100.0), &patient).unwrap();
+    assert!(moved.downtime_ms > 20_000.0, "{moved:?}");
+}
+
+#[test]
+fn qemus_pause_stays_within_its_limit_where_it_ends() {
+    let pages = Pages::of(Bytes::mib(256));
+    for (rate, limit) in [(1000.0, 300), (2000.0, 300), (2000.0, 50), (2900.0, 1000)] {
+        let mut guest = Sequential::new(pages, pages, PageRate::new(rate));
+        let rules = Rules::qemu(Duration::from_millis(limit));
+        let moved = simulate(&mut guest, link(100.0), &rules).unwrap();
+        let copying = moved.downtime_ms - 314.0;
+        assert!(copying <= limit as f64 + 1e-6, "{rate}: {copying} ms");
+    }
+}
+
+#[test]
+fn smart_stop_makes_fewer_rounds_than_xen_and_sends_less() {
+    // CloudNet's figure 9: rounds cut from 30 to 7 or 10.
+    let pages = Pages::of(Bytes::mib(1024));
+    let guest = Evenly::new(pages, Pages(20_000), PageRate::new(8000.0));
+    let by = |rules| simulate(&mut guest.clone(), link(200.0), &rules).unwrap();
+    let (xen, smart) = (by(Rules::xen()), by(Rules::smart_stop()));
+    assert!(smart.rounds.len() <= 10 && xen.rounds.len() == 30, "{} {}", smart.rounds.len(), xen.rounds.len());
+    assert!(smart.total_s < xen.total_s && smart.bytes < xen.bytes);
+    // It pays with a pause that is somewhat longer: what it waits for is a wave, and this guest has none.
+    assert!(smart.downtime_ms < 1.4 * xen.downtime_ms, "{} {}", smart.downtime_ms, xen.downtime_ms);
+}
+
+#[test]
+fn every_byte_and_second_of_a_prediction_is_in_its_rounds() {
+    let pages = Pages::of(Bytes::mib(256));
+    let mut guest = Sequential::new(pages, pages, PageRate::new(2500.0));
+    let moved = simulate(&mut guest, link(100.0), &Rules::xen()).unwrap();
+    let (sent, seconds): (Vec<u64>, Vec<f64>) = moved.rounds.iter().map(|r| (r.sent.bytes().0, r.seconds)).unzip();
+    assert_eq!(sent.iter().sum::<u64>(), moved.bytes);
+    assert!((seconds.iter().sum::<f64>() + 4.114 - moved.total_s).abs() < 1e-9);
+    assert!((seconds.last().unwrap() * 1e3 + 314.0 - moved.downtime_ms).abs() < 1e-9);
+    let json = serde_json::to_value(&moved).unwrap();
+    for key in ["total_s", "downtime_ms", "bytes"] {
+        assert!(json[key].is_number(), "{json}");
+    }
+    assert_eq!(json["rounds"][0]["sent"], serde_json::json!(65_536));
+}
+
+#[test]
+fn a_guest_of_16_times_the_memory_takes_about_16_times_as_long_to_simulate_and_not_its_square() {
+    let time = |gib: u64| {
+        let pages = Pages::of(Bytes::gib(gib));
+        // The same rounds, so that the work grows with the memory alone.
+        let mut guest = Sequential::new(pages, pages, PageRate::new(4000.0 * gib as f64));
+        let begin = Instant::now();
+        let rate = 200.0 * gib as f64;
+        assert!(simulate(&mut guest, link(rate), &Rules::xen()).unwrap().rounds.len() > 10);
+        begin.elapsed().as_secs_f64()
+    };
+    let best = |gib| (0..5).map(|_| time(gib)).fold(f64::MAX, f64::min);
+    let (small, large) = (best(1), best(16));
+    assert!(large / small < 16.0 * 8.0, "{small} s and {large} s");
+}
