@@ -10,6 +10,7 @@ pub mod fabric;
 pub mod figures;
 pub mod godwit;
 pub mod guest;
+pub mod guest_io;
 pub mod images;
 pub mod kvm;
 pub mod ledger;
