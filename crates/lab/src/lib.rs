@@ -17,6 +17,7 @@ pub mod ledger;
 pub mod machine;
 mod moves;
 pub mod ns;
+pub mod papers;
 pub mod pass;
 pub mod plot;
 pub mod precache;

@@ -8,7 +8,9 @@
 
 mod axis;
 mod charts;
+pub(crate) mod lines;
 mod overview;
+pub(crate) mod page;
 mod series;
 mod style;
 mod svg;
