@@ -40,14 +40,14 @@ data_mib = 64
 load = [{ kind = "disk", kib_per_s = 400, read_kib_per_s = 400, working_set_mib = 32 }]
 
 [[step]]
-precache = { vm = "vm", to = "b", interval_s = 1, lag_s = 5 }
+precache = { vm = "vm", to = "b", interval_s = 1, lag_s = 10, timeout_s = 900 }
 [[step]]
 precache = { vm = "vm", to = "b", stop = true }
 "#
     .to_owned();
     for pair in 0..pairs {
         let with = format!(
-            "[[step]]\nprecache = {{ vm = \"vm\", to = \"b\", interval_s = 1, lag_s = 5 }}\n[[step]]\nafter_s = 2\n\
+            "[[step]]\nprecache = {{ vm = \"vm\", to = \"b\", interval_s = 1, lag_s = 10, timeout_s = 900 }}\n[[step]]\nafter_s = 2\n\
              io = {{ vm = \"vm\", s = {WINDOW_S}, name = \"{WITH}\" }}\n\
              [[step]]\nprecache = {{ vm = \"vm\", to = \"b\", stop = true }}\n"
         );

@@ -31,7 +31,7 @@ fn cell(speed: u32, means: &str) -> PlanCell {
     let before = if precached {
         format!(
             "[[step]]\nrate = {{ between = [\"a\", \"b\"], rate_mbit = 400, rtt_ms = 2 }}\n\
-             [[step]]\nprecache = {{ vm = \"vm\", to = \"b\", interval_s = 10, lag_s = 25, timeout_s = 600 }}\n\
+             [[step]]\nprecache = {{ vm = \"vm\", to = \"b\", interval_s = 10, lag_s = 25, timeout_s = 900 }}\n\
              [[step]]\nrate = {{ between = [\"a\", \"b\"], rate_mbit = {LINK_MBIT}, rtt_ms = {RTT_MS} }}\n"
         )
     } else {
@@ -65,12 +65,15 @@ memory_mib = 128
 disk_gib = 1
 data_mib = 64
 load = [
-  {{ kind = "disk", kib_per_s = {speed}, working_set_mib = {WORKING_SET_MIB} }},
+  {{ kind = "disk", kib_per_s = 64, working_set_mib = {WORKING_SET_MIB} }},
   {{ kind = "echo", from = "c", per_s = 20 }},
 ]
 
+# It is pre-cached before it writes in earnest: a pre-cache that cannot keep up with that lags behind, and the move takes what is left.
 {before}[[step]]
-wait = {{ s = 12 }}
+load = {{ vm = "vm", load = [{{ kind = "disk", kib_per_s = {speed}, working_set_mib = {WORKING_SET_MIB} }}] }}
+[[step]]
+wait = {{ s = 25 }}
 [[step]]
 move = {{ vm = "vm", to = "b", disk = "{disk}" }}
 [[step]]
