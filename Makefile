@@ -51,6 +51,8 @@ bench: setup build
 	cargo run --release --locked -p godwit-content --example content_speed
 	cargo run --release --locked -p godwit-link --example gives_way
 	scripts/bench-nbd.pl $(TARGET)/release/godwit
+	$(LAB) figures guest-io --quick --ledger $(TARGET)/figures.jsonl --out $(TARGET)/figures
+	$(LAB) figures writes --quick --ledger $(TARGET)/figures.jsonl --out $(TARGET)/figures
 
 # Long runs, resumable: the ledger knows what was done at this commit.
 soak: setup build

@@ -42,6 +42,7 @@ fn report() -> Report {
             ),
         ],
         warnings: vec!["no KVM: the guest is emulated, and slow".into()],
+        windows: vec![],
     }
 }
 
@@ -115,6 +116,7 @@ fn sample_move(seed: u64, scale: f64) -> MoveReport {
             ram_equal: if seed == 1 { Some(true) } else { None },
             wan_carried_disk: Some(true),
             one_place: None,
+            work_ok: None,
             notes: if seed == 1 { vec![] } else { vec!["RAM was not compared: the scenario asked for no hold".into()] },
         },
         series,

@@ -28,7 +28,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Port of the load program's control protocol.
-const CONTROL_PORT: u16 = 7000;
+pub const CONTROL_PORT: u16 = 7000;
 /// Bound on what takes moments on an idle machine: QEMU's monitor and the load program answer. A busy one emulates slowly.
 const UP: Duration = Duration::from_secs(120);
 /// Port of the load program's echo.

@@ -2,10 +2,11 @@
 
 use crate::fabric::Fabric;
 use crate::godwit::hosted::Hosted;
-use crate::guest::{Guest, load_program};
-use anyhow::Result;
+use crate::guest::{CONTROL_PORT, Guest, load_program};
+use anyhow::{Context, Result};
 use godwit_load::control::Control;
 use std::fs::File;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// A guest that runs somewhere.
@@ -56,6 +57,21 @@ impl Machine {
             Self::Qemu(guest) => load_program(fabric.site(&guest.site), &guest.spec, &guest.console),
             Self::Godwit(vm) => vm.control(),
         }
+    }
+
+    /// A connection to its load program that is made within `limit`, and on which a quick answer may take `patience`.
+    ///
+    /// # Errors
+    /// When the guest is not reached.
+    pub fn ask(&self, fabric: &Fabric, limit: Duration, patience: Duration) -> Result<Control> {
+        let spec = match self {
+            Self::Qemu(guest) => &guest.spec,
+            Self::Godwit(vm) => &vm.spec,
+        };
+        let to = SocketAddr::from((spec.address, CONTROL_PORT));
+        let made = fabric.entrance(self.site()).ns.run(move || TcpStream::connect_timeout(&to, limit));
+        let stream = made.with_context(|| format!("the load program of `{}` is not reached", spec.name))?;
+        Ok(Control::new(stream, patience))
     }
 
     /// What it said last, for a failure's report.

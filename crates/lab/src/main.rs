@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use godwit_lab::ledger::{self, Entry, Key, Ledger};
+use godwit_lab::papers::{Extent, Paper};
 use godwit_lab::pass::Pass;
 use godwit_lab::progress::Progress;
 use godwit_lab::report::{MoveReport, Report};
@@ -65,6 +66,8 @@ enum Command {
     },
     /// Record each guest's migration stream, and its disks at the stop, for `godwit stream`.
     Capture(CaptureArgs),
+    /// Measure a paper's tables and figures; goes on where an earlier run of it stopped.
+    Figures(FiguresArgs),
     /// Run a scenario over a matrix of links and baselines; goes on where an earlier run of it stopped.
     Sweep(SweepArgs),
     #[command(name = "__init", hide = true)]
@@ -130,6 +133,37 @@ struct SweepArgs {
     table: bool,
 }
 
+#[derive(Args)]
+struct FiguresArgs {
+    /// Which.
+    #[arg(value_enum)]
+    paper: Paper,
+    /// Ledger of results (JSON lines), appended to; what it has already is not run again.
+    #[arg(long, default_value = "figures.jsonl")]
+    ledger: PathBuf,
+    /// The version that results belong to. Default: `git rev-parse HEAD` of the current folder.
+    #[arg(long)]
+    commit: Option<String>,
+    /// Only the runs that show most.
+    #[arg(long)]
+    quick: bool,
+    /// Only runs whose name has this in it.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Folder for the tables (text, Markdown, JSON, HTML), the drawings (SVG) and each run's own report and page.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Only say which runs there are, and which of them are done.
+    #[arg(long)]
+    list: bool,
+    /// Write each run's scenario into this folder, for `godwit-lab run`, and run nothing.
+    #[arg(long, value_name = "DIR")]
+    scenarios: Option<PathBuf>,
+    /// Only make the tables of what the ledger has.
+    #[arg(long)]
+    table: bool,
+}
+
 /// What the engine inside the sandbox is told.
 #[derive(Serialize, Deserialize)]
 struct EngineConfig {
@@ -189,6 +223,7 @@ fn real_main() -> Result<ExitCode> {
         }
         Command::Capture(args) => capture_command(&args),
         Command::Sweep(args) => sweep_command(&args),
+        Command::Figures(args) => figures_command(&args),
         Command::Init { config } => match sandbox::run_init(&config)? {},
         Command::Engine { config } => engine(&config),
     }
@@ -484,6 +519,106 @@ fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
         ledger.entries().iter().filter(|e| e.key.scenario == scenario && e.key.commit == commit).cloned().collect();
     print!("{}", sweep::table(&mine));
     Ok(ExitCode::SUCCESS)
+}
+
+fn figures_command(args: &FiguresArgs) -> Result<ExitCode> {
+    let extent = if args.quick { Extent::Quick } else { Extent::Full };
+    let mut cells = args.paper.cells(extent);
+    cells.retain(|cell| args.only.as_ref().is_none_or(|only| cell.name.contains(only.as_str())));
+    if cells.is_empty() {
+        bail!("no run of these has `{}` in its name; `--list` names them", args.only.as_deref().unwrap_or_default());
+    }
+    if let Some(folder) = &args.scenarios {
+        for cell in &cells {
+            let file = folder.join(format!("{}.toml", cell.name));
+            write_atomically(&file, cell.scenario.as_bytes())?;
+            println!("{}", file.display());
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let stop = told_to_stop()?;
+    let scenario = format!("figures-{}", args.paper.name());
+    let commit = match &args.commit {
+        Some(commit) => commit.clone(),
+        None => current_commit(&args.ledger)?,
+    };
+    let key = |cell: &str| Key { commit: commit.clone(), scenario: scenario.clone(), cell: cell.to_owned(), repeat: 0 };
+    let mine = |entries: &[Entry]| -> Vec<Entry> {
+        entries.iter().filter(|e| e.key.scenario == scenario && e.key.commit == commit).cloned().collect()
+    };
+    if args.list || args.table {
+        let entries = if args.ledger.exists() { mine(&ledger::read(&args.ledger)?) } else { vec![] };
+        if args.list {
+            for cell in &cells {
+                let done = entries.iter().any(|entry| entry.key.cell == cell.name);
+                println!("{} {}", if done { "done" } else { "open" }, cell.name);
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        return show_figures(args, &entries);
+    }
+    let mut ledger = Ledger::open(&args.ledger)?;
+    if let Some(dropped) = ledger.dropped() {
+        eprintln!("godwit-lab: the ledger's last line was cut short by a crash and was dropped: {dropped}");
+    }
+    let all = cells.len();
+    let mut open = 0;
+    for (number, cell) in cells.iter().enumerate() {
+        if ledger.has(&key(&cell.name)) {
+            continue;
+        }
+        eprintln!("godwit-lab: {} of {all}: {}", number + 1, cell.name);
+        let report = match run_sandboxed(&cell.scenario, &cell.name, None, None, &stop) {
+            Ok(Some(report)) => report,
+            Ok(None) => {
+                eprintln!("godwit-lab: told to stop; the ledger has what was finished, and the same command goes on");
+                return Ok(ExitCode::from(130));
+            }
+            // The others are worth having; this one is tried again by the next command.
+            Err(e) => {
+                eprintln!("godwit-lab: {}: {e:#}", cell.name);
+                open += 1;
+                continue;
+            }
+        };
+        if let Some(out) = &args.out {
+            write_atomically(&out.join(format!("{}.json", cell.name)), &serde_json::to_vec_pretty(&report)?)?;
+            write_atomically(&out.join(format!("{}.html", cell.name)), plot::render_html(&report).as_bytes())?;
+        }
+        ledger.append(&Entry { key: key(&cell.name), at_unix_s: report.started_unix_s, report })?;
+        // So that an early end leaves a whole set of what there is.
+        show_files(args, &mine(ledger.entries()))?;
+    }
+    let code = show_figures(args, &mine(ledger.entries()))?;
+    if open > 0 {
+        bail!("{open} of {all} runs could not be made; the same command tries them again");
+    }
+    Ok(code)
+}
+
+fn show_files(args: &FiguresArgs, entries: &[Entry]) -> Result<()> {
+    let Some(out) = &args.out else { return Ok(()) };
+    let document = args.paper.document(entries);
+    let name = args.paper.name();
+    write_atomically(&out.join(format!("{name}.txt")), document.text().as_bytes())?;
+    write_atomically(&out.join(format!("{name}.md")), document.markdown().as_bytes())?;
+    write_atomically(&out.join(format!("{name}.json")), &serde_json::to_vec_pretty(&document.json())?)?;
+    write_atomically(&out.join(format!("{name}.html")), document.html().as_bytes())?;
+    for drawing in &document.drawings {
+        write_atomically(&out.join(format!("{}.svg", drawing.name)), drawing.svg().as_bytes())?;
+    }
+    Ok(())
+}
+
+fn show_figures(args: &FiguresArgs, entries: &[Entry]) -> Result<ExitCode> {
+    show_files(args, entries)?;
+    print!("{}", args.paper.document(entries).text());
+    // As with a single run: a guest that was hurt is the one thing that nobody may overlook.
+    let hurt = |report: &Report| {
+        let baselines = report.baselines.iter().map(|baseline| &baseline.figures);
+        report.moves.iter().chain(baselines).any(|figures| !figures.integrity.intact())
+    };
+    Ok(if entries.iter().any(|entry| hurt(&entry.report)) { ExitCode::from(2) } else { ExitCode::SUCCESS })
 }
 
 /// What the working tree stands for; results belong to a version, so a changed tree is marked. The ledger does not count: a

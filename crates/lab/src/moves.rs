@@ -6,6 +6,7 @@ use crate::figures::Figures;
 use crate::godwit::hosted::Hosted;
 use crate::godwit::journey::{self, Disks};
 use crate::guest::Guest;
+use crate::guest_io::GuestWatch;
 use crate::machine::Machine;
 use crate::pass::{Means, Vm, lock};
 use crate::progress::Progress;
@@ -36,6 +37,7 @@ pub(crate) struct Ended {
     pub report: MoveReport,
     pub began: Instant,
     pub sampler: Sampler,
+    pub watch: Option<GuestWatch>,
 }
 
 /// A thread that makes one move.
@@ -51,11 +53,14 @@ pub(crate) struct MoveThread {
     pub cancel: Arc<AtomicBool>,
     pub timeout: Duration,
     pub ended: Arc<Mutex<Vec<Ended>>>,
+    /// Asks the guest how its disks do.
+    pub watch: Option<GuestWatch>,
 }
 
 impl MoveThread {
     /// Moves `machine`, gives it back to its VM, and hands in what was measured.
-    pub fn run(self, machine: Machine) {
+    pub fn run(mut self, machine: Machine) {
+        let watch = self.watch.take();
         let before = self.fabric.counters(&self.from, &self.to).unwrap_or_default();
         let sampler = Sampler::start(self.fabric.clone(), self.from.clone(), self.to.clone(), before);
         let carried = || wan_bytes(&self.fabric.counters(&self.from, &self.to).unwrap_or_default().since(&before));
@@ -72,7 +77,7 @@ impl MoveThread {
         let outcome = crate::table::outcome_word(report.outcome);
         self.progress.note(&format!("{}: {outcome} after {:.1} s; {says}", report.vm, report.total_s));
         *lock(&self.vm.guest) = machine;
-        lock(&self.ended).push(Ended { report, began, sampler: sampler.rebased(began) });
+        lock(&self.ended).push(Ended { report, began, sampler: sampler.rebased(began), watch });
     }
 
     fn by_qemu(

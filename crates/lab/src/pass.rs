@@ -9,7 +9,7 @@ use crate::images::GuestImage;
 use crate::machine::Machine;
 use crate::moves::{Ended, Running};
 use crate::progress::Progress;
-use crate::report::MoveReport;
+use crate::report::{IoWindow, MoveReport};
 use crate::scenario::{Baseline, Damage, Image, Scenario};
 use crate::steps::TRAIL;
 use crate::truth;
@@ -24,6 +24,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// How long a guest may take until all its loads run, and to be warmed.
+pub(crate) const LOADED: Duration = Duration::from_secs(1800);
 
 /// Longest boot of a tiny guest; a debian guest gets ten times this.
 pub(crate) const BOOT: Duration = Duration::from_secs(300);
@@ -98,6 +101,7 @@ pub struct Pass {
     pub(crate) ended: Arc<Mutex<Vec<Ended>>>,
     pub(crate) done: Vec<MoveReport>,
     pub(crate) warnings: Vec<String>,
+    pub(crate) windows: Vec<IoWindow>,
     pub(crate) progress: Arc<Progress>,
     /// In a pass by Godwit.
     pub(crate) installation: Option<Arc<Installation>>,
@@ -135,6 +139,7 @@ impl Pass {
             ended: Arc::default(),
             done: vec![],
             warnings: vec![],
+            windows: vec![],
             progress: progress.clone(),
             installation,
             later: Later::default(),
@@ -186,7 +191,9 @@ impl Pass {
         spec: &GuestSpec,
         machine: &Machine,
     ) -> Result<()> {
-        let mut control = machine.control(&self.fabric)?;
+        // A kernel compile takes minutes to its first object.
+        let mut control = machine.control(&self.fabric)?.with_patience(LOADED);
+        self.progress.note(&format!("starting the loads of {}", spec.name));
         let loads: Vec<LoadSpec> = vm.load.iter().map(|l| l.get_ref().clone()).collect();
         control.start(&loads, self.scenario.seed.wrapping_add(u64::from(spec.address.octets()[3])))?;
         let wanted = f64::from(*self.scenario.warm_percent.get_ref()) / 100.0;

@@ -8,7 +8,9 @@
 
 mod axis;
 mod charts;
+pub(crate) mod lines;
 mod overview;
+pub(crate) mod page;
 mod series;
 mod style;
 mod svg;
@@ -219,6 +221,9 @@ impl Page {
         let span = Span::of(m);
         self.chart(charts::phases(m, &span));
         self.chart(charts::throughput(m, &span, link_mbit));
+        for chart in charts::guest_io(m, &span) {
+            self.chart(Some(chart));
+        }
         self.chart(charts::bytes(m, &span));
         self.chart(charts::dirty_rate(m, &span, link_mbit));
         self.chart(charts::remaining(m, &span));
@@ -373,7 +378,7 @@ fn utc(unix_s: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{EchoPoint, Integrity, MemorySample, Phase, Predicted, Series, WanSample};
+    use crate::report::{EchoPoint, Integrity, IoPoint, MemorySample, Phase, Predicted, Series, WanSample};
     use crate::scenario::Baseline;
     use crate::table::tests::{a_baseline, a_move, a_report};
     use quick_xml::Reader;
@@ -450,8 +455,24 @@ mod tests {
                     .filter(|i| !(12_890..12_940).contains(i))
                     .map(|i| EchoPoint { t_s: f64::from(i) / 100.0, rtt_ms: 27.0 + f64::from(i % 7) })
                     .collect(),
+                io: (0..520).filter(|i| !(516..518).contains(i)).map(|i| io_point(f64::from(i) / 4.0)).collect(),
             },
             ..a_move()
+        }
+    }
+
+    fn io_point(t_s: f64) -> IoPoint {
+        let (read_ms, write_ms, longest_ms) = (Some(1.0 + t_s / 100.0), None, Some(8.0));
+        IoPoint {
+            t_s,
+            seconds: 0.25,
+            read_kib: 512,
+            write_kib: 64,
+            read_ms,
+            write_ms,
+            units: 3,
+            p50_ms: Some(1.0),
+            longest_ms,
         }
     }
 
@@ -459,8 +480,19 @@ mod tests {
     fn a_page_is_well_formed_and_loads_nothing() {
         let report = a_report(vec![with_curves()], vec![a_baseline(Baseline::Qemu, with_curves())]);
         let page = checked_page(&report);
-        for expected in ["Side by side", "Phases", "On the WAN", "Pages dirtied", "round trips", "Rounds", "normal MiB"]
-        {
+        for expected in [
+            "Side by side",
+            "Phases",
+            "On the WAN",
+            "own disk I/O",
+            "read or write takes",
+            "The guest&#39;s work",
+            "stops",
+            "Pages dirtied",
+            "round trips",
+            "Rounds",
+            "normal MiB",
+        ] {
             assert!(page.contains(expected), "{expected}");
         }
         assert!(page.contains("no answer for 510 ms"), "the longest gap is named");
@@ -502,6 +534,9 @@ mod tests {
         odd.series.echo[6] = EchoPoint { t_s: -1e9, rtt_ms: -3.0 };
         odd.series.memory[7].dirty_pages_per_s = f64::NAN;
         odd.series.wan[8].t_s = f64::INFINITY;
+        odd.series.io[3] = IoPoint { t_s: f64::NAN, seconds: 0.0, read_ms: Some(f64::NAN), ..odd.series.io[3] };
+        odd.series.io[4].seconds = -1.0;
+        odd.series.io[5].longest_ms = Some(f64::INFINITY);
         odd.series.wan.swap(1, 900);
         odd.rounds = vec![Round { seconds: -1.0, ..Round::default() }; 3000];
         let page = checked_page(&a_report(vec![odd], vec![]));

@@ -23,6 +23,9 @@ pub struct Report {
     pub baselines: Vec<BaselineReport>,
     /// What the reader has to know beside the figures.
     pub warnings: Vec<String>,
+    /// What guests' own reads and writes took, by Godwit's pass: the steps `io`.
+    #[serde(default)]
+    pub windows: Vec<IoWindow>,
 }
 
 /// The machine that the figures belong to.
@@ -227,6 +230,9 @@ pub struct Integrity {
     /// Seen from outside, the VM runs in exactly one place, or in none where that was expected; a step `expect` looks.
     #[serde(default)]
     pub one_place: Option<bool>,
+    /// Workloads (compile, database) went on after the move, and what they made is what it should be; `null` where there is none.
+    #[serde(default)]
+    pub work_ok: Option<bool>,
     /// What was found, and what could not be checked and why.
     pub notes: Vec<String>,
 }
@@ -235,7 +241,7 @@ impl Integrity {
     /// Whether no check failed. What was not checked does not count.
     #[must_use]
     pub fn intact(&self) -> bool {
-        [self.memory_ok, self.disk_ok, self.tcp_ok, self.ram_equal, self.wan_carried_disk, self.one_place]
+        [self.memory_ok, self.disk_ok, self.tcp_ok, self.ram_equal, self.wan_carried_disk, self.one_place, self.work_ok]
             .into_iter()
             .all(|check| check != Some(false))
     }
@@ -250,6 +256,57 @@ pub struct Series {
     pub memory: Vec<MemorySample>,
     /// Round trips seen by the client.
     pub echo: Vec<EchoPoint>,
+    /// The guest's own disk I/O and work.
+    #[serde(default)]
+    pub io: Vec<IoPoint>,
+}
+
+/// An interval of the guest's own clock: what its disks did, as its kernel counts it, and what its loads did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct IoPoint {
+    /// When it ended, seconds from the command.
+    pub t_s: f64,
+    /// How long it was by the guest's clock.
+    pub seconds: f64,
+    /// KiB read.
+    pub read_kib: u64,
+    /// KiB written.
+    pub write_kib: u64,
+    /// What a read took, on average, ms; nothing where none ended.
+    pub read_ms: Option<f64>,
+    /// What a write took, on average, ms.
+    pub write_ms: Option<f64>,
+    /// What workloads got done: objects compiled, transactions.
+    pub units: u64,
+    /// Of the disk load's own reads and writes, the median, ms.
+    pub p50_ms: Option<f64>,
+    /// And the longest, ms.
+    pub longest_ms: Option<f64>,
+}
+
+/// What a guest's disk load saw over a while.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct IoWindow {
+    /// The VM.
+    pub vm: String,
+    /// What the scenario calls it.
+    pub name: String,
+    /// How long it was by the guest's clock.
+    pub seconds: f64,
+    /// Reads and writes of the load.
+    pub operations: u64,
+    /// KiB that the disks read.
+    pub read_kib: u64,
+    /// KiB that the disks wrote.
+    pub write_kib: u64,
+    /// What workloads got done.
+    pub units: u64,
+    /// The median of the load's reads and writes, ms.
+    pub p50_ms: Option<f64>,
+    /// 99 % of them took no longer, ms.
+    pub p99_ms: Option<f64>,
+    /// The longest, ms.
+    pub longest_ms: Option<f64>,
 }
 
 /// Cumulative bytes by class.

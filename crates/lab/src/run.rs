@@ -39,6 +39,7 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         moves: vec![],
         baselines: vec![],
         warnings: vec![],
+        windows: vec![],
     };
     for repeat in 0..scenario.repeat {
         for means in &means {
@@ -49,6 +50,7 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
             std::fs::create_dir_all(&folder)?;
             let mut pass = Pass::build(scenario, *means, &folder, accel, progress)?;
             let script = pass.script();
+            report.windows.append(&mut pass.windows);
             let (moves, warnings) = pass.finish();
             report.warnings.extend(warnings);
             match means {

@@ -20,8 +20,8 @@ use step::RawStep;
 use toml::Spanned;
 
 pub use step::{
-    Action, Alter, Between, Cut, Damage, DiskStrategy, Expect, Kill, Move, PathChange, Point, Policy, Precache, Runs,
-    Step, Verify, Victim, Wait,
+    Action, Alter, Between, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep, Move, PathChange, Point, Policy,
+    Precache, Runs, Step, Verify, Victim, Wait,
 };
 
 /// Data sets (MiB of files, records and random bytes) for which the set-up makes an image.

@@ -2,15 +2,16 @@
 
 use crate::godwit::hosted::Hosted;
 use crate::godwit::incident::{self, Deed, Incident};
+use crate::guest_io::GuestWatch;
 use crate::machine::Machine;
 use crate::moves::{Ended, MoveThread, Running};
 use crate::pass::{Means, Pass, Vm, lock};
 use crate::reboot;
 use crate::report::{EchoPoint, Integrity};
-use crate::scenario::{Action, Alter, Cut, Damage, DiskStrategy, Expect, Kill, Move, Runs};
+use crate::scenario::{Action, Alter, Cut, Damage, DiskStrategy, Expect, Kill, LoadStep, Move, Runs};
 use crate::watch::Client;
 use anyhow::{Context, Result, bail};
-use godwit_load::protocol::CorruptTarget;
+use godwit_load::protocol::{CorruptTarget, LoadSpec, LoadStatus, WorkCheck};
 use godwit_wan::Class;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,9 @@ use std::time::{Duration, Instant};
 const LEAD: Duration = Duration::from_secs(3);
 /// How long the clients are watched after a move that no `verify` follows.
 pub(crate) const TRAIL: Duration = Duration::from_secs(3);
+
+/// How long loads with an end may take to come to it.
+const LOADED: Duration = Duration::from_secs(3600);
 
 /// How long a client may take to hear from a moved guest: TCP waits at most 120 s between two tries.
 const ANSWER: Duration = Duration::from_secs(130);
@@ -59,10 +63,45 @@ impl Pass {
                 Action::Rate(change) => self.fabric.change(&change)?,
                 Action::Alter(alter) => self.alter(&alter)?,
                 Action::Precache(step) => self.precache(&step)?,
+                Action::Io(step) => self.io(&step)?,
+                Action::Load(step) => self.load(&step)?,
             }
         }
         self.join(|_| true);
         Ok(())
+    }
+
+    /// Gives a guest other loads, and waits until those with an end have come to it.
+    fn load(&mut self, step: &LoadStep) -> Result<()> {
+        let name = step.vm.get_ref();
+        self.join(|vm| vm == name);
+        self.settle(name, TRAIL);
+        let vm = self.vm(name);
+        let guest = lock(&vm.guest);
+        let guest = guest.as_ref().with_context(|| format!("VM `{name}` was lost"))?;
+        let mut control = guest.control(&self.fabric)?.with_patience(LOADED);
+        control.start(&step.load, self.scenario.seed)?;
+        self.progress.note(&format!("{name} has other loads"));
+        if !step.until_done {
+            return Ok(());
+        }
+        let deadline = Instant::now() + LOADED;
+        loop {
+            let loads = control.status()?.loads;
+            let unfinished = |(spec, load): (&LoadSpec, &LoadStatus)| match (spec, load) {
+                (LoadSpec::Disk { total_mib, .. }, LoadStatus::Disk(disk)) => {
+                    disk.kib_written < u64::from(*total_mib) << 10
+                }
+                _ => false,
+            };
+            if !step.load.iter().zip(&loads).any(unfinished) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("the loads of `{name}` do not come to their end: {loads:?}");
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     fn alter(&self, alter: &Alter) -> Result<()> {
@@ -223,8 +262,17 @@ impl Pass {
         if by_qemu && !matches!(order.disk, DiskStrategy::Mirror | DiskStrategy::Shared) {
             self.warnings.push(format!("{}: QEMU has no `{}` for disks; they were mirrored", self.means, order.disk));
         }
+        // Without a curve of the guest's own the move is what it is.
+        let watch = match GuestWatch::start(&source, &self.fabric) {
+            Ok(watch) => Some(watch),
+            Err(e) => {
+                self.warnings.push(format!("VM `{name}` could not be asked for its own disk I/O: {e:#}"));
+                None
+            }
+        };
         let cancel = Arc::new(AtomicBool::new(false));
         let running = MoveThread {
+            watch,
             means: self.means,
             disk: order.disk,
             leave_at: order.leave_at,
@@ -257,6 +305,10 @@ impl Pass {
         for mut ended in mine {
             look_from_clients(&mut ended, &lock(&self.vm(vm).clients), now);
             ended.report.series.wan = ended.sampler.finish();
+            let stop = ended.report.phases.iter().find(|phase| phase.name == "stop").map(|phase| phase.start_s);
+            if let Some(watch) = ended.watch {
+                ended.report.series.io = watch.curve(ended.began, stop);
+            }
             self.done.push(ended.report);
         }
     }
@@ -295,6 +347,7 @@ impl Pass {
             Ok(check) => {
                 found.memory_ok = Some(check.memory.bad_count == 0 && check.memory.touch_errors == 0);
                 found.disk_ok = Some(check.disk.bad_count == 0 && check.disk.io_errors == 0);
+                judge_work(&check.work, &mut found);
                 found.notes.push(format!(
                     "the guest checked {} pages and {} records",
                     check.memory.pages_checked, check.disk.records_checked
@@ -345,6 +398,7 @@ pub(crate) fn merge(into: &mut Integrity, found: Integrity) {
     into.ram_equal = both(into.ram_equal, found.ram_equal);
     into.wan_carried_disk = both(into.wan_carried_disk, found.wan_carried_disk);
     into.one_place = both(into.one_place, found.one_place);
+    into.work_ok = both(into.work_ok, found.work_ok);
     into.notes.extend(found.notes);
 }
 
@@ -361,6 +415,19 @@ fn runs_in_one_place(vm: &mut Hosted, expected: Option<&str>) -> Result<()> {
     }
     vm.await_no_taps_but_in(&site)?;
     vm.settle_in(&site)
+}
+
+fn judge_work(works: &[WorkCheck], found: &mut Integrity) {
+    for work in works {
+        let well = work.problems.is_empty();
+        found.work_ok = Some(found.work_ok.unwrap_or(true) && well);
+        let (units, objects) = match work.what.as_str() {
+            "database" => ("transactions", "transactions are in the history"),
+            _ => ("objects", "of the last objects are whole"),
+        };
+        found.notes.push(format!("{}: {} {units}, and goes on; {} {objects}", work.what, work.units, work.looked_at));
+        found.notes.extend(work.problems.iter().map(|problem| format!("{}: {problem}", work.what)));
+    }
 }
 
 fn look_from_clients(ended: &mut Ended, clients: &[Client], now: Instant) {

@@ -253,6 +253,66 @@ verify = { vm = "vm" }
     assert_eq!(code, Some(0));
 }
 
+/// The same share of a smaller volume than the figure's (`godwit-lab figures way-back`), which takes minutes.
+#[test]
+fn a_guest_brings_home_no_more_than_it_wrote_away() {
+    const WRITTEN_MIB: u64 = 32;
+    let Some(_machine) = machine() else { return };
+    let text = include_str!("../../../scenarios/way-back.toml").replace("disk_gib = 20", "disk_gib = 2");
+    let text = text.replace("307", &WRITTEN_MIB.to_string());
+    let (code, report) = Run::new(&text).finish();
+    let [away, home] = &report.moves[..] else { panic!("{:?}", report.warnings) };
+    for figures in [away, home] {
+        assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
+        assert_eq!(figures.integrity.disk_ok, Some(true), "{:?}", figures.integrity);
+    }
+    assert!(home.raw_bytes > WRITTEN_MIB << 20, "the guest wrote {WRITTEN_MIB} MiB, and {} went", home.raw_bytes);
+    assert!(home.bytes.disk <= WRITTEN_MIB << 20, "{} bytes crossed the WAN for {WRITTEN_MIB} MiB", home.bytes.disk);
+    assert_eq!(code, Some(0));
+}
+
+/// What the guest says of its own disk stands on the host's clock: it works until the stop, not at all while it stands still, and again
+/// right after.
+#[test]
+fn a_guests_own_disk_io_is_told_from_before_the_stop_to_after_the_last_block() {
+    let Some(_machine) = machine() else { return };
+    let text = include_str!("../../../scenarios/hand-off.toml").replace("after_s = 15", "after_s = 6");
+    let (code, report) = Run::new(&text).finish();
+    let [figures] = &report.moves[..] else { panic!("{:?}", report.warnings) };
+    let io = &figures.series.io;
+    let phase = |name: &str| figures.phases.iter().find(|p| p.name == name).unwrap_or_else(|| panic!("no {name}"));
+    let (stop, fill) = (phase("stop"), phase("fill"));
+    let wrote =
+        |from: f64, to: f64| -> u64 { io.iter().filter(|p| p.t_s > from && p.t_s <= to).map(|p| p.write_kib).sum() };
+    assert!(io.iter().any(|p| p.t_s < -3.0), "the curve begins seconds before the move");
+    assert!(wrote(-3.0, stop.start_s) > 0 && wrote(fill.start_s, fill.end_s) > 0 && wrote(fill.end_s, f64::MAX) > 0);
+    // No interval ends while the guest stands still. The two clocks agree to a tenth of a second, as a rule.
+    let still = (stop.start_s + 0.15, stop.end_s - 0.05);
+    assert!(!io.iter().any(|p| p.t_s > still.0 && p.t_s < still.1), "{still:?}");
+    let read = io.iter().filter(|p| p.t_s > fill.start_s && p.t_s < fill.end_s);
+    assert!(read.map(|p| p.read_kib).sum::<u64>() > 0, "it read while its blocks were on the way");
+    assert!(io.iter().any(|p| p.p50_ms.is_some_and(|ms| ms > 0.0)), "the load's own times are there");
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn the_papers_figures_say_which_runs_are_open_and_write_their_scenarios() {
+    let folder = tempfile::tempdir().unwrap();
+    let figures = |arguments: &[&str]| {
+        let mut command = Command::new(LAB);
+        command.args(["figures", "xnbd", "--commit", "x", "--ledger"]).arg(folder.path().join("ledger"));
+        let output = command.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let list = figures(&["--quick", "--list"]);
+    assert_eq!(list, "open kernel-100mbit-100ms-precache\nopen kernel-100mbit-100ms-qemu\n");
+    assert!(figures(&["--table"]).contains("No runs yet"));
+    figures(&["--only", "pgbench-200mbit", "--scenarios", folder.path().to_str().unwrap()]);
+    let written = std::fs::read_to_string(folder.path().join("pgbench-200mbit-100ms-mirror.toml")).unwrap();
+    assert!(written.contains("kind = \"database\""), "{written}");
+}
+
 #[test]
 fn clients_at_a_gateway_keep_a_guest_that_is_moved_there_and_back() {
     let Some(_machine) = machine() else { return };

@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    activity::ActivityReport,
     protocol::{
         Answer, CheckReport, CorruptReport, CorruptTarget, HelloReport, LoadSpec, Refusal, Reply, Request,
         StatusReport, WarmReport,
@@ -158,6 +159,15 @@ impl Control {
         })
     }
 
+    /// What the guest saw of its disks and its work, from interval number `from` on.
+    #[allow(clippy::missing_errors_doc, reason = "see hello")]
+    pub fn activity(&mut self, from: u64) -> Result<ActivityReport, ControlError> {
+        self.ask("activity", &Request::Activity { from }, self.timeout, |answer| match answer {
+            Answer::Activity(report) => Ok(report),
+            other => Err(other),
+        })
+    }
+
     /// Fills the guest's memory until at most `free_percent_max` (0 to 100) of it is free.
     #[allow(clippy::missing_errors_doc, reason = "see hello")]
     pub fn warm(&mut self, free_percent_max: u8) -> Result<WarmReport, ControlError> {
@@ -180,7 +190,7 @@ impl Control {
     #[allow(clippy::missing_errors_doc, reason = "see hello")]
     pub fn check(&mut self) -> Result<CheckReport, ControlError> {
         self.ask("check", &Request::Check {}, self.patience, |answer| match answer {
-            Answer::Check(report) => Ok(report),
+            Answer::Check(report) => Ok(*report),
             other => Err(other),
         })
     }

@@ -21,6 +21,7 @@ use std::{
 };
 
 use crate::{
+    activity::Recorder,
     content::Prf,
     fault::Fault,
     page::Page,
@@ -141,13 +142,29 @@ impl DiskCounters {
     }
 }
 
+/// How fast, and how much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DiskPace {
+    /// Written, KiB a second.
+    pub kib_per_s: u32,
+    /// Read back meanwhile, KiB a second.
+    pub read_kib_per_s: u32,
+    /// Ends after so many MiB, slot by slot; 0: never, at random.
+    pub total_mib: u32,
+}
+
 /// The load; see [`crate::worker`] for its life.
 pub(crate) struct DiskLoad {
     disk: usize,
     place: DiskPlace,
     file: File,
     access: Access,
-    kib_per_s: u32,
+    pace: DiskPace,
+    /// Reads that are owed, in [`DiskPace::kib_per_s`]-ths of one.
+    reads_owed: u64,
+    /// Slots that were written, for choosing one to read.
+    written: Vec<Slot>,
+    recorder: Arc<Recorder>,
     format: RecordFormat,
     slots: Vec<SlotState>,
     issued: Sequence,
@@ -165,8 +182,9 @@ impl DiskLoad {
         disks: &[DiskPlace],
         disk: usize,
         working_set_mib: u32,
-        kib_per_s: u32,
+        pace: DiskPace,
         format: RecordFormat,
+        recorder: Arc<Recorder>,
     ) -> Result<Self, DiskError> {
         let place = disks.get(disk).ok_or(DiskError::NoSuchDisk { index: disk, have: disks.len() })?.clone();
         let failed = |source| DiskError::Open { path: place.path.clone(), source };
@@ -185,7 +203,10 @@ impl DiskLoad {
             place,
             file,
             access,
-            kib_per_s,
+            pace,
+            reads_owed: 0,
+            written: vec![],
+            recorder,
             chooser: Prf::new(format.seed, u64::MAX, disk as u64),
             format,
             slots,
@@ -210,8 +231,16 @@ impl DiskLoad {
         self.place.offset + u64::from(slot.0) * RECORD_BYTES as u64
     }
 
+    fn is_done(&self) -> bool {
+        self.pace.total_mib > 0 && self.issued.0 >= u64::from(self.pace.total_mib) * u64::from(RECORDS_PER_MIB)
+    }
+
     fn write_one(&mut self) {
-        let mut slot = Slot(self.chooser.below(self.slots.len() as u64) as u32);
+        let slots = self.slots.len() as u64;
+        let mut slot = match self.pace.total_mib {
+            0 => Slot(self.chooser.below(slots) as u32),
+            _ => Slot((self.issued.0 % slots) as u32),
+        };
         if self.damaged == Some(slot) {
             slot = Slot((slot.0 + 1) % self.slots.len() as u32);
         }
@@ -220,7 +249,11 @@ impl DiskLoad {
         let begun = Instant::now();
         let outcome = self.file.write_all_at(&self.buffer.0, self.position(slot));
         self.counters.max_stall.note(begun.elapsed());
+        self.recorder.took(begun.elapsed());
         let state = &mut self.slots[slot.0 as usize];
+        if self.pace.read_kib_per_s > 0 && state.issued == Sequence(0) {
+            self.written.push(slot);
+        }
         state.issued = self.issued;
         self.counters.issued.store(self.issued.0, Relaxed);
         match outcome {
@@ -237,6 +270,34 @@ impl DiskLoad {
                     "write of slot {number} at byte {at} of {path} failed: {error}; see the guest's kernel log"
                 ));
             }
+        }
+    }
+
+    /// Reads back a slot that was written, and verifies it.
+    fn read_one(&mut self) {
+        if self.written.is_empty() {
+            return;
+        }
+        let slot = self.written[self.chooser.below(self.written.len() as u64) as usize];
+        let state = &self.slots[slot.0 as usize];
+        if state.last_write == LastWrite::InDoubt || self.damaged == Some(slot) {
+            return;
+        }
+        let at = self.position(slot);
+        let begun = Instant::now();
+        let outcome = self.file.read_exact_at(&mut self.buffer.0, at);
+        self.counters.max_stall.note(begun.elapsed());
+        self.recorder.took(begun.elapsed());
+        let (number, path) = (slot.0, self.place.path.display());
+        match outcome.map(|()| self.format.check(&self.buffer, slot, state)) {
+            Ok(Ok(())) => {}
+            Ok(Err(fault)) => {
+                let Fault { kind, expected, found } = fault;
+                self.counters.errors.note(format_args!(
+                    "slot {number} of {path} was read and is {kind}: expected {expected}, found {found}"
+                ));
+            }
+            Err(error) => self.counters.errors.note(format_args!("read of slot {number} of {path} failed: {error}")),
         }
     }
 
@@ -275,14 +336,22 @@ impl DiskLoad {
 
 impl Work for DiskLoad {
     fn per_s(&self) -> f64 {
-        f64::from(self.kib_per_s) * 1024.0 / RECORD_BYTES as f64
+        f64::from(self.pace.kib_per_s) * 1024.0 / RECORD_BYTES as f64
     }
 
     fn step(&mut self, units: u64) {
         for _ in 0..units {
+            if self.is_done() {
+                break;
+            }
             self.write_one();
             if self.unacknowledged.len() >= MAX_UNACKNOWLEDGED {
                 self.flush();
+            }
+            self.reads_owed += u64::from(self.pace.read_kib_per_s);
+            while self.reads_owed >= u64::from(self.pace.kib_per_s) {
+                self.reads_owed -= u64::from(self.pace.kib_per_s);
+                self.read_one();
             }
         }
         if !self.unacknowledged.is_empty() && self.last_flush.elapsed() >= FLUSH_EVERY {
@@ -371,14 +440,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
         File::create(&path).unwrap().set_len((1 << 20) + 8192).unwrap();
-        let mut load = DiskLoad::open(&[DiskPlace { path, offset: 8192 }], 0, 1, 100, format()).unwrap();
+        let pace = DiskPace { kib_per_s: 100, read_kib_per_s: 50, total_mib: 0 };
+        let mut load = DiskLoad::open(
+            &[DiskPlace { path, offset: 8192 }],
+            0,
+            1,
+            pace,
+            format(),
+            Recorder::start(&[], Instant::now()),
+        )
+        .unwrap();
         load.step(records);
         Rig { load, _dir: dir }
     }
 
     impl Rig {
         fn check(&mut self) -> DiskCheck {
-            let mut report = CheckReport { memory: Default::default(), disk: DiskCheck::default(), seconds: 0.0 };
+            let mut report =
+                CheckReport { memory: Default::default(), disk: DiskCheck::default(), work: vec![], seconds: 0.0 };
             self.load.verify(&mut report);
             report.disk
         }
@@ -409,6 +488,28 @@ mod tests {
             }
             before
         }
+    }
+
+    #[test]
+    fn a_load_with_an_end_writes_each_slot_in_turn_and_then_no_more() {
+        let mut rig = rig(0);
+        rig.load.pace.total_mib = 1;
+        rig.load.step(1000);
+        assert_eq!((rig.load.issued, rig.check().records_checked), (Sequence(256), 256));
+        assert_eq!(rig.load.written.len(), 256, "each was written once");
+    }
+
+    #[test]
+    fn a_read_that_finds_another_record_is_an_error() {
+        let mut rig = rig(600);
+        rig.load.settle();
+        assert_eq!(rig.check().io_errors, 0, "300 reads were well");
+        for number in 0..256 {
+            rig.put(Slot(number), &Page::ZERO);
+        }
+        rig.load.read_one();
+        assert_eq!(rig.load.counters.errors.count(), 1);
+        assert!(rig.load.counters.errors.first().unwrap().contains("lost"), "{:?}", rig.load.counters.errors.first());
     }
 
     #[test]
@@ -506,7 +607,9 @@ mod tests {
         File::create(&path).unwrap().set_len(1 << 20).unwrap();
         let refused = |disk, offset| {
             let disks = [DiskPlace { path: path.clone(), offset }];
-            DiskLoad::open(&disks, disk, 1, 1, format()).err().map(|error| error.to_string()).unwrap()
+            let pace = DiskPace { kib_per_s: 1, read_kib_per_s: 0, total_mib: 0 };
+            let opened = DiskLoad::open(&disks, disk, 1, pace, format(), Recorder::start(&[], Instant::now()));
+            opened.err().map(|error| error.to_string()).unwrap()
         };
         assert!(refused(1, 0).contains("started with 1 --disk"));
         assert!(refused(0, 4096).contains("truncate -s 1052672"));

@@ -5,15 +5,16 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
 use crate::{
+    activity::Recorder,
     arena::{Arena, Chooser},
     content::Prf,
-    disk::{Access, DiskCounters, DiskLoad, DiskPlace},
+    disk::{Access, DiskCounters, DiskLoad, DiskPace, DiskPlace},
     meminfo::MemInfo,
     memory::{MemoryCounters, MemoryLoad},
     page::RunId,
@@ -25,6 +26,7 @@ use crate::{
     warm::{Heap, warm},
     wire::refusal,
     worker::Worker,
+    workload::{KERNEL, Workload},
 };
 
 /// What the program was started with.
@@ -34,6 +36,8 @@ pub struct Resources {
     pub disks: Vec<DiskPlace>,
     /// Directory with content to warm memory with.
     pub content: Option<PathBuf>,
+    /// The kernel's sources; where the debian guest has them unless given.
+    pub kernel: Option<PathBuf>,
 }
 
 /// The state behind all control connections.
@@ -41,6 +45,7 @@ pub struct Engine {
     boot_id: BootId,
     born: Instant,
     resources: Resources,
+    recorder: Arc<Recorder>,
     /// Held for the whole of a request that changes or verifies.
     exclusive: Mutex<Exclusive>,
     /// What `Status` looks at; held for a moment only.
@@ -63,13 +68,21 @@ enum Load {
     Memory { worker: Worker, counters: Arc<MemoryCounters>, pages: u32 },
     Disk { worker: Worker, counters: Arc<DiskCounters>, access: Access },
     Echo,
+    Work(Workload),
 }
 
 impl Load {
     fn worker(&self) -> Option<&Worker> {
         match self {
             Self::Memory { worker, .. } | Self::Disk { worker, .. } => Some(worker),
-            Self::Echo => None,
+            Self::Echo | Self::Work(_) => None,
+        }
+    }
+
+    fn work(&self) -> Option<&Workload> {
+        match self {
+            Self::Work(work) => Some(work),
+            _ => None,
         }
     }
 
@@ -78,6 +91,7 @@ impl Load {
             Self::Memory { counters, pages, .. } => LoadStatus::Memory(counters.status(*pages)),
             Self::Disk { counters, access, .. } => LoadStatus::Disk(counters.status(*access)),
             Self::Echo => LoadStatus::Echo,
+            Self::Work(work) => LoadStatus::Work(work.status()),
         }
     }
 }
@@ -90,11 +104,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Engine {
     /// With nothing running, and a fresh boot id.
     pub fn new(resources: Resources) -> Self {
+        let born = Instant::now();
+        let disks: Vec<_> = resources.disks.iter().map(|disk| disk.path.clone()).collect();
         Self {
             // The standard library seeds its hasher from the kernel's random numbers.
             boot_id: BootId(RandomState::new().hash_one(std::process::id())),
-            born: Instant::now(),
+            born,
             resources,
+            recorder: Recorder::start(&disks, born),
             exclusive: Mutex::default(),
             running: Mutex::new(Arc::new(Running { activity: Activity::Idle, loads: Arc::default() })),
         }
@@ -110,9 +127,10 @@ impl Engine {
         let outcome = match request {
             Request::Hello {} => Ok(Answer::Hello(self.hello())),
             Request::Status {} => Ok(Answer::Status(self.status())),
+            Request::Activity { from } => Ok(Answer::Activity(self.recorder.report(self.boot_id, from))),
             Request::Warm { free_percent_max } => self.warm(free_percent_max),
             Request::Start { loads, seed } => self.start(&loads, seed).map(|()| Answer::Started),
-            Request::Check {} => self.check().map(Answer::Check),
+            Request::Check {} => self.check().map(|report| Answer::Check(Box::new(report))),
             Request::Stop {} => self.stop().map(|()| Answer::Stopped),
             Request::Corrupt { what } => self.corrupt(what).map(Answer::Corrupted),
         };
@@ -194,15 +212,24 @@ impl Engine {
                 let worker = Worker::spawn(format!("memory-{load}"), work, counters.clock.clone()).map_err(refusal)?;
                 Ok(Load::Memory { worker, counters, pages })
             }
-            LoadSpec::Disk { kib_per_s, working_set_mib, disk } => {
+            LoadSpec::Disk { kib_per_s, working_set_mib, disk, read_kib_per_s, total_mib } => {
                 let format = RecordFormat { seed, boot: self.boot_id, run };
-                let work = DiskLoad::open(&self.resources.disks, *disk, *working_set_mib, *kib_per_s, format)
+                let pace = DiskPace { kib_per_s: *kib_per_s, read_kib_per_s: *read_kib_per_s, total_mib: *total_mib };
+                let recorder = self.recorder.clone();
+                let work = DiskLoad::open(&self.resources.disks, *disk, *working_set_mib, pace, format, recorder)
                     .map_err(refusal)?;
                 let (counters, access) = (work.counters(), work.access());
                 let worker = Worker::spawn(format!("disk-{load}"), work, counters.clock.clone()).map_err(refusal)?;
                 Ok(Load::Disk { worker, counters, access })
             }
             LoadSpec::Echo { .. } => Ok(Load::Echo),
+            LoadSpec::KernelCompile { jobs } => {
+                let tree = self.resources.kernel.as_deref().unwrap_or(Path::new(KERNEL));
+                Workload::compile(tree, *jobs, self.recorder.clone()).map(Load::Work).map_err(refusal)
+            }
+            LoadSpec::Database { clients, scale } => {
+                Workload::database(*clients, *scale, self.recorder.clone()).map(Load::Work).map_err(refusal)
+            }
         }
     }
 
@@ -217,13 +244,15 @@ impl Engine {
         let running = lock(&self.running).clone();
         let begun = Instant::now();
         let workers: Vec<&Worker> = running.loads.iter().filter_map(Load::worker).collect();
-        if workers.is_empty() && exclusive.heap.is_empty() {
-            return Err(refusal("there is nothing to check: send `start` with a memory or disk load first"));
+        let works: Vec<&Workload> = running.loads.iter().filter_map(Load::work).collect();
+        if workers.is_empty() && works.is_empty() && exclusive.heap.is_empty() {
+            return Err(refusal("there is nothing to check: send `start` with a load that can be checked first"));
         }
         for worker in &workers {
             worker.pause()?;
         }
-        let mut report = CheckReport { memory: MemoryCheck::default(), disk: DiskCheck::default(), seconds: 0.0 };
+        let (memory, disk) = (MemoryCheck::default(), DiskCheck::default());
+        let mut report = CheckReport { memory, disk, work: vec![], seconds: 0.0 };
         for worker in &workers {
             report = worker.verify(report)?;
         }
@@ -235,6 +264,8 @@ impl Engine {
                 worker.resume()?;
             }
         }
+        // They are not paused: that they go on is what is looked at.
+        report.work = works.into_iter().map(Workload::check).collect();
         report.seconds = begun.elapsed().as_secs_f64();
         Ok(report)
     }
@@ -245,6 +276,7 @@ impl Engine {
         for worker in running.loads.iter().filter_map(Load::worker) {
             worker.settle()?;
         }
+        running.loads.iter().filter_map(Load::work).for_each(Workload::end);
         self.publish(Activity::Stopped, running.loads.clone());
         Ok(())
     }
@@ -270,7 +302,7 @@ impl Engine {
 fn make_room(heap: &mut Heap, specs: &[LoadSpec]) -> Result<(), Refusal> {
     let arena_bytes = |spec: &LoadSpec| match spec {
         LoadSpec::Memory { working_set_mib, .. } => Arena::bytes(*working_set_mib),
-        LoadSpec::Disk { .. } | LoadSpec::Echo { .. } => 0,
+        _ => 0,
     };
     let need_kib = specs.iter().map(arena_bytes).sum::<u64>() / 1024;
     let fits = || MemInfo::read().map_or(true, |now| need_kib + now.floor_kib() <= now.available_kib);

@@ -9,10 +9,14 @@
 //! - **disk** ([`disk`], [`record`]): records that carry theirs, against an account of what the disk acknowledged;
 //! - **echo** ([`echo`]): numbered messages on one TCP session, which must come back byte for byte.
 //!
+//! Beside these it can run what people run, a kernel compile or a database ([`protocol::LoadSpec`]), and it tells what the guest sees
+//! of its disks, interval by interval ([`activity`]).
+//!
 //! The guest runs the binary ([`server`], [`engine`]); the host speaks [`protocol`] with it through
 //! [`control::Control`], and runs the [`echo::EchoClient`].
 #![forbid(unsafe_code)]
 
+pub mod activity;
 pub mod arena;
 pub mod content;
 pub mod control;
@@ -30,3 +34,4 @@ pub mod server;
 pub mod warm;
 pub mod wire;
 mod worker;
+mod workload;

@@ -54,6 +54,9 @@ struct Serve {
     /// Directory with files that warming reads into the page cache.
     #[arg(long, value_name = "DIR")]
     content: Option<PathBuf>,
+    /// Directory with the kernel's sources, for a load that compiles them. Default: where the debian guest has them.
+    #[arg(long, value_name = "DIR")]
+    kernel: Option<PathBuf>,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -67,7 +70,7 @@ fn run(serve: Serve) -> anyhow::Result<()> {
     ensure!(offsets <= disks, "{offsets} --disk-offset for {disks} --disk; give at most one for each disk");
     let offsets = serve.disk_offset.into_iter().chain(std::iter::repeat(0));
     let disks = serve.disk.into_iter().zip(offsets).map(|(path, offset)| DiskPlace { path, offset }).collect();
-    let engine = Arc::new(Engine::new(Resources { disks, content: serve.content }));
+    let engine = Arc::new(Engine::new(Resources { disks, content: serve.content, kernel: serve.kernel }));
 
     let listen = |address, port: &str| {
         TcpListener::bind(address)

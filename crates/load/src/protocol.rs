@@ -38,6 +38,12 @@ pub const MAX_PAGES_PER_S: u32 = 10_000_000;
 /// Largest `kib_per_s`, 16 GiB/s.
 pub const MAX_KIB_PER_S: u32 = 16 << 20;
 
+/// Most processes of a workload at a time (`jobs`, `clients`).
+pub const MAX_PROCESSES: u32 = 64;
+
+/// Largest `scale` of a database: 1.5 GiB.
+pub const MAX_SCALE: u32 = 100;
+
 /// Largest `per_s` of an echo load.
 pub const MAX_ECHO_PER_S: u32 = 10_000;
 
@@ -67,6 +73,14 @@ pub enum LoadSpec {
         /// Which of the program's `--disk` arguments, counted from 0.
         #[serde(default)]
         disk: usize,
+        /// KiB a second of records that are read back and verified meanwhile, from random slots that were written; at most
+        /// [`MAX_KIB_PER_S`].
+        #[serde(default)]
+        read_kib_per_s: u32,
+        /// Not for ever: it ends when it has written so many MiB, one slot after the other and from the first one again. 0: for ever,
+        /// at random.
+        #[serde(default)]
+        total_mib: u32,
     },
     /// Echoes over one TCP session. A client outside drives it; the guest only answers on its echo port.
     Echo {
@@ -75,6 +89,27 @@ pub enum LoadSpec {
         /// Messages per second; 1 to [`MAX_ECHO_PER_S`].
         per_s: u32,
     },
+    /// Compiles the kernel, over and over; only in a guest that has its sources.
+    #[serde(rename = "kernel-compile")]
+    KernelCompile {
+        /// How many compilers at a time; 1 to [`MAX_PROCESSES`].
+        #[serde(default = "one")]
+        jobs: u32,
+    },
+    /// PostgreSQL under `pgbench`; only in a guest that has both.
+    #[serde(rename = "database")]
+    Database {
+        /// Clients at a time; 1 to [`MAX_PROCESSES`].
+        #[serde(default = "one")]
+        clients: u32,
+        /// Size: so many times 100000 accounts, 15 MiB; 1 to [`MAX_SCALE`].
+        #[serde(default = "one")]
+        scale: u32,
+    },
+}
+
+fn one() -> u32 {
+    1
 }
 
 fn default_bytes_per_page() -> u32 {
@@ -120,6 +155,12 @@ pub enum LoadSpecError {
         /// The disk's index.
         disk: usize,
     },
+    /// Two workloads of one kind would be in each other's files.
+    #[error("two {kind} loads; a guest has one kernel tree and one database: make them one load")]
+    WorkTwice {
+        /// The kind.
+        kind: &'static str,
+    },
     /// More loads than [`MAX_LOADS`].
     #[error("{count} loads; at most {MAX_LOADS} can run in one guest")]
     TooMany {
@@ -135,6 +176,8 @@ impl LoadSpec {
             Self::Memory { .. } => "memory",
             Self::Disk { .. } => "disk",
             Self::Echo { .. } => "echo",
+            Self::KernelCompile { .. } => "kernel-compile",
+            Self::Database { .. } => "database",
         }
     }
 
@@ -159,8 +202,10 @@ impl LoadSpec {
                 within("working_set_mib", *working_set_mib, 1, MAX_WORKING_SET_MIB)?;
                 within("bytes_per_page", *bytes_per_page, 1, MAX_BYTES_PER_PAGE)
             }
-            Self::Disk { kib_per_s, working_set_mib, disk: _ } => {
+            Self::Disk { kib_per_s, working_set_mib, disk: _, read_kib_per_s, total_mib } => {
+                within("total_mib", *total_mib, 0, MAX_WORKING_SET_MIB)?;
                 within("kib_per_s", *kib_per_s, 1, MAX_KIB_PER_S)?;
+                within("read_kib_per_s", *read_kib_per_s, 0, MAX_KIB_PER_S)?;
                 within("working_set_mib", *working_set_mib, 1, MAX_WORKING_SET_MIB)
             }
             Self::Echo { from, per_s } => {
@@ -168,6 +213,11 @@ impl LoadSpec {
                     return Err(LoadSpecError::EchoFromNowhere);
                 }
                 within("per_s", *per_s, 1, MAX_ECHO_PER_S)
+            }
+            Self::KernelCompile { jobs } => within("jobs", *jobs, 1, MAX_PROCESSES),
+            Self::Database { clients, scale } => {
+                within("clients", *clients, 1, MAX_PROCESSES)?;
+                within("scale", *scale, 1, MAX_SCALE)
             }
         }
     }
@@ -181,11 +231,15 @@ impl LoadSpec {
             return Err(LoadSpecError::TooMany { count: loads.len() });
         }
         let mut disks = std::collections::BTreeSet::new();
+        let mut works = std::collections::BTreeSet::new();
         for load in loads {
             load.validate()?;
             match load {
                 Self::Disk { disk, .. } if !disks.insert(*disk) => {
                     return Err(LoadSpecError::DiskUsedTwice { disk: *disk });
+                }
+                Self::KernelCompile { .. } | Self::Database { .. } if !works.insert(load.kind()) => {
+                    return Err(LoadSpecError::WorkTwice { kind: load.kind() });
                 }
                 _ => {}
             }
@@ -216,6 +270,12 @@ pub enum Request {
     },
     /// Counters so far; answered with [`Answer::Status`], at once even during a check.
     Status {},
+    /// What the guest saw of its disks and its work, interval by interval, from interval number `from` on; answered with
+    /// [`Answer::Activity`], at once even during a check.
+    Activity {
+        /// 0, or `next` of the answer before.
+        from: u64,
+    },
     /// Pause the loads, verify everything, resume; answered with [`Answer::Check`].
     Check {},
     /// Pause the loads until the next `Start`. What they wrote stays, and can still be checked.
@@ -270,8 +330,10 @@ pub enum Answer {
     Started,
     /// To [`Request::Status`].
     Status(StatusReport),
+    /// To [`Request::Activity`].
+    Activity(crate::activity::ActivityReport),
     /// To [`Request::Check`].
-    Check(CheckReport),
+    Check(Box<CheckReport>),
     /// To [`Request::Stop`].
     Stopped,
     /// To [`Request::Corrupt`].
@@ -404,6 +466,26 @@ pub enum LoadStatus {
     Disk(DiskStatus),
     /// An echo load; the client outside counts.
     Echo,
+    /// A workload: kernel compile or database.
+    Work(WorkStatus),
+}
+
+/// Counters of a workload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkStatus {
+    /// Which: the kind of its load.
+    pub what: String,
+    /// Units done: objects compiled, transactions.
+    pub units: u64,
+    /// Units a second since its start.
+    pub per_s: f64,
+    /// How often its program has come to its end.
+    pub runs: u64,
+    /// How often it failed.
+    pub errors: u64,
+    /// The first failure, in words.
+    pub first_error: Option<String>,
 }
 
 /// Counters of a memory load.
@@ -454,6 +536,9 @@ pub struct CheckReport {
     pub memory: MemoryCheck,
     /// Disks, all disk loads together.
     pub disk: DiskCheck,
+    /// Workloads, one by one.
+    #[serde(default)]
+    pub work: Vec<WorkCheck>,
     /// How long the loads were paused.
     pub seconds: f64,
 }
@@ -465,7 +550,22 @@ impl CheckReport {
             && self.memory.touch_errors == 0
             && self.disk.bad_count == 0
             && self.disk.io_errors == 0
+            && self.work.iter().all(|work| work.problems.is_empty())
     }
+}
+
+/// What a check found of a workload.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkCheck {
+    /// Which: the kind of its load.
+    pub what: String,
+    /// Units done by now; at least one of them was done during the check.
+    pub units: u64,
+    /// What was looked at: objects on the disk, transactions in the history.
+    pub looked_at: u64,
+    /// What is wrong, in words; at most four.
+    pub problems: Vec<String>,
 }
 
 /// What a check found in memory.
@@ -618,6 +718,8 @@ mod tests {
               { kind = "memory", pages_per_s = 1, working_set_mib = 1 },
               { kind = "disk", kib_per_s = 512, working_set_mib = 256 },
               { kind = "echo", from = "california", per_s = 100 },
+              { kind = "kernel-compile", jobs = 2 },
+              { kind = "database" },
             ]"#,
         )
         .unwrap();
@@ -627,8 +729,10 @@ mod tests {
             [
                 LoadSpec::Memory { pages_per_s: 2000, pattern: Pattern::Zipf, working_set_mib: 64, bytes_per_page: 32 },
                 LoadSpec::Memory { pages_per_s: 1, pattern: Pattern::Uniform, working_set_mib: 1, bytes_per_page: 64 },
-                LoadSpec::Disk { kib_per_s: 512, working_set_mib: 256, disk: 0 },
+                LoadSpec::Disk { kib_per_s: 512, working_set_mib: 256, disk: 0, read_kib_per_s: 0, total_mib: 0 },
                 LoadSpec::Echo { from: "california".into(), per_s: 100 },
+                LoadSpec::KernelCompile { jobs: 2 },
+                LoadSpec::Database { clients: 1, scale: 1 },
             ]
         );
     }
@@ -670,13 +774,18 @@ mod tests {
             memory(1, 0, 1),
             memory(1, 1, 0),
             memory(1, u32::MAX, 1),
-            LoadSpec::Disk { kib_per_s: 0, working_set_mib: 1, disk: 0 },
+            LoadSpec::Disk { kib_per_s: 0, working_set_mib: 1, disk: 0, read_kib_per_s: 0, total_mib: 0 },
+            LoadSpec::KernelCompile { jobs: 0 },
+            LoadSpec::Database { clients: 1, scale: MAX_SCALE + 1 },
             LoadSpec::Echo { from: " ".into(), per_s: 1 },
             LoadSpec::Echo { from: "x".into(), per_s: 0 },
         ] {
             assert!(bad.validate().is_err(), "{bad:?}");
         }
-        let disk = |disk| LoadSpec::Disk { kib_per_s: 1, working_set_mib: 1, disk };
+        let compile = LoadSpec::KernelCompile { jobs: 1 };
+        let twice = LoadSpec::validate_all(&[compile.clone(), compile]);
+        assert_eq!(twice, Err(LoadSpecError::WorkTwice { kind: "kernel-compile" }));
+        let disk = |disk| LoadSpec::Disk { kib_per_s: 1, working_set_mib: 1, disk, read_kib_per_s: 0, total_mib: 0 };
         LoadSpec::validate_all(&[disk(0), disk(1)]).unwrap();
         assert_eq!(LoadSpec::validate_all(&[disk(1), disk(1)]), Err(LoadSpecError::DiskUsedTwice { disk: 1 }));
     }

@@ -133,10 +133,11 @@ mod tests {
         let report = CheckReport {
             memory: MemoryCheck { bad: vec![page; MAX_LISTED], ..MemoryCheck::default() },
             disk: DiskCheck { bad: vec![record; MAX_LISTED], ..DiskCheck::default() },
+            work: vec![],
             seconds: 1.0 / 3.0,
         };
         let mut out = Vec::new();
-        let reply = Reply::Ok(Answer::Check(report));
+        let reply = Reply::Ok(Answer::Check(Box::new(report)));
         write_line(&mut out, &reply).unwrap();
         out.pop();
         assert_eq!(decode::<Reply>(&out).unwrap(), reply);

@@ -86,7 +86,7 @@ fn memory(pattern: Pattern) -> LoadSpec {
 fn loads() -> Vec<LoadSpec> {
     vec![
         memory(Pattern::Zipf),
-        LoadSpec::Disk { kib_per_s: 2048, working_set_mib: 2, disk: 0 },
+        LoadSpec::Disk { kib_per_s: 2048, working_set_mib: 2, disk: 0, read_kib_per_s: 512, total_mib: 0 },
         LoadSpec::Echo { from: "here".into(), per_s: 100 },
         memory(Pattern::Sequential),
     ]
@@ -158,7 +158,8 @@ fn refusals_say_what_to_do_and_leave_the_connection_usable() {
         Err(ControlError::Refused { refusal, .. }) => refusal.message,
         other => panic!("{other:?}"),
     };
-    let disk = |disk, working_set_mib| LoadSpec::Disk { kib_per_s: 1, working_set_mib, disk };
+    let disk =
+        |disk, working_set_mib| LoadSpec::Disk { kib_per_s: 1, working_set_mib, disk, read_kib_per_s: 0, total_mib: 0 };
     assert!(refused(&[disk(1, 1)]).contains("started with 1 --disk"));
     assert!(refused(&[disk(0, 3)]).contains("truncate -s"));
     assert!(refused(&[disk(0, 1), disk(0, 1)]).contains("two disk loads"));

@@ -4,7 +4,7 @@
 use super::axis::Axis;
 use super::series::{self, Gap};
 use super::svg::{Anchor, Svg, shorten};
-use crate::report::{MoveReport, Phase, Round};
+use crate::report::{IoPoint, MoveReport, Phase, Round};
 use std::fmt::Write as _;
 
 /// Width of every drawing, in user units.
@@ -56,6 +56,7 @@ impl Span {
         let series = &figures.series;
         let times = series.wan.iter().map(|s| s.t_s);
         let times = times.chain(series.memory.iter().map(|s| s.t_s)).chain(series.echo.iter().map(|s| s.t_s));
+        let times = times.chain(series.io.iter().map(|s| s.t_s));
         let (first, last) = times
             .filter(|t| t.is_finite())
             .fold((start, end), |(first, last), t| (f64::min(first, t), f64::max(last, t)));
@@ -366,6 +367,148 @@ fn mark_gap(plot: &mut Plot, gap: Gap) {
     } else {
         plot.svg.text("note halo", (to + 5.0, y), Anchor::Start, &text);
     }
+}
+
+/// Most of these: a day and a half.
+const MOST_STRETCHES: usize = 1 << 16;
+
+/// Seconds over which a workload's rate is averaged.
+const WORK_S: f64 = 2.0;
+
+/// Between two intervals of the guest's: less is the unrest of two clocks.
+const STILL_S: f64 = 0.1;
+
+/// Moments of a move that the guest's own I/O is read against, each with a name.
+fn marks(figures: &MoveReport) -> Vec<(f64, &'static str)> {
+    let phase = |name: &str| figures.phases.iter().find(|p| p.name == name);
+    let mut marks = vec![];
+    if let Some(stop) = phase("stop") {
+        marks.push((stop.start_s, "stops"));
+        let arrived = phase("hand-off").map_or(stop.end_s, |hand_off| hand_off.end_s);
+        marks.push((arrived, "runs at the destination"));
+    }
+    if let Some(fill) = phase("fill") {
+        marks.push((fill.end_s, "all blocks are there"));
+    }
+    marks.retain(|(at, _)| at.is_finite());
+    marks
+}
+
+/// Draws the marks, their names on lines of their own where they would run into each other.
+fn draw_marks(plot: &mut Plot, marks: &[(f64, &str)]) {
+    let (bottom, top) = plot.y.pixels();
+    for (row, (at, name)) in marks.iter().enumerate() {
+        let x = plot.x.at(*at);
+        plot.svg.line("reference", (x, top), (x, bottom));
+        let y = top + 12.0 + 14.0 * row as f64;
+        let (at, anchor) = if x > WIDTH * 0.75 { (x - 5.0, Anchor::End) } else { (x + 5.0, Anchor::Start) };
+        plot.svg.text("note halo", (at, y), anchor, name);
+    }
+}
+
+/// The guest's own disk I/O and work, interval by interval, with the moments of the move.
+pub(super) fn guest_io(figures: &MoveReport, span: &Span) -> Vec<Chart> {
+    let shown = |t: f64| span.axis.holds(t);
+    let mut points: Vec<_> = figures.series.io.iter().copied().filter(|p| shown(p.t_s) && p.seconds > 0.0).collect();
+    points.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));
+    if points.is_empty() {
+        return vec![];
+    }
+    let marks = marks(figures);
+    let mut charts = vec![];
+    // A guest that stands still has no intervals: the line falls to zero there.
+    let steps = |of: &dyn Fn(&IoPoint) -> f64| {
+        let mut line: Vec<(f64, f64)> = vec![];
+        for point in &points {
+            let (from, rate) = (point.t_s - point.seconds, of(point) / point.seconds);
+            let from = match line.last().copied() {
+                Some((last, _)) if from > last + STILL_S => {
+                    line.extend([(last, 0.0), (from, 0.0)]);
+                    from
+                }
+                Some((last, _)) => last,
+                None => from,
+            };
+            line.extend([(from, rate), (point.t_s, rate)]);
+        }
+        line
+    };
+    let mib = |kib: u64| kib as f64 / 1024.0;
+    let (reads, writes) = (steps(&|p| mib(p.read_kib)), steps(&|p| mib(p.write_kib)));
+    let most = reads.iter().chain(&writes).map(|p| p.1).fold(0.0, f64::max);
+    if most > 0.0 {
+        let mut plot =
+            Plot::over_time("disk throughput in the guest", 150.0, span, |px| Axis::from_zero(most, px), "MiB/s");
+        for (class, line) in [("l-write", &writes), ("l-read", &reads)] {
+            let line: Vec<_> = series::thinned(line, span.axis.ends()).into_iter().map(|p| plot.point(p)).collect();
+            plot.svg.polyline(class, line);
+        }
+        draw_marks(&mut plot, &marks);
+        let note = "As the guest's kernel counts it.".to_owned();
+        let legend = vec![("c-read", "read"), ("c-write", "written")];
+        charts.push(Chart { title: "The guest's own disk I/O".into(), legend, note, svg: plot.svg.finish() });
+    }
+    charts.extend(guest_latency(&points, span, &marks));
+    let work = rate_of_work(&points);
+    let most = work.iter().map(|p| p.1).fold(0.0, f64::max);
+    if most > 0.0 {
+        let mut plot = Plot::over_time("work in the guest", 100.0, span, |px| Axis::from_zero(most, px), "a second");
+        let line: Vec<_> = series::thinned(&work, span.axis.ends()).into_iter().map(|p| plot.point(p)).collect();
+        plot.svg.polyline("l-work", line);
+        draw_marks(&mut plot, &marks);
+        let note = format!("Objects compiled, or transactions; averaged over {}.", duration(WORK_S));
+        charts.push(Chart { title: "The guest's work".into(), legend: vec![], note, svg: plot.svg.finish() });
+    }
+    charts
+}
+
+/// Units a second over stretches of [`WORK_S`], by the host's clock: what a workload says of itself comes in lumps.
+fn rate_of_work(points: &[IoPoint]) -> Vec<(f64, f64)> {
+    let (Some(first), Some(last)) = (points.first(), points.last()) else { return vec![] };
+    let from = first.t_s - first.seconds;
+    let stretch = |t: f64| ((t - from) / WORK_S).ceil().max(1.0) as usize - 1;
+    if stretch(last.t_s) > MOST_STRETCHES {
+        return vec![];
+    }
+    let mut units = vec![0u64; stretch(last.t_s) + 1];
+    points.iter().for_each(|p| units[stretch(p.t_s)] += p.units);
+    // The last one is not whole.
+    units.pop();
+    let at = |i: usize| from + i as f64 * WORK_S;
+    units.iter().enumerate().flat_map(|(i, units)| [i, i + 1].map(|i| (at(i), *units as f64 / WORK_S))).collect()
+}
+
+/// How long the guest's reads and writes took. Where its disk load timed each one, those; else the kernel's averages.
+fn guest_latency(points: &[IoPoint], span: &Span, marks: &[(f64, &str)]) -> Option<Chart> {
+    let timed = points.iter().any(|p| p.longest_ms.is_some());
+    type Of = fn(&IoPoint) -> Option<f64>;
+    let lines: [(&str, &str, Of); 2] = if timed {
+        [("l-longest", "longest", |p| p.longest_ms), ("l-median", "median", |p| p.p50_ms)]
+    } else {
+        [("l-write", "write, average", |p| p.write_ms), ("l-read", "read, average", |p| p.read_ms)]
+    };
+    let values =
+        |of: Of| points.iter().filter_map(move |p| Some((p.t_s, of(p).filter(|ms| ms.is_finite())?.max(0.01))));
+    let all = || lines.iter().flat_map(|line| values(line.2)).map(|p| p.1);
+    let (least, most) = all().fold((f64::MAX, 0.0), |(l, m), v| (f64::min(l, v), f64::max(m, v)));
+    all().next()?;
+    let mut plot = Plot::over_time("disk latency in the guest", 130.0, span, |px| Axis::log((least, most), px), "ms");
+    for (class, _, of) in lines {
+        let dots: Vec<_> = values(of).map(|p| plot.point(p)).collect();
+        plot.svg.dots(&format!("{class} dot"), series::distinct(dots));
+    }
+    draw_marks(&mut plot, marks);
+    let keys = if timed {
+        [("c-dirty", "longest"), ("c-read", "median")]
+    } else {
+        [("c-write", "write, average"), ("c-read", "read, average")]
+    };
+    let note = if timed {
+        "Of the disk load's reads and writes, each interval, by the guest's clock: a pause is not in them.".to_owned()
+    } else {
+        "As the guest's kernel counts it, each interval, by its own clock: a pause is not in them.".to_owned()
+    };
+    Some(Chart { title: "What a read or write takes".into(), legend: keys.to_vec(), note, svg: plot.svg.finish() })
 }
 
 /// Pages sent and dirtied in each round.

@@ -56,6 +56,9 @@ svg .l-dirty { stroke: var(--dirty); } svg .l-remaining { stroke: var(--remainin
 svg path.l-echo { stroke: var(--echo); stroke-width: 2.6; stroke-linecap: round; stroke-opacity: .75; }
 .c-memory { fill: var(--memory); background: var(--memory); } .c-disk { fill: var(--disk); background: var(--disk); }
 .c-other { fill: var(--other); background: var(--other); } .c-dirty { fill: var(--dirty); background: var(--dirty); }
+.c-read { background: var(--memory); } .c-write { background: var(--disk); }
+svg .l-read, svg .l-median { stroke: var(--memory); } svg .l-write { stroke: var(--disk); } svg .l-work { stroke: var(--p2); }
+svg .l-longest { stroke: var(--dirty); } svg path.dot { stroke-width: 2.6; stroke-linecap: round; }
 .gap { fill: var(--gap); background: var(--gap); } .stopped { fill: var(--stopped); } .bar { fill: var(--bar); }
 .dim { opacity: .4; } .phase { rx: 2px; } .p-stop { fill: var(--bad); }
 .p0 { fill: var(--p0); } .p1 { fill: var(--p1); } .p2 { fill: var(--p2); } .p3 { fill: var(--p3); }

@@ -160,9 +160,7 @@ impl Checker<'_> {
             }
             self.disks(vm)?;
             for load in &vm.load {
-                if let Err(e) = load.get_ref().validate() {
-                    return self.fail(load.span(), "vm.load", e.to_string());
-                }
+                self.load(load.get_ref(), vm.image, &load.span(), "vm.load")?;
                 if let LoadSpec::Echo { from, .. } = load.get_ref() {
                     self.known_site(s, from, load.span(), "vm.load.from")?;
                 }
@@ -194,6 +192,20 @@ impl Checker<'_> {
         }
         if Bytes::mib(u64::from(*data.get_ref()) * 5 / 4) > disks[0] {
             return self.fail(data.span(), "vm.data_mib", format!("does not fit a first disk of {}", disks[0]));
+        }
+        Ok(())
+    }
+
+    fn load(&self, load: &LoadSpec, image: Image, at: &Range<usize>, key: &str) -> Result<(), ScenarioError> {
+        if let Err(e) = load.validate() {
+            return self.fail(at.clone(), key, e.to_string());
+        }
+        let works = matches!(load, LoadSpec::KernelCompile { .. } | LoadSpec::Database { .. });
+        if works && image != Image::Debian {
+            let kind = load.kind();
+            let what =
+                format!("has a {kind}, for which the tiny guest has no programs: give the VM `image = \"debian\"`");
+            return self.fail(at.clone(), key, what);
         }
         Ok(())
     }
@@ -232,6 +244,24 @@ impl Checker<'_> {
                             "step.precache.interval_s",
                             "`interval_s` takes 1 to 3600 seconds",
                         );
+                    }
+                }
+                Action::Io(io) => {
+                    self.known_vm(s, &io.vm, "step.io.vm")?;
+                    if !(1.0..=600.0).contains(&io.s) {
+                        let what = format!("is {}; it takes 1 to 600 seconds", io.s);
+                        return self.fail(io.vm.span(), "step.io.s", what);
+                    }
+                }
+                Action::Load(step) => {
+                    self.known_vm(s, &step.vm, "step.load.vm")?;
+                    let image = s.vm.iter().find(|vm| vm.name.get_ref() == step.vm.get_ref()).map(|vm| vm.image);
+                    for load in &step.load {
+                        if matches!(load, LoadSpec::Echo { .. }) {
+                            let what = "has an echo; clients are the VM's own, in [[vm]]";
+                            return self.fail(step.vm.span(), "step.load", what);
+                        }
+                        self.load(load, image.unwrap_or_default(), &step.vm.span(), "step.load")?;
                     }
                 }
                 Action::Cut(cut) => {

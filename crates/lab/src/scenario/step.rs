@@ -1,6 +1,7 @@
 //! The steps of a scenario: what can be done, and with which keys.
 
 use super::millis;
+use godwit_load::protocol::LoadSpec;
 use godwit_units::BitRate;
 use godwit_wan::PathSpec;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,10 @@ pub enum Action {
     Expect(Expect),
     /// Keep a VM's volumes nearly equal at another site.
     Precache(Precache),
+    /// Measure what a guest's own reads and writes take.
+    Io(IoStep),
+    /// Replace what a guest does.
+    Load(LoadStep),
 }
 
 /// A step as it is written: one of the keys but `after_s`.
@@ -74,6 +79,10 @@ pub(super) struct RawStep {
     expect: Option<Expect>,
     #[serde(default)]
     precache: Option<Precache>,
+    #[serde(default)]
+    io: Option<IoStep>,
+    #[serde(default)]
+    load: Option<LoadStep>,
 }
 
 impl TryFrom<RawStep> for Step {
@@ -95,13 +104,15 @@ impl TryFrom<RawStep> for Step {
             raw.kill.map(Action::Kill),
             raw.expect.map(Action::Expect),
             raw.precache.map(Action::Precache),
+            raw.io.map(Action::Io),
+            raw.load.map(Action::Load),
         ]
         .into_iter()
         .flatten();
         match (actions.next(), actions.next()) {
             (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
             (None, _) => Err(
-                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache"
+                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache, io, load"
                     .into(),
             ),
             (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
@@ -402,6 +413,31 @@ pub struct Precache {
     /// End it instead.
     #[serde(default)]
     pub stop: bool,
+}
+
+/// Other loads for a guest, in the place of those that it has; none of them an echo.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoadStep {
+    /// Which VM.
+    pub vm: Spanned<String>,
+    /// The loads.
+    pub load: Vec<LoadSpec>,
+    /// Goes on when every disk load with `total_mib` has written that; after an hour it is an error.
+    #[serde(default)]
+    pub until_done: bool,
+}
+
+/// How long a guest's reads and writes are timed, and what that is called.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IoStep {
+    /// Which VM; it has a disk load.
+    pub vm: Spanned<String>,
+    /// Seconds.
+    pub s: f64,
+    /// Its name in the report; windows of one name belong together.
+    pub name: String,
 }
 
 const fn one() -> u32 {
