@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[allow(dead_code, reason = "shared with the codec's own tests")]
 #[path = "../../memory/tests/common/mod.rs"]
 mod common;
 

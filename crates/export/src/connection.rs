@@ -51,6 +51,10 @@ fn in_memory(backend: &dyn Backend, file: BorrowedFd<'_>, offset: u64, length: u
     })
 }
 
+fn is_large(command: &Command) -> bool {
+    matches!(command, Command::Write { data, .. } if data.len() >= LARGE as usize)
+}
+
 struct Connection {
     wire: Wire,
     server: Server,
@@ -106,6 +110,10 @@ impl Connection {
                         self.missed.push((cookie, offset, length));
                     }
                 }
+                // Copying it takes longer than to wake somebody, and what is there already is taken meanwhile.
+                command @ Command::Write { .. } if is_large(&command) && self.more_waits() => {
+                    self.helpers.give(cookie, Job::Do(command));
+                }
                 // They wait for nothing that takes long: the page cache, a file system's map.
                 command @ (Command::Write { fua: false, .. } | Command::Cache { .. } | Command::BlockStatus { .. }) => {
                     if let Some(reply) = self.backend.perform(cookie, command, &self.answers) {
@@ -119,6 +127,11 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Whether the client has sent more than was taken.
+    fn more_waits(&self) -> bool {
+        rustix::io::ioctl_fionread(self.wire.socket()).is_ok_and(|bytes| bytes > 0)
     }
 
     /// Answers what is in memory of a read; says what is not.

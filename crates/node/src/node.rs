@@ -676,8 +676,8 @@ impl Node {
         effects::end_qemu(parts).await;
         let _ = self.remove_endpoints(parts).await;
         for disk in parts.disks() {
-            // Whatever still fills it, or answers from it, ends.
-            disk.freeze().await;
+            // Whatever still fills it, or answers from it, ends. What it cannot make durable goes with its files.
+            let _ = disk.freeze().await;
         }
         parts.set_disks(vec![]);
         for volume in &parts.definition().volumes {
