@@ -111,7 +111,7 @@ impl SpotTable {
     /// For so many blocks. The seed is to be random: then nobody in the guest can make a table that is full of nothing.
     #[must_use]
     pub fn new(blocks: u64, seed: u64) -> Self {
-        let wanted = usize::try_from(blocks.saturating_mul(4) / 3).unwrap_or(usize::MAX);
+        let wanted = usize::try_from(blocks.saturating_mul(2)).unwrap_or(usize::MAX);
         Self { slots: vec![0; wanted.clamp(PROBES, MOST_SLOTS).next_power_of_two()], seed }
     }
 

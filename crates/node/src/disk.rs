@@ -300,6 +300,13 @@ impl Disk {
         *lock(&self.touched) = touched;
     }
 
+    /// The guest has written these.
+    pub(crate) fn touched(&self, blocks: std::ops::Range<u64>) {
+        if let Some(touched) = &*lock(&self.touched) {
+            touched.add(blocks);
+        }
+    }
+
     pub(crate) const fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -854,9 +861,7 @@ impl Disk {
         if recorded {
             self.recorder.wrote(written.blocks.clone());
         }
-        if let Some(touched) = &*lock(&self.touched) {
-            touched.add(written.blocks.clone());
-        }
+        self.touched(written.blocks.clone());
         let Some(outgoing) = &mut *order else { return Ok(None) };
         match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
             Ok(mirrored) => {

@@ -183,3 +183,69 @@ impl DiskIndex {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use godwit_handoff::{Generation, Lineage};
+    use godwit_units::{Bytes, VolumeId};
+
+    fn page(fill: u64) -> PageBytes {
+        let mut page = [0; 4096];
+        page[..8].copy_from_slice(&fill.to_le_bytes());
+        page
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn every_block_of_a_disk_that_goes_before_its_vm_is_found_and_none_of_one_that_follows_it() {
+        const BLOCKS: u64 = 3000;
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut disks = vec![];
+        for n in 0..2 {
+            let replica = folder.path().join(format!("replica{n}"));
+            let socket = folder.path().join(format!("disk{n}.sock"));
+            let size = Bytes(2 * BLOCKS * BLOCK);
+            let disk = Disk::open_or_create(&replica, socket, VolumeId(1 + n), "root", size).expect("opens");
+            disk.open(Lineage::FIRST, Generation(1)).await.expect("opens");
+            for block in 0..BLOCKS {
+                // With holes between.
+                disk.replica().write(2 * block * BLOCK, &page(1 + block + n * BLOCKS)).expect("writes");
+            }
+            disks.push(disk);
+        }
+        let over = CancellationToken::new();
+        let _ends = over.clone().drop_guard();
+        let index = DiskIndex::start(disks, |disk| disk.id == VolumeId(2), [over.clone(), over.clone()]);
+        index.ready(Duration::from_secs(60)).await;
+        let mut read = [0; 4096];
+        for block in 0..BLOCKS {
+            let spot = index.find(&page(1 + block));
+            assert_eq!(spot, Some(Spot { disk: 0, block: 2 * block as u32 }), "of {BLOCKS}");
+            assert!(index.read(spot.expect("was found"), &mut read) && read == page(1 + block));
+            assert_eq!(index.find(&page(1 + block + BLOCKS)), None);
+        }
+        assert!(!index.read(Spot { disk: 7, block: 0 }, &mut read), "a disk that there is not");
+        assert!(!index.read(Spot { disk: 0, block: u32::MAX }, &mut read), "a block that there is not");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_the_guest_writes_is_found_once_it_has_been_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (replica, socket) = (folder.path().join("replica"), folder.path().join("disk.sock"));
+        let disk = Disk::open_or_create(&replica, socket, VolumeId(1), "root", Bytes(64 * BLOCK)).expect("opens");
+        disk.open(Lineage::FIRST, Generation(1)).await.expect("opens");
+        let over = CancellationToken::new();
+        let _ends = over.clone().drop_guard();
+        let index = DiskIndex::start(vec![disk.clone()], |_| false, [over.clone(), over.clone()]);
+        index.ready(Duration::from_secs(60)).await;
+        disk.replica().write(5 * BLOCK, &page(9)).expect("writes");
+        disk.touched(5..6);
+        assert_eq!(index.find(&page(9)), None, "the other side may not have it yet");
+        let begin = std::time::Instant::now();
+        while index.find(&page(9)).is_none() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it is never learnt");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(begin.elapsed() >= QUIET, "after {:?}", begin.elapsed());
+    }
+}
