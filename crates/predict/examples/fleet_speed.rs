@@ -44,10 +44,10 @@ fn main() {
         pre_s: 2.0,
         post_ms: 100.0,
         boot_s: 60.0,
-        link: vec![link("texas", 40_000.0, 5000.0), link("ohio", 10_000.0, 5000.0)],
+        link: vec![link("texas", 40_000.0, 5000.0), link("ohio", 10_000.0, 10_000.0)],
         vm: vms.collect(),
     };
-    println!("{VMS} VMs, links of 40 and 10 Gbit/s, at most 5 Gbit/s a move");
+    println!("{VMS} VMs, links of 40 and 10 Gbit/s, at most 5 Gbit/s a move over the former");
     for minutes in [10, 60, 600, 1200, 6000] {
         let begin = Instant::now();
         let plan = fleet.plan(Duration::from_secs(minutes * 60)).unwrap();

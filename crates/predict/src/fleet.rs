@@ -289,6 +289,8 @@ struct Cost {
 #[derive(Clone, Debug)]
 struct Lane {
     link: usize,
+    /// Its rate, in Mbit/s.
+    rate: f64,
     /// How long its moves may take together.
     room: f64,
     load: f64,
@@ -398,7 +400,8 @@ impl Fleet {
         }
         let lanes = self.link.iter().enumerate().flat_map(|(link, known)| {
             let (pre, post) = self.overheads(known);
-            let lane = Lane { link, room: deadline.as_secs_f64() - pre - post, load: 0.0 };
+            let rate = known.rate_mbit / lanes_of(known);
+            let lane = Lane { link, rate, room: deadline.as_secs_f64() - pre - post, load: 0.0 };
             std::iter::repeat_n(lane, lanes_of(known) as usize)
         });
         Ok(lanes.collect())
@@ -576,17 +579,30 @@ impl Packer<'_> {
         vms.into_iter().map(|(_, vm)| vm).collect()
     }
 
-    /// No plan has more VMs in time: as if moves could be cut to pieces.
+    /// No plan has more VMs in time: as if moves could be cut to pieces, and each took the lane that costs it least.
+    ///
+    /// A lane's time is worth as much as any other's, or as much as its rate: each gives a bound, and the lower one holds.
     fn at_most(&self) -> usize {
-        let mut lanes = self.lanes.iter().filter(|lane| lane.room > 0.0).count() as f64 + 1e-9;
-        let by_length = self.by_length(With::Shortest);
-        by_length
-            .iter()
-            .take_while(|vm| {
-                lanes -= self.least(**vm, With::Shortest);
-                lanes >= 0.0
-            })
-            .count()
+        let bound = |worth: &dyn Fn(&Lane) -> f64| {
+            let usable = |lane: &&Lane| lane.room > 0.0;
+            let mut there: f64 = self.lanes.iter().filter(usable).map(|lane| worth(lane) * lane.room).sum();
+            there *= 1.0 + 1e-12;
+            let least = |vm: usize| {
+                let ways = self.lanes.iter().filter(usable).filter_map(|lane| {
+                    let seconds = self.costs.shortest(vm, lane.link)?.1.seconds;
+                    (seconds <= lane.room).then_some(worth(lane) * seconds)
+                });
+                ways.fold(f64::INFINITY, f64::min)
+            };
+            let mut all: Vec<f64> = (0..self.places.len()).map(least).filter(|least| least.is_finite()).collect();
+            all.sort_by(f64::total_cmp);
+            let fits = |least: &&f64| {
+                there -= **least;
+                there >= 0.0
+            };
+            all.iter().take_while(fits).count()
+        };
+        bound(&|lane| 1.0 / lane.room).min(bound(&|lane| lane.rate))
     }
 
     fn pack(&mut self) {

@@ -170,6 +170,19 @@ fn unions_of_many_intervals_change_next_to_nothing() {
 }
 
 #[test]
+fn a_short_round_after_a_long_one_sees_all_that_the_guest_writes_again_and_again() {
+    let pages = Pages::of(Bytes::mib(64));
+    // 64 pages, no two in a word, all of them within 20 ms.
+    let memory = |_, _| (0..64).map(|i| (i * 200, 1)).collect();
+    let guest = Sequential::new(pages, pages, PageRate::default());
+    let log = log_of(guest, &memory, Duration::from_millis(20), 10_000);
+    let timeline = Timeline::new(&log, Taken::Written);
+    let moved = simulate(&mut Replayed::new(&timeline, Duration::ZERO), link(5.0), &Rules::xen()).unwrap();
+    assert_eq!(moved.rounds.len(), 30, "it is never down to fewer than 50 pages: {moved:?}");
+    assert!(moved.rounds[1..].iter().all(|round| round.sent.0 + round.skipped.0 == 64), "{moved:?}");
+}
+
+#[test]
 fn a_move_that_outlasts_its_log_says_so() {
     let log = phases();
     let timeline = Timeline::new(&log, Taken::Written);
