@@ -104,13 +104,16 @@ fn a_write_that_comes_after_the_detaching_is_never_made_also_when_another_host_h
     let world = World::new();
     let (a, b) = (world.host("a"), world.host("b"));
     World::open(&a, FIRST, 1).unwrap();
+    let begun = std::sync::Barrier::new(5);
     std::thread::scope(|scope| {
         // Writers that know nothing of what happens to them.
         let writers: Vec<_> = (0..4_u64)
             .map(|n| {
-                let a = &a;
+                let (a, begun) = (&a, &begun);
                 scope.spawn(move || {
-                    let mut made = 0_u64;
+                    a.write((n + 1) * BLOCK, &0_u64.to_le_bytes()).unwrap();
+                    begun.wait();
+                    let mut made = 1_u64;
                     while a.write((n + 1) * BLOCK, &made.to_le_bytes()).is_ok() {
                         made += 1;
                     }
@@ -118,13 +121,12 @@ fn a_write_that_comes_after_the_detaching_is_never_made_also_when_another_host_h
                 })
             })
             .collect();
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        begun.wait();
         a.detach().unwrap();
         let after = world.all();
         World::open(&b, FIRST, 2).unwrap();
         let made: Vec<u64> = writers.into_iter().map(|w| w.join().unwrap()).collect();
         for (n, made) in (1..).zip(made) {
-            assert!(made > 0);
             assert_eq!(
                 block(&b, n)[..8],
                 (made - 1).to_le_bytes(),
