@@ -27,7 +27,7 @@
 use crate::name::Name;
 use crate::progress::MoveProgress;
 use crate::vm::VmDefinition;
-use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
+use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, Policy, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -212,6 +212,9 @@ pub struct MoveOrder {
     pub disk: DiskStrategy,
     /// At most so much on the link.
     pub limit: Option<BitRate>,
+    /// What it is to spare.
+    #[serde(default)]
+    pub policy: Policy,
     /// CPUs to have at the destination, if more than now.
     pub vcpus: Option<u32>,
     /// What shows the other nodes that this was ordered. Signed anew each time that the order is sent.

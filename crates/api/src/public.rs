@@ -21,7 +21,7 @@ use crate::host::{Blocker, DiskStrategy, HostFacts, Ownership, RunState};
 use crate::name::Name;
 use crate::progress::MoveProgress;
 use crate::vm::{ComponentSpec, VmSpec};
-use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
+use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, Policy, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -177,6 +177,9 @@ pub struct StartMove {
     #[serde(default)]
     #[schemars(schema_with = "crate::patterns::limit")]
     pub limit: Option<BitRate>,
+    /// What it is to spare: when the guest is stopped, and whether the move is given up rather.
+    #[serde(default)]
+    pub policy: Policy,
     /// CPUs to have at the destination, if more than now.
     #[serde(default)]
     #[schemars(range(min = 1, max = 1024))]

@@ -242,6 +242,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
             to: web.clone(),
             disk: Default::default(),
             limit: Some(BitRate(1)),
+            policy: Default::default(),
             vcpus: None,
             dry_run: false,
         };

@@ -5,7 +5,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_trust::Identity;
-use godwit_units::{BitRate, Bytes};
+use godwit_units::{BitRate, Bytes, Policy};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -551,6 +551,10 @@ pub struct MoveArgs {
     /// At most so much on the link, such as 50M or 100Mbit/s
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub limit: Option<BitRate>,
+    /// What the move is to spare: `least-downtime`; `least-total`, its time; `least-bytes`; `max-downtime=300ms`, or it is given up
+    /// and the VM stays; `deadline=90s`, by which memory is to be through
+    #[arg(long, value_name = "POLICY", default_value = "least-downtime")]
+    pub policy: Policy,
     /// CPUs to have at the destination, if more than now
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
@@ -561,7 +565,7 @@ pub struct MoveArgs {
     #[arg(long)]
     pub detach: bool,
     /// Take the VM's move back; it goes on at its source
-    #[arg(long, conflicts_with_all = ["to", "limit", "vcpus", "dry_run", "detach"])]
+    #[arg(long, conflicts_with_all = ["to", "limit", "policy", "vcpus", "dry_run", "detach"])]
     pub cancel: bool,
 }
 

@@ -271,6 +271,7 @@ pub async fn start(
                 to,
                 disk: order.disk,
                 limit: order.limit,
+                policy: order.policy,
                 vcpus: order.vcpus,
                 capability: None,
             },

@@ -39,6 +39,7 @@ pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>
         to: record.order.to.name,
         disk: record.order.disk,
         limit: record.order.limit,
+        policy: record.order.policy,
         vcpus: record.order.vcpus,
         dry_run: false,
     };

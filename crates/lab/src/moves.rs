@@ -17,7 +17,7 @@ use crate::steps::merge;
 use crate::truth::Difference;
 use crate::watch::{Sampler, wan_bytes};
 use anyhow::{Context, Result};
-use godwit_units::Bytes;
+use godwit_units::{Bytes, Policy};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +45,8 @@ pub(crate) struct MoveThread {
     pub means: Means,
     pub disk: DiskStrategy,
     pub leave_at: Option<f64>,
+    /// What it is to spare.
+    pub policy: Option<Policy>,
     pub vm: Arc<Vm>,
     pub from: String,
     pub to: String,
@@ -117,6 +119,7 @@ impl MoveThread {
         let order = journey::Order {
             to: self.fabric.site(&self.to),
             disk: self.disk,
+            policy: self.policy,
             leave_at: self.leave_at,
             damage: std::mem::take(&mut *lock(&self.vm.damage)),
             incidents: &self.vm.incidents,

@@ -20,7 +20,7 @@ use step::RawStep;
 use toml::Spanned;
 
 pub use step::{
-    Action, Alter, Between, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep, Move, PathChange, Point, Policy,
+    Action, Alter, Between, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep, Move, PathChange, Point,
     Precache, Runs, Step, Verify, Victim, Wait,
 };
 

@@ -276,6 +276,7 @@ impl Pass {
             means: self.means,
             disk: order.disk,
             leave_at: order.leave_at,
+            policy: order.policy,
             vm,
             from,
             to,

@@ -1,6 +1,7 @@
 //! Scenario files are an interface: the documented one is read, and each mistake is named with its line and its key.
 
-use godwit_lab::scenario::{Action, Baseline, DiskStrategy, Image, Network, Point, Policy, Runs, Scenario, Victim};
+use godwit_lab::scenario::{Action, Baseline, DiskStrategy, Image, Network, Point, Runs, Scenario, Victim};
+use godwit_units::Policy;
 use proptest::prelude::*;
 
 const BURST: &str = r#"name = "burst"

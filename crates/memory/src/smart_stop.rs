@@ -9,7 +9,8 @@
 //! # What can go wrong
 //!
 //! *It never gets better*: the guest dirties as fast as the link carries. The crossover comes at once then; no minimum need come.
-//! After twice the window it stops wherever a remainder is as small as the smallest was, or nearly, and after [`MOST`] rounds anywhere.
+//! After as many rounds as the window has it stops wherever a remainder is as small as the smallest was, or nearly; after twice as many, and after [`MOST`]
+//! rounds in all, anywhere.
 //! [`Policy::MaxDowntime`] gives the move up instead: who says how long a pause may be wants no longer one.
 //!
 //! *The first round lies*: it sends everything, and what was dirtied meanwhile was dirtied in minutes. It is no crossover to send much and
@@ -17,9 +18,9 @@
 //!
 //! Pure: rounds in, a verdict out. Forecasts come as numbers: how long the remainder will take.
 
+pub use godwit_units::Policy;
 use std::collections::VecDeque;
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 /// A pause that nobody notices against the round trips of the hand-off: no need to go on below it.
@@ -42,63 +43,6 @@ pub struct Ended {
     pub left: Duration,
     /// Since the first round began.
     pub elapsed: Duration,
-}
-
-/// What a move is to spare.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// The guest's pause: Smart Stop as the paper has it.
-    #[default]
-    LeastDowntime,
-    /// The whole move's time: stops at the crossover, where another round promises nothing.
-    LeastTotal,
-    /// Bytes on the link: stops after the first round, because each further one only sends pages again.
-    LeastBytes,
-    /// The pause, up to here: stops as soon as it is predicted to be no longer, and gives up where it never is.
-    MaxDowntime(Duration),
-    /// As least downtime, but so that memory is through after this time, as far as that can be foreseen.
-    Deadline(Duration),
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LeastDowntime => f.write_str("least-downtime"),
-            Self::LeastTotal => f.write_str("least-total"),
-            Self::LeastBytes => f.write_str("least-bytes"),
-            Self::MaxDowntime(most) => write!(f, "max-downtime={}ms", most.as_millis()),
-            Self::Deadline(most) => write!(f, "deadline={}ms", most.as_millis()),
-        }
-    }
-}
-
-impl FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "`{text}` is no policy: write least-downtime, least-total, least-bytes, max-downtime=TIME or deadline=TIME, with a TIME \
-                 such as 300ms or 90s"
-            )
-        };
-        let time = |text: &str| {
-            let (number, unit) = match text.strip_suffix("ms") {
-                Some(number) => (number, 0.001),
-                None => (text.strip_suffix('s').ok_or_else(bad)?, 1.0),
-            };
-            let seconds = number.parse::<f64>().map_err(|_| bad())? * unit;
-            Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(bad)
-        };
-        match text.split_once('=') {
-            None if text == "least-downtime" => Ok(Self::LeastDowntime),
-            None if text == "least-total" => Ok(Self::LeastTotal),
-            None if text == "least-bytes" => Ok(Self::LeastBytes),
-            Some(("max-downtime", most)) => Ok(Self::MaxDowntime(time(most)?)),
-            Some(("deadline", most)) => Ok(Self::Deadline(time(most)?)),
-            _ => Err(bad()),
-        }
-    }
 }
 
 /// Why pre-copy ends.
@@ -268,7 +212,7 @@ impl SmartStop {
         let waited = self.rounds - self.crossed?;
         let (least, best) = self.best?;
         let nearly = dirtied as f64 <= least as f64 * NEARLY;
-        ((waited >= 2 * self.window && nearly) || waited >= 4 * self.window).then_some(Reason::NoShorter(left, best))
+        ((waited >= self.window && nearly) || waited >= 2 * self.window).then_some(Reason::NoShorter(left, best))
     }
 
     fn too_many(&self, left: Duration) -> Option<Reason> {

@@ -37,7 +37,6 @@ pub mod scrub;
 mod seen;
 mod snapshot;
 pub mod spec;
-pub mod stop_rule;
 pub mod store;
 pub mod trace;
 pub mod tracker;

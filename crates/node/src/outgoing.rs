@@ -14,7 +14,6 @@ use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::peers::carried;
 use crate::proto::{self, Hello, Request, Stage};
-use crate::stop_rule::StopRule;
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{DiskStrategy, MoveOrder, MoveRole};
 use godwit_api::progress::{NoteKind, PhaseName, Round};
@@ -22,8 +21,9 @@ use godwit_api::vm::Accel;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
+use godwit_memory::smart_stop::{Ended, SmartStop, Verdict};
 use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Witness};
-use godwit_units::{Bytes as Amount, Lineage};
+use godwit_units::{Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
 use std::os::unix::fs::PermissionsExt;
@@ -208,7 +208,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         let hello = Hello::Memory { ticket: moving.ticket, key: key.clone().map(|key| proto::Secret(key.0)) };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
-        memory(parts, moving, kept.zip(key), index, stream.split()).await
+        memory(parts, moving, kept.zip(key), index, order.policy, stream.split()).await
     };
     tokio::select! {
         result = work => result,
@@ -219,12 +219,13 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
 
 /// Memory rounds, until the machine has what it needs, or the end.
 ///
-/// `kept`: what the destination has of an earlier try, and its key; `index`: what it has on its disks.
+/// `kept`: what the destination has of an earlier try, and its key; `index`: what it has on its disks; `policy`: when it ends.
 async fn memory(
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     kept: Option<(Holding, CheckpointKey)>,
     index: DiskIndex,
+    policy: Policy,
     (out, back): (SendHalf, RecvHalf),
 ) -> Result<()> {
     let qemu = parts.qemu().context("the VM has no QEMU")?;
@@ -278,7 +279,7 @@ async fn memory(
     };
     let returning = give_back(back, writer, hears, moving);
     let rounds = async {
-        let mut rule = StopRule::default();
+        let (mut rule, began) = (SmartStop::new(policy), Instant::now());
         let mut last = (Instant::now(), seen.progress());
         let mut stopping = false;
         loop {
@@ -303,14 +304,31 @@ async fn memory(
                 QemuEvent::Pass(n) if n > 1 && !stopping => {
                     let (round, left) = close_round(moving, &qemu, &seen, &mut last).await?;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
+                    let (sent, dirtied) = (round.pages, round.dirtied);
                     moving.tracker.round(round);
                     moving.tracker.update(|p| p.predicted_downtime_ms = Some(left.as_secs_f64() * 1000.0));
-                    if let Some(reason) = rule.round(left) {
-                        moving.note(NoteKind::Decision, reason.to_string());
-                        // What lies between QEMU and the wire has to be there first, or it is part of the pause.
-                        stopping = true;
-                        seen.stopping();
-                        crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
+                    let crossed = rule.has_crossed();
+                    let verdict = rule.round(&Ended { sent, dirtied, left, elapsed: began.elapsed() });
+                    if rule.has_crossed() && !crossed {
+                        moving.note(
+                            NoteKind::Decision,
+                            "as much is dirtied as is sent: further rounds make the pause shorter only by chance",
+                        );
+                    }
+                    match verdict {
+                        Verdict::GoOn => {}
+                        Verdict::Stop(reason) => {
+                            moving.note(NoteKind::Decision, reason.to_string());
+                            // What lies between QEMU and the wire has to be there first, or it is part of the pause.
+                            stopping = true;
+                            seen.stopping();
+                            crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
+                        }
+                        Verdict::GiveUp(best) => bail!(
+                            "the pause would be {} ms at best, and the move was ordered with {policy}: the VM stays; order it with another policy, \
+                             or when it writes less",
+                            best.as_millis()
+                        ),
                     }
                 }
                 QemuEvent::Stop { at, unix_us } => {

@@ -11,11 +11,11 @@
 //!   round in a sliding window, the guest is stopped. CloudNet says "less"; a guest that dirties at an even rate has
 //!   rounds that are all alike and would be waited for in vain, so "no more" is what is asked for here. Few pages and Xen's number of
 //!   rounds end it, too. The window's length is not in CloudNet's paper: 5 rounds.
-//! - `godwit`: what Godwit's node does with its QEMU: the rest takes no more than 30 ms, or rounds have got no shorter for three
-//!   rounds, or 30 rounds were made. (The node's `stop_rule.rs` has the same numbers.)
+//! - `godwit`: what Godwit's node does with its QEMU, by the very rule that it has ([`SmartStop`]).
 
 use crate::amount::{PAGE, Pages};
 use crate::bounds::copies_less_a_page;
+use godwit_memory::smart_stop::{Ended, MOST, SmartStop, Verdict};
 use godwit_units::{BitRate, Bytes};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -47,18 +47,9 @@ pub enum Condition {
         /// How many rounds back.
         window: usize,
     },
-    /// From the second round on the rest takes no longer than `good`; or, after the third, it has not fallen by a twentieth for
-    /// `patience` rounds, and is within a tenth of the least, or twice the patience is over.
-    NoShorter {
-        /// A pause that is short enough.
-        good: Duration,
-        /// Rounds without a new least that are waited for.
-        patience: u32,
-    },
+    /// [`SmartStop`] says so, of a move that is to have the least downtime.
+    SmartStop,
 }
-
-/// Rounds before [`Condition::NoShorter`] judges improvement: the first one sends all, the second what it left behind.
-const LEAST_ROUNDS: u32 = 3;
 
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,9 +61,7 @@ impl fmt::Display for Condition {
             Self::LocalMinimum { window } => {
                 write!(f, "no more is left than at the starts of the {window} rounds before")
             }
-            Self::NoShorter { good, .. } => {
-                write!(f, "the rest takes no more than {} ms, or gets no less", good.as_millis())
-            }
+            Self::SmartStop => f.write_str("the rest is short enough, or gets no shorter"),
         }
     }
 }
@@ -138,8 +127,7 @@ impl Rules {
     /// Godwit's own, of the node, on QEMU.
     #[must_use]
     pub fn godwit() -> Self {
-        let no_shorter = Condition::NoShorter { good: Duration::from_millis(30), patience: 3 };
-        let conditions = vec![no_shorter, Condition::Rounds(30)];
+        let conditions = vec![Condition::SmartStop, Condition::Rounds(MOST as u32)];
         Self { name: "godwit".into(), conditions, redirtied: Redirtied::Sent, batch: BATCH }
     }
 
@@ -183,30 +171,25 @@ pub struct Judge<'a> {
     caught_up: bool,
     /// What there was to send at the starts of rounds, the newest last.
     starts: VecDeque<f64>,
-    /// The least rest since the second round, and rounds since then.
-    least: Option<Duration>,
-    since_least: u32,
+    smart: SmartStop,
 }
 
 impl<'a> Judge<'a> {
     /// Before the first round, in which all of `ram` is to be sent.
     #[must_use]
     pub fn new(rules: &'a Rules, ram: Pages) -> Self {
-        Self { rules, rounds: 0, caught_up: false, starts: VecDeque::from([ram.0 as f64]), least: None, since_least: 0 }
+        Self { rules, rounds: 0, caught_up: false, starts: VecDeque::from([ram.0 as f64]), smart: SmartStop::default() }
     }
 
     /// A round is over. What ends pre-copy now, if anything does.
     pub fn round(&mut self, seen: &Seen) -> Option<Condition> {
         self.rounds += 1;
         self.caught_up |= seen.dirtied >= seen.sent;
-        // What the first round leaves was dirtied during all of it: nothing to compare with.
-        if self.rounds >= 2 {
-            match self.least {
-                Some(least) if seen.rest >= least.mul_f64(0.95) => self.since_least += 1,
-                _ => (self.least, self.since_least) = (Some(seen.rest), 0),
-            }
-        }
-        let ends = self.rules.conditions.iter().find(|condition| self.holds(condition, seen)).copied();
+        let (sent, dirtied) = (Pages::nearest(seen.sent).0, Pages::nearest(seen.left).0);
+        // How long it has taken matters to other policies.
+        let round = Ended { sent, dirtied, left: seen.rest, elapsed: Duration::ZERO };
+        let smart = self.smart.round(&round) != Verdict::GoOn;
+        let ends = self.rules.conditions.iter().find(|condition| self.holds(condition, seen, smart)).copied();
         self.starts.push_back(seen.left);
         let window = self.rules.conditions.iter().filter_map(|c| match c {
             Condition::LocalMinimum { window } => Some(*window),
@@ -219,7 +202,7 @@ impl<'a> Judge<'a> {
         ends
     }
 
-    fn holds(&self, condition: &Condition, seen: &Seen) -> bool {
+    fn holds(&self, condition: &Condition, seen: &Seen, smart: bool) -> bool {
         match condition {
             Condition::FewerThan(pages) => seen.sent + seen.skipped < pages.0 as f64,
             Condition::Rounds(rounds) => self.rounds >= *rounds,
@@ -228,11 +211,7 @@ impl<'a> Judge<'a> {
             Condition::PauseWithin { limit, bandwidth: Some(rate) } => {
                 rate.time_for(Pages::nearest(seen.left).bytes()) <= *limit
             }
-            Condition::NoShorter { good, patience } => {
-                let as_good = self.least.is_none_or(|least| seen.rest <= least.mul_f64(1.1));
-                let waited = self.since_least >= *patience && (as_good || self.since_least >= 2 * patience);
-                self.rounds >= 2 && seen.rest <= *good || self.rounds >= LEAST_ROUNDS && waited
-            }
+            Condition::SmartStop => smart,
             Condition::LocalMinimum { window } => {
                 self.caught_up && self.starts.iter().rev().take(*window).all(|start| seen.left <= *start)
             }
@@ -307,7 +286,11 @@ mod tests {
         let after = |rest: &dyn Fn(usize) -> u64| {
             let rules = Rules::godwit();
             let mut judge = Judge::new(&rules, Pages(1));
-            let ms = |n| Seen { rest: Duration::from_millis(rest(n)), ..seen(1e5, 1e5) };
+            let pages = |n| rest(n) as f64;
+            let ms = |n: usize| Seen {
+                rest: Duration::from_millis(rest(n)),
+                ..seen(if n == 1 { 1e6 } else { pages(n - 1) }, pages(n))
+            };
             (1..).find(|n| judge.round(&ms(*n)).is_some()).unwrap_or(0)
         };
         assert_eq!(after(&|n| [5000, 900, 200, 20][(n - 1).min(3)]), 4);

@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod ids;
+mod policy;
 
 pub use ids::{BlockIndex, Epoch, Generation, Lineage, MoveId, VmId, VolumeId};
+pub use policy::Policy;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -28,6 +28,7 @@ use crate::truth::{self, Difference, PAGE};
 use anyhow::{Context, Result};
 use godwit_api::progress::{MoveProgress, Outcome as Told, PhaseName};
 use godwit_api::public;
+use godwit_units::Policy;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -53,6 +54,8 @@ pub struct Order<'a> {
     pub to: &'a Site,
     /// How the disks come along.
     pub disk: DiskStrategy,
+    /// What the move is to spare.
+    pub policy: Option<Policy>,
     /// Not to its end, but until this share of the blocks that follow the VM has come.
     pub leave_at: Option<f64>,
     /// Damage to do on purpose once everything has arrived.
@@ -207,7 +210,11 @@ impl Journey<'_> {
         let began_unix_us = unix_us(SystemTime::now());
         self.figures.began = Instant::now();
         let disk = self.order.disk.to_string();
-        let arguments = ["move", &name, "--to", &self.order.to.name, "--disk", &disk, "--json"];
+        let mut arguments = vec!["move", &name, "--to", &self.order.to.name, "--disk", &disk, "--json"];
+        let policy = self.order.policy.map(|policy| policy.to_string());
+        if let Some(policy) = &policy {
+            arguments.extend(["--policy", policy]);
+        }
         let mut command = Command::start(self.installation, &arguments, self.figures.began)?;
         let (mut asked, mut left) = (None, false);
         let status = loop {

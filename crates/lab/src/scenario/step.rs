@@ -2,7 +2,7 @@
 
 use super::millis;
 use godwit_load::protocol::LoadSpec;
-use godwit_units::BitRate;
+use godwit_units::{BitRate, Policy};
 use godwit_wan::PathSpec;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -131,7 +131,7 @@ pub struct Move {
     /// How the disk comes along.
     #[serde(default)]
     pub disk: DiskStrategy,
-    /// What the move is to keep small. Baselines know only their own stop rule and ignore it.
+    /// What the move is to spare, as `godwit move --policy` has it. Baselines know only their own stop rule and ignore it.
     #[serde(default)]
     pub policy: Option<Policy>,
     /// Whether this is a second try: then a VM that is there already is left alone, rather than being an error.
@@ -170,18 +170,6 @@ impl fmt::Display for DiskStrategy {
             Self::Shared => "shared",
         })
     }
-}
-
-/// What a move keeps small.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Policy {
-    /// The guest's pause.
-    LeastDowntime,
-    /// The whole duration.
-    LeastTotal,
-    /// The bytes on the WAN.
-    LeastBytes,
 }
 
 /// Names one VM.
