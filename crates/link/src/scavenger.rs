@@ -369,20 +369,26 @@ mod tests {
         }
     }
 
+    /// Of what a flow has alone on a path, this is left of it beside the scavenger.
+    fn share(base_ms: f64, queue_ms: f64, alone: &Outcome, beside: &Outcome) -> f64 {
+        let share = beside.tcp / alone.tcp;
+        println!(
+            "{base_ms} ms, queue {queue_ms} ms: TCP alone {:.1} Mbit/s, beside {:.1} ({:.1} %), scavenger {:.2}",
+            alone.tcp / 1e6,
+            beside.tcp / 1e6,
+            share * 100.0,
+            beside.scavenger / 1e6
+        );
+        share
+    }
+
     #[test]
     fn a_tcp_flow_beside_it_keeps_95_percent_of_what_it_has_alone_whatever_the_queue() {
         for base_ms in [10.0, 40.0, 100.0] {
             for queue_ms in [10.0, 50.0, 200.0] {
                 let alone = Path::new(base_ms, queue_ms).run(true, false, 240.0, 10.0);
                 let beside = Path::new(base_ms, queue_ms).run(true, true, 240.0, 10.0);
-                let share = beside.tcp / alone.tcp;
-                println!(
-                    "{base_ms} ms, queue {queue_ms} ms: TCP alone {:.1} Mbit/s, beside {:.1} ({:.1} %), scavenger {:.2}",
-                    alone.tcp / 1e6,
-                    beside.tcp / 1e6,
-                    share * 100.0,
-                    beside.scavenger / 1e6
-                );
+                let share = share(base_ms, queue_ms, &alone, &beside);
                 assert!(share >= 0.95, "{share}");
             }
         }
@@ -398,14 +404,7 @@ mod tests {
                     path.run(true, scavenger, 90.0, 60.0)
                 };
                 let (alone, beside) = (begins(false), begins(true));
-                let share = beside.tcp / alone.tcp;
-                println!(
-                    "{base_ms} ms, queue {queue_ms} ms: TCP alone {:.1} Mbit/s, beside {:.1} ({:.1} %), scavenger {:.2}",
-                    alone.tcp / 1e6,
-                    beside.tcp / 1e6,
-                    share * 100.0,
-                    beside.scavenger / 1e6
-                );
+                let share = share(base_ms, queue_ms, &alone, &beside);
                 // What is left of its rate while the flow's first 30 s pass, and most of that in the first one.
                 assert!(beside.scavenger < 0.15 * CAPACITY, "{}", beside.scavenger);
                 // A queue of 10 ms on a longer path overflows before a round trip tells of it: what the flow loses in its slow start

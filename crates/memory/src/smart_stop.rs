@@ -329,33 +329,6 @@ mod tests {
     }
 
     #[test]
-    fn policies_are_read_as_they_are_written() {
-        for policy in [
-            Policy::LeastDowntime,
-            Policy::LeastTotal,
-            Policy::LeastBytes,
-            Policy::MaxDowntime(Duration::from_millis(250)),
-            Policy::Deadline(Duration::from_secs(90)),
-        ] {
-            assert_eq!(policy.to_string().parse(), Ok(policy));
-        }
-        assert_eq!("deadline=1.5s".parse(), Ok(Policy::Deadline(Duration::from_millis(1500))));
-        for bad in [
-            "",
-            "fast",
-            "deadline",
-            "deadline=",
-            "deadline=5",
-            "deadline=-1s",
-            "max-downtime=0ms",
-            "least-total=1s",
-            "deadline=NaNs",
-        ] {
-            assert!(bad.parse::<Policy>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn the_reason_says_what_was_predicted() {
         let reason = Reason::GoodEnough(Duration::from_millis(20), GOOD_ENOUGH);
         assert!(reason.to_string().contains("predicted to take 20 ms, at most 30 ms"), "{reason}");

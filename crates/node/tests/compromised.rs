@@ -7,7 +7,7 @@
 mod common;
 
 use bytes::Bytes;
-use common::{World, definition, handed_on, identity, name, ticket};
+use common::{World, definition, handed_on, identity, lending, name, ticket};
 use godwit_api::Problem;
 use godwit_api::host::GatewayPort;
 use godwit_api::vm::VmDefinition;
@@ -293,16 +293,7 @@ async fn blocks_that_were_left_behind_go_to_the_vms_owner_and_to_nobody_else() {
     let web = definition(1, "pc-q35-7.2", &[1], None);
     let lacking = handed_on(&config.state.join("volumes/1"), &world.folder.path().join("there"));
     // It went from here to c as generation 2; c may have handed it on.
-    let order = json!({
-        "id": ticket(1).mv, "vm": 1, "disk": "postcopy", "limit": null, "vcpus": null, "to": world.peer("c", 3),
-    });
-    let file = VmFile {
-        order: Some(serde_json::from_value(order).unwrap()),
-        lent: vec![VolumeId(1)],
-        ..VmFile::new(web.clone(), Power::On)
-    };
-    registry::store(&config.state.join("vms/1"), &file).unwrap();
-    FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Released(ticket(1))).unwrap();
+    lending(&config, &web, &world.peer("c", 3));
     let node = Node::start(config).await.unwrap();
     let lent = || node.vm(VmId(1)).unwrap().file().lent;
     let right = |generation, capability: Option<Capability>| Fetch {

@@ -6,14 +6,13 @@
 
 mod common;
 
-use common::{World, definition, handed_on, ticket};
+use common::{World, definition, handed_on, lending, ticket};
 use godwit_handoff::{FileLedger, Ledger, Owner, Record};
 use godwit_node::node::Node;
 use godwit_node::registry::{self, Power, VmFile};
 use godwit_trust::Role;
-use godwit_units::{VmId, VolumeId};
+use godwit_units::VmId;
 use godwit_volume::Replica;
-use serde_json::json;
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -26,16 +25,7 @@ async fn a_vm_that_is_off_gets_its_blocks_and_whoever_lent_them_is_told() {
     let (b, c) = (world.config("b", 1), world.config("c", 2));
     drop(handed_on(&b.state.join("volumes/1"), &c.state.join("volumes/1")));
     let web = definition(1, "pc-q35-7.2", &[1], None);
-    let order = json!({
-        "id": ticket(1).mv, "vm": 1, "disk": "postcopy", "limit": null, "vcpus": null, "to": world.peer("c", 2),
-    });
-    let lent = VmFile {
-        order: Some(serde_json::from_value(order).unwrap()),
-        lent: vec![VolumeId(1)],
-        ..VmFile::new(web.clone(), Power::On)
-    };
-    registry::store(&b.state.join("vms/1"), &lent).unwrap();
-    FileLedger::open(&b.state.join("records")).unwrap().store(VmId(1), &Record::Released(ticket(1))).unwrap();
+    lending(&b, &web, &world.peer("c", 2));
     // It came to c, and was powered off there before its blocks had followed.
     let lacks = VmFile { holders: vec![world.peer("b", 1)], ..VmFile::new(web, Power::Off) };
     registry::store(&c.state.join("vms/1"), &lacks).unwrap();
@@ -44,9 +34,9 @@ async fn a_vm_that_is_off_gets_its_blocks_and_whoever_lent_them_is_told() {
 
     let (there, here) = (Node::start(b).await.unwrap(), Node::start(c.clone()).await.unwrap());
     let waiting = || !here.vm(VmId(1)).unwrap().file().holders.is_empty();
-    let lending = || !there.vm(VmId(1)).unwrap().file().lent.is_empty();
+    let lends = || !there.vm(VmId(1)).unwrap().file().lent.is_empty();
     let began = Instant::now();
-    while waiting() || lending() {
+    while waiting() || lends() {
         let absent = here.vm(VmId(1)).unwrap().disks()[0].absent();
         assert!(began.elapsed() < SOON, "{absent} of the disk did not come, or nobody was told");
         tokio::time::sleep(Duration::from_millis(50)).await;

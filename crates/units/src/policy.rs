@@ -104,16 +104,10 @@ mod tests {
             assert_eq!(text.parse::<Policy>().map(|policy| policy.to_string()), Ok(text.to_owned()));
         }
         assert_eq!("deadline=1.5s".parse(), Ok(Policy::Deadline(Duration::from_millis(1500))));
-        for text in [
-            "",
-            "fast",
-            "least-downtime=3s",
-            "max-downtime",
-            "max-downtime=0s",
-            "deadline=-1s",
-            "deadline=1e99s",
-            "deadline=9",
-        ] {
+        let none = ["", "fast", "least-downtime=3s", "max-downtime", "max-downtime=0ms", "max-downtime=0s", "deadline"];
+        for text in
+            none.into_iter().chain(["deadline=", "deadline=9", "deadline=-1s", "deadline=1e99s", "deadline=NaNs"])
+        {
             assert!(text.parse::<Policy>().is_err(), "{text}");
         }
     }

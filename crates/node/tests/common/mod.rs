@@ -6,8 +6,9 @@
 use godwit_api::Name;
 use godwit_api::host::{LinkAddresses, PeerHost};
 use godwit_api::vm::VmDefinition;
-use godwit_handoff::Ticket;
+use godwit_handoff::{FileLedger, Ledger, Record, Ticket};
 use godwit_node::Config;
+use godwit_node::registry::{self, Power, VmFile};
 use godwit_trust::{Authority, Credentials, Identity, Role, Validity};
 use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
 use godwit_volume::{Holder, Replica, fet};
@@ -115,4 +116,18 @@ pub fn handed_on(here: &Path, there: &Path) -> Replica {
     target.become_primary(Lineage::FIRST, Generation(2)).unwrap();
     assert_eq!(target.absent(), godwit_units::Bytes(16 << 10));
     target
+}
+
+/// Has this host's files say that VM 1 was handed on from here, to `to`, and lends its volume.
+pub fn lending(here: &Config, web: &VmDefinition, to: &PeerHost) {
+    let order = json!({
+        "id": ticket(1).mv, "vm": 1, "disk": "postcopy", "limit": null, "vcpus": null, "to": to,
+    });
+    let file = VmFile {
+        order: Some(serde_json::from_value(order).unwrap()),
+        lent: vec![VolumeId(1)],
+        ..VmFile::new(web.clone(), Power::On)
+    };
+    registry::store(&here.state.join("vms/1"), &file).unwrap();
+    FileLedger::open(&here.state.join("records")).unwrap().store(VmId(1), &Record::Released(ticket(1))).unwrap();
 }
