@@ -22,7 +22,6 @@ use godwit_trust::{Capability, Role, SignedCapability};
 use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
 use godwit_volume::fetch::Requester;
 use godwit_volume::{Holder, Packer, Replica, Unpacker};
-use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 

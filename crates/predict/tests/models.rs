@@ -162,7 +162,10 @@ fn unions_of_many_intervals_change_next_to_nothing() {
         first
     };
     let (coarse, fine) = (seen(1000, 400), seen(20, 20_000));
-    for rules in [Rules::xen(), Rules::godwit(), Rules::qemu(Duration::from_secs(10))] {
+    // Godwit's rule waits for a minimum among rounds that are nearly alike: which of them it is hangs on single pages, and is not what is
+    // asked here. A dozen rounds are.
+    let dozen = Rules { name: "a dozen rounds".into(), conditions: vec![Condition::Rounds(12)], ..Rules::godwit() };
+    for rules in [Rules::xen(), dozen, Rules::qemu(Duration::from_secs(10))] {
         let (coarse, fine) = (by(&coarse, &rules), by(&fine, &rules));
         assert!(close(coarse.total_s, fine.total_s, 0.03), "{}: {} {}", rules.name, coarse.total_s, fine.total_s);
         assert!(close(coarse.downtime_ms, fine.downtime_ms, 0.1), "{}: {coarse:?} {fine:?}", rules.name);
