@@ -305,6 +305,7 @@ async fn memory(
                     let (round, left) = close_round(moving, &qemu, &seen, &mut last).await?;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
                     let (sent, dirtied) = (round.pages, round.dirtied);
+                    let left = left + under_way(policy, &round);
                     moving.tracker.round(round);
                     moving.tracker.update(|p| p.predicted_downtime_ms = Some(left.as_secs_f64() * 1000.0));
                     let crossed = rule.has_crossed();
@@ -397,6 +398,16 @@ async fn give_back(
     // Kept open: a source that sees its socket close before it has read SHUT resumes by itself.
     moving.over.cancelled().await;
     Ok(())
+}
+
+/// What lies between QEMU and the wire when the guest stops, at this round's rate: whoever has bounded the pause wants that counted.
+fn under_way(policy: Policy, round: &Round) -> Duration {
+    if !matches!(policy, Policy::MaxDowntime(_)) || round.wire.0 == 0 {
+        return Duration::ZERO;
+    }
+    #[allow(clippy::cast_precision_loss)]
+    let part = MEMORY_WINDOW.0.min(round.wire.0) as f64 / round.wire.0 as f64;
+    Duration::from_secs_f64((round.seconds * part).clamp(0.0, 1e6))
 }
 
 /// What QEMU says between two rounds.
