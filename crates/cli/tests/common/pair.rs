@@ -29,6 +29,22 @@ fn must(command: &str) {
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// How the network namespaces of these tests begin; the process id follows.
+const PREFIX: &str = "gwtest";
+
+/// Removes the network namespaces of tests that were killed, and so could not.
+fn remove_what_was_left() {
+    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
+    for space in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
+        let Some(rest) = space.strip_prefix(PREFIX) else { continue };
+        let process: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        if !process.is_empty() && !std::path::Path::new("/proc").join(process).exists() {
+            // Another test may have been quicker.
+            let _ = Command::new("ip").args(["netns", "del", &space]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
 /// See above.
 pub struct Pair {
     pub folder: TempDir,
@@ -39,7 +55,8 @@ pub struct Pair {
 impl Pair {
     /// With its controller, before any node.
     pub fn new(test: &str) -> Self {
-        let id = format!("gwtest{}{test}", std::process::id());
+        remove_what_was_left();
+        let id = format!("{PREFIX}{}{test}", std::process::id());
         let pair = Self { folder: tempfile::tempdir().unwrap(), id, daemons: HashMap::new() };
         std::fs::create_dir(pair.path("images")).unwrap();
         std::fs::create_dir(pair.path("points")).unwrap();
