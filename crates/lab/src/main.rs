@@ -14,7 +14,7 @@ use godwit_lab::{plot, run, table};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::{ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -267,7 +267,6 @@ fn run_sandboxed(
     let scenario = Scenario::parse(text, path)?;
     let folder = WorkFolder::create(work, scenario.name.get_ref(), false)?;
     let report = folder.path().join("report.json");
-    let config = folder.path().join("engine.json");
     let engine = EngineConfig {
         scenario_text: text.to_owned(),
         scenario_path: path.to_owned(),
@@ -277,21 +276,32 @@ fn run_sandboxed(
         ready: None,
         capture: None,
     };
-    std::fs::write(&config, serde_json::to_vec(&engine)?)?;
-    let mut sandbox = Sandbox::start(&config)?;
-    let status = loop {
+    let mut sandbox = start(&engine)?;
+    match ended(&mut sandbox, stop)? {
+        None => Ok(None),
+        Some(status) if status.success() => read_report(&report).map(Some),
+        Some(_) => bail!("the run failed; what it said stands above"),
+    }
+}
+
+/// Starts what a lab consists of.
+fn start(engine: &EngineConfig) -> Result<Sandbox> {
+    let config = engine.work.join("engine.json");
+    std::fs::write(&config, serde_json::to_vec(engine)?)?;
+    Sandbox::start(&config)
+}
+
+/// Waits for the lab's end; none: somebody has told us to stop.
+fn ended(sandbox: &mut Sandbox, stop: &AtomicBool) -> Result<Option<ExitStatus>> {
+    loop {
         if let Some(status) = sandbox.poll()? {
-            break status;
+            return Ok(Some(status));
         }
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         std::thread::sleep(Duration::from_millis(20));
-    };
-    if !status.success() {
-        bail!("the run failed; what it said stands above");
     }
-    read_report(&report).map(Some)
 }
 
 fn run_command(args: &RunArgs) -> Result<ExitCode> {
@@ -330,7 +340,6 @@ fn capture_command(args: &CaptureArgs) -> Result<ExitCode> {
         bail!("{} is not empty", args.out.display());
     }
     let folder = WorkFolder::create(args.work.as_deref(), scenario.name.get_ref(), false)?;
-    let config = folder.path().join("engine.json");
     let recorded = folder.path().join("capture");
     let engine = EngineConfig {
         scenario_text: text,
@@ -341,17 +350,10 @@ fn capture_command(args: &CaptureArgs) -> Result<ExitCode> {
         ready: None,
         capture: Some((recorded.clone(), args.after_s)),
     };
-    std::fs::write(&config, serde_json::to_vec(&engine)?)?;
-    let mut sandbox = Sandbox::start(&config)?;
-    let status = loop {
-        if let Some(status) = sandbox.poll()? {
-            break status;
-        }
-        if stop.load(Ordering::Relaxed) {
-            eprintln!("godwit-lab: told to stop; everything was taken down");
-            return Ok(ExitCode::from(130));
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    let mut sandbox = start(&engine)?;
+    let Some(status) = ended(&mut sandbox, &stop)? else {
+        eprintln!("godwit-lab: told to stop; everything was taken down");
+        return Ok(ExitCode::from(130));
     };
     if !status.success() {
         bail!("the recording failed; what it said stands above");
@@ -379,7 +381,6 @@ fn up_command(args: &UpArgs) -> Result<ExitCode> {
     let stop = told_to_stop()?;
     let folder = WorkFolder::create(args.work.as_deref(), scenario.name.get_ref(), true)?;
     let ready = folder.path().join("ready");
-    let config = folder.path().join("engine.json");
     let engine = EngineConfig {
         scenario_text: text,
         scenario_path: path,
@@ -389,8 +390,7 @@ fn up_command(args: &UpArgs) -> Result<ExitCode> {
         ready: Some(ready),
         capture: None,
     };
-    std::fs::write(&config, serde_json::to_vec(&engine)?)?;
-    let mut sandbox = Sandbox::start(&config)?;
+    let mut sandbox = start(&engine)?;
     while !stop.load(Ordering::Relaxed) {
         if let Some(status) = sandbox.poll()? {
             bail!("the lab ended by itself ({status}); what it said stands above");
