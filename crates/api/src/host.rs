@@ -215,6 +215,9 @@ pub struct MoveOrder {
     /// What it is to spare.
     #[serde(default)]
     pub policy: Policy,
+    /// By how much, in percent, the guest's CPUs may be slowed when it writes faster than the link carries. None: not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<u8>,
     /// CPUs to have at the destination, if more than now.
     pub vcpus: Option<u32>,
     /// What shows the other nodes that this was ordered. Signed anew each time that the order is sent.

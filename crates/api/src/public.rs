@@ -180,6 +180,10 @@ pub struct StartMove {
     /// What it is to spare: when the guest is stopped, and whether the move is given up rather.
     #[serde(default)]
     pub policy: Policy,
+    /// By how much, in percent, the guest's CPUs may be slowed when it writes faster than the link carries. None: not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 99))]
+    pub throttle: Option<u8>,
     /// CPUs to have at the destination, if more than now.
     #[serde(default)]
     #[schemars(range(min = 1, max = 1024))]

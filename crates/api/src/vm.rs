@@ -2,7 +2,7 @@
 
 use crate::host::PeerHost;
 use crate::name::Name;
-use godwit_units::{Bytes, VmId, VolumeId};
+use godwit_units::{Bytes, RadosPool, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -131,6 +131,11 @@ pub enum Store {
         /// It reads as zeroes, as whoever says this vouches: it is not zeroed.
         #[serde(default)]
         zeroed: bool,
+    },
+    /// Objects in a pool of the host's Ceph cluster.
+    Rados {
+        /// The pool.
+        pool: RadosPool,
     },
     /// A folder on storage that all hosts reach under this path. The volume is made there, and is never copied: a move hands it over. So
     /// the VM moves only between hosts that see it.

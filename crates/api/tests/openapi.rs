@@ -243,6 +243,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
             disk: Default::default(),
             limit: Some(BitRate(1)),
             policy: Default::default(),
+            throttle: Some(80),
             vcpus: None,
             dry_run: false,
         };

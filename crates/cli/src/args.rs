@@ -5,7 +5,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_trust::Identity;
-use godwit_units::{BitRate, Bytes, Policy};
+use godwit_units::{BitRate, Bytes, Policy, RadosPool};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -296,6 +296,9 @@ pub struct NodeArgs {
     /// Folder of the boot files that guests may use
     #[arg(long, value_name = "DIR")]
     pub images: Option<PathBuf>,
+    /// Keep volumes that are new here in a pool of a Ceph cluster, rather than in the state folder
+    #[arg(long, value_name = "[USER@]POOL[/NAMESPACE]")]
+    pub pool: Option<RadosPool>,
     /// The address that it listens on, and that tunnels end at
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
@@ -555,6 +558,9 @@ pub struct MoveArgs {
     /// and the VM stays; `deadline=90s`, by which memory is to be through
     #[arg(long, value_name = "POLICY", default_value = "least-downtime")]
     pub policy: Policy,
+    /// Slow the guest's CPUs by up to so many percent when it writes faster than the link carries; without, they are left alone
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
+    pub throttle: Option<u8>,
     /// CPUs to have at the destination, if more than now
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
@@ -565,7 +571,7 @@ pub struct MoveArgs {
     #[arg(long)]
     pub detach: bool,
     /// Take the VM's move back; it goes on at its source
-    #[arg(long, conflicts_with_all = ["to", "limit", "policy", "vcpus", "dry_run", "detach"])]
+    #[arg(long, conflicts_with_all = ["to", "limit", "policy", "throttle", "vcpus", "dry_run", "detach"])]
     pub cancel: bool,
 }
 

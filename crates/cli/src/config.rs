@@ -8,6 +8,7 @@ use crate::args::{ControllerArgs, FileKind, LogFormat, NodeArgs};
 use crate::failure::Failure;
 use crate::quantity::time;
 use godwit_api::Name;
+use godwit_units::RadosPool;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::net::{IpAddr, SocketAddr};
@@ -51,6 +52,8 @@ pub struct NodeFile {
     pub run: Option<PathBuf>,
     /// Folder of boot files.
     pub images: Option<PathBuf>,
+    /// The Ceph pool that volumes lie in that are new here.
+    pub pool: Option<RadosPool>,
     /// The address that it listens on, and that tunnels end at.
     pub address: Option<IpAddr>,
     /// TCP port of its API.
@@ -128,6 +131,8 @@ pub struct NodeSettings {
     pub run: PathBuf,
     /// Folder of boot files.
     pub images: PathBuf,
+    /// The Ceph pool that volumes lie in that are new here.
+    pub pool: Option<RadosPool>,
     /// The address that it listens on, and that tunnels end at.
     pub address: IpAddr,
     /// TCP port of its API.
@@ -180,6 +185,7 @@ pub fn node(args: NodeArgs, credentials: Option<PathBuf>) -> Result<NodeSettings
         state: args.state.or(file.state).ok_or_else(|| wanted("state"))?,
         run: args.run.or(file.run).ok_or_else(|| wanted("run"))?,
         images: args.images.or(file.images).ok_or_else(|| wanted("images"))?,
+        pool: args.pool.or(file.pool),
         address: args.address.or(file.address).ok_or_else(|| wanted("address"))?,
         api: args.api.or(file.api).unwrap_or(7410),
         control: args.control.or(file.control).unwrap_or(7411),
@@ -334,6 +340,7 @@ mod tests {
             state: Some(_),
             run: Some(_),
             images: Some(_),
+            pool: Some(_),
             address: Some(_),
             api: Some(7410),
             control: Some(7411),

@@ -63,7 +63,8 @@ pub fn controller(args: ControllerArgs, global: &Global) -> Result<(), Failure> 
 pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
     let settings = config::node(args, global.credentials.clone())?;
     log(settings.log.as_deref(), settings.log_format)?;
-    let NodeSettings { name, state, run, images, address, api, control, disk, memory, credentials, .. } = settings;
+    let NodeSettings { name, state, run, images, pool, address, api, control, disk, memory, credentials, .. } =
+        settings;
     let credentials = credentials.map_or_else(|| enrol::own_credentials(&state), Ok)?;
     let name = match name {
         Some(name) => name,
@@ -74,6 +75,7 @@ pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
         state,
         run,
         images,
+        pool,
         credentials,
         address,
         api_port: api,

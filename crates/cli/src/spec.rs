@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use std::io::Read;
 use std::path::Path;
 
-/// `VOLUME=SIZE[,shared=DIR][,device=PATH[,overwrite][,zeroed]][,from=FILE]`.
+/// `VOLUME=SIZE[,rados=POOL][,shared=DIR][,device=PATH[,overwrite][,zeroed]][,from=FILE]`.
 ///
 /// # Errors
 /// What is wrong with the text.
@@ -32,6 +32,7 @@ pub fn disk(text: &str) -> Result<DiskSpec, String> {
             (Some(("device", path)), Some(Store::Shared { device: device @ None, .. })) if !path.is_empty() => {
                 *device = Some(path.to_owned());
             }
+            (Some(("rados", pool)), store @ None) => *store = Some(Store::Rados { pool: pool.parse()? }),
             (Some(("device", path)), store @ None) if !path.is_empty() => {
                 *store = Some(Store::Device { path: path.to_owned(), overwrite: false, zeroed: false });
             }
@@ -47,7 +48,7 @@ pub fn disk(text: &str) -> Result<DiskSpec, String> {
             }
             _ => {
                 return Err(format!(
-                    "`{word}`: after the size only shared=DIR, device=PATH, then overwrite and zeroed, and from=FILE may follow"
+                    "`{word}`: after the size only rados=POOL, shared=DIR, device=PATH, then overwrite and zeroed, and from=FILE may follow"
                 ));
             }
         }
@@ -196,6 +197,8 @@ mod tests {
         assert_eq!(on("root=4G,device=/dev/vg0/root"), (device(false, false), None));
         let all = "root=4G,device=/dev/vg0/root,zeroed,overwrite,from=/a,b";
         assert_eq!(on(all), (device(true, true), Some("/a,b".into())));
+        let pool = Some(Store::Rados { pool: "godwit@volumes/acme".parse().unwrap() });
+        assert_eq!(on("root=4G,rados=godwit@volumes/acme,from=/a"), (pool, Some("/a".into())));
         let shared = |device: Option<&str>, overwrite| {
             let (path, device) = ("/mnt/nfs/web".into(), device.map(Into::into));
             Some(Store::Shared { path, device, overwrite, zeroed: false })
@@ -229,6 +232,9 @@ mod tests {
             "root=4G,device=",
             "root=4G,device=/a,device=/b",
             "root=4G,shared=/a,zeroed",
+            "root=4G,rados=",
+            "root=4G,rados=a,zeroed",
+            "root=4G,rados=a,device=/b",
         ] {
             assert!(disk(text).is_err(), "{text}");
         }

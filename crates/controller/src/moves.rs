@@ -272,6 +272,7 @@ pub async fn start(
                 disk: order.disk,
                 limit: order.limit,
                 policy: order.policy,
+                throttle: order.throttle,
                 vcpus: order.vcpus,
                 capability: None,
             },

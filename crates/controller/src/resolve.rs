@@ -40,6 +40,7 @@ pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>
         disk: record.order.disk,
         limit: record.order.limit,
         policy: record.order.policy,
+        throttle: record.order.throttle,
         vcpus: record.order.vcpus,
         dry_run: false,
     };

@@ -108,7 +108,7 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
         let (path, device) = match &disk.store {
             Some(Store::Device { path, .. }) => (Some(path), None),
             Some(Store::Shared { path, device, .. }) => (Some(path), device.as_ref()),
-            None => (None, None),
+            Some(Store::Rados { .. }) | None => (None, None),
         };
         let is_path = |p: &&String| p.starts_with('/') && p.len() < 4096 && !p.contains('\0');
         if let Some(bad) = path.into_iter().chain(device).find(|path| !is_path(path)) {

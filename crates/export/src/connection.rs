@@ -2,6 +2,7 @@
 
 use crate::backend::{Answer, Answers, Backend};
 use crate::cached::is_cached;
+use crate::eager::Eager;
 use crate::helpers::{Helpers, Job};
 use crate::pipe::{MOST_BEFORE, Pipe};
 use crate::wire::Wire;
@@ -11,6 +12,7 @@ use rustls::ServerConfig;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What is read or written at once: little enough that it goes on while the core has it in its cache.
 const PIECE: u32 = 128 << 10;
@@ -66,13 +68,17 @@ struct Connection {
     pipe: Option<Pipe>,
     /// Reads that have to wait for the disk.
     missed: Vec<(Cookie, u64, u32)>,
+    /// None where there is one processor: whoever looks keeps the client from it.
+    eager: Option<Eager>,
 }
 
 impl Connection {
     fn new(wire: Wire, server: Server, backend: Arc<dyn Backend>, tls: Option<Arc<ServerConfig>>) -> Result<Self, Cut> {
         let answers = Answers::new()?;
         let helpers = Helpers::new(backend.clone(), answers.clone());
-        Ok(Self { wire, server, backend, tls, helpers, answers, pipe: None, missed: vec![] })
+        let several = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
+        let eager = several.then(Eager::default);
+        Ok(Self { wire, server, backend, tls, helpers, answers, pipe: None, missed: vec![], eager })
     }
 
     fn run(&mut self) -> Result<(), Cut> {
@@ -219,7 +225,7 @@ impl Connection {
     /// Waits for something; false: the client has left.
     fn wait(&mut self) -> io::Result<bool> {
         if self.server.in_flight() == 0 {
-            return self.receive();
+            return self.receive_soon();
         }
         let wants = if self.server.wants_input() { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = [
@@ -241,6 +247,23 @@ impl Connection {
         }
         // Hung up while it may not send: nobody is left to answer.
         Ok(!come.intersects(PollFlags::HUP | PollFlags::ERR))
+    }
+
+    /// Receives the next request where none is under way: perhaps it is about to come.
+    fn receive_soon(&mut self) -> io::Result<bool> {
+        let Some(eager) = &self.eager else { return self.receive() };
+        let (look, began) = (eager.look(), Instant::now());
+        let mut found = false;
+        let looks = || began.elapsed() < look;
+        while !look.is_zero() && !found && looks() {
+            found = self.more_waits();
+            std::hint::spin_loop();
+        }
+        let received = self.receive();
+        if let Some(eager) = &mut self.eager {
+            eager.waited(began.elapsed(), look, found);
+        }
+        received
     }
 
     fn receive(&mut self) -> io::Result<bool> {

@@ -19,6 +19,7 @@
 mod backend;
 mod cached;
 mod connection;
+mod eager;
 mod file;
 mod helpers;
 mod listener;

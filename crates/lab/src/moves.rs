@@ -47,6 +47,8 @@ pub(crate) struct MoveThread {
     pub leave_at: Option<f64>,
     /// What it is to spare.
     pub policy: Option<Policy>,
+    /// By how much the guest's CPUs may be slowed.
+    pub throttle: Option<u8>,
     pub vm: Arc<Vm>,
     pub from: String,
     pub to: String,
@@ -120,6 +122,7 @@ impl MoveThread {
             to: self.fabric.site(&self.to),
             disk: self.disk,
             policy: self.policy,
+            throttle: self.throttle,
             leave_at: self.leave_at,
             damage: std::mem::take(&mut *lock(&self.vm.damage)),
             incidents: &self.vm.incidents,

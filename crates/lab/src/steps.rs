@@ -277,6 +277,7 @@ impl Pass {
             disk: order.disk,
             leave_at: order.leave_at,
             policy: order.policy,
+            throttle: order.throttle,
             vm,
             from,
             to,

@@ -113,8 +113,7 @@ impl SendHalf {
 
     /// How many bytes may be unread by the peer's application: at least the bandwidth-delay product.
     pub fn set_window(&mut self, window: Amount) {
-        self.shared.lock().out.set_window(window.0);
-        self.shared.writer.notify_one();
+        self.flow().set_window(window);
     }
 
     /// Gives the stream up, both directions. `u32::MAX` is what a dropped half says.
@@ -128,10 +127,34 @@ impl SendHalf {
         self.shared.counters()
     }
 
+    /// The stream for whoever watches over it while somebody else writes.
+    #[must_use]
+    pub fn flow(&self) -> Flow {
+        Flow(Arc::clone(&self.shared))
+    }
+
     /// The session that it belongs to.
     #[must_use]
     pub fn session(&self) -> crate::Session {
         crate::Session::of(&self.handle)
+    }
+}
+
+/// A stream's flow, to be watched and bounded while somebody else writes. Once the stream is over its counters stand still.
+#[derive(Clone, Debug)]
+pub struct Flow(Arc<Shared>);
+
+impl Flow {
+    /// What was carried.
+    #[must_use]
+    pub fn counters(&self) -> StreamCounters {
+        self.0.counters()
+    }
+
+    /// As [`SendHalf::set_window`].
+    pub fn set_window(&self, window: Amount) {
+        self.0.lock().out.set_window(window.0);
+        self.0.writer.notify_one();
     }
 }
 

@@ -4,6 +4,8 @@
 //! pause. From the round on in which as much is dirtied as is sent, the *crossover*, another one only costs bytes and time, but for chance:
 //! so from there on Smart Stop waits for a local minimum, a remainder that is smaller than each of the last [`WINDOW`], and stops at it.
 //!
+//! *The guest may be slowed*, and is not yet as slow as it may be: then no remainder counts as the least, and nothing is given up yet.
+//!
 //! What a pause may cost is not the same for everybody: a [`Policy`] says what the rule is to spare.
 //!
 //! # What can go wrong
@@ -43,6 +45,8 @@ pub struct Ended {
     pub left: Duration,
     /// Since the first round began.
     pub elapsed: Duration,
+    /// The guest is being slowed, and can be slowed more: rounds will get shorter yet.
+    pub can_slow: bool,
 }
 
 /// Why pre-copy ends.
@@ -193,9 +197,12 @@ impl SmartStop {
             Policy::Deadline(most) if round.elapsed + left.mul_f64(1.0 + shrinks(round)) > most => {
                 Some(Reason::Deadline(left, most))
             }
+            // What looks like the least is not, while the guest gets slower.
+            Policy::LeastDowntime | Policy::Deadline(_) if round.can_slow => None,
             Policy::LeastDowntime | Policy::Deadline(_) => self.smart(is_minimum, dirtied, left),
             Policy::MaxDowntime(_) => {
-                return match self.smart(false, dirtied, left).or(self.too_many(left)) {
+                let ends = if round.can_slow { None } else { self.smart(false, dirtied, left) };
+                return match ends.or(self.too_many(left)) {
                     Some(_) => Verdict::GiveUp(self.best.map_or(left, |(_, best)| best.min(left))),
                     None => Verdict::GoOn,
                 };
@@ -231,12 +238,18 @@ mod tests {
 
     /// Rounds as they were recorded: pages sent, and pages dirty at the end. At a link of 3000 pages a second.
     fn verdicts(policy: Policy, rounds: &[(u64, u64)]) -> Vec<Verdict> {
+        slowed(policy, rounds, 0)
+    }
+
+    /// With a guest that can be slowed until after so many rounds.
+    fn slowed(policy: Policy, rounds: &[(u64, u64)], until: usize) -> Vec<Verdict> {
         let mut rule = SmartStop::new(policy);
         let mut elapsed = Duration::ZERO;
         let mut verdicts = vec![];
         for (sent, dirtied) in rounds {
             elapsed += pages(*sent);
-            verdicts.push(rule.round(&Ended { sent: *sent, dirtied: *dirtied, left: pages(*dirtied), elapsed }));
+            let (left, can_slow) = (pages(*dirtied), verdicts.len() < until);
+            verdicts.push(rule.round(&Ended { sent: *sent, dirtied: *dirtied, left, elapsed, can_slow }));
             if verdicts.last() != Some(&Verdict::GoOn) {
                 break;
             }
@@ -301,6 +314,25 @@ mod tests {
         let verdicts = verdicts(Policy::MaxDowntime(pages(1_000)), &chain(131_000, &[5_000; 40]));
         assert_eq!(verdicts.last(), Some(&Verdict::GiveUp(pages(5_000))));
         assert!(verdicts.len() <= 10, "{}", verdicts.len());
+    }
+
+    #[test]
+    fn while_a_guest_gets_slower_no_remainder_counts_as_the_least_and_nothing_is_given_up() {
+        let left: Vec<_> = [9_000; 8].into_iter().chain([4_000, 900, 300, 80]).collect();
+        let rounds = chain(131_000, &left);
+        let ends = |policy, until| {
+            let verdicts = slowed(policy, &rounds, until);
+            (verdicts.len(), *verdicts.last().unwrap())
+        };
+        let good = Verdict::Stop(Reason::GoodEnough(pages(80), GOOD_ENOUGH));
+        assert_eq!(ends(Policy::LeastDowntime, 12), (12, good));
+        assert!(ends(Policy::LeastDowntime, 0).0 < 8, "a guest that is left alone does not get better");
+        let most = pages(400);
+        assert_eq!(ends(Policy::MaxDowntime(most), 12).1, Verdict::Stop(Reason::GoodEnough(pages(300), most)));
+        assert!(matches!(ends(Policy::MaxDowntime(most), 0).1, Verdict::GiveUp(_)));
+        // Too many rounds are too many for it, too.
+        let steady = slowed(Policy::MaxDowntime(most), &chain(131_000, &[9_000; 40]), 40);
+        assert!(steady.len() == MOST && matches!(steady.last(), Some(Verdict::GiveUp(_))), "{steady:?}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use godwit_export::{Answers, Backend, Wire};
 use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
-use godwit_units::{Bytes as Amount, VolumeId};
+use godwit_units::{Bytes as Amount, RadosPool, VolumeId};
 use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Seq};
@@ -110,11 +110,21 @@ pub(crate) struct Outgoing {
 }
 
 impl Disk {
-    /// Opens the replica in `folder`, or makes it, and serves it at `socket`.
+    /// Opens the replica in `folder`, or makes it, with its blocks there or in `pool`, and serves it at `socket`.
     ///
     /// # Errors
     /// When the replica or the socket cannot be had.
-    pub fn open_or_create(folder: &Path, socket: PathBuf, id: VolumeId, name: &str, size: Amount) -> Result<Arc<Self>> {
+    pub fn open_or_create(
+        folder: &Path,
+        pool: Option<&RadosPool>,
+        socket: PathBuf,
+        id: VolumeId,
+        name: &str,
+        size: Amount,
+    ) -> Result<Arc<Self>> {
+        if let Some(pool) = pool.filter(|_| !Replica::exists(folder)) {
+            Replica::create_in_pool(folder, pool, id, size)?;
+        }
         let replica = if Replica::exists(folder) {
             let (replica, opened) = Replica::open(folder)?;
             if opened.doubted > 0 {

@@ -2,7 +2,7 @@
 //!
 //! A thread of the source's node reads the disks from the beginning of a move on, what the guest has used first, and remembers a
 //! hash for each block (`godwit_memory::disks` says how that is used, and what happens when a block has changed since). Only
-//! disks that go before the VM are looked at: those that follow it are not at the destination.
+//! disks that are at the destination are looked at: those that go before the VM, and those that were pre-cached there ([`At`]).
 //!
 //! # What it costs
 //!
@@ -73,6 +73,17 @@ impl Blocks for Replicas {
     }
 }
 
+/// What of a disk is at the destination while memory goes there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// All of it, and what the guest writes soon after.
+    Mirrored,
+    /// What it held when the move began, or nearly; what is written from then on follows the VM.
+    Cached,
+    /// Nothing that is known of.
+    Nowhere,
+}
+
 /// What is known so far; shared with the thread that reads.
 #[derive(Clone)]
 pub struct DiskIndex {
@@ -95,35 +106,37 @@ impl Finder for DiskIndex {
 }
 
 impl DiskIndex {
-    /// Begins to read `disks`, but for those of which `follows` says that they are not at the destination; until one of `ends`.
+    /// Begins to read `disks`, but for those that are [`At::Nowhere`]; until one of `ends`.
     #[must_use]
-    pub fn start(disks: Vec<Arc<Disk>>, follows: impl Fn(&Disk) -> bool, ends: [CancellationToken; 2]) -> Self {
+    pub fn start(disks: Vec<Arc<Disk>>, at: impl Fn(&Disk) -> At, ends: [CancellationToken; 2]) -> Self {
         let mut seed = [0; 8];
         getrandom::fill(&mut seed).expect("the kernel gives random bytes once it has booted");
-        let read: Vec<_> = disks.iter().enumerate().filter(|(_, disk)| !follows(disk)).collect();
-        let read: Vec<_> = read
-            .into_iter()
-            .filter_map(|(n, disk)| Some((u8::try_from(n).ok()?, disk.clone(), Arc::new(Touched::default()))))
+        let places = disks.iter().enumerate().map(|(n, disk)| (n, disk, at(disk)));
+        let read: Vec<_> = places
+            .filter(|(.., at)| *at != At::Nowhere)
+            .filter_map(|(n, disk, at)| Some((u8::try_from(n).ok()?, disk.clone(), Arc::new(Touched::default()), at)))
             .collect();
-        let blocks: u64 = read.iter().map(|(_, disk, _)| disk.allocated().0 / BLOCK).sum();
+        let blocks: u64 = read.iter().map(|(_, disk, ..)| disk.allocated().0 / BLOCK).sum();
         let table = SpotTable::new(blocks.min(MOST), u64::from_le_bytes(seed));
         let index =
             Self { disks: Replicas::new(disks), table: Arc::new(Mutex::new(table)), ready: CancellationToken::new() };
-        for (_, disk, touched) in &read {
+        // What follows the VM is not learnt after it was written.
+        let learns = |at: At| at == At::Mirrored;
+        for (_, disk, touched, _) in read.iter().filter(|(.., at)| learns(*at)) {
             disk.watch(Some(touched.clone()));
         }
         let reading = index.clone();
         let is_over = move || ends.iter().any(CancellationToken::is_cancelled);
         crate::trace::spawn_blocking(move || {
             let mut left = MOST;
-            for (n, disk, _) in &read {
+            for (n, disk, ..) in &read {
                 reading.all(*n, disk, &mut left, &is_over);
             }
             reading.ready.cancel();
             let mut before: Vec<_> = read.iter().map(|_| BlockSet::default()).collect();
             while !is_over() {
                 std::thread::sleep(QUIET);
-                for ((n, disk, touched), before) in read.iter().zip(&mut before) {
+                for ((n, disk, touched, _), before) in read.iter().zip(&mut before) {
                     let now = touched.take();
                     for run in before.runs() {
                         // Written again: not yet.
@@ -132,7 +145,7 @@ impl DiskIndex {
                     *before = now;
                 }
             }
-            for (_, disk, _) in &read {
+            for (_, disk, ..) in read.iter().filter(|(.., at)| learns(*at)) {
                 disk.watch(None);
             }
         });
@@ -205,7 +218,7 @@ mod tests {
             let replica = folder.path().join(format!("replica{n}"));
             let socket = folder.path().join(format!("disk{n}.sock"));
             let size = Bytes(2 * BLOCKS * BLOCK);
-            let disk = Disk::open_or_create(&replica, socket, VolumeId(1 + n), "root", size).expect("opens");
+            let disk = Disk::open_or_create(&replica, None, socket, VolumeId(1 + n), "root", size).expect("opens");
             disk.open(Lineage::FIRST, Generation(1)).await.expect("opens");
             for block in 0..BLOCKS {
                 // With holes between.
@@ -215,7 +228,8 @@ mod tests {
         }
         let over = CancellationToken::new();
         let _ends = over.clone().drop_guard();
-        let index = DiskIndex::start(disks, |disk| disk.id == VolumeId(2), [over.clone(), over.clone()]);
+        let places = [At::Mirrored, At::Nowhere];
+        let index = DiskIndex::start(disks, |disk| places[disk.id.0 as usize - 1], [over.clone(), over.clone()]);
         index.ready(Duration::from_secs(60)).await;
         let mut read = [0; 4096];
         for block in 0..BLOCKS {
@@ -232,11 +246,11 @@ mod tests {
     async fn what_the_guest_writes_is_found_once_it_has_been_left_alone() {
         let folder = tempfile::tempdir().expect("a folder");
         let (replica, socket) = (folder.path().join("replica"), folder.path().join("disk.sock"));
-        let disk = Disk::open_or_create(&replica, socket, VolumeId(1), "root", Bytes(64 * BLOCK)).expect("opens");
+        let disk = Disk::open_or_create(&replica, None, socket, VolumeId(1), "root", Bytes(64 * BLOCK)).expect("opens");
         disk.open(Lineage::FIRST, Generation(1)).await.expect("opens");
         let over = CancellationToken::new();
         let _ends = over.clone().drop_guard();
-        let index = DiskIndex::start(vec![disk.clone()], |_| false, [over.clone(), over.clone()]);
+        let index = DiskIndex::start(vec![disk.clone()], |_| At::Mirrored, [over.clone(), over.clone()]);
         index.ready(Duration::from_secs(60)).await;
         disk.replica().write(5 * BLOCK, &page(9)).expect("writes");
         disk.touched(5..6);
@@ -247,5 +261,23 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         assert!(begin.elapsed() >= QUIET, "after {:?}", begin.elapsed());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn of_a_disk_that_was_pre_cached_only_what_it_held_at_the_beginning_is_found() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (replica, socket) = (folder.path().join("replica"), folder.path().join("disk.sock"));
+        let disk = Disk::open_or_create(&replica, None, socket, VolumeId(1), "root", Bytes(64 * BLOCK)).expect("opens");
+        disk.open(Lineage::FIRST, Generation(1)).await.expect("opens");
+        disk.replica().write(3 * BLOCK, &page(7)).expect("writes");
+        let over = CancellationToken::new();
+        let _ends = over.clone().drop_guard();
+        let index = DiskIndex::start(vec![disk.clone()], |_| At::Cached, [over.clone(), over.clone()]);
+        index.ready(Duration::from_secs(60)).await;
+        assert_eq!(index.find(&page(7)), Some(Spot { disk: 0, block: 3 }));
+        disk.replica().write(5 * BLOCK, &page(9)).expect("writes");
+        disk.touched(5..6);
+        tokio::time::sleep(3 * QUIET).await;
+        assert_eq!(index.find(&page(9)), None, "it follows the VM, and is not there yet");
     }
 }

@@ -12,7 +12,7 @@ struct World {
 fn world() -> World {
     let folder = tempfile::tempdir().expect("a folder");
     let (replica, socket) = (folder.path().join("replica"), folder.path().join("disk.sock"));
-    let disk = Disk::open_or_create(&replica, socket, VolumeId(1), "root", Amount(SIZE)).expect("opens");
+    let disk = Disk::open_or_create(&replica, None, socket, VolumeId(1), "root", Amount(SIZE)).expect("opens");
     let (later, answers) = mpsc::unbounded_channel();
     World { disk, later, answers, _folder: folder }
 }

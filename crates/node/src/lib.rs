@@ -9,6 +9,7 @@ mod disk_index;
 pub mod effects;
 pub mod failpoint;
 pub mod fill;
+mod forecast;
 pub mod gateways;
 pub mod health;
 pub mod image;
@@ -56,6 +57,8 @@ pub struct Config {
     pub state: PathBuf,
     /// What has not: sockets, process ids. In memory, and kept while guests run.
     pub run: PathBuf,
+    /// The Ceph pool that volumes lie in that are new here; else files in the state folder.
+    pub pool: Option<godwit_units::RadosPool>,
     /// Boot files that guests may use.
     pub images: PathBuf,
     /// Certificate, key and authority.

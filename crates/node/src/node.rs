@@ -439,7 +439,10 @@ impl Node {
             let name = disk.volume.as_str();
             let disk = match disk.shared() {
                 Some(place) => Disk::open_shared(place, &folder, socket, *volume, name, disk.size, self.name())?,
-                None => Disk::open_or_create(&folder, socket, *volume, name, disk.size)?,
+                None => {
+                    let pool = self.config.pool.as_ref();
+                    Disk::open_or_create(&folder, pool, socket, *volume, name, disk.size)?
+                }
             };
             if let Some(library) = self.libraries.of(definition.id, definition.domain.as_ref()) {
                 disk.look_up_in(library);
@@ -681,7 +684,14 @@ impl Node {
         }
         parts.set_disks(vec![]);
         for volume in &parts.definition().volumes {
-            let _ = std::fs::remove_dir_all(crate::spec::volume_folder(&self.config, *volume));
+            let folder = crate::spec::volume_folder(&self.config, *volume);
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || crate::store::remove(&folder)).await {
+                tracing::error!(
+                    volume = volume.0,
+                    error = format!("{error:#}"),
+                    "a replica cannot be removed; it is an orphan now"
+                );
+            }
         }
         for folder in [&parts.folder, &parts.run] {
             let _ = std::fs::remove_dir_all(folder);

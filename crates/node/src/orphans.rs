@@ -270,13 +270,13 @@ impl Node {
             }
             (OrphanKind::Volume, _) => {
                 let folder = self.config().state.join("volumes").join(id.trim_start_matches("volume-"));
-                std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+                crate::store::remove(&folder)
             }
             (OrphanKind::Replica, Some(_)) if id.starts_with("standby-") => {
                 let volume: u64 = id.trim_start_matches("standby-").parse().unwrap_or(0);
                 self.precaches().release(&[godwit_units::VolumeId(volume)]).await;
                 let folder = self.config().state.join("volumes").join(volume.to_string());
-                std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+                crate::store::remove(&folder)
             }
             (OrphanKind::Interface, _) => {
                 self.wires().discard(id.trim_start_matches("interface-")).await.map_err(Into::into)

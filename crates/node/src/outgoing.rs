@@ -7,8 +7,9 @@
 
 use crate::actor::Input;
 use crate::disk::Disk;
-use crate::disk_index::DiskIndex;
+use crate::disk_index::{At, DiskIndex};
 use crate::failpoint::{Point, reach_async};
+use crate::forecast::Goodput;
 use crate::memory_out::{self, Returning, Seen};
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
@@ -36,8 +37,8 @@ use tokio::net::UnixListener;
 const STAGING: Duration = Duration::from_secs(60);
 /// How long QEMU may take to connect to a socket beside it.
 const CONNECT: Duration = Duration::from_secs(20);
-/// Bytes of the memory stream that may be on their way and not acknowledged: a bandwidth-delay product of 200 Mbit/s and
-/// 40 ms. What is in there when the guest stops is part of its pause.
+/// Bytes of the memory stream that may be on their way and not read, until it is known what the link carries: a bandwidth-delay product
+/// of 200 Mbit/s and 40 ms. What is in there when the guest stops is part of its pause.
 const MEMORY_WINDOW: Amount = Amount(1 << 20);
 /// How long memory waits for the disks to have been read: what is not known yet travels.
 const INDEXING: Duration = Duration::from_secs(1);
@@ -146,9 +147,14 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             parts.change(|file| file.lent = volumes).context("cannot write down what is needed here")?;
         }
         let ends = [moving.over.clone(), moving.ram_ended.clone()];
-        // What is handed over is not read over there before that.
-        let later = |disk: &Disk| following.contains(&disk.id) || disk.is_shared();
-        let index = DiskIndex::start(parts.disks(), later, ends);
+        let at = |disk: &Disk| match following.contains(&disk.id) {
+            // What is handed over is not read over there before that.
+            _ if disk.is_shared() => At::Nowhere,
+            true if node.precaches().nearly_has(disk, &order.to.name) => At::Cached,
+            true => At::Nowhere,
+            false => At::Mirrored,
+        };
+        let index = DiskIndex::start(parts.disks(), at, ends);
         let shared = parts.disks().iter().filter(|disk| disk.is_shared()).count();
         for disk in parts.disks().into_iter().filter(|disk| !disk.is_shared()) {
             let (ticket, volume) = (moving.ticket, disk.id);
@@ -208,7 +214,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         let hello = Hello::Memory { ticket: moving.ticket, key: key.clone().map(|key| proto::Secret(key.0)) };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
-        memory(parts, moving, kept.zip(key), index, order.policy, stream.split()).await
+        let bounds = Bounds { policy: order.policy, throttle: order.throttle };
+        memory(parts, moving, kept.zip(key), index, bounds, stream.split()).await
     };
     tokio::select! {
         result = work => result,
@@ -217,15 +224,23 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
     }
 }
 
+/// When memory rounds end, and what may be done so that they do.
+#[derive(Clone, Copy)]
+struct Bounds {
+    policy: Policy,
+    /// By how much the guest's CPUs may be slowed, in percent.
+    throttle: Option<u8>,
+}
+
 /// Memory rounds, until the machine has what it needs, or the end.
 ///
-/// `kept`: what the destination has of an earlier try, and its key; `index`: what it has on its disks; `policy`: when it ends.
+/// `kept`: what the destination has of an earlier try, and its key; `index`: what it has on its disks.
 async fn memory(
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     kept: Option<(Holding, CheckpointKey)>,
     index: DiskIndex,
-    policy: Policy,
+    Bounds { policy, throttle }: Bounds,
     (out, back): (SendHalf, RecvHalf),
 ) -> Result<()> {
     let qemu = parts.qemu().context("the VM has no QEMU")?;
@@ -235,7 +250,7 @@ async fn memory(
     let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
     let path = socket.clone();
-    crate::effects::on_qemu(&qemu, move |q| q.migrate_to(&path)).await?;
+    crate::effects::on_qemu(&qemu, move |q| q.migrate_to(&path, throttle)).await?;
     let accepted = tokio::time::timeout(CONNECT, listener.accept()).await.context("QEMU does not begin to migrate")?;
     let stream = accepted.context("QEMU does not connect")?.0;
     let _ = std::fs::remove_file(&socket);
@@ -248,6 +263,7 @@ async fn memory(
         (p.raw, p.zero_pages) = (Amount(now.raw_bytes), now.zero_pages);
         p.held_memory = Amount(now.held_pages * 4096);
     });
+    let (flow, session) = (out.flow(), out.session());
     let (sender, mut pieces) = memory_out::channel();
     let (read_seen, read_moving) = (seen.clone(), moving.clone());
     // QEMU loses track of a write by its emulated CPUs once in a while; hardware does not.
@@ -280,6 +296,7 @@ async fn memory(
     let returning = give_back(back, writer, hears, moving);
     let rounds = async {
         let (mut rule, began) = (SmartStop::new(policy), Instant::now());
+        let (mut goodput, mut slowed) = (Goodput::default(), 0);
         let mut last = (Instant::now(), seen.progress());
         let mut stopping = false;
         loop {
@@ -293,6 +310,10 @@ async fn memory(
                     continue;
                 }
                 () = tokio::time::sleep(LOOK) => {
+                    goodput.seen(began.elapsed(), flow.counters().acknowledged.0);
+                    if let Some(window) = goodput.window(session.rtt().unwrap_or_default()) {
+                        flow.set_window(window);
+                    }
                     // The monitor does not answer while QEMU stops.
                     if !stopping {
                         look(moving, &qemu).await;
@@ -302,14 +323,37 @@ async fn memory(
             };
             match event {
                 QemuEvent::Pass(n) if n > 1 && !stopping => {
-                    let (round, left) = close_round(moving, &qemu, &seen, &mut last).await?;
+                    let (round, left, throttled) = close_round(moving, &qemu, &seen, &mut last).await?;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
                     let (sent, dirtied) = (round.pages, round.dirtied);
-                    let left = left + under_way(policy, &round);
+                    let encoded = seen.progress().wire_bytes;
+                    let acknowledged = flow.counters().acknowledged.0;
+                    goodput.seen(began.elapsed(), acknowledged);
+                    #[allow(clippy::cast_precision_loss)]
+                    let rest = round.wire.0 as f64 / sent.max(1) as f64 * dirtied as f64;
+                    let rtt = session.rtt().unwrap_or_default();
+                    let pause = goodput.forecast(encoded.saturating_sub(acknowledged), rest, rtt, left);
+                    tracing::info!(vm = parts.name, ?pause, "if it stopped now");
                     moving.tracker.round(round);
-                    moving.tracker.update(|p| p.predicted_downtime_ms = Some(left.as_secs_f64() * 1000.0));
+                    moving.tracker.update(|p| p.predicted_downtime_ms = Some(pause.total().as_secs_f64() * 1000.0));
+                    let left = if matches!(policy, Policy::MaxDowntime(_)) { pause.total() } else { pause.rest };
                     let crossed = rule.has_crossed();
-                    let verdict = rule.round(&Ended { sent, dirtied, left, elapsed: began.elapsed() });
+                    let verdict = rule.round(&Ended {
+                        sent,
+                        dirtied,
+                        left,
+                        elapsed: began.elapsed(),
+                        can_slow: throttle.is_some_and(|most| throttled < most),
+                    });
+                    if throttled > slowed {
+                        slowed = throttled;
+                        moving.note(
+                            NoteKind::Decision,
+                            format!(
+                                "it writes faster than the link carries: the guest's CPUs are slowed by {throttled} %"
+                            ),
+                        );
+                    }
                     if rule.has_crossed() && !crossed {
                         moving.note(
                             NoteKind::Decision,
@@ -325,14 +369,21 @@ async fn memory(
                             seen.stopping();
                             crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                         }
-                        Verdict::GiveUp(best) => bail!(
-                            "the pause would be {} ms at best, and the move was ordered with {policy}: the VM stays; order it with another policy, \
-                             or when it writes less",
-                            best.as_millis()
-                        ),
+                        Verdict::GiveUp(best) => return Err(too_long(policy, best)),
                     }
                 }
                 QemuEvent::Stop { at, unix_us } => {
+                    // QEMU stops by itself where nothing is left. The hand-off takes its time all the same.
+                    let (encoded, acknowledged) = (seen.progress().wire_bytes, flow.counters().acknowledged.0);
+                    let rtt = session.rtt().unwrap_or_default();
+                    let pause =
+                        goodput.forecast(encoded.saturating_sub(acknowledged), 0.0, rtt, Duration::ZERO).total();
+                    if let Policy::MaxDowntime(most) = policy
+                        && !stopping
+                        && pause > most
+                    {
+                        return Err(too_long(policy, pause));
+                    }
                     seen.stopping();
                     moving.tracker.stopped(at, unix_us);
                     moving.tracker.enter(PhaseName::Stop);
@@ -400,14 +451,12 @@ async fn give_back(
     Ok(())
 }
 
-/// What lies between QEMU and the wire when the guest stops, at this round's rate: whoever has bounded the pause wants that counted.
-fn under_way(policy: Policy, round: &Round) -> Duration {
-    if !matches!(policy, Policy::MaxDowntime(_)) || round.wire.0 == 0 {
-        return Duration::ZERO;
-    }
-    #[allow(clippy::cast_precision_loss)]
-    let part = MEMORY_WINDOW.0.min(round.wire.0) as f64 / round.wire.0 as f64;
-    Duration::from_secs_f64((round.seconds * part).clamp(0.0, 1e6))
+fn too_long(policy: Policy, best: Duration) -> anyhow::Error {
+    anyhow!(
+        "the pause would be {} ms at best, and the move was ordered with {policy}: the VM stays; order it with another policy, or when it \
+         writes less",
+        best.as_millis()
+    )
 }
 
 /// What QEMU says between two rounds.
@@ -420,13 +469,13 @@ async fn look(moving: &Moving, qemu: &Arc<Qemu>) {
     }
 }
 
-/// The round that has just ended, and how long what was dirtied meanwhile would take.
+/// The round that has just ended, how long what was dirtied meanwhile would take, and by how much the guest's CPUs are slowed.
 async fn close_round(
     moving: &Moving,
     qemu: &Arc<Qemu>,
     seen: &Seen,
     last: &mut (Instant, godwit_memory::Progress),
-) -> Result<(Round, Duration)> {
+) -> Result<(Round, Duration, u8)> {
     let info = crate::effects::on_qemu(qemu, Qemu::migration).await?;
     let now = seen.progress();
     let seconds = last.0.elapsed().as_secs_f64();
@@ -450,5 +499,5 @@ async fn close_round(
         seconds,
     };
     *last = (Instant::now(), now);
-    Ok((round, left))
+    Ok((round, left, info.throttled))
 }

@@ -184,6 +184,16 @@ impl Precaches {
         all.collect()
     }
 
+    /// Whether a host has what the disk held a moment ago, or nearly: what it has not makes no hundredth.
+    #[must_use]
+    pub fn nearly_has(&self, disk: &Disk, host: &Name) -> bool {
+        let sending = lock(&self.sending);
+        sending.get(&(disk.id, host.clone())).is_some_and(|sending| {
+            let told = lock(&sending.figures);
+            told.figures.epoch.is_some() && told.figures.backlog.0 <= disk.allocated().0 / 100
+        })
+    }
+
     /// Ends what is being received of these volumes, and waits until nothing holds them: a place is about to be made for their VM, or
     /// they are about to go.
     pub async fn release(&self, volumes: &[VolumeId]) {
@@ -621,7 +631,8 @@ fn opened(node: &Arc<Node>, folder: &Path, volume: VolumeId, size: Amount) -> Re
     let sockets = &node.precaches().sockets;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).map_err(|e| failed(&e))?;
     let socket = sockets.join(format!("{}.sock", volume.0));
-    Disk::open_or_create(folder, socket, volume, &format!("volume {}", volume.0), size)
+    let pool = node.config().pool.as_ref();
+    Disk::open_or_create(folder, pool, socket, volume, &format!("volume {}", volume.0), size)
         .map_err(|e| failed(&format!("{e:#}")))
 }
 

@@ -5,6 +5,9 @@
 //! carries the signature of something (a file system, a partition table, swap, a part of LVM or RAID: `wipefs` looks) is refused
 //! unless somebody says that it may be lost; one of another volume of this node always.
 //!
+//! *Objects in a pool* of a Ceph cluster ([`godwit_volume::rados`]) are the volume's by their names; a node may have such a pool for all volumes
+//! that are new to it ([`crate::Config::pool`]), those that come by a move included.
+//!
 //! A folder on *shared storage* ([`godwit_volume::shared`]) stands in the VM's definition, which the controller signs: a node that was taken over
 //! cannot make another one open what it likes.
 
@@ -52,6 +55,7 @@ pub fn place(node: &Node, volume: VolumeId, size: Bytes, store: &Store) -> Resul
             let before = may_take(&folder, Path::new(path), *overwrite, *zeroed)?;
             Ok(Replica::create_on(&folder, path.as_ref(), volume, size, before)?)
         }
+        Store::Rados { pool } => Ok(Replica::create_in_pool(&folder, pool, volume, size)?),
         Store::Shared { path, device: None, .. } => Ok(Replica::create_shared(path.as_ref(), volume, size)?),
         Store::Shared { path, device: Some(device), overwrite, zeroed } => {
             let before = may_take(&folder, Path::new(device), *overwrite, *zeroed)?;
@@ -74,6 +78,20 @@ fn may_take(folder: &Path, device: &Path, overwrite: bool, zeroed: bool) -> Resu
         bail!("{} holds {what}; say overwrite if it may be lost", device.display());
     }
     Ok(if zeroed { Before::Zeroes } else { Before::Anything })
+}
+
+/// Removes a volume's replica, with what it has outside its folder. Blocks: a cluster may have to be asked.
+///
+/// # Errors
+/// When it cannot; what is left is an orphan, and can be removed later.
+pub fn remove(folder: &Path) -> Result<()> {
+    godwit_volume::rados::remove(folder)?;
+    match std::fs::remove_dir_all(folder) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What stays of a store in the VM's definition: what is the same at every host.

@@ -187,7 +187,7 @@ impl<'a> Judge<'a> {
         self.caught_up |= seen.dirtied >= seen.sent;
         let (sent, dirtied) = (Pages::nearest(seen.sent).0, Pages::nearest(seen.left).0);
         // How long it has taken matters to other policies.
-        let round = Ended { sent, dirtied, left: seen.rest, elapsed: Duration::ZERO };
+        let round = Ended { sent, dirtied, left: seen.rest, elapsed: Duration::ZERO, can_slow: false };
         let smart = self.smart.round(&round) != Verdict::GoOn;
         let ends = self.rules.conditions.iter().find(|condition| self.holds(condition, seen, smart)).copied();
         self.starts.push_back(seen.left);

@@ -7,9 +7,11 @@
 
 mod ids;
 mod policy;
+mod pool;
 
 pub use ids::{BlockIndex, Epoch, Generation, Lineage, MoveId, VmId, VolumeId};
 pub use policy::Policy;
+pub use pool::RadosPool;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

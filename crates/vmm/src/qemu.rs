@@ -26,6 +26,8 @@ const END: Duration = Duration::from_secs(5);
 const CANCEL: Duration = Duration::from_secs(10);
 /// A pause that QEMU never expects to keep: pre-copy goes on until it is told otherwise. 0 would end it after one pass.
 const KEEP_GOING_MS: u64 = 1;
+/// By how much more a guest's CPUs are slowed each time, in percent: four steps to the most that makes sense.
+const THROTTLE_STEP: u8 = 20;
 /// A pause that QEMU always expects to keep: pre-copy ends. Its own maximum.
 const STOP_NOW_MS: u64 = 2_000_000;
 /// More than any socket carries, bytes a second: the link's back-pressure is the limit.
@@ -82,6 +84,8 @@ pub struct MigrationInfo {
     pub transferred: Bytes,
     /// How fast the guest dirties pages, pages a second.
     pub dirty_pages_per_s: u64,
+    /// By how much the guest's CPUs are slowed, in percent.
+    pub throttled: u8,
 }
 
 /// Something that a QEMU said of itself.
@@ -158,7 +162,7 @@ impl Qemu {
                 VmmError::Unreachable { why, .. } => not_up(why),
                 other => other,
             })?;
-            it.prepare(start)?;
+            it.prepare(start, false)?;
             Ok(it)
         });
         if up.is_err() {
@@ -191,11 +195,14 @@ impl Qemu {
 
     /// Sets what a move needs, and takes back what does not go with it: the node reads the plain stream, from one socket. Whoever
     /// has a hand on the monitor may have set anything. Does nothing where all is as it should be.
-    fn prepare(&self, start: Start) -> Result<(), VmmError> {
+    fn prepare(&self, start: Start, throttle: bool) -> Result<(), VmmError> {
         // The same on both sides: QEMU compares them.
         let mut wanted = vec!["events", "return-path"];
         if start == Start::Incoming {
             wanted.push("late-block-activate");
+        }
+        if throttle {
+            wanted.push("auto-converge");
         }
         let answer = self.execute("query-migrate-capabilities", Value::Null)?;
         let mut change = vec![];
@@ -306,17 +313,26 @@ impl Qemu {
             remaining: Bytes(number("remaining")),
             transferred: Bytes(number("transferred")),
             dirty_pages_per_s: number("dirty-pages-rate"),
+            throttled: said["cpu-throttle-percentage"].as_u64().map_or(0, |percent| percent.min(99) as u8),
         })
     }
 
     /// Begins to migrate into a unix socket, and goes on over memory until [`Qemu::stop_now`]. The stream is the plain one,
-    /// whatever was set on this QEMU before.
+    /// whatever was set on this QEMU before. With `throttle` it slows the guest's CPUs, in steps and by at most so many percent, while
+    /// as much is dirtied as is sent.
     ///
     /// # Errors
     /// When QEMU refuses; a device that cannot be migrated is named.
-    pub fn migrate_to(&self, socket: &Path) -> Result<(), VmmError> {
-        self.prepare(Start::Boot)?;
+    pub fn migrate_to(&self, socket: &Path, throttle: Option<u8>) -> Result<(), VmmError> {
+        self.prepare(Start::Boot, throttle.is_some())?;
         let mut parameters = self.stray_parameters()?;
+        if let Some(most) = throttle {
+            // Where CloudNet sees the crossover, and not before: QEMU's own threshold is half of that.
+            parameters["throttle-trigger-threshold"] = 100.into();
+            parameters["cpu-throttle-initial"] = THROTTLE_STEP.min(most).into();
+            parameters["cpu-throttle-increment"] = THROTTLE_STEP.into();
+            parameters["max-cpu-throttle"] = most.into();
+        }
         parameters["max-bandwidth"] = UNLIMITED.into();
         parameters["downtime-limit"] = KEEP_GOING_MS.into();
         self.execute("migrate-set-parameters", parameters)?;

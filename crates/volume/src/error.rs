@@ -33,6 +33,9 @@ pub enum VolumeError {
         /// Who has had it.
         who: String,
     },
+    /// The cluster that its blocks are in.
+    #[error("Ceph: {0}")]
+    Rados(String),
     /// Its description is damaged.
     #[error("{} is damaged: {why}; the replica cannot be trusted, restore it from another site", path.display())]
     Damaged {

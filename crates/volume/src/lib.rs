@@ -1,6 +1,6 @@
 //! Replicas of virtual disks, and the mirror that makes a second one equal to the first.
 //!
-//! A [`Replica`] is a sparse file, or a [block device](device), and, for each block, the [`Stamp`] of its last write. A [`mirror`] compares the stamps of
+//! A [`Replica`] is a sparse file, or a [block device](device), or [objects in a pool](rados), and, for each block, the [`Stamp`] of its last write. A [`mirror`] compares the stamps of
 //! two replicas, copies the blocks that differ while the guest writes on, mirrors the guest's writes once few are left, and ends
 //! with both equal. It knows no sockets and no clock.
 //!
@@ -46,6 +46,7 @@ mod meta;
 pub mod mirror;
 pub mod order;
 pub mod precache;
+pub mod rados;
 mod replica;
 mod runs;
 pub mod scrub;

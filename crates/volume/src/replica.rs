@@ -175,7 +175,10 @@ impl Replica {
             Ok(Box::new(Disk::open(path, size).map_err(io_error("open", path))?))
         };
         let media = Media {
-            data: crate::device::open(data, meta.size.0)?,
+            data: match crate::rados::open(folder)? {
+                Some(objects) => objects,
+                None => crate::device::open(data, meta.size.0)?,
+            },
             stamps: open(&folder.join("stamps"), regions * REGION * 8)?,
             hot: open(&folder.join("hot"), regions)?,
             words: open(&folder.join("words"), regions * REGION * 8)?,

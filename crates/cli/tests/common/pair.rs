@@ -50,6 +50,9 @@ pub struct Pair {
     pub folder: TempDir,
     id: String,
     daemons: HashMap<&'static str, Child>,
+    /// What nodes are told besides; and their environment.
+    pub more: HashMap<&'static str, Vec<String>>,
+    pub environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Pair {
@@ -57,7 +60,13 @@ impl Pair {
     pub fn new(test: &str) -> Self {
         remove_what_was_left();
         let id = format!("{PREFIX}{}{test}", std::process::id());
-        let pair = Self { folder: tempfile::tempdir().unwrap(), id, daemons: HashMap::new() };
+        let pair = Self {
+            folder: tempfile::tempdir().unwrap(),
+            id,
+            daemons: HashMap::new(),
+            more: HashMap::new(),
+            environment: vec![],
+        };
         std::fs::create_dir(pair.path("images")).unwrap();
         std::fs::create_dir(pair.path("points")).unwrap();
         Authority::create(&pair.path("ca")).unwrap();
@@ -96,7 +105,8 @@ impl Pair {
         format!("{}{place}", self.id)
     }
 
-    fn command(&self, place: &str, program: &str) -> Command {
+    /// A program at a place, to be run.
+    pub fn command(&self, place: &str, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.space(place), program]).stdin(Stdio::null());
         command
@@ -132,6 +142,7 @@ impl Pair {
         command.args(["node", "--name", name, "--address", &format!("10.99.0.{number}")]);
         command.arg("--state").arg(self.path(name)).arg("--run").arg(self.path(&format!("run-{name}")));
         command.arg("--images").arg(self.path("images")).arg("--credentials").arg(self.path(&format!("cert-{name}")));
+        command.args(self.more.get(name).into_iter().flatten()).envs(self.environment.clone());
         self.begin(name, command);
         let api = format!("10.99.0.{number}:7410");
         self.until("the node listens", || self.ask(name, "GET", "/v1/host").is_ok());

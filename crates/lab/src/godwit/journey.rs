@@ -56,6 +56,8 @@ pub struct Order<'a> {
     pub disk: DiskStrategy,
     /// What the move is to spare.
     pub policy: Option<Policy>,
+    /// By how much the guest's CPUs may be slowed, in percent.
+    pub throttle: Option<u8>,
     /// Not to its end, but until this share of the blocks that follow the VM has come.
     pub leave_at: Option<f64>,
     /// Damage to do on purpose once everything has arrived.
@@ -214,6 +216,10 @@ impl Journey<'_> {
         let policy = self.order.policy.map(|policy| policy.to_string());
         if let Some(policy) = &policy {
             arguments.extend(["--policy", policy]);
+        }
+        let throttle = self.order.throttle.map(|percent| percent.to_string());
+        if let Some(percent) = &throttle {
+            arguments.extend(["--throttle", percent]);
         }
         let mut command = Command::start(self.installation, &arguments, self.figures.began)?;
         let (mut asked, mut left) = (None, false);

@@ -134,6 +134,9 @@ pub struct Move {
     /// What the move is to spare, as `godwit move --policy` has it. Baselines know only their own stop rule and ignore it.
     #[serde(default)]
     pub policy: Option<Policy>,
+    /// By how much the guest's CPUs may be slowed, as `godwit move --throttle` has it, in percent.
+    #[serde(default)]
+    pub throttle: Option<u8>,
     /// Whether this is a second try: then a VM that is there already is left alone, rather than being an error.
     #[serde(default)]
     pub retry: bool,

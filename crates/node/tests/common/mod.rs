@@ -67,6 +67,7 @@ impl World {
             state: dir("state"),
             run: dir("run"),
             images: dir("images"),
+            pool: None,
             credentials: dir("cert"),
             address: self.ip(host),
             api_port: 7410,
