@@ -399,7 +399,9 @@ impl Destination {
             (S::Refusing { .. } | S::Refused { .. }, Event::Cancel) => Err(Why::AlreadyKnown),
             (S::Yielding { .. }, Event::Claim(_)) => Err(Why::Outranked),
             (_, Event::Claim(_)) => Err(Why::Busy),
-            (_, Event::VcpusStopped | Event::Postmigrate | Event::MigrationFailed) => Err(Why::WrongRole),
+            (_, Event::VcpusStopped | Event::Flowing | Event::Postmigrate | Event::MigrationFailed) => {
+                Err(Why::WrongRole)
+            }
             (
                 _,
                 Event::Persisted(_)

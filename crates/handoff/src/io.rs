@@ -79,6 +79,9 @@ pub enum Event {
     Timer,
     /// Source: the last round began, the vCPUs are stopped.
     VcpusStopped,
+    /// Source: what was left of memory at the stop flows, and the destination acknowledges it. Said only for as long as a guest may stand
+    /// for it.
+    Flowing,
     /// Source: QEMU is in `postmigrate`.
     Postmigrate,
     /// Source: the migration failed; QEMU may have resumed by itself.

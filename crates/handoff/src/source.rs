@@ -136,7 +136,7 @@ pub struct Ready {
     pub postmigrate: bool,
 }
 
-/// How many timers a stopped guest waits for its seal before the source undoes the move. Before the seal the guest has to be
+/// How many timers a stopped guest waits for its seal, while nothing of its memory gets through, before the source undoes the move. Before the seal the guest has to be
 /// able to run at the source, so a destination that is not heard must not keep it paused; with timers of some hundred
 /// milliseconds this is a few seconds, longer than any round trip that a live move makes sense over.
 pub const PATIENCE: u8 = 8;
@@ -339,6 +339,10 @@ impl Source {
             {
                 Ok(self.undo(owner, ticket, self.run_what_is_left()))
             }
+            // It is heard. Where the link is thin and much was left that may take longer than a destination that is not.
+            (S::Stopped { owner, ticket, ready, .. }, Event::Flowing) => {
+                Ok(S::Stopped { owner, ticket, ready, patience: PATIENCE })
+            }
             (S::Stopped { owner, ticket, ready, patience }, Event::Timer) => {
                 self.out.push(Action::SetTimer);
                 Ok(S::Stopped { owner, ticket, ready, patience: patience.saturating_sub(1) })
@@ -424,6 +428,7 @@ impl Source {
                 | Event::Ran
                 | Event::Timer
                 | Event::VcpusStopped
+                | Event::Flowing
                 | Event::Postmigrate
                 | Event::MigrationFailed
                 | Event::QemuDied

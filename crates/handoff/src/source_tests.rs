@@ -78,6 +78,20 @@ fn the_seal_waits_for_all_three_facts_in_any_order() {
 }
 
 #[test]
+fn a_stopped_guest_waits_while_its_memory_flows_and_is_resumed_when_that_ends() {
+    let (mut source, _) = stopped();
+    for _ in 0..10 * usize::from(PATIENCE) {
+        after(&mut source, vec![Event::Timer, Event::Timer, Event::Flowing]);
+    }
+    assert!(matches!(source.state(), SourceState::Stopped { .. }), "{:?}", source.state());
+    for _ in 0..PATIENCE {
+        assert_eq!(after(&mut source, vec![Event::Timer]), [Action::SetTimer]);
+    }
+    let undone = after(&mut source, vec![Event::Timer]);
+    assert!(undone.contains(&Action::Open(Lineage::FIRST, Generation(1))), "{undone:?}");
+}
+
+#[test]
 fn commit_follows_the_durable_seal_and_is_repeated() {
     let (mut source, ticket) = sealed();
     let commit = Action::Send(Message { ticket, body: Body::Commit });

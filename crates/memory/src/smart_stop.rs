@@ -173,6 +173,11 @@ impl SmartStop {
     pub fn round(&mut self, round: &Ended) -> Verdict {
         self.rounds += 1;
         let (left, dirtied) = (round.left, round.dirtied);
+        if round.can_slow {
+            // What a faster guest left says nothing of what a slower one will.
+            (self.crossed, self.best) = (None, None);
+            self.last.clear();
+        }
         if self.crossed.is_none() && dirtied >= round.sent {
             self.crossed = Some(self.rounds);
         }
@@ -326,6 +331,8 @@ mod tests {
         };
         let good = Verdict::Stop(Reason::GoodEnough(pages(80), GOOD_ENOUGH));
         assert_eq!(ends(Policy::LeastDowntime, 12), (12, good));
+        // Slow as it may be after the eighth round, it has a window of rounds yet to show what that is worth.
+        assert_eq!(ends(Policy::LeastDowntime, 8), (12, good));
         assert!(ends(Policy::LeastDowntime, 0).0 < 8, "a guest that is left alone does not get better");
         let most = pages(400);
         assert_eq!(ends(Policy::MaxDowntime(most), 12).1, Verdict::Stop(Reason::GoodEnough(pages(300), most)));

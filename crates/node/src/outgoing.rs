@@ -42,6 +42,10 @@ const CONNECT: Duration = Duration::from_secs(20);
 const MEMORY_WINDOW: Amount = Amount(1 << 20);
 /// How long memory waits for the disks to have been read: what is not known yet travels.
 const INDEXING: Duration = Duration::from_secs(1);
+/// A stopped guest stands for what is left of its memory so many times as long as was foreseen, and this: then the link is another than it
+/// was, and the guest goes on at the source.
+const LONGER_THAN_FORESEEN: u32 = 3;
+const SHORT: Duration = Duration::from_secs(5);
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -297,6 +301,8 @@ async fn memory(
     let rounds = async {
         let (mut rule, began) = (SmartStop::new(policy), Instant::now());
         let (mut goodput, mut slowed) = (Goodput::default(), 0);
+        // What the pause is thought to take; and since when it lasts, how long it may, what had been acknowledged when last looked.
+        let (mut foreseen, mut stopped) = (Duration::ZERO, None::<(Instant, Duration, u64)>);
         let mut last = (Instant::now(), seen.progress());
         let mut stopping = false;
         loop {
@@ -310,7 +316,15 @@ async fn memory(
                     continue;
                 }
                 () = tokio::time::sleep(LOOK) => {
-                    goodput.seen(began.elapsed(), flow.counters().acknowledged.0);
+                    let acknowledged = flow.counters().acknowledged.0;
+                    if let Some((since, most, before)) = &mut stopped
+                        && acknowledged > *before
+                        && since.elapsed() < *most
+                    {
+                        *before = acknowledged;
+                        parts.keeper().tell(Input::Event(Event::Flowing)).await;
+                    }
+                    goodput.seen(began.elapsed(), acknowledged);
                     if let Some(window) = goodput.window(session.rtt().unwrap_or_default()) {
                         flow.set_window(window);
                     }
@@ -334,6 +348,7 @@ async fn memory(
                     let rtt = session.rtt().unwrap_or_default();
                     let pause = goodput.forecast(encoded.saturating_sub(acknowledged), rest, rtt, left);
                     tracing::info!(vm = parts.name, ?pause, "if it stopped now");
+                    foreseen = pause.total();
                     moving.tracker.round(round);
                     moving.tracker.update(|p| p.predicted_downtime_ms = Some(pause.total().as_secs_f64() * 1000.0));
                     let left = if matches!(policy, Policy::MaxDowntime(_)) { pause.total() } else { pause.rest };
@@ -385,6 +400,8 @@ async fn memory(
                         return Err(too_long(policy, pause));
                     }
                     seen.stopping();
+                    let most = foreseen.max(pause) * LONGER_THAN_FORESEEN + SHORT;
+                    stopped = Some((Instant::now(), most, acknowledged));
                     moving.tracker.stopped(at, unix_us);
                     moving.tracker.enter(PhaseName::Stop);
                     reach_async(Point::Stopped, parts.id).await;

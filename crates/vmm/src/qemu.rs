@@ -26,8 +26,10 @@ const END: Duration = Duration::from_secs(5);
 const CANCEL: Duration = Duration::from_secs(10);
 /// A pause that QEMU never expects to keep: pre-copy goes on until it is told otherwise. 0 would end it after one pass.
 const KEEP_GOING_MS: u64 = 1;
-/// By how much more a guest's CPUs are slowed each time, in percent: four steps to the most that makes sense.
-const THROTTLE_STEP: u8 = 20;
+/// By how much a guest's CPUs are slowed first, and by how much more each time, in percent. QEMU looks at every second round, and rounds
+/// over a thin link are long: few steps.
+const THROTTLE_FIRST: u8 = 40;
+const THROTTLE_STEP: u8 = 25;
 /// A pause that QEMU always expects to keep: pre-copy ends. Its own maximum.
 const STOP_NOW_MS: u64 = 2_000_000;
 /// More than any socket carries, bytes a second: the link's back-pressure is the limit.
@@ -329,7 +331,7 @@ impl Qemu {
         if let Some(most) = throttle {
             // Where CloudNet sees the crossover, and not before: QEMU's own threshold is half of that.
             parameters["throttle-trigger-threshold"] = 100.into();
-            parameters["cpu-throttle-initial"] = THROTTLE_STEP.min(most).into();
+            parameters["cpu-throttle-initial"] = THROTTLE_FIRST.min(most).into();
             parameters["cpu-throttle-increment"] = THROTTLE_STEP.into();
             parameters["max-cpu-throttle"] = most.into();
         }
