@@ -184,6 +184,9 @@ pub struct StartMove {
     #[serde(default)]
     #[schemars(range(min = 1, max = 1024))]
     pub vcpus: Option<u32>,
+    /// Whether the host that it leaves keeps its memory for a day, sealed under a key that goes with the VM: coming back is less then.
+    #[serde(default)]
+    pub keep_checkpoint: bool,
     /// Only check.
     #[serde(default)]
     pub dry_run: bool,

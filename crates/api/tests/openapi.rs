@@ -244,6 +244,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
             limit: Some(BitRate(1)),
             policy: Default::default(),
             vcpus: None,
+            keep_checkpoint: true,
             dry_run: false,
         };
         let component = Component { name: web.clone(), kind: ComponentSpec::Switch { bridge: "br0".into() } };

@@ -558,6 +558,9 @@ pub struct MoveArgs {
     /// CPUs to have at the destination, if more than now
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
+    /// Have the host that it leaves keep its memory for a day, sealed under a key that goes with the VM: coming back is less then
+    #[arg(long)]
+    pub keep_checkpoint: bool,
     /// Only check, and list what is in the way
     #[arg(long)]
     pub dry_run: bool,

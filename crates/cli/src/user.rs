@@ -284,8 +284,8 @@ impl User {
             });
         }
         let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
-        let MoveArgs { disk, limit, policy, vcpus, dry_run, .. } = args;
-        let order = StartMove { vm, to, disk, limit, policy, vcpus, dry_run };
+        let MoveArgs { disk, limit, policy, vcpus, keep_checkpoint, dry_run, .. } = args;
+        let order = StartMove { vm, to, disk, limit, policy, vcpus, keep_checkpoint, dry_run };
         if args.dry_run {
             let dry = api.dry_run(&order).await?;
             self.print(&dry, show::dry_run)?;

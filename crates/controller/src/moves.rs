@@ -273,6 +273,7 @@ pub async fn start(
                 limit: order.limit,
                 policy: order.policy,
                 vcpus: order.vcpus,
+                keep_checkpoint: order.keep_checkpoint,
                 capability: None,
             },
             vm: order.vm,

@@ -1,11 +1,14 @@
 //! The source's end: QEMU's stream in, Godwit's out.
 
 use crate::checkpoint::{CheckpointKey, Holding};
-use crate::config::{Config, Resends};
+use crate::config::{Config, PageKey, Resends};
+use crate::delta::{self, Differing};
 use crate::disks::{self, Feedback, Finder, Referring, Unknown};
 use crate::format;
-use crate::record::{self, PAGE_SIZE, PageBytes, Place};
+use crate::meter::{Meter, Stages};
+use crate::record::{self, Layout, PAGE_SIZE, PageBytes, Place};
 use crate::stream::{Parser, StreamError, Token};
+use crate::versions::Versions;
 use crate::witness::{Sum, Witness};
 use std::io;
 use zstd::stream::raw::{CParameter, InBuffer, Operation, OutBuffer};
@@ -21,10 +24,17 @@ const ROOM_FOR_A_PUSH: usize = 1 << 20;
 /// What is added to a token that was cut, before it is tried again.
 const STEP: usize = 8 << 10;
 
-/// A page's keyed hash, or one of the two below, which no hash is, but for a chance of 2^-127.
+/// Words of a page that may differ for the difference to be sent rather than a reference to a disk, which costs some bytes and a look at it.
+const FEW: usize = 16;
+/// Words of a page that may differ for the difference to be sent rather than all of it. zstd finds more in a page that is mostly new.
+const MOST: usize = delta::WORDS / 2;
+
+/// A page's keyed hash, or one of the three below, which no hash is, but for a chance of 2^-126.
 type Mark = [u8; 16];
 const NEVER_SENT: Mark = [0; 16];
 const SENT_AS_ZERO: Mark = [0xff; 16];
+/// What was sent is kept: it is compared itself, and hashed when it goes.
+const KEPT: Mark = [0xfe; 16];
 
 /// Counters of an [`Encoder`]. All only grow: a round is the difference of two.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +51,10 @@ pub struct Progress {
     pub zero_pages: u64,
     /// Pages sent with content.
     pub data_pages: u64,
+    /// Pages sent as the difference from what was last sent of them.
+    pub delta_pages: u64,
+    /// Bytes of those differences, before zstd.
+    pub delta_bytes: u64,
     /// Pages that the destination has kept of an earlier try: they were named, not sent.
     pub held_pages: u64,
     /// Pages that lie on disks that the destination has: they were referred to, not sent.
@@ -53,7 +67,7 @@ pub struct Progress {
     pub missing_bytes: u64,
     /// Pages that went in full although they may lie on disks, because too many references were under way.
     pub crowded_pages: u64,
-    /// Of `zero_pages`, `data_pages`, `held_pages` and `disk_pages`, those sent before with something else. Only counted with [`Resends::Elide`].
+    /// Of `zero_pages`, `data_pages`, `delta_pages`, `held_pages` and `disk_pages`, those sent before with something else. Only counted with [`Resends::Elide`].
     pub changed_pages: u64,
     /// Pages that were left out because they came as they were last sent.
     pub unchanged_pages: u64,
@@ -71,7 +85,7 @@ impl Progress {
     /// Page records that QEMU sent.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.zero_pages + self.data_pages + self.held_pages + self.disk_pages + self.unchanged_pages
+        self.zero_pages + self.data_pages + self.delta_pages + self.held_pages + self.disk_pages + self.unchanged_pages
     }
 }
 
@@ -109,6 +123,8 @@ impl Encoder {
             pages: Pages {
                 config: config.clone(),
                 marks: vec![],
+                versions: Versions::new(0, &[]),
+                meter: Meter { clock: config.clock, ..Meter::default() },
                 witness: None,
                 watched: None,
                 holding: None,
@@ -154,7 +170,7 @@ impl Encoder {
     #[must_use]
     pub fn with_disks_and_room(mut self, finder: Box<dyn Finder>, room: usize) -> Self {
         // The key is for one stream and one purpose only, so that what it is told to the other end for tells nothing else.
-        let key = crate::config::PageKey::random().0;
+        let key = PageKey::random().0;
         self.pages.referring = Some(Referring::new(finder, key, room));
         self
     }
@@ -260,10 +276,22 @@ impl Encoder {
         summary.map(|digest| Summary { progress: self.wire.progress.clone(), digest })
     }
 
+    /// The guest's RAM blocks, once they are known.
+    #[must_use]
+    pub fn layout(&self) -> Option<Layout> {
+        Some(self.parser.blocks()).filter(|blocks| !blocks.is_empty()).map(|blocks| Layout(blocks.to_vec()))
+    }
+
     /// The counters.
     #[must_use]
     pub fn progress(&self) -> &Progress {
         &self.wire.progress
+    }
+
+    /// Where its time went, if it was given a clock.
+    #[must_use]
+    pub fn stages(&self) -> Stages {
+        Stages { digest: self.wire.meter.stages.digest, zstd: self.wire.meter.stages.zstd, ..self.pages.meter.stages }
     }
 
     fn guarded<T>(
@@ -330,6 +358,9 @@ struct Pages {
     config: Config,
     /// By block and page. Flat: 16 bytes for 4096 of RAM.
     marks: Vec<Vec<Mark>>,
+    /// What was last sent, of as many pages as there is room for.
+    versions: Versions,
+    meter: Meter,
     witness: Option<Witness>,
     /// Which block the witness is of, and what was last sent of its pages.
     watched: Option<(usize, Vec<Sum>)>,
@@ -386,6 +417,7 @@ impl Pages {
         if self.config.resends == Resends::Elide {
             self.marks = blocks.iter().map(|b| vec![NEVER_SENT; b.pages as usize]).collect();
         }
+        self.versions = Versions::new(self.config.versions, blocks);
         self.held = self.holding.take().and_then(|holding| holding.of(blocks)).unwrap_or_default();
         if let Some(witness) = &self.witness {
             let block = blocks.iter().position(|b| witness.is_of(&b.name));
@@ -395,6 +427,10 @@ impl Pages {
         if let Some(referring) = &self.referring {
             wire.ops.push(format::DISKS);
             wire.ops.extend_from_slice(referring.key());
+        }
+        if self.config.versions > 0 {
+            wire.ops.push(format::DELTAS);
+            format::put(&mut wire.ops, self.config.versions);
         }
         wire.ops.push(format::BLOCKS);
         record::put_table(&mut wire.ops, blocks);
@@ -423,30 +459,36 @@ impl Pages {
             sums[place.page as usize] = Sum::of(content);
         }
         let elide = self.config.resends == Resends::Elide;
-        let mark = match content {
-            Some(content) if elide || !self.held.is_empty() => self.mark(content),
-            Some(_) => NEVER_SENT,
-            None => SENT_AS_ZERO,
+        let then = self.meter.now();
+        let differing = content.and_then(|content| Some(Differing::between(self.versions.get(place)?, content)));
+        self.meter.stages.deltas += self.meter.since(then);
+        // What is kept needs no hash: it is compared.
+        let mark = match (content, differing) {
+            (None, _) => SENT_AS_ZERO,
+            (Some(_), Some(differing)) if differing.words() == 0 && elide => KEPT,
+            (Some(content), differing) if (elide && differing.is_none()) || !self.held.is_empty() => self.mark(content),
+            (Some(_), _) => NEVER_SENT,
         };
         if elide {
-            let last = &mut self.marks[place.block][place.page as usize];
-            if *last == mark {
+            let last = self.marks[place.block][place.page as usize];
+            if last == mark {
                 wire.progress.unchanged_pages += 1;
                 wire.progress.unchanged_zero_pages += u64::from(content.is_none());
                 return;
             }
-            wire.progress.changed_pages += u64::from(*last != NEVER_SENT);
-            *last = mark;
+            wire.progress.changed_pages += u64::from(last != NEVER_SENT);
         }
         // A name that QEMU wrote stays. CONTINUE stays only if what it continues was not left out.
         let named = named || self.emitted != Some(place.block);
         let seek = self.expected != Some(place);
         let kept = content.is_some() && self.is_held(place, &mark);
-        let spot = content.filter(|_| !kept).and_then(|content| self.refer(content, wire));
+        let within = |most: usize| differing.is_some_and(|differing| differing.words() <= most);
+        let spot = content.filter(|_| !kept && !within(FEW)).and_then(|content| self.refer(content, wire));
         let kind = match content {
             None => format::ZERO,
             Some(_) if kept => format::HELD,
             Some(_) if spot.is_some() => format::DISK,
+            Some(_) if within(MOST) => format::DELTA,
             Some(_) => 0,
         };
         let head = kind | if named { format::NAMED } else { 0 } | if seek { format::SEEK } else { 0 };
@@ -468,13 +510,16 @@ impl Pages {
         }
         match (content, spot, &mut self.referring) {
             (Some(content), Some(spot), Some(referring)) => referring.add(spot, content),
+            (Some(content), None, _) if kind == format::DELTA => self.write_delta(place, differing, content, wire),
             (Some(content), None, _) if !kept => wire.ops.extend_from_slice(content),
             _ => {}
         }
+        self.remember(place, content, mark);
         let (counter, is_run) = match kind {
             format::ZERO => (&mut wire.progress.zero_pages, true),
             format::HELD => (&mut wire.progress.held_pages, true),
             format::DISK => (&mut wire.progress.disk_pages, true),
+            format::DELTA => (&mut wire.progress.delta_pages, false),
             _ => (&mut wire.progress.data_pages, false),
         };
         *counter += 1;
@@ -486,9 +531,54 @@ impl Pages {
         self.expected = Some(Place { page: place.page + 1, ..place });
     }
 
-    fn mark(&self, content: &PageBytes) -> Mark {
-        let hash = blake3::keyed_hash(&self.config.key.0, content);
-        *hash.as_bytes().first_chunk().expect("a hash has 32 bytes")
+    fn write_delta(&mut self, place: Place, differing: Option<Differing>, content: &PageBytes, wire: &mut Wire) {
+        let then = self.meter.now();
+        let before = wire.ops.len();
+        let old = self.versions.get(place);
+        let (Some(differing), Some(old)) = (differing, old) else { unreachable!("it was compared with what is kept") };
+        differing.write(old, content, &mut wire.ops);
+        wire.progress.delta_bytes += (wire.ops.len() - before) as u64;
+        self.meter.stages.deltas += self.meter.since(then);
+    }
+
+    /// This is what the destination will have. `mark`: [`NEVER_SENT`] if it was not computed.
+    fn remember(&mut self, place: Place, content: Option<&PageBytes>, mark: Mark) {
+        let elide = self.config.resends == Resends::Elide;
+        let then = self.meter.now();
+        let mut gone = None;
+        let kept = match content {
+            None => {
+                self.versions.clear(place);
+                false
+            }
+            Some(content) => {
+                let key = &self.config.key;
+                self.versions.put(place, content, |page, content| {
+                    gone = elide.then(|| (page, hash(key, content)));
+                })
+            }
+        };
+        self.meter.stages.deltas += self.meter.since(then);
+        if !elide {
+            return;
+        }
+        let mark = match content {
+            Some(_) if kept => KEPT,
+            Some(content) if mark == NEVER_SENT => self.mark(content),
+            _ => mark,
+        };
+        let marks = &mut self.marks[place.block];
+        if let Some((page, mark)) = gone {
+            marks[page as usize] = mark;
+        }
+        marks[place.page as usize] = mark;
+    }
+
+    fn mark(&mut self, content: &PageBytes) -> Mark {
+        let then = self.meter.now();
+        let mark = hash(&self.config.key, content);
+        self.meter.stages.marks += self.meter.since(then);
+        mark
     }
 
     /// Whether the destination keeps just this. What is sent in full may not have been kept: it is not asked for again.
@@ -510,7 +600,10 @@ impl Pages {
             wire.progress.crowded_pages += 1;
             return None;
         }
-        referring.find(content)
+        let then = self.meter.now();
+        let found = referring.find(content);
+        self.meter.stages.disks += self.meter.since(then);
+        found
     }
 
     fn close_run(&mut self, wire: &mut Wire) {
@@ -527,6 +620,11 @@ impl Pages {
     }
 }
 
+fn hash(key: &PageKey, content: &PageBytes) -> Mark {
+    let hash = blake3::keyed_hash(&key.0, content);
+    *hash.as_bytes().first_chunk().expect("a hash has 32 bytes")
+}
+
 /// What lies between operations and the wire: zstd, and the digest of what the other end will make of them.
 struct Wire {
     zstd: zstd::stream::raw::Encoder<'static>,
@@ -541,6 +639,7 @@ struct Wire {
     unsent: u64,
     /// Whether zstd holds something back.
     holds: bool,
+    meter: Meter,
     progress: Progress,
 }
 
@@ -558,6 +657,7 @@ impl Wire {
             checked: 0,
             unsent: 0,
             holds: false,
+            meter: Meter { clock: config.clock, ..Meter::default() },
             progress: Progress::default(),
         })
     }
@@ -583,12 +683,15 @@ impl Wire {
     }
 
     fn hash(&mut self) {
+        let then = self.meter.now();
         self.hasher.update(&self.rebuilt);
+        self.meter.stages.digest += self.meter.since(then);
         self.progress.rebuilt_bytes += self.rebuilt.len() as u64;
         self.rebuilt.clear();
     }
 
     fn compress(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        let then = self.meter.now();
         let mut input = InBuffer::around(&self.ops);
         while input.pos() < input.src.len() {
             self.holds = true;
@@ -597,6 +700,7 @@ impl Wire {
                 .map_err(|source| StreamError::Zstd { doing: "compress", source })?;
         }
         self.ops.clear();
+        self.meter.stages.zstd += self.meter.since(then);
         Ok(())
     }
 

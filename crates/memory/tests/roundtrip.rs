@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use std::os::unix::fs::FileExt;
 
 const WINDOW: u32 = 20;
-const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW };
+const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW, versions: 1 << 20 };
 const BLOCKS: &[(&str, u64)] = &[("pc.ram", 64), ("/rom@etc/acpi/tables", 8), ("pc.bios", 3)];
 
 fn config(resends: Resends) -> Config {
@@ -184,13 +184,15 @@ proptest! {
     #[test]
     fn no_operations_make_the_decoder_panic_or_write_without_bound(
         ops in proptest::collection::vec(prop_oneof![
-            Just(vec![0x11, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
-            Just([vec![0x14], vec![7; 32]].concat()),
+            Just(vec![0x21, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
+            Just(vec![0x25, 0x80, 0x80, 4, 0x21, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
+            (0..9u8).prop_map(|page| [vec![20, 0, page * 2, 1, 3, 1], vec![5; 8]].concat()),
+            Just([vec![0x24], vec![7; 32]].concat()),
             Just([vec![13, 0, 2, 1, 8, 16], vec![7; 8]].concat()),
-            (0..16u8, 0..3u8, any::<u8>(), any::<u8>()).prop_map(|(op, block, a, b)| vec![op, block, a, b, 0x7f]),
+            (0..32u8, 0..3u8, any::<u8>(), any::<u8>()).prop_map(|(op, block, a, b)| vec![op, block, a, b, 0x7f]),
             Just([vec![4, 0, 0], vec![9; 4096]].concat()),
             Just(vec![5, 0, 0, 0x80, 0x20]),
-            Just([vec![0x10, 3], vec![1; 3]].concat()),
+            Just([vec![0x20, 3], vec![1; 3]].concat()),
             proptest::collection::vec(any::<u8>(), 1..40),
         ], 1..60),
     ) {

@@ -17,9 +17,9 @@ use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
-use godwit_memory::{CheckpointKey, Decoder, Feedback, Limits, Message, ReturnPath};
+use godwit_memory::{CheckpointKey, Decoder, Feedback, Limits, Message, ReturnPath, Witness};
 use godwit_units::VolumeId;
-use godwit_vmm::{MigrationStatus, QemuEvent};
+use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +27,8 @@ use tokio::io::AsyncReadExt;
 
 /// How long QEMU may take to connect to a socket beside it.
 const CONNECT: Duration = Duration::from_secs(20);
+/// What the socket to the incoming QEMU is asked to hold; Linux makes it twice as much.
+const UNREAD: usize = godwit_memory::MOST_UNREAD / 4;
 /// What QEMU counts as RAM besides the guest's: firmware, ROMs, tables. Bytes.
 pub(crate) const FIRMWARE: u64 = 256 << 20;
 /// How long after `cont` QEMU may say that it runs.
@@ -190,12 +192,21 @@ async fn feed(
     let max_ram = parts.definition().spec.memory.0.saturating_add(FIRMWARE);
     let limits = Limits { max_ram, ..Limits::default() };
     let counted = delivered.clone();
+    // What was said of a page lies in there: no copy is kept for differences.
+    let ram = qemu.ram(parts.definition().spec.memory).and_then(|ram| {
+        rustix::net::sockopt::set_socket_send_buffer_size(&writer, UNREAD)?;
+        Ok(Witness::new(Qemu::RAM, ram))
+    });
+    let ram = ram.inspect_err(|error| tracing::info!(vm = parts.name, %error, "a copy of what comes last is kept"));
     let keeping = parts.keeping.clone().lock_owned().await;
     let into = parts.clone();
     let (feedback, fed_back) = tokio::sync::mpsc::channel(memory_in::FEEDBACKS);
     let writing = crate::trace::spawn_blocking(move || {
         let _keeping = keeping;
         let mut decoder = Decoder::new(limits)?.with_disks(Box::new(Replicas::new(into.disks())));
+        if let Ok(ram) = ram {
+            decoder = decoder.with_ram(ram);
+        }
         if let Some(checkpoint) = key.and_then(|key| crate::kept::open(&into, &CheckpointKey(key.0))) {
             decoder = decoder.with_checkpoint(checkpoint);
         }
@@ -309,6 +320,7 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
     let (node, parts) = (node.clone(), parts.clone());
     // It has moved: nobody comes back to what was kept for another try.
     crate::kept::forget(&parts.folder);
+    moving.recycling.arrived(parts);
     crate::trace::spawn(async move {
         let started = Instant::now();
         reach_async(Point::Proving, parts.id).await;

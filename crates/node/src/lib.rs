@@ -31,6 +31,7 @@ pub mod precache;
 pub mod promote;
 pub mod proto;
 pub mod quarantine;
+mod recycle;
 pub mod registry;
 pub mod routes;
 pub mod scrub;

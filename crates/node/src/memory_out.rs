@@ -93,6 +93,7 @@ pub fn read(
                 let progress = encoder.progress();
                 if progress.ram_ended && !moving.ram_ended.is_cancelled() {
                     moving.ram_ended.cancel();
+                    moving.recycling.has_layout(encoder.layout());
                     if progress.overlooked_pages > 0 {
                         tracing::warn!(pages = progress.overlooked_pages, "{OVERLOOKED}");
                     }

@@ -793,7 +793,10 @@ impl Node {
             return;
         };
         match hello {
-            proto::Hello::Memory { ticket, key } => crate::incoming::memory(&parts, ticket, key, stream),
+            proto::Hello::Memory { ticket, key, keep } => {
+                moving.recycling.is_wanted(keep);
+                crate::incoming::memory(&parts, ticket, key, stream);
+            }
             proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
             proto::Hello::Mirror { ticket, volume } => {
                 crate::incoming::disk(&parts, ticket, volume, stream, Comes::Before)

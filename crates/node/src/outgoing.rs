@@ -205,7 +205,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             Some(asking) => asking.await.unwrap_or_default(),
             None => None,
         };
-        let hello = Hello::Memory { ticket: moving.ticket, key: key.clone().map(|key| proto::Secret(key.0)) };
+        let keep = order.keep_checkpoint.then(|| moving.recycling.begin());
+        let hello = Hello::Memory { ticket: moving.ticket, key: key.clone().map(|key| proto::Secret(key.0)), keep };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
         memory(parts, moving, kept.zip(key), index, order.policy, stream.split()).await

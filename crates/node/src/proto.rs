@@ -118,6 +118,9 @@ pub enum Hello {
         /// The key of what the destination keeps of it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<Secret>,
+        /// The key under which the source will keep the guest's memory when the guest is here, for its way back.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        keep: Option<Secret>,
     },
     /// Which of the memory's pages the destination has kept of an earlier try.
     Kept {
