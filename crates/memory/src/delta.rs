@@ -9,7 +9,7 @@
 //! are words: half as many runs, and comparing is one instruction for four words. Two equal pages differ by one byte: no runs.
 //!
 //! This is the only place with unsafe code in the crate, for AVX2 where the processor has it: 64 bytes of each page are compared at once, and
-//! what the compiler makes of the portable form is three times slower (`cargo run --release --example stages`).
+//! what the compiler makes of the portable form is three times slower (`cargo run --release --example ratio`).
 //! `both_ways_of_comparing_find_the_same` holds one against the other.
 
 use crate::cursor::{Cursor, Stop};

@@ -320,7 +320,7 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
     let (node, parts) = (node.clone(), parts.clone());
     // It has moved: nobody comes back to what was kept for another try.
     crate::kept::forget(&parts.folder);
-    moving.recycling.arrived(parts);
+    moving.recycling.arrived(&parts);
     crate::trace::spawn(async move {
         let started = Instant::now();
         reach_async(Point::Proving, parts.id).await;
@@ -341,7 +341,7 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
             node.note(&moving.peer, &Note::Resumed { ticket: moving.ticket, unix_us, ago_us });
         }
         if let Some(qemu) = parts.qemu() {
-            let _ = crate::effects::on_qemu(&qemu, godwit_vmm::Qemu::announce_self).await;
+            let _ = crate::effects::on_qemu(&qemu, Qemu::announce_self).await;
         }
         let proving = async {
             let proved = node.probe(&parts, PROOF).await;
