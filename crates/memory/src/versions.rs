@@ -34,6 +34,9 @@ pub(crate) const SETTLING: usize = 2048;
 pub const MOST_UNREAD: usize = 1 << 20;
 const _: () = assert!(SETTLING * PAGE_SIZE >= 2 * (MOST_UNREAD + crate::decoder::ENOUGH));
 
+/// Pages that room is taken for at once: 2 MiB.
+const CHUNK: usize = 512;
+
 /// No page of it was ever said.
 const NEVER: u32 = 0;
 /// The page was said, and is not kept.
@@ -48,7 +51,6 @@ pub(crate) fn watched(blocks: &[Block]) -> Option<usize> {
 
 struct Slot {
     page: u64,
-    content: Box<PageBytes>,
     /// Whether it came again since the hand passed.
     again: bool,
 }
@@ -60,6 +62,8 @@ pub(crate) struct Versions {
     /// By page: [`NEVER`], [`GONE`], or its slot.
     index: Vec<u32>,
     slots: Vec<Slot>,
+    /// Contents of the slots, [`CHUNK`] of them each.
+    contents: Vec<Box<[PageBytes]>>,
     free: Vec<u32>,
     hand: usize,
 }
@@ -75,6 +79,7 @@ impl Versions {
             block: block.unwrap_or(0),
             index: if most == 0 { vec![] } else { vec![NEVER; pages as usize] },
             slots: vec![],
+            contents: vec![],
             free: vec![],
             hand: 0,
         }
@@ -87,40 +92,45 @@ impl Versions {
     /// What was last sent, if it is kept.
     pub(crate) fn get(&self, place: Place) -> Option<&PageBytes> {
         let entry = self.index.get(place.page as usize).filter(|_| place.block == self.block)?;
-        self.slots.get(entry.checked_sub(FIRST)? as usize).map(|slot| &*slot.content)
+        let slot = entry.checked_sub(FIRST)? as usize;
+        Some(&self.contents[slot / CHUNK][slot % CHUNK])
     }
 
     /// This was sent. Whether it is kept; `gone` is told what is not any more because of it.
     pub(crate) fn put(&mut self, place: Place, content: &PageBytes, gone: impl FnOnce(u64, &PageBytes)) -> bool {
         let Some(&mut entry) = self.entry(place) else { return false };
         if let Some(slot) = entry.checked_sub(FIRST) {
-            let slot = &mut self.slots[slot as usize];
-            slot.content.copy_from_slice(content);
-            slot.again = true;
+            self.slots[slot as usize].again = true;
+            self.content(slot).copy_from_slice(content);
             return true;
         }
         let slot = if let Some(slot) = self.free.pop() {
-            let (slot, into) = (slot, &mut self.slots[slot as usize]);
-            into.content.copy_from_slice(content);
-            (into.page, into.again) = (place.page, false);
             slot
         } else if self.slots.len() < self.capacity {
-            self.slots.push(Slot { page: place.page, content: Box::new(*content), again: false });
+            if self.slots.len() == self.contents.len() * CHUNK {
+                let pages = CHUNK.min(self.capacity - self.slots.len());
+                self.contents.push(vec![[0; PAGE_SIZE]; pages].into());
+            }
+            self.slots.push(Slot { page: place.page, again: false });
             self.slots.len() as u32 - 1
         } else if entry == NEVER {
             self.index[place.page as usize] = GONE;
             return false;
         } else {
             let slot = self.victim();
-            let into = &mut self.slots[slot as usize];
-            gone(into.page, &into.content);
-            self.index[into.page as usize] = GONE;
-            into.content.copy_from_slice(content);
-            (into.page, into.again) = (place.page, false);
+            let page = self.slots[slot as usize].page;
+            gone(page, self.content(slot));
+            self.index[page as usize] = GONE;
             slot
         };
+        self.slots[slot as usize] = Slot { page: place.page, again: false };
+        self.content(slot).copy_from_slice(content);
         self.index[place.page as usize] = slot + FIRST;
         true
+    }
+
+    fn content(&mut self, slot: u32) -> &mut PageBytes {
+        &mut self.contents[slot as usize / CHUNK][slot as usize % CHUNK]
     }
 
     /// A slot whose page did not come again. All are taken: there is one, at the latest when the hand has been everywhere.
