@@ -29,11 +29,7 @@ fn main() {
         "decode MB/s"
     );
     let mut reference = 0;
-    for (name, level, long) in [
-        ("zstd -1 --long=27", 1, true),
-        ("zstd -3 --long=27", 3, true),
-        ("zstd -1", 1, false),
-    ] {
+    for (name, level, long) in [("zstd -1 --long=27", 1, true), ("zstd -3 --long=27", 3, true), ("zstd -1", 1, false)] {
         let begin = clock();
         let mut encoder = zstd::stream::Encoder::new(vec![], level).unwrap();
         if long {
@@ -92,7 +88,8 @@ fn pages(p: &Progress) {
 }
 
 fn spent(what: &str, raw: &[u8], whole: Duration, stages: Stages) {
-    let each: Vec<_> = stages.named().iter().map(|(name, time)| format!("{name} {:.3} s", time.as_secs_f64())).collect();
+    let each: Vec<_> =
+        stages.named().iter().map(|(name, time)| format!("{name} {:.3} s", time.as_secs_f64())).collect();
     let rest = whole - stages.zstd;
     let gbit = raw.len() as f64 * 8.0 / 1e9 / rest.as_secs_f64();
     println!("    {what}: {:.3} s: {}; without zstd {gbit:.1} Gbit/s", whole.as_secs_f64(), each.join(", "));

@@ -177,7 +177,10 @@ impl Checkpoint {
     /// When RAM cannot be read, or the file not be written: then there is no checkpoint.
     pub fn take(&mut self, layout: &Layout, ram: &Witness) -> io::Result<u64> {
         let Some(block) = layout.0.iter().position(|block| ram.is_of(&block.name)) else {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("the guest has no RAM block `{}`", ram.block())));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("the guest has no RAM block `{}`", ram.block()),
+            ));
         };
         // Laid out anew: what an earlier stream left here is older than what is kept now.
         self.lay_out(vec![]);

@@ -85,7 +85,9 @@ pub enum WireError {
         why: String,
     },
     /// What a difference is to be applied to cannot be read.
-    #[error("page {page} of `{block}` came as a difference, and what it was cannot be read from the incoming guest's RAM: {source}; move again")]
+    #[error(
+        "page {page} of `{block}` came as a difference, and what it was cannot be read from the incoming guest's RAM: {source}; move again"
+    )]
     Ram {
         /// The RAM block's name.
         block: String,
@@ -151,7 +153,7 @@ pub struct Decoder {
     waiting: Vec<u8>,
     taken: usize,
     disks: References,
-    /// Whether zstd's frame ended.
+    /// Whether zstd's frame ended. Behind it comes nothing, or another one.
     frame_ended: bool,
     /// Whether zstd may have more to give without any input: it stopped for want of room.
     holds: bool,
@@ -422,13 +424,14 @@ impl Decoder {
     /// Fills `plain` from `packed`; whether anything came.
     fn decompress(&mut self, packed: &mut &[u8]) -> Result<bool, WireError> {
         if self.frame_ended {
-            if !self.so_far.complete {
-                return Err(self.damaged("it ends without its trailer"));
+            if packed.is_empty() {
+                return Ok(false);
             }
-            if !packed.is_empty() {
+            if self.so_far.complete {
                 return Err(self.damaged("it goes on behind its end"));
             }
-            return Ok(false);
+            // With another level.
+            self.frame_ended = false;
         }
         self.plain.drain(..self.at);
         self.at = 0;

@@ -25,8 +25,8 @@ const ROOM_FOR_A_PUSH: usize = 1 << 20;
 const STEP: usize = 8 << 10;
 
 /// zstd's level 1 has a table of 2^14 places and looks for 7 bytes. Memory has more that is alike than files have, in pointers and
-/// records: with these, 512 KiB, which stay in a core's cache, 4.5 % fewer bytes for a tenth more time (a guest with PostgreSQL; `examples/ratio.rs`).
-const HASH_LOG: u32 = 17;
+/// records: with these, 256 KiB, which stay in a core's cache, 4.3 % fewer bytes for a tenth more time (a guest with PostgreSQL; `examples/ratio.rs`).
+const HASH_LOG: u32 = 16;
 const MIN_MATCH: u32 = 5;
 /// Words of a page that may differ for the difference to be sent rather than a reference to a disk, which costs some bytes and a look at it.
 const FEW: usize = 16;
@@ -261,6 +261,17 @@ impl Encoder {
         self.guarded(out, |this, out| {
             this.pages.close_run(&mut this.wire);
             this.wire.flush(out)
+        })
+    }
+
+    /// Goes on with another of zstd's levels, in a frame of its own: from here on no match reaches back behind it.
+    ///
+    /// # Errors
+    /// [`StreamError::Zstd`], when memory is short.
+    pub fn set_level(&mut self, level: i32, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.guarded(out, |this, out| {
+            this.pages.close_run(&mut this.wire);
+            this.wire.set_level(level, out)
         })
     }
 
@@ -633,6 +644,7 @@ fn hash(key: &PageKey, content: &PageBytes) -> Mark {
 /// What lies between operations and the wire: zstd, and the digest of what the other end will make of them.
 struct Wire {
     zstd: zstd::stream::raw::Encoder<'static>,
+    window_log: u32,
     /// Operations on their way into zstd. At most [`PIECE`] and one operation.
     ops: Vec<u8>,
     /// The rebuilt stream on its way into the digest. At most [`PIECE`] and one record.
@@ -650,16 +662,9 @@ struct Wire {
 
 impl Wire {
     fn new(config: &Config) -> Result<Self, StreamError> {
-        let doing = |doing| move |source| StreamError::Zstd { doing, source };
-        let mut zstd = zstd::stream::raw::Encoder::new(config.level).map_err(doing("begin"))?;
-        if config.level == 1 {
-            zstd.set_parameter(CParameter::HashLog(HASH_LOG)).map_err(doing("take a larger table"))?;
-            zstd.set_parameter(CParameter::MinMatch(MIN_MATCH)).map_err(doing("take shorter matches"))?;
-        }
-        zstd.set_parameter(CParameter::WindowLog(config.window_log)).map_err(doing("take the window's size"))?;
-        zstd.set_parameter(CParameter::EnableLongDistanceMatching(true)).map_err(doing("match over long distances"))?;
         Ok(Self {
-            zstd,
+            zstd: frame(config.level, config.window_log)?,
+            window_log: config.window_log,
             ops: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
             rebuilt: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
             hasher: blake3::Hasher::new(),
@@ -738,16 +743,42 @@ impl Wire {
         self.ops.push(format::END);
         format::put(&mut self.ops, self.progress.rebuilt_bytes);
         self.ops.extend_from_slice(&digest);
+        self.end_frame(out)?;
+        Ok(digest)
+    }
+
+    fn end_frame(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
         self.compress(out)?;
         loop {
             let zstd = &mut self.zstd;
             let left = append(out, |out| zstd.finish(out, true))
                 .map_err(|source| StreamError::Zstd { doing: "end", source })?;
             if left == 0 {
-                return Ok(digest);
+                self.holds = false;
+                return Ok(());
             }
         }
     }
+
+    fn set_level(&mut self, level: i32, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        let next = frame(level, self.window_log)?;
+        self.end_frame(out)?;
+        self.zstd = next;
+        Ok(())
+    }
+}
+
+/// A frame of zstd's that is to begin.
+fn frame(level: i32, window_log: u32) -> Result<zstd::stream::raw::Encoder<'static>, StreamError> {
+    let doing = |doing| move |source| StreamError::Zstd { doing, source };
+    let mut zstd = zstd::stream::raw::Encoder::new(level).map_err(doing("begin"))?;
+    if level == 1 {
+        zstd.set_parameter(CParameter::HashLog(HASH_LOG)).map_err(doing("take a larger table"))?;
+        zstd.set_parameter(CParameter::MinMatch(MIN_MATCH)).map_err(doing("take shorter matches"))?;
+    }
+    zstd.set_parameter(CParameter::WindowLog(window_log)).map_err(doing("take the window's size"))?;
+    zstd.set_parameter(CParameter::EnableLongDistanceMatching(true)).map_err(doing("match over long distances"))?;
+    Ok(zstd)
 }
 
 /// Lets zstd write behind `out`'s end.

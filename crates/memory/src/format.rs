@@ -1,10 +1,10 @@
 //! Godwit's own format of a memory stream: what crosses the WAN between [`Encoder`](crate::Encoder) and
 //! [`Decoder`](crate::Decoder).
 //!
-//! Four bytes [`MAGIC`], then segments: four bytes, little-endian, of which the highest bit is 0 for a piece of the one zstd frame and 1 for
+//! Four bytes [`MAGIC`], then segments: four bytes, little-endian, of which the highest bit is 0 for a piece of the zstd stream and 1 for
 //! an answer, the others the length of what follows. Answers overtake what the decoder cannot read before it has them
 //! ([`disks`](crate::disks)): the number of a group, and its pages as a zstd frame of their own.
-//! Inside the one frame, operations, each beginning with one byte:
+//! The zstd stream is one frame, or one for each level that the encoder went on with. In it, operations, each beginning with one byte:
 //!
 //! | first byte | followed by | means |
 //! |---|---|---|

@@ -91,6 +91,30 @@ proptest! {
     }
 
     #[test]
+    fn levels_change_anywhere_and_every_byte_comes_out(
+        parts in proptest::collection::vec(pages(), 1..4),
+        levels in proptest::collection::vec(proptest::option::of(-20..7i32), 1..6),
+        cuts in proptest::collection::vec(1..9000usize, 1..8),
+        wire_cuts in proptest::collection::vec(1..300usize, 1..8),
+    ) {
+        let raw = stream(&parts, &[(0, 1, Some(7))]);
+        let mut encoder = Encoder::new(config(Resends::Keep)).unwrap();
+        let mut wire = vec![];
+        for (piece, level) in pieces(&raw, &cuts).zip(levels.iter().cycle()) {
+            encoder.push(piece, &mut wire).unwrap();
+            if let Some(level) = level {
+                encoder.set_level(*level, &mut wire).unwrap();
+            }
+        }
+        encoder.finish(&mut wire).unwrap();
+        prop_assert_eq!(encoder.progress().wire_bytes, wire.len() as u64);
+        prop_assert_eq!(&decode(&wire, &wire_cuts), &raw);
+        let mut decoder = Decoder::new(LIMITS).unwrap();
+        decoder.push(&wire, &mut vec![]).unwrap();
+        prop_assert!(decoder.push(b"\x05\0\0\0more.", &mut vec![]).is_err(), "something behind the end");
+    }
+
+    #[test]
     fn with_resends_elided_the_destination_ends_with_the_same_ram_and_the_same_rest(
         parts in proptest::collection::vec(pages(), 0..4),
         last in pages(),

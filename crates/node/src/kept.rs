@@ -95,8 +95,7 @@ pub async fn ask(parts: &Parts, moving: &Moving, session: &Session, key: Checkpo
         Ok(Ok(holding)) => {
             let kept = Amount(holding.pages() * 4096);
             if kept.0 > 0 {
-                moving
-                    .note(NoteKind::Decision, format!("the destination has kept {kept} of memory from earlier"));
+                moving.note(NoteKind::Decision, format!("the destination has kept {kept} of memory from earlier"));
             }
             Some(holding)
         }

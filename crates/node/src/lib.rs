@@ -16,6 +16,7 @@ pub mod incoming;
 mod kept;
 mod leaving;
 pub mod lend;
+mod level;
 mod libraries;
 pub mod membership;
 pub mod memory_in;
