@@ -192,6 +192,33 @@ pub struct StartMove {
     pub dry_run: bool,
 }
 
+/// Moves several VMs to one place, one after another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveTogether {
+    /// The VMs. The smallest memory goes first; the next begins when the one before runs at its destination, or has failed.
+    #[schemars(length(min = 1, max = 64))]
+    pub vms: Vec<Name>,
+    /// A host, or a site: for each VM its first host without blockers.
+    pub to: Name,
+    /// How disks travel.
+    #[serde(default)]
+    pub disk: DiskStrategy,
+    /// At most so much on the link.
+    #[serde(default)]
+    #[schemars(schema_with = "crate::patterns::limit")]
+    pub limit: Option<BitRate>,
+    /// What each is to spare.
+    #[serde(default)]
+    pub policy: Policy,
+    /// As [`StartMove::keep_checkpoint`].
+    #[serde(default)]
+    pub keep_checkpoint: bool,
+    /// Only check.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
 /// What a move would meet with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DryRun {
@@ -226,4 +253,7 @@ pub struct Move {
     pub memory: Bytes,
     /// As [`Move::memory`].
     pub disks: Bytes,
+    /// It was ordered together with others, and waits for its turn behind this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<MoveId>,
 }

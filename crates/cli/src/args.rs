@@ -538,9 +538,9 @@ pub struct CreateArgs {
 pub struct MoveArgs {
     #[command(subcommand)]
     pub command: Option<MoveCommand>,
-    /// The VM
-    #[arg(required = true)]
-    pub vm: Option<Name>,
+    /// The VM; several go one after another, the smallest memory first, and the next when the one before runs there
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<Name>,
     /// Where to: a site, or a host
     #[arg(long, value_name = "SITE|HOST", required_unless_present = "cancel")]
     pub to: Option<Name>,
@@ -650,7 +650,7 @@ mod tests {
         let Command::Move(order) = parse("godwit move web --to texas --limit 50M --json").unwrap().command else {
             panic!("no move")
         };
-        assert_eq!(order.vm.unwrap().as_str(), "web");
+        assert_eq!(order.vms[0].as_str(), "web");
         assert_eq!(order.to.unwrap().as_str(), "texas");
         assert_eq!(order.limit, Some(BitRate(50_000_000)));
         let Command::Move(order) = parse("godwit move web --cancel").unwrap().command else { panic!("no move") };

@@ -272,7 +272,13 @@ impl User {
 
     async fn mv(&self, args: MoveArgs) -> Result<(), Failure> {
         let api = &self.client;
-        let vm = args.vm.ok_or_else(|| Failure::usage("which VM?"))?;
+        if args.vms.len() > 1 && !args.cancel {
+            return crate::together::run(api, args, self.json).await;
+        }
+        let vm = args.vms.first().cloned().ok_or_else(|| Failure::usage("which VM?"))?;
+        if args.vms.len() > 1 {
+            return Err(Failure::usage("one move is taken back at a time: name one VM"));
+        }
         if args.cancel {
             let mv = api.cancel(self.newest(&vm).await?.id).await?;
             return self.print(&mv, |mv| match mv.progress.outcome {
