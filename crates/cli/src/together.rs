@@ -99,30 +99,48 @@ fn line(moves: &[Move]) -> String {
 
 /// All of them, and what they come to.
 fn table(moves: &[Move]) -> String {
-    let mut table = Table::new(&["VM", "TO", "OUTCOME", ">TIME", ">PAUSE", ">MEMORY", ">RAW", ">DISK", ">NOT SENT"]);
+    let mut table =
+        Table::new(&["VM", "TO", "OUTCOME", ">TIME", ">PAUSE", ">MEMORY", ">RAW", ">DISK", ">THERE", ">OF OTHERS"]);
     let time = |mv: &Move| show::total_s(mv).map_or_else(|| "-".into(), |s| format!("{s:.1} s"));
     let row = |all: &[Move]| {
         let sum = |of: fn(&Move) -> Bytes| all.iter().map(of).sum::<Bytes>().to_string();
         let not_sent = |mv: &Move| {
             let pages: u64 = mv.progress.rounds.iter().map(|round| round.on_disk).sum();
-            mv.progress.held_memory + Bytes(pages * 4096)
+            mv.progress.held_memory + Bytes(pages * 4096).saturating_sub(mv.progress.neighbour_memory)
         };
-        [sum(|mv| mv.progress.bytes.memory), sum(|mv| mv.progress.raw), sum(|mv| mv.progress.bytes.disk), sum(not_sent)]
+        [
+            sum(|mv| mv.progress.bytes.memory),
+            sum(|mv| mv.progress.raw),
+            sum(|mv| mv.progress.bytes.disk),
+            sum(not_sent),
+            sum(|mv| mv.progress.neighbour_memory),
+        ]
     };
     for mv in moves {
         let pause = mv.progress.downtime_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.0} ms"));
-        let [memory, raw, disk, not_sent] = row(std::slice::from_ref(mv));
+        let [memory, raw, disk, not_sent, others] = row(std::slice::from_ref(mv));
         let outcome = if mv.after.is_some() { "waits".into() } else { show::word(&mv.progress.outcome) };
-        table.row([mv.vm.to_string(), mv.to.to_string(), outcome, time(mv), pause, memory, raw, disk, not_sent]);
+        table.row([
+            mv.vm.to_string(),
+            mv.to.to_string(),
+            outcome,
+            time(mv),
+            pause,
+            memory,
+            raw,
+            disk,
+            not_sent,
+            others,
+        ]);
     }
-    let [memory, raw, disk, not_sent] = row(moves);
+    let [memory, raw, disk, not_sent, others] = row(moves);
     let begin = moves.iter().map(|mv| mv.ordered_unix_us).min();
     let end = moves.iter().filter_map(|mv| mv.progress.phases.last()?.ended_unix_us).max();
     let took = begin
         .zip(end)
         .map_or_else(|| "-".into(), |(begin, end)| format!("{:.1} s", end.saturating_sub(begin) as f64 / 1e6));
     let all = format!("{} VMs", moves.len());
-    table.row([all, String::new(), String::new(), took, String::new(), memory, raw, disk, not_sent]);
+    table.row([all, String::new(), String::new(), took, String::new(), memory, raw, disk, not_sent, others]);
     table.lines()
 }
 

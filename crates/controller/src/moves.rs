@@ -60,6 +60,7 @@ pub fn fresh_progress(now_unix_us: u64, limit: Option<BitRate>) -> MoveProgress 
         raw: Bytes(0),
         zero_pages: 0,
         held_memory: Bytes(0),
+        neighbour_memory: Bytes(0),
         rounds: vec![],
         disk: DiskProgress::default(),
         memory_remaining: Bytes(0),

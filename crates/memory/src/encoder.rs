@@ -63,6 +63,8 @@ pub struct Progress {
     pub held_pages: u64,
     /// Pages that lie on disks that the destination has: they were referred to, not sent.
     pub disk_pages: u64,
+    /// Of `disk_pages`, those that are in another guest's memory ([`NEIGHBOURS`](crate::NEIGHBOURS)).
+    pub neighbour_pages: u64,
     /// Bytes that say where those lie, before zstd.
     pub disk_bytes: u64,
     /// Of `disk_pages`, those that the destination did not find as they were, and asked for.
@@ -539,6 +541,7 @@ impl Pages {
             _ => (&mut wire.progress.data_pages, false),
         };
         *counter += 1;
+        wire.progress.neighbour_pages += u64::from(spot.is_some_and(|spot| spot.disk >= disks::NEIGHBOURS));
         if is_run {
             self.run = Some((kind, self.run.map_or(0, |(_, n)| n) + 1));
         }

@@ -78,7 +78,7 @@ mod witness;
 pub use checkpoint::{Checkpoint, CheckpointKey, Holding, HoldingError};
 pub use config::{Config, DEFAULT_MAX_RAM, DEFAULT_VERSIONS, DEFAULT_WINDOW_LOG, Limits, PageKey, Resends};
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
-pub use disks::{Blocks, Feedback, Finder, Spot, SpotTable};
+pub use disks::{Blocks, Feedback, Finder, NEIGHBOURS, Spot, SpotTable};
 pub use encoder::{Encoder, Progress, Summary};
 pub use meter::{Clock, Stages};
 pub use record::{Layout, MAX_BLOCKS, PAGE_SIZE, PageBytes};

@@ -201,6 +201,7 @@ pub async fn end_qemu(parts: &Arc<Parts>) {
 
 async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
     let leaving = crate::recycle::leaving(parts);
+    let neighbour = crate::neighbours::leaving(node, parts);
     end_qemu(parts).await;
     if let Err(error) = node.remove_endpoints(parts).await {
         tracing::warn!(vm = parts.name, %error, "the endpoints could not be removed");
@@ -210,6 +211,9 @@ async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
         crate::kept::forget(&parts.folder);
         if let Some(leaving) = leaving {
             crate::recycle::take(parts, leaving);
+        }
+        if let Some(neighbour) = neighbour {
+            crate::neighbours::remember(node, parts, neighbour);
         }
     }
     for disk in parts.disks() {

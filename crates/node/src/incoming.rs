@@ -8,6 +8,7 @@ use crate::actor::Input;
 use crate::disk_index::Replicas;
 use crate::failpoint::{Point, reach_async};
 use crate::memory_in::{self, Delivered};
+use crate::neighbours::Here;
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::proto::{self, Note, Secret, Stage};
@@ -128,13 +129,19 @@ pub fn disk(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stream
 }
 
 /// A memory stream came.
-pub fn memory(parts: &Arc<Parts>, ticket: Ticket, key: Option<Secret>, stream: Stream) {
+pub fn memory(
+    parts: &Arc<Parts>,
+    ticket: Ticket,
+    key: Option<Secret>,
+    others: Vec<Option<std::fs::File>>,
+    stream: Stream,
+) {
     let Some(moving) = arriving(parts, ticket) else { return };
     let _in = crate::trace::span(parts).entered();
     let parts = parts.clone();
     crate::trace::spawn(async move {
         let result = tokio::select! {
-            result = feed(&parts, &moving, key, stream.split()) => result,
+            result = feed(&parts, &moving, key, others, stream.split()) => result,
             () = moving.over.cancelled() => Ok(()),
         };
         match result {
@@ -171,6 +178,7 @@ async fn feed(
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     key: Option<Secret>,
+    others: Vec<Option<std::fs::File>>,
     (back, mut from): (SendHalf, RecvHalf),
 ) -> Result<()> {
     let qemu = parts.qemu().context("the incoming QEMU is gone")?;
@@ -203,7 +211,7 @@ async fn feed(
     let (feedback, fed_back) = tokio::sync::mpsc::channel(memory_in::FEEDBACKS);
     let writing = crate::trace::spawn_blocking(move || {
         let _keeping = keeping;
-        let mut decoder = Decoder::new(limits)?.with_disks(Box::new(Replicas::new(into.disks())));
+        let mut decoder = Decoder::new(limits)?.with_disks(Box::new(Here::new(Replicas::new(into.disks()), others)));
         if let Ok(ram) = ram {
             decoder = decoder.with_ram(ram);
         }

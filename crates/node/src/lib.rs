@@ -22,6 +22,7 @@ pub mod membership;
 pub mod memory_in;
 pub mod memory_out;
 pub mod metrics;
+mod neighbours;
 pub mod node;
 pub mod orphans;
 pub mod outgoing;

@@ -10,6 +10,7 @@ use crate::disk::Disk;
 use crate::disk_index::DiskIndex;
 use crate::failpoint::{Point, reach_async};
 use crate::memory_out::{self, Returning, Seen};
+use crate::neighbours::Known;
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::peers::carried;
@@ -206,10 +207,17 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             None => None,
         };
         let keep = order.keep_checkpoint.then(|| moving.recycling.begin());
-        let hello = Hello::Memory { ticket: moving.ticket, key: key.clone().map(|key| proto::Secret(key.0)), keep };
+        let left = node.neighbours().of(parts.id, parts.definition().domain.as_ref(), &moving.peer.name);
+        let known = Known::new(index, left);
+        let hello = Hello::Memory {
+            ticket: moving.ticket,
+            key: key.clone().map(|key| proto::Secret(key.0)),
+            keep,
+            neighbours: known.vms(),
+        };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
-        memory(parts, moving, kept.zip(key), index, order.policy, stream.split()).await
+        memory(parts, moving, kept.zip(key), known, order.policy, stream.split()).await
     };
     tokio::select! {
         result = work => result,
@@ -220,12 +228,12 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
 
 /// Memory rounds, until the machine has what it needs, or the end.
 ///
-/// `kept`: what the destination has of an earlier try, and its key; `index`: what it has on its disks; `policy`: when it ends.
+/// `kept`: what the destination has of an earlier try, and its key; `known`: what it has on its disks, and in other guests' memory; `policy`: when it ends.
 async fn memory(
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     kept: Option<(Holding, CheckpointKey)>,
-    index: DiskIndex,
+    known: Known,
     policy: Policy,
     (out, back): (SendHalf, RecvHalf),
 ) -> Result<()> {
@@ -248,6 +256,7 @@ async fn memory(
         let now = counted.progress();
         (p.raw, p.zero_pages) = (Amount(now.raw_bytes), now.zero_pages);
         p.held_memory = Amount(now.held_pages * 4096);
+        p.neighbour_memory = Amount(now.neighbour_pages * 4096);
     });
     let (sender, mut pieces) = memory_out::channel();
     let (read_seen, read_moving) = (seen.clone(), moving.clone());
@@ -262,7 +271,7 @@ async fn memory(
     if let Some((holding, key)) = kept {
         encoder = encoder.with_holding(holding, &key);
     }
-    let encoder = encoder.with_disks(Box::new(index));
+    let encoder = encoder.with_disks(Box::new(known));
     let (heard, hears) = tokio::net::UnixStream::pair()?;
     let heard = heard.into_std()?;
     let reading = crate::trace::spawn_blocking(move || {
