@@ -168,10 +168,10 @@ fn named(path: &Path) -> impl Fn(io::Error) -> Failure + '_ {
     move |error| failure(format!("{}: {error}", path.display()))
 }
 
-/// Time since the first look at it.
+/// What this thread has had of a processor: other work on the machine does not count.
 fn clock() -> Duration {
-    static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    BEGIN.get_or_init(Instant::now).elapsed()
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// Seconds by stage, and how many Gbit/s of raw pages go through what is not zstd: one core's.
@@ -230,9 +230,9 @@ impl<'a> Pipe<'a> {
     }
 
     fn timed<T, E: std::fmt::Display>(&mut self, what: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
-        let begin = Instant::now();
+        let begin = clock();
         let result = what();
-        self.busy += begin.elapsed();
+        self.busy += clock().saturating_sub(begin);
         result.map_err(|error| failure(format!("{}: {error}", self.names.0.display())))
     }
 
@@ -247,7 +247,7 @@ impl<'a> Pipe<'a> {
         self.to.flush().map_err(named(self.names.1))
     }
 
-    /// `seconds`: of the codec alone, on one core; files are not counted.
+    /// `seconds`: of a processor, for the codec alone; files are not counted.
     fn stats(&self, read: &str, written: &str) -> Figures {
         let mut stats = Figures::new();
         stats.insert(read.into(), self.read.into());

@@ -132,7 +132,18 @@ pub fn read(
         }
     }
     encoder.finish(&mut wire)?;
-    crate::parts::lock(&seen.progress).clone_from(encoder.progress());
+    let p = encoder.progress();
+    crate::parts::lock(&seen.progress).clone_from(p);
+    let (zero, full, changed, on_disk) = (p.zero_pages, p.data_pages, p.delta_pages, p.disk_pages);
+    tracing::info!(
+        zero,
+        full,
+        changed,
+        on_disk,
+        unchanged = p.unchanged_pages,
+        wire = p.wire_bytes,
+        "memory is through"
+    );
     send(out, &mut wire)
 }
 
