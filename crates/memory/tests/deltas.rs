@@ -217,3 +217,25 @@ fn more_than_may_be_kept_here_is_refused_unless_ram_can_be_read() {
     let short = Limits { versions: 31 * PAGE as u64, ..LIMITS };
     assert!(matches!(decode(&wire, short), Err(WireError::Versions { .. })));
 }
+
+/// What the pages beside RAM are for, and what holds if they are too few.
+#[test]
+fn a_qemu_that_reads_later_than_its_socket_can_make_it_is_found_out_by_the_digest() {
+    let (raw, pages) = rounds_of(&[(0, 2500, 1), (0, 2500, 2), (0, 2500, 3)]);
+    let (wire, _) = encode(&raw, Resends::Keep, LIMITS.versions);
+    let outcome = |lag: usize| {
+        let mut qemu = Loader::new(pages);
+        let mut decoder = Decoder::new(LIMITS)?.with_ram(Witness::new("pc.ram", qemu.ram.try_clone().unwrap()));
+        let mut made = vec![];
+        for piece in wire.chunks(60_000) {
+            let (mut rest, mut more) = (piece, true);
+            while more || !rest.is_empty() {
+                more = decoder.push_some(&mut rest, &mut made)?;
+                qemu.load(&made[..made.len().saturating_sub(lag)]);
+            }
+        }
+        Ok(made == raw)
+    };
+    assert!(matches!(outcome(MOST_UNREAD), Ok(true)));
+    assert!(matches!(outcome(12 * MOST_UNREAD), Err(WireError::Digest { .. })));
+}
