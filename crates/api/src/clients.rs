@@ -10,7 +10,9 @@ use crate::image::{CopyImage, ImageCopy, ImageOrder};
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
 use crate::promote::{LocalPromotion, PromoteVm, PromoteVolume, Promoted};
-use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
+use crate::public::{
+    AddHost, Component, CreateVm, DryRun, Host, Move, MoveTogether, ResolveMove, Site, StartMove, Vm, Volume, Wire,
+};
 use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
 use crate::{ApiError, Name};
@@ -338,6 +340,16 @@ impl PublicClient {
     /// `POST /v1/moves`.
     pub async fn start_move(&self, order: &StartMove) -> Result<Move> {
         self.0.post("/v1/moves", &StartMove { dry_run: false, ..order.clone() }).await
+    }
+
+    /// `POST /v1/moves/together`.
+    pub async fn move_together(&self, order: &MoveTogether) -> Result<Vec<Move>> {
+        self.0.within(ORDER).post("/v1/moves/together", &MoveTogether { dry_run: false, ..order.clone() }).await
+    }
+
+    /// `POST /v1/moves/together` with `dry_run`.
+    pub async fn dry_run_together(&self, order: &MoveTogether) -> Result<Vec<DryRun>> {
+        self.0.within(ORDER).post("/v1/moves/together", &MoveTogether { dry_run: true, ..order.clone() }).await
     }
 
     /// `POST /v1/moves` with `dry_run`.

@@ -220,6 +220,9 @@ pub struct MoveOrder {
     pub throttle: Option<u8>,
     /// CPUs to have at the destination, if more than now.
     pub vcpus: Option<u32>,
+    /// Whether the source's host keeps the guest's memory, sealed, for when it comes back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_checkpoint: bool,
     /// What shows the other nodes that this was ordered. Signed anew each time that the order is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]

@@ -12,7 +12,9 @@ use crate::image::{CopyImage, ImageCopy};
 use crate::orphan::JudgedOrphan;
 use crate::precache::{Precache, StartPrecache};
 use crate::promote::{PromoteVolume, Promoted};
-use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
+use crate::public::{
+    AddHost, Component, CreateVm, DryRun, Host, Move, MoveTogether, ResolveMove, Site, StartMove, Vm, Volume, Wire,
+};
 use crate::trust::{ApiToken, Certificate, Enrol, NewApiToken, NewToken, Renew, Revoke, Token};
 use crate::verify::{Verified, VerifyVolume};
 use crate::{ApiError, Name, Problem};
@@ -153,6 +155,11 @@ fn move_or_dry_run(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({"description": "With `dry_run` a DryRun, else the Move.", "anyOf": [mv, dry]})
 }
 
+fn moves_or_dry_runs(generator: &mut SchemaGenerator) -> Schema {
+    let (moves, dry) = (generator.subschema_for::<Vec<Move>>(), generator.subschema_for::<Vec<DryRun>>());
+    json_schema!({"description": "With `dry_run` DryRuns, else the Moves.", "anyOf": [moves, dry]})
+}
+
 /// All that can be asked of a controller. Whoever adds a route adds it here; a test of the controller's says so.
 #[must_use]
 pub fn operations() -> Vec<Operation> {
@@ -271,6 +278,14 @@ pub fn operations() -> Vec<Operation> {
             .takes::<StartMove>()
             .answering(move_or_dry_run)
             .may(&[Conflict, NotFound, Blocked, Unreachable]),
+        post(
+            "/v1/moves/together",
+            "startMoves",
+            "Moves several VMs one after another, or with `dry_run` tells what would be in the way.",
+        )
+        .takes::<MoveTogether>()
+        .answering(moves_or_dry_runs)
+        .may(&[Conflict, NotFound, Blocked, Unreachable]),
         get("/v1/moves/{id}", "showMove", "Shows a move.").answers::<Move>(),
         post(
             "/v1/moves/{id}/cancel",

@@ -128,6 +128,9 @@ pub struct MoveProgress {
     /// Memory that the destination had from an earlier try, and that was not sent.
     #[serde(default)]
     pub held_memory: Bytes,
+    /// Memory that other VMs of the trust domain had at the destination: named, not sent.
+    #[serde(default)]
+    pub neighbour_memory: Bytes,
     /// The rounds so far; the last one may be going on.
     pub rounds: Vec<Round>,
     /// The disks, all together.

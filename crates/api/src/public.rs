@@ -188,6 +188,40 @@ pub struct StartMove {
     #[serde(default)]
     #[schemars(range(min = 1, max = 1024))]
     pub vcpus: Option<u32>,
+    /// Whether the host that it leaves keeps its memory for a day, sealed under a key that goes with the VM: coming back is less then.
+    #[serde(default)]
+    pub keep_checkpoint: bool,
+    /// Only check.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Moves several VMs to one place, one after another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveTogether {
+    /// The VMs. The smallest memory goes first; the next begins when the one before runs at its destination, or has failed.
+    #[schemars(length(min = 1, max = 64))]
+    pub vms: Vec<Name>,
+    /// A host, or a site: for each VM its first host without blockers.
+    pub to: Name,
+    /// How disks travel.
+    #[serde(default)]
+    pub disk: DiskStrategy,
+    /// At most so much on the link.
+    #[serde(default)]
+    #[schemars(schema_with = "crate::patterns::limit")]
+    pub limit: Option<BitRate>,
+    /// What each is to spare.
+    #[serde(default)]
+    pub policy: Policy,
+    /// As [`StartMove::throttle`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 99))]
+    pub throttle: Option<u8>,
+    /// As [`StartMove::keep_checkpoint`].
+    #[serde(default)]
+    pub keep_checkpoint: bool,
     /// Only check.
     #[serde(default)]
     pub dry_run: bool,
@@ -227,4 +261,7 @@ pub struct Move {
     pub memory: Bytes,
     /// As [`Move::memory`].
     pub disks: Bytes,
+    /// It was ordered together with others, and waits for its turn behind this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<MoveId>,
 }

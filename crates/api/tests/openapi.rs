@@ -9,7 +9,7 @@ use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::{CopyImage, Direction};
 use godwit_api::precache::StartPrecache;
 use godwit_api::promote::PromoteVolume;
-use godwit_api::public::{AddHost, Component, CreateVm, ResolveMove, Site, StartMove};
+use godwit_api::public::{AddHost, Component, CreateVm, MoveTogether, ResolveMove, Site, StartMove};
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::verify::VerifyVolume;
 use godwit_api::vm::{ComponentSpec, DiskSpec, VmSpec};
@@ -196,7 +196,7 @@ async fn answer(State(seen): State<Arc<Mutex<Seen>>>, request: Request) -> Json<
         }
     }
     let mut schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
-    if what == "startMove" && body["dry_run"] == json!(true) {
+    if (what == "startMove" || what == "startMoves") && body["dry_run"] == json!(true) {
         schema = &schema["anyOf"][1];
     }
     Json(sample(&document, schema, seen.all))
@@ -245,6 +245,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
             policy: Default::default(),
             throttle: Some(80),
             vcpus: None,
+            keep_checkpoint: true,
             dry_run: false,
         };
         let component = Component { name: web.clone(), kind: ComponentSpec::Switch { bridge: "br0".into() } };
@@ -288,6 +289,10 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, promote, &web, &promote);
         call!(api, called, start_move, &order);
         call!(api, called, dry_run, &order);
+        let StartMove { to, disk, limit, policy, throttle, keep_checkpoint, dry_run, .. } = order.clone();
+        let together = MoveTogether { vms: vec![web.clone()], to, disk, limit, policy, throttle, keep_checkpoint, dry_run };
+        call!(api, called, move_together, &together);
+        call!(api, called, dry_run_together, &together);
         call!(api, called, moves);
         call!(api, called, mv, MoveId(1));
         call!(api, called, cancel, MoveId(1));

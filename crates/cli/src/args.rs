@@ -541,9 +541,9 @@ pub struct CreateArgs {
 pub struct MoveArgs {
     #[command(subcommand)]
     pub command: Option<MoveCommand>,
-    /// The VM
-    #[arg(required = true)]
-    pub vm: Option<Name>,
+    /// The VM; several go one after another, the smallest memory first, and the next when the one before runs there
+    #[arg(required = true, value_name = "VM")]
+    pub vms: Vec<Name>,
     /// Where to: a site, or a host
     #[arg(long, value_name = "SITE|HOST", required_unless_present = "cancel")]
     pub to: Option<Name>,
@@ -564,6 +564,9 @@ pub struct MoveArgs {
     /// CPUs to have at the destination, if more than now
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
+    /// Have the host that it leaves keep its memory for a day, sealed under a key that goes with the VM: coming back is less then
+    #[arg(long)]
+    pub keep_checkpoint: bool,
     /// Only check, and list what is in the way
     #[arg(long)]
     pub dry_run: bool,
@@ -653,7 +656,7 @@ mod tests {
         let Command::Move(order) = parse("godwit move web --to texas --limit 50M --json").unwrap().command else {
             panic!("no move")
         };
-        assert_eq!(order.vm.unwrap().as_str(), "web");
+        assert_eq!(order.vms[0].as_str(), "web");
         assert_eq!(order.to.unwrap().as_str(), "texas");
         assert_eq!(order.limit, Some(BitRate(50_000_000)));
         let Command::Move(order) = parse("godwit move web --cancel").unwrap().command else { panic!("no move") };

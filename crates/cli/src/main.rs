@@ -19,6 +19,7 @@ mod spec;
 mod stream;
 mod table;
 mod timeline;
+mod together;
 mod user;
 mod verify;
 mod volume;

@@ -5,7 +5,7 @@ use crate::failure::{Code, Failure};
 use crate::quantity::size;
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_memory::codec::{self, Codec};
-use godwit_memory::{Blocks, Config, Finder, Limits, PAGE_SIZE, PageBytes, Resends, Spot, SpotTable};
+use godwit_memory::{Blocks, Clock, Config, Finder, Limits, PAGE_SIZE, PageBytes, Resends, Spot, SpotTable, Stages};
 use godwit_units::Bytes;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -43,10 +43,13 @@ pub struct EncodeArgs {
     /// zstd's level
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
     pub level: i32,
+    /// What is kept of what was last sent, for differences; 0: no differences. For `zstd` and `full`
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
+    pub versions: Bytes,
     /// CloudNet's cache, at each end
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     pub cache: Bytes,
-    /// Say what became of the stream
+    /// Say what became of the stream, and where the time went
     #[arg(long, value_enum)]
     pub stats: Option<Stats>,
 }
@@ -60,7 +63,7 @@ pub struct DecodeArgs {
     /// A disk of the VM, raw, as it was given to `encode`, in the same order
     #[arg(long, value_name = "FILE")]
     pub disk: Vec<PathBuf>,
-    /// Say how long it took
+    /// Say how long it took, and with what
     #[arg(long, value_enum)]
     pub stats: Option<Stats>,
 }
@@ -108,7 +111,8 @@ fn encode(args: &EncodeArgs) -> Result<(), Failure> {
         Again::Keep => Resends::Keep,
         Again::Elide => Resends::Elide,
     };
-    let config = Config { level: args.level, resends, ..Config::default() };
+    let clock = args.stats.map(|_| clock as Clock);
+    let config = Config { level: args.level, resends, versions: args.versions.0, clock, ..Config::default() };
     let mut encoder = codec::encoder(args.codec, config, disks, slots).map_err(failure)?;
     let mut pipe = Pipe::open(&args.input, &args.output)?;
     let mut out = vec![];
@@ -123,6 +127,7 @@ fn encode(args: &EncodeArgs) -> Result<(), Failure> {
         let mut stats = pipe.stats("raw_bytes", "wire_bytes");
         stats.insert("codec".into(), args.codec.name().into());
         stats.insert("index_seconds".into(), indexing.as_secs_f64().into());
+        stages(&mut stats, encoder.stages(), "raw_bytes");
         stats.extend(counted.into_iter().map(|(name, n)| (name.into(), n.into())));
         print(&args.output, &stats);
     }
@@ -134,7 +139,8 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
         true => None,
         false => Some(Box::new(Images::open(&args.disk)?)),
     };
-    let mut decoder = codec::decoder(Limits::default(), disks);
+    let limits = Limits { versions: u64::MAX, ..Limits::default() };
+    let mut decoder = codec::decoder(limits, disks, args.stats.map(|_| clock as Clock));
     let mut pipe = Pipe::open(&args.input, &args.output)?;
     let mut out = vec![];
     while let Some(piece) = pipe.read()? {
@@ -147,7 +153,9 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
     decoder.finish().map_err(failure)?;
     pipe.end()?;
     if args.stats.is_some() {
-        print(&args.output, &pipe.stats("wire_bytes", "raw_bytes"));
+        let mut stats = pipe.stats("wire_bytes", "raw_bytes");
+        stages(&mut stats, decoder.stages(), "raw_bytes");
+        print(&args.output, &stats);
     }
     Ok(())
 }
@@ -158,6 +166,30 @@ fn failure(error: impl std::fmt::Display) -> Failure {
 
 fn named(path: &Path) -> impl Fn(io::Error) -> Failure + '_ {
     move |error| failure(format!("{}: {error}", path.display()))
+}
+
+/// What this thread has had of a processor: other work on the machine does not count.
+fn clock() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Seconds by stage, and how many Gbit/s of raw pages go through what is not zstd: one core's.
+fn stages(stats: &mut Figures, stages: Option<Stages>, raw: &str) {
+    let Some(stages) = stages else { return };
+    let figure = |stats: &Figures, name: &str| stats.get(name).and_then(serde_json::Value::as_f64).unwrap_or_default();
+    let (raw, mut rest) = (figure(stats, raw), figure(stats, "seconds"));
+    let zstd = stages.zstd.as_secs_f64();
+    let rate = |seconds: f64| raw * 8.0 / 1e9 / seconds.max(1e-9);
+    stats.insert("gbit_per_s".into(), rate(rest).into());
+    stats.insert("gbit_per_s_without_zstd".into(), rate(rest - zstd).into());
+    let mut each = Figures::new();
+    for (name, time) in stages.named() {
+        each.insert(name.into(), time.as_secs_f64().into());
+        rest -= time.as_secs_f64();
+    }
+    each.insert("rest".into(), rest.into());
+    stats.insert("stage_seconds".into(), each.into());
 }
 
 type Figures = serde_json::Map<String, serde_json::Value>;
@@ -198,9 +230,9 @@ impl<'a> Pipe<'a> {
     }
 
     fn timed<T, E: std::fmt::Display>(&mut self, what: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
-        let begin = Instant::now();
+        let begin = clock();
         let result = what();
-        self.busy += begin.elapsed();
+        self.busy += clock().saturating_sub(begin);
         result.map_err(|error| failure(format!("{}: {error}", self.names.0.display())))
     }
 
@@ -215,7 +247,7 @@ impl<'a> Pipe<'a> {
         self.to.flush().map_err(named(self.names.1))
     }
 
-    /// `seconds`: of the codec alone, on one core; files are not counted.
+    /// `seconds`: of a processor, for the codec alone; files are not counted.
     fn stats(&self, read: &str, written: &str) -> Figures {
         let mut stats = Figures::new();
         stats.insert(read.into(), self.read.into());

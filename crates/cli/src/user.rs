@@ -272,7 +272,13 @@ impl User {
 
     async fn mv(&self, args: MoveArgs) -> Result<(), Failure> {
         let api = &self.client;
-        let vm = args.vm.ok_or_else(|| Failure::usage("which VM?"))?;
+        if args.vms.len() > 1 && !args.cancel {
+            return crate::together::run(api, args, self.json).await;
+        }
+        let vm = args.vms.first().cloned().ok_or_else(|| Failure::usage("which VM?"))?;
+        if args.vms.len() > 1 {
+            return Err(Failure::usage("one move is taken back at a time: name one VM"));
+        }
         if args.cancel {
             let mv = api.cancel(self.newest(&vm).await?.id).await?;
             return self.print(&mv, |mv| match mv.progress.outcome {
@@ -284,8 +290,8 @@ impl User {
             });
         }
         let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
-        let MoveArgs { disk, limit, policy, throttle, vcpus, dry_run, .. } = args;
-        let order = StartMove { vm, to, disk, limit, policy, throttle, vcpus, dry_run };
+        let MoveArgs { disk, limit, policy, throttle, vcpus, keep_checkpoint, dry_run, .. } = args;
+        let order = StartMove { vm, to, disk, limit, policy, throttle, vcpus, keep_checkpoint, dry_run };
         if args.dry_run {
             let dry = api.dry_run(&order).await?;
             self.print(&dry, show::dry_run)?;

@@ -28,6 +28,7 @@ mod state;
 mod store;
 #[cfg(test)]
 mod testing;
+mod together;
 mod tokens;
 mod trust;
 mod verify;
@@ -161,6 +162,7 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/orphans", get(orphans::list))
         .route("/v1/orphans/{host}/{orphan}", delete(orphans::remove))
         .route("/v1/moves", get(moves::list).post(moves::start))
+        .route("/v1/moves/together", post(together::start))
         .route("/v1/moves/{id}", get(moves::show))
         .route("/v1/moves/{id}/cancel", post(moves::cancel))
         .route("/v1/moves/{id}/limit", post(moves::limit))

@@ -60,6 +60,7 @@ pub fn fresh_progress(now_unix_us: u64, limit: Option<BitRate>) -> MoveProgress 
         raw: Bytes(0),
         zero_pages: 0,
         held_memory: Bytes(0),
+        neighbour_memory: Bytes(0),
         rounds: vec![],
         disk: DiskProgress::default(),
         memory_remaining: Bytes(0),
@@ -173,10 +174,10 @@ async fn check_destination(
 }
 
 /// Where a move would go, and what is in its way.
-struct Plan {
-    vm: VmRecord,
-    to: HostRecord,
-    blockers: Vec<Blocker>,
+pub(crate) struct Plan {
+    pub(crate) vm: VmRecord,
+    pub(crate) to: HostRecord,
+    pub(crate) blockers: Vec<Blocker>,
     facts: Option<HostFacts>,
     local: Option<LocalVm>,
 }
@@ -234,63 +235,89 @@ fn blocked(plan: &Plan) -> ApiError {
         .remedy("`--dry-run` lists this again without moving")
 }
 
+/// Checks an order, and whether who gives it may.
+pub(crate) async fn check(c: &Controller, who: &Caller, order: &StartMove) -> Result<Plan, ApiError> {
+    who.find(c, &order.vm)?;
+    if order.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
+        return Err(invalid(format!("limit: less than {LEAST_LIMIT} would stop the link")));
+    }
+    plan(c, order).await
+}
+
+/// What is known of both ends when nothing is in the way.
+pub(crate) fn admitted(plan: &Plan) -> Result<(&HostFacts, &LocalVm), ApiError> {
+    match (&plan.facts, &plan.local, plan.blockers.is_empty()) {
+        (Some(facts), Some(local), true) => Ok((facts, local)),
+        _ => Err(blocked(plan)),
+    }
+}
+
+/// Writes a move down that can begin; `after`: it waits for its turn behind this one.
+pub(crate) fn store(
+    c: &Controller,
+    order: &StartMove,
+    plan: &Plan,
+    after: Option<MoveId>,
+) -> Result<MoveRecord, ApiError> {
+    let (facts, local) = admitted(plan)?;
+    let _deciding = c.decide();
+    let now = c.vm_record(&order.vm)?;
+    supersede(c, now.definition.id)?;
+    if now.host != plan.vm.host || open_move(c, now.definition.id)?.is_some() {
+        return Err(conflict(format!("`{}` has just been given another move", order.vm))
+            .remedy(format!("`godwit move show {}`", order.vm)));
+    }
+    c.host(&plan.to.name)?;
+    let id = MoveId(c.store.next(Counter::Move)?);
+    let to = PeerHost { name: plan.to.name.clone(), link: facts.link, underlay: facts.underlay };
+    let ordered_unix_us = unix_us();
+    let record = MoveRecord {
+        order: MoveOrder {
+            id,
+            vm: now.definition.id,
+            to,
+            disk: order.disk,
+            limit: order.limit,
+            policy: order.policy,
+            throttle: order.throttle,
+            vcpus: order.vcpus,
+            keep_checkpoint: order.keep_checkpoint,
+            capability: None,
+        },
+        vm: order.vm.clone(),
+        from: now.host,
+        owner: (local.lineage, local.generation),
+        ordered_unix_us,
+        memory: now.definition.spec.memory,
+        disks: now.definition.spec.disks.iter().map(|d| d.size).sum(),
+        step: Step::Begin,
+        cancel: false,
+        progress: fresh_progress(ordered_unix_us, order.limit),
+        claim: None,
+        superseded: false,
+        after,
+    };
+    c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
+    Ok(record)
+}
+
+/// Drives a move that is written down; nobody waits for its being accepted.
+pub(crate) fn set_off(c: &Arc<Controller>, record: MoveRecord) {
+    c.spawn(drive(Arc::clone(c), record, None));
+}
+
 pub async fn start(
     State(c): Shared,
     Extension(who): Extension<Caller>,
     Json(order): Json<StartMove>,
 ) -> Result<Response, ApiError> {
-    who.find(&c, &order.vm)?;
-    if order.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
-        return Err(invalid(format!("limit: less than {LEAST_LIMIT} would stop the link")));
-    }
-    let plan = plan(&c, &order).await?;
+    let plan = check(&c, &who, &order).await?;
     if order.dry_run {
         let Plan { vm, to, blockers, .. } = plan;
         let answer = DryRun { vm: order.vm, from: vm.host, to: to.name, blockers };
         return Ok(Json(answer).into_response());
     }
-    let (Some(facts), Some(local), true) = (&plan.facts, &plan.local, plan.blockers.is_empty()) else {
-        return Err(blocked(&plan));
-    };
-    let record = {
-        let _deciding = c.decide();
-        let now = c.vm_record(&order.vm)?;
-        supersede(&c, now.definition.id)?;
-        if now.host != plan.vm.host || open_move(&c, now.definition.id)?.is_some() {
-            return Err(conflict(format!("`{}` has just been given another move", order.vm))
-                .remedy(format!("`godwit move show {}`", order.vm)));
-        }
-        c.host(&plan.to.name)?;
-        let id = MoveId(c.store.next(Counter::Move)?);
-        let to = PeerHost { name: plan.to.name.clone(), link: facts.link, underlay: facts.underlay };
-        let ordered_unix_us = unix_us();
-        let record = MoveRecord {
-            order: MoveOrder {
-                id,
-                vm: now.definition.id,
-                to,
-                disk: order.disk,
-                limit: order.limit,
-                policy: order.policy,
-                throttle: order.throttle,
-                vcpus: order.vcpus,
-                capability: None,
-            },
-            vm: order.vm,
-            from: now.host,
-            owner: (local.lineage, local.generation),
-            ordered_unix_us,
-            memory: now.definition.spec.memory,
-            disks: now.definition.spec.disks.iter().map(|d| d.size).sum(),
-            step: Step::Begin,
-            cancel: false,
-            progress: fresh_progress(ordered_unix_us, order.limit),
-            claim: None,
-            superseded: false,
-        };
-        c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
-        record
-    };
+    let record = store(&c, &order, &plan, None)?;
     let id = record.id();
     let (accepted, answer) = oneshot::channel();
     c.spawn(drive(Arc::clone(&c), record, Some(accepted)));
@@ -324,8 +351,9 @@ async fn drive(c: Arc<Controller>, record: MoveRecord, accepted: Option<Accepted
 async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Accepted>) {
     tracing::info!(from = %record.from, to = %record.order.to.name, step = ?record.step, "driving a move");
     if record.step == Step::Begin {
+        let has_turn = crate::together::turn(&c, &record).await;
         reach(Point::SagaStored, record.order.vm).await;
-        let answer = begin(&c, &mut record).await;
+        let answer = if has_turn { begin(&c, &mut record).await } else { Err(conflict("cancelled before its turn")) };
         reach(Point::SagaOrdered, record.order.vm).await;
         let refused = answer.as_ref().err().cloned();
         if let Some(error) = &refused {
@@ -387,7 +415,7 @@ fn stored(c: &Controller, id: MoveId) -> Option<MoveRecord> {
 }
 
 /// Whether somebody has asked for the move's end.
-fn cancel_wanted(c: &Controller, record: &MoveRecord) -> bool {
+pub(crate) fn cancel_wanted(c: &Controller, record: &MoveRecord) -> bool {
     stored(c, record.id()).is_some_and(|r| r.cancel)
 }
 

@@ -76,6 +76,9 @@ pub struct MoveRecord {
     /// The VM has arrived, and something else is wanted of it while blocks of its disks still follow.
     #[serde(default)]
     pub superseded: bool,
+    /// It was ordered together with others, and waits for its turn behind this one.
+    #[serde(default)]
+    pub after: Option<MoveId>,
 }
 
 /// That somebody has claimed a VM.
@@ -125,6 +128,7 @@ impl MoveRecord {
             progress: self.progress.clone(),
             memory: self.memory,
             disks: self.disks,
+            after: self.after.filter(|_| self.step == Step::Begin),
         }
     }
 }

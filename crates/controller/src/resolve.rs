@@ -42,6 +42,7 @@ pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>
         policy: record.order.policy,
         throttle: record.order.throttle,
         vcpus: record.order.vcpus,
+        keep_checkpoint: record.order.keep_checkpoint,
         dry_run: false,
     };
     moves::start(State(c), who, Json(again)).await

@@ -86,6 +86,7 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/wires", Read),
     ("GET", "/v1/moves", Read),
     ("POST", "/v1/moves", Move),
+    ("POST", "/v1/moves/together", Move),
     ("GET", "/v1/moves/{id}", Read),
     ("POST", "/v1/moves/{id}/cancel", Move),
     ("POST", "/v1/moves/{id}/limit", Move),

@@ -10,7 +10,7 @@ use std::io::Write as _;
 /// A small window, so that a run is quick; it is zstd's memory, not counted here.
 const WINDOW: u32 = 17;
 /// The largest RAM that either end believes here. Per page the encoder keeps 16 bytes, once the page was sent.
-const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW };
+const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW, versions: 1 << 20 };
 
 /// A stream as QEMU writes it: RAM's START with these blocks, a part, the END, a device's state.
 fn raw(blocks: &[(&str, u64)], pages: &[(usize, u64, Option<u8>)]) -> Vec<u8> {
@@ -42,6 +42,11 @@ fn raw(blocks: &[(&str, u64)], pages: &[(usize, u64, Option<u8>)]) -> Vec<u8> {
                 last = Some(*block);
             }
             match fill {
+                // A little different from a page of ones.
+                Some(fill) if *fill >= 200 => {
+                    bytes.extend_from_slice(&[*fill; 16]);
+                    bytes.extend_from_slice(&[1; 4080]);
+                }
                 Some(fill) => bytes.extend_from_slice(&[*fill; 4096]),
                 None => bytes.push(0),
             }
@@ -56,6 +61,7 @@ fn raws() -> Vec<Vec<u8>> {
     vec![
         raw(&[("pc.ram", 64), ("pc.bios", 3)], &[(0, 0, None), (0, 1, None), (1, 2, Some(7)), (0, 63, Some(1))]),
         raw(&[("pc.ram", 200_000)], &[(0, 199_999, None), (0, 5, None), (0, 6, Some(2))]),
+        raw(&[("a", 9)], &[(0, 3, Some(1)), (0, 3, Some(200)), (0, 4, Some(1)), (0, 3, Some(201)), (0, 4, Some(202))]),
         raw(&[("a", 1)], &[]),
     ]
 }
@@ -66,6 +72,7 @@ fn encoder() -> Encoder {
         resends: Resends::Elide,
         key: PageKey([7; 32]),
         max_ram: LIMITS.max_ram,
+        versions: LIMITS.versions,
         ..Config::default()
     };
     Encoder::new(config).expect("the window is within zstd's bounds")
@@ -139,8 +146,9 @@ fn decode(mut wire: &[u8]) -> bool {
     decoder.decoded().complete
 }
 
-/// What is made at once, twice over as a vector grows, and what waits decompressed. It does not grow with the input.
-const DECODES: fn(usize) -> usize = |length| 3 * MIB + 2 * length;
+/// What is made at once, twice over as a vector grows, what waits decompressed, what is kept for differences (1 MiB) and where that is (1 MiB for
+/// the largest RAM). It does not grow with the input.
+const DECODES: fn(usize) -> usize = |length| 6 * MIB + 2 * length;
 
 /// What the destination's node reads from another: operations, compressed after they were broken.
 pub const DECODER: Target = Target {

@@ -1,5 +1,6 @@
 //! Pages of a guest's RAM that a destination keeps on its disk while they come in, so that a move that was cut short and
-//! is tried again need not send them again.
+//! is tried again need not send them again; and, where it was wanted, of a guest that moved away, so that one that comes back need
+//! bring only what it changed ([`Checkpoint::take`]). Nobody can start a guest from one: it has no device's state, and its key is with the guest.
 //!
 //! ```text
 //!   first try    Decoder ---- every page ----> Checkpoint
@@ -29,7 +30,8 @@
 use crate::config::PageKey;
 use crate::cursor::{Cursor, More};
 use crate::format;
-use crate::record::{Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place, put_table};
+use crate::record::{Block, Layout, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place, put_table};
+use crate::witness::Witness;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use rustix::fs::SeekFrom;
 use std::fmt;
@@ -166,6 +168,32 @@ impl Checkpoint {
             }
         }
         Ok(Holding { blocks: self.blocks.clone(), marks })
+    }
+
+    /// Keeps all of a guest's RAM as it stands still, for when it comes back: a stream of the guest's had this layout. How many pages; zeroes
+    /// are not kept, and nor is anything that could be started: no device's state.
+    ///
+    /// # Errors
+    /// When RAM cannot be read, or the file not be written: then there is no checkpoint.
+    pub fn take(&mut self, layout: &Layout, ram: &Witness) -> io::Result<u64> {
+        let Some(block) = layout.0.iter().position(|block| ram.is_of(&block.name)) else {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("the guest has no RAM block `{}`", ram.block()),
+            ));
+        };
+        // Laid out anew: what an earlier stream left here is older than what is kept now.
+        self.lay_out(vec![]);
+        self.begin(&layout.0);
+        let mut kept = 0;
+        ram.each(layout.0[block].pages, |page, content| {
+            if content.iter().any(|byte| *byte != 0) {
+                self.keep(Place { block, page }, content);
+                kept += 1;
+            }
+            self.trouble.take().map_or(Ok(()), Err)
+        })?;
+        Ok(kept)
     }
 
     /// A stream with these blocks begins: what is kept of others is dropped.

@@ -4,7 +4,7 @@
 //! | codec | what it is |
 //! |---|---|
 //! | [`Codec::Plain`] | QEMU's stream as it is |
-//! | [`Codec::Zstd`] | zero pages and re-sends elided or counted, zstd with a window of 128 MiB |
+//! | [`Codec::Zstd`] | zero pages counted, re-sends elided or as differences, zstd with a window of 128 MiB |
 //! | [`Codec::Full`] | the same, and references to the disks that are given |
 //! | [`Codec::CloudNet`] | CloudNet's quarter pages, caches and deltas ([`cloudnet`](self)), alone |
 //! | [`Codec::CloudNetZstd`] | the same, zstd behind it |
@@ -17,6 +17,7 @@ use crate::config::{Config, Limits};
 use crate::decoder::WireError;
 use crate::disks::{self, Blocks, Feedback, Finder};
 use crate::format;
+use crate::meter::{Clock, Stages};
 use crate::stream::StreamError;
 use std::fmt;
 use std::io;
@@ -123,6 +124,11 @@ pub trait Encode {
     /// # Errors
     /// When it is no whole stream.
     fn finish(&mut self, out: &mut Vec<u8>) -> Result<Vec<(&'static str, u64)>, StreamError>;
+
+    /// Where its time went, if it measures that.
+    fn stages(&self) -> Option<Stages> {
+        None
+    }
 }
 
 /// Makes it QEMU's again.
@@ -138,6 +144,11 @@ pub trait Decode {
     /// # Errors
     /// When there should be.
     fn finish(&mut self) -> Result<(), CodecError>;
+
+    /// Where its time went, if it measures that.
+    fn stages(&self) -> Option<Stages> {
+        None
+    }
 }
 
 /// An encoder. `disks` are for [`Codec::Full`], which is [`Codec::Zstd`] without; `cache`: quarters of a page in CloudNet's cache.
@@ -164,10 +175,10 @@ pub fn encoder(
     })
 }
 
-/// A decoder of whatever the file says that it is.
+/// A decoder of whatever the file says that it is; `clock`: to measure with.
 #[must_use]
-pub fn decoder(limits: Limits, disks: Option<Box<dyn Blocks>>) -> Box<dyn Decode> {
-    Box::new(Any { limits, disks, magic: vec![], inner: None })
+pub fn decoder(limits: Limits, disks: Option<Box<dyn Blocks>>, clock: Option<Clock>) -> Box<dyn Decode> {
+    Box::new(Any { limits, disks, clock, magic: vec![], inner: None })
 }
 
 /// A frame with a long window.
@@ -229,11 +240,17 @@ impl Encode for Ours {
         Ok(vec![
             ("zero_pages", p.zero_pages),
             ("data_pages", p.data_pages),
+            ("delta_pages", p.delta_pages),
+            ("delta_bytes", p.delta_bytes),
             ("disk_pages", p.disk_pages),
             ("unchanged_pages", p.unchanged_pages),
             ("reference_bytes", p.disk_bytes),
             ("other_bytes", p.other_bytes),
         ])
+    }
+
+    fn stages(&self) -> Option<Stages> {
+        Some(self.0.stages())
     }
 }
 
@@ -253,12 +270,17 @@ impl Decode for Theirs {
     fn finish(&mut self) -> Result<(), CodecError> {
         if self.0.decoded().complete { Ok(()) } else { Err(CodecError::Truncated) }
     }
+
+    fn stages(&self) -> Option<Stages> {
+        Some(self.0.stages())
+    }
 }
 
 /// Until four bytes have told what it is.
 struct Any {
     limits: Limits,
     disks: Option<Box<dyn Blocks>>,
+    clock: Option<Clock>,
     magic: Vec<u8>,
     inner: Option<Box<dyn Decode>>,
 }
@@ -276,6 +298,10 @@ impl Decode for Any {
             &cloudnet::MAGIC => Box::new(cloudnet::Decoder::new(self.limits.max_ram)),
             &format::MAGIC => {
                 let decoder = crate::Decoder::new(self.limits)?;
+                let decoder = match self.clock {
+                    Some(clock) => decoder.with_clock(clock),
+                    None => decoder,
+                };
                 let mut decoder = Theirs(match self.disks.take() {
                     Some(disks) => decoder.with_disks(disks),
                     None => decoder,
@@ -296,5 +322,9 @@ impl Decode for Any {
 
     fn finish(&mut self) -> Result<(), CodecError> {
         self.inner.as_mut().ok_or(CodecError::Truncated)?.finish()
+    }
+
+    fn stages(&self) -> Option<Stages> {
+        self.inner.as_ref()?.stages()
     }
 }

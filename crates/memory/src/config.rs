@@ -1,11 +1,14 @@
 //! What both ends are told.
 
+use crate::meter::Clock;
 use std::fmt;
 
 /// RAM that is believed when nothing else is said: 4 TiB. The table of hashes takes 1/256 of it, untouched until used.
 pub const DEFAULT_MAX_RAM: u64 = 4 << 40;
 /// Window of 128 MiB: what `zstd --long` uses, and what its decoders take without being asked.
 pub const DEFAULT_WINDOW_LOG: u32 = 27;
+/// What the source keeps of what it last sent, at most: 256 MiB, or the guest's memory if that is less.
+pub const DEFAULT_VERSIONS: u64 = 256 << 20;
 
 /// Key of the hashes by which an encoder knows a page again. They never leave it.
 ///
@@ -56,6 +59,11 @@ pub struct Config {
     pub key: PageKey,
     /// Largest RAM that QEMU may announce, in bytes.
     pub max_ram: u64,
+    /// How much is kept of what was last sent, in bytes, to send differences from it; 0: no differences. It is taken as pages go, and a
+    /// destination that cannot read its guest's RAM keeps as much.
+    pub versions: u64,
+    /// To measure with where time goes ([`Stages`](crate::Stages)).
+    pub clock: Option<Clock>,
 }
 
 impl Default for Config {
@@ -66,6 +74,8 @@ impl Default for Config {
             resends: Resends::default(),
             key: PageKey::random(),
             max_ram: DEFAULT_MAX_RAM,
+            versions: DEFAULT_VERSIONS,
+            clock: None,
         }
     }
 }
@@ -77,10 +87,12 @@ pub struct Limits {
     pub max_ram: u64,
     /// Logarithm of zstd's window, 10 to 31: the memory that the other end makes this one allocate.
     pub window_log: u32,
+    /// What has to be kept here of what came last, in bytes, where the guest's RAM cannot be read.
+    pub versions: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_ram: DEFAULT_MAX_RAM, window_log: DEFAULT_WINDOW_LOG }
+        Self { max_ram: DEFAULT_MAX_RAM, window_log: DEFAULT_WINDOW_LOG, versions: DEFAULT_VERSIONS }
     }
 }

@@ -3,9 +3,13 @@
 use crate::checkpoint::Checkpoint;
 use crate::config::Limits;
 use crate::cursor::{Cursor, Stop};
+use crate::delta;
 use crate::disks::{self, Blocks, Feedback, MAX_WAITING, Spot, TELL_EVERY};
 use crate::format::{self, Segment};
+use crate::meter::{Clock, Meter, Stages};
 use crate::record::{self, Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place};
+use crate::versions::{Settling, Versions, watched};
+use crate::witness::Witness;
 use std::io;
 use zstd::stream::raw::{DParameter, InBuffer, Operation, OutBuffer};
 
@@ -22,7 +26,7 @@ pub const ENOUGH: usize = 1 << 20;
 pub enum WireError {
     /// Another format.
     #[error(
-        "the memory stream begins with {found:02x?}, not with GWM3: both nodes must run the same version of godwit"
+        "the memory stream begins with {found:02x?}, not with GWM4: both nodes must run the same version of godwit"
     )]
     NotGodwit {
         /// The first four bytes.
@@ -80,6 +84,29 @@ pub enum WireError {
         /// What is wrong.
         why: String,
     },
+    /// What a difference is to be applied to cannot be read.
+    #[error(
+        "page {page} of `{block}` came as a difference, and what it was cannot be read from the incoming guest's RAM: {source}; move again"
+    )]
+    Ram {
+        /// The RAM block's name.
+        block: String,
+        /// The page's index in it.
+        page: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// More would have to be kept than may be.
+    #[error(
+        "the source sends differences from {bytes} bytes of pages, and {limit} may be kept here: raise the limit, or start QEMU with memory \
+         that can be read"
+    )]
+    Versions {
+        /// What it said.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// The answer to a question is too long in coming.
     #[error(
         "the source did not say within {waiting} bytes what the blocks of a disk hold that are not here as it meant them; move again, with \
@@ -126,7 +153,7 @@ pub struct Decoder {
     waiting: Vec<u8>,
     taken: usize,
     disks: References,
-    /// Whether zstd's frame ended.
+    /// Whether zstd's frame ended. Behind it comes nothing, or another one.
     frame_ended: bool,
     /// Whether zstd may have more to give without any input: it stopped for want of room.
     holds: bool,
@@ -135,6 +162,12 @@ pub struct Decoder {
     at: usize,
     blocks: Vec<Block>,
     checkpoint: Option<Checkpoint>,
+    /// The incoming guest's RAM.
+    ram: Option<Witness>,
+    /// How much the source keeps for differences.
+    keeps: u64,
+    before: Before,
+    meter: Meter,
     /// The page behind the last one.
     expected: Option<Place>,
     hasher: blake3::Hasher,
@@ -165,6 +198,10 @@ impl Decoder {
             at: 0,
             blocks: vec![],
             checkpoint: None,
+            ram: None,
+            keeps: 0,
+            before: Before::Nothing,
+            meter: Meter::default(),
             expected: None,
             hasher: blake3::Hasher::new(),
             so_far: Decoded::default(),
@@ -177,6 +214,28 @@ impl Decoder {
     pub fn with_checkpoint(mut self, checkpoint: Checkpoint) -> Self {
         self.checkpoint = Some(checkpoint);
         self
+    }
+
+    /// Takes differences against the incoming guest's RAM itself, instead of keeping a copy of what came last. To be called before the first
+    /// push, and then to be driven by [`Decoder::push_some`], whose output goes to QEMU through a socket of at most
+    /// [`MOST_UNREAD`](crate::MOST_UNREAD) bytes before the next call.
+    #[must_use]
+    pub fn with_ram(mut self, ram: Witness) -> Self {
+        self.ram = Some(ram);
+        self
+    }
+
+    /// Measures where time goes.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.meter.clock = Some(clock);
+        self
+    }
+
+    /// Where its time went, if it was given a clock.
+    #[must_use]
+    pub fn stages(&self) -> Stages {
+        self.meter.stages
     }
 
     /// Copies out of the VM's disks what the encoder refers to. To be called before the first push. Without, all of it is asked for.
@@ -365,13 +424,14 @@ impl Decoder {
     /// Fills `plain` from `packed`; whether anything came.
     fn decompress(&mut self, packed: &mut &[u8]) -> Result<bool, WireError> {
         if self.frame_ended {
-            if !self.so_far.complete {
-                return Err(self.damaged("it ends without its trailer"));
+            if packed.is_empty() {
+                return Ok(false);
             }
-            if !packed.is_empty() {
+            if self.so_far.complete {
                 return Err(self.damaged("it goes on behind its end"));
             }
-            return Ok(false);
+            // With another level.
+            self.frame_ended = false;
         }
         self.plain.drain(..self.at);
         self.at = 0;
@@ -380,6 +440,7 @@ impl Decoder {
             return Ok(false);
         }
         let end = self.plain.len();
+        let then = self.meter.now();
         let mut input = InBuffer::around(packed);
         let hint = {
             let mut output = OutBuffer::around_pos(&mut self.plain, end);
@@ -390,6 +451,7 @@ impl Decoder {
             })?
         };
         let taken = input.pos();
+        self.meter.stages.zstd += self.meter.since(then);
         *packed = &packed[taken..];
         self.holds = self.plain.len() == self.plain.capacity();
         self.frame_ended = hint == 0;
@@ -401,7 +463,9 @@ impl Decoder {
     }
 
     fn hash(&mut self, out: &[u8], hashed: &mut usize) {
+        let then = self.meter.now();
         self.hasher.update(&out[*hashed..]);
+        self.meter.stages.digest += self.meter.since(then);
         self.so_far.rebuilt_bytes += (out.len() - *hashed) as u64;
         *hashed = out.len();
     }
@@ -436,6 +500,7 @@ impl Decoder {
             }
             format::BLOCKS => self.read_blocks(&mut c)?,
             format::DISKS => self.disks.key = Some(*c.array()?),
+            format::DELTAS => self.keeps = self.number(&mut c, u64::MAX, "no size")?,
             format::CHECK => {
                 let digest = c.array()?;
                 self.hash(out, hashed);
@@ -490,6 +555,7 @@ impl Decoder {
         if let Some(checkpoint) = &mut self.checkpoint {
             checkpoint.begin(&blocks);
         }
+        self.before = self.before(&blocks)?;
         self.blocks = blocks;
         self.expected = None;
         Ok(())
@@ -513,7 +579,8 @@ impl Decoder {
         } else {
             self.expected.ok_or_else(|| Stop::Bad(self.damaged("a page follows none")))?
         };
-        let kind = op & (format::ZERO | format::HELD);
+        let kind = op & (format::ZERO | format::HELD | format::DELTA);
+        let made;
         let (mut content, mut spots, mut checksum) = (None, vec![], [0; disks::CHECKSUM]);
         let count = match kind {
             format::ZERO => self.number(c, format::MAX_RUN, "an overlong run")?,
@@ -523,10 +590,16 @@ impl Decoder {
                 checksum = *c.array()?;
                 spots.iter().map(|(_, length)| length).sum()
             }
-            _ => {
+            format::DELTA => {
+                made = self.changed(place, c)?;
+                content = Some(&made);
+                1
+            }
+            0 => {
                 content = Some(c.array::<PAGE_SIZE>()?);
                 1
             }
+            _ => return Err(Stop::Bad(self.damaged("an unknown operation"))),
         };
         let Some(block) = self.blocks.get(place.block) else {
             return Err(Stop::Bad(self.damaged("an unknown RAM block")));
@@ -541,17 +614,52 @@ impl Decoder {
         }
         let mut name = named.then_some(&*block.name);
         for page in place.page..end {
+            let place = Place { page, ..place };
             if kind == format::HELD {
-                let held = Self::held(self.checkpoint.as_mut(), block, Place { page, ..place }).map_err(Stop::Bad)?;
+                let held = Self::held(self.checkpoint.as_mut(), block, place).map_err(Stop::Bad)?;
                 record::write(out, page, name.take(), Some(&held));
+                self.before.put(place, Some(&held), &mut self.meter);
             } else {
                 record::write(out, page, name.take(), content);
+                self.before.put(place, content, &mut self.meter);
             }
         }
         if let (Some(checkpoint), Some(content)) = (&mut self.checkpoint, content) {
             checkpoint.keep(place, content);
         }
         Ok(())
+    }
+
+    /// What differences from pages of these blocks are against.
+    fn before(&mut self, blocks: &[Block]) -> Result<Before, Stop<WireError>> {
+        let Some(block) = watched(blocks).filter(|_| self.keeps > 0) else { return Ok(Before::Nothing) };
+        match self.ram.take() {
+            Some(ram) if ram.is_of(&blocks[block].name) => Ok(Before::Ram { block, ram, settling: Settling::new() }),
+            _ if self.keeps.min(blocks[block].pages.saturating_mul(PAGE_SIZE as u64)) > self.limits.versions => {
+                Err(Stop::Bad(WireError::Versions { bytes: self.keeps, limit: self.limits.versions }))
+            }
+            _ => Ok(Before::Kept(Versions::new(self.keeps, blocks))),
+        }
+    }
+
+    /// A page that came as a difference.
+    fn changed(&mut self, place: Place, c: &mut Cursor<'_>) -> Result<PageBytes, Stop<WireError>> {
+        let then = self.meter.now();
+        let read = self.before.get(place);
+        let mut page = match read {
+            Ok(Some(page)) => page,
+            Ok(None) => return Err(Stop::Bad(self.damaged("a difference from nothing"))),
+            Err(source) => {
+                let block = self.blocks[place.block].name.escape_ascii().to_string();
+                return Err(Stop::Bad(WireError::Ram { block, page: place.page, source }));
+            }
+        };
+        delta::apply(&mut page, c).map_err(|stop| match stop {
+            Stop::More => Stop::More,
+            Stop::Bad(what) => Stop::Bad(self.damaged(what)),
+        })?;
+        self.meter.stages.deltas += self.meter.since(then);
+        Ok(page)
     }
 
     /// Which blocks a group's pages are.
@@ -604,12 +712,56 @@ impl Decoder {
         for (page, content) in (group.place.page..).zip(contents.chunks_exact(PAGE_SIZE)) {
             let content: &PageBytes = content.first_chunk().expect("a chunk has a page");
             record::write(out, page, name.take(), Some(content));
+            self.before.put(Place { page, ..group.place }, Some(content), &mut self.meter);
             if let Some(checkpoint) = &mut self.checkpoint {
                 checkpoint.keep(Place { page, ..group.place }, content);
             }
         }
         self.disks.past += 1;
         self.disks.untold += group.count;
+    }
+}
+
+/// What differences are against.
+enum Before {
+    /// There are none.
+    Nothing,
+    /// What was given to QEMU last, and its RAM for what was before.
+    Ram { block: usize, ram: Witness, settling: Settling },
+    /// As the source has it.
+    Kept(Versions),
+}
+
+impl Before {
+    /// What was last said of a page; `None` if that is not known.
+    fn get(&self, place: Place) -> io::Result<Option<PageBytes>> {
+        match self {
+            Self::Ram { block, ram, settling } if *block == place.block => match settling.get(place.page) {
+                Some(page) => Ok(Some(*page)),
+                None => {
+                    let mut page = [0; PAGE_SIZE];
+                    ram.read(place.page, &mut page).map(|()| Some(page))
+                }
+            },
+            Self::Kept(versions) => Ok(versions.get(place).copied()),
+            _ => Ok(None),
+        }
+    }
+
+    /// This is said of a page now; `None`: zeroes.
+    fn put(&mut self, place: Place, content: Option<&PageBytes>, meter: &mut Meter) {
+        let then = meter.now();
+        match (self, content) {
+            (Self::Ram { block, settling, .. }, Some(content)) if *block == place.block => {
+                settling.put(place.page, content);
+            }
+            (Self::Kept(versions), Some(content)) => {
+                versions.put(place, content, |_, _| {});
+            }
+            (Self::Kept(versions), None) => versions.clear(place),
+            _ => return,
+        }
+        meter.stages.deltas += meter.since(then);
     }
 }
 

@@ -12,7 +12,8 @@
 //!   answer: the group's contents            --> verified, used
 //! ```
 //!
-//! It is about a VM's own volumes only: whoever may have its memory may have its disks, and nobody's bytes tell of anybody else's.
+//! It is about a VM's own volumes only, and what else both sides agree upon ([`NEIGHBOURS`]): whoever may have its memory may have its disks, and
+//! nobody's bytes tell of anybody else's.
 //!
 //! # What can go wrong
 //!
@@ -53,6 +54,10 @@ pub(crate) const SEND_EVERY: u64 = 1024;
 /// Bytes of a group's digest.
 pub(crate) const CHECKSUM: usize = 8;
 
+/// A spot's disks from this one on are no disks of the VM's, but whatever else both sides know by a number: the memory of guests of the same
+/// trust domain that are at the destination already.
+pub const NEIGHBOURS: u8 = 128;
+
 /// A block of 4096 bytes of one of the VM's disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Spot {
@@ -91,6 +96,12 @@ pub trait Blocks: Send {
 pub trait Finder: Blocks {
     /// A block that had these contents when it was last looked at.
     fn find(&self, content: &PageBytes) -> Option<Spot>;
+
+    /// Whether a block has these contents.
+    fn holds(&self, spot: Spot, content: &PageBytes) -> bool {
+        let mut block = [0; PAGE_SIZE];
+        self.read(spot, &mut block) && block == *content
+    }
 }
 
 /// Where which contents lie, as far as somebody looked: a hash for each block, never the contents. It has a fixed size, and where
@@ -236,8 +247,7 @@ impl Referring {
         }
         let found = self.finder.find(content)?;
         let next = Some(self.next).filter(|next| *next != found);
-        let mut block = [0; PAGE_SIZE];
-        next.into_iter().chain([found]).find(|spot| self.finder.read(*spot, &mut block) && block == *content)
+        next.into_iter().chain([found]).find(|spot| self.finder.holds(*spot, content))
     }
 
     /// The next page of the open group.

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 const WINDOW: u32 = 20;
-const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW };
+const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW, versions: 1 << 30 };
 const RAM: &[(&str, u64)] = &[("pc.ram", 4096), ("pc.bios", 3)];
 
 /// A disk: the contents of its blocks, `None` where it cannot be read.

@@ -1,23 +1,25 @@
 //! Godwit's own format of a memory stream: what crosses the WAN between [`Encoder`](crate::Encoder) and
 //! [`Decoder`](crate::Decoder).
 //!
-//! Four bytes [`MAGIC`], then segments: four bytes, little-endian, of which the highest bit is 0 for a piece of the one zstd frame and 1 for
+//! Four bytes [`MAGIC`], then segments: four bytes, little-endian, of which the highest bit is 0 for a piece of the zstd stream and 1 for
 //! an answer, the others the length of what follows. Answers overtake what the decoder cannot read before it has them
 //! ([`disks`](crate::disks)): the number of a group, and its pages as a zstd frame of their own.
-//! Inside the one frame, operations, each beginning with one byte:
+//! The zstd stream is one frame, or one for each level that the encoder went on with. In it, operations, each beginning with one byte:
 //!
 //! | first byte | followed by | means |
 //! |---|---|---|
-//! | `0..=15`, bits below | seek, then content or count | page records |
+//! | `0..=31`, bits below | seek, then content or count | page records |
 //! | [`VERBATIM`] | length, bytes | bytes of QEMU's that are no page record |
 //! | [`BLOCKS`] | count, then per block: length of name (1 byte), name, pages | the RAM blocks, before the first page |
 //! | [`DISKS`] | 32 bytes | the key of references' digests; before the first of them |
+//! | [`DELTAS`] | number of bytes | what the source keeps of what it sent, for differences; before [`BLOCKS`] |
 //! | [`CHECK`] | 32 bytes | BLAKE3 of all that was rebuilt so far |
 //! | [`END`] | length of the rebuilt stream, 32 bytes | the same, and nothing follows |
 //!
 //! Page records: [`ZERO`] tells a run of zero pages (a count follows) from one page of content (4096 bytes follow);
 //! [`HELD`] a run of pages that are as the destination's checkpoint has them (a count follows); [`DISK`] pages that lie on the VM's disks
 //! (number of runs of blocks; for each its first block, as a distance from the one behind the last, and its length; digest, 8 bytes).
+//! [`DELTA`]: one page, as the difference from what the last record about it said (runs of words of 8 bytes that are other, in XOR).
 //! [`NAMED`]: the first record carries its block's name instead of CONTINUE. [`SEEK`]: block and page follow, the page
 //! as a signed distance from the one after the last; without it the record is about exactly that one. Numbers are
 //! LEB128.
@@ -27,8 +29,8 @@
 
 use crate::cursor::{Cursor, More};
 
-/// First bytes of a stream: Godwit's memory format, version 3.
-pub const MAGIC: [u8; 4] = *b"GWM3";
+/// First bytes of a stream: Godwit's memory format, version 4.
+pub const MAGIC: [u8; 4] = *b"GWM4";
 
 /// Bit of a page operation: zero pages.
 pub const ZERO: u8 = 1;
@@ -40,18 +42,22 @@ pub const SEEK: u8 = 4;
 pub const HELD: u8 = 8;
 /// Both bits: pages that lie on the VM's disks.
 pub const DISK: u8 = ZERO | HELD;
+/// Bit of a page operation: the difference from what was last said of the page. With neither [`ZERO`] nor [`HELD`].
+pub const DELTA: u8 = 16;
 /// Largest page operation.
-pub(crate) const LAST_PAGE_OP: u8 = ZERO | NAMED | SEEK | HELD;
+pub(crate) const LAST_PAGE_OP: u8 = ZERO | NAMED | SEEK | HELD | DELTA;
 /// Bytes as they are.
-pub const VERBATIM: u8 = 0x10;
+pub const VERBATIM: u8 = 0x20;
 /// The table of RAM blocks.
-pub const BLOCKS: u8 = 0x11;
+pub const BLOCKS: u8 = 0x21;
 /// A digest on the way.
-pub const CHECK: u8 = 0x12;
+pub const CHECK: u8 = 0x22;
 /// The trailer.
-pub const END: u8 = 0x13;
+pub const END: u8 = 0x23;
 /// The key of references.
-pub const DISKS: u8 = 0x14;
+pub const DISKS: u8 = 0x24;
+/// How much is kept for differences.
+pub const DELTAS: u8 = 0x25;
 
 /// Zero pages in one operation, at most: it bounds what one operation makes the decoder write (36 KiB).
 pub const MAX_RUN: u64 = 4096;

@@ -14,9 +14,10 @@
 //! # What makes it small
 //!
 //! Zero pages are counted in runs. A page that comes again as it was last sent is left out: a page is often dirtied
-//! between QEMU's look at the dirty log and its sending, and then sent once more for nothing. All else goes through one
-//! zstd stream with matches over a long distance (128 MiB), which finds duplicates and most of what deltas
-//! would (CloudNet, section 4.3, has caches and deltas of its own instead). What the destination has kept of an earlier try that
+//! between QEMU's look at the dirty log and its sending, and then sent once more for nothing. A page that comes again changed goes as
+//! the difference from what was last sent of it, if that is short (CloudNet, section 3.2.3). All else goes through one
+//! zstd stream with matches over a long distance (128 MiB), which finds duplicates (of any length from some bytes on: no need
+//! to cut pages into quarters for it, as CloudNet's section 3.2.2 does). What the destination has kept of an earlier try that
 //! was cut short is only named ([`Checkpoint`]). And so is what lies on the guest's own disks, which the destination
 //! has ([`disks`]): a page cache.
 //!
@@ -25,7 +26,7 @@
 //! The stream is the only thing that writes the incoming QEMU's RAM: it is started with `-S`, its vCPUs and devices
 //! stand still until all is loaded, and post-copy and shared RAM, where others write or pages are discarded, are
 //! refused. It reads records in order, so after record *n* a page holds what the last record about it said. The
-//! encoder keeps, by block and page, a hash of just that: the last record *that it let pass*, not any earlier one. A
+//! encoder keeps, by block and page, just that or a hash of it: the last record *that it let pass*, not any earlier one. A
 //! record that says the same would write what is there already. "The same" means an equal 128-bit keyed BLAKE3 hash,
 //! under a key that is random for every stream and never leaves the encoder (or, with a [`Checkpoint`], random for every VM and
 //! known to the two nodes only): two different pages are taken for equal
@@ -52,31 +53,36 @@
 //! - **QEMU itself loses dirty pages under TCG**: 7.2 many, when RAM is a multiple of 256 KiB; any, one in a hundred moves or so, when
 //!   the machine is busy. Then the destination's RAM is wrong with any codec, unless a [`Witness`] sees it.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 mod checkpoint;
 mod cloudnet;
 pub mod codec;
 mod config;
 mod cursor;
 mod decoder;
+mod delta;
 pub mod disks;
 #[cfg(test)]
 mod disks_tests;
 mod encoder;
 pub mod format;
+mod meter;
 pub mod preflight;
 mod record;
 pub mod return_path;
 pub mod smart_stop;
 mod stream;
+mod versions;
 mod witness;
 
 pub use checkpoint::{Checkpoint, CheckpointKey, Holding, HoldingError};
-pub use config::{Config, DEFAULT_MAX_RAM, DEFAULT_WINDOW_LOG, Limits, PageKey, Resends};
+pub use config::{Config, DEFAULT_MAX_RAM, DEFAULT_VERSIONS, DEFAULT_WINDOW_LOG, Limits, PageKey, Resends};
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
-pub use disks::{Blocks, Feedback, Finder, Spot, SpotTable};
+pub use disks::{Blocks, Feedback, Finder, NEIGHBOURS, Spot, SpotTable};
 pub use encoder::{Encoder, Progress, Summary};
-pub use record::{MAX_BLOCKS, PAGE_SIZE, PageBytes};
+pub use meter::{Clock, Stages};
+pub use record::{Layout, MAX_BLOCKS, PAGE_SIZE, PageBytes};
 pub use return_path::{Message, ReturnPath, ReturnPathError};
 pub use stream::StreamError;
+pub use versions::MOST_UNREAD;
 pub use witness::Witness;

@@ -40,6 +40,10 @@ impl fmt::Debug for Block {
     }
 }
 
+/// A guest's RAM blocks, in the order of its stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout(pub(crate) Vec<Block>);
+
 /// The table of blocks, as it travels and as it is kept: count, then names and lengths.
 pub(crate) fn put_table(out: &mut Vec<u8>, blocks: &[Block]) {
     format::put(out, blocks.len() as u64);

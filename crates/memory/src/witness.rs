@@ -13,7 +13,7 @@
 //! what was sent; what differs is sent then. The cost is in the pause: reading and hashing the RAM that the guest ever
 //! touched, on two threads, some 100 ms for a gigabyte. Hardware does not lose writes: under KVM there is no need.
 
-use crate::record::PAGE_SIZE;
+use crate::record::{PAGE_SIZE, PageBytes};
 use rustix::fs::SeekFrom;
 use std::fs::File;
 use std::io;
@@ -73,6 +73,25 @@ impl Witness {
             }
             Ok(all)
         })
+    }
+
+    /// Calls `with` for each page that is not a hole, of so many. Another's error ends it.
+    pub(crate) fn each(&self, pages: u64, mut with: impl FnMut(u64, &PageBytes) -> io::Result<()>) -> io::Result<()> {
+        let ram = File::open(format!("/proc/self/fd/{}", self.ram.as_raw_fd()))?;
+        let (mut at, mut buffer) = (0, vec![0; CHUNK]);
+        while at < pages {
+            let (data, end) = data_from(&ram, at, pages)?;
+            at = data;
+            while at < end {
+                let n = (((end - at) as usize) * PAGE_SIZE).min(CHUNK);
+                ram.read_exact_at(&mut buffer[..n], at * PAGE_SIZE as u64)?;
+                for content in buffer[..n].chunks_exact(PAGE_SIZE) {
+                    with(at, content.first_chunk().expect("a chunk has a page"))?;
+                    at += 1;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn differing_in(&self, from: u64, to: u64, sums: &[Sum]) -> io::Result<Vec<u64>> {

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: 20 };
+const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: 20, versions: 1 << 20 };
 const BLOCKS: &[(&str, u64)] = &[("pc.ram", 64), ("/rom@etc/acpi/tables", 8)];
 const KEY: CheckpointKey = CheckpointKey([3; 32]);
 

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 
 const BLOCKS: &[(&str, u64)] = &[("pc.ram", 64), ("/rom@etc/acpi/tables", 8), ("pc.bios", 3)];
-const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: 27 };
+const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: 27, versions: 1 << 20 };
 
 /// A disk in memory, and where its contents are.
 #[derive(Clone)]
@@ -49,7 +49,7 @@ fn encode(codec: Codec, raw: &[u8], disk: Option<&Disk>, slots: u32, cut: usize)
 }
 
 fn decode(wire: &[u8], disk: Option<&Disk>, cut: usize) -> Result<Vec<u8>, CodecError> {
-    let mut decoder = codec::decoder(LIMITS, disk.cloned().map(|disk| Box::new(disk) as Box<dyn Blocks>));
+    let mut decoder = codec::decoder(LIMITS, disk.cloned().map(|disk| Box::new(disk) as Box<dyn Blocks>), None);
     let mut out = vec![];
     for piece in wire.chunks(cut) {
         decoder.push(piece, &mut out)?;

@@ -141,7 +141,7 @@ fn forward(
     verified: &mpsc::Sender<bool>,
     again: &AtomicU64,
 ) -> Moved {
-    let mut decoder = Decoder::new(Limits { max_ram: 1 << 30, window_log: WINDOW }).unwrap();
+    let mut decoder = Decoder::new(Limits { max_ram: 1 << 30, window_log: WINDOW, versions: 1 << 30 }).unwrap();
     let _hang_up = HangUp([from.try_clone().unwrap(), to.try_clone().unwrap()]);
     let (mut raw, mut rebuilt, mut wire, mut buffer) = (vec![], vec![], vec![], vec![0; 64 << 10]);
     from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();

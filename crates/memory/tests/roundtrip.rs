@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use std::os::unix::fs::FileExt;
 
 const WINDOW: u32 = 20;
-const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW };
+const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW, versions: 1 << 20 };
 const BLOCKS: &[(&str, u64)] = &[("pc.ram", 64), ("/rom@etc/acpi/tables", 8), ("pc.bios", 3)];
 
 fn config(resends: Resends) -> Config {
@@ -88,6 +88,30 @@ proptest! {
         prop_assert_eq!(&decode(&wire, &wire_cuts), &raw);
         prop_assert_eq!(summary.progress.rebuilt_bytes, raw.len() as u64);
         prop_assert_eq!(summary.progress.unchanged_pages, 0);
+    }
+
+    #[test]
+    fn levels_change_anywhere_and_every_byte_comes_out(
+        parts in proptest::collection::vec(pages(), 1..4),
+        levels in proptest::collection::vec(proptest::option::of(-20..7i32), 1..6),
+        cuts in proptest::collection::vec(1..9000usize, 1..8),
+        wire_cuts in proptest::collection::vec(1..300usize, 1..8),
+    ) {
+        let raw = stream(&parts, &[(0, 1, Some(7))]);
+        let mut encoder = Encoder::new(config(Resends::Keep)).unwrap();
+        let mut wire = vec![];
+        for (piece, level) in pieces(&raw, &cuts).zip(levels.iter().cycle()) {
+            encoder.push(piece, &mut wire).unwrap();
+            if let Some(level) = level {
+                encoder.set_level(*level, &mut wire).unwrap();
+            }
+        }
+        encoder.finish(&mut wire).unwrap();
+        prop_assert_eq!(encoder.progress().wire_bytes, wire.len() as u64);
+        prop_assert_eq!(&decode(&wire, &wire_cuts), &raw);
+        let mut decoder = Decoder::new(LIMITS).unwrap();
+        decoder.push(&wire, &mut vec![]).unwrap();
+        prop_assert!(decoder.push(b"\x05\0\0\0more.", &mut vec![]).is_err(), "something behind the end");
     }
 
     #[test]
@@ -184,13 +208,15 @@ proptest! {
     #[test]
     fn no_operations_make_the_decoder_panic_or_write_without_bound(
         ops in proptest::collection::vec(prop_oneof![
-            Just(vec![0x11, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
-            Just([vec![0x14], vec![7; 32]].concat()),
+            Just(vec![0x21, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
+            Just(vec![0x25, 0x80, 0x80, 4, 0x21, 2, 1, b'a', 0x80, 0x20, 1, b'b', 9]),
+            (0..9u8).prop_map(|page| [vec![20, 0, page * 2, 1, 3, 1], vec![5; 8]].concat()),
+            Just([vec![0x24], vec![7; 32]].concat()),
             Just([vec![13, 0, 2, 1, 8, 16], vec![7; 8]].concat()),
-            (0..16u8, 0..3u8, any::<u8>(), any::<u8>()).prop_map(|(op, block, a, b)| vec![op, block, a, b, 0x7f]),
+            (0..32u8, 0..3u8, any::<u8>(), any::<u8>()).prop_map(|(op, block, a, b)| vec![op, block, a, b, 0x7f]),
             Just([vec![4, 0, 0], vec![9; 4096]].concat()),
             Just(vec![5, 0, 0, 0x80, 0x20]),
-            Just([vec![0x10, 3], vec![1; 3]].concat()),
+            Just([vec![0x20, 3], vec![1; 3]].concat()),
             proptest::collection::vec(any::<u8>(), 1..40),
         ], 1..60),
     ) {

@@ -200,6 +200,8 @@ pub async fn end_qemu(parts: &Arc<Parts>) {
 }
 
 async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
+    let leaving = crate::recycle::leaving(parts);
+    let neighbour = crate::neighbours::leaving(node, parts);
     end_qemu(parts).await;
     if let Err(error) = node.remove_endpoints(parts).await {
         tracing::warn!(vm = parts.name, %error, "the endpoints could not be removed");
@@ -207,6 +209,12 @@ async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
     let ours = matches!(node.record(parts.id), Some(Record::Owned(_)));
     if matches!(node.record(parts.id), Some(Record::Released(_))) {
         crate::kept::forget(&parts.folder);
+        if let Some(leaving) = leaving {
+            crate::recycle::take(parts, leaving);
+        }
+        if let Some(neighbour) = neighbour {
+            crate::neighbours::remember(node, parts, neighbour);
+        }
     }
     for disk in parts.disks() {
         disk.rest(!ours).await;

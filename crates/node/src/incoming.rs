@@ -8,6 +8,7 @@ use crate::actor::Input;
 use crate::disk_index::Replicas;
 use crate::failpoint::{Point, reach_async};
 use crate::memory_in::{self, Delivered};
+use crate::neighbours::Here;
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::proto::{self, Note, Secret, Stage};
@@ -17,9 +18,9 @@ use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
-use godwit_memory::{CheckpointKey, Decoder, Feedback, Limits, Message, ReturnPath};
+use godwit_memory::{CheckpointKey, Decoder, Feedback, Limits, Message, ReturnPath, Witness};
 use godwit_units::VolumeId;
-use godwit_vmm::{MigrationStatus, QemuEvent};
+use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ use tokio::io::AsyncReadExt;
 
 /// How long QEMU may take to connect to a socket beside it.
 const CONNECT: Duration = Duration::from_secs(20);
+/// What the socket to the incoming QEMU is asked to hold; Linux makes it twice as much.
+const UNREAD: usize = godwit_memory::MOST_UNREAD / 4;
 /// What QEMU counts as RAM besides the guest's: firmware, ROMs, tables. Bytes.
 pub(crate) const FIRMWARE: u64 = 256 << 20;
 /// How long after `cont` QEMU may say that it runs.
@@ -126,13 +129,19 @@ pub fn disk(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stream
 }
 
 /// A memory stream came.
-pub fn memory(parts: &Arc<Parts>, ticket: Ticket, key: Option<Secret>, stream: Stream) {
+pub fn memory(
+    parts: &Arc<Parts>,
+    ticket: Ticket,
+    key: Option<Secret>,
+    others: Vec<Option<std::fs::File>>,
+    stream: Stream,
+) {
     let Some(moving) = arriving(parts, ticket) else { return };
     let _in = crate::trace::span(parts).entered();
     let parts = parts.clone();
     crate::trace::spawn(async move {
         let result = tokio::select! {
-            result = feed(&parts, &moving, key, stream.split()) => result,
+            result = feed(&parts, &moving, key, others, stream.split()) => result,
             () = moving.over.cancelled() => Ok(()),
         };
         match result {
@@ -169,6 +178,7 @@ async fn feed(
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     key: Option<Secret>,
+    others: Vec<Option<std::fs::File>>,
     (back, mut from): (SendHalf, RecvHalf),
 ) -> Result<()> {
     let qemu = parts.qemu().context("the incoming QEMU is gone")?;
@@ -190,12 +200,21 @@ async fn feed(
     let max_ram = parts.definition().spec.memory.0.saturating_add(FIRMWARE);
     let limits = Limits { max_ram, ..Limits::default() };
     let counted = delivered.clone();
+    // What was said of a page lies in there: no copy is kept for differences.
+    let ram = qemu.ram(parts.definition().spec.memory).and_then(|ram| {
+        rustix::net::sockopt::set_socket_send_buffer_size(&writer, UNREAD)?;
+        Ok(Witness::new(Qemu::RAM, ram))
+    });
+    let ram = ram.inspect_err(|error| tracing::info!(vm = parts.name, %error, "a copy of what comes last is kept"));
     let keeping = parts.keeping.clone().lock_owned().await;
     let into = parts.clone();
     let (feedback, fed_back) = tokio::sync::mpsc::channel(memory_in::FEEDBACKS);
     let writing = crate::trace::spawn_blocking(move || {
         let _keeping = keeping;
-        let mut decoder = Decoder::new(limits)?.with_disks(Box::new(Replicas::new(into.disks())));
+        let mut decoder = Decoder::new(limits)?.with_disks(Box::new(Here::new(Replicas::new(into.disks()), others)));
+        if let Ok(ram) = ram {
+            decoder = decoder.with_ram(ram);
+        }
         if let Some(checkpoint) = key.and_then(|key| crate::kept::open(&into, &CheckpointKey(key.0))) {
             decoder = decoder.with_checkpoint(checkpoint);
         }
@@ -309,6 +328,7 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
     let (node, parts) = (node.clone(), parts.clone());
     // It has moved: nobody comes back to what was kept for another try.
     crate::kept::forget(&parts.folder);
+    moving.recycling.arrived(&parts);
     crate::trace::spawn(async move {
         let started = Instant::now();
         reach_async(Point::Proving, parts.id).await;
@@ -329,7 +349,7 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
             node.note(&moving.peer, &Note::Resumed { ticket: moving.ticket, unix_us, ago_us });
         }
         if let Some(qemu) = parts.qemu() {
-            let _ = crate::effects::on_qemu(&qemu, godwit_vmm::Qemu::announce_self).await;
+            let _ = crate::effects::on_qemu(&qemu, Qemu::announce_self).await;
         }
         let proving = async {
             let proved = node.probe(&parts, PROOF).await;

@@ -48,11 +48,20 @@ pub fn key(folder: &Path) -> std::io::Result<CheckpointKey> {
         Err(e) => return Err(e),
     }
     let key = CheckpointKey::random();
+    put_key(folder, &key)?;
+    Ok(key)
+}
+
+/// Makes this the key of the VM with this folder.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn put_key(folder: &Path, key: &CheckpointKey) -> std::io::Result<()> {
+    let path = key_path(folder);
     let fresh = path.with_extension("key.new");
     let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
     out.write_all(&key.0)?;
-    std::fs::rename(&fresh, &path)?;
-    Ok(key)
+    std::fs::rename(&fresh, &path)
 }
 
 /// Forgets both sides' parts: the VM has moved, so what is kept of it here or for it there is of no more use.
@@ -86,8 +95,7 @@ pub async fn ask(parts: &Parts, moving: &Moving, session: &Session, key: Checkpo
         Ok(Ok(holding)) => {
             let kept = Amount(holding.pages() * 4096);
             if kept.0 > 0 {
-                moving
-                    .note(NoteKind::Decision, format!("the destination has kept {kept} of memory from an earlier try"));
+                moving.note(NoteKind::Decision, format!("the destination has kept {kept} of memory from earlier"));
             }
             Some(holding)
         }

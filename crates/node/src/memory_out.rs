@@ -10,9 +10,11 @@
 //! The channel and the link's window are all that lies between QEMU and the wire. They are kept small: whatever is in them when
 //! the guest stops is part of its pause.
 
+use crate::level::Levels;
 use crate::parts::Moving;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use godwit_api::progress::NoteKind;
 use godwit_memory::{Encoder, Progress, ReturnPath};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
@@ -67,6 +69,7 @@ pub fn read(
     let mut input = vec![0; READ];
     let mut wire = Vec::with_capacity(READ);
     let mut flushed = true;
+    let mut levels = Levels::new();
     loop {
         hearing.hear(&mut encoder, &mut wire)?;
         if seen.stopping.load(Ordering::Acquire) {
@@ -88,11 +91,22 @@ pub fn read(
         match qemu.read(&mut input) {
             Ok(0) => break,
             Ok(n) => {
+                let began = Instant::now();
                 encoder.push(&input[..n], &mut wire)?;
+                levels.packed(began.elapsed());
                 flushed = false;
+                if let Some(level) = levels.look(encoder.progress()).filter(|_| !seen.stopping.load(Ordering::Acquire))
+                {
+                    encoder.set_level(level, &mut wire)?;
+                    let text = format!(
+                        "memory is packed with zstd's level {level}: that is what the link and the processor allow"
+                    );
+                    moving.note(NoteKind::Decision, text);
+                }
                 let progress = encoder.progress();
                 if progress.ram_ended && !moving.ram_ended.is_cancelled() {
                     moving.ram_ended.cancel();
+                    moving.recycling.has_layout(encoder.layout());
                     if progress.overlooked_pages > 0 {
                         tracing::warn!(pages = progress.overlooked_pages, "{OVERLOOKED}");
                     }
@@ -118,7 +132,18 @@ pub fn read(
         }
     }
     encoder.finish(&mut wire)?;
-    crate::parts::lock(&seen.progress).clone_from(encoder.progress());
+    let p = encoder.progress();
+    crate::parts::lock(&seen.progress).clone_from(p);
+    let (zero, full, changed, on_disk) = (p.zero_pages, p.data_pages, p.delta_pages, p.disk_pages);
+    tracing::info!(
+        zero,
+        full,
+        changed,
+        on_disk,
+        unchanged = p.unchanged_pages,
+        wire = p.wire_bytes,
+        "memory is through"
+    );
     send(out, &mut wire)
 }
 

@@ -44,6 +44,7 @@ pub struct Node {
     first_seen: FirstSeen,
     precaches: Precaches,
     libraries: crate::libraries::Libraries,
+    neighbours: crate::neighbours::Neighbours,
     lending: Lending,
     pace: crate::scrub::Pace,
     images: crate::image::Images,
@@ -229,6 +230,7 @@ impl Node {
             first_seen: FirstSeen::default(),
             precaches,
             libraries: crate::libraries::Libraries::default(),
+            neighbours: crate::neighbours::Neighbours::default(),
             lending: Lending::default(),
             pace: crate::scrub::Pace::default(),
             images: crate::image::Images::default(),
@@ -426,6 +428,11 @@ impl Node {
     /// What the volumes here hold, by trust domains.
     pub(crate) const fn libraries(&self) -> &crate::libraries::Libraries {
         &self.libraries
+    }
+
+    /// Guests that have left this host.
+    pub(crate) const fn neighbours(&self) -> &crate::neighbours::Neighbours {
+        &self.neighbours
     }
 
     fn open_disks(&self, parts: &Parts) -> Result<()> {
@@ -803,7 +810,11 @@ impl Node {
             return;
         };
         match hello {
-            proto::Hello::Memory { ticket, key } => crate::incoming::memory(&parts, ticket, key, stream),
+            proto::Hello::Memory { ticket, key, keep, neighbours } => {
+                moving.recycling.is_wanted(keep);
+                let others = crate::neighbours::here(self, &parts, &neighbours);
+                crate::incoming::memory(&parts, ticket, key, others, stream);
+            }
             proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
             proto::Hello::Mirror { ticket, volume } => {
                 crate::incoming::disk(&parts, ticket, volume, stream, Comes::Before)

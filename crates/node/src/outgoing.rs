@@ -11,6 +11,7 @@ use crate::disk_index::{At, DiskIndex};
 use crate::failpoint::{Point, reach_async};
 use crate::forecast::Goodput;
 use crate::memory_out::{self, Returning, Seen};
+use crate::neighbours::Known;
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::peers::carried;
@@ -215,11 +216,19 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             Some(asking) => asking.await.unwrap_or_default(),
             None => None,
         };
-        let hello = Hello::Memory { ticket: moving.ticket, key: key.clone().map(|key| proto::Secret(key.0)) };
+        let keep = order.keep_checkpoint.then(|| moving.recycling.begin());
+        let left = node.neighbours().of(parts.id, parts.definition().domain.as_ref(), &moving.peer.name);
+        let known = Known::new(index, left);
+        let hello = Hello::Memory {
+            ticket: moving.ticket,
+            key: key.clone().map(|key| proto::Secret(key.0)),
+            keep,
+            neighbours: known.vms(),
+        };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
         let bounds = Bounds { policy: order.policy, throttle: order.throttle };
-        memory(parts, moving, kept.zip(key), index, bounds, stream.split()).await
+        memory(parts, moving, kept.zip(key), known, bounds, stream.split()).await
     };
     tokio::select! {
         result = work => result,
@@ -238,12 +247,12 @@ struct Bounds {
 
 /// Memory rounds, until the machine has what it needs, or the end.
 ///
-/// `kept`: what the destination has of an earlier try, and its key; `index`: what it has on its disks.
+/// `kept`: what the destination has of an earlier try, and its key; `known`: what it has on its disks, and in other guests' memory.
 async fn memory(
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     kept: Option<(Holding, CheckpointKey)>,
-    index: DiskIndex,
+    known: Known,
     Bounds { policy, throttle }: Bounds,
     (out, back): (SendHalf, RecvHalf),
 ) -> Result<()> {
@@ -266,6 +275,7 @@ async fn memory(
         let now = counted.progress();
         (p.raw, p.zero_pages) = (Amount(now.raw_bytes), now.zero_pages);
         p.held_memory = Amount(now.held_pages * 4096);
+        p.neighbour_memory = Amount(now.neighbour_pages * 4096);
     });
     let (flow, session) = (out.flow(), out.session());
     let (sender, mut pieces) = memory_out::channel();
@@ -281,7 +291,7 @@ async fn memory(
     if let Some((holding, key)) = kept {
         encoder = encoder.with_holding(holding, &key);
     }
-    let encoder = encoder.with_disks(Box::new(index));
+    let encoder = encoder.with_disks(Box::new(known));
     let (heard, hears) = tokio::net::UnixStream::pair()?;
     let heard = heard.into_std()?;
     let reading = crate::trace::spawn_blocking(move || {

@@ -79,6 +79,8 @@ pub struct Moving {
     pub(crate) arrived: AtomicBool,
     /// Destination: the node was restarted when the VM was its own already, and only blocks of its disks were to come.
     pub(crate) goes_on: bool,
+    /// What is to be kept of memory at the source, for when the guest comes back: both sides' part.
+    pub(crate) recycling: crate::recycle::Recycling,
     /// What made the attempt fail.
     pub why: Mutex<Option<String>>,
 }
@@ -98,6 +100,7 @@ impl Moving {
             memory_loaded: AtomicBool::new(false),
             arrived: AtomicBool::new(false),
             goes_on: false,
+            recycling: Default::default(),
             why: Mutex::new(None),
         }
     }

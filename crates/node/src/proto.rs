@@ -6,7 +6,7 @@ use godwit_api::host::PeerHost;
 use godwit_api::vm::VmDefinition;
 use godwit_handoff::{Message, Ticket};
 use godwit_trust::SignedCapability;
-use godwit_units::{Generation, Lineage, VolumeId};
+use godwit_units::{Generation, Lineage, VmId, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
@@ -118,6 +118,12 @@ pub enum Hello {
         /// The key of what the destination keeps of it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key: Option<Secret>,
+        /// The key under which the source will keep the guest's memory when the guest is here, for its way back.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        keep: Option<Secret>,
+        /// Guests of the same trust domain that went there before, whose memory it names.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        neighbours: Vec<VmId>,
     },
     /// Which of the memory's pages the destination has kept of an earlier try.
     Kept {

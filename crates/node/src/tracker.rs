@@ -63,6 +63,7 @@ impl Tracker {
             raw: Bytes(0),
             zero_pages: 0,
             held_memory: Bytes(0),
+            neighbour_memory: Bytes(0),
             rounds: vec![],
             disk: DiskProgress::default(),
             memory_remaining: Bytes(0),

@@ -1,0 +1,190 @@
+//! What becomes of memory over several moves: it is kept for a guest's way back, and several guests go in one order. Real nodes, real QEMUs.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::pair::{Pair, can_run};
+use godwit_api::public::Move;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+/// One after the other: each has two guests for a while.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+/// Fills 512 KiB of memory with what is not zero, and stands still.
+const FILLER: [u8; 33] = [
+    0xbd, 0x00, 0x10, //       mov bp, 0x1000
+    0x8e, 0xc5, //       next: mov es, bp
+    0x31, 0xff, //             xor di, di
+    0xb9, 0x00, 0x80, //       mov cx, 0x8000
+    0x69, 0xc0, 0x55, 0x62, // word: imul ax, ax, 0x6255
+    0x05, 0x19, 0x36, //       add ax, 0x3619
+    0xab, //                   stosw
+    0xe2, 0xf6, //             loop word
+    0x81, 0xc5, 0x00, 0x10, // add bp, 0x1000
+    0x81, 0xfd, 0x00, 0x90, // cmp bp, 0x9000
+    0x75, 0xe5, //             jne next
+    0xf4, //             halt: hlt
+    0xeb, 0xfd, //             jmp halt
+];
+const FILLED: u64 = 512 << 10;
+
+/// A VM that fills some memory; when it has.
+fn create(pair: &Pair, name: &str, memory: u64) {
+    let mut disk = vec![0; 1 << 20];
+    disk[..FILLER.len()].copy_from_slice(&FILLER);
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let path = pair.path(&format!("disk-{name}"));
+    std::fs::write(&path, disk).unwrap();
+    let spec = json!({"memory": memory, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
+                      "disks": [{"volume": name, "size": 1 << 20, "from": path}]});
+    pair.create(name, &spec);
+    // Its last word, in the RAM that QEMU shares with whoever is root.
+    pair.until("its memory is filled", || {
+        pair.guests("a").into_iter().any(|pid| {
+            ram(pid, memory).is_some_and(|ram| {
+                let mut last = [0; 4];
+                ram.read_exact_at(&mut last, 0x8fff8).is_ok() && last != [0; 4]
+            })
+        })
+    });
+}
+
+/// A QEMU's RAM, if it has so much.
+fn ram(pid: u32, memory: u64) -> Option<File> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let is_memory = |path: &PathBuf| {
+        let link = std::fs::read_link(path).unwrap_or_default();
+        link.to_string_lossy().contains("memfd:") && path.metadata().is_ok_and(|m| m.len() == memory)
+    };
+    File::open(fds.filter_map(|fd| Some(fd.ok()?.path())).find(is_memory)?).ok()
+}
+
+fn moved(pair: &Pair, to: &str, more: &[&str]) -> Move {
+    let out = pair.ok(&[&["move", "web", "--to", to, "--json"], more].concat());
+    let mv: Move = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    assert_eq!(pair.json(&["vm", "show", "web"])["host"], to);
+    mv
+}
+
+#[test]
+fn a_vm_that_comes_back_finds_the_memory_that_it_left() {
+    let _machine = MACHINE.lock();
+    if !can_run() {
+        return;
+    }
+    let mut pair = Pair::new("memback");
+    pair.start_controller();
+    pair.start_node("a");
+    pair.start_node("b");
+    create(&pair, "web", (128 << 20) + 8192);
+    let at = |host: &str, file: &str| pair.path(&format!("{host}/vms/1/{file}"));
+
+    let there = moved(&pair, "b", &["--keep-checkpoint"]);
+    let kept = at("a", "checkpoint");
+    pair.until("the memory is kept", || kept.metadata().is_ok_and(|m| m.len() > FILLED));
+    let sealed = std::fs::read(&kept).unwrap();
+    assert!(!sealed.windows(64).any(|w| w == &FILLER[..32] || w.starts_with(&FILLER)), "it is sealed");
+    assert!(!at("a", "checkpoint.key").exists() && at("b", "checkpoint.key").exists(), "the key went with the guest");
+    // Whoever has no key has nothing: nobody can start it here either.
+    assert_eq!(pair.ask("a", "GET", "/v1/vms").unwrap()[0]["ownership"], "elsewhere");
+
+    let back = moved(&pair, "a", &[]);
+    assert!(back.progress.held_memory.0 >= FILLED, "{:?}", back.progress);
+    for (host, file) in [("a", "checkpoint"), ("a", "checkpoint.key"), ("b", "checkpoint"), ("b", "checkpoint.key")] {
+        assert!(!at(host, file).exists(), "{host}: {file}");
+    }
+
+    let (again, home) = (moved(&pair, "b", &[]), moved(&pair, "a", &[]));
+    assert_eq!((again.progress.held_memory.0, home.progress.held_memory.0), (0, 0));
+    let (with, without) = (back.progress.bytes.memory.0, home.progress.bytes.memory.0);
+    println!("memory there {}, back with checkpoint {with}, without {without} bytes", there.progress.bytes.memory.0);
+    assert!(with * 2 < without, "{with} and {without} bytes");
+}
+
+#[test]
+fn several_vms_in_one_order_go_one_after_another_and_one_that_waits_can_be_taken_back() {
+    let _machine = MACHINE.lock();
+    if !can_run() {
+        return;
+    }
+    let mut pair = Pair::new("together");
+    pair.start_controller();
+    pair.start_node("a");
+    pair.start_node("b");
+    create(&pair, "web", (128 << 20) + 8192);
+    create(&pair, "mail", (96 << 20) + 8192);
+
+    let (code, out, _) = pair.godwit(&["move", "web", "mail", "--to", "b", "--dry-run", "--json"]);
+    let dry: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &dry[0]["vm"], &dry[1]["vm"]), (0, &json!("mail"), &json!("web")), "the smaller one first");
+
+    let out = pair.ok(&["move", "web", "mail", "--to", "b", "--json"]);
+    let moves: Vec<Move> = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    let [mail, web] = &moves[..] else { panic!("{out}") };
+    assert_eq!((mail.vm.as_str(), web.vm.as_str()), ("mail", "web"));
+    let runs = mail.progress.resumed_unix_us.unwrap();
+    // Of a move that waits nothing is done but that it is written down.
+    let begins = web.progress.phases.iter().map(|phase| phase.started_unix_us).nth(1).unwrap();
+    assert!(begins > runs, "{begins} and {runs}");
+    for vm in ["web", "mail"] {
+        assert_eq!(pair.json(&["vm", "show", vm])["host"], "b");
+    }
+
+    let (code, _, said) = pair.godwit(&["move", "web", "nobody", "--to", "a"]);
+    assert!(code != 0 && said.contains("nobody"), "{said}");
+    assert_eq!(pair.json(&["vm", "show", "web"])["host"], "b", "all or none");
+
+    // The first one stands still until it is let go: the other waits, also for a controller that is started again.
+    std::fs::write(pair.path("points/memory"), "hold").unwrap();
+    let table = pair.ok(&["move", "web", "mail", "--to", "a", "--detach"]);
+    assert!(table.contains("2 VMs") && table.contains("waits"), "{table}");
+    pair.until("the first is there", || pair.path("points/memory.reached").exists());
+    pair.kill_node("c");
+    pair.start_controller();
+    let waits = pair.json(&["move", "show", "web"]);
+    assert_eq!(waits["after"], pair.json(&["move", "show", "mail"])["id"], "{waits}");
+    pair.ok(&["move", "web", "--cancel"]);
+    pair.until("it is taken back", || pair.json(&["move", "show", "web"])["progress"]["outcome"] == "cancelled");
+    std::fs::remove_file(pair.path("points/memory")).unwrap();
+    pair.until("the other has arrived", || pair.json(&["vm", "show", "mail"])["host"] == "a");
+    assert_eq!(pair.json(&["vm", "show", "web"])["host"], "b");
+}
+
+#[test]
+fn a_guest_of_the_same_trust_domain_names_what_the_one_before_it_has_brought_and_one_of_another_names_nothing() {
+    let _machine = MACHINE.lock();
+    if !can_run() {
+        return;
+    }
+    let mut pair = Pair::new("neighbours");
+    pair.start_controller();
+    pair.start_node("a");
+    pair.start_node("b");
+    // The firmware's memory is all that they have.
+    for (domain, names) in [("ann", ["mail", "web"]), ("bob", ["shop", "till"])] {
+        let token = pair.ok(&["token", "create", domain, "--domain", domain, "--role", "admin"]);
+        let file = pair.path(&format!("token-{domain}"));
+        std::fs::write(&file, token.trim()).unwrap();
+        let file = file.to_str().unwrap().to_owned();
+        for name in names {
+            let spec = json!({"memory": (96 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
+                              "disks": [{"volume": name, "size": 1 << 20}]});
+            let path = pair.path("spec.json");
+            std::fs::write(&path, spec.to_string()).unwrap();
+            let path = path.to_str().unwrap();
+            pair.ok(&["--api-token-file", &file, "vm", "create", name, "--at", "a", "--file", path, "--start"]);
+        }
+    }
+    // `shop` goes between the two: what `mail` brought is nothing to it.
+    let out = pair.ok(&["move", "mail", "shop", "web", "--to", "b", "--json"]);
+    let moves: Vec<Move> = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    let named: Vec<(&str, u64)> = moves.iter().map(|mv| (mv.vm.as_str(), mv.progress.neighbour_memory.0)).collect();
+    println!("{named:?}");
+    assert_eq!(named[..2], [("mail", 0), ("shop", 0)]);
+    assert!(named[2].0 == "web" && named[2].1 >= 64 << 10, "{named:?}");
+}

@@ -1,0 +1,152 @@
+//! Several VMs in one order: which goes first, and when the next may begin.
+//!
+//! Moves over one link that go at the same time share it, and each one's last rounds then have a part of it, while its guest dirties as much as
+//! ever: every pause is longer, some rounds never get shorter, and no move ends sooner. So they go one after another
+//! ([`may_begin`]): the next begins when the guest before it runs at its destination. What follows a guest, blocks of its disk and the proof of its
+//! network, goes on beside the next move. The smallest memory goes first ([`in_order`]), so that at any moment as many VMs as possible are over.
+//!
+//! Each of them is a move as any other, with a number, and is shown, followed and cancelled by it; its record says behind which one it waits,
+//! so that a controller that is restarted goes on in that order. One that fails or is cancelled holds nobody up.
+//!
+//! # What can go wrong
+//!
+//! *One stands still*: its link is down, or its peer is gone. Then those behind it wait too: they would go over the same link. Cancel it, and
+//! the next begins. *The destination has room for some and not for all*: each is checked when it is ordered, by itself, and again by the
+//! destination when its turn comes; the ones that find no room fail then, and their VMs stay where they are.
+
+use crate::moves::{self, Plan};
+use crate::record::{MoveRecord, Step};
+use crate::rights::Caller;
+use crate::state::{Controller, invalid};
+use axum::Json;
+use axum::extract::{Extension, State};
+use axum::response::{IntoResponse, Response};
+use godwit_api::ApiError;
+use godwit_api::progress::MoveProgress;
+use godwit_api::public::{DryRun, Move, MoveTogether, StartMove};
+use godwit_units::Bytes;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// VMs in one order, at most: each is checked at its source and at its destination before the answer.
+const MOST: usize = 64;
+/// Between two looks at the move that is waited for.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Places in `memory` in the order in which they are to go: the smallest first, and of equal ones as they were named.
+fn in_order(memory: &[Bytes]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..memory.len()).collect();
+    order.sort_by_key(|n| memory[*n]);
+    order
+}
+
+/// Whether the next may begin: the one before has ended, or its guest runs where it was to, and its memory needs the link no more.
+fn may_begin(before: &MoveProgress) -> bool {
+    !before.outcome.is_open() || before.resumed_unix_us.is_some()
+}
+
+/// Waits until it is the turn of a move that waits behind another. `false`: somebody has cancelled it meanwhile.
+pub(crate) async fn turn(c: &Controller, record: &MoveRecord) -> bool {
+    let Some(before) = record.after else { return true };
+    loop {
+        if moves::cancel_wanted(c, record) {
+            return false;
+        }
+        match c.move_record(before) {
+            Ok(before) if before.step != Step::Ended && !may_begin(&before.progress) => {}
+            // It has gone, or nobody knows of it: nothing to wait for.
+            Ok(_) => return true,
+            Err(error) if error.problem == godwit_api::Problem::NotFound => return true,
+            Err(error) => tracing::error!(%error, "cannot see the move that is waited for"),
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// `POST /v1/moves/together`.
+pub async fn start(
+    State(c): State<Arc<Controller>>,
+    Extension(who): Extension<Caller>,
+    Json(order): Json<MoveTogether>,
+) -> Result<Response, ApiError> {
+    let vms: BTreeSet<_> = order.vms.iter().collect();
+    if order.vms.is_empty() || order.vms.len() > MOST || vms.len() != order.vms.len() {
+        return Err(invalid(format!("vms: 1 to {MOST} of them, each once")));
+    }
+    let one = |vm: &godwit_api::Name| StartMove {
+        vm: vm.clone(),
+        to: order.to.clone(),
+        disk: order.disk,
+        limit: order.limit,
+        policy: order.policy,
+        throttle: order.throttle,
+        vcpus: None,
+        keep_checkpoint: order.keep_checkpoint,
+        dry_run: order.dry_run,
+    };
+    let mut plans: Vec<(StartMove, Plan)> = vec![];
+    for vm in &order.vms {
+        let order = one(vm);
+        let plan = moves::check(&c, &who, &order).await?;
+        plans.push((order, plan));
+    }
+    let memory: Vec<Bytes> = plans.iter().map(|(_, plan)| plan.vm.definition.spec.memory).collect();
+    let order_of = in_order(&memory);
+    if order.dry_run {
+        let dry = |n: &usize| {
+            let (order, Plan { vm, to, blockers, .. }) = &plans[*n];
+            DryRun { vm: order.vm.clone(), from: vm.host.clone(), to: to.name.clone(), blockers: blockers.clone() }
+        };
+        return Ok(Json(order_of.iter().map(dry).collect::<Vec<_>>()).into_response());
+    }
+    // Nothing is begun unless everything can be.
+    for (_, plan) in &plans {
+        moves::admitted(plan)?;
+    }
+    let mut records: Vec<MoveRecord> = vec![];
+    for n in order_of {
+        let (order, plan) = &plans[n];
+        let before = records.last().map(MoveRecord::id);
+        match moves::store(&c, order, plan, before) {
+            Ok(record) => records.push(record),
+            // Those before it are written down: they go; whoever asked sees by their numbers which do.
+            Err(error) if !records.is_empty() => {
+                tracing::warn!(vm = %order.vm, %error, "does not go with the others");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let ids: Vec<_> = records.iter().map(MoveRecord::id).collect();
+    for record in records {
+        moves::set_off(&c, record);
+    }
+    let moves: Result<Vec<Move>, ApiError> = ids.into_iter().map(|id| Ok(c.move_record(id)?.public())).collect();
+    Ok(Json(moves?).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use godwit_api::progress::Outcome;
+
+    #[test]
+    fn the_smallest_goes_first_and_equal_ones_as_they_were_named() {
+        let memory = [4, 1, 2, 1, 4].map(Bytes);
+        assert_eq!(in_order(&memory), [1, 3, 2, 0, 4]);
+    }
+
+    #[test]
+    fn the_next_begins_when_the_guest_before_it_runs_or_never_will_and_not_while_it_stands_still() {
+        let fresh = || moves::fresh_progress(1, None);
+        assert!(!may_begin(&fresh()));
+        let stopped = MoveProgress { stopped_unix_us: Some(5), ..fresh() };
+        assert!(!may_begin(&stopped), "its last round has the link to itself");
+        let waits = MoveProgress { outcome: Outcome::WaitsForPeer, ..stopped.clone() };
+        assert!(!may_begin(&waits), "nobody knows yet who owns it");
+        assert!(may_begin(&MoveProgress { resumed_unix_us: Some(6), ..stopped.clone() }));
+        for over in [Outcome::Completed, Outcome::Failed, Outcome::Cancelled, Outcome::NetworkUnproved] {
+            assert!(may_begin(&MoveProgress { outcome: over, ..stopped.clone() }), "{over:?}");
+        }
+    }
+}

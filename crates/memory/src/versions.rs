@@ -1,0 +1,276 @@
+//! What was last sent of pages, so that the next version of one goes as a difference ([`delta`](crate::delta)).
+//!
+//! The source has a [`Versions`], because its guest writes on. The destination need not: what the stream said of a page is in the incoming
+//! guest's RAM, and nothing else writes that, so a difference is taken against the RAM itself ([`Settling`]). Where it cannot read that RAM
+//! it keeps a [`Versions`] too, of the size that the source says; both have the same pages then, because both follow from the
+//! operations alone: every page with content is [put](Versions::put), every zero page [cleared](Versions::clear), what the stream leaves out
+//! is neither.
+//!
+//! Only pages of the largest RAM block are kept: the guest's memory. ROMs do not change, and a screen is small.
+//!
+//! # Which pages
+//!
+//! As many as there is room for. Then one that comes for the first time is not kept, and one that comes again takes the place of one that did
+//! not come again since the hand was there last (a clock with second chances). So the first pass over a guest larger than the store
+//! evicts nothing, and what is written in every round stays in.
+//!
+//! # What can go wrong
+//!
+//! *RAM is read before QEMU has loaded what it was given.* What was given lies in the socket and in QEMU's buffer, until QEMU reads on. So the
+//! last [`SETTLING`] pages are kept beside RAM, and RAM is asked only for what was given before: more bytes ago than the socket and the
+//! buffer hold. Who drives a decoder with RAM gives QEMU what was made before it has more made ([`Decoder::push_some`](crate::Decoder::push_some)),
+//! through a socket of at most [`MOST_UNREAD`] bytes.
+//!
+//! *The two disagree all the same.* Then the stream's digest does not hold, as with any damage; the move fails before the guest is
+//! stopped for good, and can be made again.
+
+use crate::record::{Block, PAGE_SIZE, PageBytes, Place};
+use std::collections::HashMap;
+
+/// Pages beside RAM. Their records have 8 MiB and more.
+pub(crate) const SETTLING: usize = 2048;
+/// Bytes that the socket to the incoming QEMU may hold, at most, where differences are taken against its RAM: an eighth of what is kept
+/// beside it, so that there is room for a piece of output ([`ENOUGH`](crate::ENOUGH)) and QEMU's own buffer (32 KiB).
+pub const MOST_UNREAD: usize = 1 << 20;
+const _: () = assert!(SETTLING * PAGE_SIZE >= 2 * (MOST_UNREAD + crate::decoder::ENOUGH));
+
+/// Pages that room is taken for at once: 2 MiB.
+const CHUNK: usize = 512;
+
+/// No page of it was ever said.
+const NEVER: u32 = 0;
+/// The page was said, and is not kept.
+const GONE: u32 = 1;
+/// From here on: a slot.
+const FIRST: u32 = 2;
+
+/// The block of which versions are kept: the largest, and of equal ones the first.
+pub(crate) fn watched(blocks: &[Block]) -> Option<usize> {
+    (0..blocks.len()).rev().max_by_key(|n| blocks[*n].pages)
+}
+
+struct Slot {
+    page: u64,
+    /// Whether it came again since the hand passed.
+    again: bool,
+}
+
+/// Pages as they were last sent. It has at most as many bytes as it is told, and 4 for each page of the block.
+pub(crate) struct Versions {
+    capacity: usize,
+    block: usize,
+    /// By page: [`NEVER`], [`GONE`], or its slot.
+    index: Vec<u32>,
+    slots: Vec<Slot>,
+    /// Contents of the slots, [`CHUNK`] of them each.
+    contents: Vec<Box<[PageBytes]>>,
+    free: Vec<u32>,
+    hand: usize,
+}
+
+impl Versions {
+    /// For so many bytes of pages of a stream with these blocks.
+    pub(crate) fn new(bytes: u64, blocks: &[Block]) -> Self {
+        let block = watched(blocks);
+        let pages = block.map_or(0, |block| blocks[block].pages);
+        let most = (bytes / PAGE_SIZE as u64).min(pages).min(u64::from(u32::MAX - FIRST));
+        Self {
+            capacity: most as usize,
+            block: block.unwrap_or(0),
+            index: if most == 0 { vec![] } else { vec![NEVER; pages as usize] },
+            slots: vec![],
+            contents: vec![],
+            free: vec![],
+            hand: 0,
+        }
+    }
+
+    fn entry(&mut self, place: Place) -> Option<&mut u32> {
+        if place.block == self.block { self.index.get_mut(place.page as usize) } else { None }
+    }
+
+    /// What was last sent, if it is kept.
+    pub(crate) fn get(&self, place: Place) -> Option<&PageBytes> {
+        let entry = self.index.get(place.page as usize).filter(|_| place.block == self.block)?;
+        let slot = entry.checked_sub(FIRST)? as usize;
+        Some(&self.contents[slot / CHUNK][slot % CHUNK])
+    }
+
+    /// This was sent. Whether it is kept; `gone` is told what is not any more because of it.
+    pub(crate) fn put(&mut self, place: Place, content: &PageBytes, gone: impl FnOnce(u64, &PageBytes)) -> bool {
+        let Some(&mut entry) = self.entry(place) else { return false };
+        if let Some(slot) = entry.checked_sub(FIRST) {
+            self.slots[slot as usize].again = true;
+            self.content(slot).copy_from_slice(content);
+            return true;
+        }
+        let slot = if let Some(slot) = self.free.pop() {
+            slot
+        } else if self.slots.len() < self.capacity {
+            if self.slots.len() == self.contents.len() * CHUNK {
+                let pages = CHUNK.min(self.capacity - self.slots.len());
+                self.contents.push(vec![[0; PAGE_SIZE]; pages].into());
+            }
+            self.slots.push(Slot { page: place.page, again: false });
+            self.slots.len() as u32 - 1
+        } else if entry == NEVER {
+            self.index[place.page as usize] = GONE;
+            return false;
+        } else {
+            let slot = self.victim();
+            let page = self.slots[slot as usize].page;
+            gone(page, self.content(slot));
+            self.index[page as usize] = GONE;
+            slot
+        };
+        self.slots[slot as usize] = Slot { page: place.page, again: false };
+        self.content(slot).copy_from_slice(content);
+        self.index[place.page as usize] = slot + FIRST;
+        true
+    }
+
+    fn content(&mut self, slot: u32) -> &mut PageBytes {
+        &mut self.contents[slot as usize / CHUNK][slot as usize % CHUNK]
+    }
+
+    /// A slot whose page did not come again. All are taken: there is one, at the latest when the hand has been everywhere.
+    fn victim(&mut self) -> u32 {
+        loop {
+            let at = self.hand;
+            self.hand = (at + 1) % self.slots.len();
+            if !std::mem::take(&mut self.slots[at].again) {
+                return at as u32;
+            }
+        }
+    }
+
+    /// It was sent as zeroes: nothing is against those.
+    pub(crate) fn clear(&mut self, place: Place) {
+        let Some(entry) = self.entry(place) else { return };
+        if let Some(slot) = std::mem::replace(entry, GONE).checked_sub(FIRST) {
+            self.free.push(slot);
+        }
+    }
+}
+
+/// The last pages that were given to a QEMU that may not have read them yet.
+pub(crate) struct Settling {
+    slots: Vec<(u64, Box<PageBytes>)>,
+    at: usize,
+    newest: HashMap<u64, usize>,
+}
+
+impl Settling {
+    pub(crate) fn new() -> Self {
+        Self { slots: vec![], at: 0, newest: HashMap::new() }
+    }
+
+    pub(crate) fn get(&self, page: u64) -> Option<&PageBytes> {
+        self.newest.get(&page).map(|slot| &*self.slots[*slot].1)
+    }
+
+    pub(crate) fn put(&mut self, page: u64, content: &PageBytes) {
+        if self.slots.len() < SETTLING {
+            self.slots.push((page, Box::new(*content)));
+        } else {
+            let (old, into) = &mut self.slots[self.at];
+            if self.newest.get(old) == Some(&self.at) {
+                self.newest.remove(old);
+            }
+            *old = page;
+            into.copy_from_slice(content);
+        }
+        self.newest.insert(page, self.at);
+        self.at = (self.at + 1) % SETTLING;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGES: u64 = 12;
+
+    fn blocks() -> Vec<Block> {
+        vec![Block { name: b"rom".to_vec(), pages: 3 }, Block { name: b"ram".to_vec(), pages: PAGES }]
+    }
+
+    fn at(page: u64) -> Place {
+        Place { block: 1, page }
+    }
+
+    #[test]
+    fn what_is_written_in_every_round_stays_in_a_store_that_is_too_small_for_all() {
+        let mut versions = Versions::new(4 * PAGE_SIZE as u64, &blocks());
+        let none = |page, _: &PageBytes| panic!("page {page} is evicted by a first pass");
+        for page in 0..PAGES {
+            assert_eq!(versions.put(at(page), &[1; PAGE_SIZE], none), page < 4);
+        }
+        let mut hits = 0;
+        for round in 2..12u8 {
+            for page in [9, 10, 11] {
+                hits += usize::from(versions.get(at(page)).is_some());
+                assert!(versions.put(at(page), &[round; PAGE_SIZE], |_, _| {}));
+            }
+            // And one other each time.
+            versions.put(at(u64::from(round) % 9), &[round; PAGE_SIZE], |_, _| {});
+        }
+        assert_eq!(hits, 9 * 3);
+    }
+
+    proptest! {
+        /// Against a map of everything: what is kept is what was last put, and what is not kept any more was said.
+        #[test]
+        fn what_is_kept_is_what_was_last_sent(
+            room in 0..14u64,
+            sent in proptest::collection::vec((0..2usize, 0..PAGES, proptest::option::of(any::<u8>())), 0..200),
+        ) {
+            let mut versions = Versions::new(room * PAGE_SIZE as u64, &blocks());
+            let mut kept = std::collections::BTreeMap::new();
+            for (block, page, fill) in sent {
+                let place = Place { block, page };
+                match fill {
+                    Some(fill) => {
+                        let mut evicted = None;
+                        if versions.put(place, &[fill; PAGE_SIZE], |page, was| evicted = Some((page, was[0]))) {
+                            kept.insert(page, fill);
+                        } else {
+                            prop_assert!(block == 0 || !kept.contains_key(&page));
+                        }
+                        if let Some((page, was)) = evicted {
+                            prop_assert_eq!(kept.remove(&page), Some(was));
+                        }
+                    }
+                    None => {
+                        versions.clear(place);
+                        if block == 1 {
+                            kept.remove(&page);
+                        }
+                    }
+                }
+                prop_assert!(kept.len() as u64 <= room);
+                for page in 0..PAGES {
+                    prop_assert_eq!(versions.get(at(page)).map(|content| content[5]), kept.get(&page).copied());
+                    let other = versions.get(Place { block: 0, page });
+                    prop_assert!(other.is_none());
+                }
+            }
+        }
+
+        #[test]
+        fn the_newest_of_the_last_pages_is_what_settles(pages in proptest::collection::vec(0..3000u64, 0..6000)) {
+            let mut settling = Settling::new();
+            for (n, page) in pages.iter().enumerate() {
+                let mut content = [0; PAGE_SIZE];
+                content[..8].copy_from_slice(&(n as u64).to_le_bytes());
+                settling.put(*page, &content);
+            }
+            for page in 0..3000 {
+                let newest = pages.iter().rposition(|p| *p == page).filter(|n| pages.len() - n <= SETTLING);
+                let kept = settling.get(page).map(|c| u64::from_le_bytes(*c.first_chunk().unwrap()) as usize);
+                prop_assert_eq!(kept, newest);
+            }
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Memory that other guests of the trust domain have at the destination: guests that went there from this host a while ago.
+//!
+//! Guests of one customer are often made from one image: the same kernel, the same libraries, the same initial RAM disk. A page that a guest
+//! which went before has is named and copied out of that guest's RAM at the destination, by what names blocks of disks
+//! (`godwit_memory::disks`): a spot whose disk is [`NEIGHBOURS`] or more is a page of another guest's memory.
+//!
+//! ```text
+//!   source: a guest has left; a hash of each page of its RAM as it was --> Left
+//!   source: the next one's page has such a hash -------- spot -----------> destination: that guest's RAM, read, verified, used
+//! ```
+//!
+//! Only guests of the same trust domain, which the definition says that the controller has signed, and which the destination looks up
+//! in its own: a guest of no domain shares with nobody. So nobody's bytes tell of anybody else's.
+//!
+//! # What can go wrong
+//!
+//! *The other guest runs on, and writes*: the digest says so before anything is used, and the pages are sent (a round trip). Where that is
+//! often so nothing is named any more (`PATIENCE`). *It has gone on, or was never there*: the same. *Two pages have one hash*: 128 bits under a
+//! key that is this node's alone, and the stream's digest would tell.
+//!
+//! What it costs: a guest that leaves is hashed only if another one of its domain is still here; 40 bytes for a page that is not zero, of
+//! [`MOST`] guests, for [`LASTING`].
+
+use crate::disk_index::{DiskIndex, Replicas};
+use crate::node::Node;
+use crate::parts::{Parts, lock};
+use godwit_api::Name;
+use godwit_api::host::MoveRole;
+use godwit_memory::{Blocks, Finder, NEIGHBOURS, PAGE_SIZE, PageBytes, Spot};
+use godwit_units::VmId;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Guests that are remembered, and named in one move, at most: the last ones.
+pub(crate) const MOST: usize = 8;
+/// How long one is remembered: what has run elsewhere for so long has little of what it had.
+const LASTING: Duration = Duration::from_secs(1800);
+
+type Hash = u128;
+
+/// A guest that has left: where its pages were, by their hashes.
+#[derive(Debug)]
+pub(crate) struct Left {
+    vm: VmId,
+    domain: Name,
+    to: Name,
+    since: Instant,
+    key: [u8; 32],
+    places: HashMap<Hash, u32>,
+    pages: Vec<Hash>,
+}
+
+fn hash(key: &[u8; 32], content: &[u8]) -> Hash {
+    let hash = blake3::keyed_hash(key, content);
+    Hash::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"))
+}
+
+impl Left {
+    /// Hashes a guest's RAM. Reads the file as far as it has data in it.
+    fn look(vm: VmId, domain: Name, to: Name, key: [u8; 32], ram: &File) -> std::io::Result<Self> {
+        let size = ram.metadata()?.len();
+        let (mut places, mut pages) = (HashMap::new(), vec![]);
+        let mut buffer = vec![0; 256 * PAGE_SIZE];
+        let mut at = 0;
+        while at < size {
+            let data = match rustix::fs::seek(ram, rustix::fs::SeekFrom::Data(at)) {
+                Ok(data) => data / PAGE_SIZE as u64 * PAGE_SIZE as u64,
+                Err(rustix::io::Errno::NXIO) => break,
+                Err(error) => return Err(error.into()),
+            };
+            let n = (size - data).min(buffer.len() as u64) as usize;
+            ram.read_exact_at(&mut buffer[..n], data)?;
+            for (page, content) in (data / PAGE_SIZE as u64..).zip(buffer[..n].chunks_exact(PAGE_SIZE)) {
+                let Ok(place) = u32::try_from(page) else { break };
+                if content.iter().any(|byte| *byte != 0) {
+                    let hash = hash(&key, content);
+                    pages.resize(page as usize, 0);
+                    pages.push(hash);
+                    places.insert(hash, place);
+                }
+            }
+            at = data + n as u64;
+        }
+        Ok(Self { vm, domain, to, since: Instant::now(), key, places, pages })
+    }
+}
+
+/// The guests that have left this host.
+#[derive(Debug)]
+pub(crate) struct Neighbours {
+    key: [u8; 32],
+    left: Mutex<Vec<Arc<Left>>>,
+}
+
+impl Default for Neighbours {
+    fn default() -> Self {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).expect("the kernel gives random bytes once it has booted");
+        Self { key, left: Mutex::default() }
+    }
+}
+
+impl Neighbours {
+    fn add(&self, left: Left) {
+        let mut all = lock(&self.left);
+        all.retain(|other| other.vm != left.vm);
+        all.push(Arc::new(left));
+        let over = all.len().saturating_sub(MOST);
+        all.drain(..over);
+    }
+
+    /// Those of a VM's domain that are at its destination, for all that is known.
+    pub(crate) fn of(&self, vm: VmId, domain: Option<&Name>, to: &Name) -> Vec<Arc<Left>> {
+        let mut all = lock(&self.left);
+        all.retain(|left| left.since.elapsed() < LASTING);
+        let theirs = |left: &&Arc<Left>| left.vm != vm && Some(&left.domain) == domain && left.to == *to;
+        all.iter().filter(theirs).cloned().collect()
+    }
+}
+
+/// What a guest leaves behind whose QEMU is about to end.
+pub(crate) struct Leaving {
+    ram: File,
+    domain: Name,
+    to: Name,
+}
+
+/// Source: takes hold of the RAM of a guest that runs elsewhere, if another one of its domain may follow it.
+pub(crate) fn leaving(node: &Node, parts: &Parts) -> Option<Leaving> {
+    let moving = parts.moving().filter(|moving| moving.role == MoveRole::Source)?;
+    let domain = parts.definition().domain.clone()?;
+    let follows = |other: &Arc<Parts>| {
+        other.id != parts.id && other.definition().domain.as_ref() == Some(&domain) && other.qemu().is_some()
+    };
+    if !node.vms().iter().any(follows) {
+        return None;
+    }
+    let ram = parts.qemu()?.ram(parts.definition().spec.memory).ok()?;
+    Some(Leaving { ram, domain, to: moving.peer.name.clone() })
+}
+
+/// Source: remembers it.
+pub(crate) fn remember(node: &Arc<Node>, parts: &Parts, leaving: Leaving) {
+    let (node, vm, name) = (node.clone(), parts.id, parts.name.clone());
+    crate::trace::spawn_blocking(move || {
+        let Leaving { ram, domain, to } = leaving;
+        match Left::look(vm, domain, to, node.neighbours().key, &ram) {
+            Ok(left) => {
+                tracing::debug!(vm = %name, pages = left.places.len(), "its memory may be named to its neighbours");
+                node.neighbours().add(left);
+            }
+            Err(error) => tracing::warn!(vm = %name, %error, "its memory cannot be named to its neighbours"),
+        }
+    });
+}
+
+/// Source: the disks that a destination has, and the guests that went there before.
+pub(crate) struct Known {
+    disks: DiskIndex,
+    left: Vec<Arc<Left>>,
+}
+
+impl Known {
+    pub(crate) fn new(disks: DiskIndex, left: Vec<Arc<Left>>) -> Self {
+        Self { disks, left }
+    }
+
+    /// Whom the destination has to be told of: their places are the numbers in spots.
+    pub(crate) fn vms(&self) -> Vec<VmId> {
+        self.left.iter().map(|left| left.vm).collect()
+    }
+}
+
+impl Blocks for Known {
+    fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        first.disk < NEIGHBOURS && self.disks.read(first, into)
+    }
+}
+
+impl Finder for Known {
+    fn find(&self, content: &PageBytes) -> Option<Spot> {
+        let on_disk = self.disks.find(content);
+        let Some(first) = self.left.first() else { return on_disk };
+        // The disks' word is a guess: one that is wrong must not hide what is known.
+        if let Some(spot) = on_disk.filter(|spot| self.disks.holds(*spot, content)) {
+            return Some(spot);
+        }
+        let hash = hash(&first.key, content);
+        let found = self.left.iter().zip(NEIGHBOURS..).find_map(|(left, n)| Some((n, *left.places.get(&hash)?)));
+        found.map(|(disk, block)| Spot { disk, block })
+    }
+
+    /// Of a guest that has left there are hashes only: as good as its bytes.
+    fn holds(&self, spot: Spot, content: &PageBytes) -> bool {
+        let Some(n) = spot.disk.checked_sub(NEIGHBOURS) else { return self.disks.holds(spot, content) };
+        let Some(left) = self.left.get(usize::from(n)) else { return false };
+        left.pages.get(spot.block as usize).is_some_and(|known| *known == hash(&left.key, content))
+    }
+}
+
+/// Destination: the VM's disks, and the RAM of the guests that the source has named.
+pub(crate) struct Here {
+    disks: Replicas,
+    others: Vec<Option<File>>,
+}
+
+impl Here {
+    pub(crate) fn new(disks: Replicas, others: Vec<Option<File>>) -> Self {
+        Self { disks, others }
+    }
+}
+
+impl Blocks for Here {
+    fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        let Some(n) = first.disk.checked_sub(NEIGHBOURS) else { return self.disks.read(first, into) };
+        let Some(Some(ram)) = self.others.get(usize::from(n)) else { return false };
+        ram.read_exact_at(into, u64::from(first.block) * PAGE_SIZE as u64).is_ok()
+    }
+}
+
+/// Destination: the RAM of those guests, as far as they are here and of the VM's own domain.
+pub(crate) fn here(node: &Node, parts: &Parts, named: &[VmId]) -> Vec<Option<File>> {
+    let domain = parts.definition().domain.clone();
+    let ram = |vm: &VmId| {
+        let other = node.vm(*vm).filter(|other| domain.is_some() && other.definition().domain == domain)?;
+        other.qemu()?.ram(other.definition().spec.memory).ok()
+    };
+    named.iter().take(MOST).map(ram).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(fill: u8) -> PageBytes {
+        [fill; PAGE_SIZE]
+    }
+
+    fn left(vm: u64, domain: &str, to: &str, pages: &[u8]) -> Left {
+        let ram = tempfile::tempfile().expect("a file");
+        ram.set_len(64 * PAGE_SIZE as u64).expect("grows");
+        for (n, fill) in pages.iter().enumerate() {
+            ram.write_all_at(&page(*fill), 3 * n as u64 * PAGE_SIZE as u64).expect("writes");
+        }
+        let name = |name: &str| name.parse::<Name>().expect("a name");
+        Left::look(VmId(vm), name(domain), name(to), [7; 32], &ram).expect("reads")
+    }
+
+    fn known(left: Vec<Left>) -> Known {
+        let over = tokio_util::sync::CancellationToken::new();
+        over.cancel();
+        let disks = DiskIndex::start(vec![], |_| false, [over.clone(), over]);
+        Known::new(disks, left.into_iter().map(Arc::new).collect())
+    }
+
+    #[tokio::test]
+    async fn a_page_of_a_guest_that_left_is_found_where_it_was_and_zeroes_nowhere() {
+        let known = known(vec![left(1, "ann", "b", &[5, 0, 6]), left(2, "ann", "b", &[8])]);
+        assert_eq!(known.vms(), [VmId(1), VmId(2)]);
+        let at = |disk, block| Some(Spot { disk, block });
+        assert_eq!(known.find(&page(5)), at(NEIGHBOURS, 0));
+        assert_eq!(known.find(&page(6)), at(NEIGHBOURS, 6));
+        assert_eq!(known.find(&page(8)), at(NEIGHBOURS + 1, 0));
+        assert_eq!((known.find(&page(0)), known.find(&page(9))), (None, None));
+        assert!(known.holds(Spot { disk: NEIGHBOURS, block: 6 }, &page(6)));
+        for (disk, block, fill) in [(NEIGHBOURS, 6, 5), (NEIGHBOURS, 60, 6), (NEIGHBOURS + 2, 0, 8), (0, 0, 5)] {
+            assert!(!known.holds(Spot { disk, block }, &page(fill)));
+        }
+    }
+
+    #[test]
+    fn nobody_is_a_neighbour_but_who_is_of_the_same_domain_and_went_to_the_same_host() {
+        let all = Neighbours::default();
+        for (vm, domain, to) in [(1, "ann", "b"), (2, "bob", "b"), (3, "ann", "c"), (4, "ann", "b")] {
+            all.add(left(vm, domain, to, &[5]));
+        }
+        let name = |name: &str| name.parse::<Name>().expect("a name");
+        let of = |vm, domain: Option<&str>| -> Vec<u64> {
+            let domain = domain.map(name);
+            all.of(VmId(vm), domain.as_ref(), &name("b")).iter().map(|left| left.vm.0).collect()
+        };
+        assert_eq!(of(9, Some("ann")), [1, 4]);
+        assert_eq!(of(4, Some("ann")), [1], "not itself, as it was when it left");
+        assert_eq!(of(9, Some("bob")), [2]);
+        assert_eq!(of(9, None), [0; 0], "a guest of no domain has no neighbours");
+        for vm in 10..30 {
+            all.add(left(vm, "ann", "b", &[]));
+        }
+        assert_eq!(of(9, Some("ann")).len(), MOST);
+    }
+
+    #[test]
+    fn what_another_guest_has_is_read_from_its_ram_and_from_nowhere_else() {
+        let ram = tempfile::tempfile().expect("a file");
+        ram.write_all_at(&page(4), PAGE_SIZE as u64).expect("writes");
+        let here = Here::new(Replicas::new(vec![]), vec![None, Some(ram)]);
+        let mut content = page(0);
+        assert!(here.read(Spot { disk: NEIGHBOURS + 1, block: 1 }, &mut content) && content == page(4));
+        for (disk, block) in [(NEIGHBOURS, 1), (NEIGHBOURS + 1, 2), (NEIGHBOURS + 2, 1), (1, 1)] {
+            assert!(!here.read(Spot { disk, block }, &mut content));
+        }
+    }
+}
