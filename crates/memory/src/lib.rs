@@ -69,6 +69,7 @@ mod record;
 pub mod return_path;
 pub mod smart_stop;
 mod stream;
+pub mod watcher;
 mod witness;
 
 pub use checkpoint::{Checkpoint, CheckpointKey, Holding, HoldingError};
