@@ -223,4 +223,7 @@ pub struct Move {
     pub memory: Bytes,
     /// As [`Move::memory`].
     pub disks: Bytes,
+    /// What was foretold of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<crate::predict::Foretold>,
 }

@@ -252,6 +252,7 @@ pub async fn start(
     let (Some(facts), Some(local), true) = (&plan.facts, &plan.local, plan.blockers.is_empty()) else {
         return Err(blocked(&plan));
     };
+    let prediction = crate::predictions::before(&c, &plan.vm, (&plan.to, facts), local, &order).await;
     let record = {
         let _deciding = c.decide();
         let now = c.vm_record(&order.vm)?;
@@ -286,6 +287,7 @@ pub async fn start(
             progress: fresh_progress(ordered_unix_us, order.limit),
             claim: None,
             superseded: false,
+            prediction,
         };
         c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
         record
@@ -439,6 +441,7 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
             destination_vm: said(destination_vm),
         };
         record.progress = merge(&record.progress, &seen);
+        crate::predictions::revise(record, unix_us());
         c.events.note_progress(id, &record.vm, &record.progress);
         c.set_live(id, Some(record.progress.clone()));
         if stored(c, id).is_some_and(|stored| stored.superseded) {

@@ -76,6 +76,9 @@ pub struct MoveRecord {
     /// The VM has arrived, and something else is wanted of it while blocks of its disks still follow.
     #[serde(default)]
     pub superseded: bool,
+    /// What was foretold of it, by the way that was ordered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<godwit_api::predict::Foretold>,
 }
 
 /// That somebody has claimed a VM.
@@ -125,6 +128,7 @@ impl MoveRecord {
             progress: self.progress.clone(),
             memory: self.memory,
             disks: self.disks,
+            prediction: self.prediction.clone(),
         }
     }
 }
