@@ -118,8 +118,10 @@ pub struct Basis {
     /// What it changes at all, in pages.
     #[serde(default)]
     pub working_set_pages: u64,
-    /// Bytes on the wire for each page, in the first round and when it is sent again.
-    pub bytes_a_page: [f64; 2],
+    /// Bytes on the wire for each page of the memory, in the first round.
+    pub first_bytes_a_page: f64,
+    /// For each page that is sent again.
+    pub again_bytes_a_page: f64,
 }
 
 /// What a move will take, by each way.
@@ -183,8 +185,19 @@ pub struct Foretold {
     pub bytes: Span,
     /// What it went by.
     pub basis: Basis,
-    /// The same before past moves corrected it: what later moves are compared with. Likely total, downtime, bytes.
-    pub uncorrected: [f64; 3],
+    /// What was likely before past moves corrected it: they learn from this.
+    pub uncorrected: Likely,
+}
+
+/// What a move likely takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Likely {
+    /// From the order to the guest's running there, in seconds.
+    pub total_s: f64,
+    /// While the guest stands, in milliseconds.
+    pub downtime_ms: f64,
+    /// What crosses the link, in bytes.
+    pub bytes: f64,
 }
 
 impl Move {

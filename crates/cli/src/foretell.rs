@@ -248,7 +248,7 @@ mod tests {
                 "resumed_unix_us": 1_000_000 + took_s * 1_000_000
             },
             "prediction": {
-                "total_s": span(told), "downtime_ms": span(100.0), "bytes": span(100.0), "basis": basis, "uncorrected": [1.0, 1.0, 1.0]
+                "total_s": span(told), "downtime_ms": span(100.0), "bytes": span(100.0), "basis": basis, "uncorrected": godwit_api::predict::Likely::default()
             }
         }))
         .unwrap()

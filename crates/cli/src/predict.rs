@@ -43,7 +43,7 @@ pub struct PredictArgs {
     #[arg(long, value_name = "RATE", value_parser = rate, requires = "vm")]
     pub limit: Option<BitRate>,
     /// How far past predictions were off
-    #[arg(long, exclusive = true)]
+    #[arg(long, conflicts_with_all = ["vm", "memory", "rate", "log", "fleet", "bounds"])]
     pub accuracy: bool,
     /// The guest's memory; a log knows it
     #[arg(long, value_name = "SIZE", value_parser = size, required_unless_present_any = ["log", "fleet", "vm", "accuracy"])]

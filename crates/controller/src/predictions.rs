@@ -20,7 +20,7 @@ use axum::extract::{Extension, Path, Query, State};
 use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, PeerHost};
 use godwit_api::precache::PrecacheState;
 use godwit_api::predict::{
-    AskPath, Basis, Choice, Foretold, Moment, MovePrediction, PathFacts, Span as ApiSpan, WantedPrediction, When,
+    AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, Span as ApiSpan, WantedPrediction, When,
 };
 use godwit_api::profile::{Profile, ProfileState};
 use godwit_api::progress::{MoveProgress, PhaseName};
@@ -35,8 +35,9 @@ use godwit_predict::{
 };
 use godwit_units::{BitRate, Bytes, Policy, VmId};
 use past::{Pair, WORK};
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::time::timeout;
 
 /// What a move waits for its prediction, at the most.
@@ -56,6 +57,33 @@ const NAMED: f64 = 16.0;
 
 fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// What links were measured to carry, from host to host: by whoever asked for a prediction. A move measures nothing, since its time and
+/// its bytes are its user's.
+#[derive(Debug, Default)]
+pub struct Links(Mutex<HashMap<(Name, Name), (Instant, BitRate)>>);
+
+impl Links {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(Name, Name), (Instant, BitRate)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that is fresh. There are no more than pairs of hosts.
+    fn get(&self, from: &Name, to: &Name) -> Option<BitRate> {
+        self.lock().get(&(from.clone(), to.clone())).filter(|(at, _)| at.elapsed() < FRESH).map(|(_, rate)| *rate)
+    }
+
+    fn put(&self, from: &Name, to: &Name, rate: BitRate) {
+        self.lock().insert((from.clone(), to.clone()), (Instant::now(), rate));
+    }
+}
+
+/// Whether the link may be measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Measure {
+    IfNeeded,
+    Never,
 }
 
 /// Whom a move would lead from where to where.
@@ -80,7 +108,7 @@ pub async fn show(
     let peer = PeerHost { name: to.name.clone(), link: facts.link, underlay: facts.underlay };
     let local = node.vm(vm.definition.id).await.ok();
     let journey = Journey { vm, to, peer, local };
-    let known = Known::gather(&c, &journey, &wanted).await?;
+    let known = Known::gather(&c, &journey, &wanted, Measure::IfNeeded).await?;
     let when = if wanted.when { Some(logs(&c, &journey.vm).await?) } else { None };
     // Simulations of large guests take a while.
     let answer = tokio::task::spawn_blocking(move || known.predict(&journey, &wanted, when.as_deref())).await;
@@ -120,7 +148,7 @@ pub async fn before(
     };
     let disk = order.disk;
     let work = async {
-        let known = Known::gather(c, &journey, &wanted).await.ok()?;
+        let known = Known::gather(c, &journey, &wanted, Measure::Never).await.ok()?;
         tokio::task::spawn_blocking(move || known.ordered(disk, wanted.policy)).await.ok()?
     };
     let found = timeout(PATIENCE, work).await.ok().flatten();
@@ -154,7 +182,12 @@ struct Known {
 }
 
 impl Known {
-    async fn gather(c: &Controller, journey: &Journey, wanted: &WantedPrediction) -> Result<Self, ApiError> {
+    async fn gather(
+        c: &Controller,
+        journey: &Journey,
+        wanted: &WantedPrediction,
+        may: Measure,
+    ) -> Result<Self, ApiError> {
         let (vm, id) = (&journey.vm, journey.vm.definition.id);
         let moves = c.move_records()?;
         let between = |mv: &&MoveRecord| mv.from == vm.host && mv.order.to.name == journey.to.name;
@@ -169,12 +202,20 @@ impl Known {
             .filter(|mv| mv.step != Step::Ended && mv.order.vm != id && mv.from == vm.host && between(mv))
             .collect();
         let stale = pair.last_unix_us / 1_000_000 + FRESH.as_secs() < now_s();
-        let measure = open.is_empty() && (pair.goodput.is_none() || stale);
+        let known = c.links.get(&vm.host, &journey.to.name).filter(|_| pair.goodput.is_none() || stale);
+        let needed = known.is_none() && (pair.goodput.is_none() || stale);
+        let measure = may == Measure::IfNeeded && open.is_empty() && needed;
         let node = c.node_of(&vm.host)?;
         let asked = AskPath { peer: journey.peer.clone(), measure };
         let at = wanted.at_unix_s.unwrap_or_else(now_s);
-        let (path, written, profile) = tokio::join!(node.path(&asked), writes(&node, id), profile(c, vm, at));
-        let path = path.ok();
+        let has_disks = vm.definition.spec.disks.iter().any(|disk| disk.shared().is_none());
+        let (path, written, profile) = tokio::join!(node.path(&asked), writes(&node, id, has_disks), profile(c, vm, at));
+        let mut path = path.ok();
+        if let Some(rate) = path.and_then(|path| path.goodput) {
+            c.links.put(&vm.host, &journey.to.name, rate);
+        } else if let Some(path) = &mut path {
+            path.goodput = known;
+        }
         let of_vm = past::pages(&moves, id);
         let memory = Pages::of(vm.definition.spec.memory);
         let mut basis = Basis {
@@ -207,7 +248,7 @@ impl Known {
         let same = |mv: &MoveRecord| mv.from == vm.host && mv.order.to.name == journey.to.name;
         let calibration = past::calibration(&moves, same);
         basis.past_predictions = calibration.total.count() as u32;
-        basis.bytes_a_page = [wire.first.bytes, wire.again.bytes];
+        (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
         let others = open.iter().map(|mv| left_of(&mv.progress)).collect();
         Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache })
     }
@@ -279,7 +320,11 @@ impl Known {
             total_s: api(told.total_s),
             downtime_ms: api(told.downtime_ms),
             bytes: api(told.bytes),
-            uncorrected: [plain.total_s.likely, plain.downtime_ms.likely, plain.bytes.likely],
+            uncorrected: Likely {
+                total_s: plain.total_s.likely,
+                downtime_ms: plain.downtime_ms.likely,
+                bytes: plain.bytes.likely,
+            },
             basis: self.told_basis(),
         })
     }
@@ -525,7 +570,10 @@ async fn written(node: &HostClient, vm: VmId) -> Option<u64> {
 }
 
 /// What the guest writes to its disks, bytes a second.
-async fn writes(node: &HostClient, vm: VmId) -> Option<f64> {
+async fn writes(node: &HostClient, vm: VmId, has_disks: bool) -> Option<f64> {
+    if !has_disks {
+        return Some(0.0);
+    }
     let (before, began) = (written(node, vm).await?, tokio::time::Instant::now());
     tokio::time::sleep(WRITING).await;
     let after = written(node, vm).await?;
@@ -582,7 +630,8 @@ pub fn revise(record: &mut MoveRecord, now_unix_us: u64) {
     let p = &record.progress;
     let goodput = p.rate.0.max((told.basis.goodput_mbit.likely * 1e6 / 2.0) as u64);
     let memory_total = Pages::of(record.memory);
-    let [first, again] = told.basis.bytes_a_page.map(|bytes| Cost { bytes, seconds: WORK });
+    let cost = |bytes| Cost { bytes, seconds: WORK };
+    let (first, again) = (cost(told.basis.first_bytes_a_page), cost(told.basis.again_bytes_a_page));
     let left = match p.phase {
         PhaseName::Reserve | PhaseName::CopyDisk => memory_total,
         PhaseName::Memory => Pages::of(p.memory_remaining),

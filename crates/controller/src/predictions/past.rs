@@ -109,10 +109,10 @@ pub fn calibration(moves: &[MoveRecord], same: impl Fn(&MoveRecord) -> bool) -> 
     let mut found = Calibration::default();
     for mv in counted.into_iter().take(RECENT).rev() {
         let (Some(told), Some(total)) = (&mv.prediction, total_s(mv)) else { continue };
-        let [total_told, downtime_told, bytes_told] = told.uncorrected;
-        found.total.add(total_told, total);
-        found.downtime.add(downtime_told, mv.progress.downtime_ms.unwrap_or(0.0));
-        found.bytes.add(bytes_told, mv.public().total_bytes());
+        let likely = told.uncorrected;
+        found.total.add(likely.total_s, total);
+        found.downtime.add(likely.downtime_ms, mv.progress.downtime_ms.unwrap_or(0.0));
+        found.bytes.add(likely.bytes, mv.public().total_bytes());
     }
     found
 }
@@ -148,4 +148,88 @@ pub fn pages(moves: &[MoveRecord], vm: VmId) -> Option<Pages> {
         dirtied_per_s: rates.fold(0.0, f64::max),
         working_set: mv.progress.rounds.iter().map(|r| r.dirtied).max().unwrap_or(0),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Step;
+    use crate::testing::progress;
+    use godwit_api::progress::{Outcome, Phase};
+    use godwit_units::Bytes;
+
+    /// A move of 8 s over 8 Mbit/s: 2 s until its first page, 1 MB of disk in 1 s, 4 MB of memory in a round of 4 s, 100 KB in the pause of 1 s.
+    fn record(id: u64) -> MoveRecord {
+        let mut p = progress(Outcome::Completed);
+        let phase = |name, from: u64, to: u64| Phase {
+            name,
+            started_unix_us: from * 1_000_000,
+            ended_unix_us: Some(to * 1_000_000),
+        };
+        p.phases = vec![phase(PhaseName::Reserve, 0, 1), phase(PhaseName::CopyDisk, 1, 3), phase(PhaseName::Memory, 3, 7)];
+        p.resumed_unix_us = Some(8_000_000);
+        p.downtime_ms = Some(1000.0);
+        (p.bytes.disk, p.bytes.memory, p.disk.copied) = (Bytes(1_000_000), Bytes(4_100_000), Bytes(2_000_000));
+        let round = |pages, dirtied, wire, seconds| Round { pages, dirtied, wire: Bytes(wire), seconds, ..Round::default() };
+        p.rounds = vec![round(10_000, 100, 3_900_000, 3.9), round(100, 10, 100_000, 0.1)];
+        let order = serde_json::json!({
+            "id": id, "vm": 1, "disk": "mirror",
+            "to": {"name": "b", "link": {"control": "127.0.0.1:1", "disk": "127.0.0.1:2", "memory": "127.0.0.1:3"}, "underlay": "127.0.0.1"},
+        });
+        let record = serde_json::json!({
+            "order": order, "vm": "web", "from": "a", "owner": [0, 0], "ordered_unix_us": 0, "memory": 1, "disks": 1, "step": "ended",
+            "cancel": false, "progress": p,
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    fn foretold(total: f64) -> godwit_api::predict::Foretold {
+        godwit_api::predict::Foretold {
+            total_s: Default::default(),
+            downtime_ms: Default::default(),
+            bytes: Default::default(),
+            basis: Default::default(),
+            uncorrected: godwit_api::predict::Likely { total_s: total, downtime_ms: 500.0, bytes: 5_100_000.0 },
+        }
+    }
+
+    #[test]
+    fn what_a_move_takes_besides_its_bytes_is_what_they_do_not_explain() {
+        let measured = measured(&record(1)).unwrap();
+        assert!((measured.goodput.unwrap() - 8e6).abs() < 1.0, "{measured:?}");
+        // 8 s less the pause, the rounds and 1 s for the disk.
+        assert!((measured.before - 2.0).abs() < 1e-6, "{measured:?}");
+        // 1 s less 0.1 s for what was sent in it and 0.1 s for what was under way.
+        assert!((measured.pause - 0.8).abs() < 1e-6, "{measured:?}");
+        assert_eq!(measured.disk_wire, Some(0.5));
+        let mut failed = record(1);
+        failed.progress.outcome = Outcome::Failed;
+        assert_eq!(super::measured(&failed), None);
+    }
+
+    #[test]
+    fn a_vms_pages_cost_what_its_last_move_says() {
+        let pages = pages(&[record(2), record(1)], VmId(1)).unwrap();
+        assert_eq!((pages.first, pages.again, pages.working_set), (390.0, Some(1000.0), 100));
+        assert_eq!(super::pages(&[record(1)], VmId(2)), None);
+    }
+
+    #[test]
+    fn moves_between_other_hosts_count_only_where_there_are_not_enough_between_these() {
+        let told = |id, total, to: &str| {
+            let mut record = MoveRecord { prediction: Some(foretold(total)), step: Step::Ended, ..record(id) };
+            record.order.to.name = to.parse().unwrap();
+            record
+        };
+        let here = |mv: &MoveRecord| mv.order.to.name.as_str() == "b";
+        let mut moves = vec![told(9, 4.0, "c"), told(8, 8.0, "b")];
+        assert_eq!(calibration(&moves, here).total.count(), 2);
+        moves.extend((0..ENOUGH as u64).map(|id| told(id, 8.0, "b")));
+        let found = calibration(&moves, here);
+        assert_eq!(found.total.count(), ENOUGH + 1);
+        // All were right about the time, and said half of the pause.
+        let seconds = found.total.apply(Span::exactly(10.0));
+        assert!((seconds.likely - 10.0).abs() < 1e-9, "{seconds:?}");
+        assert!((found.downtime.apply(Span::exactly(10.0)).likely - 20.0).abs() < 1e-9);
+    }
 }
