@@ -192,10 +192,8 @@ impl Known {
         let moves = c.move_records()?;
         let between = |mv: &&MoveRecord| mv.from == vm.host && mv.order.to.name == journey.to.name;
         let back = |mv: &&MoveRecord| mv.from == journey.to.name && mv.order.to.name == vm.host;
-        let mut pair = past::pair(moves.iter().filter(between));
-        if pair.moves == 0 {
-            pair = past::pair(moves.iter().filter(back));
-        }
+        // Hosts and link are the same both ways.
+        let pair = past::pair(moves.iter().filter(|mv| between(mv) || back(mv)));
         let anywhere = past::pair(moves.iter());
         let open: Vec<&MoveRecord> = moves
             .iter()
@@ -244,9 +242,14 @@ impl Known {
         };
         let (guest, faster) = guest(memory, profile.as_ref(), of_vm.as_ref(), &mut basis);
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
-        let (disks, has_precache) = disks(c, journey, written, pair.disk_wire.or(anywhere.disk_wire))?;
-        let same = |mv: &MoveRecord| mv.from == vm.host && mv.order.to.name == journey.to.name;
-        let calibration = past::calibration(&moves, same);
+        let (disks, has_precache) = disks(
+            c,
+            journey,
+            written,
+            if pair.disk_wire.is_some() { &pair } else { &anywhere },
+            past::left_ago(&moves, id, &journey.to.name, now_s()),
+        )?;
+        let calibration = past::calibration(&moves, |mv| between(&mv) || back(&mv));
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
         let others = open.iter().map(|mv| left_of(&mv.progress)).collect();
@@ -490,7 +493,7 @@ fn goodput(pair: &Pair, anywhere: &Pair, path: Option<&PathFacts>) -> (Span, &'s
 /// The profile that is nearest to a time of day, of those the newest, with its log.
 async fn profile(c: &Controller, vm: &VmRecord, at_unix_s: u64) -> Option<(Profile, Log)> {
     let all = crate::profiles::all(c, vm.definition.id, &vm.host).await.ok()?;
-    let good = all.into_iter().filter(|p| p.state != ProfileState::Watching && p.looks >= 3);
+    let good = all.into_iter().filter(|p| p.state != ProfileState::Watching && p.looks >= 2);
     // Within a quarter of an hour it is the newer that counts.
     let best =
         good.min_by_key(|p| (apart(p.start_unix_ms / 1000, at_unix_s) / 900, std::cmp::Reverse(p.start_unix_ms)))?;
@@ -508,7 +511,7 @@ async fn logs(c: &Controller, vm: &VmRecord) -> Result<Vec<Log>, ApiError> {
     let id = vm.definition.id;
     let mut found = vec![];
     let all = crate::profiles::all(c, id, &vm.host).await?;
-    for profile in all.iter().rev().filter(|p| p.state != ProfileState::Watching && p.looks >= 3).take(MOST_LOGS) {
+    for profile in all.iter().rev().filter(|p| p.state != ProfileState::Watching && p.looks >= 2).take(MOST_LOGS) {
         found.extend(log(c, id, profile).await);
     }
     Ok(found)
@@ -584,7 +587,8 @@ fn disks(
     c: &Controller,
     journey: &Journey,
     written: Option<f64>,
-    disk_wire: Option<Span>,
+    copied: &Pair,
+    left_ago: Option<f64>,
 ) -> Result<(Disks, bool), ApiError> {
     let spec = &journey.vm.definition.spec;
     let own = spec.disks.iter().filter(|disk| disk.shared().is_none()).count();
@@ -603,9 +607,14 @@ fn disks(
         }
         held += usize::from(volume.replicas.contains(&journey.to.name));
     }
-    let wire = disk_wire.unwrap_or(Span { lower: 0.5, likely: 1.0, upper: 1.1 });
+    let wire = copied.disk_wire.unwrap_or(Span { lower: 0.5, likely: 1.0, upper: 1.1 });
+    let rate = written.unwrap_or(64e3);
     let missing = if kept == own {
         Span { lower: 0.0, likely: backlog, upper: backlog * 1.5 + 1e6 }
+    } else if let (true, Some(ago)) = (held >= own, left_ago) {
+        // It was whole when the VM left it, and what was written since is written once or often.
+        let since = (rate * ago * wire.likely).min(whole);
+        Span { lower: 0.0, likely: since, upper: (since * 3.0 + 1e6).min(whole) }
     } else if held >= own {
         Span { lower: 0.0, likely: whole * 0.05, upper: whole }
     } else {
@@ -615,7 +624,7 @@ fn disks(
         Some(rate) => Span { lower: rate * 0.5, likely: rate, upper: rate * 1.5 },
         None => Span { lower: 0.0, likely: 16e3, upper: 64e3 },
     };
-    Ok((Disks { missing, written, shared: false }, kept == own))
+    Ok((Disks { missing, written, speed: copied.disk_speed, shared: false }, kept == own))
 }
 
 /// Bytes that a move still has to send, as far as it says.

@@ -20,10 +20,10 @@ const MOST: usize = 8 << 20;
 const LONGEST: Duration = Duration::from_millis(700);
 /// In pieces of.
 const PIECE: usize = 64 << 10;
-/// So many under way at a time: a bandwidth-delay product of 200 Mbit/s and 60 ms.
+/// So many under way at a time, at the most: a bandwidth-delay product of 200 Mbit/s and 60 ms.
 const AT_ONCE: usize = 24;
-/// The first answers tell of the link's start, not of what it carries.
-const WARM_UP: Duration = Duration::from_millis(150);
+/// As many as the link answered in so much time: a slow one is not given what it would take seconds for.
+const AHEAD: Duration = Duration::from_millis(150);
 /// A packet, for a count of those that were acknowledged.
 const PACKET: u64 = 1200;
 
@@ -33,7 +33,7 @@ const PACKET: u64 = 1200;
 /// The other host cannot be reached.
 pub async fn ask(node: &Arc<Node>, asked: AskPath) -> Result<PathFacts, ApiError> {
     let session = node.peers().session(&asked.peer).await?;
-    let goodput = if asked.measure { measure(node, &asked.peer).await } else { None };
+    let goodput = if asked.measure { measure(node, &session, &asked.peer).await } else { None };
     let (mut lost, mut acknowledged) = (0, 0);
     for path in Lane::ALL.iter().filter_map(|lane| session.path(*lane)) {
         (lost, acknowledged) = (lost + path.lost, acknowledged + path.acknowledged);
@@ -51,12 +51,12 @@ fn round_trip(session: &Session) -> f64 {
     lanes.chain(session.rtt()).min().unwrap_or_default().as_secs_f64() * 1e3
 }
 
-async fn measure(node: &Arc<Node>, peer: &PeerHost) -> Option<BitRate> {
+async fn measure(node: &Arc<Node>, session: &Session, peer: &PeerHost) -> Option<BitRate> {
     let filler = proto::encode(&Request::Filler("x".repeat(PIECE)));
     let begin = Instant::now();
     let (mut under_way, mut sent, mut answered) = (JoinSet::new(), 0, vec![]);
     loop {
-        while under_way.len() < AT_ONCE && sent < MOST && begin.elapsed() < LONGEST {
+        while under_way.len() < at_once(answered.len(), begin.elapsed()) && sent < MOST && begin.elapsed() < LONGEST {
             let (node, peer, filler) = (node.clone(), peer.clone(), filler.clone());
             under_way.spawn(async move { node.peers().request(&peer, filler, LONGEST * 8).await.is_ok() });
             sent += PIECE;
@@ -67,30 +67,46 @@ async fn measure(node: &Arc<Node>, peer: &PeerHost) -> Option<BitRate> {
             None => break,
         }
     }
-    carried(&answered)
+    carried(&answered, Duration::from_secs_f64(round_trip(session) / 1e3))
 }
 
-/// What the link carried, by when each piece was answered.
-fn carried(answered: &[Duration]) -> Option<BitRate> {
-    let last = *answered.last()?;
-    // A short one has nothing but its start.
-    let warm = answered.iter().position(|at| *at >= WARM_UP.min(last / 2))?;
-    let (pieces, time) = (answered.len() - 1 - warm, last.saturating_sub(answered[warm]));
-    (pieces > 0 && !time.is_zero())
-        .then(|| BitRate((pieces * PIECE * 8) as u64 * 1000 / (time.as_millis() as u64).max(1)))
+/// How many pieces may be under way when so many were answered until now.
+fn at_once(answered: usize, since: Duration) -> usize {
+    let ahead = answered as f64 * AHEAD.as_secs_f64() / since.as_secs_f64().max(1e-3);
+    (ahead.ceil() as usize + 2).min(AT_ONCE)
+}
+
+/// What the link carried, by when each piece was answered: all of it, since pieces that are under way together are answered together. The
+/// first piece's round trip is no part of it.
+fn carried(answered: &[Duration], rtt: Duration) -> Option<BitRate> {
+    let time = answered.last()?.saturating_sub(rtt);
+    (!time.is_zero()).then(|| BitRate(((answered.len() * PIECE * 8) as f64 / time.as_secs_f64()) as u64))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const RTT: Duration = Duration::from_millis(20);
+
     #[test]
-    fn the_links_start_is_no_part_of_what_it_carries() {
+    fn pieces_that_are_answered_together_are_no_faster_link() {
         let ms = Duration::from_millis;
-        // A slow start, then a piece each 10 ms: 64 KiB * 8 / 10 ms.
-        let answered: Vec<Duration> = [60, 120].map(ms).into_iter().chain((0..50).map(|i| ms(160 + i * 10))).collect();
-        let mbit = carried(&answered).map_or(0.0, BitRate::mbit);
-        assert!((52.0..53.0).contains(&mbit), "{mbit}");
-        assert_eq!((carried(&[]), carried(&[ms(1)])), (None, None));
+        // One after the other, and six at a time: 64 KiB * 8 / 50 ms.
+        let each: Vec<Duration> = (1..=12).map(|i| RTT + ms(i * 50)).collect();
+        let together: Vec<Duration> = [300, 600].into_iter().flat_map(|at| vec![RTT + ms(at); 6]).collect();
+        for answered in [each, together] {
+            let mbit = carried(&answered, RTT).map_or(0.0, BitRate::mbit);
+            assert!((10.4..10.6).contains(&mbit), "{mbit}");
+        }
+        assert_eq!((carried(&[], RTT), carried(&[ms(1)], RTT)), (None, None));
+    }
+
+    #[test]
+    fn a_slow_link_is_asked_for_little_and_a_fast_one_for_much() {
+        assert_eq!(at_once(0, Duration::ZERO), 2);
+        // 1 Mbit/s and 200 Mbit/s.
+        assert_eq!(at_once(1, Duration::from_millis(524)), 3);
+        assert_eq!(at_once(380, Duration::from_secs(1)), AT_ONCE);
     }
 }

@@ -69,6 +69,13 @@ impl Span {
         Some(Self { lower, likely: median(&sorted), upper })
     }
 
+    /// Wider by this share of what is likely, at both ends.
+    #[must_use]
+    pub fn wider(self, by: f64) -> Self {
+        let more = self.likely * by;
+        Self { lower: (self.lower - more).max(0.0), upper: self.upper + more, ..self }
+    }
+
     /// This likely value, between these bounds or where it lies outside of them.
     fn holding(likely: f64, lower: f64, upper: f64) -> Self {
         Self { lower: lower.min(likely).max(0.0), likely, upper: upper.max(likely) }
@@ -125,6 +132,8 @@ pub struct Disks {
     pub missing: Span,
     /// What the guest writes, bytes a second.
     pub written: Span,
+    /// What a copy of them was seen to reach, bits a second, where that is known: reading and writing blocks may be slower than the link.
+    pub speed: Option<f64>,
     /// Whether they lie on storage that both hosts reach.
     pub shared: bool,
 }
@@ -207,6 +216,7 @@ struct Case {
     pause: f64,
     missing: f64,
     written: f64,
+    speed: f64,
 }
 
 impl Case {
@@ -228,7 +238,7 @@ impl Case {
             ));
         }
         let left_over = self.goodput - writes;
-        let copying = copied * 8.0 / left_over;
+        let copying = copied * 8.0 / left_over.min(self.speed);
         let moved = memory(rate(left_over), self.faster).map_err(|e| e.to_string())?;
         let last = moved.rounds.len().checked_sub(2).map_or(0.0, |i| {
             let pages: u64 = moved.rounds.iter().map(|r| r.sent.0).sum();
@@ -271,6 +281,7 @@ pub fn foretell(
         pause: of(&road.pause),
         missing: of(&disks.missing),
         written: of(&disks.written),
+        speed: disks.speed.unwrap_or(f64::INFINITY).max(1.0),
     };
     let (lower, likely, upper): (fn(&Span) -> f64, fn(&Span) -> f64, fn(&Span) -> f64) =
         (|s| s.lower, |s| s.likely, |s| s.upper);
@@ -400,7 +411,9 @@ pub fn recommend(choices: &[Foretold], can: impl Fn(Way) -> bool, policy: Policy
     };
     let any = |_: &Foretold| true;
     // A few milliseconds are no reason to take much longer: what is as good is told apart by the rest.
-    let downtime = |c: &Foretold| (c.downtime_ms.likely / 20.0).round() * 1e6 + c.total_s.likely + c.slowed_s.likely;
+    // A guest whose reads wait for another site suffers more than one that is moved later, and depends on two sites meanwhile.
+    let disturbed = |c: &Foretold| c.slowed_s.likely * if c.way == Way::Postcopy { 10.0 } else { 1.0 };
+    let downtime = |c: &Foretold| (c.downtime_ms.likely / 20.0).round() * 1e6 + c.total_s.likely + disturbed(c);
     let total = |c: &Foretold| c.total_s.likely;
     let (best, why) = match policy {
         Policy::LeastDowntime => (least(&downtime, &any)?, "the guest stands for the shortest time".to_owned()),

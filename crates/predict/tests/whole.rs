@@ -50,7 +50,7 @@ proptest! {
         let disks = Disks {
             missing: Span { lower: 0.0, likely: missing, upper: missing * 2.0 },
             written: Span { lower: 0.0, likely: written, upper: written * 2.0 },
-            shared: false,
+            shared: false, speed: None,
         };
         let mut past = Calibration::default();
         for (total, downtime, bytes) in ratios {
@@ -127,7 +127,7 @@ fn past_moves_take_the_bias_away_and_make_the_interval_narrower() {
 
 #[test]
 fn a_guest_that_writes_faster_than_the_link_is_not_mirrored_and_its_disks_follow_it() {
-    let disks = Disks { missing: Span::exactly(1e9), written: Span::exactly(2e6), shared: false };
+    let disks = Disks { missing: Span::exactly(1e9), written: Span::exactly(2e6), shared: false, speed: None };
     let choices: Vec<Foretold> =
         [Way::Mirror, Way::Postcopy].map(|way| told(way, 10e6, 30_000, 100.0, &disks, &Calibration::default())).into();
     assert!(choices[0].never.as_ref().unwrap().contains("no mirror"), "{choices:?}");
@@ -138,12 +138,13 @@ fn a_guest_that_writes_faster_than_the_link_is_not_mirrored_and_its_disks_follow
 
 #[test]
 fn each_policy_has_its_own_best_way() {
-    let disks = Disks { missing: Span::exactly(4e9), written: Span::exactly(1e4), shared: false };
+    let disks = Disks { missing: Span::exactly(4e9), written: Span::exactly(1e4), shared: false, speed: None };
     let choices: Vec<Foretold> = [Way::Precache, Way::Mirror, Way::Postcopy]
         .map(|way| told(way, 100e6, 60_000, 500.0, &disks, &Calibration::default()))
         .into();
     let best = |policy| choices[recommend(&choices, |way| way != Way::Precache, policy).unwrap().0].way;
     assert_eq!(best(Policy::LeastTotal), Way::Postcopy);
+    assert_eq!(best(Policy::LeastDowntime), Way::Mirror);
     assert_eq!(best(Policy::Deadline(Duration::from_secs(60))), Way::Postcopy);
     assert!(choices[1].total_s.likely > 320.0 && choices[2].slowed_s.likely > 300.0, "{choices:?}");
     let (_, why) = recommend(&choices, |_| true, Policy::MaxDowntime(Duration::from_millis(1))).unwrap();

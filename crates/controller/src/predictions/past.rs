@@ -3,6 +3,8 @@
 //! Nothing is kept for this: the records of moves have their phases, rounds and bytes.
 
 use crate::record::MoveRecord;
+use godwit_api::Name;
+use godwit_api::host::DiskStrategy;
 use godwit_api::progress::{MoveProgress, PhaseName, Round};
 use godwit_predict::whole::{Calibration, ENOUGH, RECENT, Span};
 use godwit_units::VmId;
@@ -11,6 +13,8 @@ use godwit_units::VmId;
 pub const UNDER_WAY: u64 = 1 << 20;
 /// A round, or a copy, that brought less says nothing of the link.
 const TELLING: u64 = 256 << 10;
+/// How much wider than what was measured one move makes it; many make it no wider.
+const FEW: f64 = 0.3;
 /// A page's own work, for the node and QEMU, in seconds, where nothing was measured.
 pub const WORK: f64 = 8e-6;
 
@@ -25,6 +29,8 @@ pub struct Measured {
     pub pause: f64,
     /// Bytes on the wire for each byte of its disks that was copied.
     pub disk_wire: Option<f64>,
+    /// How fast they went, bits a second.
+    pub disk_speed: Option<f64>,
 }
 
 fn seconds(p: &MoveProgress, name: PhaseName) -> f64 {
@@ -50,17 +56,18 @@ pub fn measured(record: &MoveRecord) -> Option<Measured> {
     let rates = by_rounds.map(|r| r.wire.0 as f64 * 8.0 / r.seconds);
     let copying = seconds(p, PhaseName::CopyDisk);
     let copied = p.bytes.disk.0 as f64;
-    let by_copy = (p.bytes.disk.0 >= 4 * TELLING && copying > 0.2).then(|| copied * 8.0 / copying);
+    let by_copy = (p.bytes.disk.0 >= TELLING && copying > 0.1).then(|| copied * 8.0 / copying);
     let goodput = rates.chain(by_copy).max_by(f64::total_cmp);
     let at = |bytes: f64| goodput.map_or(0.0, |rate| bytes * 8.0 / rate);
     let (in_rounds, wire): (f64, u64) = p.rounds.iter().fold((0.0, 0), |(s, w), r| (s + r.seconds, w + r.wire.0));
-    let before = total - downtime - in_rounds - at(copied).min(copying);
+    // A copy of next to nothing is what every move takes; one of more took its own time.
+    let before = total - downtime - in_rounds - by_copy.map_or(0.0, |_| copying);
     let last = p.rounds.last().map_or(0, |round| round.wire.0.min(UNDER_WAY));
     let stopped = p.bytes.memory.0.saturating_sub(wire) as f64;
     let pause = downtime - at(stopped) - at(last as f64);
     let disk_wire = (p.disk.copied.0 >= TELLING).then(|| copied / p.disk.copied.0 as f64);
     // What the model explains more than all of is its error, and no time that goes backwards.
-    Some(Measured { goodput, before: before.max(0.05), pause: pause.max(downtime.min(0.01)), disk_wire })
+    Some(Measured { goodput, before: before.max(0.05), pause: pause.max(downtime.min(0.01)), disk_wire, disk_speed: by_copy })
 }
 
 /// What moves between two hosts have shown.
@@ -76,6 +83,8 @@ pub struct Pair {
     pub pause: Option<Span>,
     /// Bytes on the wire for each byte of a disk.
     pub disk_wire: Option<Span>,
+    /// The median of how fast disks went, bits a second.
+    pub disk_speed: Option<f64>,
     /// How many.
     pub moves: usize,
 }
@@ -87,7 +96,8 @@ pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
         moves.filter_map(|mv| Some((mv.ordered_unix_us, measured(mv)?))).take(RECENT).collect();
     let of = |what: &dyn Fn(&Measured) -> Option<f64>, most: usize| {
         let values: Vec<f64> = found.iter().filter_map(|(_, m)| what(m)).take(most).collect();
-        Span::measured(&values)
+        // A few have not shown all that there is.
+        Span::measured(&values).map(|span| span.wider(FEW / (values.len() as f64).sqrt()))
     };
     Pair {
         // A link may be another one than it was: only the last few count.
@@ -96,6 +106,7 @@ pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
         before: of(&|m| Some(m.before), RECENT),
         pause: of(&|m| Some(m.pause), RECENT),
         disk_wire: of(&|m| m.disk_wire, RECENT),
+        disk_speed: of(&|m| m.disk_speed, 5).map(|span| span.likely),
         moves: found.len(),
     }
 }
@@ -115,6 +126,14 @@ pub fn calibration(moves: &[MoveRecord], same: impl Fn(&MoveRecord) -> bool) -> 
         found.bytes.add(likely.bytes, mv.public().total_bytes());
     }
     found
+}
+
+/// How long ago a VM left a host with its disks whole there, in seconds, if it did so last by a move that mirrored them.
+#[must_use]
+pub fn left_ago(moves: &[MoveRecord], vm: VmId, host: &Name, now_s: u64) -> Option<f64> {
+    let left = moves.iter().find(|mv| mv.order.vm == vm && &mv.from == host && total_s(mv).is_some())?;
+    let at = left.progress.resumed_unix_us.filter(|_| left.order.disk == DiskStrategy::Mirror)?;
+    Some(now_s.saturating_sub(at / 1_000_000) as f64)
 }
 
 /// What a VM's own moves say of its pages.
@@ -158,7 +177,7 @@ mod tests {
     use godwit_api::progress::{Outcome, Phase};
     use godwit_units::Bytes;
 
-    /// A move of 8 s over 8 Mbit/s: 2 s until its first page, 1 MB of disk in 1 s, 4 MB of memory in a round of 4 s, 100 KB in the pause of 1 s.
+    /// A move of 8 s over 8 Mbit/s: 1 s of its own, 1 MB of disk in 2 s, 4 MB of memory in a round of 4 s, 100 KB in the pause of 1 s.
     fn record(id: u64) -> MoveRecord {
         let mut p = progress(Outcome::Completed);
         let phase = |name, from: u64, to: u64| Phase {
@@ -197,14 +216,25 @@ mod tests {
     fn what_a_move_takes_besides_its_bytes_is_what_they_do_not_explain() {
         let measured = measured(&record(1)).unwrap();
         assert!((measured.goodput.unwrap() - 8e6).abs() < 1.0, "{measured:?}");
-        // 8 s less the pause, the rounds and 1 s for the disk.
-        assert!((measured.before - 2.0).abs() < 1e-6, "{measured:?}");
+        // 8 s less the pause, the rounds and the 2 s of the disk.
+        assert!((measured.before - 1.0).abs() < 1e-6, "{measured:?}");
+        assert_eq!(measured.disk_speed, Some(4e6));
         // 1 s less 0.1 s for what was sent in it and 0.1 s for what was under way.
         assert!((measured.pause - 0.8).abs() < 1e-6, "{measured:?}");
         assert_eq!(measured.disk_wire, Some(0.5));
         let mut failed = record(1);
         failed.progress.outcome = Outcome::Failed;
         assert_eq!(super::measured(&failed), None);
+    }
+
+    #[test]
+    fn a_replica_that_the_vm_left_is_as_old_as_its_move() {
+        let (moves, a, b) = ([record(1)], "a".parse().unwrap(), "b".parse().unwrap());
+        assert_eq!(left_ago(&moves, VmId(1), &a, 108), Some(100.0));
+        assert_eq!(left_ago(&moves, VmId(1), &b, 108), None);
+        let mut behind = record(2);
+        behind.order.disk = DiskStrategy::Postcopy;
+        assert_eq!(left_ago(&[behind, record(1)], VmId(1), &a, 108), None);
     }
 
     #[test]

@@ -96,6 +96,7 @@ name = "b"
 name = "vm"
 site = "a"
 memory_mib = {memory}
+disk_gib = 0.1
 load = [
   {{ kind = "memory", pages_per_s = {rate}, pattern = "{pattern}", working_set_mib = {WORKING_SET_MIB}, bytes_per_page = 64 }},
 ]
