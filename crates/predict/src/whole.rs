@@ -240,14 +240,11 @@ impl Case {
         let left_over = self.goodput - writes;
         let copying = copied * 8.0 / left_over.min(self.speed);
         let moved = memory(rate(left_over), self.faster).map_err(|e| e.to_string())?;
-        let last = moved.rounds.len().checked_sub(2).map_or(0.0, |i| {
-            let pages: u64 = moved.rounds.iter().map(|r| r.sent.0).sum();
-            moved.bytes as f64 * moved.rounds[i].sent.0 as f64 / pages.max(1) as f64
-        });
-        let draining = last.min(road.under_way.0 as f64) * 8.0 / self.goodput;
+        // What was handed to the link and has not arrived when the guest stops: the copy's time has it, and the pause has it too.
+        let draining = (moved.bytes as f64).min(road.under_way.0 as f64) * 8.0 / self.goodput;
         // Moves of memory alone have no overheads of their own.
         let downtime = moved.downtime_ms / 1e3 + draining + self.pause;
-        let total = self.before + copying + moved.total_s + draining + self.pause;
+        let total = self.before + copying + moved.total_s.max(draining) + self.pause;
         let mirrored = self.written * (copying + moved.total_s);
         let (slowed, later) = match way {
             Way::Mirror | Way::Precache => (moved.total_s, mirrored),
