@@ -57,5 +57,9 @@ fn a_guest_is_watched_its_move_is_foretold_and_compared_with_what_it_took() {
     assert_eq!(pair.json(&["vm", "profile", "web", "--ls"]).as_array().unwrap().len(), 1);
     let back = pair.json(&["predict", "web", "--to", "a"]);
     let basis = &back["basis"];
-    assert_eq!((&basis["past_moves"], &basis["past_predictions"], &basis["model"]), (&1.into(), &1.into(), &"hist".into()), "{back}");
+    assert_eq!(
+        (&basis["past_moves"], &basis["past_predictions"], &basis["model"]),
+        (&1.into(), &1.into(), &"hist".into()),
+        "{back}"
+    );
 }

@@ -20,7 +20,8 @@ use axum::extract::{Extension, Path, Query, State};
 use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, PeerHost};
 use godwit_api::precache::PrecacheState;
 use godwit_api::predict::{
-    AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, Span as ApiSpan, WantedPrediction, When,
+    AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, Span as ApiSpan, WantedPrediction,
+    When,
 };
 use godwit_api::profile::{Profile, ProfileState};
 use godwit_api::progress::{MoveProgress, PhaseName};
@@ -207,8 +208,10 @@ impl Known {
         let asked = AskPath { peer: journey.peer.clone(), measure };
         let at = wanted.at_unix_s.unwrap_or_else(now_s);
         let has_disks = vm.definition.spec.disks.iter().any(|disk| disk.shared().is_none());
-        let (path, written, profile) = tokio::join!(node.path(&asked), writes(&node, id, has_disks), profile(c, vm, at));
-        let mut path = path.ok();
+        let asked = node.path(&asked).await;
+        // Of a link of which not even the round trip is known nothing is kept with a move.
+        let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
+        let (written, profile) = tokio::join!(writes(&node, id, has_disks), profile(c, vm, at));
         if let Some(rate) = path.and_then(|path| path.goodput) {
             c.links.put(&vm.host, &journey.to.name, rate);
         } else if let Some(path) = &mut path {

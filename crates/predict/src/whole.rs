@@ -280,8 +280,8 @@ pub fn foretell(
         written: of(&disks.written),
         speed: disks.speed.unwrap_or(f64::INFINITY).max(1.0),
     };
-    let (lower, likely, upper): (fn(&Span) -> f64, fn(&Span) -> f64, fn(&Span) -> f64) =
-        (|s| s.lower, |s| s.likely, |s| s.upper);
+    type End = fn(&Span) -> f64;
+    let (lower, likely, upper): (End, End, End) = (|s| s.lower, |s| s.likely, |s| s.upper);
     let slowed_by_ms = match way {
         Way::Shared => 0.0,
         _ => road.rtt.as_secs_f64() * 1e3 + PAGE.0 as f64 * 8e3 / road.goodput.likely.max(1.0),

@@ -57,7 +57,8 @@ pub fn measured(record: &MoveRecord) -> Option<Measured> {
     let (in_rounds, wire): (f64, u64) = p.rounds.iter().fold((0.0, 0), |(s, w), r| (s + r.seconds, w + r.wire.0));
     // What rounds have handed to the link, and what of it was still under way at the stop.
     let under_way = wire.min(UNDER_WAY);
-    let by_rounds = (wire - under_way >= TELLING && in_rounds > 0.1).then(|| (wire - under_way) as f64 * 8.0 / in_rounds);
+    let by_rounds =
+        (wire - under_way >= TELLING && in_rounds > 0.1).then(|| (wire - under_way) as f64 * 8.0 / in_rounds);
     let copying = seconds(p, PhaseName::CopyDisk);
     let copied = p.bytes.disk.0 as f64;
     let by_copy = (p.bytes.disk.0 >= TELLING && copying > 0.1).then(|| copied * 8.0 / copying);
@@ -70,7 +71,13 @@ pub fn measured(record: &MoveRecord) -> Option<Measured> {
     let pause = downtime - at(stopped) - at(under_way as f64);
     let disk_wire = (p.disk.copied.0 >= TELLING).then(|| copied / p.disk.copied.0 as f64);
     // What the model explains more than all of is its error, and no time that goes backwards.
-    Some(Measured { goodput, before: before.max(0.05), pause: pause.max(downtime.min(0.01)), disk_wire, disk_speed: by_copy })
+    Some(Measured {
+        goodput,
+        before: before.max(0.05),
+        pause: pause.max(downtime.min(0.01)),
+        disk_wire,
+        disk_speed: by_copy,
+    })
 }
 
 /// What moves between two hosts have shown.
@@ -188,11 +195,13 @@ mod tests {
             started_unix_us: from * 1_000_000,
             ended_unix_us: Some(to * 1_000_000),
         };
-        p.phases = vec![phase(PhaseName::Reserve, 0, 1), phase(PhaseName::CopyDisk, 1, 3), phase(PhaseName::Memory, 3, 7)];
+        p.phases =
+            vec![phase(PhaseName::Reserve, 0, 1), phase(PhaseName::CopyDisk, 1, 3), phase(PhaseName::Memory, 3, 7)];
         p.resumed_unix_us = Some(9_000_000);
         p.downtime_ms = Some(2000.0);
         (p.bytes.disk, p.bytes.memory, p.disk.copied) = (Bytes(1_000_000), Bytes(4_100_000), Bytes(2_000_000));
-        let round = |pages, dirtied, wire, seconds| Round { pages, dirtied, wire: Bytes(wire), seconds, ..Round::default() };
+        let round =
+            |pages, dirtied, wire, seconds| Round { pages, dirtied, wire: Bytes(wire), seconds, ..Round::default() };
         p.rounds = vec![round(10_000, 100, 3_900_000 + UNDER_WAY, 3.9), round(100, 10, 100_000, 0.1)];
         let order = serde_json::json!({
             "id": id, "vm": 1, "disk": "mirror",

@@ -70,7 +70,9 @@ impl Cell {
                 format!("[[step]]\nprofile = {{ vm = \"vm\", s = {s}, to = \"{to}\" }}\n")
             }
         };
-        let mv = |to: &str| format!("[[step]]\nmove = {{ vm = \"vm\", to = \"{to}\" }}\n[[step]]\nwait = {{ moves = true }}\n");
+        let mv = |to: &str| {
+            format!("[[step]]\nmove = {{ vm = \"vm\", to = \"{to}\" }}\n[[step]]\nwait = {{ moves = true }}\n")
+        };
         let moves = if by_qemu {
             mv("b")
         } else {
@@ -213,7 +215,9 @@ impl Compared<'_> {
             return row;
         };
         let between = |span: Option<[f64; 2]>, digits: usize| {
-            span.map_or_else(String::new, |[from, to]| format!("{} - {}", figure(Some(from), digits), figure(Some(to), digits)))
+            span.map_or_else(String::new, |[from, to]| {
+                format!("{} - {}", figure(Some(from), digits), figure(Some(to), digits))
+            })
         };
         let word = |is: bool| if is { "yes" } else { "no" }.to_owned();
         row.extend([
@@ -239,10 +243,20 @@ fn compared(entries: &[Entry]) -> Vec<Compared<'_>> {
         let Some(report) = report_of(entries, &cell.name()) else { continue };
         if cell.by_qemu {
             let figures = report.baselines.iter().map(|baseline| &baseline.figures);
-            found.extend(figures.enumerate().map(|(i, figures)| Compared { cell, nth: i + 1, figures, told: by_avg(cell, figures) }));
+            found.extend(figures.enumerate().map(|(i, figures)| Compared {
+                cell,
+                nth: i + 1,
+                figures,
+                told: by_avg(cell, figures),
+            }));
         } else {
             let figures = report.moves.iter().enumerate();
-            found.extend(figures.map(|(i, figures)| Compared { cell, nth: i + 1, figures, told: figures.predicted.clone() }));
+            found.extend(figures.map(|(i, figures)| Compared {
+                cell,
+                nth: i + 1,
+                figures,
+                told: figures.predicted.clone(),
+            }));
         }
     }
     found
@@ -306,18 +320,31 @@ fn sums(found: &[Compared<'_>]) -> (Table, Vec<(String, Option<bool>)>) {
     let later: Vec<&Compared<'_>> = found.iter().filter(|m| groups[2].1(m)).collect();
     let of = |is: fn(&Sum) -> bool| sum(&later).map(|s| is(&s));
     let bounds = vec![
-        (format!("later moves: mean error of the time at most {:.0} %", TIME_ERROR * 100.0), of(|s| s.time <= TIME_ERROR)),
         (
-            format!("later moves: downtimes within the larger of {:.0} % and {DOWNTIME_ERROR_MS:.0} ms, 90 % of them", DOWNTIME_ERROR * 100.0),
+            format!("later moves: mean error of the time at most {:.0} %", TIME_ERROR * 100.0),
+            of(|s| s.time <= TIME_ERROR),
+        ),
+        (
+            format!(
+                "later moves: downtimes within the larger of {:.0} % and {DOWNTIME_ERROR_MS:.0} ms, 90 % of them",
+                DOWNTIME_ERROR * 100.0
+            ),
             of(|s| s.downtime_good >= INSIDE),
         ),
         (format!("later moves: {:.0} % of times inside the interval", INSIDE * 100.0), of(|s| s.inside[0] >= INSIDE)),
         (format!("later moves: the interval's median width at most {:.0} %", WIDTH * 100.0), of(|s| s.width <= WIDTH)),
     ];
-    let columns =
-        ["moves", "count", "time error %", "downtime error %", "good %", "time inside %", "downtime inside %", "width %"];
-    let table =
-        Table { title: "Errors".into(), columns: columns.map(str::to_owned).into(), words: 1, rows };
+    let columns = [
+        "moves",
+        "count",
+        "time error %",
+        "downtime error %",
+        "good %",
+        "time inside %",
+        "downtime inside %",
+        "width %",
+    ];
+    let table = Table { title: "Errors".into(), columns: columns.map(str::to_owned).into(), words: 1, rows };
     (table, bounds)
 }
 
@@ -327,11 +354,22 @@ fn drawings(found: &[Compared<'_>]) -> Vec<Drawing> {
         for (name, quantity) in [("time", Quantity::Total), ("downtime", Quantity::Downtime)] {
             let mut series = vec![];
             for (who, by_qemu) in [("Godwit", false), ("QEMU", true)] {
-                let of = |m: &&Compared<'_>| m.is_whole() && m.cell.link == link && m.cell.by_qemu == by_qemu && m.cell.memory == MEMORIES[0];
-                let point = |m: &Compared<'_>, total_s: f64, downtime_ms: f64| Point { pages_per_s: m.cell.rate.into(), total_s, downtime_ms };
+                let of = |m: &&Compared<'_>| {
+                    m.is_whole() && m.cell.link == link && m.cell.by_qemu == by_qemu && m.cell.memory == MEMORIES[0]
+                };
+                let point = |m: &Compared<'_>, total_s: f64, downtime_ms: f64| Point {
+                    pages_per_s: m.cell.rate.into(),
+                    total_s,
+                    downtime_ms,
+                };
                 let last = found.iter().filter(of).filter(|m| by_qemu || m.nth > 1);
-                let told = last.filter_map(|m| m.told.as_ref().map(|told| point(m, told.total_s, told.downtime_ms))).collect();
-                let measured = found.iter().filter(of).map(|m| point(m, m.figures.total_s, m.figures.downtime_ms.unwrap_or(0.0))).collect();
+                let told =
+                    last.filter_map(|m| m.told.as_ref().map(|told| point(m, told.total_s, told.downtime_ms))).collect();
+                let measured = found
+                    .iter()
+                    .filter(of)
+                    .map(|m| point(m, m.figures.total_s, m.figures.downtime_ms.unwrap_or(0.0)))
+                    .collect();
                 series.push(Series { name: format!("{who}, foretold"), mark: Mark::Line, points: told });
                 series.push(Series { name: format!("{who}, measured"), mark: Mark::Dots, points: measured });
             }
@@ -350,8 +388,23 @@ fn drawings(found: &[Compared<'_>]) -> Vec<Drawing> {
 pub(super) fn document(entries: &[Entry]) -> Document {
     let found = compared(entries);
     let columns = [
-        "by", "pattern", "Mbit/s", "MiB", "pages/s", "move", "time foretold s", "between s", "time s", "error %", "inside",
-        "downtime foretold ms", "between ms", "downtime ms", "error % ", "inside ", "bytes foretold/measured",
+        "by",
+        "pattern",
+        "Mbit/s",
+        "MiB",
+        "pages/s",
+        "move",
+        "time foretold s",
+        "between s",
+        "time s",
+        "error %",
+        "inside",
+        "downtime foretold ms",
+        "between ms",
+        "downtime ms",
+        "error % ",
+        "inside ",
+        "bytes foretold/measured",
     ];
     let each = Table {
         title: "Each move".into(),
