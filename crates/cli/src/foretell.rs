@@ -147,6 +147,9 @@ struct Compared {
     bytes: (Span, f64),
 }
 
+/// Which of its figures.
+type Figure = fn(&Compared) -> &(Span, f64);
+
 /// How far predictions were off.
 struct Accuracy(Vec<Compared>);
 
@@ -169,7 +172,7 @@ impl Accuracy {
     }
 
     /// Mean error, share inside the interval, and the interval's median width.
-    fn sum(&self, of: fn(&Compared) -> &(Span, f64)) -> (f64, f64, f64) {
+    fn sum(&self, of: Figure) -> (f64, f64, f64) {
         let n = self.0.len().max(1) as f64;
         let mean = self.0.iter().map(|c| error(of(c))).sum::<f64>() / n;
         let inside = self.0.iter().filter(|c| of(c).0.has(of(c).1)).count() as f64 / n;
@@ -180,7 +183,7 @@ impl Accuracy {
     }
 
     fn json(&self) -> Value {
-        let one = |of: fn(&Compared) -> &(Span, f64)| {
+        let one = |of: Figure| {
             let (error, inside, width) = self.sum(of);
             json!({"mean_error": error, "inside": inside, "median_width": width})
         };
@@ -221,7 +224,7 @@ impl Accuracy {
             ]);
         }
         let mut sums = Table::new(&["OF", ">MEAN ERROR", ">INSIDE", ">MEDIAN WIDTH"]);
-        let all: [(&str, fn(&Compared) -> &(Span, f64)); 3] =
+        let all: [(&str, Figure); 3] =
             [("total", |c| &c.total), ("downtime", |c| &c.downtime), ("bytes", |c| &c.bytes)];
         for (name, of) in all {
             let (error, inside, width) = self.sum(of);

@@ -47,6 +47,8 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const FRESH: Duration = Duration::from_secs(3600);
 /// Between two looks at what the guest writes to its disks.
 const WRITING: Duration = Duration::from_millis(250);
+/// Moves from which on what is odd is no accident.
+const FEW_MOVES: usize = 3;
 /// Beginnings within a log that are simulated for one prediction; and so few of a guest of more than 16 GiB.
 const STARTS: (u32, u32) = (5, 1);
 /// Beginnings that are tried where the best is looked for, of all logs together.
@@ -239,8 +241,8 @@ impl Known {
         let road = Road {
             goodput,
             rtt,
-            before: pair.before.or(anywhere.before).unwrap_or(assumed_before),
-            pause: pair.pause.or(anywhere.pause).unwrap_or(assumed_pause),
+            before: overhead(pair.before.or(anywhere.before), assumed_before, anywhere.moves),
+            pause: overhead(pair.pause.or(anywhere.pause), assumed_pause, anywhere.moves),
             under_way: Bytes(past::UNDER_WAY),
         };
         let (guest, faster) = guest(memory, profile.as_ref(), of_vm.as_ref(), &mut basis);
@@ -493,6 +495,16 @@ fn goodput(pair: &Pair, anywhere: &Pair, path: Option<&PathFacts>) -> (Span, &'s
     }
 }
 
+/// What moves take besides their bytes. A single one that took far longer than any should was held up by something else, and is believed when
+/// others have taken as long.
+fn overhead(seen: Option<Span>, assumed: Span, moves: usize) -> Span {
+    let Some(seen) = seen else { return assumed };
+    if moves >= FEW_MOVES || seen.likely <= assumed.upper {
+        return seen;
+    }
+    Span { upper: assumed.upper.max(seen.upper), ..assumed }
+}
+
 /// The profile that is nearest to a time of day, of those the newest, with its log.
 async fn profile(c: &Controller, vm: &VmRecord, at_unix_s: u64) -> Option<(Profile, Log)> {
     let all = crate::profiles::all(c, vm.definition.id, &vm.host).await.ok()?;
@@ -681,6 +693,15 @@ mod tests {
         assert_eq!(next_time(Duration::from_secs(7 * day + 100), 10 * day + 150), 11 * day + 100);
         assert_eq!(next_time(Duration::from_secs(100), 100), 100);
         assert_eq!((apart(10, day - 10), apart(5 * day, day / 2), apart(7, 7)), (20, day / 2, 0));
+    }
+
+    #[test]
+    fn a_single_move_that_was_held_up_makes_the_interval_wider_and_no_more() {
+        let assumed = Span { lower: 0.1, likely: 0.2, upper: 1.0 };
+        assert_eq!(overhead(None, assumed, 0), assumed);
+        assert_eq!(overhead(Some(Span::exactly(0.5)), assumed, 1), Span::exactly(0.5));
+        assert_eq!(overhead(Some(Span::exactly(7.0)), assumed, 1), Span { upper: 7.0, ..assumed });
+        assert_eq!(overhead(Some(Span::exactly(7.0)), assumed, 3), Span::exactly(7.0));
     }
 
     #[test]

@@ -294,7 +294,8 @@ fn sum(moves: &[&Compared<'_>]) -> Option<Sum> {
 }
 
 fn sums(found: &[Compared<'_>]) -> (Table, Vec<(String, Option<bool>)>) {
-    let groups: [(&str, &dyn Fn(&Compared<'_>) -> bool); 4] = [
+    type Which<'a> = &'a dyn Fn(&Compared<'_>) -> bool;
+    let groups: [(&str, Which<'_>); 4] = [
         ("Godwit, all", &|m| !m.cell.by_qemu),
         ("Godwit, first moves of a pair of hosts", &|m| !m.cell.by_qemu && m.nth == 1),
         ("Godwit, later moves", &|m| !m.cell.by_qemu && m.nth > 1),
