@@ -9,6 +9,8 @@ use crate::host::{
 use crate::image::{CopyImage, ImageCopy, ImageOrder};
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
+use crate::predict::{AskPath, MovePrediction, PathFacts, WantedPrediction};
+use crate::profile::{Profile, ProfileLog, StartProfile};
 use crate::promote::{LocalPromotion, PromoteVm, PromoteVolume, Promoted};
 use crate::public::{
     AddHost, Component, CreateVm, DryRun, Host, Move, MoveTogether, ResolveMove, Site, StartMove, Vm, Volume, Wire,
@@ -172,6 +174,26 @@ impl HostClient {
         self.0.within(ORDER).delete(&format!("/v1/volumes/{}/image", volume.0)).await
     }
 
+    /// `POST /v1/path`.
+    pub async fn path(&self, asked: &AskPath) -> Result<PathFacts> {
+        self.0.post("/v1/path", asked).await
+    }
+
+    /// `POST /v1/vms/{id}/profiles`.
+    pub async fn start_profile(&self, id: VmId, wanted: StartProfile) -> Result<Profile> {
+        self.0.within(ORDER).post(&format!("/v1/vms/{}/profiles", id.0), &wanted).await
+    }
+
+    /// `GET /v1/vms/{id}/profiles`.
+    pub async fn profiles(&self, id: VmId) -> Result<Vec<Profile>> {
+        self.0.get(&format!("/v1/vms/{}/profiles", id.0)).await
+    }
+
+    /// `GET /v1/vms/{id}/profiles/{start}`.
+    pub async fn profile_log(&self, id: VmId, start: u64) -> Result<ProfileLog> {
+        self.0.within(ORDER).get(&format!("/v1/vms/{}/profiles/{start}", id.0)).await
+    }
+
     /// `PUT /v1/gateways/{wire}`.
     pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<()> {
         self.0.within(ORDER).put::<IgnoredAny>(&format!("/v1/gateways/{wire}"), port).await.map(drop)
@@ -285,6 +307,26 @@ impl PublicClient {
     pub async fn monitor(&self, vm: &Name, at: Option<&Name>, command: &Value) -> Result<Value> {
         let at = at.map_or(String::new(), |host| format!("?at={host}"));
         self.0.post(&format!("/v1/vms/{vm}/monitor{at}"), command).await
+    }
+
+    /// `GET /v1/vms/{vm}/prediction`, with what is wanted as its query.
+    pub async fn predict(&self, vm: &Name, wanted: &WantedPrediction) -> Result<MovePrediction> {
+        self.0.within(ORDER).get(&format!("/v1/vms/{vm}/prediction?{}", wanted.query())).await
+    }
+
+    /// `POST /v1/vms/{vm}/profiles`.
+    pub async fn start_profile(&self, vm: &Name, wanted: StartProfile) -> Result<Profile> {
+        self.0.post(&format!("/v1/vms/{vm}/profiles"), &wanted).await
+    }
+
+    /// `GET /v1/vms/{vm}/profiles`.
+    pub async fn profiles(&self, vm: &Name) -> Result<Vec<Profile>> {
+        self.0.get(&format!("/v1/vms/{vm}/profiles")).await
+    }
+
+    /// `GET /v1/vms/{vm}/profiles/{start}`.
+    pub async fn profile_log(&self, vm: &Name, start: u64) -> Result<ProfileLog> {
+        self.0.get(&format!("/v1/vms/{vm}/profiles/{start}")).await
     }
 
     /// `GET /v1/volumes`.

@@ -18,6 +18,8 @@ pub mod openapi;
 pub mod orphan;
 mod patterns;
 pub mod precache;
+pub mod predict;
+pub mod profile;
 pub mod progress;
 pub mod promote;
 pub mod public;

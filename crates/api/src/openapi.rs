@@ -11,6 +11,8 @@ use crate::host::{SetLimit, StopVm};
 use crate::image::{CopyImage, ImageCopy};
 use crate::orphan::JudgedOrphan;
 use crate::precache::{Precache, StartPrecache};
+use crate::predict::MovePrediction;
+use crate::profile::{Profile, ProfileLog, StartProfile};
 use crate::promote::{PromoteVolume, Promoted};
 use crate::public::{
     AddHost, Component, CreateVm, DryRun, Host, Move, MoveTogether, ResolveMove, Site, StartMove, Vm, Volume, Wire,
@@ -230,6 +232,22 @@ pub fn operations() -> Vec<Operation> {
             .takes_as(qmp_command)
             .answering(qmp_answer)
             .may(&[Conflict, Unreachable]),
+        get("/v1/vms/{vm}/prediction", "predictMove", "Tells what a move of a VM would take, by each way, and which is best.")
+            .with::<Name>("query", "to", "A host, or a site. It must be there.")
+            .with::<Option<godwit_units::Policy>>("query", "policy", "What the move is to spare; least-downtime.")
+            .with::<Option<u64>>("query", "limit", "What it may use of the link, bits a second.")
+            .with::<Option<u64>>("query", "at_unix_s", "When it begins, seconds since 1970; now.")
+            .with::<Option<bool>>("query", "when", "Look for the best beginning in the coming 24 hours.")
+            .answers::<MovePrediction>()
+            .may(&[Conflict, Unreachable]),
+        post("/v1/vms/{vm}/profiles", "startProfile", "Watches which pages of a VM's memory change, and what is in them.")
+            .takes::<StartProfile>()
+            .answers::<Profile>()
+            .may(&[Conflict, Unreachable]),
+        get("/v1/vms/{vm}/profiles", "listProfiles", "Lists what a VM's guest was seen to do, at each host it has been on; the oldest first.")
+            .answers::<Vec<Profile>>(),
+        get("/v1/vms/{vm}/profiles/{start}", "showProfileLog", "Shows a profile with its log of pages.")
+            .answers::<ProfileLog>(),
         get("/v1/volumes", "listVolumes", "Lists volumes.").answers::<Vec<Volume>>(),
         post(
             "/v1/volumes/{volume}/verify",
@@ -341,6 +359,7 @@ impl Operation {
 fn in_path(name: &str) -> Of {
     match name {
         "id" => SchemaGenerator::subschema_for::<MoveId>,
+        "start" => SchemaGenerator::subschema_for::<u64>,
         _ => SchemaGenerator::subschema_for::<Name>,
     }
 }

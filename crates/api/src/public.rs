@@ -264,4 +264,7 @@ pub struct Move {
     /// It was ordered together with others, and waits for its turn behind this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<MoveId>,
+    /// What was foretold of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<crate::predict::Foretold>,
 }

@@ -8,6 +8,8 @@ use axum::{Json, Router};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::{CopyImage, Direction};
 use godwit_api::precache::StartPrecache;
+use godwit_api::predict::WantedPrediction;
+use godwit_api::profile::StartProfile;
 use godwit_api::promote::PromoteVolume;
 use godwit_api::public::{AddHost, Component, CreateVm, MoveTogether, ResolveMove, Site, StartMove};
 use godwit_api::trust::{NewApiToken, TokenRole};
@@ -266,6 +268,17 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, start, &web);
         call!(api, called, stop, &web, StopVm { force: all });
         call!(api, called, monitor, &web, Some(&web), &json!({"execute": "query-status"}));
+        let wanted = WantedPrediction {
+            to: web.clone(),
+            policy: Default::default(),
+            limit: Some(BitRate(1_000_000)),
+            at_unix_s: Some(1),
+            when: all,
+        };
+        call!(api, called, predict, &web, &wanted);
+        call!(api, called, start_profile, &web, StartProfile { for_s: 1, interval_ms: 1000 });
+        call!(api, called, profiles, &web);
+        call!(api, called, profile_log, &web, 7);
         call!(api, called, volumes);
         call!(api, called, wires);
         call!(api, called, precaches);

@@ -473,6 +473,8 @@ pub enum Vm {
         /// Its name
         name: Name,
     },
+    /// Watch which pages of its memory change, without moving it: what predictions go by
+    Profile(crate::profile::ProfileArgs),
     /// Send a QMP command to its QEMU
     Monitor {
         /// Its name

@@ -9,8 +9,10 @@ mod enrol;
 mod events;
 mod failure;
 mod follow;
+mod foretell;
 mod image;
 mod predict;
+mod profile;
 mod promote;
 mod quantity;
 mod service;
@@ -53,7 +55,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Enroll(args) => enrol::enrol(&global, &args),
         Command::Stream(command) => stream::run(command),
         Command::Volume(command) => volume::run(&global, command),
-        Command::Predict(args) => predict::run(&global, &args),
+        Command::Predict(args) if !args.asks() => predict::run(&global, &args),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
             Ok(())

@@ -6,12 +6,13 @@ use crate::follow::{print_text, write_json};
 use crate::quantity::{rate, size};
 use crate::table::{Table, printable};
 use clap::{Args, ValueEnum};
+use godwit_api::Name;
 use godwit_predict::fleet::{Fleet, Plan};
 use godwit_predict::{
     Between, Bounds, Evenly, Link, Log, Observed, Overheads, PageRate, Pages, Prediction, Replayed, Rules, Sequential,
     Taken, Timeline, bounds, simulate,
 };
-use godwit_units::{BitRate, Bytes};
+use godwit_units::{BitRate, Bytes, Policy};
 use serde_json::{Value, json};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -29,11 +30,26 @@ const STARTS: u32 = 100;
     after_help = "A move of 1 GiB whose guest dirties 20000 pages a second, over a link that carries 935 Mbit/s:\n\n  godwit predict --memory 1024MiB --rate 935Mbit --dirty-rate 20000 --pre 3.8s --post 314ms\n\nThe rate is the goodput that a move gets, measured; --pre and --post are what a move of an idle guest takes\nbesides its memory. Bytes are those of pages, before any codec.\n\nA fleet's file, TOML or JSON:\n\n  [[link]]\n  to = \"texas\"\n  rate_mbit = 1000          # and rtt_ms, per_move_mbit, room_gib\n  [[vm]]\n  name = \"web\"\n  memory_mib = 4096         # and disk_gib, held_gib, dirty_pages_per_s, working_set_mib, disk_kib_per_s,\n                            # strategies = [\"mirror\", \"postcopy\", \"cold\"], to = [\"texas\"]"
 )]
 pub struct PredictArgs {
+    /// A VM, to be asked of the controller: with --to, what its move would take by each way
+    #[arg(requires = "to", conflicts_with_all = ["memory", "rate", "log", "fleet", "bounds"])]
+    pub vm: Option<Name>,
+    /// Where it would go: a site, or a host
+    #[arg(long, value_name = "SITE|HOST", requires = "vm")]
+    pub to: Option<Name>,
+    /// What the VM's move is to spare, as for `godwit move`
+    #[arg(long, value_name = "POLICY", default_value = "least-downtime", requires = "vm")]
+    pub policy: Policy,
+    /// What the VM's move may use of the link
+    #[arg(long, value_name = "RATE", value_parser = rate, requires = "vm")]
+    pub limit: Option<BitRate>,
+    /// How far past predictions were off
+    #[arg(long, conflicts_with_all = ["vm", "memory", "rate", "log", "fleet", "bounds"])]
+    pub accuracy: bool,
     /// The guest's memory; a log knows it
-    #[arg(long, value_name = "SIZE", value_parser = size, required_unless_present_any = ["log", "fleet"])]
+    #[arg(long, value_name = "SIZE", value_parser = size, required_unless_present_any = ["log", "fleet", "vm", "accuracy"])]
     pub memory: Option<Bytes>,
     /// What a move gets of the link, such as 935Mbit
-    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present = "fleet")]
+    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present_any = ["fleet", "vm", "accuracy"])]
     pub rate: Option<BitRate>,
     /// Pages that the guest dirties in a second
     #[arg(long, value_name = "PAGES", value_parser = dirty_rate, conflicts_with = "log")]
@@ -56,14 +72,14 @@ pub struct PredictArgs {
     /// A log of the pages that the guest dirtied
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
-    /// When the move begins, after the log's beginning
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span, requires = "log")]
+    /// When the move begins: after the log's beginning; of a VM, from now
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
     pub at: Duration,
     /// Take the log's pages whose content changed, not all that were written
     #[arg(long, requires = "log")]
     pub changed: bool,
-    /// Try beginnings all over the log, and tell the best
-    #[arg(long, requires = "log", conflicts_with = "at")]
+    /// Try beginnings all over the log, or of a VM in the coming 24 hours, and tell the best
+    #[arg(long, conflicts_with = "at")]
     pub when: bool,
     /// What a move takes before its first page
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
@@ -80,6 +96,14 @@ pub struct PredictArgs {
     /// When the site must be empty, from now
     #[arg(long, value_name = "TIME", value_parser = span, requires = "fleet")]
     pub deadline: Option<Duration>,
+}
+
+impl PredictArgs {
+    /// Whether the controller is asked.
+    #[must_use]
+    pub const fn asks(&self) -> bool {
+        self.vm.is_some() || self.accuracy
+    }
 }
 
 /// Which pages a guest writes to.
@@ -114,7 +138,7 @@ pub enum Model {
 }
 
 /// A time: `3.8s`, `314ms`, `10m`, `0`.
-fn span(text: &str) -> Result<Duration, String> {
+pub(crate) fn span(text: &str) -> Result<Duration, String> {
     let bad = || format!("`{text}` is no time: write a number with ms, s, m, h or d, such as 3.8s or 314ms");
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..end].parse().map_err(|_| bad())?;
@@ -147,6 +171,9 @@ pub fn run(global: &Global, args: &PredictArgs) -> Result<(), Failure> {
     if let (Some(file), Some(deadline)) = (&args.fleet, args.deadline) {
         let plan = read_fleet(file)?.plan(deadline).map_err(|e| Failure::usage(format!("{}: {e}", file.display())))?;
         return if global.json { write_json(&plan) } else { print_text(&show_plan(&plan)) };
+    }
+    if args.log.is_none() && (args.when || !args.at.is_zero()) {
+        return Err(Failure::usage("--at and --when take a log, or a VM"));
     }
     let rate = args.rate.ok_or_else(|| Failure::usage("say what a move gets of the link with --rate"))?;
     let link = Link { rate, overheads: Overheads { pre: args.pre, post: args.post } };

@@ -292,6 +292,7 @@ pub fn summary(mv: &Move) -> String {
         let held = format!("{} of memory, {} of disks: not sent again", p.held_memory, p.disk.held);
         pairs.insert(8, ("was there", held));
     }
+    pairs.extend(crate::foretell::against(mv));
     for part in &p.phases {
         let took = part.ended_unix_us.map(|end| end.saturating_sub(part.started_unix_us) as f64 / 1e6);
         let text = took.map_or_else(|| "under way".into(), |s| format!("{s:.2} s"));

@@ -100,6 +100,7 @@ impl User {
                 self.print(&self.client.orphans().await?, |found| show::orphans(found))
             }
             Command::Orphan(OrphanCommand::Rm { host, id }) => Ok(self.client.remove_orphan(&host, &id).await?),
+            Command::Predict(args) => crate::foretell::run(api, &args, self.json).await,
             Command::Move(order) => self.mv(order).await,
             Command::Identity(IdentityCommand::Revoke { identity }) => self
                 .print(&api.revoke(&identity).await?, |_| {
@@ -122,7 +123,6 @@ impl User {
             | Command::Enroll(_)
             | Command::Controller(_)
             | Command::Node(_)
-            | Command::Predict(_)
             | Command::Api(_)
             | Command::Config(_)
             | Command::Stream(_)
@@ -216,6 +216,7 @@ impl User {
             Vm::Start { name } => Ok(api.start(&name).await?),
             Vm::Stop { name, force } => Ok(api.stop(&name, StopVm { force }).await?),
             Vm::Rm { name } => Ok(api.remove_vm(&name).await?),
+            Vm::Profile(args) => crate::profile::run(api, &args, self.json).await,
             Vm::Monitor { name, at, command } => {
                 let command = serde_json::from_str(&command).map_err(|e| {
                     Failure::usage(format!("the command is no JSON: {e}; write '{{\"execute\": \"query-status\"}}'"))
@@ -298,6 +299,9 @@ impl User {
             return if dry.blockers.is_empty() { Ok(()) } else { Err(Failure::new(Code::Blocked, "")) };
         }
         let mv = api.start_move(&order).await?;
+        if let (Some(line), false) = (crate::foretell::line(&mv), self.json) {
+            eprintln!("{line}");
+        }
         if args.detach {
             return self
                 .print(&mv, |mv| format!("move {} of `{}` from {} to {} has begun\n", mv.id.0, mv.vm, mv.from, mv.to));

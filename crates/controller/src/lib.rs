@@ -16,6 +16,8 @@ mod moves;
 mod orphans;
 mod places;
 mod precache;
+mod predictions;
+mod profiles;
 mod promote;
 mod record;
 mod resolve;
@@ -152,6 +154,9 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/vms/{vm}/start", post(vms::start))
         .route("/v1/vms/{vm}/stop", post(vms::stop))
         .route("/v1/vms/{vm}/monitor", post(vms::monitor))
+        .route("/v1/vms/{vm}/prediction", get(predictions::show))
+        .route("/v1/vms/{vm}/profiles", get(profiles::list).post(profiles::start))
+        .route("/v1/vms/{vm}/profiles/{start}", get(profiles::log))
         .route("/v1/volumes", get(vms::volumes))
         .route("/v1/volumes/{volume}/verify", post(verify::verify))
         .route("/v1/volumes/{volume}/image", post(image::copy).get(image::show).delete(image::end))

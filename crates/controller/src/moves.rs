@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use godwit_api::host::{
     Blocker, CheckVm, DiskStrategy, HostFacts, LocalVm, MoveOrder, Ownership, PeerHost, RunState, SetLimit,
 };
+use godwit_api::predict::Foretold;
 use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, NoteKind, Outcome, Phase, PhaseName, Teller};
 use godwit_api::public::{DryRun, Move, StartMove};
 use godwit_api::{ApiError, Name, Problem};
@@ -252,12 +253,19 @@ pub(crate) fn admitted(plan: &Plan) -> Result<(&HostFacts, &LocalVm), ApiError> 
     }
 }
 
+/// What is foretold of a move that can begin now.
+pub(crate) async fn foretold(c: &Controller, order: &StartMove, plan: &Plan) -> Option<Foretold> {
+    let (facts, local) = admitted(plan).ok()?;
+    crate::predictions::before(c, &plan.vm, (&plan.to, facts), local, order).await
+}
+
 /// Writes a move down that can begin; `after`: it waits for its turn behind this one.
 pub(crate) fn store(
     c: &Controller,
     order: &StartMove,
     plan: &Plan,
     after: Option<MoveId>,
+    prediction: Option<Foretold>,
 ) -> Result<MoveRecord, ApiError> {
     let (facts, local) = admitted(plan)?;
     let _deciding = c.decide();
@@ -296,6 +304,7 @@ pub(crate) fn store(
         claim: None,
         superseded: false,
         after,
+        prediction,
     };
     c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
     Ok(record)
@@ -317,7 +326,8 @@ pub async fn start(
         let answer = DryRun { vm: order.vm, from: vm.host, to: to.name, blockers };
         return Ok(Json(answer).into_response());
     }
-    let record = store(&c, &order, &plan, None)?;
+    let prediction = foretold(&c, &order, &plan).await;
+    let record = store(&c, &order, &plan, None, prediction)?;
     let id = record.id();
     let (accepted, answer) = oneshot::channel();
     c.spawn(drive(Arc::clone(&c), record, Some(accepted)));
@@ -468,6 +478,7 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
             destination_vm: said(destination_vm),
         };
         record.progress = merge(&record.progress, &seen);
+        crate::predictions::revise(record, unix_us());
         c.events.note_progress(id, &record.vm, &record.progress);
         c.set_live(id, Some(record.progress.clone()));
         if stored(c, id).is_some_and(|stored| stored.superseded) {

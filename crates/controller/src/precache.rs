@@ -194,6 +194,11 @@ pub async fn stop(
     Ok(done())
 }
 
+/// What was last said of a pre-cache, if there is one.
+pub fn figures(c: &Controller, volume: VolumeId, to: &Name) -> Option<PrecacheFigures> {
+    lock(&c.precaches.figures).get(&(volume, to.clone())).cloned()
+}
+
 pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Precache>> {
     // What was said at the last round is seconds old; ask.
     tend(&c).await?;

@@ -79,6 +79,9 @@ pub struct MoveRecord {
     /// It was ordered together with others, and waits for its turn behind this one.
     #[serde(default)]
     pub after: Option<MoveId>,
+    /// What was foretold of it, by the way that was ordered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<godwit_api::predict::Foretold>,
 }
 
 /// That somebody has claimed a VM.
@@ -129,6 +132,7 @@ impl MoveRecord {
             memory: self.memory,
             disks: self.disks,
             after: self.after.filter(|_| self.step == Step::Begin),
+            prediction: self.prediction.clone(),
         }
     }
 }

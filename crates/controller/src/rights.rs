@@ -71,6 +71,10 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/vms/{vm}/start", Change),
     ("POST", "/v1/vms/{vm}/stop", Change),
     ("POST", "/v1/vms/{vm}/monitor", Rule),
+    ("GET", "/v1/vms/{vm}/prediction", Read),
+    ("POST", "/v1/vms/{vm}/profiles", Change),
+    ("GET", "/v1/vms/{vm}/profiles", Read),
+    ("GET", "/v1/vms/{vm}/profiles/{start}", Read),
     ("GET", "/v1/volumes", Read),
     // With repair it writes.
     ("POST", "/v1/volumes/{volume}/verify", Change),

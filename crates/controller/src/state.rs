@@ -44,6 +44,8 @@ pub struct Controller {
     live: Mutex<HashMap<MoveId, MoveProgress>>,
     /// What nodes say of pre-caches.
     pub(crate) precaches: crate::precache::Said,
+    /// What links were measured to carry.
+    pub(crate) links: crate::predictions::Links,
     /// VMs that a request is creating or deleting just now: the sweeper leaves them alone.
     in_hand: Mutex<HashSet<VmId>>,
     /// Ends every background task when the controller is dropped or shut down.
@@ -92,6 +94,7 @@ impl Controller {
             clients: Mutex::default(),
             live: Mutex::default(),
             precaches: crate::precache::Said::default(),
+            links: crate::predictions::Links::default(),
             in_hand: Mutex::default(),
             stop: watch::Sender::new(false),
         })

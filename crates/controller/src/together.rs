@@ -105,10 +105,15 @@ pub async fn start(
         moves::admitted(plan)?;
     }
     let mut records: Vec<MoveRecord> = vec![];
+    // Of those that wait nobody knows yet when they begin.
+    let mut prediction = match order_of.first() {
+        Some(n) => moves::foretold(&c, &plans[*n].0, &plans[*n].1).await,
+        None => None,
+    };
     for n in order_of {
         let (order, plan) = &plans[n];
         let before = records.last().map(MoveRecord::id);
-        match moves::store(&c, order, plan, before) {
+        match moves::store(&c, order, plan, before, prediction.take()) {
             Ok(record) => records.push(record),
             // Those before it are written down: they go; whoever asked sees by their numbers which do.
             Err(error) if !records.is_empty() => {

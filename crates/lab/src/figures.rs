@@ -48,6 +48,8 @@ pub struct Figures {
     pub ram: Option<Difference>,
     /// What the reader of the integrity checks has to know beside them.
     pub notes: Vec<String>,
+    /// What was foretold.
+    pub predicted: Option<crate::report::Predicted>,
     /// What the scenario did to it.
     pub incidents: Vec<String>,
 }
@@ -83,6 +85,7 @@ impl Figures {
             disk_in_stream: None,
             ram: None,
             notes: vec![],
+            predicted: None,
             incidents: vec![],
         }
     }

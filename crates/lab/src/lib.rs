@@ -22,6 +22,7 @@ pub mod papers;
 pub mod pass;
 pub mod plot;
 pub mod precache;
+mod profile;
 pub mod progress;
 pub mod qemu_move;
 mod reboot;

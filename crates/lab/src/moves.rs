@@ -185,7 +185,7 @@ impl MoveThread {
             nonzero_share: figures.nonzero_share,
             rounds: figures.rounds.clone(),
             phases: figures.phases.clone(),
-            predicted: None,
+            predicted: figures.predicted.clone(),
             incidents: figures.incidents.clone(),
             integrity,
             series: Series { memory: figures.memory.clone(), ..Series::default() },

@@ -443,7 +443,7 @@ mod tests {
             phases: [("disk", 0.0, 80.0), ("memory", 80.0, 129.0), ("stop", 129.0, 129.4), ("run", 129.4, 130.25)]
                 .map(|(name, start_s, end_s)| Phase { name: name.into(), start_s, end_s })
                 .into(),
-            predicted: Some(Predicted { total_s: 120.0, downtime_ms: 300.0, bytes: 1 << 30 }),
+            predicted: Some(Predicted { total_s: 120.0, downtime_ms: 300.0, bytes: 1 << 30, ..Predicted::default() }),
             series: Series {
                 wan: (0..1300)
                     .map(|i| WanSample { t_s: second(i), memory: i << 20, disk: i << 19, other: i })

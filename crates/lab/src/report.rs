@@ -204,7 +204,7 @@ pub struct Phase {
 }
 
 /// A prediction, kept for comparing.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Predicted {
     /// Seconds.
     pub total_s: f64,
@@ -212,6 +212,18 @@ pub struct Predicted {
     pub downtime_ms: f64,
     /// On the WAN.
     pub bytes: u64,
+    /// Between which times the first of them was said to lie.
+    #[serde(default)]
+    pub total_between_s: Option<[f64; 2]>,
+    /// The same of the pause.
+    #[serde(default)]
+    pub downtime_between_ms: Option<[f64; 2]>,
+    /// How the guest was modelled.
+    #[serde(default)]
+    pub model: Option<String>,
+    /// How many past predictions had corrected it.
+    #[serde(default)]
+    pub corrected_by: u32,
 }
 
 /// The truth checks; `null` is "not checked", with the reason in `notes`.

@@ -21,7 +21,7 @@ use toml::Spanned;
 
 pub use step::{
     Action, Alter, Between, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep, Move, PathChange, Point,
-    Precache, Runs, Step, Verify, Victim, Wait,
+    Precache, ProfileStep, Runs, Step, Verify, Victim, Wait,
 };
 
 /// Data sets (MiB of files, records and random bytes) for which the set-up makes an image.

@@ -63,6 +63,7 @@ impl Pass {
                 Action::Rate(change) => self.fabric.change(&change)?,
                 Action::Alter(alter) => self.alter(&alter)?,
                 Action::Precache(step) => self.precache(&step)?,
+                Action::Profile(step) => self.profile(&step)?,
                 Action::Io(step) => self.io(&step)?,
                 Action::Load(step) => self.load(&step)?,
             }

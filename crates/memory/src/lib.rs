@@ -73,6 +73,7 @@ pub mod return_path;
 pub mod smart_stop;
 mod stream;
 mod versions;
+pub mod watcher;
 mod witness;
 
 pub use checkpoint::{Checkpoint, CheckpointKey, Holding, HoldingError};

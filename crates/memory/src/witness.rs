@@ -119,7 +119,7 @@ impl Witness {
 }
 
 /// Where the next pages lie that are no hole, from `at` and before `to`.
-fn data_from(ram: &File, at: u64, to: u64) -> io::Result<(u64, u64)> {
+pub(crate) fn data_from(ram: &File, at: u64, to: u64) -> io::Result<(u64, u64)> {
     let size = PAGE_SIZE as u64;
     let data = match rustix::fs::seek(ram, SeekFrom::Data(at * size)) {
         Ok(data) => (data / size).min(to),
@@ -133,7 +133,7 @@ fn data_from(ram: &File, at: u64, to: u64) -> io::Result<(u64, u64)> {
 
 /// What was last sent of a page: XXH3, which is as fast as memory. Nothing is left out because of it; two pages that it takes
 /// for one are a write that stays lost, with a chance of 2^-64 for each page that QEMU lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Sum(u64);
 
 impl Sum {
@@ -144,7 +144,7 @@ impl Sum {
         content.map_or(Self::ZERO, |content| Self(xxh3_64(content)))
     }
 
-    fn is_zero(self) -> bool {
+    pub(crate) fn is_zero(self) -> bool {
         self == Self::ZERO || self == Self(xxh3_64(&[0; PAGE_SIZE]))
     }
 

@@ -784,6 +784,7 @@ impl Node {
             Ok(proto::Request::Scrub(ask)) => return crate::scrub::asked(self, from, *ask).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
+            Ok(proto::Request::Filler(_)) => Ok(()),
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
         };
         proto::encode(&answer)

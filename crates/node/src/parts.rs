@@ -50,6 +50,8 @@ pub struct Parts {
     pub(crate) telling: AtomicBool,
     /// Whether an image is being copied into one of its volumes.
     pub(crate) importing: AtomicBool,
+    /// What its guest is being watched doing.
+    pub(crate) watched: crate::profile::Watched,
 }
 
 /// The move that a VM takes part in, or did last.
@@ -165,6 +167,7 @@ impl Parts {
             releasing: AtomicBool::default(),
             telling: AtomicBool::default(),
             importing: AtomicBool::default(),
+            watched: Default::default(),
         }
     }
 

@@ -25,6 +25,8 @@ pub enum Request {
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
     ProbeWire(ProbeWire),
+    /// Nothing: it is sent to see how long it takes.
+    Filler(String),
 }
 
 /// Which wire, where to, and in whose name.

@@ -36,6 +36,9 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/promote", post(promote))
         .route("/v1/vms/{id}/outrank", post(outrank))
         .route("/v1/vms/{id}/departure", get(departure))
+        .route("/v1/vms/{id}/profiles", get(profiles).post(start_profile))
+        .route("/v1/vms/{id}/profiles/{start}", get(profile_log))
+        .route("/v1/path", post(path))
         .route("/v1/orphans", get(orphans))
         .route("/v1/orphans/{id}", delete(remove_orphan))
         .route("/v1/check", post(check))
@@ -160,6 +163,33 @@ async fn promote(
 async fn outrank(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(by): Json<OutrankVm>) -> Answer<Value> {
     find(&node, id)?.keeper().ask(|reply| Input::Outrank { lineage: by.lineage, reply }).await?;
     Ok(Json(Value::Null))
+}
+
+async fn path(
+    State(node): State<Arc<Node>>,
+    Json(asked): Json<godwit_api::predict::AskPath>,
+) -> Answer<godwit_api::predict::PathFacts> {
+    Ok(Json(crate::path::ask(&node, asked).await?))
+}
+
+async fn profiles(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Vec<godwit_api::profile::Profile>> {
+    Ok(Json(crate::profile::list(&*find(&node, id)?)))
+}
+
+async fn start_profile(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(wanted): Json<godwit_api::profile::StartProfile>,
+) -> Answer<godwit_api::profile::Profile> {
+    let parts = find(&node, id)?;
+    Ok(Json(crate::profile::start(&node, &parts, wanted).await?))
+}
+
+async fn profile_log(
+    State(node): State<Arc<Node>>,
+    Path((id, start)): Path<(u64, u64)>,
+) -> Answer<godwit_api::profile::ProfileLog> {
+    Ok(Json(crate::profile::log(&*find(&node, id)?, start)?))
 }
 
 async fn orphans(State(node): State<Arc<Node>>) -> Answer<Vec<Orphan>> {

@@ -86,6 +86,18 @@ impl Evenly {
         }
     }
 
+    /// One that is on its way already: so many pages are still to be sent, those that it writes to first.
+    #[must_use]
+    pub fn under_way(self, left: Pages) -> Self {
+        let left = left.0 as f64;
+        let outside = self.pages - self.working_set;
+        Self {
+            inside: if self.working_set > 0.0 { (left / self.working_set).min(1.0) } else { 0.0 },
+            outside: if outside > 0.0 { ((left - self.working_set) / outside).clamp(0.0, 1.0) } else { 0.0 },
+            ..self
+        }
+    }
+
     /// The share of the working set that is dirty by now.
     fn dirty(&self) -> f64 {
         if self.working_set == 0.0 {

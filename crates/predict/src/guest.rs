@@ -38,6 +38,39 @@ pub trait Guest {
     fn clean(&mut self) -> Cleaned;
 }
 
+/// A guest whose time goes by faster: one that does all that it does so many times as often.
+#[derive(Clone, Debug)]
+pub struct Faster<G> {
+    guest: G,
+    times: f64,
+}
+
+impl<G> Faster<G> {
+    /// `times` as fast; what is no positive number means as fast as it is.
+    #[must_use]
+    pub fn new(guest: G, times: f64) -> Self {
+        Self { guest, times: if times.is_finite() && times > 0.0 { times } else { 1.0 } }
+    }
+}
+
+impl<G: Guest> Guest for Faster<G> {
+    fn pages(&self) -> u64 {
+        self.guest.pages()
+    }
+
+    fn run_until(&mut self, seconds: f64) {
+        self.guest.run_until(seconds * self.times);
+    }
+
+    fn batch(&mut self, most: u64, skip: bool) -> Option<Batch> {
+        self.guest.batch(most, skip)
+    }
+
+    fn clean(&mut self) -> Cleaned {
+        self.guest.clean()
+    }
+}
+
 /// A bit for each page: to be sent, and dirty.
 ///
 /// A round that is broken off goes on, in the next one, at the word of the bitmap where it was, as QEMU does; a whole one ends

@@ -3,7 +3,8 @@
 //! After Akoush, Sohan, Rice, Moore and Hopper, "Predicting the Performance of Virtual Machine Migration" (MASCOTS 2010; "the
 //! paper" here): [`bounds`] are its equations 3 and 4, [`simulate`] its algorithm 1, fed by a [`Guest`]: one that dirties pages at
 //! a rate ([`Sequential`], [`Evenly`]: its model AVG) or one whose pages were watched before ([`Replayed`]: its model HIST, from a
-//! [`Log`]). When a hypervisor ends pre-copy is data, [`Rules`]. [`fleet`] plans a whole site's evacuation, [`figure`] draws.
+//! [`Log`]). [`whole`] adds disks, the link as it was measured and what
+//! else a move takes, and says how far off it may be. When a hypervisor ends pre-copy is data, [`Rules`]. [`fleet`] plans a whole site's evacuation, [`figure`] draws.
 //!
 //! Everything here is a function of what it is given: no clock, no files, no network.
 //!
@@ -26,12 +27,13 @@ mod hist;
 pub mod log;
 mod rules;
 mod simulate;
+pub mod whole;
 
 pub use amount::{Overheads, PAGE, PageRate, Pages};
 pub use avg::{Evenly, Sequential};
 pub use bounds::{Between, Bounds, bounds};
-pub use guest::{Batch, Bitmaps, Cleaned, Guest};
+pub use guest::{Batch, Bitmaps, Cleaned, Faster, Guest};
 pub use hist::{Replayed, Timeline};
 pub use log::{Log, LogWriter, Observed, Taken};
 pub use rules::{Condition, Judge, Redirtied, Rules, Seen};
-pub use simulate::{Link, NeverEnds, Prediction, Round, simulate};
+pub use simulate::{Cost, Link, NeverEnds, Prediction, Round, Wire, simulate, simulate_on};

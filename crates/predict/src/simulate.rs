@@ -40,6 +40,32 @@ pub struct Link {
     pub overheads: Overheads,
 }
 
+/// What a page costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Bytes on the wire.
+    pub bytes: f64,
+    /// The least time that it takes, however fast the link: to be read, made small and rebuilt.
+    pub seconds: f64,
+}
+
+/// What a hypervisor, or a codec, makes of pages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wire {
+    /// Of a page in the first round, on average over all of the memory.
+    pub first: Cost,
+    /// Of one that is sent again.
+    pub again: Cost,
+}
+
+impl Wire {
+    /// Every page as it is: the paper's.
+    pub const PAGES: Self = {
+        let page = Cost { bytes: PAGE.0 as f64, seconds: 0.0 };
+        Self { first: page, again: page }
+    };
+}
+
 /// A round of the copy; the last one is made while the guest stands.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Round {
@@ -60,7 +86,7 @@ pub struct Prediction {
     pub total_s: f64,
     /// While the guest stands, in milliseconds (equation 2).
     pub downtime_ms: f64,
-    /// Pages sent, in bytes.
+    /// What crosses the wire.
     pub bytes: u64,
     /// Rounds; the last one is the stop.
     pub rounds: Vec<Round>,
@@ -86,17 +112,27 @@ pub struct NeverEnds {
     pub rest_ms: u128,
 }
 
-/// Moves `guest` over `link`. At a rate of nothing all takes for ever, which is `f64::INFINITY`.
+/// Moves `guest` over `link`, every page as it is. At a rate of nothing all takes for ever, which is `f64::INFINITY`.
 ///
 /// # Errors
 /// The rules never end it.
 pub fn simulate(guest: &mut impl Guest, link: Link, rules: &Rules) -> Result<Prediction, NeverEnds> {
+    simulate_on(guest, link, &Wire::PAGES, rules)
+}
+
+/// As [`simulate`], by a codec. Rules count pages, and time as it is with that codec.
+///
+/// # Errors
+/// The rules never end it.
+pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rules) -> Result<Prediction, NeverEnds> {
     let ram = guest.pages() as f64;
-    let seconds_a_page = (PAGE.0 * 8) as f64 / link.rate.0 as f64;
+    let seconds_of = |cost: &Cost| cost.seconds.max(cost.bytes * 8.0 / link.rate.0 as f64);
+    let (mut seconds_a_page, again) = (seconds_of(&wire.first), seconds_of(&wire.again));
     let skip = rules.redirtied == Redirtied::Skipped;
     let leaves = rules.leaves(link.rate);
     let mut judge = Judge::new(rules, Pages(guest.pages()));
     let (mut clock, mut all_sent, mut left) = (0.0, 0.0, ram);
+    let mut bytes = 0.0;
     let mut rounds = vec![];
     let mut ended_by = None;
     loop {
@@ -121,6 +157,7 @@ pub fn simulate(guest: &mut impl Guest, link: Link, rules: &Rules) -> Result<Pre
             }
         }
         all_sent += sent;
+        bytes += sent * if rounds.is_empty() { wire.first.bytes } else { wire.again.bytes };
         let cleaned = guest.clean();
         rounds.push(Round {
             sent: Pages::nearest(sent),
@@ -133,12 +170,13 @@ pub fn simulate(guest: &mut impl Guest, link: Link, rules: &Rules) -> Result<Pre
             return Ok(Prediction {
                 total_s: pre.as_secs_f64() + clock + post.as_secs_f64(),
                 downtime_ms: (clock - begin + post.as_secs_f64()) * 1e3,
-                bytes: Pages::nearest(all_sent).bytes().0,
+                bytes: bytes.round() as u64,
                 rounds,
                 ended_by,
             });
         }
         left = cleaned.left;
+        seconds_a_page = again;
         let rest = Duration::try_from_secs_f64(left * seconds_a_page).unwrap_or(Duration::MAX);
         ended_by = judge.round(&Seen { sent, skipped, dirtied: cleaned.dirtied, left, all_sent, ram, rest });
         if ended_by.is_none() && rounds.len() >= MOST_ROUNDS {

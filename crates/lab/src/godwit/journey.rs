@@ -22,7 +22,7 @@ use crate::disks::{self, Pair};
 use crate::fabric::Site;
 use crate::figures::Figures;
 use crate::progress::Progress;
-use crate::report::{Kept, MemorySample, Outcome, Phase, Round};
+use crate::report::{Kept, MemorySample, Outcome, Phase, Predicted, Round};
 use crate::scenario::{Damage, DiskStrategy, Point};
 use crate::truth::{self, Difference, PAGE};
 use anyhow::{Context, Result};
@@ -513,6 +513,15 @@ impl Journey<'_> {
                 seconds: round.seconds,
             })
             .collect();
+        figures.predicted = told.prediction.as_ref().map(|told| Predicted {
+            total_s: told.total_s.likely,
+            downtime_ms: told.downtime_ms.likely,
+            bytes: told.bytes.likely as u64,
+            total_between_s: Some([told.total_s.lower, told.total_s.upper]),
+            downtime_between_ms: Some([told.downtime_ms.lower, told.downtime_ms.upper]),
+            model: Some(told.basis.model.clone()),
+            corrected_by: told.basis.past_predictions,
+        });
         figures.zero_pages = p.zero_pages;
         figures.kept = Kept { memory: p.held_memory.0, disk: p.disk.held.0 };
         let pages: u64 = p.rounds.iter().map(|round| round.pages).sum();

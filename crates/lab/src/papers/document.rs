@@ -47,12 +47,17 @@ pub struct Drawing {
     pub y: String,
     /// A name and its points for each line.
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
+    /// The drawing itself, where another hand has made it: an SVG.
+    pub drawn: Option<String>,
 }
 
 impl Drawing {
     /// As a file of its own.
     #[must_use]
     pub fn svg(&self) -> String {
+        if let Some(drawn) = &self.drawn {
+            return drawn.clone();
+        }
         let lines: Vec<Line<'_>> = self.lines.iter().map(|(name, points)| Line { name, points }).collect();
         chart(&self.title, &self.x, &self.y, &lines)
     }

@@ -10,6 +10,7 @@
 
 mod document;
 mod guest_io;
+mod predict;
 mod way_back;
 mod writes;
 mod xnbd;
@@ -31,6 +32,8 @@ pub enum Paper {
     WayBack,
     /// The guest's own reads and writes with and without a pre-cache under way, in pairs.
     GuestIo,
+    /// Akoush et al., figure 3: moves foretold and measured, over the dirty rate.
+    Predict,
 }
 
 /// How much of a set is run.
@@ -60,6 +63,7 @@ impl Paper {
             Self::Writes => "writes",
             Self::WayBack => "way-back",
             Self::GuestIo => "guest-io",
+            Self::Predict => "predict",
         }
     }
 
@@ -71,6 +75,7 @@ impl Paper {
             Self::Writes => writes::cells(extent),
             Self::WayBack => way_back::cells(),
             Self::GuestIo => guest_io::cells(extent),
+            Self::Predict => predict::cells(extent),
         }
     }
 
@@ -82,6 +87,7 @@ impl Paper {
             Self::Writes => writes::document(entries),
             Self::WayBack => way_back::document(entries),
             Self::GuestIo => guest_io::document(entries),
+            Self::Predict => predict::document(entries),
         }
     }
 }
@@ -176,7 +182,7 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 4] = [Paper::Xnbd, Paper::Writes, Paper::WayBack, Paper::GuestIo];
+    const ALL: [Paper; 5] = [Paper::Xnbd, Paper::Writes, Paper::WayBack, Paper::GuestIo, Paper::Predict];
 
     pub(super) fn entry(cell: &str, moves: Vec<MoveReport>) -> Entry {
         let key = Key { commit: "abc".into(), scenario: "figures".into(), cell: cell.into(), repeat: 0 };

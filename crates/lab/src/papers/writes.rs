@@ -155,6 +155,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
         x: "written, MiB/s".into(),
         y: "seconds".into(),
         lines: lines.into_iter().filter(|(_, points)| !points.is_empty()).map(|(n, p)| (n.to_owned(), p)).collect(),
+        drawn: None,
     };
     let bound = format!(
         "every pre-cached move ends, within its memory's time and the working set's ({WORKING_SET_MIB} MiB at {LINK_MBIT:.0} Mbit/s, \

@@ -213,6 +213,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
             .into_iter()
             .filter(|l| !l.1.is_empty())
             .collect(),
+        drawn: None,
     };
     let (ours, qemus) = (seconds(SLOW, RTT_MS, Means::Precache), seconds(SLOW, RTT_MS, Means::Qemu));
     let share = ours.zip(qemus).map(|(ours, qemus)| ours / qemus);

@@ -3,25 +3,8 @@
 //! The output stands within an XHTML-compatible page, so it is well-formed by itself and names no namespace. Colours and
 //! fonts are the style sheet's: the same drawing serves a light page, a dark one and paper.
 
+pub(super) use godwit_predict::figure::escape;
 use std::fmt::Write as _;
-
-/// `text` for element content and quoted attributes. Characters that XML forbids become U+FFFD.
-pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            '\n' | '\t' => out.push(c),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
-}
 
 /// `text` cut to `most` characters, with an ellipsis where something was cut.
 pub(super) fn shorten(text: &str, most: usize) -> String {

@@ -246,6 +246,16 @@ impl Checker<'_> {
                         );
                     }
                 }
+                Action::Profile(p) => {
+                    self.known_vm(s, &p.vm, "step.profile.vm")?;
+                    if let Some(to) = &p.to {
+                        self.known_site(s, to.get_ref(), to.span(), "step.profile.to")?;
+                    }
+                    if !(1..=3600).contains(&p.s) || !(0.05..=60.0).contains(&p.interval_s) {
+                        let what = "watches for 1 to 3600 seconds, each 0.05 to 60 seconds";
+                        return self.fail(p.vm.span(), "step.profile", what);
+                    }
+                }
                 Action::Io(io) => {
                     self.known_vm(s, &io.vm, "step.io.vm")?;
                     if !(1.0..=600.0).contains(&io.s) {

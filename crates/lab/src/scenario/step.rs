@@ -45,6 +45,8 @@ pub enum Action {
     Expect(Expect),
     /// Keep a VM's volumes nearly equal at another site.
     Precache(Precache),
+    /// Have a guest's memory watched, by the user's command.
+    Profile(ProfileStep),
     /// Measure what a guest's own reads and writes take.
     Io(IoStep),
     /// Replace what a guest does.
@@ -80,6 +82,8 @@ pub(super) struct RawStep {
     #[serde(default)]
     precache: Option<Precache>,
     #[serde(default)]
+    profile: Option<ProfileStep>,
+    #[serde(default)]
     io: Option<IoStep>,
     #[serde(default)]
     load: Option<LoadStep>,
@@ -104,6 +108,7 @@ impl TryFrom<RawStep> for Step {
             raw.kill.map(Action::Kill),
             raw.expect.map(Action::Expect),
             raw.precache.map(Action::Precache),
+            raw.profile.map(Action::Profile),
             raw.io.map(Action::Io),
             raw.load.map(Action::Load),
         ]
@@ -112,7 +117,7 @@ impl TryFrom<RawStep> for Step {
         match (actions.next(), actions.next()) {
             (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
             (None, _) => Err(
-                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache, io, load"
+                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache, profile, io, load"
                     .into(),
             ),
             (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
@@ -417,6 +422,26 @@ pub struct LoadStep {
     /// Goes on when every disk load with `total_mib` has written that; after an hour it is an error.
     #[serde(default)]
     pub until_done: bool,
+}
+
+/// For how long a guest's memory is watched.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileStep {
+    /// Which VM.
+    pub vm: Spanned<String>,
+    /// Seconds.
+    pub s: u32,
+    /// Then its move there is foretold, as a user does: which has the link measured where no move has.
+    #[serde(default)]
+    pub to: Option<Spanned<String>>,
+    /// Between two looks, seconds.
+    #[serde(default = "quarter")]
+    pub interval_s: f64,
+}
+
+fn quarter() -> f64 {
+    0.25
 }
 
 /// How long a guest's reads and writes are timed, and what that is called.

@@ -1,0 +1,161 @@
+//! Profiles: what a VM's guest does to its memory, watched for a while without moving it.
+//!
+//! | request | answer |
+//! |---|---|
+//! | the controller's `POST /v1/vms/{vm}/profiles`, the node's `POST /v1/vms/{id}/profiles` | [`StartProfile`] -> [`Profile`] |
+//! | `GET` of the same | [`Profile`]s, the oldest first: of the controller, those of each host that the VM has been on |
+//! | `GET .../profiles/{start}` | [`ProfileLog`] |
+
+use crate::Name;
+use godwit_units::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Watch a guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StartProfile {
+    /// For so long, in seconds.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub for_s: u32,
+    /// Look so often, in milliseconds; less often where looking would take too much of a processor.
+    #[serde(default = "second")]
+    #[schemars(range(min = 50, max = 60_000))]
+    pub interval_ms: u32,
+}
+
+/// The longest that a profile takes.
+pub const LONGEST_S: u32 = 86_400;
+/// The shortest and longest interval.
+pub const INTERVAL_MS: std::ops::RangeInclusive<u32> = 50..=60_000;
+
+const fn second() -> u32 {
+    1000
+}
+
+/// How a profile stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ProfileState {
+    /// Its guest is being watched.
+    Watching,
+    /// It was watched for as long as was wanted.
+    Done,
+    /// It ended before its time; what was seen until then is good.
+    Ended,
+}
+
+/// What a guest was seen to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Profile {
+    /// The host that watched.
+    pub host: Name,
+    /// When it began, milliseconds since 1970: its name.
+    pub start_unix_ms: u64,
+    /// How long is wanted, in seconds.
+    pub for_s: u32,
+    /// The interval between two looks, in milliseconds, as it was kept.
+    pub interval_ms: u32,
+    /// How it stands.
+    pub state: ProfileState,
+    /// Why it ended before its time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What is seen: `contents`, pages that changed. Pages that were written and stayed as they were are not.
+    pub observed: String,
+    /// The guest's memory.
+    pub memory: Bytes,
+    /// Intervals that were watched.
+    pub looks: u32,
+    /// Intervals that were not, since looking took too long.
+    pub missed: u32,
+    /// Pages that changed in a second, on average.
+    pub changed_per_s: f64,
+    /// The most that changed in one interval, as pages a second.
+    pub most_changed_per_s: f64,
+    /// What changed at all.
+    pub working_set: Bytes,
+    /// What its memory is made of, and what the codec would make of it.
+    pub contents: Contents,
+    /// What its log takes.
+    pub log_bytes: Bytes,
+    /// Seconds of a processor that looking took.
+    pub looking_s: f64,
+}
+
+/// What a memory is made of. Shares are of 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Contents {
+    /// Pages that are all zeroes, of all pages.
+    pub zero: f64,
+    /// Pages that are equal to another one and not zero, of all pages.
+    pub duplicate: f64,
+    /// What of the size of the others goes onto the wire when they go for the first time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<f64>,
+    /// Pages that became zeroes, of those that changed.
+    pub zeroed: f64,
+    /// What of the size of a page that changed goes onto the wire when its last version went before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<f64>,
+}
+
+/// A profile with its log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProfileLog {
+    /// The profile.
+    pub profile: Profile,
+    /// Its log of dirtied pages, in hexadecimal.
+    #[schemars(regex(pattern = r"^([0-9a-f]{2})*$"))]
+    pub log: String,
+}
+
+impl ProfileLog {
+    /// Of a log's bytes.
+    #[must_use]
+    pub fn new(profile: Profile, log: &[u8]) -> Self {
+        let digit = |n: u8| char::from(b"0123456789abcdef"[usize::from(n)]);
+        Self { profile, log: log.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect() }
+    }
+
+    /// The log's bytes; none where they are not hexadecimal.
+    #[must_use]
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        let digit = |c: u8| char::from(c).to_digit(16).and_then(|n| u8::try_from(n).ok());
+        let pairs = self.log.as_bytes().chunks(2);
+        pairs.map(|pair| if let [a, b] = pair { Some(digit(*a)? << 4 | digit(*b)?) } else { None }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_comes_back_as_it_was() {
+        let profile = Profile {
+            host: "a".parse().expect("a name"),
+            start_unix_ms: 1,
+            for_s: 1,
+            interval_ms: 1000,
+            state: ProfileState::Done,
+            why: None,
+            observed: "contents".into(),
+            memory: Bytes(4096),
+            looks: 0,
+            missed: 0,
+            changed_per_s: 0.0,
+            most_changed_per_s: 0.0,
+            working_set: Bytes(0),
+            contents: Contents::default(),
+            log_bytes: Bytes(0),
+            looking_s: 0.0,
+        };
+        let all: Vec<u8> = (0..=255).collect();
+        let log = ProfileLog::new(profile, &all);
+        assert_eq!(log.bytes(), Some(all));
+        for bad in ["0", "0g", "é0"] {
+            assert_eq!(ProfileLog { log: bad.into(), ..log.clone() }.bytes(), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,716 @@
+//! What a move will take, said before it is made: by each way, as intervals ([`godwit_predict::whole`]).
+//!
+//! Everything is asked or looked up when somebody wants to know: the link's figures of the source's node, profiles of the hosts that the VM has
+//! been on, overheads and past errors of the records of moves. A prediction that cannot be made holds up no move: [`PATIENCE`].
+//!
+//! # What can go wrong
+//!
+//! *Nothing is known of the VM*: it was never watched, nor moved. It is taken to be a quiet one, and the interval is wide
+//! ([`Basis::model`] says `assumed`). *Nothing is known of the link*: it is measured, for less than a second. *A replica lies at the destination
+//! and no pre-cache keeps it*: how much of it is old only a comparison would tell; the interval reaches from nothing to all.
+
+pub mod past;
+
+use crate::record::{MoveRecord, Step, VmRecord};
+use crate::rights::Caller;
+use crate::state::{Controller, HostRecord, conflict, missing};
+use crate::store::Kind;
+use axum::Json;
+use axum::extract::{Extension, Path, Query, State};
+use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, PeerHost};
+use godwit_api::precache::PrecacheState;
+use godwit_api::predict::{
+    AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, Span as ApiSpan, WantedPrediction,
+    When,
+};
+use godwit_api::profile::{Profile, ProfileState};
+use godwit_api::progress::{MoveProgress, PhaseName};
+use godwit_api::public::{StartMove, Volume};
+use godwit_api::{ApiError, HostClient, Name};
+use godwit_predict::whole::{
+    self, AS_SEEN, Calibration, Disks, Going, Made, Road, Span, UNSEEN, Way, foretell, recommend, share,
+};
+use godwit_predict::{
+    Cost, Evenly, Faster, Link, Log, NeverEnds, Overheads, PAGE, PageRate, Pages, Prediction, Replayed, Rules, Taken,
+    Timeline, Wire, simulate_on,
+};
+use godwit_units::{BitRate, Bytes, Policy, VmId};
+use past::{Pair, WORK};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::time::timeout;
+
+/// What a move waits for its prediction, at the most.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// Goodput of moves that are older than this is measured anew, where nothing is under way.
+const FRESH: Duration = Duration::from_secs(3600);
+/// Between two looks at what the guest writes to its disks.
+const WRITING: Duration = Duration::from_millis(250);
+/// Moves from which on what is odd is no accident.
+const FEW_MOVES: usize = 3;
+/// Beginnings within a log that are simulated for one prediction; and so few of a guest of more than 16 GiB.
+const STARTS: (u32, u32) = (5, 1);
+/// Beginnings that are tried where the best is looked for, of all logs together.
+const MOMENTS: usize = 96;
+/// Logs that are looked through for it.
+const MOST_LOGS: usize = 24;
+/// What a reference, or a page equal to one before, takes on the wire: a guess between 4 and 40 bytes that does not matter.
+const NAMED: f64 = 16.0;
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// What links were measured to carry, from host to host: by whoever asked for a prediction. A move measures nothing, since its time and
+/// its bytes are its user's.
+#[derive(Debug, Default)]
+pub struct Links(Mutex<HashMap<(Name, Name), (Instant, BitRate)>>);
+
+impl Links {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(Name, Name), (Instant, BitRate)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One that is fresh. There are no more than pairs of hosts.
+    fn get(&self, from: &Name, to: &Name) -> Option<BitRate> {
+        self.lock().get(&(from.clone(), to.clone())).filter(|(at, _)| at.elapsed() < FRESH).map(|(_, rate)| *rate)
+    }
+
+    fn put(&self, from: &Name, to: &Name, rate: BitRate) {
+        self.lock().insert((from.clone(), to.clone()), (Instant::now(), rate));
+    }
+}
+
+/// Whether the link may be measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Measure {
+    IfNeeded,
+    Never,
+}
+
+/// Whom a move would lead from where to where.
+struct Journey {
+    vm: VmRecord,
+    to: HostRecord,
+    peer: PeerHost,
+    local: Option<LocalVm>,
+}
+
+pub async fn show(
+    State(c): State<Arc<Controller>>,
+    Extension(who): Extension<Caller>,
+    Path(name): Path<Name>,
+    Query(wanted): Query<WantedPrediction>,
+) -> Result<Json<MovePrediction>, ApiError> {
+    who.find(&c, &name)?;
+    let vm = c.vm_record(&name)?;
+    let to = destination(&c, &vm, &wanted.to)?;
+    let node = c.node_of(&vm.host)?;
+    let facts = c.node(&to).facts().await?;
+    let peer = PeerHost { name: to.name.clone(), link: facts.link, underlay: facts.underlay };
+    let local = node.vm(vm.definition.id).await.ok();
+    let journey = Journey { vm, to, peer, local };
+    let known = Known::gather(&c, &journey, &wanted, Measure::IfNeeded).await?;
+    let when = if wanted.when { Some(logs(&c, &journey.vm).await?) } else { None };
+    // Simulations of large guests take a while.
+    let answer = tokio::task::spawn_blocking(move || known.predict(&journey, &wanted, when.as_deref())).await;
+    answer.map_err(|_| ApiError::new(godwit_api::Problem::Failed, "the prediction ended in a bug")).map(Json)
+}
+
+/// The host that is meant: of a site the first that the VM is not on.
+fn destination(c: &Controller, vm: &VmRecord, to: &Name) -> Result<HostRecord, ApiError> {
+    let found = match c.store.read(Kind::Host, to)? {
+        Some(host) => Some(host),
+        None if c.store.get(Kind::Site, to.as_str())?.is_none() => {
+            return Err(missing("host", to).remedy("name a host or a site: `godwit host ls`, `godwit site ls`"));
+        }
+        None => c.hosts()?.into_iter().find(|h| &h.site == to && h.name != vm.host),
+    };
+    found
+        .filter(|host| host.name != vm.host)
+        .ok_or_else(|| conflict(format!("`{}` is there already, or `{to}` has no other host", vm.definition.name)))
+}
+
+/// What is foretold of a move that is about to begin, by the way that was ordered; none where nothing can be said in time.
+pub async fn before(
+    c: &Controller,
+    vm: &VmRecord,
+    (to, facts): (&HostRecord, &HostFacts),
+    local: &LocalVm,
+    order: &StartMove,
+) -> Option<Foretold> {
+    let peer = PeerHost { name: to.name.clone(), link: facts.link, underlay: facts.underlay };
+    let journey = Journey { vm: vm.clone(), to: to.clone(), peer, local: Some(local.clone()) };
+    let wanted = WantedPrediction {
+        to: to.name.clone(),
+        policy: order.policy,
+        limit: order.limit,
+        at_unix_s: None,
+        when: false,
+    };
+    let disk = order.disk;
+    let work = async {
+        let known = Known::gather(c, &journey, &wanted, Measure::Never).await.ok()?;
+        tokio::task::spawn_blocking(move || known.ordered(disk, wanted.policy)).await.ok()?
+    };
+    let found = timeout(PATIENCE, work).await.ok().flatten();
+    if found.is_none() {
+        tracing::info!(vm = %vm.definition.name, "nothing could be foretold of this move");
+    }
+    found
+}
+
+/// How the guest is known.
+enum Guest {
+    /// By what it was seen to do.
+    Log(Box<Log>),
+    /// By a rate, and what it writes to.
+    Rate(PageRate, Pages),
+}
+
+/// All that a prediction goes by.
+struct Known {
+    memory: Pages,
+    guest: Guest,
+    faster: Span,
+    wire: Wire,
+    road: Road,
+    disks: Disks,
+    calibration: Calibration,
+    basis: Basis,
+    /// Bytes that other moves still have to send over the same link.
+    others: Vec<f64>,
+    has_precache: bool,
+}
+
+impl Known {
+    async fn gather(
+        c: &Controller,
+        journey: &Journey,
+        wanted: &WantedPrediction,
+        may: Measure,
+    ) -> Result<Self, ApiError> {
+        let (vm, id) = (&journey.vm, journey.vm.definition.id);
+        let moves = c.move_records()?;
+        let between = |mv: &&MoveRecord| mv.from == vm.host && mv.order.to.name == journey.to.name;
+        let back = |mv: &&MoveRecord| mv.from == journey.to.name && mv.order.to.name == vm.host;
+        // Hosts and link are the same both ways.
+        let pair = past::pair(moves.iter().filter(|mv| between(mv) || back(mv)));
+        let anywhere = past::pair(moves.iter());
+        let open: Vec<&MoveRecord> = moves
+            .iter()
+            .filter(|mv| mv.step != Step::Ended && mv.order.vm != id && mv.from == vm.host && between(mv))
+            .collect();
+        let stale = pair.last_unix_us / 1_000_000 + FRESH.as_secs() < now_s();
+        let known = c.links.get(&vm.host, &journey.to.name).filter(|_| pair.goodput.is_none() || stale);
+        let needed = known.is_none() && (pair.goodput.is_none() || stale);
+        let measure = may == Measure::IfNeeded && open.is_empty() && needed;
+        let node = c.node_of(&vm.host)?;
+        let asked = AskPath { peer: journey.peer.clone(), measure };
+        let at = wanted.at_unix_s.unwrap_or_else(now_s);
+        let has_disks = vm.definition.spec.disks.iter().any(|disk| disk.shared().is_none());
+        let asked = node.path(&asked).await;
+        // Of a link of which not even the round trip is known nothing is kept with a move.
+        let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
+        let (written, profile) = tokio::join!(writes(&node, id, has_disks), profile(c, vm, at));
+        if let Some(rate) = path.and_then(|path| path.goodput) {
+            c.links.put(&vm.host, &journey.to.name, rate);
+        } else if let Some(path) = &mut path {
+            path.goodput = known;
+        }
+        let of_vm = past::pages(&moves, id);
+        let memory = Pages::of(vm.definition.spec.memory);
+        let mut basis = Basis {
+            rtt_ms: path.map(|p| p.rtt_ms),
+            loss: path.map(|p| p.loss),
+            sharing: open.len() as u32,
+            past_moves: pair.moves as u32,
+            ..Basis::default()
+        };
+        let (goodput, by) = goodput(&pair, &anywhere, path.as_ref());
+        basis.goodput_by = by.into();
+        let limited = wanted.limit.map_or(f64::INFINITY, |limit| limit.0 as f64);
+        let goodput = Span {
+            lower: goodput.lower.min(limited),
+            likely: goodput.likely.min(limited),
+            upper: goodput.upper.min(limited),
+        };
+        let rtt = Duration::from_secs_f64(path.map_or(0.03, |p| (p.rtt_ms / 1e3).clamp(0.0, 60.0)));
+        let (assumed_before, assumed_pause) = Road::assumed(rtt);
+        let road = Road {
+            goodput,
+            rtt,
+            before: overhead(pair.before.or(anywhere.before), assumed_before, anywhere.moves),
+            pause: overhead(pair.pause.or(anywhere.pause), assumed_pause, anywhere.moves),
+            under_way: Bytes(past::UNDER_WAY),
+        };
+        let (guest, faster) = guest(memory, profile.as_ref(), of_vm.as_ref(), &mut basis);
+        let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
+        let (disks, has_precache) = disks(
+            c,
+            journey,
+            written,
+            if pair.disk_wire.is_some() { &pair } else { &anywhere },
+            past::left_ago(&moves, id, &journey.to.name, now_s()),
+        )?;
+        let calibration = past::calibration(&moves, |mv| between(&mv) || back(&mv));
+        basis.past_predictions = calibration.total.count() as u32;
+        (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
+        let others = open.iter().map(|mv| left_of(&mv.progress)).collect();
+        Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache })
+    }
+
+    /// The moves of the memory alone.
+    fn memory(&self, rules: &Rules, rate: BitRate, faster: f64) -> Result<Prediction, NeverEnds> {
+        let link = Link { rate, overheads: Overheads::default() };
+        match &self.guest {
+            Guest::Rate(dirties, working_set) => {
+                let mut guest = Faster::new(Evenly::new(self.memory, *working_set, *dirties), faster);
+                simulate_on(&mut guest, link, &self.wire, rules)
+            }
+            Guest::Log(log) => {
+                let timeline = Timeline::new(log, Taken::Changed);
+                let count = if self.memory.bytes() > Bytes::gib(16) { STARTS.1 } else { STARTS.0 };
+                let moved = (0..count).map(|i| {
+                    let at = log.length().mul_f64(f64::from(i) / f64::from(count));
+                    simulate_on(&mut Faster::new(Replayed::new(&timeline, at), faster), link, &self.wire, rules)
+                });
+                let mut moved = moved.collect::<Result<Vec<_>, _>>()?;
+                moved.sort_by(|a, b| a.downtime_ms.total_cmp(&b.downtime_ms));
+                Ok(moved.swap_remove(moved.len() / 2))
+            }
+        }
+    }
+
+    /// With what others leave of the link.
+    fn shared_road(&self, rules: &Rules, way: Way) -> Road {
+        if self.others.is_empty() {
+            return self.road;
+        }
+        let goodput = self.road.goodput;
+        let alone = foretell(
+            way,
+            &self.road,
+            &self.disks,
+            self.faster,
+            &|r, f| self.memory(rules, r, f),
+            &Calibration::default(),
+        );
+        let part = |rate: f64, bytes: f64| {
+            let taken = share(BitRate(rate as u64), bytes, &self.others);
+            if taken > 0.0 { bytes * 8.0 / taken } else { rate }
+        };
+        let of = |rate| part(rate, alone.bytes.likely.max(1.0));
+        Road { goodput: Span::of([of(goodput.lower), of(goodput.likely), of(goodput.upper)]), ..self.road }
+    }
+
+    fn foretold(&self, way: Way, policy: Policy, calibration: &Calibration) -> whole::Foretold {
+        let rules = rules(policy);
+        let road = self.shared_road(&rules, way);
+        foretell(way, &road, &self.disks, self.faster, &|rate, faster| self.memory(&rules, rate, faster), calibration)
+    }
+
+    /// Of the way that was ordered.
+    fn ordered(self, disk: DiskStrategy, policy: Policy) -> Option<Foretold> {
+        let way = match disk {
+            DiskStrategy::Mirror if self.disks.shared => Way::Shared,
+            DiskStrategy::Mirror => Way::Mirror,
+            DiskStrategy::Postcopy => Way::Postcopy,
+            DiskStrategy::Shared => Way::Shared,
+        };
+        let told = self.foretold(way, policy, &self.calibration);
+        if told.never.is_some() {
+            return None;
+        }
+        let plain = self.foretold(way, policy, &Calibration::default());
+        Some(Foretold {
+            total_s: api(told.total_s),
+            downtime_ms: api(told.downtime_ms),
+            bytes: api(told.bytes),
+            uncorrected: Likely {
+                total_s: plain.total_s.likely,
+                downtime_ms: plain.downtime_ms.likely,
+                bytes: plain.bytes.likely,
+            },
+            basis: self.told_basis(),
+        })
+    }
+
+    fn told_basis(&self) -> Basis {
+        let scaled =
+            |span: Span, by: f64| ApiSpan { lower: span.lower * by, likely: span.likely * by, upper: span.upper * by };
+        Basis {
+            goodput_mbit: scaled(self.road.goodput, 1e-6),
+            before_s: scaled(self.road.before, 1.0),
+            pause_ms: scaled(self.road.pause, 1e3),
+            ..self.basis.clone()
+        }
+    }
+
+    fn predict(&self, journey: &Journey, wanted: &WantedPrediction, logs: Option<&[Log]>) -> MovePrediction {
+        let spec = &journey.vm.definition.spec;
+        let has_disks = !spec.disks.is_empty();
+        let applies = |way: &Way| match way {
+            Way::Shared => self.disks.shared,
+            Way::Mirror => !self.disks.shared,
+            Way::Precache | Way::Postcopy => has_disks && !self.disks.shared,
+            Way::Cold => true,
+        };
+        let can = |way: Way| match way {
+            Way::Precache => self.has_precache,
+            Way::Cold => false,
+            Way::Mirror | Way::Postcopy | Way::Shared => true,
+        };
+        let told: Vec<whole::Foretold> = Way::ALL
+            .into_iter()
+            .filter(applies)
+            .map(|way| self.foretold(way, wanted.policy, &self.calibration))
+            .collect();
+        let best = recommend(&told, can, wanted.policy);
+        let (name, from) = (&journey.vm.definition.name, &journey.vm.host);
+        let choices = told.iter().map(|f| choice(f, can(f.way), name, &spec.disks)).collect();
+        let (recommended, why) = match best {
+            Some((i, why)) => (Some(told[i].way.name().to_owned()), why),
+            None => (None, "no way that is possible now ends by itself".into()),
+        };
+        MovePrediction {
+            vm: name.clone(),
+            from: from.clone(),
+            to: journey.to.name.clone(),
+            at_unix_s: wanted.at_unix_s.unwrap_or_else(now_s),
+            choices,
+            recommended,
+            why,
+            basis: self.told_basis(),
+            when: logs.and_then(|logs| self.best_moment(logs, wanted.policy)),
+        }
+    }
+
+    /// The coming 24 hours, as far as profiles tell of their times of day.
+    fn best_moment(&self, logs: &[Log], policy: Policy) -> Option<When> {
+        let rules = rules(policy);
+        let rate = BitRate(self.road.goodput.likely as u64);
+        let link = Link { rate, overheads: Overheads::default() };
+        let each = (MOMENTS / logs.len().max(1)).max(1) as u32;
+        let mut tried = vec![];
+        for log in logs {
+            let timeline = Timeline::new(log, Taken::Changed);
+            for i in 0..each {
+                let at = log.length().mul_f64(f64::from(i) / f64::from(each));
+                let Ok(moved) = simulate_on(&mut Replayed::new(&timeline, at), link, &self.wire, &rules) else {
+                    continue;
+                };
+                tried.push(Moment {
+                    at_unix_s: next_time(log.header().start + at, now_s()),
+                    total_s: moved.total_s + self.road.before.likely + self.road.pause.likely,
+                    downtime_ms: moved.downtime_ms + self.road.pause.likely * 1e3,
+                    bytes: moved.bytes as f64,
+                });
+            }
+        }
+        let merit = |m: &Moment| match policy {
+            Policy::LeastTotal | Policy::Deadline(_) => m.total_s,
+            Policy::LeastBytes => m.bytes,
+            Policy::LeastDowntime | Policy::MaxDowntime(_) => m.downtime_ms.round() * 1e6 + m.total_s,
+        };
+        tried.sort_by(|a, b| merit(a).total_cmp(&merit(b)));
+        let mean = |of: fn(&Moment) -> f64| tried.iter().map(of).sum::<f64>() / tried.len().max(1) as f64;
+        Some(When {
+            tried: tried.len() as u32,
+            best: *tried.first()?,
+            mean: Moment {
+                at_unix_s: 0,
+                total_s: mean(|m| m.total_s),
+                downtime_ms: mean(|m| m.downtime_ms),
+                bytes: mean(|m| m.bytes),
+            },
+            worst: *tried.last()?,
+        })
+    }
+}
+
+/// When the same time of day comes next.
+fn next_time(since_1970: Duration, now_s: u64) -> u64 {
+    const DAY: u64 = 86_400;
+    now_s + (since_1970.as_secs() % DAY + DAY - now_s % DAY) % DAY
+}
+
+/// How far two times of day are apart, in seconds.
+fn apart(a: u64, b: u64) -> u64 {
+    const DAY: u64 = 86_400;
+    let distance = (a % DAY).abs_diff(b % DAY);
+    distance.min(DAY - distance)
+}
+
+fn rules(policy: Policy) -> Rules {
+    match policy {
+        // The node stops after the first round.
+        Policy::LeastBytes => Rules { conditions: vec![godwit_predict::Condition::Rounds(1)], ..Rules::godwit() },
+        _ => Rules::godwit(),
+    }
+}
+
+fn api(span: Span) -> ApiSpan {
+    ApiSpan { lower: span.lower, likely: span.likely, upper: span.upper }
+}
+
+fn choice(told: &whole::Foretold, possible: bool, vm: &Name, disks: &[godwit_api::vm::DiskSpec]) -> Choice {
+    let some = |span: Span| told.never.is_none().then(|| api(span));
+    let volume = disks.first().map_or("VOLUME", |disk| disk.volume.as_str());
+    let note = told.never.clone().or(match told.way {
+        Way::Precache if !possible => {
+            Some(format!("first `godwit volume precache {volume} --to SITE`, for each disk; then as mirror"))
+        }
+        Way::Cold => Some(format!("`godwit vm stop {vm}` first; its time to shut down and to boot is a guess")),
+        _ => None,
+    });
+    Choice {
+        strategy: told.way.name().into(),
+        possible: possible && told.never.is_none(),
+        note,
+        total_s: some(told.total_s),
+        downtime_ms: some(told.downtime_ms),
+        bytes: some(told.bytes),
+        slowed_s: some(told.slowed_s),
+        slowed_by_ms: told.slowed_by_ms,
+    }
+}
+
+/// What moves get of the link, bits a second, and how that is known.
+fn goodput(pair: &Pair, anywhere: &Pair, path: Option<&PathFacts>) -> (Span, &'static str) {
+    if let Some(measured) = path.and_then(|p| p.goodput) {
+        let likely = measured.0.max(1000) as f64;
+        // A second of it says less than a move.
+        return (Span { lower: likely * 0.7, likely, upper: likely * 1.3 }, "measured now");
+    }
+    if let Some(seen) = pair.goodput {
+        return (seen, "past moves");
+    }
+    match anywhere.goodput {
+        Some(seen) => {
+            (Span { lower: seen.lower / 2.0, upper: seen.upper * 2.0, ..seen }, "past moves between other hosts")
+        }
+        None => (Span { lower: 1e7, likely: 1e8, upper: 1e9 }, "assumed"),
+    }
+}
+
+/// What moves take besides their bytes. A single one that took far longer than any should was held up by something else, and is believed when
+/// others have taken as long.
+fn overhead(seen: Option<Span>, assumed: Span, moves: usize) -> Span {
+    let Some(seen) = seen else { return assumed };
+    if moves >= FEW_MOVES || seen.likely <= assumed.upper {
+        return seen;
+    }
+    Span { upper: assumed.upper.max(seen.upper), ..assumed }
+}
+
+/// The profile that is nearest to a time of day, of those the newest, with its log.
+async fn profile(c: &Controller, vm: &VmRecord, at_unix_s: u64) -> Option<(Profile, Log)> {
+    let all = crate::profiles::all(c, vm.definition.id, &vm.host).await.ok()?;
+    let good = all.into_iter().filter(|p| p.state != ProfileState::Watching && p.looks >= 2);
+    // Within a quarter of an hour it is the newer that counts.
+    let best =
+        good.min_by_key(|p| (apart(p.start_unix_ms / 1000, at_unix_s) / 900, std::cmp::Reverse(p.start_unix_ms)))?;
+    let log = log(c, vm.definition.id, &best).await?;
+    Some((best, log))
+}
+
+async fn log(c: &Controller, vm: VmId, profile: &Profile) -> Option<Log> {
+    let told = c.node_of(&profile.host).ok()?.profile_log(vm, profile.start_unix_ms).await.ok()?;
+    Log::read(told.bytes()?).inspect_err(|error| tracing::warn!(%error, "a profile's log is of no use")).ok()
+}
+
+/// The newest logs of a VM.
+async fn logs(c: &Controller, vm: &VmRecord) -> Result<Vec<Log>, ApiError> {
+    let id = vm.definition.id;
+    let mut found = vec![];
+    let all = crate::profiles::all(c, id, &vm.host).await?;
+    for profile in all.iter().rev().filter(|p| p.state != ProfileState::Watching && p.looks >= 2).take(MOST_LOGS) {
+        found.extend(log(c, id, profile).await);
+    }
+    Ok(found)
+}
+
+fn guest(
+    memory: Pages,
+    profile: Option<&(Profile, Log)>,
+    of_vm: Option<&past::Pages>,
+    basis: &mut Basis,
+) -> (Guest, Span) {
+    if let Some((profile, log)) = profile.filter(|(_, log)| log.header().pages == memory) {
+        basis.model = "hist".into();
+        basis.profile_unix_ms = Some(profile.start_unix_ms);
+        basis.changed_per_s = profile.changed_per_s;
+        basis.working_set_pages = Pages::of(profile.working_set).0;
+        return (Guest::Log(Box::new(log.clone())), AS_SEEN);
+    }
+    let (rate, working_set, faster) = match of_vm {
+        Some(seen) => {
+            basis.model = "avg".into();
+            (seen.dirtied_per_s, Pages(seen.working_set.max(64) * 2), Span { lower: 0.4, likely: 1.0, upper: 2.5 })
+        }
+        None => {
+            basis.model = "assumed".into();
+            (200.0, Pages((memory.0 / 16).max(64)), UNSEEN)
+        }
+    };
+    basis.changed_per_s = rate;
+    basis.working_set_pages = working_set.0;
+    (Guest::Rate(PageRate::new(rate), working_set), faster)
+}
+
+/// What the codec makes of the guest's pages: by its profile, else as in its last move, else by a guess.
+fn wire(profile: Option<&Profile>, of_vm: Option<&past::Pages>) -> Wire {
+    let page = PAGE.0 as f64;
+    let cost = |bytes: f64| Cost { bytes, seconds: WORK };
+    let Some(profile) = profile else {
+        return match of_vm {
+            Some(seen) => {
+                Wire { first: cost(seen.first), again: cost(seen.again.unwrap_or(seen.first.max(page / 8.0))) }
+            }
+            None => Wire { first: cost(page * 0.25), again: cost(page * 0.25) },
+        };
+    };
+    let c = &profile.contents;
+    let on_disk = of_vm.map_or(0.0, |seen| seen.on_disk);
+    let rest = (1.0 - c.zero - c.duplicate - on_disk).max(0.0);
+    let first = rest * c.packed.unwrap_or(0.4) * page + (c.duplicate + on_disk) * NAMED;
+    let again = c.again.or(c.packed).unwrap_or(0.4) * page * (1.0 - c.zeroed) + NAMED;
+    Wire { first: cost(first), again: cost(again) }
+}
+
+/// What the guest has written to its disks, as its QEMU counts; none where it does not say.
+async fn written(node: &HostClient, vm: VmId) -> Option<u64> {
+    let answer = node.monitor(vm, &serde_json::json!({"execute": "query-blockstats"})).await.ok()?;
+    let devices = answer.as_array()?;
+    Some(devices.iter().filter_map(|device| device["stats"]["wr_bytes"].as_u64()).sum())
+}
+
+/// What the guest writes to its disks, bytes a second.
+async fn writes(node: &HostClient, vm: VmId, has_disks: bool) -> Option<f64> {
+    if !has_disks {
+        return Some(0.0);
+    }
+    let (before, began) = (written(node, vm).await?, tokio::time::Instant::now());
+    tokio::time::sleep(WRITING).await;
+    let after = written(node, vm).await?;
+    Some(after.saturating_sub(before) as f64 / began.elapsed().as_secs_f64())
+}
+
+fn disks(
+    c: &Controller,
+    journey: &Journey,
+    written: Option<f64>,
+    copied: &Pair,
+    left_ago: Option<f64>,
+) -> Result<(Disks, bool), ApiError> {
+    let spec = &journey.vm.definition.spec;
+    let own = spec.disks.iter().filter(|disk| disk.shared().is_none()).count();
+    if own == 0 {
+        return Ok((Disks { shared: !spec.disks.is_empty(), ..Disks::default() }, false));
+    }
+    let size: Bytes = spec.disks.iter().map(|d| d.size).sum();
+    let whole = journey.local.as_ref().map_or(size, |local| local.allocated.min(size)).0 as f64;
+    let volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
+    let (mut kept, mut backlog, mut held) = (0, 0.0, 0);
+    for volume in volumes.iter().filter(|v| journey.vm.definition.volumes.contains(&v.id)) {
+        let figures = crate::precache::figures(c, volume.id, &journey.to.name);
+        if let Some(figures) = figures.filter(|f| matches!(f.state, PrecacheState::Following | PrecacheState::Copying))
+        {
+            (kept, backlog) = (kept + 1, backlog + figures.backlog.0 as f64);
+        }
+        held += usize::from(volume.replicas.contains(&journey.to.name));
+    }
+    let wire = copied.disk_wire.unwrap_or(Span { lower: 0.5, likely: 1.0, upper: 1.1 });
+    let rate = written.unwrap_or(64e3);
+    let missing = if kept == own {
+        Span { lower: 0.0, likely: backlog, upper: backlog * 1.5 + 1e6 }
+    } else if let (true, Some(ago)) = (held >= own, left_ago) {
+        // It was whole when the VM left it, and what was written since is written once or often.
+        let since = (rate * ago * wire.likely).min(whole);
+        Span { lower: 0.0, likely: since, upper: (since * 3.0 + 1e6).min(whole) }
+    } else if held >= own {
+        Span { lower: 0.0, likely: whole * 0.05, upper: whole }
+    } else {
+        Span { lower: whole * wire.lower, likely: whole * wire.likely, upper: whole * wire.upper }
+    };
+    let written = match written {
+        Some(rate) => Span { lower: rate * 0.5, likely: rate, upper: rate * 1.5 },
+        None => Span { lower: 0.0, likely: 16e3, upper: 64e3 },
+    };
+    Ok((Disks { missing, written, speed: copied.disk_speed, shared: false }, kept == own))
+}
+
+/// Bytes that a move still has to send, as far as it says.
+fn left_of(p: &MoveProgress) -> f64 {
+    let shrink = if p.raw.0 == 0 { 0.3 } else { (p.bytes.memory.0 as f64 / p.raw.0 as f64).min(1.0) };
+    p.disk.remaining.0 as f64 + p.memory_remaining.0 as f64 * shrink
+}
+
+/// When a move under way will end, by what its rounds have shown: in place of what remains at the present rate. Never earlier than was said.
+pub fn revise(record: &mut MoveRecord, now_unix_us: u64) {
+    let Some(told) = &record.prediction else { return };
+    let p = &record.progress;
+    let goodput = p.rate.0.max((told.basis.goodput_mbit.likely * 1e6 / 2.0) as u64);
+    let memory_total = Pages::of(record.memory);
+    let cost = |bytes| Cost { bytes, seconds: WORK };
+    let (first, again) = (cost(told.basis.first_bytes_a_page), cost(told.basis.again_bytes_a_page));
+    let left = match p.phase {
+        PhaseName::Reserve | PhaseName::CopyDisk => memory_total,
+        PhaseName::Memory => Pages::of(p.memory_remaining),
+        _ => return,
+    };
+    let going = Going {
+        memory: memory_total,
+        working_set: Pages(told.basis.working_set_pages.min(memory_total.0)),
+        before: PageRate::new(told.basis.changed_per_s),
+        left,
+        rounds: p.rounds.iter().map(made).collect(),
+        wire: Wire { first, again },
+        goodput: BitRate(goodput),
+    };
+    let Ok(rest) = going.rest(&rules(record.order.policy)) else { return };
+    let disks = p.disk.remaining.0 as f64 * 8.0 / goodput.max(1) as f64;
+    let seconds = rest.total_s + disks + told.basis.pause_ms.likely / 1e3;
+    let end = now_unix_us.saturating_add((seconds.clamp(0.0, 1e7) * 1e6) as u64);
+    let before = record.progress.predicted_end_unix_us;
+    record.progress.predicted_end_unix_us = Some(before.map_or(end, |before| before.max(end)));
+}
+
+fn made(round: &godwit_api::progress::Round) -> Made {
+    Made { sent: round.pages, dirtied: round.dirtied, wire: round.wire, seconds: round.seconds }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_time_of_day_is_within_a_day_and_never_past() {
+        let day = 86_400;
+        assert_eq!(next_time(Duration::from_secs(100), 10 * day + 50), 10 * day + 100);
+        assert_eq!(next_time(Duration::from_secs(7 * day + 100), 10 * day + 150), 11 * day + 100);
+        assert_eq!(next_time(Duration::from_secs(100), 100), 100);
+        assert_eq!((apart(10, day - 10), apart(5 * day, day / 2), apart(7, 7)), (20, day / 2, 0));
+    }
+
+    #[test]
+    fn a_single_move_that_was_held_up_makes_the_interval_wider_and_no_more() {
+        let assumed = Span { lower: 0.1, likely: 0.2, upper: 1.0 };
+        assert_eq!(overhead(None, assumed, 0), assumed);
+        assert_eq!(overhead(Some(Span::exactly(0.5)), assumed, 1), Span::exactly(0.5));
+        assert_eq!(overhead(Some(Span::exactly(7.0)), assumed, 1), Span { upper: 7.0, ..assumed });
+        assert_eq!(overhead(Some(Span::exactly(7.0)), assumed, 3), Span::exactly(7.0));
+    }
+
+    #[test]
+    fn a_link_that_was_measured_outweighs_moves_of_long_ago_and_nothing_known_is_a_wide_guess() {
+        let seen = Pair { goodput: Some(Span::exactly(5e7)), ..Pair::default() };
+        let path = PathFacts { rtt_ms: 1.0, loss: 0.0, goodput: Some(BitRate(20_000_000)) };
+        assert_eq!(goodput(&seen, &seen, Some(&path)).1, "measured now");
+        assert_eq!(goodput(&seen, &Pair::default(), None).0, Span::exactly(5e7));
+        assert!(goodput(&Pair::default(), &seen, None).0.width() > 1.0);
+        assert_eq!(goodput(&Pair::default(), &Pair::default(), None).1, "assumed");
+    }
+}

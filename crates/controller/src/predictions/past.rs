@@ -1,0 +1,277 @@
+//! What past moves say: of the link between two hosts, of what a move takes besides its bytes, of a VM's pages, and of predictions.
+//!
+//! Nothing is kept for this: the records of moves have their phases, rounds and bytes.
+
+use crate::record::MoveRecord;
+use godwit_api::Name;
+use godwit_api::host::DiskStrategy;
+use godwit_api::progress::{MoveProgress, PhaseName, Round};
+use godwit_predict::whole::{Calibration, ENOUGH, RECENT, Span};
+use godwit_units::VmId;
+
+/// Bytes of the memory stream that may be on their way when the guest stops: the node's window.
+pub const UNDER_WAY: u64 = 1 << 20;
+/// A round, or a copy, that brought less says nothing of the link.
+const TELLING: u64 = 256 << 10;
+/// What of the link's bytes is not QUIC's.
+const PAYLOAD: f64 = 0.95;
+/// How much wider than what was measured one move makes it; many make it no wider.
+const FEW: f64 = 0.3;
+/// A page's own work, for the node and QEMU, in seconds, where nothing was measured.
+pub const WORK: f64 = 8e-6;
+
+/// What one move has shown.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// What it got of the link, bits a second; none where it had too little to send.
+    pub goodput: Option<f64>,
+    /// What it took besides its bytes while the guest ran, seconds.
+    pub before: f64,
+    /// And while it stood.
+    pub pause: f64,
+    /// Bytes on the wire for each byte of its disks that was copied.
+    pub disk_wire: Option<f64>,
+    /// How fast they went, bits a second.
+    pub disk_speed: Option<f64>,
+}
+
+fn seconds(p: &MoveProgress, name: PhaseName) -> f64 {
+    let of = |us: u64| us as f64 / 1e6;
+    p.phases
+        .iter()
+        .filter(|phase| phase.name == name)
+        .filter_map(|phase| Some(of(phase.ended_unix_us?.saturating_sub(phase.started_unix_us))))
+        .sum()
+}
+
+/// From the order to the guest's running there.
+fn total_s(record: &MoveRecord) -> Option<f64> {
+    record.public().total_s()
+}
+
+/// What a move has shown that got there.
+#[must_use]
+pub fn measured(record: &MoveRecord) -> Option<Measured> {
+    let (p, total) = (&record.progress, total_s(record)?);
+    let downtime = p.downtime_ms? / 1e3;
+    let (in_rounds, wire): (f64, u64) = p.rounds.iter().fold((0.0, 0), |(s, w), r| (s + r.seconds, w + r.wire.0));
+    // What rounds have handed to the link, and what of it was still under way at the stop.
+    let under_way = wire.min(UNDER_WAY);
+    let by_rounds =
+        (wire - under_way >= TELLING && in_rounds > 0.1).then(|| (wire - under_way) as f64 * 8.0 / in_rounds);
+    let copying = seconds(p, PhaseName::CopyDisk);
+    let copied = p.bytes.disk.0 as f64;
+    let by_copy = (p.bytes.disk.0 >= TELLING && copying > 0.1).then(|| copied * 8.0 / copying);
+    // The disks' bytes are counted with QUIC's own.
+    let goodput = by_rounds.or(by_copy.map(|rate| rate * PAYLOAD));
+    let at = |bytes: f64| goodput.map_or(0.0, |rate| bytes * 8.0 / rate);
+    // A copy of next to nothing is what every move takes; one of more took its own time.
+    let before = total - downtime - in_rounds - by_copy.map_or(0.0, |_| copying);
+    let stopped = p.rounds.last().map_or(0.0, |r| r.wire.0 as f64 / r.pages.max(1) as f64 * r.dirtied as f64);
+    let pause = downtime - at(stopped) - at(under_way as f64);
+    let disk_wire = (p.disk.copied.0 >= TELLING).then(|| copied / p.disk.copied.0 as f64);
+    // What the model explains more than all of is its error, and no time that goes backwards.
+    Some(Measured {
+        goodput,
+        before: before.max(0.05),
+        pause: pause.max(downtime.min(0.01)),
+        disk_wire,
+        disk_speed: by_copy,
+    })
+}
+
+/// What moves between two hosts have shown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pair {
+    /// What moves got of the link, bits a second.
+    pub goodput: Option<Span>,
+    /// When the last of them was ordered, microseconds since 1970.
+    pub last_unix_us: u64,
+    /// Besides bytes, seconds.
+    pub before: Option<Span>,
+    /// In the pause.
+    pub pause: Option<Span>,
+    /// Bytes on the wire for each byte of a disk.
+    pub disk_wire: Option<Span>,
+    /// The median of how fast disks went, bits a second.
+    pub disk_speed: Option<f64>,
+    /// How many.
+    pub moves: usize,
+}
+
+/// Of moves that are listed the newest first.
+#[must_use]
+pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
+    let found: Vec<(u64, Measured)> =
+        moves.filter_map(|mv| Some((mv.ordered_unix_us, measured(mv)?))).take(RECENT).collect();
+    let of = |what: &dyn Fn(&Measured) -> Option<f64>, most: usize| {
+        let values: Vec<f64> = found.iter().filter_map(|(_, m)| what(m)).take(most).collect();
+        // A few have not shown all that there is.
+        Span::measured(&values).map(|span| span.wider(FEW / (values.len() as f64).sqrt()))
+    };
+    Pair {
+        // A link may be another one than it was: only the last few count.
+        goodput: of(&|m| m.goodput, 5),
+        last_unix_us: found.iter().filter(|(_, m)| m.goodput.is_some()).map(|(at, _)| *at).max().unwrap_or(0),
+        before: of(&|m| Some(m.before), RECENT),
+        pause: of(&|m| Some(m.pause), RECENT),
+        disk_wire: of(&|m| m.disk_wire, RECENT),
+        disk_speed: of(&|m| m.disk_speed, 5).map(|span| span.likely),
+        moves: found.len(),
+    }
+}
+
+/// How far predictions were off: of moves between these hosts if there are enough, else of all. Moves are listed the newest first.
+#[must_use]
+pub fn calibration(moves: &[MoveRecord], same: impl Fn(&MoveRecord) -> bool) -> Calibration {
+    let ended: Vec<&MoveRecord> = moves.iter().filter(|mv| mv.prediction.is_some() && total_s(mv).is_some()).collect();
+    let these: Vec<&MoveRecord> = ended.iter().copied().filter(|mv| same(mv)).collect();
+    let counted = if these.len() >= ENOUGH { these } else { ended };
+    let mut found = Calibration::default();
+    for mv in counted.into_iter().take(RECENT).rev() {
+        let (Some(told), Some(total)) = (&mv.prediction, total_s(mv)) else { continue };
+        let likely = told.uncorrected;
+        found.total.add(likely.total_s, total);
+        found.downtime.add(likely.downtime_ms, mv.progress.downtime_ms.unwrap_or(0.0));
+        found.bytes.add(likely.bytes, mv.public().total_bytes());
+    }
+    found
+}
+
+/// How long ago a VM left a host with its disks whole there, in seconds, if it did so last by a move that mirrored them.
+#[must_use]
+pub fn left_ago(moves: &[MoveRecord], vm: VmId, host: &Name, now_s: u64) -> Option<f64> {
+    let left = moves.iter().find(|mv| mv.order.vm == vm && &mv.from == host && total_s(mv).is_some())?;
+    let at = left.progress.resumed_unix_us.filter(|_| left.order.disk == DiskStrategy::Mirror)?;
+    Some(now_s.saturating_sub(at / 1_000_000) as f64)
+}
+
+/// What a VM's own moves say of its pages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pages {
+    /// Bytes on the wire for a page, in the first round.
+    pub first: f64,
+    /// For one that is sent again; none where none was.
+    pub again: Option<f64>,
+    /// Of the first round's pages, those that lay on the VM's disks at the destination.
+    pub on_disk: f64,
+    /// Pages dirtied in a second, at the least: a page counts once in a round.
+    pub dirtied_per_s: f64,
+    /// The most pages that were dirtied in a round.
+    pub working_set: u64,
+}
+
+/// By its newest move that has rounds.
+#[must_use]
+pub fn pages(moves: &[MoveRecord], vm: VmId) -> Option<Pages> {
+    let mv = moves.iter().find(|mv| mv.order.vm == vm && mv.progress.rounds.first().is_some_and(|r| r.pages > 0))?;
+    let (first, rest) = mv.progress.rounds.split_first()?;
+    // The one that goes on is not whole.
+    let later: Vec<&Round> = rest.iter().filter(|round| round.pages >= 64).collect();
+    let (pages, wire) = later.iter().fold((0, 0), |(p, w), r| (p + r.pages, w + r.wire.0));
+    let rates = mv.progress.rounds.iter().filter(|r| r.seconds > 0.05).map(|r| r.dirtied as f64 / r.seconds);
+    Some(Pages {
+        first: first.wire.0 as f64 / first.pages as f64,
+        again: (pages > 0).then(|| wire as f64 / pages as f64),
+        on_disk: first.on_disk as f64 / first.pages as f64,
+        dirtied_per_s: rates.fold(0.0, f64::max),
+        working_set: mv.progress.rounds.iter().map(|r| r.dirtied).max().unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Step;
+    use crate::testing::progress;
+    use godwit_api::progress::{Outcome, Phase};
+    use godwit_units::Bytes;
+
+    /// A move of 9 s over 8 Mbit/s: 1 s of its own, 1 MB of disk in 2 s, 4 MB of memory in rounds of 4 s, and what is under way in the pause of 2 s.
+    fn record(id: u64) -> MoveRecord {
+        let mut p = progress(Outcome::Completed);
+        let phase = |name, from: u64, to: u64| Phase {
+            name,
+            started_unix_us: from * 1_000_000,
+            ended_unix_us: Some(to * 1_000_000),
+        };
+        p.phases =
+            vec![phase(PhaseName::Reserve, 0, 1), phase(PhaseName::CopyDisk, 1, 3), phase(PhaseName::Memory, 3, 7)];
+        p.resumed_unix_us = Some(9_000_000);
+        p.downtime_ms = Some(2000.0);
+        (p.bytes.disk, p.bytes.memory, p.disk.copied) = (Bytes(1_000_000), Bytes(4_100_000), Bytes(2_000_000));
+        let round =
+            |pages, dirtied, wire, seconds| Round { pages, dirtied, wire: Bytes(wire), seconds, ..Round::default() };
+        p.rounds = vec![round(10_000, 100, 3_900_000 + UNDER_WAY, 3.9), round(100, 10, 100_000, 0.1)];
+        let order = serde_json::json!({
+            "id": id, "vm": 1, "disk": "mirror",
+            "to": {"name": "b", "link": {"control": "127.0.0.1:1", "disk": "127.0.0.1:2", "memory": "127.0.0.1:3"}, "underlay": "127.0.0.1"},
+        });
+        let record = serde_json::json!({
+            "order": order, "vm": "web", "from": "a", "owner": [0, 0], "ordered_unix_us": 0, "memory": 1, "disks": 1, "step": "ended",
+            "cancel": false, "progress": p,
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    fn foretold(total: f64) -> godwit_api::predict::Foretold {
+        godwit_api::predict::Foretold {
+            total_s: Default::default(),
+            downtime_ms: Default::default(),
+            bytes: Default::default(),
+            basis: Default::default(),
+            uncorrected: godwit_api::predict::Likely { total_s: total, downtime_ms: 1000.0, bytes: 5_100_000.0 },
+        }
+    }
+
+    #[test]
+    fn what_a_move_takes_besides_its_bytes_is_what_they_do_not_explain() {
+        let measured = measured(&record(1)).unwrap();
+        assert!((measured.goodput.unwrap() - 8e6).abs() < 1.0, "{measured:?}");
+        // 9 s less the pause, the rounds and the 2 s of the disk.
+        assert!((measured.before - 1.0).abs() < 1e-6, "{measured:?}");
+        assert_eq!(measured.disk_speed, Some(4e6));
+        // 2 s less 0.01 s for ten pages and 1.05 s for what was under way.
+        assert!((measured.pause - 0.941_424).abs() < 1e-6, "{measured:?}");
+        assert_eq!(measured.disk_wire, Some(0.5));
+        let mut failed = record(1);
+        failed.progress.outcome = Outcome::Failed;
+        assert_eq!(super::measured(&failed), None);
+    }
+
+    #[test]
+    fn a_replica_that_the_vm_left_is_as_old_as_its_move() {
+        let (moves, a, b) = ([record(1)], "a".parse().unwrap(), "b".parse().unwrap());
+        assert_eq!(left_ago(&moves, VmId(1), &a, 109), Some(100.0));
+        assert_eq!(left_ago(&moves, VmId(1), &b, 108), None);
+        let mut behind = record(2);
+        behind.order.disk = DiskStrategy::Postcopy;
+        assert_eq!(left_ago(&[behind, record(1)], VmId(1), &a, 108), None);
+    }
+
+    #[test]
+    fn a_vms_pages_cost_what_its_last_move_says() {
+        let pages = pages(&[record(2), record(1)], VmId(1)).unwrap();
+        assert_eq!((pages.first, pages.again, pages.working_set), (494.857_6, Some(1000.0), 100));
+        assert_eq!(super::pages(&[record(1)], VmId(2)), None);
+    }
+
+    #[test]
+    fn moves_between_other_hosts_count_only_where_there_are_not_enough_between_these() {
+        let told = |id, total, to: &str| {
+            let mut record = MoveRecord { prediction: Some(foretold(total)), step: Step::Ended, ..record(id) };
+            record.order.to.name = to.parse().unwrap();
+            record
+        };
+        let here = |mv: &MoveRecord| mv.order.to.name.as_str() == "b";
+        let mut moves = vec![told(9, 4.0, "c"), told(8, 9.0, "b")];
+        assert_eq!(calibration(&moves, here).total.count(), 2);
+        moves.extend((0..ENOUGH as u64).map(|id| told(id, 9.0, "b")));
+        let found = calibration(&moves, here);
+        assert_eq!(found.total.count(), ENOUGH + 1);
+        // All were right about the time, and said half of the pause.
+        let seconds = found.total.apply(Span::exactly(10.0));
+        assert!((seconds.likely - 10.0).abs() < 1e-9, "{seconds:?}");
+        assert!((found.downtime.apply(Span::exactly(10.0)).likely - 20.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,529 @@
+//! A whole move, disks and overheads included, as an interval: what it will take, at the least, likely, and at the most.
+//!
+//! Three moves are simulated: a *likely* one, a *kind* one in which the link is as fast as it ever was and the guest as quiet, and an
+//! *unkind* one. That is how far what is known of link and guest may be off. How far the *model* is off is taken from past moves
+//! ([`Calibration`]): their measured times over what had been predicted, a ratio each. The interval holds both.
+//!
+//! What is not known is assumed, and the assumption is wide: [`Road::assumed`], [`Calibration::default`].
+//!
+//! # While a move runs
+//!
+//! Guests are seen to dirty more while they are moved than before (two to three times was reported), and links change. [`Going`] is a move
+//! under way: what its rounds have shown outweighs what had been thought.
+//!
+//! # What can go wrong
+//!
+//! *Past moves were of another kind*: of idle guests, say, or over a link that is busy today. The newest ones count, [`RECENT`] of
+//! them, and a bias is only believed from [`ENOUGH`] on. *A guest writes to its disk faster than the link carries*: no mirror ever
+//! catches up, and [`Foretold::never`] says so; there is no number for it.
+
+use crate::amount::{PAGE, PageRate, Pages};
+use crate::avg::Evenly;
+use crate::rules::Rules;
+use crate::simulate::{Cost, Link, NeverEnds, Prediction, Wire, simulate_on};
+use godwit_units::{BitRate, Bytes, Policy};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Past moves that count.
+pub const RECENT: usize = 20;
+/// Past moves from which on a bias is believed, and not chance.
+pub const ENOUGH: usize = 4;
+/// A guest that writes to its disks at more than this share of the link is never caught up with.
+const MIRRORED_SHARE: f64 = 0.9;
+/// How far past moves may correct a prediction: more is another guest or another link, not a bias.
+const MOST_BIAS: f64 = 3.0;
+
+/// A number that is not known exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Span {
+    /// At the least.
+    pub lower: f64,
+    /// Likely.
+    pub likely: f64,
+    /// At the most.
+    pub upper: f64,
+}
+
+impl Span {
+    /// A number that is known.
+    #[must_use]
+    pub const fn exactly(value: f64) -> Self {
+        Self { lower: value, likely: value, upper: value }
+    }
+
+    /// In whatever order they come; the middle one is likely.
+    #[must_use]
+    pub fn of(mut three: [f64; 3]) -> Self {
+        three.sort_by(f64::total_cmp);
+        let [lower, likely, upper] = three;
+        Self { lower, likely, upper }
+    }
+
+    /// What was measured: the median, and how far others lay from it. None of nothing.
+    #[must_use]
+    pub fn measured(values: &[f64]) -> Option<Self> {
+        let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+        sorted.sort_by(f64::total_cmp);
+        let (lower, upper) = (*sorted.first()?, *sorted.last()?);
+        Some(Self { lower, likely: median(&sorted), upper })
+    }
+
+    /// Wider by this share of what is likely, at both ends.
+    #[must_use]
+    pub fn wider(self, by: f64) -> Self {
+        let more = self.likely * by;
+        Self { lower: (self.lower - more).max(0.0), upper: self.upper + more, ..self }
+    }
+
+    /// This likely value, between these bounds or where it lies outside of them.
+    fn holding(likely: f64, lower: f64, upper: f64) -> Self {
+        Self { lower: lower.min(likely).max(0.0), likely, upper: upper.max(likely) }
+    }
+
+    /// How wide it is, of what is likely.
+    #[must_use]
+    pub fn width(&self) -> f64 {
+        if self.likely > 0.0 { (self.upper - self.lower) / self.likely } else { 0.0 }
+    }
+
+    /// Whether a value lies in it.
+    #[must_use]
+    pub fn has(&self, value: f64) -> bool {
+        (self.lower..=self.upper).contains(&value)
+    }
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    let n = sorted.len();
+    if n % 2 == 1 { sorted[n / 2] } else { f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]) }
+}
+
+/// The way between two hosts, as moves get it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Road {
+    /// What a move gets of the link, bits a second.
+    pub goodput: Span,
+    /// There and back.
+    pub rtt: Duration,
+    /// What a move takes besides its bytes while the guest runs, in seconds.
+    pub before: Span,
+    /// What it takes besides while the guest stands, in seconds.
+    pub pause: Span,
+    /// What may be on its way when the guest stops, and is waited for.
+    pub under_way: Bytes,
+}
+
+impl Road {
+    /// What is assumed of a move's overheads where nobody has measured them: a QEMU to be started, three durable records.
+    #[must_use]
+    pub fn assumed(rtt: Duration) -> (Span, Span) {
+        let trips = rtt.as_secs_f64();
+        let before = Span { lower: 0.5 + 2.0 * trips, likely: 2.0 + 6.0 * trips, upper: 8.0 + 20.0 * trips };
+        let pause = Span { lower: 0.03 + 1.5 * trips, likely: 0.12 + 2.5 * trips, upper: 0.6 + 6.0 * trips };
+        (before, pause)
+    }
+}
+
+/// What of the disks has to travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Disks {
+    /// What the destination does not have of them, in bytes on the wire.
+    pub missing: Span,
+    /// What the guest writes, bytes a second.
+    pub written: Span,
+    /// What a copy of them was seen to reach, bits a second, where that is known: reading and writing blocks may be slower than the link.
+    pub speed: Option<f64>,
+    /// Whether they lie on storage that both hosts reach.
+    pub shared: bool,
+}
+
+/// How a VM comes there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// Its disks before it, mirrored until it stops.
+    Mirror,
+    /// The same once a pre-cache has caught up: its work is not part of the move.
+    Precache,
+    /// Its disks after it.
+    Postcopy,
+    /// Its disks not at all.
+    Shared,
+    /// Shut down, and booted there.
+    Cold,
+}
+
+impl Way {
+    /// All, those that disturb least first.
+    pub const ALL: [Self; 5] = [Self::Shared, Self::Precache, Self::Mirror, Self::Postcopy, Self::Cold];
+
+    /// What it is called.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mirror => "mirror",
+            Self::Precache => "precache",
+            Self::Postcopy => "postcopy",
+            Self::Shared => "shared",
+            Self::Cold => "cold",
+        }
+    }
+}
+
+/// A move, foretold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Foretold {
+    /// How.
+    pub way: Way,
+    /// From the order to the guest's running there, seconds.
+    pub total_s: Span,
+    /// While the guest stands, milliseconds.
+    pub downtime_ms: Span,
+    /// On the wire.
+    pub bytes: Span,
+    /// For how long the guest's reads or writes wait longer than they did, seconds.
+    pub slowed_s: Span,
+    /// How much longer each waits, milliseconds.
+    pub slowed_by_ms: f64,
+    /// Why it never ends, if it does not: the figures are of no use then.
+    pub never: Option<String>,
+    /// The likely move of the memory.
+    pub memory: Option<Prediction>,
+}
+
+/// The moves of the memory alone: at a rate, by a guest that is so many times as fast as it was seen to be.
+pub type Memory<'a> = dyn Fn(BitRate, f64) -> Result<Prediction, NeverEnds> + 'a;
+
+/// How many times as fast as it was seen the guest may be while it is moved.
+pub const AS_SEEN: Span = Span { lower: 0.85, likely: 1.0, upper: 1.4 };
+/// The same of a guest that nobody has watched.
+pub const UNSEEN: Span = Span { lower: 0.2, likely: 1.0, upper: 4.0 };
+
+struct Outcome {
+    total: f64,
+    downtime: f64,
+    bytes: f64,
+    slowed: f64,
+    memory: Prediction,
+}
+
+/// One of the three moves.
+struct Case {
+    goodput: f64,
+    faster: f64,
+    before: f64,
+    pause: f64,
+    missing: f64,
+    written: f64,
+    speed: f64,
+}
+
+impl Case {
+    fn outcome(&self, way: Way, road: &Road, memory: &Memory<'_>) -> Result<Outcome, String> {
+        let rate = |bits: f64| BitRate(bits.max(1.0) as u64);
+        let copied = match way {
+            Way::Mirror => self.missing,
+            // What the last epoch brought.
+            Way::Precache => self.missing.min(self.written * 10.0),
+            Way::Postcopy | Way::Shared | Way::Cold => 0.0,
+        };
+        let mirrors = matches!(way, Way::Mirror | Way::Precache);
+        let writes = if mirrors { self.written * 8.0 } else { 0.0 };
+        if writes > self.goodput * MIRRORED_SHARE {
+            return Err(format!(
+                "the guest writes {}/s to its disks, and the link carries {}: no mirror catches up",
+                Bytes(self.written as u64),
+                rate(self.goodput)
+            ));
+        }
+        let left_over = self.goodput - writes;
+        let copying = copied * 8.0 / left_over.min(self.speed);
+        let moved = memory(rate(left_over), self.faster).map_err(|e| e.to_string())?;
+        // What was handed to the link and has not arrived when the guest stops: the copy's time has it, and the pause has it too.
+        let draining = (moved.bytes as f64).min(road.under_way.0 as f64) * 8.0 / self.goodput;
+        // Moves of memory alone have no overheads of their own.
+        let downtime = moved.downtime_ms / 1e3 + draining + self.pause;
+        let total = self.before + copying + moved.total_s.max(draining) + self.pause;
+        let mirrored = self.written * (copying + moved.total_s);
+        let (slowed, later) = match way {
+            Way::Mirror | Way::Precache => (moved.total_s, mirrored),
+            // Fetched while others' blocks are written.
+            Way::Postcopy => (self.missing * 8.0 / self.goodput, self.missing),
+            Way::Cold => (self.missing * 8.0 / self.goodput, self.missing),
+            Way::Shared => (0.0, 0.0),
+        };
+        let bytes = moved.bytes as f64 + copied + later;
+        Ok(Outcome { total, downtime, bytes, slowed, memory: moved })
+    }
+}
+
+/// What a cold move takes beside its blocks: to shut down and to boot, where nobody has measured it. Seconds.
+const BOOT: Span = Span { lower: 5.0, likely: 40.0, upper: 180.0 };
+
+/// Foretells a move. `faster`: [`AS_SEEN`], or how far the guest may be off from what `memory` does.
+#[must_use]
+pub fn foretell(
+    way: Way,
+    road: &Road,
+    disks: &Disks,
+    faster: Span,
+    memory: &Memory<'_>,
+    past: &Calibration,
+) -> Foretold {
+    let case = |of: fn(&Span) -> f64, against: fn(&Span) -> f64| Case {
+        goodput: against(&road.goodput),
+        faster: of(&faster),
+        before: of(&road.before),
+        pause: of(&road.pause),
+        missing: of(&disks.missing),
+        written: of(&disks.written),
+        speed: disks.speed.unwrap_or(f64::INFINITY).max(1.0),
+    };
+    type End = fn(&Span) -> f64;
+    let (lower, likely, upper): (End, End, End) = (|s| s.lower, |s| s.likely, |s| s.upper);
+    let slowed_by_ms = match way {
+        Way::Shared => 0.0,
+        _ => road.rtt.as_secs_f64() * 1e3 + PAGE.0 as f64 * 8e3 / road.goodput.likely.max(1.0),
+    };
+    if way == Way::Cold {
+        return cold(road, disks, slowed_by_ms);
+    }
+    let nothing = |why| Foretold {
+        way,
+        total_s: Span::default(),
+        downtime_ms: Span::default(),
+        bytes: Span::default(),
+        slowed_s: Span::default(),
+        slowed_by_ms,
+        never: Some(why),
+        memory: None,
+    };
+    let likely = match case(likely, likely).outcome(way, road, memory) {
+        Ok(outcome) => outcome,
+        Err(why) => return nothing(why),
+    };
+    let kind = case(lower, upper).outcome(way, road, memory);
+    let unkind = case(upper, lower).outcome(way, road, memory);
+    let span = |of: fn(&Outcome) -> f64| {
+        let middle = of(&likely);
+        // Where the unkind one never ends: as bad as anything that ends.
+        let ends = |outcome: &Result<Outcome, String>, else_: f64| outcome.as_ref().map_or(else_, of);
+        let (a, b) = (ends(&kind, middle), ends(&unkind, middle * 3.0));
+        Span::holding(middle, a.min(b), a.max(b))
+    };
+    Foretold {
+        way,
+        total_s: past.total.apply(span(|o| o.total)),
+        downtime_ms: past.downtime.apply(span(|o| o.downtime * 1e3)),
+        bytes: past.bytes.apply(span(|o| o.bytes)),
+        slowed_s: span(|o| o.slowed),
+        slowed_by_ms,
+        never: None,
+        memory: Some(likely.memory),
+    }
+}
+
+fn cold(road: &Road, disks: &Disks, slowed_by_ms: f64) -> Foretold {
+    let total = Span::of([0, 1, 2].map(|i| {
+        let of = |s: &Span| [s.lower, s.likely, s.upper][i];
+        of(&BOOT) + of(&road.before)
+    }));
+    let fill = |of: f64, goodput: f64| of * 8.0 / goodput.max(1.0);
+    let (missing, goodput) = (disks.missing, road.goodput);
+    Foretold {
+        way: Way::Cold,
+        total_s: total,
+        downtime_ms: Span { lower: total.lower * 1e3, likely: total.likely * 1e3, upper: total.upper * 1e3 },
+        bytes: missing,
+        slowed_s: Span::of([
+            fill(missing.lower, goodput.upper),
+            fill(missing.likely, goodput.likely),
+            fill(missing.upper, goodput.lower),
+        ]),
+        slowed_by_ms,
+        never: None,
+        memory: None,
+    }
+}
+
+/// What past moves say of the model: what was measured over what had been predicted.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Calibration {
+    /// Of the time.
+    pub total: Ratios,
+    /// Of the downtime.
+    pub downtime: Ratios,
+    /// Of the bytes.
+    pub bytes: Ratios,
+}
+
+/// Measured over predicted, the newest last. Those that make no sense are left out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ratios(Vec<f64>);
+
+impl Ratios {
+    /// A move that has ended.
+    pub fn add(&mut self, predicted: f64, measured: f64) {
+        let ratio = measured / predicted;
+        if ratio.is_finite() && ratio > 0.0 && predicted > 0.0 {
+            self.0.push(ratio);
+            if self.0.len() > RECENT {
+                self.0.remove(0);
+            }
+        }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// What past moves make of a prediction: its bias taken away, and as wide as theirs were off. Without any, a quarter less and half as
+    /// much again.
+    #[must_use]
+    pub fn apply(&self, span: Span) -> Span {
+        let Some(seen) = Span::measured(&self.0).filter(|_| self.0.len() >= ENOUGH) else {
+            let likely = span.likely;
+            return Span::holding(likely, span.lower.min(likely * 0.75), span.upper.max(likely * 1.5));
+        };
+        let bias = seen.likely.clamp(1.0 / MOST_BIAS, MOST_BIAS);
+        let likely = span.likely * bias;
+        // Few moves have not shown all that there is: the less were seen, the more is added.
+        let more = 0.2 / (self.0.len() as f64).sqrt();
+        let (less, most) = (seen.lower / seen.likely - more, seen.upper / seen.likely + more);
+        // What the three moves say of link and guest counts half of its way: their extremes at once are rare.
+        let half = |end: f64| likely + (end - span.likely) * bias / 2.0;
+        Span::holding(likely, half(span.lower).min(likely * less), half(span.upper).max(likely * most))
+    }
+}
+
+/// What is best for a policy, and why; the place of it. None where nothing of this can be done, or ends.
+#[must_use]
+pub fn recommend(choices: &[Foretold], can: impl Fn(Way) -> bool, policy: Policy) -> Option<(usize, String)> {
+    let open = || choices.iter().enumerate().filter(|(_, c)| c.never.is_none() && can(c.way));
+    let least = |of: &dyn Fn(&Foretold) -> f64, among: &dyn Fn(&Foretold) -> bool| {
+        open().filter(|(_, c)| among(c)).min_by(|a, b| of(a.1).total_cmp(&of(b.1))).map(|(i, _)| i)
+    };
+    let any = |_: &Foretold| true;
+    // A few milliseconds are no reason to take much longer: what is as good is told apart by the rest.
+    // A guest whose reads wait for another site suffers more than one that is moved later, and depends on two sites meanwhile.
+    let disturbed = |c: &Foretold| c.slowed_s.likely * if c.way == Way::Postcopy { 10.0 } else { 1.0 };
+    let downtime = |c: &Foretold| (c.downtime_ms.likely / 20.0).round() * 1e6 + c.total_s.likely + disturbed(c);
+    let total = |c: &Foretold| c.total_s.likely;
+    let (best, why) = match policy {
+        Policy::LeastDowntime => (least(&downtime, &any)?, "the guest stands for the shortest time".to_owned()),
+        Policy::LeastTotal => (least(&total, &any)?, "the guest runs there soonest".to_owned()),
+        Policy::LeastBytes => (least(&|c| c.bytes.likely, &any)?, "the least crosses the link".to_owned()),
+        Policy::MaxDowntime(most) => {
+            let most = most.as_secs_f64() * 1e3;
+            match least(&total, &|c| c.downtime_ms.upper <= most) {
+                Some(i) => (i, format!("it is the soonest that keeps the guest's pause within {most:.0} ms")),
+                None => (
+                    least(&downtime, &any)?,
+                    format!("none surely keeps to a pause of {most:.0} ms; this one comes nearest"),
+                ),
+            }
+        }
+        Policy::Deadline(by) => {
+            let by = by.as_secs_f64();
+            match least(&downtime, &|c| c.total_s.upper <= by) {
+                Some(i) => (
+                    i,
+                    format!("of those that are surely done within {by:.0} s the guest stands for the shortest time"),
+                ),
+                None => (least(&total, &any)?, format!("none is surely done within {by:.0} s; this one is soonest")),
+            }
+        }
+    };
+    Some((best, why))
+}
+
+/// How long bytes take over a link that other moves share equally as long as they have some left: `others`, in bytes.
+#[must_use]
+pub fn share(goodput: BitRate, mine: f64, others: &[f64]) -> f64 {
+    let mut left: Vec<f64> = others.iter().copied().filter(|left| *left > 0.0).collect();
+    left.sort_by(|a, b| b.total_cmp(a));
+    let bytes_per_s = goodput.0 as f64 / 8.0;
+    let (mut mine, mut gone, mut time) = (mine.max(0.0), 0.0, 0.0);
+    // Each other in turn is the next to end.
+    while let Some(next) = left.pop() {
+        let (step, sharers) = (next - gone, left.len() as f64 + 2.0);
+        if mine <= step {
+            return time + mine * sharers / bytes_per_s;
+        }
+        time += step * sharers / bytes_per_s;
+        (mine, gone) = (mine - step, next);
+    }
+    time + mine / bytes_per_s
+}
+
+/// A round that was made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Made {
+    /// Pages that it sent.
+    pub sent: u64,
+    /// Pages dirtied meanwhile.
+    pub dirtied: u64,
+    /// What it brought onto the wire.
+    pub wire: Bytes,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// A move whose memory is under way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Going {
+    /// The guest's memory.
+    pub memory: Pages,
+    /// What it writes to, as far as is known.
+    pub working_set: Pages,
+    /// Pages that it dirtied in a second before the move.
+    pub before: PageRate,
+    /// What is still to be sent in this round.
+    pub left: Pages,
+    /// The rounds that have ended.
+    pub rounds: Vec<Made>,
+    /// What was thought of the codec.
+    pub wire: Wire,
+    /// What the link carries now.
+    pub goodput: BitRate,
+}
+
+impl Going {
+    /// The rate at which the guest dirties pages as far as its rounds show it: a page that is dirtied twice in a round counts once there.
+    #[must_use]
+    pub fn rate(&self) -> PageRate {
+        let (size, last) = (self.working_set.0.max(1) as f64, self.rounds.iter().rev().take(3));
+        let rates: Vec<f64> = last
+            .filter(|round| round.seconds > 0.05)
+            .map(|round| {
+                let share = (round.dirtied as f64 / size).min(0.98);
+                -size / round.seconds * (-share).ln_1p()
+            })
+            .collect();
+        match Span::measured(&rates) {
+            // One round alone may be chance.
+            Some(seen) if rates.len() > 1 => PageRate::new(seen.likely),
+            Some(seen) => PageRate::new(seen.likely.max(self.before.per_second())),
+            None => self.before,
+        }
+    }
+
+    /// How the rest of it will go: of the memory alone, the pause included.
+    ///
+    /// # Errors
+    /// It never ends at this rate.
+    pub fn rest(&self, rules: &Rules) -> Result<Prediction, NeverEnds> {
+        let again = self.rounds.iter().skip(1).filter(|round| round.sent >= 64);
+        let (pages, bytes) = again.fold((0, 0), |(p, b), round| (p + round.sent, b + round.wire.0));
+        let again =
+            if pages > 0 { Cost { bytes: bytes as f64 / pages as f64, ..self.wire.again } } else { self.wire.again };
+        let first = if self.rounds.is_empty() { self.wire.first } else { again };
+        let working_set = self.rounds.iter().map(|r| r.dirtied).fold(self.working_set.0, u64::max);
+        let mut guest = Evenly::new(self.memory, Pages(working_set), self.rate()).under_way(self.left);
+        let link = Link { rate: self.goodput, overheads: crate::amount::Overheads::default() };
+        simulate_on(&mut guest, link, &Wire { first, again }, rules)
+    }
+}
