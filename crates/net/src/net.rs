@@ -84,7 +84,7 @@ pub enum Fdb {
 /// A netlink connection in the namespace of the thread that opened it. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Net {
-    handle: Handle,
+    pub(crate) handle: Handle,
     _connection: Arc<Ended>,
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), NetError> {
     if fine { Ok(()) } else { Err(NetError::BadName(name.to_owned())) }
 }
 
-fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> NetError {
+pub(crate) fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> NetError {
     move |error| {
         let source = match error {
             Error::NetlinkError(message) => message.to_io(),
@@ -407,7 +407,7 @@ impl Net {
         self.neighbour("teach bridge of", port, entry, NLM_F_REPLACE).await
     }
 
-    async fn neighbour(
+    pub(crate) async fn neighbour(
         &self,
         operation: &'static str,
         link: LinkIndex,
@@ -429,7 +429,7 @@ impl Net {
     }
 }
 
-fn entry(link: LinkIndex, mac: MacAddr, flags: NeighbourFlags, state: NeighbourState) -> NeighbourMessage {
+pub(crate) fn entry(link: LinkIndex, mac: MacAddr, flags: NeighbourFlags, state: NeighbourState) -> NeighbourMessage {
     let mut entry = NeighbourMessage::default();
     entry.header.family = AddressFamily::Bridge;
     entry.header.ifindex = link.0;
