@@ -26,6 +26,7 @@ pub mod server;
 pub mod trust;
 pub mod verify;
 pub mod vm;
+pub mod wire;
 
 pub use client::Client;
 pub use clients::{HostClient, PublicClient};
