@@ -28,6 +28,7 @@
 //! Left out: encryption. Frames cross the underlay as they are, and a sender that forges its address is not kept out.
 
 #![forbid(unsafe_code)]
+mod device;
 mod endpoint;
 mod gateway;
 mod guard;

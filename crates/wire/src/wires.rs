@@ -127,6 +127,11 @@ impl Wires {
         Ok(Self { net: opened, prefix: prefix.into(), underlay, guard, live: Arc::default() })
     }
 
+    /// The host's network.
+    pub(crate) const fn net(&self) -> &Net {
+        &self.net
+    }
+
     fn device(&self, letter: char, wire: WireId) -> String {
         format!("{}-{letter}{:08x}", self.prefix, wire.0)
     }
@@ -223,7 +228,7 @@ impl Wires {
     }
 
     /// Never up: that is what isolates. Down again at each use, should anybody have meddled.
-    async fn pen(&self) -> Result<Link, NetError> {
+    pub(crate) async fn pen(&self) -> Result<Link, NetError> {
         let pen = self.net.ensure_bridge(&self.pen_name(), None).await?;
         if pen.up {
             self.net.down(pen.index).await?;
