@@ -8,6 +8,7 @@
 pub mod canonical;
 pub mod client;
 pub mod clients;
+pub mod component;
 pub mod error;
 pub mod events;
 pub mod host;

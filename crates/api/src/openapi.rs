@@ -7,6 +7,7 @@
 //! the list to the code: the committed `docs/openapi.json` is compared with what is made here, the controller's router
 //! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
 
+use crate::component::{ApplyConfig, ComponentObject, CreateComponent, MoveComponent};
 use crate::host::{SetLimit, StopVm};
 use crate::image::{CopyImage, ImageCopy};
 use crate::orphan::JudgedOrphan;
@@ -207,6 +208,22 @@ pub fn operations() -> Vec<Operation> {
             .answers::<Component>()
             .may(&[Conflict, NotFound, Unreachable]),
         delete("/v1/components/{component}", "removeComponent", "Forgets a component.").may(&[Conflict]),
+        get("/v1/components/objects", "listComponentObjects", "Lists switches, routers, firewalls and gateways.")
+            .answers::<Vec<ComponentObject>>(),
+        post("/v1/components/objects", "createComponent", "Makes a switch, router, firewall or gateway.")
+            .takes::<CreateComponent>()
+            .answers::<ComponentObject>()
+            .may(&[Conflict, NotFound, Unreachable]),
+        get("/v1/components/objects/{component}", "showComponentObject", "Shows one.").answers::<ComponentObject>(),
+        delete("/v1/components/objects/{component}", "deleteComponent", "Deletes one.").may(&[Conflict, Unreachable]),
+        post("/v1/components/objects/{component}/config", "applyConfig", "Gives one another file, wholly or not at all.")
+            .takes::<ApplyConfig>()
+            .answers::<ComponentObject>()
+            .may(&[Conflict, Unreachable]),
+        post("/v1/components/objects/{component}/move", "moveComponent", "Moves one, with what it has learnt.")
+            .takes::<MoveComponent>()
+            .answers::<ComponentObject>()
+            .may(&[Conflict, Unreachable]),
         get("/v1/vms", "listVms", "Lists VMs.").answers::<Vec<Vm>>(),
         post("/v1/vms", "createVm", "Creates a VM.").takes::<CreateVm>().answers::<Vm>().may(&[
             Conflict,

@@ -5,6 +5,7 @@
 
 use axum::extract::{Request, State};
 use axum::{Json, Router};
+use godwit_api::component::{ApplyConfig, ComponentKind, CreateComponent, MoveComponent};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::{CopyImage, Direction};
 use godwit_api::precache::StartPrecache;
@@ -257,6 +258,14 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, components);
         call!(api, called, add_component, &component);
         call!(api, called, remove_component, &web);
+        call!(api, called, component_objects);
+        let (kind, config) = (ComponentKind::Switch, String::new());
+        let new = CreateComponent { name: web.clone(), kind, ports: 8, at: web.clone(), config: config.clone() };
+        call!(api, called, create_component, &new);
+        call!(api, called, component_object, &web);
+        call!(api, called, delete_component, &web);
+        call!(api, called, apply_config, &web, &ApplyConfig { config });
+        call!(api, called, move_component, &web, &MoveComponent { to: web.clone() });
         call!(api, called, vms);
         call!(api, called, create_vm, &CreateVm { name: web.clone(), at: web.clone(), spec, start: true });
         call!(api, called, vm, &web);

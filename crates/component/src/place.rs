@@ -108,7 +108,9 @@ impl Place {
         format!("{}o{id}", self.prefix)
     }
 
-    fn file(&self, id: u64) -> PathBuf {
+    /// Where the process that keeps a component's namespace writes its number.
+    #[must_use]
+    pub fn holder_file(&self, id: u64) -> PathBuf {
         self.run.join(format!("{id}.pid"))
     }
 
@@ -119,7 +121,7 @@ impl Place {
     /// Its namespace, if it is here.
     #[must_use]
     pub fn namespace(&self, id: u64) -> Option<NetNs> {
-        Holder::find(&self.file(id))?.namespace().ok()
+        Holder::find(&self.holder_file(id))?.namespace().ok()
     }
 
     /// The components that are here, by number: for what nobody knows of any more.
@@ -173,7 +175,7 @@ impl Place {
         std::fs::create_dir_all(&self.run).map_err(|source| {
             failed(NetError::Kernel { operation: "make folder", object: self.run.display().to_string(), source })
         })?;
-        let file = self.file(spec.id);
+        let file = self.holder_file(spec.id);
         let held = tokio::task::spawn_blocking(move || Holder::ensure(&file)).await;
         let (holder, fresh) = held.expect("nothing in it panics").map_err(&failed)?;
         let ns = holder.namespace().map_err(&failed)?;
@@ -483,7 +485,7 @@ impl Place {
         for device in endpoints.iter().map(|e| self.device(*e)).chain([self.outside_device(id)]) {
             self.net.remove(&device).await.map_err(&failed)?;
         }
-        let file = self.file(id);
+        let file = self.holder_file(id);
         let ended = tokio::task::spawn_blocking(move || match Holder::find(&file) {
             Some(holder) => holder.end(),
             None => {
