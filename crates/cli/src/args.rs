@@ -413,9 +413,29 @@ pub enum Component {
         #[arg(long, value_name = "HOST:BRIDGE", group = "kind", value_parser = gateway)]
         gateway: Option<(Name, String)>,
     },
-    /// List components
+    /// Make a switch, a router, a firewall or a gateway, which is wired up and moves like a VM
+    Create(crate::component::CreateArgs),
+    /// Show one that was made, with its file
+    Show {
+        /// Its name
+        name: Name,
+    },
+    /// Give one that was made another file, wholly or not at all
+    Apply {
+        /// Its name
+        name: Name,
+        /// The file; `-` reads it from standard input
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Delete one that was made, with all that it has learnt
+    Delete {
+        /// Its name
+        name: Name,
+    },
+    /// List components: first those that were made known, then those that were made
     Ls,
-    /// Forget a component
+    /// Forget a component that was made known
     Rm {
         /// Its name
         name: Name,
@@ -538,7 +558,7 @@ pub struct CreateArgs {
 pub struct MoveArgs {
     #[command(subcommand)]
     pub command: Option<MoveCommand>,
-    /// The VM
+    /// The VM, or a component that was made
     #[arg(required = true)]
     pub vm: Option<Name>,
     /// Where to: a site, or a host

@@ -8,7 +8,7 @@ use crate::args::{
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
 use crate::volume::VolumeCommand;
-use crate::{events, show, spec, timeline};
+use crate::{component, events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::Direction;
 use godwit_api::precache::StartPrecache;
@@ -198,7 +198,21 @@ impl User {
                 };
                 self.print(&api.add_component(&public::Component { name, kind }).await?, |_| String::new())
             }
-            Component::Ls => self.print(&api.components().await?, |c| show::components(c)),
+            Component::Ls => {
+                let (known, made) = (api.components().await?, api.component_objects().await?);
+                if self.json {
+                    return write_json(&component::both(&known, &made));
+                }
+                let made = if made.is_empty() { String::new() } else { component::list(&made) };
+                let known = if known.is_empty() && !made.is_empty() { String::new() } else { show::components(&known) };
+                print_text(&(known + &made))
+            }
+            Component::Create(args) => self.print(&component::create(api, args).await?, |_| String::new()),
+            Component::Show { name } => self.print(&api.component_object(&name).await?, component::show),
+            Component::Apply { name, config } => {
+                self.print(&component::apply(api, &name, &config).await?, |_| String::new())
+            }
+            Component::Delete { name } => Ok(api.delete_component(&name).await?),
             Component::Rm { name } => Ok(api.remove_component(&name).await?),
         }
     }
@@ -284,6 +298,9 @@ impl User {
             });
         }
         let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
+        if !args.dry_run && component::find(api, &vm).await?.is_some() {
+            return self.print(&component::move_to(api, &vm, to, args.detach).await?, component::moved);
+        }
         let MoveArgs { disk, limit, policy, vcpus, dry_run, .. } = args;
         let order = StartMove { vm, to, disk, limit, policy, vcpus, dry_run };
         if args.dry_run {

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod allow;
+mod components;
 mod events;
 mod failpoint;
 pub mod health;
@@ -106,6 +107,7 @@ pub async fn serve(
     tracing::info!(listen = %listener.local_addr()?, who = %controller.credentials().identity(), "the controller serves");
     trust::recall(&controller)?;
     moves::resume_all(&controller)?;
+    components::resume(&controller)?;
     controller.spawn(tend(Arc::clone(&controller)));
     let credentials = controller.credentials().clone();
     let events = Arc::clone(&controller.events);
@@ -132,6 +134,9 @@ async fn tend(controller: Arc<Controller>) {
         if let Err(error) = precache::tend(&controller).await {
             tracing::error!(%error, "cannot look after pre-caches");
         }
+        if let Err(error) = components::tend(&controller).await {
+            tracing::error!(%error, "cannot look after components");
+        }
         trust::tend(&controller).await;
         tokio::time::sleep(REFRESH).await;
     }
@@ -146,6 +151,10 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/hosts/{host}", get(places::host).delete(places::remove_host))
         .route("/v1/components", get(places::components).post(places::add_component))
         .route("/v1/components/{component}", delete(places::remove_component))
+        .route("/v1/components/objects", get(components::list).post(components::create))
+        .route("/v1/components/objects/{component}", get(components::show).delete(components::remove))
+        .route("/v1/components/objects/{component}/config", post(components::apply))
+        .route("/v1/components/objects/{component}/move", post(components::start_move))
         .route("/v1/vms", get(vms::list).post(vms::create))
         .route("/v1/vms/{vm}", get(vms::show).delete(vms::remove))
         .route("/v1/vms/{vm}/start", post(vms::start))

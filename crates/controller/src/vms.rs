@@ -29,7 +29,7 @@ type Shared = State<Arc<Controller>>;
 const VNI_BITS: u32 = 0x00ff_ffff;
 
 /// The host called `at`, or the first host of the site of that name whose node answers.
-async fn place(c: &Controller, at: &Name) -> Result<HostRecord, ApiError> {
+pub(crate) async fn place(c: &Controller, at: &Name) -> Result<HostRecord, ApiError> {
     if let Some(host) = c.store.read(Kind::Host, at)? {
         return Ok(host);
     }
@@ -58,7 +58,7 @@ fn taken(c: &Controller) -> Result<Taken, ApiError> {
 }
 
 /// A wire's number; its low 24 bits, which number its tunnel, are never 0.
-fn wire_number(c: &Controller) -> Result<u32, ApiError> {
+pub(crate) fn wire_number(c: &Controller) -> Result<u32, ApiError> {
     loop {
         let number = u32::try_from(c.store.next(Counter::Wire)?)
             .map_err(|_| ApiError::new(Problem::Failed, "all numbers for wires have been used"))?;
@@ -138,6 +138,7 @@ fn reserve(
     if c.vm_records()?.iter().any(|vm| vm.definition.name == name) {
         return Err(conflict(format!("there is a VM `{name}` already")));
     }
+    crate::components::check_name(c, &name)?;
     c.host(&host.name)?;
     let spec = spec::check(spec, &taken(c)?)?;
     let id = VmId(c.store.next(Counter::Vm)?);

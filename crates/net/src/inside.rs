@@ -342,7 +342,9 @@ impl Net {
             });
             found.extend(mac.map(|mac| Learnt { port: LinkIndex(entry.header.ifindex), mac, vlan }));
         }
+        // The kernel says each twice: for the port, and for the bridge.
         found.sort_unstable();
+        found.dedup();
         Ok(found)
     }
 

@@ -16,9 +16,11 @@
 
 use crate::parts::Parts;
 use crate::proto::{Repoint, Stage};
+use godwit_api::component::ComponentDefinition;
 use godwit_api::host::GatewayPort;
 use godwit_api::precache::NO_MOVE;
 use godwit_api::{ApiError, Problem};
+use godwit_handoff::Ticket;
 use godwit_trust::{Capability, CapabilityError, Credentials, SignedCapability};
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
 use std::fs::{File, OpenOptions};
@@ -58,6 +60,33 @@ pub fn stage(credentials: &Credentials, from: &str, stage: &Stage) -> Result<(),
         Capability::same("a VM with the definition", &allowed.definition, &definition.digest())
     };
     check().map_err(|why| forbidden(from, &format!("bring VM {} here", stage.definition.id.0), &why))
+}
+
+/// Whether `from` was given the place that it asks for a component.
+///
+/// # Errors
+/// [`Problem::Forbidden`], saying what does not fit.
+pub fn component(
+    credentials: &Credentials,
+    from: &str,
+    ticket: &Ticket,
+    definition: &ComponentDefinition,
+    capability: Option<&SignedCapability>,
+) -> Result<(), ApiError> {
+    let check = || -> Result<(), CapabilityError> {
+        let allowed = credentials.open(capability.ok_or(CapabilityError::Form(NONE))?)?;
+        allowed.may_begin(SystemTime::now())?;
+        Capability::same("the source", &allowed.from.name(), &from)?;
+        Capability::same("the destination", &&allowed.to, &credentials.identity())?;
+        Capability::same("the move", &allowed.mv, &ticket.mv)?;
+        Capability::same("the component", &allowed.vm, &ticket.vm)?;
+        Capability::same("the component", &allowed.vm, &definition.id)?;
+        Capability::same("the lineage", &allowed.lineage, &ticket.lineage)?;
+        Capability::same("the generation", &allowed.generation, &ticket.generation)?;
+        Capability::same("the wires", &allowed.wires, &definition.sorted_endpoints())?;
+        Capability::same("a component with the definition", &allowed.definition, &definition.digest())
+    };
+    check().map_err(|why| forbidden(from, &format!("bring component {} here", definition.id.0), &why))
 }
 
 /// In which owner's name somebody asks for something to be done with a volume, and what shows that it was ordered.

@@ -3,6 +3,7 @@
 pub mod actor;
 pub mod check;
 pub mod claim;
+pub mod components;
 pub mod covered;
 pub mod disk;
 mod disk_index;

@@ -1,6 +1,7 @@
 //! The node: everything that belongs to the host rather than to one VM.
 
 use crate::actor::Actor;
+use crate::components::Components;
 use crate::disk::Disk;
 use crate::gateways::{self, Gateways};
 use crate::incoming::Comes;
@@ -39,6 +40,7 @@ pub struct Node {
     qemu: godwit_vmm::HostFacts,
     wires: godwit_wire::Wires,
     gateways: Gateways,
+    components: Components,
     peers: Peers,
     quarantine: Quarantine,
     first_seen: FirstSeen,
@@ -108,6 +110,11 @@ impl Node {
 
     pub(crate) const fn gateways(&self) -> &Gateways {
         &self.gateways
+    }
+
+    /// Components that are here, or were.
+    pub(crate) const fn components(&self) -> &Components {
+        &self.components
     }
 
     /// Sessions with other nodes.
@@ -214,6 +221,7 @@ impl Node {
         };
         let peers = Peers::bind(listen, &credentials)?;
         let gateways = Gateways::new(&config.state);
+        let components = Components::new(&config.state, &config.run, &wires)?;
         let precaches = Precaches::new(&config.state, &config.run);
         let node = Arc::new(Self {
             config,
@@ -224,6 +232,7 @@ impl Node {
             qemu,
             wires,
             gateways,
+            components,
             peers,
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
@@ -235,6 +244,7 @@ impl Node {
         });
         node.recover_gateways().await;
         node.recover().await?;
+        node.recover_components();
         node.peers.serve(&node);
         node.renew_in_time();
         node.drop_what_expires();
@@ -738,6 +748,7 @@ impl Node {
                     parts.keeper().try_tell(crate::actor::Input::Message { from: from.to_owned(), message });
                 }
             }
+            Ok(Note::Component(message)) => self.heard_of_component(from, message),
             Ok(Note::Resumed { ticket, unix_us, ago_us }) => {
                 if let Some(moving) = self.moving(from, ticket) {
                     let one_way = self.peers.rtt(from).unwrap_or_default() / 2 + Duration::from_micros(ago_us);
@@ -765,6 +776,7 @@ impl Node {
             Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
             Ok(proto::Request::Released(asked)) => crate::lend::released(self, from, &asked),
             Ok(proto::Request::Scrub(ask)) => return crate::scrub::asked(self, from, *ask).await,
+            Ok(proto::Request::Component(ask)) => self.asked_of_component(from, *ask).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),

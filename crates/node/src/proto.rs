@@ -21,6 +21,8 @@ pub enum Request {
     Released(Box<crate::lend::Fetch>),
     /// A holder of a volume that leads its scrub: digests of yours; or a block, to be given or mended. Answered by [`crate::scrub::Said`].
     Scrub(Box<crate::scrub::ScrubAsk>),
+    /// About a component that moves.
+    Component(Box<crate::components::ComponentAsk>),
     /// The VM's owner, to a gateway's node: point this wire at me.
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
@@ -90,6 +92,8 @@ pub type Answer = Result<(), ApiError>;
 pub enum Note {
     /// The hand-off's own messages; its machines repeat them.
     HandOff(Message),
+    /// The same, of a component.
+    Component(Message),
     /// Destination: the guest runs. For the figures.
     Resumed {
         /// The attempt.

@@ -7,6 +7,7 @@ use crate::parts::Parts;
 use axum::extract::{Path, State};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
+use godwit_api::component::{ComponentDefinition, ComponentOrder, LocalComponent};
 use godwit_api::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
@@ -48,6 +49,9 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/precaches", put(precaches))
         .route("/v1/volumes/{id}/verify", post(verify))
         .route("/v1/volumes/{id}/image", post(copy_image).get(image).delete(end_image))
+        .route("/v1/components", get(components))
+        .route("/v1/components/{id}", get(component).put(define_component).delete(remove_component))
+        .route("/v1/components/{id}/move", post(move_component))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .with_state(node)
 }
@@ -222,6 +226,39 @@ async fn stop_now(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<
 async fn attach(State(node): State<Arc<Node>>, Path(wire): Path<u32>, Json(port): Json<GatewayPort>) -> Answer<Value> {
     node.attach(wire, &port).await?;
     Ok(Json(Value::Null))
+}
+
+async fn components(State(node): State<Arc<Node>>) -> Answer<Vec<LocalComponent>> {
+    Ok(Json(node.local_components()))
+}
+
+async fn component(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<LocalComponent> {
+    Ok(Json(node.local_component(VmId(id))?))
+}
+
+async fn define_component(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(definition): Json<ComponentDefinition>,
+) -> Answer<LocalComponent> {
+    if definition.id != VmId(id) {
+        let message = format!("the path says component {id}, the body {}", definition.id.0);
+        return Err(ApiError::new(Problem::Invalid, message));
+    }
+    Ok(Json(node.define_component(definition).await?))
+}
+
+async fn remove_component(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Value> {
+    node.remove_component(VmId(id)).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn move_component(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(order): Json<ComponentOrder>,
+) -> Answer<LocalComponent> {
+    Ok(Json(node.move_component(VmId(id), order).await?))
 }
 
 async fn precaches(
