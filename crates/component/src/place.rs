@@ -271,12 +271,16 @@ impl Place {
         } else {
             net.remove(BRIDGE).await.map_err(&failed)?;
         }
-        // Rules before anything forwards.
-        let loaded = rules::load(ns, config.rules.as_ref(), config.closed).await;
-        loaded.map_err(|e| match e {
-            RulesError::Net(source) => ComponentError::Net { doing: "give rules to", id: spec.id, source },
-            other => ComponentError::Config(other.to_string()),
-        })?;
+        // Rules before anything forwards. Those that are there stay, with their counters and what their sets have gathered.
+        let mark = rules::mark(config);
+        if lo.alias.as_deref() != Some(&mark) {
+            let loaded = rules::load(ns, config.rules.as_ref(), config.closed).await;
+            loaded.map_err(|e| match e {
+                RulesError::Net(source) => ComponentError::Net { doing: "give rules to", id: spec.id, source },
+                other => ComponentError::Config(other.to_string()),
+            })?;
+            net.set_alias(lo.index, &mark).await.map_err(&failed)?;
+        }
         if bridge {
             self.bridge(spec, ns, net).await.map_err(&failed)
         } else {

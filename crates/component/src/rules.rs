@@ -3,9 +3,10 @@
 //! One transaction takes all rules away and puts the new ones in their place: there is no moment between. What is refused has
 //! changed nothing, and says where, in lines of the user's file. Connections that are tracked stay tracked.
 
-use crate::config::Rules;
+use crate::config::{Config, Rules};
 use godwit_net::{NetError, NetNs};
 use serde_json::Value;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::process::Stdio;
 use std::time::Duration;
@@ -83,6 +84,14 @@ fn drops(chains: &[u8]) -> bool {
         })
     };
     closed("inet") || closed("bridge") || (closed("ip") && closed("ip6"))
+}
+
+/// By which it is told whether a namespace has these rules: kept in it, as long as it lasts.
+pub(crate) fn mark(config: &Config) -> String {
+    let mut hasher = DefaultHasher::new();
+    config.rules.as_ref().map(|rules| &rules.text).hash(&mut hasher);
+    config.closed.hash(&mut hasher);
+    format!("godwit rules {:016x}", hasher.finish())
 }
 
 /// Puts rules in the place of all that are there; none: a firewall's are closed, and any other component has none.

@@ -300,11 +300,19 @@ pub async fn start_move(
     if host.name == record.host {
         return Err(conflict(format!("`{name}` is on `{}` already", host.name)).remedy("name another host or site"));
     }
-    let facts = c.node(&host).facts().await?;
+    let (facts, local) = (c.node(&host).facts().await?, c.node_of(&record.host)?.component(record.definition.id).await?);
+    if local.ownership != Ownership::Here {
+        return Err(conflict(format!("`{}` does not own `{name}` now", record.host))
+            .remedy(format!("see `godwit component show {name}`, and wait for its owner")));
+    }
     let to = PeerHost { name: host.name.clone(), link: facts.link, underlay: facts.underlay };
     let record = {
         let _deciding = c.decide();
         let mut record = ready(&c, &who, &name)?;
+        // A move that was taken back has left it in a later generation; what is signed has to fit what its node has.
+        let owner = (local.lineage, local.generation);
+        (record.lineage, record.generation) = owner.max((record.lineage, record.generation));
+        record.definition.config = local.definition.config;
         let id = MoveId(c.store.next(Counter::Move)?);
         record.last_move = Some(ComponentMove {
             id,
