@@ -69,11 +69,8 @@ impl From<Kind> for ComponentKind {
 /// # Errors
 /// It cannot be read, or is no text.
 fn read(path: &Path) -> Result<String, Failure> {
-    let read = if path.as_os_str() == "-" {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(path)
-    };
+    let read =
+        if path.as_os_str() == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
     read.map_err(|e| Failure::usage(format!("{}: {e}", path.display())))
 }
 
@@ -166,7 +163,8 @@ pub fn list(all: &[ComponentObject]) -> String {
             None => "unknown",
         };
         let ports = c.ports.len().to_string();
-        let cells = [c.name.to_string(), c.kind.to_string(), ports, c.site.to_string(), c.host.to_string(), state.into()];
+        let cells =
+            [c.name.to_string(), c.kind.to_string(), ports, c.site.to_string(), c.host.to_string(), state.into()];
         table.row(cells);
     }
     table.lines()

@@ -135,8 +135,21 @@ fn a_component_is_made_configured_moved_with_what_it_knows_and_deleted_without_a
     }
     let world = World::new("comp");
     let (pair, file) = (&world.pair, world.file("fw.toml", FIREWALL));
-    pair.ok(&["component", "create", "fw1", "--kind", "firewall", "--ports", "2", "--site", "site-a", "--config", &file]);
-    let (code, _, said) = pair.godwit(&["component", "create", "fw1", "--kind", "switch", "--ports", "2", "--site", "site-a"]);
+    pair.ok(&[
+        "component",
+        "create",
+        "fw1",
+        "--kind",
+        "firewall",
+        "--ports",
+        "2",
+        "--site",
+        "site-a",
+        "--config",
+        &file,
+    ]);
+    let (code, _, said) =
+        pair.godwit(&["component", "create", "fw1", "--kind", "switch", "--ports", "2", "--site", "site-a"]);
     assert!(code == 1 && said.contains("already"), "{said}");
     assert!(pair.ok(&["component", "ls"]).contains("firewall"));
     assert_eq!(world.devices("a").len(), 2);
@@ -148,8 +161,19 @@ fn a_component_is_made_configured_moved_with_what_it_knows_and_deleted_without_a
     assert!(code == 1 && said.contains("line 7"), "{said}");
     assert_eq!(world.inside("a", "nft -a list ruleset"), before);
     assert_eq!(world.show("fw1")["config"], FIREWALL);
-    let (code, _, said) =
-        pair.godwit(&["component", "create", "fw2", "--kind", "firewall", "--ports", "2", "--site", "site-a", "--config", &bad]);
+    let (code, _, said) = pair.godwit(&[
+        "component",
+        "create",
+        "fw2",
+        "--kind",
+        "firewall",
+        "--ports",
+        "2",
+        "--site",
+        "site-a",
+        "--config",
+        &bad,
+    ]);
     assert!(code == 1 && said.contains("line 7"), "{said}");
     assert_eq!((pair.godwit(&["component", "show", "fw2"]).0, world.holders("a").len()), (1, 1));
     let good = FIREWALL.replace("related accept", "related accept\n    tcp dport 443 accept");
@@ -267,7 +291,11 @@ fn a_trust_domain_sees_its_own_components_and_makes_no_gateway() {
     let (code, _, said) = with("red", &create("gw1", "gateway"));
     assert!(code == 1 && said.contains("no trust domain has"), "{said}");
     assert_eq!(with("red", &["component", "show", "sw1"]).0, 0);
-    for words in [&["component", "show", "sw1"][..], &["component", "delete", "sw1"], &["component", "apply", "sw1", "--config", "/dev/null"]] {
+    for words in [
+        &["component", "show", "sw1"][..],
+        &["component", "delete", "sw1"],
+        &["component", "apply", "sw1", "--config", "/dev/null"],
+    ] {
         let (code, _, said) = with("blue", words);
         assert!(code == 1 && said.contains("there is no component"), "{words:?}: {said}");
     }

@@ -305,12 +305,7 @@ impl Reader<'_> {
         }
     }
 
-    fn read_ports(
-        &self,
-        given: &[Spanned<PortFile>],
-        bridge: bool,
-        filtering: bool,
-    ) -> Result<Vec<Port>, ConfigError> {
+    fn read_ports(&self, given: &[Spanned<PortFile>], bridge: bool, filtering: bool) -> Result<Vec<Port>, ConfigError> {
         let plain = |number| Port {
             number,
             addresses: vec![],
@@ -330,7 +325,9 @@ impl Reader<'_> {
             }
             seen.push(number);
             if bridge && !port.addresses.is_empty() {
-                return Err(self.wrong(spanned, "a bridge's port has no address; a router's or a routed firewall's has"));
+                return Err(
+                    self.wrong(spanned, "a bridge's port has no address; a router's or a routed firewall's has")
+                );
             }
             let tagged = port.untagged.is_some() || !port.tagged.is_empty();
             if tagged && !filtering {
@@ -453,10 +450,14 @@ mod tests {
     #[test]
     fn rules_know_their_lines_in_the_file_and_never_read_another_file() {
         let read = |text| Config::read(text, Kind::Firewall, 2);
-        let rules = read("# mine\nrules = \"\"\"\ntable inet f {\n}\n\"\"\"\n").expect("is good").rules.expect("are there");
+        let rules =
+            read("# mine\nrules = \"\"\"\ntable inet f {\n}\n\"\"\"\n").expect("is good").rules.expect("are there");
         assert_eq!((rules.text.as_str(), rules.before), ("table inet f {\n}\n", 2));
         assert_eq!(read("rules = \"add table inet f\"").expect("is good").rules.expect("are there").before, 0);
-        for text in ["rules = \"\"\"\n\ninclude \\\"/etc/shadow\\\"\n\"\"\"", "rules = \"\"\"\n\n add table x;include '/x' \"\"\""] {
+        for text in [
+            "rules = \"\"\"\n\ninclude \\\"/etc/shadow\\\"\n\"\"\"",
+            "rules = \"\"\"\n\n add table x;include '/x' \"\"\"",
+        ] {
             assert!(wrong(text, Kind::Firewall).starts_with("line 3: `include`"), "{}", wrong(text, Kind::Firewall));
         }
     }

@@ -41,4 +41,4 @@ pub use config::{
 };
 pub use godwit_net::{MacAddr, NetNs};
 pub use place::{ComponentError, Place, Spec};
-pub use state::{Loaded, Station, State};
+pub use state::{Loaded, State, Station};

@@ -3,8 +3,10 @@
 use crate::config::{Between, Config, Kind, Network};
 use crate::holder::Holder;
 use crate::rules::{self, RulesError};
-use crate::state::{Loaded, Station, State};
-use godwit_net::{BridgeKind, Learnt, LinkIndex, MacAddr, Net, NetError, NetNs, PacketSocket, Route, VethEnd, conntrack};
+use crate::state::{Loaded, State, Station};
+use godwit_net::{
+    BridgeKind, Learnt, LinkIndex, MacAddr, Net, NetError, NetNs, PacketSocket, Route, VethEnd, conntrack,
+};
 use godwit_wire::{WireError, Wires};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -129,7 +131,8 @@ impl Place {
     pub fn list(&self) -> Vec<u64> {
         let Ok(entries) = std::fs::read_dir(&self.run) else { return vec![] };
         let number = |e: std::fs::DirEntry| e.file_name().to_str()?.strip_suffix(".pid")?.parse().ok();
-        let mut ids: Vec<u64> = entries.filter_map(|e| number(e.ok()?)).filter(|id| self.namespace(*id).is_some()).collect();
+        let mut ids: Vec<u64> =
+            entries.filter_map(|e| number(e.ok()?)).filter(|id| self.namespace(*id).is_some()).collect();
         ids.sort_unstable();
         ids
     }
@@ -188,7 +191,8 @@ impl Place {
             let (device, there) = (self.device(*endpoint), inside(port.number));
             let mac = spec.mac(port.number);
             let here = VethEnd { name: &device, mac: mac.of_tap(), mtu: port.mtu };
-            let link = self.net.ensure_veth(here, VethEnd { name: &there, mac, mtu: port.mtu }, &ns).await.map_err(&failed)?;
+            let link =
+                self.net.ensure_veth(here, VethEnd { name: &there, mac, mtu: port.mtu }, &ns).await.map_err(&failed)?;
             if link.mtu != u32::from(port.mtu) {
                 self.net.set_mtu(link.index, port.mtu).await.map_err(&failed)?;
             }

@@ -134,9 +134,7 @@ mod tests {
 
     #[test]
     fn a_ruleset_is_closed_for_both_families_or_it_is_not() {
-        let chain = |family: &str, policy: &str| {
-            serde_json::json!({"chain": {"family": family, "hook": "forward", "policy": policy}})
-        };
+        let chain = |family: &str, policy: &str| serde_json::json!({"chain": {"family": family, "hook": "forward", "policy": policy}});
         let all = |chains: &[Value]| serde_json::to_vec(&serde_json::json!({ "nftables": chains })).unwrap();
         assert!(drops(&all(&[chain("inet", "drop")])));
         assert!(drops(&all(&[chain("ip", "drop"), chain("ip6", "drop")])));

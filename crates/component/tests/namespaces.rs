@@ -48,8 +48,11 @@ impl Drop for Here {
         for id in &self.ids {
             // What the test itself removes is gone already.
             if let Some(pid) = self.pid(*id) {
-                rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
-                    .unwrap();
+                rustix::process::kill_process(
+                    rustix::process::Pid::from_raw(pid).unwrap(),
+                    rustix::process::Signal::KILL,
+                )
+                .unwrap();
             }
         }
     }
@@ -73,7 +76,8 @@ impl Host {
     async fn guest(&self, name: &'static str, address: &str, via: Option<&str>) -> Guest {
         let ns = NetNs::fresh(NetNs::current).unwrap().unwrap();
         let mac = |last| godwit_net::MacAddr([2, 0, 0, 0, last, name.as_bytes()[1]]);
-        let (here, there) = (VethEnd { name, mac: mac(1), mtu: 1500 }, VethEnd { name: "eth0", mac: mac(2), mtu: 1500 });
+        let (here, there) =
+            (VethEnd { name, mac: mac(1), mtu: 1500 }, VethEnd { name: "eth0", mac: mac(2), mtu: 1500 });
         let link = self.net.ensure_veth(here, there, &ns).await.unwrap();
         // The wire: a bridge of two ports.
         let wire = self.net.ensure_bridge(&format!("w{name}"), Some(0)).await.unwrap();
@@ -200,7 +204,8 @@ fn a_switch_forwards_between_wired_ports_and_what_it_learnt_moves_with_it() {
 fn forged(from: IpAddr, to: IpAddr, macs: [[u8; 6]; 2], ports: [u16; 2]) -> Vec<u8> {
     let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) else { panic!("IPv4 only") };
     let sum = |bytes: &[u8]| {
-        let mut sum: u32 = bytes.chunks(2).map(|c| u32::from(u16::from_be_bytes([c[0], *c.get(1).unwrap_or(&0)]))).sum();
+        let mut sum: u32 =
+            bytes.chunks(2).map(|c| u32::from(u16::from_be_bytes([c[0], *c.get(1).unwrap_or(&0)]))).sum();
         while sum > 0xffff {
             sum = (sum & 0xffff) + (sum >> 16);
         }

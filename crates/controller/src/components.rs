@@ -101,8 +101,10 @@ fn ready(c: &Controller, who: &Caller, name: &Name) -> Result<ComponentRecord, A
             Err(conflict(format!("`{name}` is being moved")).remedy(format!("see `godwit component show {name}`")))
         }
         Life::Creating => Err(conflict(format!("`{name}` is being created")).remedy("wait until that has ended")),
-        Life::Deleting => Err(conflict(format!("`{name}` is being deleted"))
-            .remedy("see that its hosts can be reached; it ends then")),
+        Life::Deleting => {
+            Err(conflict(format!("`{name}` is being deleted"))
+                .remedy("see that its hosts can be reached; it ends then"))
+        }
     }
 }
 
@@ -300,7 +302,8 @@ pub async fn start_move(
     if host.name == record.host {
         return Err(conflict(format!("`{name}` is on `{}` already", host.name)).remedy("name another host or site"));
     }
-    let (facts, local) = (c.node(&host).facts().await?, c.node_of(&record.host)?.component(record.definition.id).await?);
+    let (facts, local) =
+        (c.node(&host).facts().await?, c.node_of(&record.host)?.component(record.definition.id).await?);
     if local.ownership != Ownership::Here {
         return Err(conflict(format!("`{}` does not own `{name}` now", record.host))
             .remedy(format!("see `godwit component show {name}`, and wait for its owner")));

@@ -124,7 +124,19 @@ impl<'a> Tuple<'a> {
                 2 => (3, value.to_vec()),
                 3 => (2, value.to_vec()),
                 // An echo's answer; in ICMPv6 (8, 9: type and code) as well.
-                5 | 8 => (*kind, value.iter().map(|t| match t { 8 => 0, 0 => 8, 128 => 129, 129 => 128, t => *t }).collect()),
+                5 | 8 => (
+                    *kind,
+                    value
+                        .iter()
+                        .map(|t| match t {
+                            8 => 0,
+                            0 => 8,
+                            128 => 129,
+                            129 => 128,
+                            t => *t,
+                        })
+                        .collect(),
+                ),
                 _ => (*kind, value.to_vec()),
             })
             .collect();

@@ -9,12 +9,14 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressScope};
 use rtnetlink::packet_route::link::{BridgeStpState, BridgeVlanInfoFlags, InfoData, InfoVeth, MacVlanMode};
 use rtnetlink::packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol};
-use rtnetlink::{LinkBridge, LinkBridgeVlan, LinkMacVlan, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use rtnetlink::{
+    LinkBridge, LinkBridgeVlan, LinkMacVlan, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::str::FromStr;
 
 /// By which the kernel's routes that were made here are told from others.
@@ -199,7 +201,12 @@ impl Net {
                         if !kind.vlan_filtering && source.raw_os_error() == Some(libc::EOPNOTSUPP) =>
                     {
                         let plain = LinkMessageBuilder::<LinkBridge>::new(name).stp_state(stp).index(link.index.0);
-                        self.handle.link().change(plain.build()).execute().await.map_err(failed("change bridge", name))?;
+                        self.handle
+                            .link()
+                            .change(plain.build())
+                            .execute()
+                            .await
+                            .map_err(failed("change bridge", name))?;
                     }
                     other => other?,
                 }
@@ -311,7 +318,12 @@ impl Net {
             });
             let to = Prefix { ip: ip.unwrap_or(any), length: route.header.destination_prefix_length };
             if !wanted.contains(&to) {
-                self.handle.route().del(route).execute().await.map_err(|e| failed("remove route to", &to.to_string())(e))?;
+                self.handle
+                    .route()
+                    .del(route)
+                    .execute()
+                    .await
+                    .map_err(|e| failed("remove route to", &to.to_string())(e))?;
             }
         }
         Ok(())
@@ -323,7 +335,8 @@ impl Net {
     /// The kernel's.
     pub async fn learnt(&self, bridge: LinkIndex) -> Result<Vec<Learnt>, NetError> {
         let request = self.handle.neighbours().get().set_address_family(AddressFamily::Bridge);
-        let all: Vec<NeighbourMessage> = request.execute().try_collect().await.map_err(failed("list entries of", "bridge"))?;
+        let all: Vec<NeighbourMessage> =
+            request.execute().try_collect().await.map_err(failed("list entries of", "bridge"))?;
         let mut found = vec![];
         for entry in all {
             let of = entry.attributes.contains(&NeighbourAttribute::Controller(bridge.0));
@@ -365,9 +378,12 @@ mod tests {
 
     #[test]
     fn a_prefix_reads_back_as_written_and_its_network_has_no_host_bits() {
-        for (text, network) in
-            [("10.1.2.3/24", "10.1.2.0/24"), ("10.1.2.3/0", "0.0.0.0/0"), ("2001:db8::7/64", "2001:db8::/64"), ("::1/0", "::/0")]
-        {
+        for (text, network) in [
+            ("10.1.2.3/24", "10.1.2.0/24"),
+            ("10.1.2.3/0", "0.0.0.0/0"),
+            ("2001:db8::7/64", "2001:db8::/64"),
+            ("::1/0", "::/0"),
+        ] {
             let prefix: Prefix = text.parse().unwrap();
             assert_eq!((prefix.to_string().as_str(), prefix.network().to_string().as_str()), (text, network));
         }

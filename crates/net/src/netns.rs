@@ -117,10 +117,7 @@ impl AsFd for NetNs {
     }
 }
 
-fn on_a_thread<T: Send>(
-    operation: &'static str,
-    work: impl FnOnce() -> io::Result<T> + Send,
-) -> Result<T, NetError> {
+fn on_a_thread<T: Send>(operation: &'static str, work: impl FnOnce() -> io::Result<T> + Send) -> Result<T, NetError> {
     std::thread::scope(|scope| match scope.spawn(work).join() {
         Ok(done) => done.map_err(failed(operation, "of a thread".into())),
         Err(panic) => std::panic::resume_unwind(panic),

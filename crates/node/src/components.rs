@@ -25,8 +25,8 @@ use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
 use godwit_component::{Kind, Place, Spec, State};
 use godwit_handoff::{
-    Action, Body, Destination, DestinationState, Event, FileLedger, Generation, Ledger, Lineage, Machine, Message, Owner,
-    Record, Seen, SourceState, Status, Ticket, Upkeep, VmId,
+    Action, Body, Destination, DestinationState, Event, FileLedger, Generation, Ledger, Lineage, Machine, Message,
+    Owner, Record, Seen, SourceState, Status, Ticket, Upkeep, VmId,
 };
 use godwit_trust::SignedCapability;
 use serde::{Deserialize, Serialize};
@@ -128,12 +128,36 @@ type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 #[derive(Debug)]
 enum Input {
     Event(Event),
-    Message { from: String, message: Message },
-    Apply { definition: ComponentDefinition, reply: Reply<()> },
-    Begin { order: ComponentOrder, reply: Reply<()> },
-    Reserved { ticket: Ticket, result: Result<(), ApiError> },
-    Stage { ticket: Ticket, definition: ComponentDefinition, source: PeerHost, reply: Reply<()> },
-    State { from: String, ticket: Ticket, part: u32, last: bool, state: State, reply: Reply<()> },
+    Message {
+        from: String,
+        message: Message,
+    },
+    Apply {
+        definition: ComponentDefinition,
+        reply: Reply<()>,
+    },
+    Begin {
+        order: ComponentOrder,
+        reply: Reply<()>,
+    },
+    Reserved {
+        ticket: Ticket,
+        result: Result<(), ApiError>,
+    },
+    Stage {
+        ticket: Ticket,
+        definition: ComponentDefinition,
+        source: PeerHost,
+        reply: Reply<()>,
+    },
+    State {
+        from: String,
+        ticket: Ticket,
+        part: u32,
+        last: bool,
+        state: State,
+        reply: Reply<()>,
+    },
     /// An effect for the peer's sake has succeeded: whoever waits for it may know.
     Answer(Result<(), ApiError>),
     Remove(Reply<()>),
@@ -149,8 +173,9 @@ fn failed(what: impl std::fmt::Display) -> ApiError {
 
 fn refused(error: godwit_component::ComponentError) -> ApiError {
     match error {
-        godwit_component::ComponentError::Config(_) => ApiError::new(Problem::Invalid, error.to_string())
-            .remedy("correct the file; the lines are counted in it"),
+        godwit_component::ComponentError::Config(_) => {
+            ApiError::new(Problem::Invalid, error.to_string()).remedy("correct the file; the lines are counted in it")
+        }
         godwit_component::ComponentError::Net { .. }
         | godwit_component::ComponentError::Wire { .. }
         | godwit_component::ComponentError::Absent(_) => ApiError::new(Problem::Failed, error.to_string()),
@@ -167,7 +192,8 @@ const fn kind(kind: ComponentKind) -> Kind {
 }
 
 fn spec(definition: &ComponentDefinition) -> Result<Spec, ApiError> {
-    Spec::read(definition.id.0, kind(definition.kind), definition.endpoints.clone(), &definition.config).map_err(refused)
+    Spec::read(definition.id.0, kind(definition.kind), definition.endpoints.clone(), &definition.config)
+        .map_err(refused)
 }
 
 impl Components {
@@ -504,7 +530,12 @@ impl Actor {
                 } else if peer {
                     self.feed(Event::Message(message));
                 } else {
-                    tracing::warn!(component = self.me.id.0, from, ?message, "a host that has no part in it speaks of it");
+                    tracing::warn!(
+                        component = self.me.id.0,
+                        from,
+                        ?message,
+                        "a host that has no part in it speaks of it"
+                    );
                 }
             }
             Input::Apply { definition, reply } => {
@@ -567,7 +598,10 @@ impl Actor {
         let removable = match &self.machine {
             None => true,
             Some(Machine::Source(s)) => {
-                matches!(s.state(), SourceState::Owning { .. } | SourceState::Released { .. } | SourceState::Outranked { .. })
+                matches!(
+                    s.state(),
+                    SourceState::Owning { .. } | SourceState::Released { .. } | SourceState::Outranked { .. }
+                )
             }
             Some(Machine::Destination(d)) => {
                 matches!(d.state(), DestinationState::Refused { .. } | DestinationState::Returned { .. })
@@ -597,8 +631,7 @@ impl Actor {
             return Ok(());
         }
         let (Some(Machine::Source(source)), None) = (&self.machine, &self.reserving) else { return Err(self.busy()) };
-        let ticket =
-            source.next_ticket(order.id).map_err(|e| ApiError::new(Problem::Conflict, e.to_string()))?;
+        let ticket = source.next_ticket(order.id).map_err(|e| ApiError::new(Problem::Conflict, e.to_string()))?;
         let definition = {
             let mut kept = lock(&self.me.kept);
             kept.peer = Some(order.to.clone());
@@ -733,7 +766,14 @@ impl Actor {
         let timer = matches!(event, Event::Timer);
         let (said, before) = (format!("{event:?}"), machine.describe());
         let verdict = machine.handle(event);
-        tracing::debug!(component = self.me.id.0, event = said, before, after = machine.describe(), ?verdict, "hand-off");
+        tracing::debug!(
+            component = self.me.id.0,
+            event = said,
+            before,
+            after = machine.describe(),
+            ?verdict,
+            "hand-off"
+        );
         if verdict == godwit_handoff::Verdict::Taken {
             self.wait = if timer { (self.wait * 5 / 4).min(LONGEST_TIMER) } else { FIRST_TIMER };
         }
@@ -927,13 +967,15 @@ async fn send_state(node: &Arc<Node>, me: &Keeper, ticket: Ticket) -> Result<(),
     }
     let State { stations, flows } = state;
     // At least one part, which carries the table.
-    let parts: Vec<_> = if flows.is_empty() { vec![vec![]] } else { flows.chunks(FLOWS_A_PART).map(<[_]>::to_vec).collect() };
+    let parts: Vec<_> =
+        if flows.is_empty() { vec![vec![]] } else { flows.chunks(FLOWS_A_PART).map(<[_]>::to_vec).collect() };
     let mut stations = Some(stations);
     let count = parts.len();
     for (part, flows) in parts.into_iter().enumerate() {
         let state = State { stations: stations.take().unwrap_or_default(), flows };
         let part_number = u32::try_from(part).unwrap_or(u32::MAX);
-        ask_peer(node, &peer, ComponentAsk::State { ticket, part: part_number, last: part + 1 == count, state }).await?;
+        ask_peer(node, &peer, ComponentAsk::State { ticket, part: part_number, last: part + 1 == count, state })
+            .await?;
     }
     Ok(())
 }
