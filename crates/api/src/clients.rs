@@ -10,6 +10,7 @@ use crate::image::{CopyImage, ImageCopy, ImageOrder};
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
 use crate::promote::{LocalPromotion, PromoteVm, PromoteVolume, Promoted};
+use crate::wire::{ConnectWire, LocalWire, PortWire, WireOrder};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
@@ -170,6 +171,30 @@ impl HostClient {
         self.0.within(ORDER).delete(&format!("/v1/volumes/{}/image", volume.0)).await
     }
 
+    /// `PUT /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn connect(&self, order: &WireOrder) -> Result<LocalWire> {
+        self.0.within(ORDER).put(&format!("/v1/wires/{}", order.id), order).await
+    }
+
+    /// `DELETE /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn disconnect(&self, wire: u32) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/wires/{wire}")).await.map(drop)
+    }
+
+    /// `GET /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn wire(&self, wire: u32) -> Result<LocalWire> {
+        self.0.get(&format!("/v1/wires/{wire}")).await
+    }
+
     /// `PUT /v1/gateways/{wire}`.
     pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<()> {
         self.0.within(ORDER).put::<IgnoredAny>(&format!("/v1/gateways/{wire}"), port).await.map(drop)
@@ -328,6 +353,26 @@ impl PublicClient {
     /// `DELETE /v1/precaches/{volume}/{to}`.
     pub async fn stop_precache(&self, volume: &Name, to: &Name) -> Result<()> {
         self.0.delete::<IgnoredAny>(&format!("/v1/precaches/{volume}/{to}")).await.map(drop)
+    }
+
+    /// `GET /v1/port-wires`.
+    pub async fn port_wires(&self) -> Result<Vec<PortWire>> {
+        self.0.get("/v1/port-wires").await
+    }
+
+    /// `GET /v1/port-wires/{wire}`.
+    pub async fn port_wire(&self, wire: u32) -> Result<PortWire> {
+        self.0.get(&format!("/v1/port-wires/{wire}")).await
+    }
+
+    /// `POST /v1/port-wires`.
+    pub async fn connect_wire(&self, new: &ConnectWire) -> Result<PortWire> {
+        self.0.within(ORDER).post("/v1/port-wires", new).await
+    }
+
+    /// `DELETE /v1/port-wires/{wire}`.
+    pub async fn disconnect_wire(&self, wire: u32) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/port-wires/{wire}")).await.map(drop)
     }
 
     /// `GET /v1/wires`.

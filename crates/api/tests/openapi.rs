@@ -13,6 +13,7 @@ use godwit_api::public::{AddHost, Component, CreateVm, ResolveMove, Site, StartM
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::verify::VerifyVolume;
 use godwit_api::vm::{ComponentSpec, DiskSpec, VmSpec};
+use godwit_api::wire::ConnectWire;
 use godwit_api::{Name, PublicClient, openapi, serve};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
 use godwit_units::{BitRate, Bytes, MoveId};
@@ -266,6 +267,11 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, monitor, &web, Some(&web), &json!({"execute": "query-status"}));
         call!(api, called, volumes);
         call!(api, called, wires);
+        let [a, b] = ["web:eth0", "web:eth1"].map(|end| end.parse().unwrap());
+        call!(api, called, port_wires);
+        call!(api, called, connect_wire, &ConnectWire { a, b });
+        call!(api, called, port_wire, 7);
+        call!(api, called, disconnect_wire, 7);
         call!(api, called, precaches);
         let wanted = StartPrecache {
             volume: web.clone(),

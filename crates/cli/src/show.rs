@@ -151,7 +151,7 @@ pub fn vm(vm: &Vm) -> String {
     pairs.extend(vm.spec.disks.iter().map(|d| ("disk", format!("{} {}", d.volume, d.size))));
     pairs.extend(vm.spec.nics.iter().map(|n| {
         let ips: String = n.ips.iter().map(|ip| format!(" {ip}")).collect();
-        ("nic", format!("{} on {}{ips}", n.mac, n.component))
+        ("nic", format!("{}{on}{ips}", n.mac))
     }));
     if let Some(mv) = vm.mv {
         pairs.push(("move", mv.0.to_string()));

@@ -35,10 +35,12 @@ pub enum Kind {
     ApiToken,
     /// By volume and host.
     Precache,
+    /// Between ports, by number.
+    Wire,
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Site,
         Self::Host,
         Self::Component,
@@ -49,6 +51,7 @@ impl Kind {
         Self::Revocation,
         Self::ApiToken,
         Self::Precache,
+        Self::Wire,
     ];
 
     const fn table(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
@@ -63,6 +66,7 @@ impl Kind {
             Self::Revocation => "revocations",
             Self::ApiToken => "api-tokens",
             Self::Precache => "precaches",
+            Self::Wire => "wires",
         })
     }
 }

@@ -18,6 +18,7 @@ use crate::parts::Parts;
 use crate::proto::{Repoint, Stage};
 use godwit_api::host::GatewayPort;
 use godwit_api::precache::NO_MOVE;
+use godwit_api::wire::{EndView, OrderedEnd};
 use godwit_api::{ApiError, Problem};
 use godwit_trust::{Capability, CapabilityError, Credentials, SignedCapability};
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
@@ -117,6 +118,53 @@ pub fn repoint(credentials: &Credentials, from: &str, order: &Repoint, known: &G
         Capability::same("the address", &there, &order.remote)
     };
     check().map_err(|why| forbidden(from, &format!("point wire {}", order.wire), &why))
+}
+
+/// What of `from`'s word on a wire's end is to be believed, where `known` was believed before: an older or equal one changes nothing, a later
+/// owner has to be shown, and of where an owner is about to go that owner's own host tells.
+///
+/// # Errors
+/// [`Problem::Forbidden`], saying what does not fit.
+pub fn end(credentials: &Credentials, from: &str, told: &OrderedEnd, known: &EndView) -> Result<EndView, ApiError> {
+    let view = &told.view;
+    let owners = |view: &EndView| (view.lineage, view.generation);
+    if (owners(view), view.step) <= (owners(known), known.step) {
+        return Ok(known.clone());
+    }
+    let later = owners(view) > owners(known);
+    let check = || -> Result<EndView, CapabilityError> {
+        let covers = |signed: Option<&SignedCapability>| {
+            let allowed = credentials.open(signed.ok_or(CapabilityError::Form(NONE))?)?;
+            if allowed.wires.contains(&told.endpoint) {
+                return Ok(allowed);
+            }
+            let (wires, asked) = (format!("{:?}", allowed.wires), told.endpoint.to_string());
+            Err(CapabilityError::Other { what: "the wires", allowed: wires, asked })
+        };
+        if later {
+            let allowed = covers(view.capability.as_ref())?;
+            owner(&allowed, view.host.name.as_str(), view.lineage, view.generation)?;
+            if allowed.to.name() == view.host.name.as_str() {
+                Capability::same("the address", &allowed.remote, &view.host.underlay)?;
+            }
+        }
+        // What is relayed may have been made up on the way.
+        let own_word = view.host.name.as_str() == from;
+        if !own_word || (!later && view.host != known.host) {
+            return Ok(if later { EndView { step: 0, coming: None, ..view.clone() } } else { known.clone() });
+        }
+        if let Some(coming) = &view.coming {
+            let allowed = covers(coming.capability.as_ref())?;
+            Capability::same("the source", &allowed.from.name(), &from)?;
+            Capability::same("the destination", &allowed.to.name(), &coming.host.name.as_str())?;
+            Capability::same("the lineage", &allowed.lineage, &view.lineage)?;
+            Capability::same("the generation", &allowed.generation, &view.generation.next())?;
+            Capability::same("the address", &allowed.remote, &coming.host.underlay)?;
+        }
+        let capability = if later { view.capability.clone() } else { known.capability.clone() };
+        Ok(EndView { capability, ..view.clone() })
+    };
+    check().map_err(|why| forbidden(from, &format!("say where endpoint {} is", told.endpoint), &why))
 }
 
 /// Whether `who` owns the VM as this generation, if the move goes as it was ordered: as its destination, or as its source that took it

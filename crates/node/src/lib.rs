@@ -10,6 +10,7 @@ pub mod effects;
 pub mod failpoint;
 pub mod fill;
 pub mod gateways;
+pub mod wired;
 pub mod health;
 pub mod image;
 pub mod incoming;
