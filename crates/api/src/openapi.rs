@@ -336,6 +336,7 @@ impl Operation {
 fn in_path(name: &str) -> Of {
     match name {
         "id" => SchemaGenerator::subschema_for::<MoveId>,
+        "wire" => SchemaGenerator::subschema_for::<u32>,
         _ => SchemaGenerator::subschema_for::<Name>,
     }
 }
