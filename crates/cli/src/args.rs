@@ -2,9 +2,9 @@
 
 use crate::quantity::{rate, rate_or_none, size, time};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use godwit_api::wire::WireEnd;
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
+use godwit_api::wire::WireEnd;
 use godwit_trust::Identity;
 use godwit_units::{BitRate, Bytes, Policy};
 use serde::Deserialize;

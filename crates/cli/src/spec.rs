@@ -218,7 +218,10 @@ mod tests {
         let spec =
             create(&["--file", file.to_str().unwrap(), "--nic", "02:00:00:00:00:01@lan,ip=10.0.0.2,mtu=1400"]).unwrap();
         assert_eq!(spec.memory, Bytes::mib(64));
-        assert_eq!((spec.nics[0].component.as_ref().unwrap().as_str(), spec.nics[0].ips.len(), spec.nics[0].mtu), ("lan", 1, 1400));
+        assert_eq!(
+            (spec.nics[0].component.as_ref().unwrap().as_str(), spec.nics[0].ips.len(), spec.nics[0].mtu),
+            ("lan", 1, 1400)
+        );
     }
 
     #[test]

@@ -2,8 +2,7 @@
 
 use crate::args::PrecacheArgs;
 use crate::args::{
-    Command, Component, Global, Host, IdentityCommand, MoveArgs, MoveCommand, OrphanCommand, Site, TokenCommand,
-    Vm,
+    Command, Component, Global, Host, IdentityCommand, MoveArgs, MoveCommand, OrphanCommand, Site, TokenCommand, Vm,
 };
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};

@@ -23,16 +23,15 @@ enum Any {
 pub async fn run(user: &User, command: WireCommand) -> Result<(), Failure> {
     let api = user.api();
     match command {
-        WireCommand::Connect { a, b } => {
-            user.print(&api.connect_wire(&ConnectWire { a, b }).await?, |wire| {
-                let waits = "; not all hosts know it yet, and it is tried again";
-                let waits = if wire.state == WireState::Connecting { waits } else { "" };
-                format!("wire {}{waits}\n", wire.id)
-            })
-        }
+        WireCommand::Connect { a, b } => user.print(&api.connect_wire(&ConnectWire { a, b }).await?, |wire| {
+            let waits = "; not all hosts know it yet, and it is tried again";
+            let waits = if wire.state == WireState::Connecting { waits } else { "" };
+            format!("wire {}{waits}\n", wire.id)
+        }),
         WireCommand::Disconnect { a, b } => {
             let wire = api.port_wires().await?.into_iter().find(|wire| joins(wire, &a, &b));
-            let wire = wire.ok_or_else(|| Failure::usage(format!("no wire joins {a} and {b}; see `godwit wire ls`")))?;
+            let wire =
+                wire.ok_or_else(|| Failure::usage(format!("no wire joins {a} and {b}; see `godwit wire ls`")))?;
             Ok(api.disconnect_wire(wire.id).await?)
         }
         WireCommand::Ls => {

@@ -85,7 +85,8 @@ fn they_talk(pair: &Pair, web: &str, db: &str) {
 fn interfaces(pair: &Pair, host: &str) -> Vec<String> {
     let out = pair.within(host, "ip -o link show");
     let names = out.lines().filter_map(|line| line.split(": ").nth(1)).map(|name| name.split('@').next().unwrap());
-    let mut names: Vec<String> = names.filter(|name| name.starts_with("gw-")).map(|name| name[..4].to_owned()).collect();
+    let mut names: Vec<String> =
+        names.filter(|name| name.starts_with("gw-")).map(|name| name[..4].to_owned()).collect();
     names.sort();
     names
 }

@@ -123,8 +123,12 @@ pub async fn serve(
 /// Keeps the records true, and finishes what was left half done.
 async fn tend(controller: Arc<Controller>) {
     loop {
-        let looked_after =
-            [vms::refresh(&controller).await, vms::sweep(&controller).await, wires::sweep(&controller).await, orphans::sweep(&controller).await];
+        let looked_after = [
+            vms::refresh(&controller).await,
+            vms::sweep(&controller).await,
+            wires::sweep(&controller).await,
+            orphans::sweep(&controller).await,
+        ];
         for result in looked_after {
             if let Err(error) = result {
                 tracing::error!(%error, "cannot look after the records");

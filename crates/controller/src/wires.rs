@@ -142,7 +142,8 @@ pub async fn connect(
         }
         if ports[0].mtu != ports[1].mtu {
             let (a, b) = (ports[0].mtu, ports[1].mtu);
-            let message = format!("`{}` has an MTU of {a}, `{}` of {b}: what is too large would be lost", ends[0], ends[1]);
+            let message =
+                format!("`{}` has an MTU of {a}, `{}` of {b}: what is too large would be lost", ends[0], ends[1]);
             return Err(conflict(message).remedy("give both the same MTU"));
         }
         let id = wire_number(&c)?;
@@ -174,11 +175,7 @@ pub async fn connect(
 }
 
 /// Isolates both ends.
-pub async fn disconnect(
-    State(c): Shared,
-    Extension(who): Extension<Caller>,
-    Path(id): Path<u32>,
-) -> Answer<Value> {
+pub async fn disconnect(State(c): Shared, Extension(who): Extension<Caller>, Path(id): Path<u32>) -> Answer<Value> {
     let record = {
         let _deciding = c.decide();
         let record = WireRecord { state: WireState::Disconnecting, ..find(&c, &who, id)? };

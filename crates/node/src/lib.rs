@@ -10,7 +10,6 @@ pub mod effects;
 pub mod failpoint;
 pub mod fill;
 pub mod gateways;
-pub mod wired;
 pub mod health;
 pub mod image;
 pub mod incoming;
@@ -41,6 +40,7 @@ pub mod spec;
 pub mod store;
 pub mod trace;
 pub mod tracker;
+pub mod wired;
 
 use godwit_api::Name;
 use std::future::Future;

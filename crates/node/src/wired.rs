@@ -83,6 +83,8 @@ struct Held {
     order: WireOrder,
     machine: Rehoming<Name>,
     hosts: BTreeMap<Name, PeerHost>,
+    /// What is known is not what is remembered: it is not told before.
+    dirty: bool,
     /// The ends whose devices are here, or about to be: the wire is laid for them.
     placed: [bool; 2],
     /// It was disconnected while somebody waited for it.
@@ -117,7 +119,7 @@ impl Held {
         let before: BTreeSet<Name> = kept.before.iter().map(|host| host.name.clone()).collect();
         let machine = Rehoming::new(me.clone(), views(&kept.order), before);
         let hosts = kept.before.into_iter().map(|host| (host.name.clone(), host)).collect();
-        let mut held = Self { order: kept.order, machine, hosts, placed: [false; 2], gone: false };
+        let mut held = Self { order: kept.order, machine, hosts, dirty: false, placed: [false; 2], gone: false };
         held.note_hosts();
         held
     }
@@ -141,17 +143,14 @@ impl Held {
     /// Takes what somebody knows, as far as it is later.
     fn learn(&mut self, from: &Name, told: [EndView; 2], answered: bool) -> bool {
         let plain = [plain(&told[0]), plain(&told[1])];
-        let news =
-            if answered { self.machine.answered(from, &plain) } else { self.machine.heard(from, &plain) };
+        let news = if answered { self.machine.answered(from, &plain) } else { self.machine.heard(from, &plain) };
         for ((end, known), told) in self.order.ends.iter_mut().zip(self.machine.views()).zip(told) {
             if stamp(&told) == known.stamp && stamp(&end.view) != known.stamp {
                 end.view = told;
-            } else {
-                // Its own, and later than what it is said to have said.
-                end.view.step = known.stamp.step;
             }
         }
         self.note_hosts();
+        self.dirty |= news;
         news
     }
 
@@ -168,6 +167,7 @@ impl Held {
         view.generation = Generation(open.sequence.generation);
         view.step = known.stamp.step;
         view.coming = None;
+        self.dirty = true;
         self.placed[side.index()] = true;
         Ok(())
     }
@@ -215,12 +215,7 @@ impl Wired {
     /// With nothing loaded yet.
     #[must_use]
     pub fn new(state: &Path) -> Self {
-        Self {
-            folder: state.join("wires"),
-            table: Mutex::default(),
-            open: Mutex::default(),
-            telling: Mutex::default(),
-        }
+        Self { folder: state.join("wires"), table: Mutex::default(), open: Mutex::default(), telling: Mutex::default() }
     }
 
     fn path(&self, wire: u32) -> PathBuf {
@@ -343,7 +338,8 @@ impl Node {
             }
         }
         self.shape(&held).await?;
-        self.wired().store(held.order.id, &held.kept())?;
+        held.dirty = true;
+        self.keep(&mut held).await?;
         for side in fresh {
             self.announce_end(&held, side).await;
         }
@@ -428,18 +424,25 @@ impl Node {
             placed |= comes && !*known;
             *known |= comes;
         }
+        held.dirty |= placed;
         if news || placed {
             self.shape(&held).await?;
-            self.keep(&held).await?;
         }
+        self.keep(&mut held).await?;
         self.tell(&held);
         Ok([held.order.ends[0].view.clone(), held.order.ends[1].view.clone()])
     }
 
-    async fn keep(self: &Arc<Self>, held: &Held) -> Result<(), ApiError> {
+    /// What is known is durable then.
+    async fn keep(self: &Arc<Self>, held: &mut Held) -> Result<(), ApiError> {
+        if !held.dirty {
+            return Ok(());
+        }
         let (node, id, kept) = (self.clone(), held.order.id, held.kept());
         let stored = tokio::task::spawn_blocking(move || node.wired().store(id, &kept)).await;
-        stored.unwrap_or_else(|_| Err(ApiError::new(Problem::Failed, "writing a wire ended in a bug of the node")))
+        stored.unwrap_or_else(|_| Err(ApiError::new(Problem::Failed, "writing a wire ended in a bug of the node")))?;
+        held.dirty = false;
+        Ok(())
     }
 
     /// The kernel follows.
@@ -500,7 +503,6 @@ impl Node {
         let open = Opened { sequence, capability };
         lock(&self.wired().open).insert(endpoint, open.clone());
         let Some((held, side)) = self.wired().of(endpoint) else { return Ok(()) };
-        let held_again = held.clone();
         let mut held = held.lock().await;
         if held.gone {
             return Ok(());
@@ -511,17 +513,8 @@ impl Node {
         }
         self.shape(&held).await?;
         self.announce_end(&held, side).await;
+        // A guest waits: it is made durable by whoever tells it first, and whoever crashes now opens it again.
         self.tell(&held);
-        // A guest waits for the rest, and whoever crashes now opens it again.
-        let node = self.clone();
-        tokio::spawn(async move {
-            let held = held_again.lock().await;
-            if !held.gone
-                && let Err(error) = node.keep(&held).await
-            {
-                tracing::error!(wire = held.order.id, %error, "where an end is cannot be remembered");
-            }
-        });
         Ok(())
     }
 
@@ -564,6 +557,7 @@ impl Node {
             let mut held = held.lock().await;
             held.hosts.insert(there.name.clone(), there.clone());
             held.machine.stage(side, there.name.clone());
+            self.keep(&mut held).await?;
             held.order.clone()
         };
         let answer = ask(self, there, &order).await?;
@@ -586,6 +580,7 @@ impl Node {
         let view = &mut held.order.ends[side.index()].view;
         if view.step != step {
             (view.step, view.coming) = (step, Some(Coming { host: there.clone(), capability }));
+            held.dirty = true;
             self.tell(&held);
         }
     }
@@ -623,7 +618,9 @@ async fn answered(node: &Arc<Node>, held: &tokio::sync::Mutex<Held>, host: &Name
         }
         node.tell(&held);
     }
-    if let Err(error) = node.keep(&held).await {
+    // Who has answered need not be told after a crash.
+    held.dirty = true;
+    if let Err(error) = node.keep(&mut held).await {
         tracing::error!(wire = held.order.id, %error, "a wire cannot be remembered");
     }
     // What was announced before was lost on the way.
@@ -643,10 +640,15 @@ async fn tell(node: Arc<Node>, wire: u32, host: Name, wake: Arc<Notify>) {
     loop {
         let held = node.wired().get(wire);
         let (order, peer) = {
-            let locked = match &held {
+            let mut locked = match &held {
                 Some(held) => Some(held.lock().await),
                 None => None,
             };
+            if let Some(held) = locked.as_mut().filter(|held| !held.gone)
+                && let Err(error) = node.keep(held).await
+            {
+                tracing::error!(wire, %error, "a wire cannot be remembered, and is told all the same");
+            }
             let due = locked.as_ref().filter(|held| !held.gone && held.machine.due().contains(&host));
             let asked = due.and_then(|held| Some((held.order.clone(), held.hosts.get(&host)?.clone())));
             let Some(asked) = asked else {
@@ -685,12 +687,7 @@ fn ports(parts: &Parts) -> Vec<u32> {
 ///
 /// # Errors
 /// When the network refuses.
-pub async fn opened(
-    node: &Arc<Node>,
-    parts: &Parts,
-    lineage: Lineage,
-    generation: Generation,
-) -> Result<(), ApiError> {
+pub async fn opened(node: &Arc<Node>, parts: &Parts, lineage: Lineage, generation: Generation) -> Result<(), ApiError> {
     let ports = ports(parts);
     if ports.is_empty() {
         return Ok(());

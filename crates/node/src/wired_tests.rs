@@ -15,7 +15,8 @@ fn order(id: u32, ends: [u32; 2]) -> WireOrder {
             },
         })
     };
-    serde_json::from_value(json!({"id": id, "vni": id, "mtu": 1500, "ends": [end(ends[0], 1), end(ends[1], 2)]})).unwrap()
+    serde_json::from_value(json!({"id": id, "vni": id, "mtu": 1500, "ends": [end(ends[0], 1), end(ends[1], 2)]}))
+        .unwrap()
 }
 
 fn held(order: WireOrder) -> Held {
@@ -48,6 +49,10 @@ fn a_wire_is_remembered_with_where_its_ends_are_and_who_has_not_heard_yet() {
     let kept: Kept = serde_json::from_slice(&std::fs::read(wired.path(7)).unwrap()).unwrap();
     let again = Held::new(&me.name, kept);
     assert_eq!(again.order, it.order);
-    assert_eq!(again.machine.due(), BTreeSet::from(["h2".parse().unwrap()]), "it went from there, and that is not known there");
+    assert_eq!(
+        again.machine.due(),
+        BTreeSet::from(["h2".parse().unwrap()]),
+        "it went from there, and that is not known there"
+    );
     assert_eq!(again.hosts["h2"].underlay, IpAddr::from([10, 0, 0, 2]));
 }

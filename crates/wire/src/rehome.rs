@@ -7,6 +7,9 @@
 //! its own was before, until they have answered with nothing less ([`Rehoming::due`]). A host that an end has left keeps its views: it
 //! is told by whoever has not heard yet, and answers with where the end went.
 //!
+//! What a host says of itself has to be durable before it is said: a host that forgot its own word would say another one of the same
+//! time.
+//!
 //! # No frame lost
 //!
 //! When an end is stopped to be handed over, its host names the one that it goes to ([`Rehoming::leave`]). The other end's frames go to
@@ -86,7 +89,7 @@ enum Without {
     TellingWhereItWas,
     Repetition,
     Before,
-    OutdoingItself,
+    KeptFirst,
 }
 
 /// One host's knowledge of one wire.
@@ -203,14 +206,6 @@ impl<H: Clone + Ord> Rehoming<H> {
             let later = later || (self.without == Without::LatestWins && view != known);
             if later && !own_word {
                 *known = view.clone();
-                news = true;
-            } else if later && view.stamp.sequence == known.stamp.sequence {
-                #[cfg(test)]
-                if self.without == Without::OutdoingItself {
-                    continue;
-                }
-                // What this host said before it crashed, and does not remember: what it says now is later.
-                known.stamp.step = view.stamp.step + 1;
                 news = true;
             }
         }

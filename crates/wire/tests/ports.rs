@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -229,11 +228,9 @@ fn a_wire_collapses_where_its_ends_meet_parts_where_they_part_and_leaves_nothing
         };
         assert_eq!(devices(&hosts[1]), [true, true]);
         for (generation, to) in [(2, 1), (3, 2), (4, 1)] {
-            let from = hosts[0].machine.views()[0]
-                .host
-                .max(hosts[1].machine.views()[0].host.max(hosts[2].machine.views()[0].host));
-            let from = hosts.iter().position(|host| host.machine.is_open(Side::A)).unwrap_or(from);
-            hosts[to].machine.heard(&from, &hosts[from].machine.views().clone());
+            let from = hosts.iter().position(|host| host.machine.is_open(Side::A)).unwrap();
+            let views = hosts[from].machine.views().clone();
+            hosts[to].machine.heard(&from, &views);
             hosts[to].stage(Side::A).await;
             hosts[from].machine.leave(Side::A, to);
             hosts[from].close(Side::A).await;

@@ -20,11 +20,13 @@ pub fn tap(name: &str) -> File {
     tun
 }
 
+#[allow(dead_code, reason = "not every test has a guest that answers")]
 /// Whether `frame` asks by ARP for `address`.
 pub fn asks_for(frame: &[u8], address: [u8; 4]) -> bool {
     frame.len() >= 42 && frame[12..14] == [8, 6] && frame[20..22] == [0, 1] && frame[38..42] == address
 }
 
+#[allow(dead_code, reason = "not every test has a guest that answers")]
 /// What `mac` answers to the question in `frame`.
 pub fn arp_answer(frame: &[u8], mac: [u8; 6]) -> Vec<u8> {
     let mut answer =
