@@ -243,8 +243,8 @@ impl Net {
         self.expect(name, Kind::Bridge, "bridge").await
     }
 
-    /// The bridge `name` as a mere wire, created (down) if need be: it learns nothing, keeps no group memberships, knows no VLANs, and
-    /// forwards what bridges keep for themselves, as far as the kernel lets it (not MAC PAUSE).
+    /// The bridge `name` as a mere wire, created (down) if need be: it learns nothing, keeps no group memberships, and (as bridges do
+    /// unless they are told to know VLANs, which some kernels cannot) leaves VLAN tags alone. It forwards what bridges keep for themselves, as far as the kernel lets it (not MAC PAUSE).
     ///
     /// # Errors
     /// [`NetError::OtherKind`] when the name is another's.
@@ -253,7 +253,6 @@ impl Net {
             let wanted = LinkMessageBuilder::<LinkBridge>::new(name)
                 .ageing_time(0)
                 .mcast_snooping(false)
-                .vlan_filtering(false)
                 .group_fwd_mask(FORWARDED_BY_BRIDGE);
             self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name))?;
         }
@@ -266,7 +265,8 @@ impl Net {
     /// The kernel's.
     pub async fn pass_groups(&self, port: LinkIndex) -> Result<(), NetError> {
         let change = LinkBridgePort::new(port.0).group_fwd_mask(FORWARDED_BY_PORT);
-        self.set("let group addresses pass", port, change.build()).await
+        let done = self.handle.link().set_port(change.build()).execute().await;
+        done.map_err(|e| failed("let group addresses pass", &format!("#{}", port.0))(e))
     }
 
     /// The VXLAN device, created (down, without any remote) if need be.

@@ -146,6 +146,10 @@ pub fn end(credentials: &Credentials, from: &str, told: &OrderedEnd, known: &End
             owner(&allowed, view.host.name.as_str(), view.lineage, view.generation)?;
             if allowed.to.name() == view.host.name.as_str() {
                 Capability::same("the address", &allowed.remote, &view.host.underlay)?;
+            } else {
+                // A source that takes its VM back has it where it was: as long as nobody has been believed to have got it.
+                Capability::same("the address", &known.host.underlay, &view.host.underlay)?;
+                Capability::same("the host", &known.host.name, &view.host.name)?;
             }
         }
         // What is relayed may have been made up on the way.

@@ -88,7 +88,6 @@ enum Without {
     LatestWins,
     TellingWhereItWas,
     Repetition,
-    Before,
     KeptFirst,
 }
 
