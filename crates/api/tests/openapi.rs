@@ -82,7 +82,10 @@ fn sample(document: &Value, schema: &Value, all: bool) -> Value {
         }
         Some("array") => match schema["prefixItems"].as_array() {
             Some(each) => each.iter().map(|item| sample(document, item, all)).collect(),
-            None => json!([sample(document, &schema["items"], all)]),
+            None => {
+                let least = schema["minItems"].as_u64().unwrap_or(1).max(1);
+                (0..least).map(|_| sample(document, &schema["items"], all)).collect()
+            }
         },
         Some("integer") => json!(schema["minimum"].as_u64().unwrap_or(0).max(1)),
         Some("number") => json!(1.5),
@@ -90,7 +93,7 @@ fn sample(document: &Value, schema: &Value, all: bool) -> Value {
         Some("string") => match schema["format"].as_str() {
             Some("ip") => json!("10.0.0.1"),
             Some("socket-addr") => json!("10.0.0.1:80"),
-            _ => json!("a"),
+            _ => schema["examples"].get(0).cloned().unwrap_or(json!("a")),
         },
         Some("null") | None => Value::Null,
         Some(other) => panic!("a schema of type {other}"),

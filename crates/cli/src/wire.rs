@@ -108,7 +108,7 @@ fn shown(wire: &PortWire) -> String {
         let said = match &placed.local {
             None => "which says nothing of it".to_owned(),
             Some(local) => {
-                let open = if local.open.contains(&placed.endpoint) { "frames pass" } else { "isolated" };
+                let open = if local.open { "frames pass" } else { "isolated" };
                 let to: Vec<String> = local.remotes.iter().map(ToString::to_string).collect();
                 let to = if to.is_empty() { "to this host alone".into() } else { format!("to {}", to.join(" and ")) };
                 let untold: Vec<&str> = local.untold.iter().map(godwit_api::Name::as_str).collect();

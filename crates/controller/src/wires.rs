@@ -15,7 +15,7 @@ use axum::Json;
 use axum::extract::{Extension, Path, State};
 use godwit_api::host::PeerHost;
 use godwit_api::wire::{
-    ConnectWire, EndView, OrderedEnd, PlacedEnd, PortWire, WireEnd, WireOrder, WirePath, WireState,
+    ConnectWire, EndView, EndWord, LocalWire, OrderedEnd, PlacedEnd, PortWire, WireEnd, WireOrder, WirePath, WireState,
 };
 use godwit_api::{ApiError, Name, Problem, done};
 use godwit_units::{Generation, Lineage};
@@ -212,15 +212,16 @@ pub async fn show(State(c): Shared, Extension(who): Extension<Caller>, Path(id):
     Ok(Json(shown(&c, &record, said)?))
 }
 
-fn shown(
-    c: &Controller,
-    record: &WireRecord,
-    mut said: BTreeMap<Name, godwit_api::wire::LocalWire>,
-) -> Result<PortWire, ApiError> {
-    let mut placed = |i: usize| -> Result<PlacedEnd, ApiError> {
+fn shown(c: &Controller, record: &WireRecord, said: BTreeMap<Name, LocalWire>) -> Result<PortWire, ApiError> {
+    let placed = |i: usize| -> Result<PlacedEnd, ApiError> {
         let host = find_end(c, None, &record.ends[i])?.host;
-        let local = said.remove(&host);
-        Ok(PlacedEnd { end: record.ends[i].clone(), endpoint: record.endpoints[i], host, local })
+        let endpoint = record.endpoints[i];
+        let local = said.get(&host).map(|said| EndWord {
+            open: said.open.contains(&endpoint),
+            remotes: said.remotes.clone(),
+            untold: said.untold.clone(),
+        });
+        Ok(PlacedEnd { end: record.ends[i].clone(), endpoint, host, local })
     };
     let ends = [placed(0)?, placed(1)?];
     let path = if ends[0].host == ends[1].host { WirePath::Collapsed } else { WirePath::Tunnel };

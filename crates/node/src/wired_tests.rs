@@ -54,5 +54,5 @@ fn a_wire_is_remembered_with_where_its_ends_are_and_who_has_not_heard_yet() {
         BTreeSet::from(["h2".parse().unwrap()]),
         "it went from there, and that is not known there"
     );
-    assert_eq!(again.hosts["h2"].underlay, IpAddr::from([10, 0, 0, 2]));
+    assert_eq!(again.hosts[&"h2".parse::<Name>().unwrap()].underlay, IpAddr::from([10, 0, 0, 2]));
 }
