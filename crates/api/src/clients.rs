@@ -16,6 +16,7 @@ use crate::promote::{LocalPromotion, PromoteVm, PromoteVolume, Promoted};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
+use crate::wire::{ConnectWire, LocalWire, PortWire, WireOrder};
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};
 use godwit_units::{MoveId, VmId, VolumeId};
@@ -196,6 +197,30 @@ impl HostClient {
     /// `POST /v1/components/{id}/move`. May be sent again with the same number.
     pub async fn move_component(&self, id: VmId, order: &ComponentOrder) -> Result<LocalComponent> {
         self.0.within(ORDER).post(&format!("/v1/components/{}/move", id.0), order).await
+    }
+
+    /// `PUT /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn connect(&self, order: &WireOrder) -> Result<LocalWire> {
+        self.0.within(ORDER).put(&format!("/v1/wires/{}", order.id), order).await
+    }
+
+    /// `DELETE /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn disconnect(&self, wire: u32) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/wires/{wire}")).await.map(drop)
+    }
+
+    /// `GET /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn wire(&self, wire: u32) -> Result<LocalWire> {
+        self.0.get(&format!("/v1/wires/{wire}")).await
     }
 
     /// `PUT /v1/gateways/{wire}`.
@@ -386,6 +411,26 @@ impl PublicClient {
     /// `DELETE /v1/precaches/{volume}/{to}`.
     pub async fn stop_precache(&self, volume: &Name, to: &Name) -> Result<()> {
         self.0.delete::<IgnoredAny>(&format!("/v1/precaches/{volume}/{to}")).await.map(drop)
+    }
+
+    /// `GET /v1/port-wires`.
+    pub async fn port_wires(&self) -> Result<Vec<PortWire>> {
+        self.0.get("/v1/port-wires").await
+    }
+
+    /// `GET /v1/port-wires/{wire}`.
+    pub async fn port_wire(&self, wire: u32) -> Result<PortWire> {
+        self.0.get(&format!("/v1/port-wires/{wire}")).await
+    }
+
+    /// `POST /v1/port-wires`.
+    pub async fn connect_wire(&self, new: &ConnectWire) -> Result<PortWire> {
+        self.0.within(ORDER).post("/v1/port-wires", new).await
+    }
+
+    /// `DELETE /v1/port-wires/{wire}`.
+    pub async fn disconnect_wire(&self, wire: u32) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/port-wires/{wire}")).await.map(drop)
     }
 
     /// `GET /v1/wires`.

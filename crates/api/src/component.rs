@@ -200,4 +200,7 @@ pub struct LocalComponent {
     /// The move that it left by, or is leaving by, as this host knows it since its node started.
     #[serde(default)]
     pub leaving: Option<ComponentMove>,
+    /// Its ports' MTUs, bytes, by its file.
+    #[serde(default)]
+    pub mtus: Vec<u16>,
 }

@@ -16,6 +16,7 @@ use crate::promote::{PromoteVolume, Promoted};
 use crate::public::{AddHost, Component, CreateVm, DryRun, Host, Move, ResolveMove, Site, StartMove, Vm, Volume, Wire};
 use crate::trust::{ApiToken, Certificate, Enrol, NewApiToken, NewToken, Renew, Revoke, Token};
 use crate::verify::{Verified, VerifyVolume};
+use crate::wire::{ConnectWire, PortWire};
 use crate::{ApiError, Name, Problem};
 use godwit_units::MoveId;
 use schemars::generate::{Contract, SchemaSettings};
@@ -282,7 +283,16 @@ pub fn operations() -> Vec<Operation> {
         .may(&[Conflict, NotFound, Unreachable]),
         delete("/v1/precaches/{volume}/{to}", "stopPrecache", "Ends a pre-cache; what is there stays.")
             .may(&[NotFound, Conflict]),
-        get("/v1/wires", "listWires", "Lists wires.").answers::<Vec<Wire>>(),
+        get("/v1/wires", "listWires", "Lists wires from VMs to components.").answers::<Vec<Wire>>(),
+        get("/v1/port-wires", "listPortWires", "Lists wires between ports.").answers::<Vec<PortWire>>(),
+        post("/v1/port-wires", "connectWire", "Joins two ports; the wire follows both wherever they move.")
+            .takes::<ConnectWire>()
+            .answers::<PortWire>()
+            .may(&[Conflict, NotFound]),
+        get("/v1/port-wires/{wire}", "showPortWire", "Shows a wire, with what the hosts of its ends say.")
+            .answers::<PortWire>(),
+        delete("/v1/port-wires/{wire}", "disconnectWire", "Takes a wire away; its ports are isolated.")
+            .may(&[NotFound, Unreachable]),
         get("/v1/moves", "listMoves", "Lists moves, the newest first.").answers::<Vec<Move>>(),
         post("/v1/moves", "startMove", "Moves a VM, or with `dry_run` tells what would be in the way.")
             .takes::<StartMove>()
@@ -343,6 +353,7 @@ impl Operation {
 fn in_path(name: &str) -> Of {
     match name {
         "id" => SchemaGenerator::subschema_for::<MoveId>,
+        "wire" => SchemaGenerator::subschema_for::<u32>,
         _ => SchemaGenerator::subschema_for::<Name>,
     }
 }

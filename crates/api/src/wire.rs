@@ -203,7 +203,19 @@ pub struct PlacedEnd {
     pub host: Name,
     /// That host's word on the wire; none where it was not asked, or cannot be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub local: Option<LocalWire>,
+    pub local: Option<EndWord>,
+}
+
+/// What a host says of an end that it owns.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct EndWord {
+    /// Whether frames pass; not so while its VM is off.
+    pub open: bool,
+    /// The hosts that frames for the other end go to, by their addresses. None: it is on this host, too.
+    #[schemars(schema_with = "crate::patterns::ips")]
+    pub remotes: Vec<IpAddr>,
+    /// Hosts that have not answered yet that they know where the ends are.
+    pub untold: Vec<Name>,
 }
 
 /// How far a wire has got.

@@ -4,6 +4,7 @@ use crate::quantity::{rate, rate_or_none, size, time};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
+use godwit_api::wire::WireEnd;
 use godwit_trust::Identity;
 use godwit_units::{BitRate, Bytes, Policy};
 use serde::Deserialize;
@@ -77,9 +78,9 @@ pub enum Command {
     /// Volumes: VMs' disks
     #[command(subcommand)]
     Volume(crate::volume::VolumeCommand),
-    /// Wires: from VMs' network interfaces to components
+    /// Wires: what joins VMs' network interfaces and components' ports
     #[command(subcommand)]
-    Wire(List),
+    Wire(WireCommand),
     /// What is nobody's on some host
     #[command(subcommand)]
     Orphan(OrphanCommand),
@@ -443,6 +444,31 @@ pub enum Component {
 }
 
 #[derive(Debug, Subcommand)]
+pub enum WireCommand {
+    /// Join two ports; the wire follows both wherever they move
+    Connect {
+        /// One end, such as web:eth0
+        a: WireEnd,
+        /// The other one
+        b: WireEnd,
+    },
+    /// Take the wire between two ports away; both are isolated
+    Disconnect {
+        /// One end
+        a: WireEnd,
+        /// The other one
+        b: WireEnd,
+    },
+    /// List wires
+    Ls,
+    /// Show a wire between two ports, as the hosts of its ends have it
+    Show {
+        /// Its number, or one of its ends
+        wire: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub enum OrphanCommand {
     /// List them, with what speaks for and against removing each
     Ls,
@@ -453,12 +479,6 @@ pub enum OrphanCommand {
         /// Its name, as `ls` shows it
         id: String,
     },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum List {
-    /// List them
-    Ls,
 }
 
 #[derive(Debug, Subcommand)]

@@ -23,6 +23,7 @@ mod timeline;
 mod user;
 mod verify;
 mod volume;
+mod wire;
 
 use args::{Api, Cli, Command, ConfigCommand};
 use clap::{CommandFactory, Parser};

@@ -2,8 +2,7 @@
 
 use crate::args::PrecacheArgs;
 use crate::args::{
-    Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, OrphanCommand, Site, TokenCommand,
-    Vm,
+    Command, Component, Global, Host, IdentityCommand, MoveArgs, MoveCommand, OrphanCommand, Site, TokenCommand, Vm,
 };
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
@@ -55,12 +54,18 @@ pub fn run(global: &Global, command: Command) -> Result<(), Failure> {
     runtime.block_on(user.carry_out(command))
 }
 
-struct User {
+/// Who asks, and how they want the answer.
+pub struct User {
     client: PublicClient,
     json: bool,
 }
 
 impl User {
+    /// The controller.
+    pub const fn api(&self) -> &PublicClient {
+        &self.client
+    }
+
     async fn carry_out(&self, command: Command) -> Result<(), Failure> {
         let api = &self.client;
         match command {
@@ -93,7 +98,7 @@ impl User {
                 all.retain(|p| volume.as_ref().is_none_or(|name| &p.volume == name));
                 self.print(&all, |all| show::precaches(all))
             }
-            Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
+            Command::Wire(command) => crate::wire::run(self, command).await,
             Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
             Command::Orphan(OrphanCommand::Ls) => {
@@ -149,7 +154,7 @@ impl User {
     }
 
     /// Prints an answer as JSON, or for people.
-    fn print<T: Serialize>(&self, value: &T, text: impl Fn(&T) -> String) -> Result<(), Failure> {
+    pub fn print<T: Serialize>(&self, value: &T, text: impl Fn(&T) -> String) -> Result<(), Failure> {
         if self.json {
             return write_json(value);
         }

@@ -303,3 +303,106 @@ fn a_trust_domain_sees_its_own_components_and_makes_no_gateway() {
     assert_eq!(said.trim(), "[]");
     assert_eq!(with("red", &["component", "delete", "sw1"]).0, 0);
 }
+
+const INNER: &str = "[[port]]\nnumber = 1\naddresses = [\"10.1.0.2/24\"]\n";
+const OUTER: &str = "[[port]]\nnumber = 1\naddresses = [\"10.1.0.3/24\"]\n";
+const CLOSED: &str = r#"
+mode = "bridged"
+rules = """
+table inet filter {
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+    ct state established,related accept
+    ct state new ip saddr 10.1.0.2 tcp dport 7000 accept
+  }
+}
+"""
+"#;
+
+#[test]
+fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_and_of_a_switch_before_it() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    // Routers stand for servers: an address, and sockets in their namespaces.
+    let world = World::new("compwire");
+    let pair = &world.pair;
+    for (name, kind, ports, config) in [
+        ("inner", "router", "1", INNER),
+        ("outer", "router", "1", OUTER),
+        ("sw1", "switch", "4", ""),
+        ("fw1", "firewall", "2", CLOSED),
+    ] {
+        let file = world.file(&format!("{name}.toml"), config);
+        pair.ok(&["component", "create", name, "--kind", kind, "--ports", ports, "--host", "a", "--config", &file]);
+    }
+    for (a, b) in [("inner:p1", "sw1:p1"), ("sw1:p2", "fw1:p1"), ("fw1:p2", "outer:p1")] {
+        pair.ok(&["wire", "connect", a, b]);
+    }
+    let space = |name: &str| {
+        let shown = world.show(name);
+        let host = shown["host"].as_str().unwrap();
+        let file = pair.path(&format!("run-{host}")).join(format!("components/{}.pid", shown["id"]));
+        let pid = std::fs::read_to_string(file).unwrap();
+        std::fs::File::open(format!("/proc/{}/ns/net", pid.trim())).unwrap()
+    };
+    let within = |name: &str, work: Box<dyn FnOnce() -> TcpStream + Send>| {
+        let space = space(name);
+        let inside = std::thread::spawn(move || {
+            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind).unwrap();
+            work()
+        });
+        inside.join().unwrap()
+    };
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let outer = space("outer");
+    let accepting = std::thread::spawn(move || {
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&outer), kind).unwrap();
+        let listener = TcpListener::bind("10.1.0.3:7000").unwrap();
+        ready.send(()).unwrap();
+        listener.accept().unwrap().0
+    });
+    is_ready.recv().unwrap();
+    let long = std::time::Duration::from_secs(60);
+    let address = "10.1.0.3:7000".parse().unwrap();
+    let mut client = within("inner", Box::new(move || TcpStream::connect_timeout(&address, long).unwrap()));
+    let mut server = accepting.join().unwrap();
+    let mut talk = |when: &str| {
+        use std::io::{Read, Write};
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(long)).unwrap();
+        }
+        let mut heard = [0; 4];
+        client.write_all(b"ping").unwrap();
+        server.read_exact(&mut heard).unwrap_or_else(|e| panic!("{when}: {e}{}", pair.logs()));
+        server.write_all(b"pong").unwrap();
+        client.read_exact(&mut heard).unwrap_or_else(|e| panic!("{when}, back: {e}{}", pair.logs()));
+    };
+    talk("at the beginning");
+    for (name, to) in [("fw1", "b"), ("sw1", "b"), ("fw1", "a"), ("fw1", "b")] {
+        print!("{}", pair.ok(&["move", name, "--to", to]));
+        talk(&format!("{name} has moved to {to}"));
+    }
+    // Nothing that was never let through.
+    let refused = within("outer", Box::new(move || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let short = std::time::Duration::from_millis(700);
+        assert!(TcpStream::connect_timeout(&"10.1.0.2:7000".parse().unwrap(), short).is_err(), "it is let in");
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+    }));
+    drop(refused);
+    let (code, _, said) = pair.godwit(&["component", "delete", "sw1"]);
+    assert!(code == 1 && said.contains("is wired"), "{said}");
+    for (a, b) in [("inner:p1", "sw1:p1"), ("sw1:p2", "fw1:p1"), ("fw1:p2", "outer:p1")] {
+        pair.ok(&["wire", "disconnect", a, b]);
+    }
+    for name in ["inner", "outer", "sw1", "fw1"] {
+        pair.ok(&["component", "delete", name]);
+    }
+    for host in ["a", "b"] {
+        assert_eq!((world.devices(host), world.holders(host)), (vec![], vec![]), "{host}");
+    }
+}

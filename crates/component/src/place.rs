@@ -420,7 +420,7 @@ impl Place {
         let outside = spec.config.outside.as_ref().map(|o| &o.network);
         let devices = spec.endpoints.iter().map(|endpoint| self.device(*endpoint));
         for device in devices.chain(outside.map(|_| self.outside_device(id))) {
-            self.wires.hold(&device).await.map_err(|source| ComponentError::Wire { id, source })?;
+            self.wires.pen_device(&device).await.map_err(|source| ComponentError::Wire { id, source })?;
         }
         if let (Some(Network::Device(_)), Some(ns)) = (outside, self.namespace(id)) {
             let failed = Self::net_error("close", id);

@@ -51,6 +51,9 @@ pub struct ComponentRecord {
     /// Hosts that it has been on, or was on its way to: whoever deletes it asks them, too.
     #[serde(default)]
     pub left: BTreeSet<Name>,
+    /// Its ports' MTUs, bytes.
+    #[serde(default)]
+    pub mtus: Vec<u16>,
     /// The order of the move under way.
     #[serde(default)]
     pub order: Option<ComponentOrder>,
@@ -84,7 +87,7 @@ pub fn check_name(c: &Controller, name: &Name) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn sees(who: &Caller, record: &ComponentRecord) -> bool {
+pub(crate) fn sees(who: &Caller, record: &ComponentRecord) -> bool {
     who.domain().is_none_or(|mine| record.definition.domain.as_ref() == Some(mine))
 }
 
@@ -207,6 +210,7 @@ pub async fn create(
             generation: Generation::FIRST,
             life: Life::Creating,
             left: BTreeSet::new(),
+            mtus: vec![],
             order: None,
             last_move: None,
         };
@@ -219,8 +223,8 @@ pub async fn create(
         let _in_hand = in_hand;
         let made = c.node(&host).define_component(&record.definition).await;
         match made {
-            Ok(_) => {
-                let record = ComponentRecord { life: Life::Ready, ..record };
+            Ok(local) => {
+                let record = ComponentRecord { life: Life::Ready, mtus: local.mtus, ..record };
                 c.store.commit(&[put(&record)])?;
                 shown(&c, record).await
             }
@@ -256,6 +260,7 @@ pub async fn remove(State(c): Shared, Extension(who): Extension<Caller>, Path(na
     let (record, in_hand) = {
         let _deciding = c.decide();
         let mut record = ready(&c, &who, &name)?;
+        crate::wires::refuse_removal(&c, &name)?;
         record.life = Life::Deleting;
         c.store.commit(&[put(&record)])?;
         let in_hand = c.take_in_hand(record.definition.id);
@@ -285,6 +290,7 @@ pub async fn apply(
         let _deciding = c.decide();
         let mut now = find(&c, &who, &name)?;
         now.definition.config = local.definition.config;
+        now.mtus = local.mtus;
         c.store.commit(&[put(&now)])?;
         now
     };
@@ -483,6 +489,7 @@ pub async fn tend(c: &Arc<Controller>) -> Result<(), ApiError> {
             let stands = now.order.is_none() && now.life == Life::Ready && !c.is_in_hand(id);
             if stands && (owner, name, &local.definition.config) != (known, &now.host, &now.definition.config) {
                 now.definition.config = local.definition.config;
+                now.mtus = local.mtus;
                 if *name != now.host {
                     now.left.insert(std::mem::replace(&mut now.host, name.clone()));
                 }
@@ -520,7 +527,7 @@ mod tests {
             flows: 0,
             error: Some("why".into()),
         });
-        Ok(LocalComponent { definition, ownership, lineage: Lineage(0), generation: Generation(generation), leaving })
+        Ok(LocalComponent { definition, ownership, lineage: Lineage(0), generation: Generation(generation), leaving, mtus: vec![] })
     }
 
     fn silent() -> Result<LocalComponent, ApiError> {

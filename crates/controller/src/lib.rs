@@ -33,6 +33,7 @@ mod tokens;
 mod trust;
 mod verify;
 mod vms;
+mod wires;
 
 pub use state::Controller;
 pub use store::{Change, Counter, FileStore, Kind, StateStore, StoreError};
@@ -124,8 +125,12 @@ pub async fn serve(
 /// Keeps the records true, and finishes what was left half done.
 async fn tend(controller: Arc<Controller>) {
     loop {
-        let looked_after =
-            [vms::refresh(&controller).await, vms::sweep(&controller).await, orphans::sweep(&controller).await];
+        let looked_after = [
+            vms::refresh(&controller).await,
+            vms::sweep(&controller).await,
+            wires::sweep(&controller).await,
+            orphans::sweep(&controller).await,
+        ];
         for result in looked_after {
             if let Err(error) = result {
                 tracing::error!(%error, "cannot look after the records");
@@ -167,6 +172,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/precaches", get(precache::list).post(precache::start))
         .route("/v1/precaches/{volume}/{to}", delete(precache::stop))
         .route("/v1/wires", get(vms::wires))
+        .route("/v1/port-wires", get(wires::list).post(wires::connect))
+        .route("/v1/port-wires/{wire}", get(wires::show).delete(wires::disconnect))
         .route("/v1/orphans", get(orphans::list))
         .route("/v1/orphans/{host}/{orphan}", delete(orphans::remove))
         .route("/v1/moves", get(moves::list).post(moves::start))

@@ -181,7 +181,7 @@ pub async fn remove_component(State(c): Shared, Path(name): Path<Name>) -> Answe
     if c.store.get(Kind::Component, name.as_str())?.is_none() {
         return Err(missing("component", name));
     }
-    let wired = |vm: &VmRecord| vm.definition.spec.nics.iter().any(|nic| nic.component == name);
+    let wired = |vm: &VmRecord| vm.definition.spec.nics.iter().any(|nic| nic.component.as_ref() == Some(&name));
     if let Some(vm) = c.vm_records()?.into_iter().find(wired) {
         let vm = vm.definition.name;
         return Err(conflict(format!("`{vm}` is wired to `{name}`")).remedy(format!("`godwit vm rm {vm}` first")));

@@ -90,6 +90,11 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/precaches", Change),
     ("DELETE", "/v1/precaches/{volume}/{to}", Change),
     ("GET", "/v1/wires", Read),
+    // Of both ends' objects: the handlers look.
+    ("GET", "/v1/port-wires", Read),
+    ("POST", "/v1/port-wires", Change),
+    ("GET", "/v1/port-wires/{wire}", Read),
+    ("DELETE", "/v1/port-wires/{wire}", Change),
     ("GET", "/v1/moves", Read),
     ("POST", "/v1/moves", Move),
     ("GET", "/v1/moves/{id}", Read),
@@ -370,6 +375,7 @@ mod tests {
             let moves = path.starts_with("/v1/moves") && !path.ends_with("resolve");
             let vms = path.starts_with("/v1/precaches")
                 || path.ends_with("/verify")
+                || path.starts_with("/v1/port-wires")
                 || path.starts_with("/v1/vms") && !path.ends_with("monitor");
             let shared = reads && !ours.iter().any(|o| path.starts_with(o));
             let open = *right == Anybody;

@@ -37,10 +37,12 @@ pub enum Kind {
     Precache,
     /// By number.
     ComponentObject,
+    /// Between ports, by number.
+    Wire,
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Site,
         Self::Host,
         Self::Component,
@@ -52,6 +54,7 @@ impl Kind {
         Self::ApiToken,
         Self::Precache,
         Self::ComponentObject,
+        Self::Wire,
     ];
 
     const fn table(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
@@ -67,6 +70,7 @@ impl Kind {
             Self::ApiToken => "api-tokens",
             Self::Precache => "precaches",
             Self::ComponentObject => "component-objects",
+            Self::Wire => "wires",
         })
     }
 }

@@ -93,6 +93,9 @@ struct Kept {
     /// The last order to leave.
     #[serde(default)]
     order: Option<ComponentOrder>,
+    /// What it came with: it shows others that it is this host's.
+    #[serde(default)]
+    came: Option<SignedCapability>,
 }
 
 /// The components of a host.
@@ -146,8 +149,7 @@ enum Input {
     },
     Stage {
         ticket: Ticket,
-        definition: ComponentDefinition,
-        source: PeerHost,
+        kept: Box<Kept>,
         reply: Reply<()>,
     },
     State {
@@ -243,6 +245,16 @@ impl Components {
         lock(&self.keepers).get(&id).cloned()
     }
 
+    /// Whether the component that has this endpoint comes here from `from`.
+    pub(crate) fn comes_from(&self, from: &str, endpoint: u32) -> bool {
+        let comes = |keeper: &Arc<Keeper>| {
+            let kept = lock(&keeper.kept);
+            let its = kept.definition.endpoints.contains(&endpoint);
+            its && kept.order.is_none() && kept.peer.as_ref().is_some_and(|peer| peer.name.as_str() == from)
+        };
+        lock(&self.keepers).values().any(comes)
+    }
+
     fn known(&self) -> Vec<VmId> {
         let Ok(entries) = std::fs::read_dir(&self.folder) else { return vec![] };
         entries.filter_map(|e| e.ok()?.file_name().to_str()?.strip_suffix(".json")?.parse().ok().map(VmId)).collect()
@@ -264,7 +276,8 @@ impl Keeper {
         let view = lock(&self.view).clone();
         let definition = lock(&self.kept).definition.clone();
         let (lineage, generation) = view.owner;
-        LocalComponent { definition, ownership: view.ownership, lineage, generation, leaving: view.leaving }
+        let mtus = spec(&definition).map_or_else(|_| vec![], |s| s.config.ports.iter().map(|port| port.mtu).collect());
+        LocalComponent { definition, ownership: view.ownership, lineage, generation, leaving: view.leaving, mtus }
     }
 }
 
@@ -317,7 +330,7 @@ impl Node {
             return Ok(keeper.local());
         }
         self.components().place.stage(&wanted).await.map_err(refused)?;
-        let kept = Kept { definition, peer: None, order: None };
+        let kept = Kept { definition, peer: None, order: None, came: None };
         self.components().store(&kept)?;
         let record = Record::Owned(Owner::first(id));
         lock(&self.components().ledger).store(id, &record).map_err(failed)?;
@@ -325,11 +338,14 @@ impl Node {
     }
 
     /// The controller's order: nothing of it is to be left here.
-    pub(crate) async fn remove_component(&self, id: VmId) -> Result<(), ApiError> {
+    pub(crate) async fn remove_component(self: &Arc<Self>, id: VmId) -> Result<(), ApiError> {
         let _one = self.components().defining.lock().await;
         let Some(keeper) = self.components().keeper(id) else { return Ok(()) };
         keeper.ask(Input::Remove).await?;
         let endpoints = lock(&keeper.kept).definition.endpoints.clone();
+        for endpoint in &endpoints {
+            self.end_removed(*endpoint).await?;
+        }
         self.components().place.remove(id.0, &endpoints).await.map_err(refused)?;
         self.components().forget(id)?;
         lock(&self.components().keepers).remove(&id);
@@ -358,16 +374,15 @@ impl Node {
                 if source.name.as_str() != from {
                     return Err(ApiError::new(Problem::Forbidden, format!("{from} says that it is {}", source.name)));
                 }
+                let kept;
                 let keeper = {
                     let _one = self.components().defining.lock().await;
                     self.components().place.rehearse(&spec(&definition)?).await.map_err(refused)?;
                     let id = definition.id;
-                    self.components().keeper(id).unwrap_or_else(|| {
-                        let kept = Kept { definition: definition.clone(), peer: Some(source.clone()), order: None };
-                        Actor::spawn(self.clone(), kept, None)
-                    })
+                    kept = Box::new(Kept { definition, peer: Some(source), order: None, came: capability });
+                    self.components().keeper(id).unwrap_or_else(|| Actor::spawn(self.clone(), (*kept).clone(), None))
                 };
-                keeper.ask(|reply| Input::Stage { ticket, definition, source, reply }).await
+                keeper.ask(|reply| Input::Stage { ticket, kept, reply }).await
             }
             ComponentAsk::State { ticket, part, last, state } => {
                 let keeper = self.find_component(ticket.vm)?;
@@ -569,7 +584,7 @@ impl Actor {
                 let _ = reply.send(self.begin(order));
             }
             Input::Reserved { ticket, result } => self.reserved(ticket, result),
-            Input::Stage { ticket, definition, source, reply } => self.stage(ticket, definition, source, reply),
+            Input::Stage { ticket, kept, reply } => self.stage(ticket, *kept, reply),
             Input::State { from, ticket, part, last, state, reply } => {
                 self.receive(&from, ticket, (part, last), state, reply)
             }
@@ -640,13 +655,19 @@ impl Actor {
             kept.definition.clone()
         };
         self.leaving(|_| {}, Some(&order));
+        let endpoints = definition.endpoints.clone();
         let (node, me) = (self.node.clone(), self.me.clone());
         self.reserving = Some((ticket, order.clone()));
         tokio::spawn(async move {
             reach_async(Point::Reserve, me.id).await;
             let (source, capability) = (node.as_peer(), order.capability.clone());
             let ask = ComponentAsk::Stage { ticket, definition, source, capability };
-            let result = ask_peer(&node, &order.to, ask).await;
+            let mut result = ask_peer(&node, &order.to, ask).await;
+            for endpoint in endpoints {
+                if result.is_ok() {
+                    result = node.end_staged(endpoint, &order.to).await;
+                }
+            }
             me.tell(Input::Reserved { ticket, result }).await;
         });
         Ok(())
@@ -694,14 +715,13 @@ impl Actor {
         }
     }
 
-    fn stage(&mut self, ticket: Ticket, definition: ComponentDefinition, source: PeerHost, reply: Reply<()>) {
+    fn stage(&mut self, ticket: Ticket, kept: Kept, reply: Reply<()>) {
         let idle = self.idle() && self.reserving.is_none();
         let staged = match Destination::stage(self.record, ticket) {
             Ok(staged) if idle => staged,
             Ok(_) => return drop(reply.send(Err(self.busy()))),
             Err(error) => return drop(reply.send(Err(ApiError::new(Problem::Conflict, error.to_string())))),
         };
-        let kept = Kept { definition, peer: Some(source), order: None };
         if let Err(error) = self.node.components().store(&kept) {
             return drop(reply.send(Err(error)));
         }
@@ -880,7 +900,11 @@ impl Actor {
                 _ => None,
             };
             let (node, me) = (self.node.clone(), self.me.clone());
-            self.doing = Some(tokio::spawn(async move { perform(&node, &me, action, arriving).await }));
+            let to = leaving.and_then(|_| {
+                let kept = lock(&self.me.kept);
+                Some((kept.peer.clone()?, kept.order.as_ref().and_then(|order| order.capability.clone())))
+            });
+            self.doing = Some(tokio::spawn(async move { perform(&node, &me, action, arriving, to).await }));
             if action == Action::Close
                 && let Some(ticket) = leaving
             {
@@ -980,8 +1004,42 @@ async fn send_state(node: &Arc<Node>, me: &Keeper, ticket: Ticket) -> Result<(),
     Ok(())
 }
 
+/// What its ports' wires hear.
+enum Wiring {
+    /// They may take its ports, as of this owner, whom this shows.
+    Opened(godwit_wire::Sequence, Option<SignedCapability>),
+    /// They may not.
+    Closed,
+    /// The ports' devices go.
+    Removed,
+}
+
+/// Tells the wires of all its ports. One that does not follow is repaired by those who look after wires; the component
+/// does not wait for it.
+async fn wires(node: &Arc<Node>, wanted: &Spec, what: &Wiring) {
+    for endpoint in &wanted.endpoints {
+        let done = match what {
+            Wiring::Opened(sequence, shows) => node.end_opened(*endpoint, *sequence, shows.clone()).await,
+            Wiring::Closed => node.end_closed(*endpoint).await,
+            Wiring::Removed => node.end_removed(*endpoint).await,
+        };
+        if let Err(error) = done {
+            tracing::error!(component = wanted.id, endpoint, %error, host = node.name(), "its wire does not follow");
+        }
+    }
+}
+
+/// Where a component goes that stops, and what shows that it may.
+type Leaving = Option<(PeerHost, Option<SignedCapability>)>;
+
 /// Carries out an effect; what is to be told the machine of it.
-async fn perform(node: &Arc<Node>, me: &Arc<Keeper>, action: Action, arriving: bool) -> Option<Event> {
+async fn perform(
+    node: &Arc<Node>,
+    me: &Arc<Keeper>,
+    action: Action,
+    arriving: bool,
+    leaving: Leaving,
+) -> Option<Event> {
     let place = &node.components().place;
     let definition = lock(&me.kept).definition.clone();
     let wanted = match spec(&definition) {
@@ -997,8 +1055,22 @@ async fn perform(node: &Arc<Node>, me: &Arc<Keeper>, action: Action, arriving: b
             // There is nothing to copy before it is isolated.
             Action::Migrate(_) => return Some(Event::VcpusStopped),
             Action::AnswerShut => return Some(Event::Postmigrate),
-            Action::Close => place.close(&wanted).await.map(|()| Some(Event::Closed)),
-            Action::Quit => place.remove(wanted.id, &wanted.endpoints).await.map(|()| None),
+            Action::Close => {
+                if let Some((to, capability)) = &leaving {
+                    for endpoint in &wanted.endpoints {
+                        node.end_leaves(*endpoint, to, capability.clone()).await;
+                    }
+                }
+                let closed = place.close(&wanted).await;
+                if closed.is_ok() {
+                    wires(node, &wanted, &Wiring::Closed).await;
+                }
+                closed.map(|()| Some(Event::Closed))
+            }
+            Action::Quit => {
+                wires(node, &wanted, &Wiring::Removed).await;
+                place.remove(wanted.id, &wanted.endpoints).await.map(|()| None)
+            }
             Action::Receive(_) => match place.stage(&wanted).await {
                 Ok(()) => {
                     me.tell(Input::Answer(Ok(()))).await;
@@ -1009,8 +1081,18 @@ async fn perform(node: &Arc<Node>, me: &Arc<Keeper>, action: Action, arriving: b
                     return Some(Event::QemuDied);
                 }
             },
-            Action::Open(..) => match place.stage(&wanted).await {
-                Ok(()) => place.open(&wanted).await.map(|()| Some(Event::Opened)),
+            Action::Open(lineage, generation) => match place.stage(&wanted).await {
+                Ok(()) => {
+                    let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
+                    let both = {
+                        let kept = lock(&me.kept);
+                        [kept.came.clone(), kept.order.as_ref().and_then(|order| order.capability.clone())]
+                    };
+                    let shows = crate::covered::held_among(node.credentials(), both, lineage, generation);
+                    wires(node, &wanted, &Wiring::Opened(sequence, shows)).await;
+                    // Last: what it announces goes into its wires.
+                    place.open(&wanted).await.map(|()| Some(Event::Opened))
+                }
                 Err(error) => Err(error),
             },
             Action::Run(_) => place.stage(&wanted).await.map(|()| Some(Event::Ran)),

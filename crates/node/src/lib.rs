@@ -41,6 +41,7 @@ pub mod spec;
 pub mod store;
 pub mod trace;
 pub mod tracker;
+pub mod wired;
 
 use godwit_api::Name;
 use std::future::Future;

@@ -14,6 +14,7 @@ use crate::precache::Precaches;
 use crate::proto::{self, Note};
 use crate::quarantine::Quarantine;
 use crate::registry::{self, Power, VmFile};
+use crate::wired::{self, Wired};
 use crate::{Config, check, effects};
 use anyhow::{Context, Result, bail};
 use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
@@ -41,6 +42,7 @@ pub struct Node {
     wires: godwit_wire::Wires,
     gateways: Gateways,
     components: Components,
+    wired: Wired,
     peers: Peers,
     quarantine: Quarantine,
     first_seen: FirstSeen,
@@ -115,6 +117,11 @@ impl Node {
     /// Components that are here, or were.
     pub(crate) const fn components(&self) -> &Components {
         &self.components
+    }
+
+    /// Wires between ports.
+    pub(crate) const fn wired(&self) -> &Wired {
+        &self.wired
     }
 
     /// Sessions with other nodes.
@@ -222,6 +229,7 @@ impl Node {
         let peers = Peers::bind(listen, &credentials)?;
         let gateways = Gateways::new(&config.state);
         let components = Components::new(&config.state, &config.run, &wires)?;
+        let wired = Wired::new(&config.state);
         let precaches = Precaches::new(&config.state, &config.run);
         let node = Arc::new(Self {
             config,
@@ -233,6 +241,7 @@ impl Node {
             wires,
             gateways,
             components,
+            wired,
             peers,
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
@@ -243,6 +252,7 @@ impl Node {
             images: crate::image::Images::default(),
         });
         node.recover_gateways().await;
+        node.recover_wires().await;
         node.recover().await?;
         node.recover_components();
         node.peers.serve(&node);
@@ -523,34 +533,40 @@ impl Node {
     ///
     /// # Errors
     /// When the network refuses.
-    pub async fn activate(&self, parts: &Parts, lineage: Lineage, generation: Generation) -> Result<(), ApiError> {
+    pub async fn activate(
+        self: &Arc<Self>,
+        parts: &Parts,
+        lineage: Lineage,
+        generation: Generation,
+    ) -> Result<(), ApiError> {
         let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
         for endpoint in crate::spec::endpoints(&parts.definition())? {
             // Staging again costs little and does nothing where it was done.
             self.wires.stage(&endpoint).await.map_err(network)?;
             self.wires.activate(&endpoint, sequence).await.map_err(network)?;
         }
-        Ok(())
+        wired::opened(self, parts, lineage, generation).await
     }
 
     /// Cuts a VM's endpoints off.
     ///
     /// # Errors
     /// When the network refuses.
-    pub async fn isolate(&self, parts: &Parts) -> Result<(), ApiError> {
+    pub async fn isolate(self: &Arc<Self>, parts: &Parts) -> Result<(), ApiError> {
         gateways::let_go(self, &parts.definition());
         for endpoint in crate::spec::endpoints(&parts.definition())? {
             self.wires.isolate(&endpoint).await.map_err(network)?;
         }
-        Ok(())
+        wired::closed(self, parts).await
     }
 
     /// Removes a VM's endpoints.
     ///
     /// # Errors
     /// When the network refuses.
-    pub async fn remove_endpoints(&self, parts: &Parts) -> Result<(), ApiError> {
+    pub async fn remove_endpoints(self: &Arc<Self>, parts: &Parts) -> Result<(), ApiError> {
         gateways::let_go(self, &parts.definition());
+        wired::removed(self, parts).await?;
         for endpoint in crate::spec::endpoints(&parts.definition())? {
             self.wires.remove(&endpoint).await.map_err(network)?;
         }
@@ -561,10 +577,13 @@ impl Node {
     ///
     /// # Errors
     /// When no proof came in time.
-    pub async fn probe(&self, parts: &Parts, within: Duration) -> Result<(), ApiError> {
+    pub async fn probe(self: &Arc<Self>, parts: &Parts, within: Duration) -> Result<(), ApiError> {
         let definition = parts.definition();
         for endpoint in crate::spec::endpoints(&definition)? {
-            gateways::probe(self, &definition, &endpoint, within).await?;
+            match endpoint.component {
+                godwit_wire::Component::Nowhere => wired::probe(self, &endpoint, within).await?,
+                _ => gateways::probe(self, &definition, &endpoint, within).await?,
+            }
         }
         Ok(())
     }
@@ -778,6 +797,7 @@ impl Node {
             Ok(proto::Request::Scrub(ask)) => return crate::scrub::asked(self, from, *ask).await,
             Ok(proto::Request::Component(ask)) => self.asked_of_component(from, *ask).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
+            Ok(proto::Request::Wire(told)) => return proto::encode(&self.told(from, *told).await),
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
         };

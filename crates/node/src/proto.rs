@@ -4,6 +4,7 @@
 use godwit_api::ApiError;
 use godwit_api::host::PeerHost;
 use godwit_api::vm::VmDefinition;
+use godwit_api::wire::WireOrder;
 use godwit_handoff::{Message, Ticket};
 use godwit_trust::SignedCapability;
 use godwit_units::{Generation, Lineage, VolumeId};
@@ -27,6 +28,9 @@ pub enum Request {
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
     ProbeWire(ProbeWire),
+    /// A host that has, or had, an end of a wire between ports: this is where its ends are. Answered by the same, as the other host knows
+    /// it then: `Result<[EndView; 2], ApiError>`.
+    Wire(Box<WireOrder>),
 }
 
 /// Which wire, where to, and in whose name.

@@ -15,6 +15,7 @@ use godwit_api::image::{ImageCopy, ImageOrder};
 use godwit_api::orphan::Orphan;
 use godwit_api::precache::{LocalPrecache, PrecacheOrder};
 use godwit_api::vm::VmDefinition;
+use godwit_api::wire::{LocalWire, WireOrder};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Fenced, MoveId, Peer, PeerHistory, VmId};
 use godwit_units::VolumeId;
@@ -53,6 +54,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/components/{id}", get(component).put(define_component).delete(remove_component))
         .route("/v1/components/{id}/move", post(move_component))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
+        .route("/v1/wires", get(wires))
+        .route("/v1/wires/{wire}", get(wire).put(connect).delete(disconnect))
         .with_state(node)
 }
 
@@ -259,6 +262,30 @@ async fn move_component(
     Json(order): Json<ComponentOrder>,
 ) -> Answer<LocalComponent> {
     Ok(Json(node.move_component(VmId(id), order).await?))
+}
+
+async fn wires(State(node): State<Arc<Node>>) -> Answer<Vec<LocalWire>> {
+    Ok(Json(node.local_wires().await))
+}
+
+async fn wire(State(node): State<Arc<Node>>, Path(wire): Path<u32>) -> Answer<LocalWire> {
+    Ok(Json(node.local_wire(wire).await?))
+}
+
+async fn connect(
+    State(node): State<Arc<Node>>,
+    Path(wire): Path<u32>,
+    Json(order): Json<WireOrder>,
+) -> Answer<LocalWire> {
+    if order.id != wire {
+        return Err(ApiError::new(Problem::Invalid, format!("the path says wire {wire}, the body {}", order.id)));
+    }
+    Ok(Json(node.connect(order).await?))
+}
+
+async fn disconnect(State(node): State<Arc<Node>>, Path(wire): Path<u32>) -> Answer<Value> {
+    node.disconnect(wire).await?;
+    Ok(Json(Value::Null))
 }
 
 async fn precaches(
