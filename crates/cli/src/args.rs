@@ -81,6 +81,9 @@ pub enum Command {
     /// Wires: what joins VMs' network interfaces and components' ports
     #[command(subcommand)]
     Wire(WireCommand),
+    /// The virtual network as a whole
+    #[command(subcommand)]
+    Net(crate::net::NetCommand),
     /// What is nobody's on some host
     #[command(subcommand)]
     Orphan(OrphanCommand),
@@ -428,6 +431,28 @@ pub enum Component {
         /// The file; `-` reads it from standard input
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+    },
+    /// Put a second switch beside one, at another site, for whatever of its wires ends there
+    Split {
+        /// The switch
+        name: Name,
+        /// The site
+        #[arg(long, value_name = "SITE")]
+        to: Name,
+        /// What the second one is called [default: NAME-SITE]
+        #[arg(long = "as", value_name = "NAME")]
+        part: Option<Name>,
+        /// The port of both that joins them [default: the last that is free on both]
+        #[arg(long, value_name = "PORT")]
+        trunk: Option<godwit_api::wire::PortName>,
+    },
+    /// Make one switch of several: the first one gets the others' wires, and they go
+    Merge {
+        /// The switch that stays
+        into: Name,
+        /// Those that go, in this order
+        #[arg(required = true)]
+        others: Vec<Name>,
     },
     /// Delete one that was made, with all that it has learnt
     Delete {

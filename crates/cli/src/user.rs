@@ -99,6 +99,7 @@ impl User {
                 self.print(&all, |all| show::precaches(all))
             }
             Command::Wire(command) => crate::wire::run(self, command).await,
+            Command::Net(command) => crate::net::run(self, command).await,
             Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
             Command::Orphan(OrphanCommand::Ls) => {
@@ -216,6 +217,13 @@ impl User {
             Component::Show { name } => self.print(&api.component_object(&name).await?, component::show),
             Component::Apply { name, config } => {
                 self.print(&component::apply(api, &name, &config).await?, |_| String::new())
+            }
+            Component::Split { name, to, part, trunk } => {
+                let said = crate::rewire::run_split(api, &name, &to, part, trunk.as_ref()).await?;
+                self.print(&said, Clone::clone)
+            }
+            Component::Merge { into, others } => {
+                self.print(&crate::rewire::run_merge(api, &into, &others).await?, Clone::clone)
             }
             Component::Delete { name } => Ok(api.delete_component(&name).await?),
             Component::Rm { name } => Ok(api.remove_component(&name).await?),

@@ -387,12 +387,15 @@ fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_
         talk(&format!("{name} has moved to {to}"));
     }
     // Nothing that was never let through.
-    let refused = within("outer", Box::new(move || {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let short = std::time::Duration::from_millis(700);
-        assert!(TcpStream::connect_timeout(&"10.1.0.2:7000".parse().unwrap(), short).is_err(), "it is let in");
-        TcpStream::connect(listener.local_addr().unwrap()).unwrap()
-    }));
+    let refused = within(
+        "outer",
+        Box::new(move || {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let short = std::time::Duration::from_millis(700);
+            assert!(TcpStream::connect_timeout(&"10.1.0.2:7000".parse().unwrap(), short).is_err(), "it is let in");
+            TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+        }),
+    );
     drop(refused);
     let (code, _, said) = pair.godwit(&["component", "delete", "sw1"]);
     assert!(code == 1 && said.contains("is wired"), "{said}");
@@ -405,4 +408,58 @@ fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_
     for host in ["a", "b"] {
         assert_eq!((world.devices(host), world.holders(host)), (vec![], vec![]), "{host}");
     }
+}
+
+#[test]
+fn a_switch_is_split_over_two_sites_so_that_each_ones_traffic_stays_there_and_merged_again() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let world = World::new("compsplit");
+    let pair = &world.pair;
+    pair.ok(&["component", "create", "sw1", "--kind", "switch", "--ports", "5", "--host", "a"]);
+    for (n, host) in [(1, "a"), (2, "b"), (3, "b")] {
+        let config = format!("[[port]]\nnumber = 1\naddresses = [\"10.1.0.{n}/24\"]\n");
+        let (name, file) = (format!("r{n}"), world.file(&format!("r{n}.toml"), &config));
+        pair.ok(&["component", "create", &name, "--kind", "router", "--ports", "1", "--host", host, "--config", &file]);
+        pair.ok(&["wire", "connect", &format!("r{n}:p1"), &format!("sw1:p{n}")]);
+    }
+    let enter = |name: &str, command: &str| {
+        let shown = world.show(name);
+        let file = pair
+            .path(&format!("run-{}", shown["host"].as_str().unwrap()))
+            .join(format!("components/{}.pid", shown["id"]));
+        let pid = std::fs::read_to_string(file).unwrap();
+        let mut nsenter = Command::new("nsenter");
+        nsenter.arg(format!("--net=/proc/{}/ns/net", pid.trim())).args(command.split(' '));
+        let output = nsenter.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let all_reach = |when: &str| {
+        for (from, to) in [("r1", "10.1.0.2"), ("r2", "10.1.0.3"), ("r3", "10.1.0.1")] {
+            pair.until(&format!("{from} reaches {to} {when}"), || enter(from, &format!("ping -c 1 -W 1 {to}")).0);
+        }
+    };
+    all_reach("through one switch");
+    print!("{}", pair.ok(&["component", "split", "sw1", "--to", "site-b"]));
+    assert_eq!(pair.ok(&["component", "split", "sw1", "--to", "site-b"]), "", "a second time it does something");
+    all_reach("through two");
+    // Local traffic stays local: nothing of it passes the trunk.
+    let trunk = |counter: &str| -> u64 {
+        let shown = enter("sw1-site-b", "ip -s -s -j link show dev p5");
+        let links: Value = serde_json::from_str(&shown.1).unwrap();
+        links[0]["stats64"][counter]["packets"].as_u64().unwrap()
+    };
+    let before = trunk("tx");
+    assert!(enter("r2", "ping -c 50 -i 0.002 10.1.0.3").0);
+    let after = trunk("tx");
+    assert!(after - before < 25, "{} packets between hosts of one site left it", after - before);
+    let traced = pair.ok(&["net", "trace", "r2"]);
+    assert!(traced.contains("sw1-site-b:p5 -> sw1:p5") && traced.contains("tunnel"), "{traced}");
+    assert_eq!(pair.godwit(&["net", "check"]).0, 0);
+    print!("{}", pair.ok(&["component", "merge", "sw1", "sw1-site-b"]));
+    assert_ne!(pair.godwit(&["component", "show", "sw1-site-b"]).0, 0);
+    all_reach("through one switch again");
+    assert_eq!(pair.json(&["wire", "ls"]).as_array().unwrap().len(), 3);
 }

@@ -527,7 +527,14 @@ mod tests {
             flows: 0,
             error: Some("why".into()),
         });
-        Ok(LocalComponent { definition, ownership, lineage: Lineage(0), generation: Generation(generation), leaving, mtus: vec![] })
+        Ok(LocalComponent {
+            definition,
+            ownership,
+            lineage: Lineage(0),
+            generation: Generation(generation),
+            leaving,
+            mtus: vec![],
+        })
     }
 
     fn silent() -> Result<LocalComponent, ApiError> {

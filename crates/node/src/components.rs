@@ -1004,6 +1004,11 @@ async fn send_state(node: &Arc<Node>, me: &Keeper, ticket: Ticket) -> Result<(),
     Ok(())
 }
 
+/// The component is here as its file says. One that has just come was made when its place was; the peers wait now.
+async fn made(place: &Place, wanted: &Spec, arriving: bool) -> Result<(), godwit_component::ComponentError> {
+    if arriving && place.namespace(wanted.id).is_some() { Ok(()) } else { place.stage(wanted).await }
+}
+
 /// What its ports' wires hear.
 enum Wiring {
     /// They may take its ports, as of this owner, whom this shows.
@@ -1081,7 +1086,7 @@ async fn perform(
                     return Some(Event::QemuDied);
                 }
             },
-            Action::Open(lineage, generation) => match place.stage(&wanted).await {
+            Action::Open(lineage, generation) => match made(place, &wanted, arriving).await {
                 Ok(()) => {
                     let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
                     let both = {
