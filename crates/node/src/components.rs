@@ -63,7 +63,7 @@ pub enum ComponentAsk {
         /// The attempt.
         ticket: Ticket,
         /// The component.
-        definition: ComponentDefinition,
+        definition: Box<ComponentDefinition>,
         /// Where the source is.
         source: PeerHost,
         /// What shows that the controller has ordered this.
@@ -379,7 +379,8 @@ impl Node {
                     let _one = self.components().defining.lock().await;
                     self.components().place.rehearse(&spec(&definition)?).await.map_err(refused)?;
                     let id = definition.id;
-                    kept = Box::new(Kept { definition, peer: Some(source), order: None, came: capability });
+                    kept =
+                        Box::new(Kept { definition: *definition, peer: Some(source), order: None, came: capability });
                     self.components().keeper(id).unwrap_or_else(|| Actor::spawn(self.clone(), (*kept).clone(), None))
                 };
                 keeper.ask(|reply| Input::Stage { ticket, kept, reply }).await
@@ -661,6 +662,7 @@ impl Actor {
         tokio::spawn(async move {
             reach_async(Point::Reserve, me.id).await;
             let (source, capability) = (node.as_peer(), order.capability.clone());
+            let definition = Box::new(definition);
             let ask = ComponentAsk::Stage { ticket, definition, source, capability };
             let mut result = ask_peer(&node, &order.to, ask).await;
             for endpoint in endpoints {
@@ -1022,7 +1024,8 @@ enum Wiring {
 /// Tells the wires of all its ports. One that does not follow is repaired by those who look after wires; the component
 /// does not wait for it.
 async fn wires(node: &Arc<Node>, wanted: &Spec, what: &Wiring) {
-    for endpoint in &wanted.endpoints {
+    // At once: each is some changes in the kernel, and the component is isolated meanwhile.
+    let all = wanted.endpoints.iter().map(|endpoint| async move {
         let done = match what {
             Wiring::Opened(sequence, shows) => node.end_opened(*endpoint, *sequence, shows.clone()).await,
             Wiring::Closed => node.end_closed(*endpoint).await,
@@ -1031,7 +1034,8 @@ async fn wires(node: &Arc<Node>, wanted: &Spec, what: &Wiring) {
         if let Err(error) = done {
             tracing::error!(component = wanted.id, endpoint, %error, host = node.name(), "its wire does not follow");
         }
-    }
+    });
+    futures_util::future::join_all(all).await;
 }
 
 /// Where a component goes that stops, and what shows that it may.
