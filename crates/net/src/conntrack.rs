@@ -117,7 +117,7 @@ impl<'a> Tuple<'a> {
     fn reversed(&self) -> Vec<u8> {
         let kinds = if self.v6 { (3, 4) } else { (1, 2) };
         let ip = nested(1, &[(kinds.0, self.destination.to_vec()), (kinds.1, self.source.to_vec())]);
-        let protocol: Vec<(u16, Vec<u8>)> = self
+        let mut protocol: Vec<(u16, Vec<u8>)> = self
             .protocol
             .iter()
             .map(|(kind, value)| match kind {
@@ -140,6 +140,7 @@ impl<'a> Tuple<'a> {
                 _ => (*kind, value.to_vec()),
             })
             .collect();
+        protocol.sort_unstable_by_key(|(kind, _)| *kind);
         let mut out = vec![];
         for (kind, value) in [ip, nested(2, &protocol)] {
             put(&mut out, kind, &value);
