@@ -3,6 +3,9 @@
 #![allow(clippy::missing_errors_doc, reason = "each fails as the server says, or as unreachable; see `Client`")]
 
 use crate::client::Client;
+use crate::component::{
+    ApplyConfig, ComponentDefinition, ComponentObject, ComponentOrder, CreateComponent, LocalComponent, MoveComponent,
+};
 use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
@@ -17,6 +20,7 @@ use crate::public::{
 };
 use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
+use crate::wire::{ConnectWire, LocalWire, PortWire, WireOrder};
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};
 use godwit_units::{MoveId, VmId, VolumeId};
@@ -194,6 +198,55 @@ impl HostClient {
         self.0.within(ORDER).get(&format!("/v1/vms/{}/profiles/{start}", id.0)).await
     }
 
+    /// `GET /v1/components`.
+    pub async fn components(&self) -> Result<Vec<LocalComponent>> {
+        self.0.get("/v1/components").await
+    }
+
+    /// `GET /v1/components/{id}`.
+    pub async fn component(&self, id: VmId) -> Result<LocalComponent> {
+        self.0.get(&format!("/v1/components/{}", id.0)).await
+    }
+
+    /// `PUT /v1/components/{id}`: makes it, or gives it another file.
+    pub async fn define_component(&self, definition: &ComponentDefinition) -> Result<LocalComponent> {
+        self.0.within(ORDER).put(&format!("/v1/components/{}", definition.id.0), definition).await
+    }
+
+    /// `DELETE /v1/components/{id}`.
+    pub async fn remove_component(&self, id: VmId) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/components/{}", id.0)).await.map(drop)
+    }
+
+    /// `POST /v1/components/{id}/move`. May be sent again with the same number.
+    pub async fn move_component(&self, id: VmId, order: &ComponentOrder) -> Result<LocalComponent> {
+        self.0.within(ORDER).post(&format!("/v1/components/{}/move", id.0), order).await
+    }
+
+    /// `PUT /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn connect(&self, order: &WireOrder) -> Result<LocalWire> {
+        self.0.within(ORDER).put(&format!("/v1/wires/{}", order.id), order).await
+    }
+
+    /// `DELETE /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn disconnect(&self, wire: u32) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/wires/{wire}")).await.map(drop)
+    }
+
+    /// `GET /v1/wires/{wire}`.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn wire(&self, wire: u32) -> Result<LocalWire> {
+        self.0.get(&format!("/v1/wires/{wire}")).await
+    }
+
     /// `PUT /v1/gateways/{wire}`.
     pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<()> {
         self.0.within(ORDER).put::<IgnoredAny>(&format!("/v1/gateways/{wire}"), port).await.map(drop)
@@ -271,6 +324,36 @@ impl PublicClient {
     /// `DELETE /v1/components/{component}`.
     pub async fn remove_component(&self, component: &Name) -> Result<()> {
         self.0.delete::<IgnoredAny>(&format!("/v1/components/{component}")).await.map(drop)
+    }
+
+    /// `GET /v1/components/objects`.
+    pub async fn component_objects(&self) -> Result<Vec<ComponentObject>> {
+        self.0.get("/v1/components/objects").await
+    }
+
+    /// `POST /v1/components/objects`.
+    pub async fn create_component(&self, new: &CreateComponent) -> Result<ComponentObject> {
+        self.0.post("/v1/components/objects", new).await
+    }
+
+    /// `GET /v1/components/objects/{component}`.
+    pub async fn component_object(&self, component: &Name) -> Result<ComponentObject> {
+        self.0.get(&format!("/v1/components/objects/{component}")).await
+    }
+
+    /// `DELETE /v1/components/objects/{component}`.
+    pub async fn delete_component(&self, component: &Name) -> Result<()> {
+        self.0.delete::<IgnoredAny>(&format!("/v1/components/objects/{component}")).await.map(drop)
+    }
+
+    /// `POST /v1/components/objects/{component}/config`.
+    pub async fn apply_config(&self, component: &Name, config: &ApplyConfig) -> Result<ComponentObject> {
+        self.0.post(&format!("/v1/components/objects/{component}/config"), config).await
+    }
+
+    /// `POST /v1/components/objects/{component}/move`.
+    pub async fn move_component(&self, component: &Name, to: &MoveComponent) -> Result<ComponentObject> {
+        self.0.post(&format!("/v1/components/objects/{component}/move"), to).await
     }
 
     /// `GET /v1/vms`.
@@ -372,6 +455,26 @@ impl PublicClient {
     /// `DELETE /v1/precaches/{volume}/{to}`.
     pub async fn stop_precache(&self, volume: &Name, to: &Name) -> Result<()> {
         self.0.delete::<IgnoredAny>(&format!("/v1/precaches/{volume}/{to}")).await.map(drop)
+    }
+
+    /// `GET /v1/port-wires`.
+    pub async fn port_wires(&self) -> Result<Vec<PortWire>> {
+        self.0.get("/v1/port-wires").await
+    }
+
+    /// `GET /v1/port-wires/{wire}`.
+    pub async fn port_wire(&self, wire: u32) -> Result<PortWire> {
+        self.0.get(&format!("/v1/port-wires/{wire}")).await
+    }
+
+    /// `POST /v1/port-wires`.
+    pub async fn connect_wire(&self, new: &ConnectWire) -> Result<PortWire> {
+        self.0.within(ORDER).post("/v1/port-wires", new).await
+    }
+
+    /// `DELETE /v1/port-wires/{wire}`.
+    pub async fn disconnect_wire(&self, wire: u32) -> Result<()> {
+        self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/port-wires/{wire}")).await.map(drop)
     }
 
     /// `GET /v1/wires`.

@@ -8,6 +8,7 @@
 pub mod canonical;
 pub mod client;
 pub mod clients;
+pub mod component;
 pub mod error;
 pub mod events;
 pub mod host;
@@ -28,6 +29,7 @@ pub mod server;
 pub mod trust;
 pub mod verify;
 pub mod vm;
+pub mod wire;
 
 pub use client::Client;
 pub use clients::{HostClient, PublicClient};

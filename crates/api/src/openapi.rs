@@ -7,6 +7,7 @@
 //! the list to the code: the committed `docs/openapi.json` is compared with what is made here, the controller's router
 //! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
 
+use crate::component::{ApplyConfig, ComponentObject, CreateComponent, MoveComponent};
 use crate::host::{SetLimit, StopVm};
 use crate::image::{CopyImage, ImageCopy};
 use crate::orphan::JudgedOrphan;
@@ -19,6 +20,7 @@ use crate::public::{
 };
 use crate::trust::{ApiToken, Certificate, Enrol, NewApiToken, NewToken, Renew, Revoke, Token};
 use crate::verify::{Verified, VerifyVolume};
+use crate::wire::{ConnectWire, PortWire};
 use crate::{ApiError, Name, Problem};
 use godwit_units::MoveId;
 use schemars::generate::{Contract, SchemaSettings};
@@ -216,6 +218,22 @@ pub fn operations() -> Vec<Operation> {
             .answers::<Component>()
             .may(&[Conflict, NotFound, Unreachable]),
         delete("/v1/components/{component}", "removeComponent", "Forgets a component.").may(&[Conflict]),
+        get("/v1/components/objects", "listComponentObjects", "Lists switches, routers, firewalls and gateways.")
+            .answers::<Vec<ComponentObject>>(),
+        post("/v1/components/objects", "createComponent", "Makes a switch, router, firewall or gateway.")
+            .takes::<CreateComponent>()
+            .answers::<ComponentObject>()
+            .may(&[Conflict, NotFound, Unreachable]),
+        get("/v1/components/objects/{component}", "showComponentObject", "Shows one.").answers::<ComponentObject>(),
+        delete("/v1/components/objects/{component}", "deleteComponent", "Deletes one.").may(&[Conflict, Unreachable]),
+        post("/v1/components/objects/{component}/config", "applyConfig", "Gives one another file, wholly or not at all.")
+            .takes::<ApplyConfig>()
+            .answers::<ComponentObject>()
+            .may(&[Conflict, Unreachable]),
+        post("/v1/components/objects/{component}/move", "moveComponent", "Moves one, with what it has learnt.")
+            .takes::<MoveComponent>()
+            .answers::<ComponentObject>()
+            .may(&[Conflict, Unreachable]),
         get("/v1/vms", "listVms", "Lists VMs.").answers::<Vec<Vm>>(),
         post("/v1/vms", "createVm", "Creates a VM.").takes::<CreateVm>().answers::<Vm>().may(&[
             Conflict,
@@ -290,7 +308,16 @@ pub fn operations() -> Vec<Operation> {
         .may(&[Conflict, NotFound, Unreachable]),
         delete("/v1/precaches/{volume}/{to}", "stopPrecache", "Ends a pre-cache; what is there stays.")
             .may(&[NotFound, Conflict]),
-        get("/v1/wires", "listWires", "Lists wires.").answers::<Vec<Wire>>(),
+        get("/v1/wires", "listWires", "Lists wires from VMs to components.").answers::<Vec<Wire>>(),
+        get("/v1/port-wires", "listPortWires", "Lists wires between ports.").answers::<Vec<PortWire>>(),
+        post("/v1/port-wires", "connectWire", "Joins two ports; the wire follows both wherever they move.")
+            .takes::<ConnectWire>()
+            .answers::<PortWire>()
+            .may(&[Conflict, NotFound]),
+        get("/v1/port-wires/{wire}", "showPortWire", "Shows a wire, with what the hosts of its ends say.")
+            .answers::<PortWire>(),
+        delete("/v1/port-wires/{wire}", "disconnectWire", "Takes a wire away; its ports are isolated.")
+            .may(&[NotFound, Unreachable]),
         get("/v1/moves", "listMoves", "Lists moves, the newest first.").answers::<Vec<Move>>(),
         post("/v1/moves", "startMove", "Moves a VM, or with `dry_run` tells what would be in the way.")
             .takes::<StartMove>()
@@ -360,6 +387,7 @@ fn in_path(name: &str) -> Of {
     match name {
         "id" => SchemaGenerator::subschema_for::<MoveId>,
         "start" => SchemaGenerator::subschema_for::<u64>,
+        "wire" => SchemaGenerator::subschema_for::<u32>,
         _ => SchemaGenerator::subschema_for::<Name>,
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::host::PeerHost;
 use crate::name::Name;
+use crate::wire::PortName;
 use godwit_units::{Bytes, RadosPool, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -172,8 +173,12 @@ pub struct NicSpec {
     /// MAC address, `02:00:00:00:00:01`.
     #[schemars(schema_with = "crate::patterns::mac")]
     pub mac: String,
-    /// The component that it is wired to.
-    pub component: Name,
+    /// The component that it is wired to. None: it is a port that wires can be connected to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<Name>,
+    /// What it is called as a port; `eth` and its place in the list if not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<PortName>,
     /// The guest's addresses, if they are known: with them a move can announce the guest by ARP, and prove that it is
     /// reachable.
     #[serde(default)]
@@ -190,6 +195,15 @@ impl NicSpec {
     #[must_use]
     pub const fn mtu(&self) -> u16 {
         if self.mtu == 0 { ETHERNET_MTU } else { self.mtu }
+    }
+}
+
+impl VmSpec {
+    /// The names of its interfaces as ports, in their order.
+    #[must_use]
+    pub fn ports(&self) -> Vec<PortName> {
+        let name = |(i, nic): (usize, &NicSpec)| nic.name.clone().unwrap_or_else(|| PortName::of_nic(i));
+        self.nics.iter().enumerate().map(name).collect()
     }
 }
 
@@ -222,8 +236,9 @@ pub struct VmDefinition {
 pub struct WireDefinition {
     /// Its number, for ever.
     pub id: u32,
-    /// What it leads to.
-    pub component: ComponentSpec,
+    /// What it leads to. None: wherever a wire between ports leads ([`crate::wire`]), whose endpoint number this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<ComponentSpec>,
     /// Where the gateway's node is, if it leads to one: a node that is granted the VM points the gateway at itself, with
     /// the controller or without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

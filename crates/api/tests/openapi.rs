@@ -5,6 +5,7 @@
 
 use axum::extract::{Request, State};
 use axum::{Json, Router};
+use godwit_api::component::{ApplyConfig, ComponentKind, CreateComponent, MoveComponent};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::{CopyImage, Direction};
 use godwit_api::precache::StartPrecache;
@@ -15,6 +16,7 @@ use godwit_api::public::{AddHost, Component, CreateVm, MoveTogether, ResolveMove
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::verify::VerifyVolume;
 use godwit_api::vm::{ComponentSpec, DiskSpec, VmSpec};
+use godwit_api::wire::ConnectWire;
 use godwit_api::{Name, PublicClient, openapi, serve};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
 use godwit_units::{BitRate, Bytes, MoveId};
@@ -83,7 +85,10 @@ fn sample(document: &Value, schema: &Value, all: bool) -> Value {
         }
         Some("array") => match schema["prefixItems"].as_array() {
             Some(each) => each.iter().map(|item| sample(document, item, all)).collect(),
-            None => json!([sample(document, &schema["items"], all)]),
+            None => {
+                let least = schema["minItems"].as_u64().unwrap_or(1).max(1);
+                (0..least).map(|_| sample(document, &schema["items"], all)).collect()
+            }
         },
         Some("integer") => json!(schema["minimum"].as_u64().unwrap_or(0).max(1)),
         Some("number") => json!(1.5),
@@ -91,7 +96,7 @@ fn sample(document: &Value, schema: &Value, all: bool) -> Value {
         Some("string") => match schema["format"].as_str() {
             Some("ip") => json!("10.0.0.1"),
             Some("socket-addr") => json!("10.0.0.1:80"),
-            _ => json!("a"),
+            _ => schema["examples"].get(0).cloned().unwrap_or(json!("a")),
         },
         Some("null") | None => Value::Null,
         Some(other) => panic!("a schema of type {other}"),
@@ -261,6 +266,14 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, components);
         call!(api, called, add_component, &component);
         call!(api, called, remove_component, &web);
+        call!(api, called, component_objects);
+        let (kind, config) = (ComponentKind::Switch, String::new());
+        let new = CreateComponent { name: web.clone(), kind, ports: 8, at: web.clone(), config: config.clone() };
+        call!(api, called, create_component, &new);
+        call!(api, called, component_object, &web);
+        call!(api, called, delete_component, &web);
+        call!(api, called, apply_config, &web, &ApplyConfig { config });
+        call!(api, called, move_component, &web, &MoveComponent { to: web.clone() });
         call!(api, called, vms);
         call!(api, called, create_vm, &CreateVm { name: web.clone(), at: web.clone(), spec, start: true });
         call!(api, called, vm, &web);
@@ -281,6 +294,11 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, profile_log, &web, 7);
         call!(api, called, volumes);
         call!(api, called, wires);
+        let [a, b] = ["web:eth0", "web:eth1"].map(|end| end.parse().unwrap());
+        call!(api, called, port_wires);
+        call!(api, called, connect_wire, &ConnectWire { a, b });
+        call!(api, called, port_wire, 7);
+        call!(api, called, disconnect_wire, 7);
         call!(api, called, precaches);
         let wanted = StartPrecache {
             volume: web.clone(),

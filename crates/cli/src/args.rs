@@ -4,6 +4,7 @@ use crate::quantity::{rate, rate_or_none, size, time};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
+use godwit_api::wire::WireEnd;
 use godwit_trust::Identity;
 use godwit_units::{BitRate, Bytes, Policy, RadosPool};
 use serde::Deserialize;
@@ -77,9 +78,12 @@ pub enum Command {
     /// Volumes: VMs' disks
     #[command(subcommand)]
     Volume(crate::volume::VolumeCommand),
-    /// Wires: from VMs' network interfaces to components
+    /// Wires: what joins VMs' network interfaces and components' ports
     #[command(subcommand)]
-    Wire(List),
+    Wire(WireCommand),
+    /// The virtual network as a whole
+    #[command(subcommand)]
+    Net(crate::net::NetCommand),
     /// What is nobody's on some host
     #[command(subcommand)]
     Orphan(OrphanCommand),
@@ -416,12 +420,79 @@ pub enum Component {
         #[arg(long, value_name = "HOST:BRIDGE", group = "kind", value_parser = gateway)]
         gateway: Option<(Name, String)>,
     },
-    /// List components
+    /// Make a switch, a router, a firewall or a gateway, which is wired up and moves like a VM
+    Create(crate::component::CreateArgs),
+    /// Show one that was made, with its file
+    Show {
+        /// Its name
+        name: Name,
+    },
+    /// Give one that was made another file, wholly or not at all
+    Apply {
+        /// Its name
+        name: Name,
+        /// The file; `-` reads it from standard input
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Put a second switch beside one, at another site, for whatever of its wires ends there
+    Split {
+        /// The switch
+        name: Name,
+        /// The site
+        #[arg(long, value_name = "SITE")]
+        to: Name,
+        /// What the second one is called [default: NAME-SITE]
+        #[arg(long = "as", value_name = "NAME")]
+        part: Option<Name>,
+        /// The port of both that joins them [default: the last that is free on both]
+        #[arg(long, value_name = "PORT")]
+        trunk: Option<godwit_api::wire::PortName>,
+    },
+    /// Make one switch of several: the first one gets the others' wires, and they go
+    Merge {
+        /// The switch that stays
+        into: Name,
+        /// Those that go, in this order
+        #[arg(required = true)]
+        others: Vec<Name>,
+    },
+    /// Delete one that was made, with all that it has learnt
+    Delete {
+        /// Its name
+        name: Name,
+    },
+    /// List components: first those that were made known, then those that were made
     Ls,
-    /// Forget a component
+    /// Forget a component that was made known
     Rm {
         /// Its name
         name: Name,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum WireCommand {
+    /// Join two ports; the wire follows both wherever they move
+    Connect {
+        /// One end, such as web:eth0
+        a: WireEnd,
+        /// The other one
+        b: WireEnd,
+    },
+    /// Take the wire between two ports away; both are isolated
+    Disconnect {
+        /// One end
+        a: WireEnd,
+        /// The other one
+        b: WireEnd,
+    },
+    /// List wires
+    Ls,
+    /// Show a wire between two ports, as the hosts of its ends have it
+    Show {
+        /// Its number, or one of its ends
+        wire: String,
     },
 }
 
@@ -436,12 +507,6 @@ pub enum OrphanCommand {
         /// Its name, as `ls` shows it
         id: String,
     },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum List {
-    /// List them
-    Ls,
 }
 
 #[derive(Debug, Subcommand)]
@@ -543,7 +608,8 @@ pub struct CreateArgs {
 pub struct MoveArgs {
     #[command(subcommand)]
     pub command: Option<MoveCommand>,
-    /// The VM; several go one after another, the smallest memory first, and the next when the one before runs there
+    /// The VM, or a component that was made; several VMs go one after another, the smallest memory first, and the next when the one
+    /// before runs there
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<Name>,
     /// Where to: a site, or a host

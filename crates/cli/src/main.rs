@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod component;
 mod config;
 mod daemons;
 mod enrol;
@@ -11,10 +12,12 @@ mod failure;
 mod follow;
 mod foretell;
 mod image;
+mod net;
 mod predict;
 mod profile;
 mod promote;
 mod quantity;
+mod rewire;
 mod service;
 mod show;
 mod spec;
@@ -25,6 +28,7 @@ mod together;
 mod user;
 mod verify;
 mod volume;
+mod wire;
 
 use args::{Api, Cli, Command, ConfigCommand};
 use clap::{CommandFactory, Parser};

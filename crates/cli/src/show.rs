@@ -6,7 +6,7 @@ use godwit_api::host::{Ownership, RunState};
 use godwit_api::orphan::JudgedOrphan;
 use godwit_api::precache::{Precache, PrecacheFigures};
 use godwit_api::progress::{Outcome, PhaseName};
-use godwit_api::public::{Component, DryRun, Host, Move, Site, Vm, Volume, Wire};
+use godwit_api::public::{Component, DryRun, Host, Move, Site, Vm, Volume};
 use godwit_api::vm::ComponentSpec;
 use std::fmt::Display;
 
@@ -151,7 +151,8 @@ pub fn vm(vm: &Vm) -> String {
     pairs.extend(vm.spec.disks.iter().map(|d| ("disk", format!("{} {}", d.volume, d.size))));
     pairs.extend(vm.spec.nics.iter().map(|n| {
         let ips: String = n.ips.iter().map(|ip| format!(" {ip}")).collect();
-        ("nic", format!("{} on {}{ips}", n.mac, n.component))
+        let on = n.component.as_ref().map_or_else(String::new, |component| format!(" on {component}"));
+        ("nic", format!("{}{on}{ips}", n.mac))
     }));
     if let Some(mv) = vm.mv {
         pairs.push(("move", mv.0.to_string()));
@@ -198,14 +199,6 @@ pub fn precaches(all: &[Precache]) -> String {
         out.push('\n');
     }
     out
-}
-
-pub fn wires(wires: &[Wire]) -> String {
-    let mut table = Table::new(&[">ID", "VM", ">NIC", "COMPONENT", "HOST"]);
-    for w in wires {
-        table.row([w.id.to_string(), w.vm.to_string(), w.nic.to_string(), w.component.to_string(), w.host.to_string()]);
-    }
-    table.lines()
 }
 
 /// What is in the way of a move.

@@ -57,21 +57,27 @@ pub fn disk(text: &str) -> Result<DiskSpec, String> {
     Ok(disk)
 }
 
-/// `MAC@COMPONENT[,ip=IP]...[,mtu=N]`.
+/// `MAC[@COMPONENT][,name=PORT][,ip=IP]...[,mtu=N]`. Without a component it is for wires to take.
 ///
 /// # Errors
 /// What is wrong with the text.
 pub fn nic(text: &str) -> Result<NicSpec, String> {
     let mut parts = text.split(',');
     let head = parts.next().unwrap_or_default();
-    let (mac, component) =
-        head.split_once('@').ok_or_else(|| format!("`{head}`: write MAC@COMPONENT, such as 02:00:00:00:00:01@lan"))?;
-    let mut nic = NicSpec { mac: mac.into(), component: component.parse().map_err(text_of)?, ips: vec![], mtu: 0 };
+    let (mac, component) = match head.split_once('@') {
+        Some((mac, component)) => (mac, Some(component.parse().map_err(text_of)?)),
+        None => (head, None),
+    };
+    if !mac.contains(':') {
+        return Err(format!("`{head}`: write MAC@COMPONENT, such as 02:00:00:00:00:01@lan, or MAC alone"));
+    }
+    let mut nic = NicSpec { mac: mac.into(), component, name: None, ips: vec![], mtu: 0 };
     for part in parts {
         match part.split_once('=') {
             Some(("ip", ip)) => nic.ips.push(ip.parse().map_err(|_| format!("`{ip}` is no IP address"))?),
+            Some(("name", name)) => nic.name = Some(name.parse().map_err(text_of)?),
             Some(("mtu", mtu)) => nic.mtu = mtu.parse().map_err(|_| format!("`{mtu}` is no MTU"))?,
-            _ => return Err(format!("`{part}`: after the component only ip=IP and mtu=N may follow")),
+            _ => return Err(format!("`{part}`: after the component only name=PORT, ip=IP and mtu=N may follow")),
         }
     }
     Ok(nic)
@@ -215,7 +221,10 @@ mod tests {
         let spec =
             create(&["--file", file.to_str().unwrap(), "--nic", "02:00:00:00:00:01@lan,ip=10.0.0.2,mtu=1400"]).unwrap();
         assert_eq!(spec.memory, Bytes::mib(64));
-        assert_eq!((spec.nics[0].component.as_str(), spec.nics[0].ips.len(), spec.nics[0].mtu), ("lan", 1, 1400));
+        assert_eq!(
+            (spec.nics[0].component.as_ref().unwrap().as_str(), spec.nics[0].ips.len(), spec.nics[0].mtu),
+            ("lan", 1, 1400)
+        );
     }
 
     #[test]

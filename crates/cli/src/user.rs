@@ -2,13 +2,12 @@
 
 use crate::args::PrecacheArgs;
 use crate::args::{
-    Command, Component, Global, Host, IdentityCommand, List, MoveArgs, MoveCommand, OrphanCommand, Site, TokenCommand,
-    Vm,
+    Command, Component, Global, Host, IdentityCommand, MoveArgs, MoveCommand, OrphanCommand, Site, TokenCommand, Vm,
 };
 use crate::failure::{Code, Failure};
 use crate::follow::{follow, print_text, write_json};
 use crate::volume::VolumeCommand;
-use crate::{events, show, spec, timeline};
+use crate::{component, events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::Direction;
 use godwit_api::precache::StartPrecache;
@@ -55,12 +54,18 @@ pub fn run(global: &Global, command: Command) -> Result<(), Failure> {
     runtime.block_on(user.carry_out(command))
 }
 
-struct User {
+/// Who asks, and how they want the answer.
+pub struct User {
     client: PublicClient,
     json: bool,
 }
 
 impl User {
+    /// The controller.
+    pub const fn api(&self) -> &PublicClient {
+        &self.client
+    }
+
     async fn carry_out(&self, command: Command) -> Result<(), Failure> {
         let api = &self.client;
         match command {
@@ -93,7 +98,8 @@ impl User {
                 all.retain(|p| volume.as_ref().is_none_or(|name| &p.volume == name));
                 self.print(&all, |all| show::precaches(all))
             }
-            Command::Wire(List::Ls) => self.print(&api.wires().await?, |w| show::wires(w)),
+            Command::Wire(command) => crate::wire::run(self, command).await,
+            Command::Net(command) => crate::net::run(self, command).await,
             Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,
             Command::Orphan(OrphanCommand::Ls) => {
@@ -149,7 +155,7 @@ impl User {
     }
 
     /// Prints an answer as JSON, or for people.
-    fn print<T: Serialize>(&self, value: &T, text: impl Fn(&T) -> String) -> Result<(), Failure> {
+    pub fn print<T: Serialize>(&self, value: &T, text: impl Fn(&T) -> String) -> Result<(), Failure> {
         if self.json {
             return write_json(value);
         }
@@ -198,7 +204,28 @@ impl User {
                 };
                 self.print(&api.add_component(&public::Component { name, kind }).await?, |_| String::new())
             }
-            Component::Ls => self.print(&api.components().await?, |c| show::components(c)),
+            Component::Ls => {
+                let (known, made) = (api.components().await?, api.component_objects().await?);
+                if self.json {
+                    return write_json(&component::both(&known, &made));
+                }
+                let made = if made.is_empty() { String::new() } else { component::list(&made) };
+                let known = if known.is_empty() && !made.is_empty() { String::new() } else { show::components(&known) };
+                print_text(&(known + &made))
+            }
+            Component::Create(args) => self.print(&component::create(api, args).await?, |_| String::new()),
+            Component::Show { name } => self.print(&api.component_object(&name).await?, component::show),
+            Component::Apply { name, config } => {
+                self.print(&component::apply(api, &name, &config).await?, |_| String::new())
+            }
+            Component::Split { name, to, part, trunk } => {
+                let said = crate::rewire::run_split(api, &name, &to, part, trunk.as_ref()).await?;
+                self.print(&said, Clone::clone)
+            }
+            Component::Merge { into, others } => {
+                self.print(&crate::rewire::run_merge(api, &into, &others).await?, Clone::clone)
+            }
+            Component::Delete { name } => Ok(api.delete_component(&name).await?),
             Component::Rm { name } => Ok(api.remove_component(&name).await?),
         }
     }
@@ -291,6 +318,9 @@ impl User {
             });
         }
         let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
+        if !args.dry_run && component::find(api, &vm).await?.is_some() {
+            return self.print(&component::move_to(api, &vm, to, args.detach).await?, component::moved);
+        }
         let MoveArgs { disk, limit, policy, throttle, vcpus, keep_checkpoint, dry_run, .. } = args;
         let order = StartMove { vm, to, disk, limit, policy, throttle, vcpus, keep_checkpoint, dry_run };
         if args.dry_run {

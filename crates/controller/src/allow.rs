@@ -72,6 +72,33 @@ pub fn volume(
     sign(c, &capability)
 }
 
+/// The order of a component's move, with what shows the other node that it is one.
+///
+/// # Errors
+/// The key's.
+pub fn component(
+    c: &Controller,
+    record: &crate::components::ComponentRecord,
+    order: &godwit_api::component::ComponentOrder,
+) -> Result<godwit_api::component::ComponentOrder, ApiError> {
+    let now = SystemTime::now();
+    let capability = Capability {
+        mv: order.id,
+        vm: record.definition.id,
+        lineage: record.lineage,
+        generation: record.generation.next(),
+        from: node(&record.host)?,
+        to: node(&order.to.name)?,
+        remote: order.to.underlay,
+        volumes: vec![],
+        wires: record.definition.sorted_endpoints(),
+        definition: record.definition.digest(),
+        begins: now - CLOCK_SKEW,
+        ends: now + BEGINS_WITHIN,
+    };
+    Ok(godwit_api::component::ComponentOrder { capability: Some(sign(c, &capability)?), ..order.clone() })
+}
+
 fn node(name: &Name) -> Result<Identity, ApiError> {
     Identity::node(name.as_str()).map_err(|e| ApiError::new(Problem::Failed, e.to_string()))
 }

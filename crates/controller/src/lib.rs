@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod allow;
+mod components;
 mod events;
 mod failpoint;
 pub mod health;
@@ -35,6 +36,7 @@ mod tokens;
 mod trust;
 mod verify;
 mod vms;
+mod wires;
 
 pub use state::Controller;
 pub use store::{Change, Counter, FileStore, Kind, StateStore, StoreError};
@@ -109,6 +111,7 @@ pub async fn serve(
     tracing::info!(listen = %listener.local_addr()?, who = %controller.credentials().identity(), "the controller serves");
     trust::recall(&controller)?;
     moves::resume_all(&controller)?;
+    components::resume(&controller)?;
     controller.spawn(tend(Arc::clone(&controller)));
     let credentials = controller.credentials().clone();
     let events = Arc::clone(&controller.events);
@@ -125,8 +128,12 @@ pub async fn serve(
 /// Keeps the records true, and finishes what was left half done.
 async fn tend(controller: Arc<Controller>) {
     loop {
-        let looked_after =
-            [vms::refresh(&controller).await, vms::sweep(&controller).await, orphans::sweep(&controller).await];
+        let looked_after = [
+            vms::refresh(&controller).await,
+            vms::sweep(&controller).await,
+            wires::sweep(&controller).await,
+            orphans::sweep(&controller).await,
+        ];
         for result in looked_after {
             if let Err(error) = result {
                 tracing::error!(%error, "cannot look after the records");
@@ -134,6 +141,9 @@ async fn tend(controller: Arc<Controller>) {
         }
         if let Err(error) = precache::tend(&controller).await {
             tracing::error!(%error, "cannot look after pre-caches");
+        }
+        if let Err(error) = components::tend(&controller).await {
+            tracing::error!(%error, "cannot look after components");
         }
         trust::tend(&controller).await;
         tokio::time::sleep(REFRESH).await;
@@ -149,6 +159,10 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/hosts/{host}", get(places::host).delete(places::remove_host))
         .route("/v1/components", get(places::components).post(places::add_component))
         .route("/v1/components/{component}", delete(places::remove_component))
+        .route("/v1/components/objects", get(components::list).post(components::create))
+        .route("/v1/components/objects/{component}", get(components::show).delete(components::remove))
+        .route("/v1/components/objects/{component}/config", post(components::apply))
+        .route("/v1/components/objects/{component}/move", post(components::start_move))
         .route("/v1/vms", get(vms::list).post(vms::create))
         .route("/v1/vms/{vm}", get(vms::show).delete(vms::remove))
         .route("/v1/vms/{vm}/start", post(vms::start))
@@ -164,6 +178,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/precaches", get(precache::list).post(precache::start))
         .route("/v1/precaches/{volume}/{to}", delete(precache::stop))
         .route("/v1/wires", get(vms::wires))
+        .route("/v1/port-wires", get(wires::list).post(wires::connect))
+        .route("/v1/port-wires/{wire}", get(wires::show).delete(wires::disconnect))
         .route("/v1/orphans", get(orphans::list))
         .route("/v1/orphans/{host}/{orphan}", delete(orphans::remove))
         .route("/v1/moves", get(moves::list).post(moves::start))

@@ -115,6 +115,9 @@ pub async fn remove_host(State(c): Shared, Path(name): Path<Name>) -> Answer<Val
     if let Some(vm) = c.vm_records()?.into_iter().find(|vm| vm.host == name) {
         return in_use(format!("the VM `{}` is there", vm.definition.name), "move or delete it first");
     }
+    if let Some(component) = crate::components::records(&c)?.into_iter().find(|component| component.host == name) {
+        return in_use(format!("the component `{}` is there", component.definition.name), "move or delete it first");
+    }
     for component in c.store.read_all::<Component>(Kind::Component)? {
         if matches!(&component.kind, ComponentSpec::Gateway { host, .. } if host == &name) {
             return in_use(format!("the gateway `{}` is there", component.name), "delete the component first");
@@ -148,6 +151,11 @@ pub async fn add_component(State(c): Shared, Json(mut component): Json<Component
     if c.store.get(Kind::Component, component.name.as_str())?.is_some() {
         return Err(conflict(format!("there is a component `{}` already", component.name)));
     }
+    crate::components::check_name(&c, &component.name)?;
+    if component.name.as_str() == "objects" {
+        // It could not be told from where components as objects are.
+        return Err(invalid("`objects` cannot be a component's name").remedy("choose another one"));
+    }
     let bridge = match &mut component.kind {
         ComponentSpec::Switch { bridge } => bridge,
         ComponentSpec::Gateway { host, bridge, underlay } => {
@@ -173,7 +181,7 @@ pub async fn remove_component(State(c): Shared, Path(name): Path<Name>) -> Answe
     if c.store.get(Kind::Component, name.as_str())?.is_none() {
         return Err(missing("component", name));
     }
-    let wired = |vm: &VmRecord| vm.definition.spec.nics.iter().any(|nic| nic.component == name);
+    let wired = |vm: &VmRecord| vm.definition.spec.nics.iter().any(|nic| nic.component.as_ref() == Some(&name));
     if let Some(vm) = c.vm_records()?.into_iter().find(wired) {
         let vm = vm.definition.name;
         return Err(conflict(format!("`{vm}` is wired to `{name}`")).remedy(format!("`godwit vm rm {vm}` first")));

@@ -64,6 +64,12 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/components", Read),
     ("POST", "/v1/components", Rule),
     ("DELETE", "/v1/components/{component}", Rule),
+    ("GET", "/v1/components/objects", Read),
+    ("POST", "/v1/components/objects", Change),
+    ("GET", "/v1/components/objects/{component}", Read),
+    ("DELETE", "/v1/components/objects/{component}", Change),
+    ("POST", "/v1/components/objects/{component}/config", Change),
+    ("POST", "/v1/components/objects/{component}/move", Move),
     ("GET", "/v1/vms", Read),
     ("POST", "/v1/vms", Change),
     ("GET", "/v1/vms/{vm}", Read),
@@ -88,6 +94,11 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/precaches", Change),
     ("DELETE", "/v1/precaches/{volume}/{to}", Change),
     ("GET", "/v1/wires", Read),
+    // Of both ends' objects: the handlers look.
+    ("GET", "/v1/port-wires", Read),
+    ("POST", "/v1/port-wires", Change),
+    ("GET", "/v1/port-wires/{wire}", Read),
+    ("DELETE", "/v1/port-wires/{wire}", Change),
     ("GET", "/v1/moves", Read),
     ("POST", "/v1/moves", Move),
     ("POST", "/v1/moves/together", Move),
@@ -369,6 +380,7 @@ mod tests {
             let moves = path.starts_with("/v1/moves") && !path.ends_with("resolve");
             let vms = path.starts_with("/v1/precaches")
                 || path.ends_with("/verify")
+                || path.starts_with("/v1/port-wires")
                 || path.starts_with("/v1/vms") && !path.ends_with("monitor");
             let shared = reads && !ours.iter().any(|o| path.starts_with(o));
             let open = *right == Anybody;

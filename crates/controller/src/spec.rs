@@ -119,6 +119,10 @@ pub fn check(mut spec: VmSpec, taken: &Taken) -> Result<VmSpec, ApiError> {
             return Err(conflict(format!("disks: there is a volume `{name}` already")).remedy("choose another name"));
         }
     }
+    let mut ports = HashSet::new();
+    if let Some(twice) = spec.ports().into_iter().find(|port| !ports.insert(port.clone())) {
+        return Err(conflict(format!("nics: two interfaces are called `{twice}`")).remedy("name them apart"));
+    }
     let mut macs = HashSet::new();
     for nic in &mut spec.nics {
         nic.mac = canonical_mac(&nic.mac)?;

@@ -35,10 +35,14 @@ pub enum Kind {
     ApiToken,
     /// By volume and host.
     Precache,
+    /// By number.
+    ComponentObject,
+    /// Between ports, by number.
+    Wire,
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 12] = [
         Self::Site,
         Self::Host,
         Self::Component,
@@ -49,6 +53,8 @@ impl Kind {
         Self::Revocation,
         Self::ApiToken,
         Self::Precache,
+        Self::ComponentObject,
+        Self::Wire,
     ];
 
     const fn table(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
@@ -63,6 +69,8 @@ impl Kind {
             Self::Revocation => "revocations",
             Self::ApiToken => "api-tokens",
             Self::Precache => "precaches",
+            Self::ComponentObject => "component-objects",
+            Self::Wire => "wires",
         })
     }
 }

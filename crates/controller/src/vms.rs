@@ -26,10 +26,10 @@ type Answer<T> = Result<Json<T>, ApiError>;
 type Shared = State<Arc<Controller>>;
 
 /// VXLAN's network numbers have 24 bits.
-const VNI_BITS: u32 = 0x00ff_ffff;
+pub(crate) const VNI_BITS: u32 = 0x00ff_ffff;
 
 /// The host called `at`, or the first host of the site of that name whose node answers.
-async fn place(c: &Controller, at: &Name) -> Result<HostRecord, ApiError> {
+pub(crate) async fn place(c: &Controller, at: &Name) -> Result<HostRecord, ApiError> {
     if let Some(host) = c.store.read(Kind::Host, at)? {
         return Ok(host);
     }
@@ -58,7 +58,7 @@ fn taken(c: &Controller) -> Result<Taken, ApiError> {
 }
 
 /// A wire's number; its low 24 bits, which number its tunnel, are never 0.
-fn wire_number(c: &Controller) -> Result<u32, ApiError> {
+pub(crate) fn wire_number(c: &Controller) -> Result<u32, ApiError> {
     loop {
         let number = u32::try_from(c.store.next(Counter::Wire)?)
             .map_err(|_| ApiError::new(Problem::Failed, "all numbers for wires have been used"))?;
@@ -69,9 +69,9 @@ fn wire_number(c: &Controller) -> Result<u32, ApiError> {
 }
 
 /// The gateways' hosts that `components` are on, as nodes have to know them.
-async fn gateways(c: &Controller, components: &[Component]) -> Result<HashMap<Name, PeerHost>, ApiError> {
+async fn gateways(c: &Controller, components: &[Option<Component>]) -> Result<HashMap<Name, PeerHost>, ApiError> {
     let mut found = HashMap::new();
-    for component in components {
+    for component in components.iter().flatten() {
         if let ComponentSpec::Gateway { host, .. } = &component.kind
             && !found.contains_key(host)
         {
@@ -85,10 +85,12 @@ async fn gateways(c: &Controller, components: &[Component]) -> Result<HashMap<Na
 pub async fn create(State(c): Shared, Extension(who): Extension<Caller>, Json(new): Json<CreateVm>) -> Answer<Vm> {
     who.may_create(&new)?;
     let host = place(&c, &new.at).await?;
-    let mut components: Vec<Component> = vec![];
+    let mut components: Vec<Option<Component>> = vec![];
     for nic in &new.spec.nics {
-        let component = c.store.read(Kind::Component, &nic.component)?;
-        components.push(component.ok_or_else(|| missing("component", &nic.component))?);
+        components.push(match &nic.component {
+            Some(name) => Some(c.store.read(Kind::Component, name)?.ok_or_else(|| missing("component", name))?),
+            None => None,
+        });
     }
     let gateways = gateways(&c, &components).await?;
     let (mut record, in_hand) = reserve(&c, new, who.domain().cloned(), &host, components, &gateways)?;
@@ -130,7 +132,7 @@ fn reserve(
     new: CreateVm,
     domain: Option<Name>,
     host: &HostRecord,
-    components: Vec<Component>,
+    components: Vec<Option<Component>>,
     gateways: &HashMap<Name, PeerHost>,
 ) -> Result<(VmRecord, crate::state::InHand), ApiError> {
     let _deciding = c.decide();
@@ -138,11 +140,16 @@ fn reserve(
     if c.vm_records()?.iter().any(|vm| vm.definition.name == name) {
         return Err(conflict(format!("there is a VM `{name}` already")));
     }
+    crate::components::check_name(c, &name)?;
     c.host(&host.name)?;
     let spec = spec::check(spec, &taken(c)?)?;
     let id = VmId(c.store.next(Counter::Vm)?);
     let mut wires = vec![];
     for component in components {
+        let Some(component) = component else {
+            wires.push(WireDefinition { id: wire_number(c)?, component: None, gateway: None });
+            continue;
+        };
         // It may have been deleted since it was looked up.
         if c.store.get(Kind::Component, component.name.as_str())?.is_none() {
             return Err(missing("component", &component.name));
@@ -154,7 +161,7 @@ fn reserve(
             }
             switch @ ComponentSpec::Switch { .. } => (switch, None),
         };
-        wires.push(WireDefinition { id: wire_number(c)?, component, gateway });
+        wires.push(WireDefinition { id: wire_number(c)?, component: Some(component), gateway });
     }
     let mut changes = vec![];
     let mut volumes = vec![];
@@ -208,14 +215,14 @@ fn started_or_refused(c: &Controller, record: &VmRecord) -> Result<(), ApiError>
 /// Tells every gateway that the VM is wired to where the VM is; one that fails does not keep the others from hearing. May be
 /// repeated: gateways ignore an older owner.
 async fn point_gateways(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
-    let is_tunnel = |wire: &WireDefinition| matches!(wire.component, ComponentSpec::Gateway { .. });
+    let is_tunnel = |wire: &WireDefinition| matches!(wire.component, Some(ComponentSpec::Gateway { .. }));
     if !record.definition.wires.iter().any(is_tunnel) {
         return Ok(());
     }
     let remote = c.node_of(&record.host)?.facts().await?.underlay;
     let mut outcome = Ok(());
     for (wire, nic) in record.definition.wires.iter().zip(&record.definition.spec.nics) {
-        let ComponentSpec::Gateway { host: gateway, bridge, .. } = &wire.component else { continue };
+        let Some(ComponentSpec::Gateway { host: gateway, bridge, .. }) = &wire.component else { continue };
         let (lineage, generation) = (record.lineage, record.generation);
         let mtu = nic.mtu();
         let (bridge, host, vni) = (bridge.clone(), Some(record.host.clone()), wire.id & VNI_BITS);
@@ -249,7 +256,7 @@ async fn dismantle(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
     // One that is away does not keep the others from hearing; the record stays until all have.
     let mut outcome = Ok(());
     for wire in &record.definition.wires {
-        if let ComponentSpec::Gateway { host, .. } = &wire.component {
+        if let Some(ComponentSpec::Gateway { host, .. }) = &wire.component {
             outcome = outcome.and(gone(c.node_of(host)?.detach(wire.id).await));
         }
     }
@@ -327,6 +334,7 @@ pub async fn remove(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
     let (record, in_hand) = {
         let _deciding = c.decide();
         let mut record = c.vm_record(&name)?;
+        crate::wires::refuse_removal(&c, &name)?;
         crate::moves::supersede(&c, id)?;
         if let Some(mv) = open_move(&c, id)? {
             return Err(conflict(format!("`{name}` is being moved (move {})", mv.id().0))
@@ -439,7 +447,8 @@ pub async fn wires(State(c): Shared, Extension(who): Extension<Caller>) -> Answe
     let mut wires = vec![];
     for vm in c.vm_records()?.into_iter().filter(|vm| who.sees(vm)) {
         for (nic, (wire, spec)) in (0..).zip(vm.definition.wires.iter().zip(&vm.definition.spec.nics)) {
-            let (component, host) = (spec.component.clone(), vm.host.clone());
+            let Some(component) = spec.component.clone() else { continue };
+            let host = vm.host.clone();
             wires.push(Wire { id: wire.id, vm: vm.definition.name.clone(), nic, component, host });
         }
     }

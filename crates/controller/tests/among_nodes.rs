@@ -52,7 +52,7 @@ async fn a_vm_is_created_resolved_wired_and_started() {
         (web("ohio"), Problem::Conflict, "already"),
         (other(&|_| {}), Problem::Conflict, "volume `root`"),
         (other(&|n| n.spec.disks[0].volume = name("data")), Problem::Conflict, "MAC"),
-        (other(&|n| n.spec.nics[0].component = name("wan")), Problem::NotFound, "component"),
+        (other(&|n| n.spec.nics[0].component = Some(name("wan"))), Problem::NotFound, "component"),
         (other(&|n| n.at = name("nowhere")), Problem::NotFound, "nowhere"),
         (other(&|n| n.spec.cpu = "host".into()), Problem::Invalid, "cpu"),
     ] {

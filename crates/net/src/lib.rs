@@ -4,16 +4,21 @@
 //! What can go wrong: the name is taken by a device of another kind, rights are missing (CAP_NET_ADMIN), an operator
 //! removed a device meanwhile. Errors name the operation, the object and the kernel's answer.
 
+pub mod conntrack;
 mod error;
 mod frame;
+mod inside;
 mod mac;
 mod net;
+mod netns;
 mod packet;
 mod tap;
 
 pub use error::NetError;
 pub use frame::{Frame, arp_reply_from, arp_request, gratuitous_arp, rarp, source_of, unsolicited_neighbour};
+pub use inside::{BridgeKind, Learnt, PortVlans, Prefix, Route, VethEnd};
 pub use mac::{BadMac, MacAddr};
 pub use net::{Fdb, Kind, Link, LinkIndex, Net, Vxlan};
+pub use netns::NetNs;
 pub use packet::PacketSocket;
 pub use tap::ensure_tap;

@@ -10,7 +10,7 @@ use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
-use rtnetlink::{Error, Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVxlan};
+use rtnetlink::{Error, Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVxlan};
 use std::net::IpAddr;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
@@ -72,6 +72,12 @@ pub struct Vxlan<'a> {
     pub port: u16,
 }
 
+/// Group addresses that a bridge forwards when it is asked to: of 01-80-C2-00-00-00 to -0F all but the three that the kernel keeps
+/// for itself. Of those, spanning tree's passes where the bridge runs none.
+const FORWARDED_BY_BRIDGE: u16 = 0xfff8;
+/// The same of a bridge's port, which may forward slow protocols (LACP) as well: all but MAC PAUSE, which is a link's own.
+const FORWARDED_BY_PORT: u16 = 0xfffd;
+
 /// How a forwarding entry joins those of the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fdb {
@@ -84,7 +90,7 @@ pub enum Fdb {
 /// A netlink connection in the namespace of the thread that opened it. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Net {
-    handle: Handle,
+    pub(crate) handle: Handle,
     _connection: Arc<Ended>,
 }
 
@@ -105,7 +111,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), NetError> {
     if fine { Ok(()) } else { Err(NetError::BadName(name.to_owned())) }
 }
 
-fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> NetError {
+pub(crate) fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> NetError {
     move |error| {
         let source = match error {
             Error::NetlinkError(message) => message.to_io(),
@@ -235,6 +241,32 @@ impl Net {
             self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name))?;
         }
         self.expect(name, Kind::Bridge, "bridge").await
+    }
+
+    /// The bridge `name` as a mere wire, created (down) if need be: it learns nothing, keeps no group memberships, and (as bridges do
+    /// unless they are told to know VLANs, which some kernels cannot) leaves VLAN tags alone. It forwards what bridges keep for themselves, as far as the kernel lets it (not MAC PAUSE).
+    ///
+    /// # Errors
+    /// [`NetError::OtherKind`] when the name is another's.
+    pub async fn ensure_wire_bridge(&self, name: &str) -> Result<Link, NetError> {
+        if self.find(name).await?.is_none() {
+            let wanted = LinkMessageBuilder::<LinkBridge>::new(name)
+                .ageing_time(0)
+                .mcast_snooping(false)
+                .group_fwd_mask(FORWARDED_BY_BRIDGE);
+            self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name))?;
+        }
+        self.expect(name, Kind::Bridge, "bridge").await
+    }
+
+    /// A port of a wire's bridge passes what bridges keep for themselves.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub async fn pass_groups(&self, port: LinkIndex) -> Result<(), NetError> {
+        let change = LinkBridgePort::new(port.0).group_fwd_mask(FORWARDED_BY_PORT);
+        let done = self.handle.link().set_port(change.build()).execute().await;
+        done.map_err(|e| failed("let group addresses pass", &format!("#{}", port.0))(e))
     }
 
     /// The VXLAN device, created (down, without any remote) if need be.
@@ -407,7 +439,7 @@ impl Net {
         self.neighbour("teach bridge of", port, entry, NLM_F_REPLACE).await
     }
 
-    async fn neighbour(
+    pub(crate) async fn neighbour(
         &self,
         operation: &'static str,
         link: LinkIndex,
@@ -429,7 +461,7 @@ impl Net {
     }
 }
 
-fn entry(link: LinkIndex, mac: MacAddr, flags: NeighbourFlags, state: NeighbourState) -> NeighbourMessage {
+pub(crate) fn entry(link: LinkIndex, mac: MacAddr, flags: NeighbourFlags, state: NeighbourState) -> NeighbourMessage {
     let mut entry = NeighbourMessage::default();
     entry.header.family = AddressFamily::Bridge;
     entry.header.ifindex = link.0;

@@ -129,7 +129,7 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
         }
     }
     for wire in &definition.wires {
-        if let ComponentSpec::Switch { bridge } = &wire.component
+        if let Some(ComponentSpec::Switch { bridge }) = &wire.component
             && !has_interface(bridge)
         {
             add(

@@ -16,9 +16,12 @@
 
 use crate::parts::Parts;
 use crate::proto::{Repoint, Stage};
+use godwit_api::component::ComponentDefinition;
 use godwit_api::host::GatewayPort;
 use godwit_api::precache::NO_MOVE;
+use godwit_api::wire::{EndView, OrderedEnd};
 use godwit_api::{ApiError, Problem};
+use godwit_handoff::Ticket;
 use godwit_trust::{Capability, CapabilityError, Credentials, SignedCapability};
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
 use std::fs::{File, OpenOptions};
@@ -58,6 +61,33 @@ pub fn stage(credentials: &Credentials, from: &str, stage: &Stage) -> Result<(),
         Capability::same("a VM with the definition", &allowed.definition, &definition.digest())
     };
     check().map_err(|why| forbidden(from, &format!("bring VM {} here", stage.definition.id.0), &why))
+}
+
+/// Whether `from` was given the place that it asks for a component.
+///
+/// # Errors
+/// [`Problem::Forbidden`], saying what does not fit.
+pub fn component(
+    credentials: &Credentials,
+    from: &str,
+    ticket: &Ticket,
+    definition: &ComponentDefinition,
+    capability: Option<&SignedCapability>,
+) -> Result<(), ApiError> {
+    let check = || -> Result<(), CapabilityError> {
+        let allowed = credentials.open(capability.ok_or(CapabilityError::Form(NONE))?)?;
+        allowed.may_begin(SystemTime::now())?;
+        Capability::same("the source", &allowed.from.name(), &from)?;
+        Capability::same("the destination", &&allowed.to, &credentials.identity())?;
+        Capability::same("the move", &allowed.mv, &ticket.mv)?;
+        Capability::same("the component", &allowed.vm, &ticket.vm)?;
+        Capability::same("the component", &allowed.vm, &definition.id)?;
+        Capability::same("the lineage", &allowed.lineage, &ticket.lineage)?;
+        Capability::same("the generation", &allowed.generation, &ticket.generation)?;
+        Capability::same("the wires", &allowed.wires, &definition.sorted_endpoints())?;
+        Capability::same("a component with the definition", &allowed.definition, &definition.digest())
+    };
+    check().map_err(|why| forbidden(from, &format!("bring component {} here", definition.id.0), &why))
 }
 
 /// In which owner's name somebody asks for something to be done with a volume, and what shows that it was ordered.
@@ -119,6 +149,57 @@ pub fn repoint(credentials: &Credentials, from: &str, order: &Repoint, known: &G
     check().map_err(|why| forbidden(from, &format!("point wire {}", order.wire), &why))
 }
 
+/// What of `from`'s word on a wire's end is to be believed, where `known` was believed before: an older or equal one changes nothing, a later
+/// owner has to be shown, and of where an owner is about to go that owner's own host tells.
+///
+/// # Errors
+/// [`Problem::Forbidden`], saying what does not fit.
+pub fn end(credentials: &Credentials, from: &str, told: &OrderedEnd, known: &EndView) -> Result<EndView, ApiError> {
+    let view = &told.view;
+    let owners = |view: &EndView| (view.lineage, view.generation);
+    if (owners(view), view.step) <= (owners(known), known.step) {
+        return Ok(known.clone());
+    }
+    let later = owners(view) > owners(known);
+    let check = || -> Result<EndView, CapabilityError> {
+        let covers = |signed: Option<&SignedCapability>| {
+            let allowed = credentials.open(signed.ok_or(CapabilityError::Form(NONE))?)?;
+            if allowed.wires.contains(&told.endpoint) {
+                return Ok(allowed);
+            }
+            let (wires, asked) = (format!("{:?}", allowed.wires), told.endpoint.to_string());
+            Err(CapabilityError::Other { what: "the wires", allowed: wires, asked })
+        };
+        if later {
+            let allowed = covers(view.capability.as_ref())?;
+            owner(&allowed, view.host.name.as_str(), view.lineage, view.generation)?;
+            if allowed.to.name() == view.host.name.as_str() {
+                Capability::same("the address", &allowed.remote, &view.host.underlay)?;
+            } else {
+                // A source that takes its VM back has it where it was: as long as nobody has been believed to have got it.
+                Capability::same("the address", &known.host.underlay, &view.host.underlay)?;
+                Capability::same("the host", &known.host.name, &view.host.name)?;
+            }
+        }
+        // What is relayed may have been made up on the way.
+        let own_word = view.host.name.as_str() == from;
+        if !own_word || (!later && view.host != known.host) {
+            return Ok(if later { EndView { step: 0, coming: None, ..view.clone() } } else { known.clone() });
+        }
+        if let Some(coming) = &view.coming {
+            let allowed = covers(coming.capability.as_ref())?;
+            Capability::same("the source", &allowed.from.name(), &from)?;
+            Capability::same("the destination", &allowed.to.name(), &coming.host.name.as_str())?;
+            Capability::same("the lineage", &allowed.lineage, &view.lineage)?;
+            Capability::same("the generation", &allowed.generation, &view.generation.next())?;
+            Capability::same("the address", &allowed.remote, &coming.host.underlay)?;
+        }
+        let capability = if later { view.capability.clone() } else { known.capability.clone() };
+        Ok(EndView { capability, ..view.clone() })
+    };
+    check().map_err(|why| forbidden(from, &format!("say where endpoint {} is", told.endpoint), &why))
+}
+
 /// Whether `who` owns the VM as this generation, if the move goes as it was ordered: as its destination, or as its source that took it
 /// back after the seal.
 fn owner(allowed: &Capability, who: &str, lineage: Lineage, generation: Generation) -> Result<(), CapabilityError> {
@@ -161,8 +242,19 @@ pub fn held(
 ) -> Option<SignedCapability> {
     let came = std::fs::read_to_string(parts.folder.join(FILE)).ok().and_then(|text| text.try_into().ok());
     let left = parts.file().order.and_then(|order| order.capability);
+    held_among(credentials, [came, left], lineage, generation)
+}
+
+/// As [`held`], of those that a component came with and left with.
+#[must_use]
+pub fn held_among(
+    credentials: &Credentials,
+    both: [Option<SignedCapability>; 2],
+    lineage: Lineage,
+    generation: Generation,
+) -> Option<SignedCapability> {
     let me = credentials.identity().name();
-    let mut both = [came, left].into_iter().flatten();
+    let mut both = both.into_iter().flatten();
     both.find(|signed| credentials.open(signed).is_ok_and(|c| owner(&c, me, lineage, generation).is_ok()))
 }
 

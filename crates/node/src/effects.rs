@@ -114,6 +114,7 @@ async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation
 
 /// Whether all is closed; else a move from here is undone.
 async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
+    crate::wired::leaves(node, parts).await;
     // The network first: what the guest's own stop left in flight is all that may still leave.
     if let Err(error) = node.isolate(parts).await {
         tracing::error!(vm = parts.name, %error, "the network cannot be isolated");

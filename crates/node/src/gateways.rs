@@ -193,6 +193,9 @@ impl Node {
     /// # Errors
     /// When no answer came, or somebody else asks.
     pub(crate) async fn probe_wire(&self, from: &str, asked: &ProbeWire) -> Result<(), ApiError> {
+        if self.wired().has(asked.wire) {
+            return self.probe_wired(from, asked).await;
+        }
         let port = self.gateways().load(asked.wire)?.ok_or_else(|| {
             ApiError::new(Problem::NotFound, format!("wire {} does not end at {}", asked.wire, self.name()))
         })?;
@@ -211,7 +214,7 @@ impl Node {
 /// The VM's wires that lead to gateways, and where those are.
 fn wires(definition: &VmDefinition) -> impl Iterator<Item = (&WireDefinition, &PeerHost)> {
     definition.wires.iter().filter_map(|wire| {
-        if !matches!(wire.component, ComponentSpec::Gateway { .. }) {
+        if !matches!(wire.component, Some(ComponentSpec::Gateway { .. })) {
             return None;
         }
         if wire.gateway.is_none() {
@@ -224,7 +227,7 @@ fn wires(definition: &VmDefinition) -> impl Iterator<Item = (&WireDefinition, &P
     })
 }
 
-async fn ask(node: &Node, gateway: &PeerHost, request: &Request, within: Duration) -> Result<(), ApiError> {
+pub(crate) async fn ask(node: &Node, gateway: &PeerHost, request: &Request, within: Duration) -> Result<(), ApiError> {
     let name = &gateway.name;
     let asking = async {
         let session = node.peers().session(gateway).await?;

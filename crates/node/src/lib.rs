@@ -3,6 +3,7 @@
 pub mod actor;
 pub mod check;
 pub mod claim;
+pub mod components;
 pub mod covered;
 pub mod disk;
 mod disk_index;
@@ -46,6 +47,7 @@ pub mod spec;
 pub mod store;
 pub mod trace;
 pub mod tracker;
+pub mod wired;
 
 use godwit_api::Name;
 use std::future::Future;

@@ -1,6 +1,7 @@
 //! The node: everything that belongs to the host rather than to one VM.
 
 use crate::actor::Actor;
+use crate::components::Components;
 use crate::disk::Disk;
 use crate::gateways::{self, Gateways};
 use crate::incoming::Comes;
@@ -13,6 +14,7 @@ use crate::precache::Precaches;
 use crate::proto::{self, Note};
 use crate::quarantine::Quarantine;
 use crate::registry::{self, Power, VmFile};
+use crate::wired::{self, Wired};
 use crate::{Config, check, effects};
 use anyhow::{Context, Result, bail};
 use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
@@ -39,6 +41,8 @@ pub struct Node {
     qemu: godwit_vmm::HostFacts,
     wires: godwit_wire::Wires,
     gateways: Gateways,
+    components: Components,
+    wired: Wired,
     peers: Peers,
     quarantine: Quarantine,
     first_seen: FirstSeen,
@@ -109,6 +113,16 @@ impl Node {
 
     pub(crate) const fn gateways(&self) -> &Gateways {
         &self.gateways
+    }
+
+    /// Components that are here, or were.
+    pub(crate) const fn components(&self) -> &Components {
+        &self.components
+    }
+
+    /// Wires between ports.
+    pub(crate) const fn wired(&self) -> &Wired {
+        &self.wired
     }
 
     /// Sessions with other nodes.
@@ -215,6 +229,8 @@ impl Node {
         };
         let peers = Peers::bind(listen, &credentials)?;
         let gateways = Gateways::new(&config.state);
+        let components = Components::new(&config.state, &config.run, &wires)?;
+        let wired = Wired::new(&config.state);
         let precaches = Precaches::new(&config.state, &config.run);
         let node = Arc::new(Self {
             config,
@@ -225,6 +241,8 @@ impl Node {
             qemu,
             wires,
             gateways,
+            components,
+            wired,
             peers,
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
@@ -236,7 +254,9 @@ impl Node {
             images: crate::image::Images::default(),
         });
         node.recover_gateways().await;
+        node.recover_wires().await;
         node.recover().await?;
+        node.recover_components();
         node.peers.serve(&node);
         node.renew_in_time();
         node.drop_what_expires();
@@ -523,34 +543,40 @@ impl Node {
     ///
     /// # Errors
     /// When the network refuses.
-    pub async fn activate(&self, parts: &Parts, lineage: Lineage, generation: Generation) -> Result<(), ApiError> {
+    pub async fn activate(
+        self: &Arc<Self>,
+        parts: &Parts,
+        lineage: Lineage,
+        generation: Generation,
+    ) -> Result<(), ApiError> {
         let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
         for endpoint in crate::spec::endpoints(&parts.definition())? {
             // Staging again costs little and does nothing where it was done.
             self.wires.stage(&endpoint).await.map_err(network)?;
             self.wires.activate(&endpoint, sequence).await.map_err(network)?;
         }
-        Ok(())
+        wired::opened(self, parts, lineage, generation).await
     }
 
     /// Cuts a VM's endpoints off.
     ///
     /// # Errors
     /// When the network refuses.
-    pub async fn isolate(&self, parts: &Parts) -> Result<(), ApiError> {
+    pub async fn isolate(self: &Arc<Self>, parts: &Parts) -> Result<(), ApiError> {
         gateways::let_go(self, &parts.definition());
         for endpoint in crate::spec::endpoints(&parts.definition())? {
             self.wires.isolate(&endpoint).await.map_err(network)?;
         }
-        Ok(())
+        wired::closed(self, parts).await
     }
 
     /// Removes a VM's endpoints.
     ///
     /// # Errors
     /// When the network refuses.
-    pub async fn remove_endpoints(&self, parts: &Parts) -> Result<(), ApiError> {
+    pub async fn remove_endpoints(self: &Arc<Self>, parts: &Parts) -> Result<(), ApiError> {
         gateways::let_go(self, &parts.definition());
+        wired::removed(self, parts).await?;
         for endpoint in crate::spec::endpoints(&parts.definition())? {
             self.wires.remove(&endpoint).await.map_err(network)?;
         }
@@ -561,10 +587,13 @@ impl Node {
     ///
     /// # Errors
     /// When no proof came in time.
-    pub async fn probe(&self, parts: &Parts, within: Duration) -> Result<(), ApiError> {
+    pub async fn probe(self: &Arc<Self>, parts: &Parts, within: Duration) -> Result<(), ApiError> {
         let definition = parts.definition();
         for endpoint in crate::spec::endpoints(&definition)? {
-            gateways::probe(self, &definition, &endpoint, within).await?;
+            match endpoint.component {
+                godwit_wire::Component::Nowhere => wired::probe(self, &endpoint, within).await?,
+                _ => gateways::probe(self, &definition, &endpoint, within).await?,
+            }
         }
         Ok(())
     }
@@ -755,6 +784,7 @@ impl Node {
                     parts.keeper().try_tell(crate::actor::Input::Message { from: from.to_owned(), message });
                 }
             }
+            Ok(Note::Component(message)) => self.heard_of_component(from, message),
             Ok(Note::Resumed { ticket, unix_us, ago_us }) => {
                 if let Some(moving) = self.moving(from, ticket) {
                     let one_way = self.peers.rtt(from).unwrap_or_default() / 2 + Duration::from_micros(ago_us);
@@ -782,7 +812,9 @@ impl Node {
             Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
             Ok(proto::Request::Released(asked)) => crate::lend::released(self, from, &asked),
             Ok(proto::Request::Scrub(ask)) => return crate::scrub::asked(self, from, *ask).await,
+            Ok(proto::Request::Component(ask)) => self.asked_of_component(from, *ask).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
+            Ok(proto::Request::Wire(told)) => return proto::encode(&self.told(from, *told).await),
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Ok(proto::Request::Filler(_)) => Ok(()),
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),

@@ -200,6 +200,8 @@ impl Node {
         for link in self.wires().list().await.map_err(crate::node::network)? {
             use godwit_wire::FoundState;
             let wire = match link.state {
+                // Between ports: the controller's to disconnect.
+                FoundState::Tunnel(wire) if self.wired().has(wire.0) => continue,
                 FoundState::Tunnel(wire) => Some(wire.0),
                 FoundState::Endpoint(_) => {
                     link.name.strip_prefix(&format!("{}t", crate::spec::PREFIX)).and_then(|n| n.parse().ok())

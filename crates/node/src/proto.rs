@@ -4,6 +4,7 @@
 use godwit_api::ApiError;
 use godwit_api::host::PeerHost;
 use godwit_api::vm::VmDefinition;
+use godwit_api::wire::WireOrder;
 use godwit_handoff::{Message, Ticket};
 use godwit_trust::SignedCapability;
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
@@ -21,12 +22,17 @@ pub enum Request {
     Released(Box<crate::lend::Fetch>),
     /// A holder of a volume that leads its scrub: digests of yours; or a block, to be given or mended. Answered by [`crate::scrub::Said`].
     Scrub(Box<crate::scrub::ScrubAsk>),
+    /// About a component that moves.
+    Component(Box<crate::components::ComponentAsk>),
     /// The VM's owner, to a gateway's node: point this wire at me.
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
     ProbeWire(ProbeWire),
     /// Nothing: it is sent to see how long it takes.
     Filler(String),
+    /// A host that has, or had, an end of a wire between ports: this is where its ends are. Answered by the same, as the other host knows
+    /// it then: `Result<[EndView; 2], ApiError>`.
+    Wire(Box<WireOrder>),
 }
 
 /// Which wire, where to, and in whose name.
@@ -92,6 +98,8 @@ pub type Answer = Result<(), ApiError>;
 pub enum Note {
     /// The hand-off's own messages; its machines repeat them.
     HandOff(Message),
+    /// The same, of a component.
+    Component(Message),
     /// Destination: the guest runs. For the figures.
     Resumed {
         /// The attempt.

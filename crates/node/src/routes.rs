@@ -7,6 +7,7 @@ use crate::parts::Parts;
 use axum::extract::{Path, State};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
+use godwit_api::component::{ComponentDefinition, ComponentOrder, LocalComponent};
 use godwit_api::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
@@ -14,6 +15,7 @@ use godwit_api::image::{ImageCopy, ImageOrder};
 use godwit_api::orphan::Orphan;
 use godwit_api::precache::{LocalPrecache, PrecacheOrder};
 use godwit_api::vm::VmDefinition;
+use godwit_api::wire::{LocalWire, WireOrder};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Fenced, MoveId, Peer, PeerHistory, VmId};
 use godwit_units::VolumeId;
@@ -51,7 +53,12 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/precaches", put(precaches))
         .route("/v1/volumes/{id}/verify", post(verify))
         .route("/v1/volumes/{id}/image", post(copy_image).get(image).delete(end_image))
+        .route("/v1/components", get(components))
+        .route("/v1/components/{id}", get(component).put(define_component).delete(remove_component))
+        .route("/v1/components/{id}/move", post(move_component))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
+        .route("/v1/wires", get(wires))
+        .route("/v1/wires/{wire}", get(wire).put(connect).delete(disconnect))
         .with_state(node)
 }
 
@@ -251,6 +258,63 @@ async fn stop_now(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<
 
 async fn attach(State(node): State<Arc<Node>>, Path(wire): Path<u32>, Json(port): Json<GatewayPort>) -> Answer<Value> {
     node.attach(wire, &port).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn components(State(node): State<Arc<Node>>) -> Answer<Vec<LocalComponent>> {
+    Ok(Json(node.local_components()))
+}
+
+async fn component(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<LocalComponent> {
+    Ok(Json(node.local_component(VmId(id))?))
+}
+
+async fn define_component(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(definition): Json<ComponentDefinition>,
+) -> Answer<LocalComponent> {
+    if definition.id != VmId(id) {
+        let message = format!("the path says component {id}, the body {}", definition.id.0);
+        return Err(ApiError::new(Problem::Invalid, message));
+    }
+    Ok(Json(node.define_component(definition).await?))
+}
+
+async fn remove_component(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Value> {
+    node.remove_component(VmId(id)).await?;
+    Ok(Json(Value::Null))
+}
+
+async fn move_component(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(order): Json<ComponentOrder>,
+) -> Answer<LocalComponent> {
+    Ok(Json(node.move_component(VmId(id), order).await?))
+}
+
+async fn wires(State(node): State<Arc<Node>>) -> Answer<Vec<LocalWire>> {
+    Ok(Json(node.local_wires().await))
+}
+
+async fn wire(State(node): State<Arc<Node>>, Path(wire): Path<u32>) -> Answer<LocalWire> {
+    Ok(Json(node.local_wire(wire).await?))
+}
+
+async fn connect(
+    State(node): State<Arc<Node>>,
+    Path(wire): Path<u32>,
+    Json(order): Json<WireOrder>,
+) -> Answer<LocalWire> {
+    if order.id != wire {
+        return Err(ApiError::new(Problem::Invalid, format!("the path says wire {wire}, the body {}", order.id)));
+    }
+    Ok(Json(node.connect(order).await?))
+}
+
+async fn disconnect(State(node): State<Arc<Node>>, Path(wire): Path<u32>) -> Answer<Value> {
+    node.disconnect(wire).await?;
     Ok(Json(Value::Null))
 }
 

@@ -59,7 +59,13 @@ pub fn with_images(definition: &VmDefinition, images: &Path) -> Result<VmSpec, A
 #[must_use]
 pub fn tap(definition: &VmDefinition, nic: usize) -> String {
     // 15 bytes are the most; wires have a number for ever.
-    definition.wires.get(nic).map_or_else(String::new, |wire| format!("{PREFIX}t{}", wire.id))
+    definition.wires.get(nic).map_or_else(String::new, |wire| device(wire.id))
+}
+
+/// The name of an endpoint's device: a VM's tap, or the host's side of the veth pair to a component's port.
+#[must_use]
+pub fn device(endpoint: u32) -> String {
+    format!("{PREFIX}t{endpoint}")
 }
 
 /// Where a volume's replica is.
@@ -102,14 +108,15 @@ pub fn endpoints(definition: &VmDefinition) -> Result<Vec<EndpointSpec>, ApiErro
             tap: tap(definition, i),
             mac,
             mtu: nic.mtu(),
-            component: component(wire.id, &wire.component)?,
+            component: component(wire.id, wire.component.as_ref())?,
             ips: nic.ips.clone(),
         });
     }
     Ok(found)
 }
 
-fn component(wire: u32, component: &ComponentSpec) -> Result<Component, ApiError> {
+fn component(wire: u32, component: Option<&ComponentSpec>) -> Result<Component, ApiError> {
+    let Some(component) = component else { return Ok(Component::Nowhere) };
     Ok(match component {
         ComponentSpec::Switch { bridge } => Component::Switch { bridge: bridge.clone() },
         ComponentSpec::Gateway { host, bridge, underlay } => Component::Gateway {

@@ -11,6 +11,7 @@ use common::{World, definition, handed_on, identity, lending, name, ticket};
 use godwit_api::Problem;
 use godwit_api::host::GatewayPort;
 use godwit_api::vm::VmDefinition;
+use godwit_api::wire::{EndView, WireOrder};
 use godwit_handoff::{Body, FileLedger, Ledger, Message, Record, Ticket};
 use godwit_link::{Addresses, Config as LinkConfig, Endpoint, Lane, LinkError, Peer, Priority, Session, State};
 use godwit_node::covered;
@@ -22,6 +23,7 @@ use godwit_trust::{Capability, Role, SignedCapability};
 use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
 use godwit_volume::fetch::Requester;
 use godwit_volume::{Holder, Packer, Replica, Unpacker};
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -247,6 +249,80 @@ async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_g
     covered::repoint(&me, "a", &order(1, 1, None), &known).unwrap();
     covered::repoint(&me, "x", &order(9, 2, Some(of("a", "x", &[7]))), &known).unwrap();
     covered::repoint(&me, "a", &order(1, 3, Some(of("a", "x", &[7]))), &known).unwrap();
+    drop(node);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_taken_over_leads_no_end_of_a_wire_to_itself_and_makes_no_wire_up() {
+    let Some(world) = World::new([88, 5]) else { return };
+    let me = world.credentials(Role::Node, "b");
+    let controller = world.credentials(Role::Controller, "controller");
+    let config = world.config("b", 1);
+    let wires = config.state.join("wires");
+    let web = definition(1, "pc-q35-7.2", &[1], None);
+    let of = |from: &str, to: &str, wires: &[u32]| {
+        controller.grant(&Capability { wires: wires.to_vec(), ..capability(from, to, &web) }).unwrap()
+    };
+    let host = |name: &str, n: u8| {
+        let at = |port: u16| format!("10.0.0.{n}:{port}");
+        let link = json!({"control": at(1), "disk": at(2), "memory": at(3)});
+        json!({"name": name, "underlay": format!("10.0.0.{n}"), "link": link})
+    };
+    let view = |host: Value, generation: u64, signed: Option<SignedCapability>| json!({"host": host, "lineage": 0, "generation": generation, "capability": signed});
+    let order = |id: u32, a: Value| -> WireOrder {
+        let ends = [
+            json!({"endpoint": 7, "name": "web:eth0", "view": a}),
+            json!({"endpoint": 8, "name": "db:eth0", "view": view(host("b", 2), 1, None)}),
+        ];
+        serde_json::from_value(json!({"id": id, "vni": id, "mtu": 1500, "ends": ends})).unwrap()
+    };
+    // As the controller's order leaves it.
+    let known = order(9, view(host("a", 1), 1, None));
+    std::fs::create_dir_all(&wires).unwrap();
+    std::fs::write(wires.join("9.json"), json!({"order": known}).to_string()).unwrap();
+    let node = Node::start(config).await.unwrap();
+
+    let (_x, session) = world.intruder("x", 2).await;
+    let ask = async |order: &WireOrder| {
+        let request = proto::encode(&Request::Wire(Box::new(order.clone())));
+        let answer = session.request(request, SOON).await.unwrap();
+        proto::decode::<Result<[EndView; 2], godwit_api::ApiError>>(&answer).unwrap()
+    };
+    let x = world.credentials(Role::Node, "x");
+    let own = x.grant(&Capability { wires: vec![7], ..capability("a", "x", &web) }).unwrap();
+    let next = ticket(1).generation.0;
+    for (what, a) in [
+        ("with nothing", view(host("x", 9), next, None)),
+        ("with its own signature", view(host("x", 9), next, Some(own))),
+        ("with another's", view(host("x", 9), next, Some(of("a", "c", &[7])))),
+        ("of another endpoint", view(host("x", 9), next, Some(of("a", "x", &[8])))),
+        ("as a later owner", view(host("x", 9), next + 2, Some(of("a", "x", &[7])))),
+        ("to another host", view(host("x", 8), next, Some(of("a", "x", &[7])))),
+        ("as a source that takes back what it does not have", view(host("x", 9), next + 1, Some(of("x", "c", &[7])))),
+    ] {
+        let error = ask(&order(9, a)).await.unwrap_err();
+        assert_eq!(error.problem, Problem::Forbidden, "{what}: {error}");
+    }
+    // Of where another host's end is about to go it is not asked: nothing changes.
+    let mut coming = order(9, view(host("a", 1), 1, None));
+    coming.ends[0].view.step = 5;
+    coming.ends[0].view.coming =
+        serde_json::from_value(json!({"host": host("x", 9), "capability": of("a", "x", &[7])})).unwrap();
+    assert_eq!(ask(&coming).await.unwrap(), known.ends.clone().map(|end| end.view));
+    let error = ask(&order(10, view(host("x", 9), 1, None))).await.unwrap_err();
+    assert_eq!(error.problem, Problem::NotFound, "a wire that nobody has ordered: {error}");
+    assert_eq!(std::fs::read_dir(&wires).unwrap().count(), 1);
+    // What the owners may.
+    let known = &known.ends[0].view;
+    let may = |from: &str, view: Value| {
+        let end = &order(9, view).ends[0];
+        covered::end(&me, from, end, known).map(|believed| (believed.host.name.to_string(), believed.coming.is_some()))
+    };
+    assert_eq!(may("x", view(host("x", 9), next, Some(of("a", "x", &[7])))).unwrap(), ("x".into(), false));
+    // Whoever relays it.
+    assert_eq!(may("c", view(host("x", 9), next, Some(of("a", "x", &[7])))).unwrap(), ("x".into(), false));
+    assert_eq!(may("a", view(host("a", 1), next + 1, Some(of("a", "x", &[7])))).unwrap(), ("a".into(), false));
+    assert_eq!(covered::end(&me, "a", &coming.ends[0], known).unwrap().coming.map(|c| c.host.name), Some(name("x")));
     drop(node);
 }
 

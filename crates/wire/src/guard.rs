@@ -31,14 +31,15 @@ impl Guard {
         Self { table: format!("inet {prefix}-wires") }
     }
 
-    /// From now on only `remote` may send by this number to `local`; nobody, without a remote.
-    pub(crate) async fn only(&self, vni: Vni, port: u16, local: IpAddr, remote: Option<IpAddr>) {
+    /// From now on only `remotes` may send by this number to `local`; nobody, without any.
+    pub(crate) async fn only(&self, vni: Vni, port: u16, local: IpAddr, remotes: &[IpAddr]) {
         let (t, n) = (&self.table, vni.0);
-        let pass = remote.map_or_else(String::new, |remote| {
+        let pass = remotes.iter().map(|remote| {
             let family = |ip: IpAddr| if ip.is_ipv4() { "ip" } else { "ip6" };
-            let (f, l) = (family(remote), family(local));
+            let (f, l) = (family(*remote), family(local));
             format!("add rule {t} w{n} {f} saddr {remote} {l} daddr {local} return\n")
         });
+        let pass: String = pass.collect();
         let script = format!(
             "add table {t}\n\
              add set {t} ports {{ type inet_service ; }}\n\

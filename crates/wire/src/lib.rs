@@ -25,13 +25,22 @@
 //! way in and put together on their way out. A packet that may not be cut is answered by the kernel with the size that
 //! would fit, as by any router, so TCP adapts itself; an interface with `mtu = 1450` spares both.
 //!
+//! # Wires between ports
+//!
+//! A wire that joins two ports has a bridge of its own on each host, which learns nothing: with both ends here its ports are the two
+//! devices (the wire is *collapsed*), else one device and a tunnel ([`Wires::lay`]). It carries all of layer 2: VLAN tags as they
+//! are (a second tag has to fit into the MTU), and the group addresses that bridges keep for themselves (LLDP, LACP, spanning tree)
+//! except MAC PAUSE, 01-80-C2-00-00-01, which the kernel forwards nowhere. Where the ends are is [`Rehoming`]'s.
+//!
 //! Left out: encryption. Frames cross the underlay as they are, and a sender that forges its address is not kept out.
 
 #![forbid(unsafe_code)]
+mod device;
 mod endpoint;
 mod gateway;
 mod guard;
 mod record;
+mod rehome;
 mod spec;
 mod wires;
 
@@ -39,5 +48,6 @@ pub use endpoint::{Action, Endpoint, Order, Stale, State};
 pub use gateway::{Port, PortAction, PortOrder, PortState, Refused};
 pub use godwit_net::{MacAddr, NetError};
 pub use record::state as state_of_tap;
-pub use spec::{Component, DEFAULT_PORT, EndpointId, EndpointSpec, GatewayPort, Sequence, Vni, WireId};
+pub use rehome::{Outdated, Rehoming, Side, Stamp, View};
+pub use spec::{Component, DEFAULT_PORT, EndpointId, EndpointSpec, GatewayPort, PortWire, Sequence, Vni, WireId};
 pub use wires::{Found, FoundState, WireError, Wires};

@@ -55,6 +55,8 @@ pub enum Component {
         #[serde(default = "default_port")]
         port: u16,
     },
+    /// None. It stays in the pen until a wire between ports takes it ([`crate::Wires::lay`]).
+    Nowhere,
 }
 
 /// An endpoint.
@@ -74,6 +76,23 @@ pub struct EndpointSpec {
     /// The guest's IP addresses, if known.
     #[serde(default)]
     pub ips: Vec<IpAddr>,
+}
+
+/// A wire between two ports, as it is to be on one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortWire {
+    /// The wire.
+    pub wire: WireId,
+    /// Its tunnel's number, the same on both hosts.
+    pub vni: Vni,
+    /// The tunnel's UDP port.
+    pub port: u16,
+    /// Bytes.
+    pub mtu: u16,
+    /// The devices of the ends that are open here: taps, or host's sides of veth pairs. Both: the wire is collapsed.
+    pub devices: Vec<String>,
+    /// Where frames go besides, and come from. None: there is no tunnel.
+    pub remotes: Vec<IpAddr>,
 }
 
 /// A wire's end at the gateway.

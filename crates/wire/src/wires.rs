@@ -1,5 +1,7 @@
 //! The shell: looks at the kernel, asks the machines, does what they say.
 
+mod lay;
+
 use crate::guard::Guard;
 use crate::record;
 use crate::{
@@ -127,6 +129,11 @@ impl Wires {
         Ok(Self { net: opened, prefix: prefix.into(), underlay, guard, live: Arc::default() })
     }
 
+    /// The host's network.
+    pub(crate) const fn net(&self) -> &Net {
+        &self.net
+    }
+
     fn device(&self, letter: char, wire: WireId) -> String {
         format!("{}-{letter}{:08x}", self.prefix, wire.0)
     }
@@ -149,13 +156,18 @@ impl Wires {
         match (&spec.component, self.tunnel(spec)) {
             (_, Some((_, wire, ..))) => self.device('b', wire),
             (Component::Switch { bridge } | Component::Gateway { bridge, .. }, None) => bridge.clone(),
+            // Whichever wire takes it from there.
+            (Component::Nowhere, None) => self.pen_name(),
         }
     }
 
     async fn state(&self, spec: &EndpointSpec) -> Result<State, NetError> {
         let Some(tap) = self.net.find(&spec.tap).await? else { return Ok(State::Absent) };
-        let bridge = self.net.find(&self.bridge(spec)).await?;
-        let joined = tap.master.is_some() && tap.master == bridge.map(|b| b.index);
+        let bridge = self.net.find(&self.bridge(spec)).await?.map(|b| b.index);
+        let joined = match spec.component {
+            Component::Nowhere => tap.master.is_some() && tap.master != bridge,
+            _ => tap.master.is_some() && tap.master == bridge,
+        };
         Ok(record::state(record::read(tap.alias.as_deref()).map(|r| r.0), joined))
     }
 
@@ -182,6 +194,8 @@ impl Wires {
                 let tap = self.net.get(&spec.tap).await?;
                 self.net.set_alias(tap.index, &record::write(sequence, None)).await
             }
+            // It waits in the pen for a wire.
+            Action::Join if spec.component == Component::Nowhere => Ok(()),
             Action::Join => {
                 let tap = self.net.get(&spec.tap).await?;
                 let bridge = self.net.expect(&self.bridge(spec), Kind::Bridge, "bridge").await?;
@@ -198,6 +212,7 @@ impl Wires {
                     other => other,
                 }
             }
+            Action::Announce if spec.component == Component::Nowhere => Ok(()),
             Action::Announce => self.announce(spec, None).await,
             Action::Hush => {
                 if let Some(live) = lock(&self.live).remove(&spec.tap) {
@@ -223,7 +238,7 @@ impl Wires {
     }
 
     /// Never up: that is what isolates. Down again at each use, should anybody have meddled.
-    async fn pen(&self) -> Result<Link, NetError> {
+    pub(crate) async fn pen(&self) -> Result<Link, NetError> {
         let pen = self.net.ensure_bridge(&self.pen_name(), None).await?;
         if pen.up {
             self.net.down(pen.index).await?;
@@ -253,7 +268,7 @@ impl Wires {
         let (name, bridge_name) = (self.device('v', wire), self.device('b', wire));
         // Before there is a device that could let something in. Once is enough: this is repeated within the VM's pause.
         if self.net.find(&name).await?.is_none() {
-            self.guard.only(vni, port, self.underlay, Some(host)).await;
+            self.guard.only(vni, port, self.underlay, &[host]).await;
         }
         let wanted = Vxlan { name: &name, vni: vni.0, local: self.underlay, port };
         let vxlan = self.net.ensure_vxlan(&wanted).await?;
@@ -265,28 +280,42 @@ impl Wires {
         if vxlan.master != Some(bridge.index) {
             self.net.set_master(vxlan.index, Some(bridge.index)).await?;
         }
-        self.point(&vxlan, host).await?;
+        self.point(&vxlan, &[host]).await?;
         self.net.up(vxlan.index).await?;
         self.net.up(bridge.index).await
     }
 
-    /// New entry first, then the old ones go: no frame is without a way. To this host itself there is no tunnel.
-    async fn point(&self, vxlan: &Link, to: IpAddr) -> Result<(), NetError> {
+    /// New entries first, then the old ones go: no frame is without a way. To this host itself there is no tunnel. Gives whether
+    /// anything has changed.
+    async fn point(&self, vxlan: &Link, to: &[IpAddr]) -> Result<bool, NetError> {
         let old = self.net.fdb_of(vxlan.index, MacAddr::ZERO).await?;
-        if to != self.underlay && !old.contains(&to) {
-            self.net.fdb_add(vxlan.index, MacAddr::ZERO, to, Fdb::Append).await?;
+        let to = || to.iter().filter(|to| **to != self.underlay);
+        let mut changed = false;
+        for new in to().filter(|new| !old.contains(new)) {
+            self.net.fdb_add(vxlan.index, MacAddr::ZERO, *new, Fdb::Append).await?;
+            changed = true;
         }
-        for other in old.into_iter().filter(|o| *o != to || to == self.underlay) {
-            self.net.fdb_remove(vxlan.index, MacAddr::ZERO, other).await?;
+        for other in old.iter().filter(|other| !to().any(|to| to == *other)) {
+            self.net.fdb_remove(vxlan.index, MacAddr::ZERO, *other).await?;
+            changed = true;
         }
-        Ok(())
+        Ok(changed)
     }
 
     async fn announce(&self, spec: &EndpointSpec, again: Option<Arc<Mutex<bool>>>) -> Result<(), NetError> {
         // On a switch from the bridge itself, so that spanning tree is honoured; the guest hears it too, and knows its own
         // address. On a tunnel from its end.
         let from = self.tunnel(spec).map_or_else(|| self.bridge(spec), |(_, wire, ..)| self.device('v', wire));
-        let socket = PacketSocket::open(self.net.get(&from).await?.index)?;
+        self.announce_from(&from, spec, again).await
+    }
+
+    async fn announce_from(
+        &self,
+        from: &str,
+        spec: &EndpointSpec,
+        again: Option<Arc<Mutex<bool>>>,
+    ) -> Result<(), NetError> {
+        let socket = PacketSocket::open(self.net.get(from).await?.index)?;
         let frames: Vec<Frame> = spec
             .ips
             .iter()
@@ -540,7 +569,7 @@ impl Wires {
             (PortAction::Make, Some(spec)) => {
                 // Nothing comes in before it is known who may send.
                 if self.net.find(name).await?.is_none() {
-                    self.guard.only(spec.vni, spec.port, self.underlay, None).await;
+                    self.guard.only(spec.vni, spec.port, self.underlay, &[]).await;
                 }
                 let wanted = Vxlan { name, vni: spec.vni.0, local: self.underlay, port: spec.port };
                 let vxlan = self.net.ensure_vxlan(&wanted).await?;
@@ -561,10 +590,10 @@ impl Wires {
             (PortAction::Point(remote), _) => {
                 let vxlan = self.net.get(name).await?;
                 if let (Some(vni), Some(port)) = (vxlan.vni, vxlan.port) {
-                    let allowed = Some(remote).filter(|r| *r != self.underlay);
+                    let allowed: &[IpAddr] = if remote == self.underlay { &[] } else { &[remote] };
                     self.guard.only(Vni(vni), port, self.underlay, allowed).await;
                 }
-                self.point(&vxlan, remote).await
+                self.point(&vxlan, &[remote]).await.map(drop)
             }
             (PortAction::Remove, _) => {
                 let Some(vxlan) = self.net.find(name).await? else { return Ok(()) };

@@ -4,11 +4,11 @@
 
 mod common;
 
+use common::place::Place;
 use godwit_net::{Net, PacketSocket};
 use godwit_wire::{
     Component, EndpointId, EndpointSpec, GatewayPort, PortState, Refused, Sequence, Vni, WireError, WireId, Wires,
 };
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -23,46 +23,6 @@ const VNI: Vni = Vni(0x00ab_cd07);
 /// What a client waits for when it expects an answer, and when it expects none.
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(200);
-
-/// A network namespace without a name: it goes with the process.
-struct Place(File);
-
-impl Place {
-    fn new() -> Self {
-        let made = std::thread::spawn(|| {
-            // SAFETY: takes flags only, and changes this thread's namespace alone.
-            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
-            File::open("/proc/thread-self/ns/net").unwrap()
-        });
-        let place = Self(made.join().unwrap());
-        place.run("ip link set lo up");
-        place
-    }
-
-    /// The calling thread is here from now on.
-    fn enter(&self) {
-        // SAFETY: the descriptor is open and a network namespace's; changes this thread's namespace alone.
-        assert_eq!(unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
-    }
-
-    fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
-    }
-
-    /// The calling thread is here afterwards.
-    fn run(&self, commands: &str) -> String {
-        self.enter();
-        commands
-            .split("; ")
-            .map(|command| {
-                let mut words = command.split(' ');
-                let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
-                assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-                String::from_utf8(output.stdout).unwrap()
-            })
-            .collect()
-    }
-}
 
 /// Everything: A and B are 10.0.0.1 and 10.0.0.2, the gateway 10.0.0.3, the stranger 10.0.0.9; the client is behind the
 /// gateway's bridge.

@@ -159,6 +159,12 @@ impl Pair {
         daemon.wait().unwrap();
     }
 
+    /// Whether a host's node, or the controller, was started and not ended.
+    #[allow(dead_code, reason = "not every test ends daemons by itself")]
+    pub fn has(&self, name: &str) -> bool {
+        self.daemons.contains_key(name)
+    }
+
     /// The process of a host's node.
     pub fn node(&self, name: &str) -> u32 {
         self.daemons[name].id()

@@ -14,6 +14,7 @@ use godwit_api::orphan::Orphan;
 use godwit_api::progress::{MoveProgress, Outcome};
 use godwit_api::public::{AddHost, Component, CreateVm, Move, Site, StartMove};
 use godwit_api::vm::VmDefinition;
+use godwit_api::wire::{LocalWire, WireOrder};
 use godwit_api::{ApiError, Name, Problem, PublicClient, done, only, serve};
 use godwit_controller::{Change, Controller, Counter, FileStore, Kind, StateStore, StoreError};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
@@ -58,6 +59,8 @@ pub struct Node {
     pub vms: HashMap<u64, LocalVm>,
     pub moves: HashMap<u64, LocalMove>,
     pub gateways: BTreeMap<u32, GatewayPort>,
+    /// Between ports.
+    pub wires: BTreeMap<u32, WireOrder>,
     pub orphans: BTreeMap<String, Orphan>,
     pub blockers: Vec<Blocker>,
     pub staying: Vec<Blocker>,
@@ -237,6 +240,7 @@ impl Fake {
             .route("/v1/moves/{id}/limit", post(Self::limit))
             .route("/v1/precaches", put(Self::precaches))
             .route("/v1/gateways/{wire}", put(Self::attach).delete(Self::detach))
+            .route("/v1/wires/{wire}", get(Self::wire).put(Self::connect).delete(Self::disconnect))
             .layer(from_fn_with_state(Arc::clone(&self.fate), ordered))
             .with_state(self.clone())
     }
@@ -375,6 +379,20 @@ impl Fake {
             n.gateways.insert(wire, port);
             Ok(done())
         })
+    }
+
+    async fn connect(State(f): State<Self>, Path(wire): Path<u32>, Json(order): Json<WireOrder>) -> Answer<LocalWire> {
+        f.with(|n| n.wires.insert(wire, order));
+        Self::wire(State(f), Path(wire)).await
+    }
+
+    async fn wire(State(f): State<Self>, Path(wire): Path<u32>) -> Answer<LocalWire> {
+        let wire = f.with(|n| n.wires.get(&wire).cloned()).ok_or(unknown("wire"))?;
+        Ok(Json(LocalWire { wire, open: vec![], remotes: vec![], untold: vec![] }))
+    }
+
+    async fn disconnect(State(f): State<Self>, Path(wire): Path<u32>) -> Answer<Value> {
+        f.with(|n| n.wires.remove(&wire)).map(|_| done()).ok_or(unknown("wire"))
     }
 
     async fn detach(State(f): State<Self>, Path(wire): Path<u32>) -> Answer<Value> {

@@ -338,7 +338,8 @@ fn describe(spec: &GuestSpec, disks: &[PathBuf]) -> Result<VmSpec> {
         disks: spec.disks.iter().enumerate().map(disk).collect::<Result<_>>()?,
         nics: vec![NicSpec {
             mac: spec.mac.clone(),
-            component: COMPONENT.parse()?,
+            component: Some(COMPONENT.parse()?),
+            name: None,
             ips: vec![spec.address.into()],
             mtu: GUEST_MTU,
         }],

@@ -1,5 +1,8 @@
 //! A guest's end of a tap.
 
+#[allow(dead_code, reason = "not every test has several hosts")]
+pub mod place;
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
@@ -17,15 +20,39 @@ pub fn tap(name: &str) -> File {
     tun
 }
 
+#[allow(dead_code, reason = "not every test has a guest that answers")]
 /// Whether `frame` asks by ARP for `address`.
 pub fn asks_for(frame: &[u8], address: [u8; 4]) -> bool {
     frame.len() >= 42 && frame[12..14] == [8, 6] && frame[20..22] == [0, 1] && frame[38..42] == address
 }
 
+#[allow(dead_code, reason = "not every test has a guest that answers")]
 /// What `mac` answers to the question in `frame`.
 pub fn arp_answer(frame: &[u8], mac: [u8; 6]) -> Vec<u8> {
     let mut answer =
         [&frame[6..12], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &mac, &frame[38..42], &frame[22..32]].concat();
     answer.resize(60, 0);
     answer
+}
+
+/// An IPv4 packet of `total` bytes that nobody answers: an experimental protocol's.
+#[allow(dead_code, reason = "not every test sends such")]
+pub fn ipv4(from: [u8; 4], to: [u8; 4], total: u16, may_be_cut: bool) -> Vec<u8> {
+    let mut head = vec![0x45, 0];
+    head.extend(total.to_be_bytes());
+    head.extend([0, 1, if may_be_cut { 0 } else { 0x40 }, 0, 64, 253, 0, 0]);
+    head.extend(from);
+    head.extend(to);
+    let sum: u32 = head.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
+    head[10..12].copy_from_slice(&sum.to_be_bytes());
+    head.resize(usize::from(total), 0x77);
+    head
+}
+
+/// The size that fits, where the frame is the answer to a packet that was too large.
+#[allow(dead_code, reason = "not every test sends such")]
+pub fn too_large(frame: &[u8]) -> Option<u16> {
+    let answers = frame.len() >= 42 && frame[12..14] == [8, 0] && frame[23] == 1 && frame[34..36] == [3, 4];
+    answers.then(|| u16::from_be_bytes([frame[40], frame[41]]))
 }

@@ -1,0 +1,217 @@
+//! `godwit net`: looks at the user's virtual network as a whole.
+
+use crate::failure::{Code, Failure};
+use crate::user::User;
+use clap::Subcommand;
+use godwit_api::Name;
+use godwit_api::component::ComponentObject;
+use godwit_api::host::Ownership;
+use godwit_api::public::Vm;
+use godwit_api::wire::{PortWire, WirePath, WireState};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Subcommand)]
+pub enum NetCommand {
+    /// Show where frames of a VM or a component can go, hop by hop
+    Trace {
+        /// The VM or component
+        object: Name,
+    },
+    /// Look for what keeps frames from where they should go: hosts that do not answer, wires that are not connected, objects
+    /// without an owner, addresses that two interfaces have, switches in a circle
+    Check,
+}
+
+/// A hop.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Hop {
+    /// How many wires away.
+    distance: usize,
+    /// The port that it leaves by.
+    from: String,
+    /// The port that it comes to.
+    to: String,
+    /// The hosts of both.
+    hosts: [Name; 2],
+    /// The wire's number.
+    wire: u32,
+    /// `collapsed`, or `tunnel`.
+    path: &'static str,
+    /// What it carries, bytes.
+    mtu: u16,
+}
+
+/// Something that is wrong.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// Of what kind.
+    kind: &'static str,
+    /// What, and what to do.
+    message: String,
+}
+
+/// Does what was asked.
+///
+/// # Errors
+/// The controller's; of a check that something is wrong.
+pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
+    let api = user.api();
+    let wires = api.port_wires().await?;
+    match command {
+        NetCommand::Trace { object } => {
+            let hops = trace(&object, &wires);
+            user.print(&hops, |hops| {
+                let line = |hop: &Hop| {
+                    let indent = "  ".repeat(hop.distance - 1);
+                    let [a, b] = &hop.hosts;
+                    let place = if a == b { format!("on {a}") } else { format!("{a} to {b}") };
+                    format!(
+                        "{indent}{} -> {}  wire {}, {}, {place}, MTU {}\n",
+                        hop.from, hop.to, hop.wire, hop.path, hop.mtu
+                    )
+                };
+                if hops.is_empty() { format!("no wire ends at `{object}`\n") } else { hops.iter().map(line).collect() }
+            })
+        }
+        NetCommand::Check => {
+            let (vms, components) = (api.vms().await?, api.component_objects().await?);
+            let found = check(&vms, &components, &wires);
+            user.print(&found, |found| {
+                let lines: String = found.iter().map(|f| format!("{}: {}\n", f.kind, f.message)).collect();
+                if lines.is_empty() { "nothing is wrong that can be seen from here\n".into() } else { lines }
+            })?;
+            if found.is_empty() { Ok(()) } else { Err(Failure::new(Code::Failed, "")) }
+        }
+    }
+}
+
+/// Every wire that a frame of the object may pass, each once, the nearest first within each branch.
+fn trace(object: &Name, wires: &[PortWire]) -> Vec<Hop> {
+    let (mut hops, mut seen) = (vec![], BTreeSet::new());
+    let mut open = vec![(object.clone(), 1)];
+    while let Some((object, distance)) = open.pop() {
+        for wire in wires {
+            let here = wire.ends.iter().position(|end| end.end.object == object);
+            let Some(here) = here.filter(|_| seen.insert(wire.id)) else { continue };
+            let (a, b) = (&wire.ends[here], &wire.ends[1 - here]);
+            hops.push(Hop {
+                distance,
+                from: a.end.to_string(),
+                to: b.end.to_string(),
+                hosts: [a.host.clone(), b.host.clone()],
+                wire: wire.id,
+                path: if wire.path == WirePath::Collapsed { "collapsed" } else { "tunnel" },
+                mtu: wire.mtu,
+            });
+            open.push((b.end.object.clone(), distance + 1));
+        }
+    }
+    hops.sort_by_key(|hop| hop.distance);
+    hops
+}
+
+fn check(vms: &[Vm], components: &[ComponentObject], wires: &[PortWire]) -> Vec<Finding> {
+    let mut found = vec![];
+    let mut add = |kind, message| found.push(Finding { kind, message });
+    for wire in wires.iter().filter(|wire| wire.state != WireState::Connected) {
+        let [a, b] = &wire.ends;
+        let message = format!("wire {} from {} to {} is not connected on all its hosts yet", wire.id, a.end, b.end);
+        add("wire", format!("{message}: see that `{}` and `{}` can be reached", a.host, b.host));
+    }
+    let objects = vms.iter().map(|vm| (&vm.name, &vm.host, vm.ownership));
+    for (name, host, ownership) in objects.chain(components.iter().map(|c| (&c.name, &c.host, c.ownership))) {
+        match ownership {
+            Some(Ownership::WaitsForPeer) => {
+                add("owner", format!("`{name}` waits at `{host}` for the other host of its move"))
+            }
+            None => add("host", format!("`{host}`, where `{name}` is, does not answer")),
+            Some(_) => {}
+        }
+    }
+    let mut macs: BTreeMap<String, Vec<&Name>> = BTreeMap::new();
+    for vm in vms {
+        for nic in &vm.spec.nics {
+            macs.entry(nic.mac.to_lowercase()).or_default().push(&vm.name);
+        }
+    }
+    for (mac, whose) in macs.into_iter().filter(|(_, whose)| whose.len() > 1) {
+        let whose: Vec<&str> = whose.into_iter().map(Name::as_str).collect();
+        add("address", format!("{mac} is the address of interfaces of {}", whose.join(" and ")));
+    }
+    // Bridges without spanning tree that can be reached from themselves: a broadcast never ends there. Which of a router's or a
+    // firewall's ports are bridged its file says; switches are always.
+    let plain = |name: &Name| {
+        components.iter().any(|c| {
+            &c.name == name
+                && c.kind == godwit_api::component::ComponentKind::Switch
+                && !c.config.contains("stp = true")
+        })
+    };
+    let mut groups: BTreeMap<&Name, &Name> = BTreeMap::new();
+    fn root<'a>(groups: &BTreeMap<&'a Name, &'a Name>, mut name: &'a Name) -> &'a Name {
+        while let Some(up) = groups.get(name).filter(|up| **up != name) {
+            name = up;
+        }
+        name
+    }
+    for wire in wires {
+        let [a, b] = [&wire.ends[0].end, &wire.ends[1].end];
+        if !plain(&a.object) || !plain(&b.object) {
+            continue;
+        }
+        let (x, y) = (root(&groups, &a.object), root(&groups, &b.object));
+        if x == y {
+            let message = format!("wire {} from {a} to {b} closes a circle of switches", wire.id);
+            add("loop", format!("{message}: disconnect it, or give them `stp = true`"));
+        } else {
+            groups.insert(x, y);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn wire(id: u32, ends: [&str; 2]) -> PortWire {
+        let ends = ends.map(|end| json!({"end": end, "endpoint": 1, "host": "a"}));
+        serde_json::from_value(json!({
+            "id": id, "vni": id, "mtu": 1500, "state": "connected", "path": "collapsed", "ends": ends,
+        }))
+        .unwrap()
+    }
+
+    fn switch(name: &str, config: &str) -> ComponentObject {
+        serde_json::from_value(json!({
+            "id": 1, "name": name, "kind": "switch", "ports": [], "host": "a", "site": "a", "config": config,
+            "lineage": 0, "generation": 1, "ownership": "here", "last_move": null,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_trace_follows_wires_through_components_and_passes_each_once() {
+        let wires = [
+            wire(1, ["web:eth0", "s:p1"]),
+            wire(2, ["t:p1", "s:p2"]),
+            wire(3, ["s:p3", "t:p2"]),
+            wire(4, ["u:p1", "v:p1"]),
+        ];
+        let hops = trace(&"web".parse().unwrap(), &wires);
+        let said: Vec<_> = hops.iter().map(|hop| (hop.distance, hop.from.as_str(), hop.to.as_str())).collect();
+        assert_eq!(said, [(1, "web:eth0", "s:p1"), (2, "s:p2", "t:p1"), (2, "s:p3", "t:p2")]);
+    }
+
+    #[test]
+    fn a_circle_of_switches_is_found_unless_they_speak_spanning_tree() {
+        let wires = [wire(1, ["s:p1", "t:p1"]), wire(2, ["t:p2", "u:p1"]), wire(3, ["u:p2", "s:p2"])];
+        let three = |config: &str| ["s", "t", "u"].map(|name| switch(name, config));
+        let found = check(&[], &three(""), &wires);
+        assert!(found.len() == 1 && found[0].kind == "loop" && found[0].message.contains("wire 3"), "{found:?}");
+        assert_eq!(check(&[], &three("stp = true\n"), &wires), []);
+        assert_eq!(check(&[], &three(""), &wires[..2]), []);
+    }
+}

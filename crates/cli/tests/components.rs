@@ -1,0 +1,465 @@
+//! Components on real nodes, with a real controller, each in a network namespace of its own: made, configured, moved, with nodes
+//! killed at each step of the hand-off. What passes through a component is proved where it is made (`crates/component`).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::pair::{Pair, can_run};
+use serde_json::Value;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+/// One after the other: each has two nodes and a controller.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+const FIREWALL: &str = r#"
+mode = "bridged"
+rules = """
+table inet filter {
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+    ct state established,related accept
+  }
+}
+"""
+"#;
+
+/// The processes that keep components' namespaces, of those who write below `folder`.
+fn holders(folder: &Path) -> Vec<i32> {
+    let mine = format!("GODWIT_COMPONENT={}", folder.display());
+    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let is_mine = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|b| *b == 0).any(|line| line.starts_with(mine.as_bytes()))
+    };
+    pids.filter(is_mine).collect()
+}
+
+struct World {
+    pair: Pair,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for name in ["a", "b"] {
+            if self.pair.has(name) {
+                self.pair.kill_node(name);
+            }
+        }
+        for pid in holders(self.pair.folder.path()) {
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+    }
+}
+
+impl World {
+    fn new(test: &str) -> Self {
+        let mut world = Self { pair: Pair::new(test) };
+        world.pair.start_controller();
+        world.pair.start_node("a");
+        world.pair.start_node("b");
+        world
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.pair.path(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn holders(&self, host: &str) -> Vec<i32> {
+        holders(&self.pair.path(&format!("run-{host}")))
+    }
+
+    fn show(&self, name: &str) -> Value {
+        self.pair.json(&["component", "show", name])
+    }
+
+    /// Runs something inside the component on a host.
+    fn inside(&self, host: &str, command: &str) -> String {
+        let [pid] = self.holders(host)[..] else { panic!("{host}: {:?}", self.holders(host)) };
+        let mut nsenter = Command::new("nsenter");
+        nsenter.arg(format!("--net=/proc/{pid}/ns/net")).args(command.split(' '));
+        let output = nsenter.output().unwrap();
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A connection that the component's namespace tracks.
+    fn connect_inside(&self, host: &str) -> (TcpStream, TcpStream) {
+        let [pid] = self.holders(host)[..] else { panic!("{host} has no component") };
+        std::thread::spawn(move || {
+            let space = std::fs::File::open(format!("/proc/{pid}/ns/net")).unwrap();
+            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind).unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (client, listener.accept().unwrap().0)
+        })
+        .join()
+        .unwrap()
+    }
+
+    /// Ports' devices on a host.
+    fn devices(&self, host: &str) -> Vec<String> {
+        let links = self.pair.within(host, "ip -o link");
+        let names = links.lines().filter_map(|line| line.split(": ").nth(1)?.split('@').next());
+        names.filter(|name| name.starts_with("gwt")).map(str::to_owned).collect()
+    }
+
+    /// Waits until the component is one host's, and nothing of it is on the other; gives that host.
+    fn settled(&self, name: &str) -> &'static str {
+        let here = || {
+            let shown = self.show(name);
+            let open = shown["last_move"]["outcome"] == "running" || shown["last_move"]["outcome"] == "waits-for-peer";
+            let host = if shown["host"] == "a" { ("a", "b") } else { ("b", "a") };
+            let alone = self.holders(host.0).len() == 1 && self.holders(host.1).is_empty();
+            (!open && shown["ownership"] == "here" && alone && self.devices(host.1).is_empty()).then_some(host.0)
+        };
+        self.pair.until("the component is one host's", || here().is_some());
+        here().unwrap()
+    }
+}
+
+const MAC: &str = "02:00:00:00:00:aa";
+
+#[test]
+fn a_component_is_made_configured_moved_with_what_it_knows_and_deleted_without_a_trace() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let world = World::new("comp");
+    let (pair, file) = (&world.pair, world.file("fw.toml", FIREWALL));
+    pair.ok(&[
+        "component",
+        "create",
+        "fw1",
+        "--kind",
+        "firewall",
+        "--ports",
+        "2",
+        "--site",
+        "site-a",
+        "--config",
+        &file,
+    ]);
+    let (code, _, said) =
+        pair.godwit(&["component", "create", "fw1", "--kind", "switch", "--ports", "2", "--site", "site-a"]);
+    assert!(code == 1 && said.contains("already"), "{said}");
+    assert!(pair.ok(&["component", "ls"]).contains("firewall"));
+    assert_eq!(world.devices("a").len(), 2);
+
+    // A file that does not do is refused with its line, and changes nothing.
+    let bad = world.file("bad.toml", &FIREWALL.replace("related accept", "related accpet"));
+    let before = world.inside("a", "nft -a list ruleset");
+    let (code, _, said) = pair.godwit(&["component", "apply", "fw1", "--config", &bad]);
+    assert!(code == 1 && said.contains("line 7"), "{said}");
+    assert_eq!(world.inside("a", "nft -a list ruleset"), before);
+    assert_eq!(world.show("fw1")["config"], FIREWALL);
+    let (code, _, said) = pair.godwit(&[
+        "component",
+        "create",
+        "fw2",
+        "--kind",
+        "firewall",
+        "--ports",
+        "2",
+        "--site",
+        "site-a",
+        "--config",
+        &bad,
+    ]);
+    assert!(code == 1 && said.contains("line 7"), "{said}");
+    assert_eq!((pair.godwit(&["component", "show", "fw2"]).0, world.holders("a").len()), (1, 1));
+    let good = FIREWALL.replace("related accept", "related accept\n    tcp dport 443 accept");
+    pair.ok(&["component", "apply", "fw1", "--config", &world.file("good.toml", &good)]);
+    assert!(world.inside("a", "nft list ruleset").contains("443"));
+
+    world.inside("a", &format!("bridge fdb add {MAC} dev p2 master dynamic"));
+    let _open = world.connect_inside("a");
+    let said = pair.ok(&["move", "fw1", "--to", "site-b"]);
+    println!("{said}");
+    assert_eq!(world.settled("fw1"), "b");
+    let shown = world.show("fw1");
+    assert_eq!((&shown["last_move"]["outcome"], &shown["generation"]), (&"completed".into(), &2.into()));
+    assert!(shown["last_move"]["flows"].as_u64().unwrap() >= 1, "{shown}");
+    assert!(world.inside("b", "bridge fdb show dev p2").contains(MAC));
+    assert!(world.inside("b", "nft list ruleset").contains("443"));
+    let (code, _, said) = pair.godwit(&["move", "fw1", "--to", "site-b"]);
+    assert!(code == 1 && said.contains("already"), "{said}");
+
+    pair.ok(&["component", "delete", "fw1"]);
+    for host in ["a", "b"] {
+        assert_eq!((world.devices(host), world.holders(host)), (vec![], vec![]), "{host}");
+        let left: Vec<_> = std::fs::read_dir(pair.path(host).join("components")).unwrap().collect();
+        assert_eq!(left.len(), 1, "its file is left on {host}: {left:?}");
+        assert_eq!(std::fs::read_dir(pair.path(host).join("components/records")).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn a_component_has_one_owner_in_the_end_whichever_node_is_killed_at_whichever_step() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let mut world = World::new("compkill");
+    world.pair.ok(&["component", "create", "sw1", "--kind", "switch", "--ports", "4", "--host", "a"]);
+    world.inside("a", &format!("bridge fdb add {MAC} dev p2 master dynamic"));
+    let mut at = "a";
+    for (point, of_source) in [
+        ("reserve", true),
+        ("staged", false),
+        ("stopped", true),
+        ("sealing", true),
+        ("sealed", true),
+        ("commit", false),
+        ("granted", false),
+        ("started", false),
+        ("releasing", true),
+        ("settling", false),
+    ] {
+        let to = if at == "a" { "b" } else { "a" };
+        let killed = if of_source { at } else { to };
+        std::fs::write(world.pair.path("points").join(point), "kill").unwrap();
+        world.pair.ok(&["move", "sw1", "--to", to, "--detach"]);
+        let reached = world.pair.path("points").join(format!("{point}.reached"));
+        world.pair.until(&format!("{point} is reached"), || reached.exists());
+        std::fs::remove_file(reached).unwrap();
+        world.pair.kill_node(killed);
+        world.pair.start_node(killed);
+        at = world.settled("sw1");
+        println!("{point}: killed {killed}, it is on {at}");
+        assert!(world.inside(at, "bridge fdb show dev p2").contains(MAC), "{point}: what it had learnt is lost");
+    }
+
+    // With the controller gone after the start the nodes end it.
+    let to = if at == "a" { "b" } else { "a" };
+    let hold = world.pair.path("points").join("sealed");
+    std::fs::write(&hold, "hold").unwrap();
+    world.pair.ok(&["move", "sw1", "--to", to, "--detach"]);
+    let id = world.show("sw1")["id"].as_u64().unwrap();
+    world.pair.until("it is sealed", || world.pair.path("points").join("sealed.reached").exists());
+    world.pair.kill_node("c");
+    std::fs::remove_file(&hold).unwrap();
+    let path = format!("/v1/components/{id}");
+    world.pair.until("the nodes end it alone", || {
+        let ask = |host| world.pair.ask(host, "GET", &path).unwrap_or_default();
+        ask(to)["ownership"] == "here" && ask(at)["ownership"] == "elsewhere"
+    });
+    world.pair.start_controller();
+    assert_eq!(world.settled("sw1"), to);
+
+    // A host that loses its power makes the component again from its file, with nothing learnt.
+    for pid in world.holders(to) {
+        Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+    }
+    world.pair.lose_power(to);
+    world.pair.until("its devices are gone", || world.devices(to).is_empty());
+    world.pair.start_node(to);
+    assert_eq!(world.settled("sw1"), to);
+    assert_eq!(world.devices(to).len(), 4);
+    assert!(!world.inside(to, "bridge fdb show dev p2").contains(MAC));
+    world.pair.ok(&["component", "delete", "sw1"]);
+}
+
+#[test]
+fn a_trust_domain_sees_its_own_components_and_makes_no_gateway() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let world = World::new("compdom");
+    let pair = &world.pair;
+    let with = |domain: &str, words: &[&str]| {
+        let file = pair.path(&format!("token-{domain}"));
+        if !file.exists() {
+            let name = format!("t-{domain}");
+            std::fs::write(&file, pair.ok(&["token", "create", &name, "--domain", domain, "--role", "admin"])).unwrap();
+        }
+        pair.godwit(&[words, &["--api-token-file", file.to_str().unwrap()]].concat())
+    };
+    let create = |name: &'static str, kind: &'static str| {
+        ["component", "create", name, "--kind", kind, "--ports", "1", "--site", "site-a"]
+    };
+    assert_eq!(with("red", &create("sw1", "switch")).0, 0);
+    let (code, _, said) = with("red", &create("gw1", "gateway"));
+    assert!(code == 1 && said.contains("no trust domain has"), "{said}");
+    assert_eq!(with("red", &["component", "show", "sw1"]).0, 0);
+    for words in [
+        &["component", "show", "sw1"][..],
+        &["component", "delete", "sw1"],
+        &["component", "apply", "sw1", "--config", "/dev/null"],
+    ] {
+        let (code, _, said) = with("blue", words);
+        assert!(code == 1 && said.contains("there is no component"), "{words:?}: {said}");
+    }
+    let (_, said, _) = with("blue", &["component", "ls", "--json"]);
+    assert_eq!(said.trim(), "[]");
+    assert_eq!(with("red", &["component", "delete", "sw1"]).0, 0);
+}
+
+const INNER: &str = "[[port]]\nnumber = 1\naddresses = [\"10.1.0.2/24\"]\n";
+const OUTER: &str = "[[port]]\nnumber = 1\naddresses = [\"10.1.0.3/24\"]\n";
+const CLOSED: &str = r#"
+mode = "bridged"
+rules = """
+table inet filter {
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+    ct state established,related accept
+    ct state new ip saddr 10.1.0.2 tcp dport 7000 accept
+  }
+}
+"""
+"#;
+
+#[test]
+fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_and_of_a_switch_before_it() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    // Routers stand for servers: an address, and sockets in their namespaces.
+    let world = World::new("compwire");
+    let pair = &world.pair;
+    for (name, kind, ports, config) in [
+        ("inner", "router", "1", INNER),
+        ("outer", "router", "1", OUTER),
+        ("sw1", "switch", "4", ""),
+        ("fw1", "firewall", "2", CLOSED),
+    ] {
+        let file = world.file(&format!("{name}.toml"), config);
+        pair.ok(&["component", "create", name, "--kind", kind, "--ports", ports, "--host", "a", "--config", &file]);
+    }
+    for (a, b) in [("inner:p1", "sw1:p1"), ("sw1:p2", "fw1:p1"), ("fw1:p2", "outer:p1")] {
+        pair.ok(&["wire", "connect", a, b]);
+    }
+    let space = |name: &str| {
+        let shown = world.show(name);
+        let host = shown["host"].as_str().unwrap();
+        let file = pair.path(&format!("run-{host}")).join(format!("components/{}.pid", shown["id"]));
+        let pid = std::fs::read_to_string(file).unwrap();
+        std::fs::File::open(format!("/proc/{}/ns/net", pid.trim())).unwrap()
+    };
+    let within = |name: &str, work: Box<dyn FnOnce() -> TcpStream + Send>| {
+        let space = space(name);
+        let inside = std::thread::spawn(move || {
+            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind).unwrap();
+            work()
+        });
+        inside.join().unwrap()
+    };
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let outer = space("outer");
+    let accepting = std::thread::spawn(move || {
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&outer), kind).unwrap();
+        let listener = TcpListener::bind("10.1.0.3:7000").unwrap();
+        ready.send(()).unwrap();
+        listener.accept().unwrap().0
+    });
+    is_ready.recv().unwrap();
+    let long = std::time::Duration::from_secs(60);
+    let address = "10.1.0.3:7000".parse().unwrap();
+    let mut client = within("inner", Box::new(move || TcpStream::connect_timeout(&address, long).unwrap()));
+    let mut server = accepting.join().unwrap();
+    let mut talk = |when: &str| {
+        use std::io::{Read, Write};
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(long)).unwrap();
+        }
+        let mut heard = [0; 4];
+        client.write_all(b"ping").unwrap();
+        server.read_exact(&mut heard).unwrap_or_else(|e| panic!("{when}: {e}{}", pair.logs()));
+        server.write_all(b"pong").unwrap();
+        client.read_exact(&mut heard).unwrap_or_else(|e| panic!("{when}, back: {e}{}", pair.logs()));
+    };
+    talk("at the beginning");
+    for (name, to) in [("fw1", "b"), ("sw1", "b"), ("fw1", "a"), ("fw1", "b")] {
+        print!("{}", pair.ok(&["move", name, "--to", to]));
+        talk(&format!("{name} has moved to {to}"));
+    }
+    // Nothing that was never let through.
+    let refused = within(
+        "outer",
+        Box::new(move || {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let short = std::time::Duration::from_millis(700);
+            assert!(TcpStream::connect_timeout(&"10.1.0.2:7000".parse().unwrap(), short).is_err(), "it is let in");
+            TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+        }),
+    );
+    drop(refused);
+    let (code, _, said) = pair.godwit(&["component", "delete", "sw1"]);
+    assert!(code == 1 && said.contains("is wired"), "{said}");
+    for (a, b) in [("inner:p1", "sw1:p1"), ("sw1:p2", "fw1:p1"), ("fw1:p2", "outer:p1")] {
+        pair.ok(&["wire", "disconnect", a, b]);
+    }
+    for name in ["inner", "outer", "sw1", "fw1"] {
+        pair.ok(&["component", "delete", name]);
+    }
+    for host in ["a", "b"] {
+        assert_eq!((world.devices(host), world.holders(host)), (vec![], vec![]), "{host}");
+    }
+}
+
+#[test]
+fn a_switch_is_split_over_two_sites_so_that_each_ones_traffic_stays_there_and_merged_again() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let world = World::new("compsplit");
+    let pair = &world.pair;
+    pair.ok(&["component", "create", "sw1", "--kind", "switch", "--ports", "5", "--host", "a"]);
+    for (n, host) in [(1, "a"), (2, "b"), (3, "b")] {
+        let config = format!("[[port]]\nnumber = 1\naddresses = [\"10.1.0.{n}/24\"]\n");
+        let (name, file) = (format!("r{n}"), world.file(&format!("r{n}.toml"), &config));
+        pair.ok(&["component", "create", &name, "--kind", "router", "--ports", "1", "--host", host, "--config", &file]);
+        pair.ok(&["wire", "connect", &format!("r{n}:p1"), &format!("sw1:p{n}")]);
+    }
+    let enter = |name: &str, command: &str| {
+        let shown = world.show(name);
+        let file = pair
+            .path(&format!("run-{}", shown["host"].as_str().unwrap()))
+            .join(format!("components/{}.pid", shown["id"]));
+        let pid = std::fs::read_to_string(file).unwrap();
+        let mut nsenter = Command::new("nsenter");
+        nsenter.arg(format!("--net=/proc/{}/ns/net", pid.trim())).args(command.split(' '));
+        let output = nsenter.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let all_reach = |when: &str| {
+        for (from, to) in [("r1", "10.1.0.2"), ("r2", "10.1.0.3"), ("r3", "10.1.0.1")] {
+            pair.until(&format!("{from} reaches {to} {when}"), || enter(from, &format!("ping -c 1 -W 1 {to}")).0);
+        }
+    };
+    all_reach("through one switch");
+    print!("{}", pair.ok(&["component", "split", "sw1", "--to", "site-b"]));
+    assert_eq!(pair.ok(&["component", "split", "sw1", "--to", "site-b"]), "", "a second time it does something");
+    all_reach("through two");
+    // Local traffic stays local: nothing of it passes the trunk.
+    let trunk = |counter: &str| -> u64 {
+        let shown = enter("sw1-site-b", "ip -s -s -j link show dev p5");
+        let links: Value = serde_json::from_str(&shown.1).unwrap();
+        links[0]["stats64"][counter]["packets"].as_u64().unwrap()
+    };
+    let before = trunk("tx");
+    assert!(enter("r2", "ping -c 50 -i 0.002 10.1.0.3").0);
+    let after = trunk("tx");
+    assert!(after - before < 25, "{} packets between hosts of one site left it", after - before);
+    let traced = pair.ok(&["net", "trace", "r2"]);
+    assert!(traced.contains("sw1-site-b:p5 -> sw1:p5") && traced.contains("tunnel"), "{traced}");
+    assert_eq!(pair.godwit(&["net", "check"]).0, 0);
+    print!("{}", pair.ok(&["component", "merge", "sw1", "sw1-site-b"]));
+    assert_ne!(pair.godwit(&["component", "show", "sw1-site-b"]).0, 0);
+    all_reach("through one switch again");
+    assert_eq!(pair.json(&["wire", "ls"]).as_array().unwrap().len(), 3);
+}

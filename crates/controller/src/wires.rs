@@ -1,0 +1,351 @@
+//! Wires between ports: connected, shown, and taken away.
+//!
+//! A wire is recorded before a node hears of it, and removed from the records when every host has forgotten it: what a crash or an
+//! unreachable host has left half done, [`sweep`] finishes. Where the ends are the nodes tell each other; the controller tells them
+//! the same whenever it knows of another owner than it told them before, for the sake of those who could not.
+//!
+//! An end is found by [`find_end`]: whatever has ports is to be looked up there.
+
+use crate::components::ComponentRecord;
+use crate::record::VmRecord;
+use crate::rights::Caller;
+use crate::state::{Controller, conflict, invalid, missing};
+use crate::store::{Change, Kind};
+use crate::vms::{VNI_BITS, wire_number};
+use axum::Json;
+use axum::extract::{Extension, Path, State};
+use godwit_api::host::PeerHost;
+use godwit_api::vm::ETHERNET_MTU;
+use godwit_api::wire::{
+    ConnectWire, EndView, EndWord, LocalWire, OrderedEnd, PlacedEnd, PortWire, WireEnd, WireOrder, WirePath, WireState,
+};
+use godwit_api::{ApiError, Name, Problem, done};
+use godwit_units::{Generation, Lineage};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+type Answer<T> = Result<Json<T>, ApiError>;
+type Shared = State<Arc<Controller>>;
+
+/// A wire, as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireRecord {
+    /// Its number, for ever.
+    pub id: u32,
+    /// Its tunnel's, while it exists.
+    pub vni: u32,
+    /// What its interfaces carry, bytes.
+    pub mtu: u16,
+    /// Its ends, by name.
+    pub ends: [WireEnd; 2],
+    /// Their endpoint numbers.
+    pub endpoints: [u32; 2],
+    /// How far it has got.
+    pub state: WireState,
+    /// The owners that the hosts of its ends were told of last.
+    #[serde(default)]
+    pub told: Option<[(Name, Lineage, Generation); 2]>,
+}
+
+/// A port that is there to be wired.
+struct Port {
+    endpoint: u32,
+    mtu: u16,
+    mac: Option<String>,
+    ips: Vec<std::net::IpAddr>,
+    host: Name,
+    lineage: Lineage,
+    generation: Generation,
+    /// What it is wired to by its own object's specification.
+    fixed: Option<Name>,
+}
+
+impl Port {
+    fn owner(&self) -> (Name, Lineage, Generation) {
+        (self.host.clone(), self.lineage, self.generation)
+    }
+}
+
+/// The port that an end names, if it is the caller's to see.
+fn find_end(c: &Controller, who: Option<&Caller>, end: &WireEnd) -> Result<Port, ApiError> {
+    let components = crate::components::records(c)?;
+    let mine = |component: &&ComponentRecord| {
+        component.definition.name == end.object && who.is_none_or(|who| crate::components::sees(who, component))
+    };
+    if let Some(component) = components.iter().find(mine) {
+        return component_port(component, end);
+    }
+    let vms = c.vm_records()?;
+    let mine = |vm: &&VmRecord| vm.definition.name == end.object && who.is_none_or(|who| who.sees(vm));
+    let vm = vms.iter().find(mine).ok_or_else(|| missing("VM", &end.object))?;
+    let ports = vm.definition.spec.ports();
+    let index = ports.iter().position(|port| port == &end.port).ok_or_else(|| {
+        let has: Vec<String> = ports.iter().map(ToString::to_string).collect();
+        let message = format!("`{}` has no port `{}`", end.object, end.port);
+        ApiError::new(Problem::NotFound, message).remedy(format!("it has: {}", has.join(", ")))
+    })?;
+    let (nic, wire) = (&vm.definition.spec.nics[index], &vm.definition.wires[index]);
+    Ok(Port {
+        endpoint: wire.id,
+        mtu: nic.mtu(),
+        mac: Some(nic.mac.clone()),
+        ips: nic.ips.clone(),
+        host: vm.host.clone(),
+        lineage: vm.lineage,
+        generation: vm.generation,
+        fixed: nic.component.clone(),
+    })
+}
+
+/// A port of a component that Godwit makes. Nobody is announced there: what is behind it speaks for itself.
+fn component_port(component: &ComponentRecord, end: &WireEnd) -> Result<Port, ApiError> {
+    let endpoints = &component.definition.endpoints;
+    let number = end.port.as_str().strip_prefix('p').and_then(|number| number.parse::<usize>().ok());
+    let index = number.and_then(|number| number.checked_sub(1)).filter(|index| *index < endpoints.len());
+    let index = index.ok_or_else(|| {
+        let message = format!("`{}` has no port `{}`", end.object, end.port);
+        ApiError::new(Problem::NotFound, message).remedy(format!("it has: p1 to p{}", endpoints.len()))
+    })?;
+    Ok(Port {
+        endpoint: endpoints[index],
+        mtu: component.mtus.get(index).copied().unwrap_or(ETHERNET_MTU),
+        mac: None,
+        ips: vec![],
+        host: component.host.clone(),
+        lineage: component.lineage,
+        generation: component.generation,
+        fixed: None,
+    })
+}
+
+fn records(c: &Controller) -> Result<Vec<WireRecord>, ApiError> {
+    let mut wires: Vec<WireRecord> = c.store.read_all(Kind::Wire)?;
+    wires.sort_by_key(|wire| wire.id);
+    Ok(wires)
+}
+
+/// The wire of that number, if both its ends are the caller's to see.
+fn find(c: &Controller, who: &Caller, id: u32) -> Result<WireRecord, ApiError> {
+    let record: Option<WireRecord> = c.store.read(Kind::Wire, id)?;
+    record.filter(|record| sees(c, who, record)).ok_or_else(|| missing("wire", id))
+}
+
+fn sees(c: &Controller, who: &Caller, record: &WireRecord) -> bool {
+    who.domain().is_none() || record.ends.iter().all(|end| find_end(c, Some(who), end).is_ok())
+}
+
+/// A number for a wire's tunnel that no other has: of those that wires to gateways use, too.
+fn tunnel_number(c: &Controller, id: u32) -> Result<u32, ApiError> {
+    let mut taken: BTreeSet<u32> = records(c)?.iter().map(|wire| wire.vni).collect();
+    for vm in c.vm_records()? {
+        taken.extend(vm.definition.wires.iter().filter(|w| w.gateway.is_some()).map(|w| w.id & VNI_BITS));
+    }
+    let first = id & VNI_BITS;
+    let free = (first..=VNI_BITS).chain(1..first).find(|vni| *vni != 0 && !taken.contains(vni));
+    free.ok_or_else(|| conflict("all numbers for tunnels are in use"))
+}
+
+/// Joins two ports.
+pub async fn connect(
+    State(c): Shared,
+    Extension(who): Extension<Caller>,
+    Json(new): Json<ConnectWire>,
+) -> Answer<PortWire> {
+    let record = {
+        let _deciding = c.decide();
+        let ends = [new.a, new.b];
+        if ends[0] == ends[1] {
+            return Err(invalid(format!("`{}` cannot be wired to itself", ends[0])));
+        }
+        let ports = [find_end(&c, Some(&who), &ends[0])?, find_end(&c, Some(&who), &ends[1])?];
+        for (end, port) in ends.iter().zip(&ports) {
+            if let Some(component) = &port.fixed {
+                return Err(conflict(format!("`{end}` is wired to `{component}`"))
+                    .remedy("wires take interfaces that were created without a component"));
+            }
+            if let Some(wire) = records(&c)?.iter().find(|wire| wire.endpoints.contains(&port.endpoint)) {
+                return Err(conflict(format!("`{end}` is wired already: {} to {}", wire.ends[0], wire.ends[1]))
+                    .remedy(format!("`godwit wire disconnect {} {}` first", wire.ends[0], wire.ends[1])));
+            }
+        }
+        if ports[0].mtu != ports[1].mtu {
+            let (a, b) = (ports[0].mtu, ports[1].mtu);
+            let message =
+                format!("`{}` has an MTU of {a}, `{}` of {b}: what is too large would be lost", ends[0], ends[1]);
+            return Err(conflict(message).remedy("give both the same MTU"));
+        }
+        let id = wire_number(&c)?;
+        let record = WireRecord {
+            id,
+            vni: tunnel_number(&c, id)?,
+            mtu: ports[0].mtu,
+            endpoints: [ports[0].endpoint, ports[1].endpoint],
+            ends,
+            state: WireState::Connecting,
+            told: None,
+        };
+        c.store.commit(&[Change::put(Kind::Wire, id, &record)])?;
+        record
+    };
+    // Goes on when whoever asked hangs up.
+    let id = record.id;
+    let task = {
+        let c = Arc::clone(&c);
+        tokio::spawn(async move { tell(&c, &record).await })
+    };
+    match task.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(wire = id, %error, "not all hosts know the wire yet; trying again later"),
+        Err(error) => tracing::error!(wire = id, %error, "connecting broke off"),
+    }
+    let record = find(&c, &who, id)?;
+    Ok(Json(shown(&c, &record, BTreeMap::new())?))
+}
+
+/// Isolates both ends.
+pub async fn disconnect(State(c): Shared, Extension(who): Extension<Caller>, Path(id): Path<u32>) -> Answer<Value> {
+    let record = {
+        let _deciding = c.decide();
+        let record = WireRecord { state: WireState::Disconnecting, ..find(&c, &who, id)? };
+        c.store.commit(&[Change::put(Kind::Wire, id, &record)])?;
+        record
+    };
+    let task = {
+        let c = Arc::clone(&c);
+        tokio::spawn(async move { take_away(&c, &record).await })
+    };
+    task.await.map_err(|e| ApiError::new(Problem::Failed, format!("disconnecting broke off: {e}")))??;
+    Ok(done())
+}
+
+/// All wires between ports.
+pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<PortWire>> {
+    let mine = records(&c)?.into_iter().filter(|record| sees(&c, &who, record));
+    let wires: Result<Vec<PortWire>, ApiError> = mine.map(|record| shown(&c, &record, BTreeMap::new())).collect();
+    Ok(Json(wires?))
+}
+
+/// One of them, with what the hosts of its ends say.
+pub async fn show(State(c): Shared, Extension(who): Extension<Caller>, Path(id): Path<u32>) -> Answer<PortWire> {
+    let record = find(&c, &who, id)?;
+    let mut said = BTreeMap::new();
+    for end in &record.ends {
+        if let Ok(port) = find_end(&c, None, end)
+            && let Ok(node) = c.node_of(&port.host)
+            && let Ok(local) = node.wire(id).await
+        {
+            said.insert(port.host, local);
+        }
+    }
+    Ok(Json(shown(&c, &record, said)?))
+}
+
+fn shown(c: &Controller, record: &WireRecord, said: BTreeMap<Name, LocalWire>) -> Result<PortWire, ApiError> {
+    let placed = |i: usize| -> Result<PlacedEnd, ApiError> {
+        let host = find_end(c, None, &record.ends[i])?.host;
+        let endpoint = record.endpoints[i];
+        let local = said.get(&host).map(|said| EndWord {
+            open: said.open.contains(&endpoint),
+            remotes: said.remotes.clone(),
+            untold: said.untold.clone(),
+        });
+        Ok(PlacedEnd { end: record.ends[i].clone(), endpoint, host, local })
+    };
+    let ends = [placed(0)?, placed(1)?];
+    let path = if ends[0].host == ends[1].host { WirePath::Collapsed } else { WirePath::Tunnel };
+    Ok(PortWire { id: record.id, vni: record.vni, mtu: record.mtu, state: record.state, path, ends })
+}
+
+/// Tells the hosts of a wire's ends where these are, as far as is known here; later word of theirs stays.
+async fn tell(c: &Controller, record: &WireRecord) -> Result<(), ApiError> {
+    let ports = [find_end(c, None, &record.ends[0])?, find_end(c, None, &record.ends[1])?];
+    let mut peers: BTreeMap<&Name, PeerHost> = BTreeMap::new();
+    for port in &ports {
+        let facts = c.node_of(&port.host)?.facts().await?;
+        peers.insert(&port.host, PeerHost { name: port.host.clone(), link: facts.link, underlay: facts.underlay });
+    }
+    let end = |i: usize| OrderedEnd {
+        endpoint: ports[i].endpoint,
+        name: record.ends[i].clone(),
+        mac: ports[i].mac.clone(),
+        ips: ports[i].ips.clone(),
+        view: EndView {
+            host: peers[&ports[i].host].clone(),
+            lineage: ports[i].lineage,
+            generation: ports[i].generation,
+            step: 0,
+            coming: None,
+            capability: None,
+        },
+    };
+    let order = WireOrder { id: record.id, vni: record.vni, mtu: record.mtu, ends: [end(0), end(1)] };
+    // One that is away does not keep the other from hearing.
+    let mut outcome = Ok(());
+    for host in peers.keys() {
+        outcome = outcome.and(c.node_of(host)?.connect(&order).await.map(drop));
+    }
+    outcome?;
+    let _deciding = c.decide();
+    if let Some(mut now) = c.store.read::<WireRecord>(Kind::Wire, record.id)?
+        && now.state != WireState::Disconnecting
+    {
+        now.state = WireState::Connected;
+        now.told = Some([ports[0].owner(), ports[1].owner()]);
+        if now != *record {
+            c.store.commit(&[Change::put(Kind::Wire, record.id, &now)])?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes a wire away at every host, then its record: whoever had an end of it once still knows it.
+async fn take_away(c: &Controller, record: &WireRecord) -> Result<(), ApiError> {
+    let mut outcome = Ok(());
+    for host in c.hosts()? {
+        outcome = outcome.and(match c.node(&host).disconnect(record.id).await {
+            Err(error) if error.problem != Problem::NotFound => Err(error),
+            _ => Ok(()),
+        });
+    }
+    outcome?;
+    Ok(c.store.commit(&[Change::remove(Kind::Wire, record.id)])?)
+}
+
+/// The wires of an object, by its name: it is not removed while it has any.
+///
+/// # Errors
+/// [`Problem::Conflict`] when there is one; the store's.
+pub fn refuse_removal(c: &Controller, object: &Name) -> Result<(), ApiError> {
+    let wires = records(c)?;
+    let Some(wire) = wires.iter().find(|wire| wire.ends.iter().any(|end| &end.object == object)) else {
+        return Ok(());
+    };
+    let (a, b) = (&wire.ends[0], &wire.ends[1]);
+    Err(conflict(format!("`{object}` is wired: {a} to {b}")).remedy(format!("`godwit wire disconnect {a} {b}` first")))
+}
+
+/// Goes on with what was left half done, and tells of owners that nobody was told of.
+///
+/// # Errors
+/// The store's.
+pub async fn sweep(c: &Arc<Controller>) -> Result<(), ApiError> {
+    for record in records(c)? {
+        let done = if record.state == WireState::Disconnecting {
+            take_away(c, &record).await
+        } else {
+            let now = find_end(c, None, &record.ends[0])
+                .and_then(|a| Ok([a.owner(), find_end(c, None, &record.ends[1])?.owner()]));
+            match now {
+                Ok(now) if record.told.as_ref() == Some(&now) && record.state == WireState::Connected => Ok(()),
+                Ok(_) => tell(c, &record).await,
+                Err(error) => Err(error),
+            }
+        };
+        if let Err(error) = done {
+            tracing::warn!(wire = record.id, %error, "a wire is not as it should be yet; trying again later");
+        }
+    }
+    Ok(())
+}

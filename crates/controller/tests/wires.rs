@@ -1,0 +1,119 @@
+//! Wires between ports, as the controller keeps them: among fake nodes.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod fakes;
+
+use fakes::{World, name, soon};
+use godwit_api::public::CreateVm;
+use godwit_api::trust::{NewApiToken, TokenRole};
+use godwit_api::wire::{ConnectWire, WirePath, WireState};
+use godwit_api::{Problem, PublicClient};
+use godwit_trust::{AccessToken, Identity, Role};
+use serde_json::{Value, json};
+
+/// A VM with a port for wires, one with a name, one of another MTU, and one on a switch.
+fn vm(called: &str, at: &str, number: u8) -> CreateVm {
+    let mac = |n: u8| format!("02:00:00:00:{n:02x}:{number:02x}");
+    let nics: Value = json!([
+        {"mac": mac(0)}, {"mac": mac(1), "name": "uplink"}, {"mac": mac(2), "mtu": 9000}, {"mac": mac(3), "component": "lan"},
+    ]);
+    serde_json::from_value(json!({"name": called, "at": at, "spec": {
+        "memory": 64 << 20, "disks": [], "nics": nics, "boot": {"kernel": {"kernel": "vmlinuz"}},
+    }}))
+    .unwrap()
+}
+
+fn wire(a: &str, b: &str) -> ConnectWire {
+    ConnectWire { a: a.parse().unwrap(), b: b.parse().unwrap() }
+}
+
+async fn world() -> World {
+    let world = World::new().await;
+    world.api.create_vm(&vm("web", "ohio", 1)).await.unwrap();
+    world.api.create_vm(&vm("db", "texas", 2)).await.unwrap();
+    world
+}
+
+#[tokio::test]
+async fn a_wire_is_told_to_the_hosts_of_its_ends_and_taken_away_from_every_host() {
+    let world = world().await;
+    let made = world.api.connect_wire(&wire("web:eth0", "db:uplink")).await.unwrap();
+    assert_eq!((made.state, made.path), (WireState::Connected, WirePath::Tunnel));
+    assert_eq!(world.api.wires().await.unwrap().len(), 2, "those to components are listed apart");
+    let told = world.fakes["ohio"].with(|n| n.wires[&made.id].clone());
+    assert_eq!(told, world.fakes["texas"].with(|n| n.wires[&made.id].clone()));
+    let hosts = told.ends.each_ref().map(|end| end.view.host.name.to_string());
+    assert_eq!((hosts, told.vni, told.mtu), (["ohio".into(), "texas".into()], made.vni, 1500));
+    let endpoints = told.ends.each_ref().map(|end| end.endpoint);
+    let record =
+        |host: &str, nic: usize| world.fakes[host].with(|n| n.vms.values().next().unwrap().definition.wires[nic].id);
+    assert_eq!(endpoints, [record("ohio", 0), record("texas", 1)], "an endpoint's number is its interface's");
+
+    for (ends, problem, said) in [
+        (wire("web:eth0", "db:eth0"), Problem::Conflict, "wired already"),
+        (wire("db:eth0", "db:eth0"), Problem::Invalid, "itself"),
+        (wire("db:eth0", "web:eth3"), Problem::Conflict, "wired to `lan`"),
+        (wire("db:eth0", "web:eth2"), Problem::Conflict, "MTU"),
+        (wire("db:eth0", "web:eth7"), Problem::NotFound, "eth7"),
+        (wire("db:eth1", "web:uplink"), Problem::NotFound, "eth1"),
+        (wire("db:eth0", "nobody:eth0"), Problem::NotFound, "nobody"),
+    ] {
+        let error = world.api.connect_wire(&ends).await.unwrap_err();
+        assert_eq!(error.problem, problem, "{error}");
+        assert!(error.message.contains(said), "{error}");
+    }
+    let error = world.api.remove_vm(&name("db")).await.unwrap_err();
+    assert!(error.message.contains("is wired"), "{error}");
+
+    // Where an end was once.
+    world.fakes["maine"].with(|n| n.wires.insert(made.id, told));
+    world.api.disconnect_wire(made.id).await.unwrap();
+    assert!(["ohio", "texas", "maine"].iter().all(|host| world.fakes[host].with(|n| n.wires.is_empty())));
+    assert_eq!(world.api.port_wires().await.unwrap(), []);
+    assert_eq!(world.api.port_wire(made.id).await.unwrap_err().problem, Problem::NotFound);
+    world.api.connect_wire(&wire("web:eth0", "db:eth0")).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_host_that_is_away_misses_it_is_told_when_it_is_back() {
+    let mut world = world().await;
+    let address = world.stop_node("texas").await;
+    let made = world.api.connect_wire(&wire("web:eth0", "db:eth0")).await.unwrap();
+    assert_eq!(made.state, WireState::Connecting);
+    world.start_node("texas", address).await;
+    assert!(soon(async || world.api.port_wire(made.id).await.unwrap().state == WireState::Connected).await);
+    assert!(world.fakes["texas"].with(|n| n.wires.contains_key(&made.id)));
+
+    let address = world.stop_node("texas").await;
+    world.api.disconnect_wire(made.id).await.unwrap_err();
+    assert_eq!(world.api.port_wire(made.id).await.unwrap().state, WireState::Disconnecting);
+    world.start_node("texas", address).await;
+    assert!(soon(async || world.api.port_wires().await.unwrap().is_empty()).await);
+    assert!(world.fakes["texas"].with(|n| n.wires.is_empty()));
+}
+
+#[tokio::test]
+async fn a_domain_wires_its_own_and_sees_no_others() {
+    let world = World::new().await;
+    let mut tokens = vec![];
+    for (called, domain) in [("ann", "acme"), ("bob", "beta")] {
+        let new = NewApiToken { name: name(called), domain: name(domain), role: TokenRole::Admin, ttl_s: 3600 };
+        let token: AccessToken = world.api.create_token(&new).await.unwrap().token.parse().unwrap();
+        let controller = Identity::new(Role::Controller, "controller").unwrap();
+        tokens.push(PublicClient::with_token(world.controller_address(), controller, &token));
+    }
+    let (ann, bob) = (&tokens[0], &tokens[1]);
+    ann.create_vm(&vm("web", "ohio", 1)).await.unwrap();
+    ann.create_vm(&vm("db", "texas", 2)).await.unwrap();
+    bob.create_vm(&vm("other", "ohio", 3)).await.unwrap();
+    let error = bob.connect_wire(&wire("other:eth0", "web:eth0")).await.unwrap_err();
+    assert_eq!(error.problem, Problem::NotFound, "{error}");
+    let made = ann.connect_wire(&wire("web:eth0", "db:eth0")).await.unwrap();
+    assert_eq!((ann.port_wires().await.unwrap().len(), bob.port_wires().await.unwrap().len()), (1, 0));
+    for error in [bob.port_wire(made.id).await.unwrap_err(), bob.disconnect_wire(made.id).await.unwrap_err()] {
+        assert_eq!(error.problem, Problem::NotFound, "{error}");
+    }
+    ann.disconnect_wire(made.id).await.unwrap();
+}

@@ -1,0 +1,1122 @@
+//! Components on this host: their files, their records, and a keeper each.
+//!
+//! A component is owned as a VM is, by the same machines (`godwit_handoff`) and the same records, in a folder of its own. What differs is
+//! what is handed over: there is no RAM and there are no disks, so there are no rounds either. The destination makes the component from
+//! its file, isolated; the source isolates its ports, reads what the component has learnt and let through, and sends that; when it
+//! is put in, the destination says VERIFIED, and from there on all goes as with VMs: SEALED, COMMIT, GRANTED, open, STARTED. Nobody
+//! asks the controller meanwhile.
+//!
+//! The machine's words mean here: *Close*: all ports isolated. *Open*: the component is as its file says, and its ports may be taken by
+//! wires. *Run*: it is as its file says; where its namespace was lost it begins with nothing learnt, as after a power failure. *Quit*:
+//! nothing of it is left. `postmigrate` is reached at once, since there is no QEMU that could resume by itself.
+//!
+//! # What can go wrong
+//!
+//! *A node dies.* The namespace does not. An owner finds it; a destination that had everything still has it, and one that had not
+//! refuses. *The host dies.* The owner makes it anew from its file. A destination between GRANTED and STARTED returns it.
+//! *The way breaks while state is sent.* The source gives up after some seconds, opens its ports and goes on.
+
+use crate::failpoint::{Point, reach, reach_async};
+use crate::node::Node;
+use crate::proto::{self, Note, Request};
+use godwit_api::component::{ComponentDefinition, ComponentKind, ComponentMove, ComponentOrder, LocalComponent};
+use godwit_api::host::{Ownership, PeerHost};
+use godwit_api::progress::Outcome;
+use godwit_api::{ApiError, Problem};
+use godwit_component::{Kind, Place, Spec, State};
+use godwit_handoff::{
+    Action, Body, Destination, DestinationState, Event, FileLedger, Generation, Ledger, Lineage, Machine, Message,
+    Owner, Record, Seen, SourceState, Status, Ticket, Upkeep, VmId,
+};
+use godwit_trust::SignedCapability;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+/// Inputs that may wait for a keeper; messages are dropped when it is full, and said again.
+const INBOX: usize = 64;
+/// The first wait for an answer of the peer, and the longest.
+const FIRST_TIMER: Duration = Duration::from_millis(400);
+const LONGEST_TIMER: Duration = Duration::from_secs(2);
+/// Between two tries to make or open a component that its owner's host does not take.
+const RETRY: Duration = Duration::from_secs(2);
+/// For a place at the destination, and for a part of the state.
+const ANSWER: Duration = Duration::from_secs(20);
+/// Tracked connections in one message: some 200 kB of JSON in the usual case, a fifth of what the link takes.
+const FLOWS_A_PART: usize = 200;
+/// Tracked connections of one component: the kernel's own bound, unless somebody raises it.
+const MOST_FLOWS: usize = 262_144;
+
+/// What nodes ask each other about components.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum ComponentAsk {
+    /// Source: make a place for it.
+    Stage {
+        /// The attempt.
+        ticket: Ticket,
+        /// The component.
+        definition: Box<ComponentDefinition>,
+        /// Where the source is.
+        source: PeerHost,
+        /// What shows that the controller has ordered this.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        capability: Option<SignedCapability>,
+    },
+    /// Source: a part of its state. Answered, for the last one, when all of it is put in.
+    State {
+        /// The attempt.
+        ticket: Ticket,
+        /// Counted from 0; the first begins anew.
+        part: u32,
+        /// Whether it is the last one.
+        last: bool,
+        /// It.
+        state: State,
+    },
+}
+
+/// What is remembered of a component besides who owns it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Kept {
+    definition: ComponentDefinition,
+    /// The other host of the last hand-off.
+    #[serde(default)]
+    peer: Option<PeerHost>,
+    /// The last order to leave.
+    #[serde(default)]
+    order: Option<ComponentOrder>,
+    /// What it came with: it shows others that it is this host's.
+    #[serde(default)]
+    came: Option<SignedCapability>,
+}
+
+/// The components of a host.
+#[derive(Debug)]
+pub struct Components {
+    place: Place,
+    folder: PathBuf,
+    ledger: Mutex<FileLedger>,
+    keepers: Mutex<BTreeMap<VmId, Arc<Keeper>>>,
+    /// One at a time is made known.
+    defining: tokio::sync::Mutex<()>,
+}
+
+/// What others see of a component.
+#[derive(Clone, Debug)]
+struct View {
+    ownership: Ownership,
+    owner: (Lineage, Generation),
+    leaving: Option<ComponentMove>,
+    removable: bool,
+}
+
+#[derive(Debug)]
+struct Keeper {
+    id: VmId,
+    kept: Mutex<Kept>,
+    view: Mutex<View>,
+    inbox: mpsc::Sender<Input>,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
+
+#[derive(Debug)]
+enum Input {
+    Event(Event),
+    Message {
+        from: String,
+        message: Message,
+    },
+    Apply {
+        definition: ComponentDefinition,
+        reply: Reply<()>,
+    },
+    Begin {
+        order: ComponentOrder,
+        reply: Reply<()>,
+    },
+    Reserved {
+        ticket: Ticket,
+        result: Result<(), ApiError>,
+    },
+    Stage {
+        ticket: Ticket,
+        kept: Box<Kept>,
+        reply: Reply<()>,
+    },
+    State {
+        from: String,
+        ticket: Ticket,
+        part: u32,
+        last: bool,
+        state: State,
+        reply: Reply<()>,
+    },
+    /// An effect for the peer's sake has succeeded: whoever waits for it may know.
+    Answer(Result<(), ApiError>),
+    Remove(Reply<()>),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    crate::parts::lock(mutex)
+}
+
+fn failed(what: impl std::fmt::Display) -> ApiError {
+    ApiError::new(Problem::Failed, what.to_string())
+}
+
+fn refused(error: godwit_component::ComponentError) -> ApiError {
+    match error {
+        godwit_component::ComponentError::Config(_) => {
+            ApiError::new(Problem::Invalid, error.to_string()).remedy("correct the file; the lines are counted in it")
+        }
+        godwit_component::ComponentError::Net { .. }
+        | godwit_component::ComponentError::Wire { .. }
+        | godwit_component::ComponentError::Absent(_) => ApiError::new(Problem::Failed, error.to_string()),
+    }
+}
+
+const fn kind(kind: ComponentKind) -> Kind {
+    match kind {
+        ComponentKind::Switch => Kind::Switch,
+        ComponentKind::Router => Kind::Router,
+        ComponentKind::Firewall => Kind::Firewall,
+        ComponentKind::Gateway => Kind::Gateway,
+    }
+}
+
+fn spec(definition: &ComponentDefinition) -> Result<Spec, ApiError> {
+    Spec::read(definition.id.0, kind(definition.kind), definition.endpoints.clone(), &definition.config)
+        .map_err(refused)
+}
+
+impl Components {
+    /// With nothing taken up yet.
+    ///
+    /// # Errors
+    /// The folder, or netlink.
+    pub fn new(state: &Path, run: &Path, wires: &godwit_wire::Wires) -> anyhow::Result<Self> {
+        let folder = state.join("components");
+        let ledger = FileLedger::open(&folder.join("records"))?;
+        let place = Place::new(wires.clone(), crate::spec::PREFIX, &run.join("components"))?;
+        Ok(Self {
+            place,
+            folder,
+            ledger: Mutex::new(ledger),
+            keepers: Mutex::default(),
+            defining: tokio::sync::Mutex::default(),
+        })
+    }
+
+    fn path(&self, id: VmId) -> PathBuf {
+        self.folder.join(format!("{}.json", id.0))
+    }
+
+    fn store(&self, kept: &Kept) -> Result<(), ApiError> {
+        let path = self.path(kept.definition.id);
+        let write = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+            let fresh = path.with_extension("new");
+            let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+            out.write_all(&serde_json::to_vec_pretty(kept).map_err(io::Error::other)?)?;
+            out.sync_data()?;
+            std::fs::rename(&fresh, &path)?;
+            File::open(&self.folder)?.sync_all()
+        };
+        write().map_err(|e| failed(format!("{}: {e}", path.display())))
+    }
+
+    fn forget(&self, id: VmId) -> Result<(), ApiError> {
+        match std::fs::remove_file(self.path(id)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(format!("{}: {e}", self.path(id).display()))),
+            _ => lock(&self.ledger).forget(id).map_err(failed),
+        }
+    }
+
+    fn keeper(&self, id: VmId) -> Option<Arc<Keeper>> {
+        lock(&self.keepers).get(&id).cloned()
+    }
+
+    /// Whether the component that has this endpoint comes here from `from`.
+    pub(crate) fn comes_from(&self, from: &str, endpoint: u32) -> bool {
+        let comes = |keeper: &Arc<Keeper>| {
+            let kept = lock(&keeper.kept);
+            let its = kept.definition.endpoints.contains(&endpoint);
+            its && kept.order.is_none() && kept.peer.as_ref().is_some_and(|peer| peer.name.as_str() == from)
+        };
+        lock(&self.keepers).values().any(comes)
+    }
+
+    fn known(&self) -> Vec<VmId> {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else { return vec![] };
+        entries.filter_map(|e| e.ok()?.file_name().to_str()?.strip_suffix(".json")?.parse().ok().map(VmId)).collect()
+    }
+}
+
+impl Keeper {
+    async fn tell(&self, input: Input) {
+        let _ = self.inbox.send(input).await;
+    }
+
+    async fn ask<T>(&self, input: impl FnOnce(Reply<T>) -> Input) -> Result<T, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.tell(input(reply)).await;
+        answer.await.unwrap_or_else(|_| Err(ApiError::new(Problem::Unreachable, "the component's keeper has ended")))
+    }
+
+    fn local(&self) -> LocalComponent {
+        let view = lock(&self.view).clone();
+        let definition = lock(&self.kept).definition.clone();
+        let (lineage, generation) = view.owner;
+        let mtus = spec(&definition).map_or_else(|_| vec![], |s| s.config.ports.iter().map(|port| port.mtu).collect());
+        LocalComponent { definition, ownership: view.ownership, lineage, generation, leaving: view.leaving, mtus }
+    }
+}
+
+impl Node {
+    /// Takes up the components that were here before. What cannot be read is left as it is, and said.
+    pub(crate) fn recover_components(self: &Arc<Self>) {
+        for id in self.components().known() {
+            let load = || -> Result<(Kept, Option<Record>), ApiError> {
+                let path = self.components().path(id);
+                let bytes = std::fs::read(&path).map_err(|e| failed(format!("{}: {e}", path.display())))?;
+                let kept: Kept =
+                    serde_json::from_slice(&bytes).map_err(|e| failed(format!("{}: {e}", path.display())))?;
+                Ok((kept, lock(&self.components().ledger).load(id).map_err(failed)?))
+            };
+            match load() {
+                // A definition without a record: the node died before it owned it, and the controller asks again.
+                Ok((kept, record)) => drop(Actor::spawn(self.clone(), kept, record)),
+                Err(error) => tracing::error!(component = id.0, %error, "nothing is done with it"),
+            }
+        }
+    }
+
+    fn find_component(&self, id: VmId) -> Result<Arc<Keeper>, ApiError> {
+        self.components()
+            .keeper(id)
+            .ok_or_else(|| ApiError::new(Problem::NotFound, format!("{} knows no component {}", self.name(), id.0)))
+    }
+
+    /// What the controller asks: all.
+    pub(crate) fn local_components(&self) -> Vec<LocalComponent> {
+        lock(&self.components().keepers).values().map(|keeper| keeper.local()).collect()
+    }
+
+    /// What the controller asks: one.
+    pub(crate) fn local_component(&self, id: VmId) -> Result<LocalComponent, ApiError> {
+        Ok(self.find_component(id)?.local())
+    }
+
+    /// The controller's order: the component is to be here, as this says. Tried before anything is changed.
+    pub(crate) async fn define_component(
+        self: &Arc<Self>,
+        definition: ComponentDefinition,
+    ) -> Result<LocalComponent, ApiError> {
+        let _one = self.components().defining.lock().await;
+        let id = definition.id;
+        let wanted = spec(&definition)?;
+        self.components().place.rehearse(&wanted).await.map_err(refused)?;
+        if let Some(keeper) = self.components().keeper(id) {
+            keeper.ask(|reply| Input::Apply { definition, reply }).await?;
+            return Ok(keeper.local());
+        }
+        self.components().place.stage(&wanted).await.map_err(refused)?;
+        let kept = Kept { definition, peer: None, order: None, came: None };
+        self.components().store(&kept)?;
+        let record = Record::Owned(Owner::first(id));
+        lock(&self.components().ledger).store(id, &record).map_err(failed)?;
+        Ok(Actor::spawn(self.clone(), kept, Some(record)).local())
+    }
+
+    /// The controller's order: nothing of it is to be left here.
+    pub(crate) async fn remove_component(self: &Arc<Self>, id: VmId) -> Result<(), ApiError> {
+        let _one = self.components().defining.lock().await;
+        let Some(keeper) = self.components().keeper(id) else { return Ok(()) };
+        keeper.ask(Input::Remove).await?;
+        let endpoints = lock(&keeper.kept).definition.endpoints.clone();
+        for endpoint in &endpoints {
+            self.end_removed(*endpoint).await?;
+        }
+        self.components().place.remove(id.0, &endpoints).await.map_err(refused)?;
+        self.components().forget(id)?;
+        lock(&self.components().keepers).remove(&id);
+        Ok(())
+    }
+
+    /// The controller's order: it is to go.
+    pub(crate) async fn move_component(&self, id: VmId, order: ComponentOrder) -> Result<LocalComponent, ApiError> {
+        let keeper = self.find_component(id)?;
+        keeper.ask(|reply| Input::Begin { order, reply }).await?;
+        Ok(keeper.local())
+    }
+
+    /// Another node's message of a hand-off.
+    pub(crate) fn heard_of_component(&self, from: &str, message: Message) {
+        if let Some(keeper) = self.components().keeper(message.ticket.vm) {
+            let _ = keeper.inbox.try_send(Input::Message { from: from.to_owned(), message });
+        }
+    }
+
+    /// Another node asks something about a component.
+    pub(crate) async fn asked_of_component(self: &Arc<Self>, from: &str, ask: ComponentAsk) -> Result<(), ApiError> {
+        match ask {
+            ComponentAsk::Stage { ticket, definition, source, capability } => {
+                crate::covered::component(self.credentials(), from, &ticket, &definition, capability.as_ref())?;
+                if source.name.as_str() != from {
+                    return Err(ApiError::new(Problem::Forbidden, format!("{from} says that it is {}", source.name)));
+                }
+                let kept;
+                let keeper = {
+                    let _one = self.components().defining.lock().await;
+                    self.components().place.rehearse(&spec(&definition)?).await.map_err(refused)?;
+                    let id = definition.id;
+                    kept =
+                        Box::new(Kept { definition: *definition, peer: Some(source), order: None, came: capability });
+                    self.components().keeper(id).unwrap_or_else(|| Actor::spawn(self.clone(), (*kept).clone(), None))
+                };
+                keeper.ask(|reply| Input::Stage { ticket, kept, reply }).await
+            }
+            ComponentAsk::State { ticket, part, last, state } => {
+                let keeper = self.find_component(ticket.vm)?;
+                let from = from.to_owned();
+                keeper.ask(|reply| Input::State { from, ticket, part, last, state, reply }).await
+            }
+        }
+    }
+}
+
+/// A component's keeper: the shell around its hand-off machine. Records and effects are two queues, one of each under way.
+struct Actor {
+    node: Arc<Node>,
+    me: Arc<Keeper>,
+    inbox: mpsc::Receiver<Input>,
+    machine: Option<Machine>,
+    record: Option<Record>,
+    records: VecDeque<Record>,
+    writing: Option<JoinHandle<Record>>,
+    effects: VecDeque<Action>,
+    doing: Option<JoinHandle<Option<Event>>>,
+    timer: Option<Instant>,
+    wait: Duration,
+    /// The order that a place is being looked for.
+    reserving: Option<(Ticket, ComponentOrder)>,
+    /// Whoever waits for a place, or for the last part of the state to be put in.
+    waiting: Option<Reply<()>>,
+    /// What has come of the state, for which attempt, and how many parts.
+    coming: Option<(Ticket, u32, State)>,
+    /// Ends the sending of an attempt that was given up.
+    sending: Option<JoinHandle<()>>,
+    /// When the ports were isolated.
+    isolated: Option<Instant>,
+}
+
+async fn finished<T>(task: &mut Option<JoinHandle<T>>) -> T {
+    match task {
+        Some(running) => match running.await {
+            Ok(value) => {
+                *task = None;
+                value
+            }
+            Err(error) => fatal(&format!("a component's task panicked: {error}")),
+        },
+        None => std::future::pending().await,
+    }
+}
+
+/// Nobody knows what is on the disk or in the kernel now; the process that comes after this one looks.
+fn fatal(why: &str) -> ! {
+    tracing::error!(why, "the node ends");
+    std::process::abort()
+}
+
+impl Actor {
+    fn spawn(node: Arc<Node>, kept: Kept, record: Option<Record>) -> Arc<Keeper> {
+        let (sender, inbox) = mpsc::channel(INBOX);
+        let id = kept.definition.id;
+        let here = node.components().place.namespace(id.0).is_some();
+        let view = View {
+            ownership: Ownership::Elsewhere,
+            owner: (Lineage::FIRST, Generation(0)),
+            leaving: None,
+            removable: true,
+        };
+        let me = Arc::new(Keeper { id, kept: Mutex::new(kept), view: Mutex::new(view), inbox: sender });
+        let machine = record.map(|record| {
+            let seen = match record {
+                _ if !here => Seen::Gone,
+                Record::Owned(_) => Seen::Running,
+                // What it was given went with the node.
+                Record::Staged(_) => Seen::Gone,
+                Record::Granted(_) | Record::Started(_) => Seen::Loaded,
+                _ => Seen::Stopped,
+            };
+            Machine::recover(record, seen)
+        });
+        lock(&node.components().keepers).insert(id, me.clone());
+        let mut actor = Self {
+            node,
+            me: me.clone(),
+            inbox,
+            machine,
+            record,
+            records: VecDeque::new(),
+            writing: None,
+            effects: VecDeque::new(),
+            doing: None,
+            timer: None,
+            wait: FIRST_TIMER,
+            reserving: None,
+            waiting: None,
+            coming: None,
+            sending: None,
+            isolated: None,
+        };
+        actor.publish();
+        tokio::spawn(async move {
+            actor.poll();
+            actor.live().await;
+        });
+        me
+    }
+
+    async fn live(&mut self) {
+        loop {
+            self.publish();
+            let timer = self.timer;
+            let at = async move {
+                match timer {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let input = tokio::select! {
+                biased;
+                record = finished(&mut self.writing) => {
+                    self.record = Some(record);
+                    self.feed(Event::Persisted(record));
+                    continue;
+                }
+                done = finished(&mut self.doing) => {
+                    self.work();
+                    if let Some(event) = done {
+                        self.feed(event);
+                    }
+                    continue;
+                }
+                () = at => {
+                    self.timer = None;
+                    self.feed(Event::Timer);
+                    continue;
+                }
+                input = self.inbox.recv() => input,
+            };
+            match input {
+                // Its namespace and its records go now.
+                Some(Input::Remove(reply)) => {
+                    let answer = self.may_remove();
+                    let over = answer.is_ok();
+                    let _ = reply.send(answer);
+                    if over {
+                        return;
+                    }
+                }
+                Some(input) => self.hear(input),
+                None => return,
+            }
+        }
+    }
+
+    fn hear(&mut self, input: Input) {
+        match input {
+            Input::Event(event) => self.feed(event),
+            Input::Message { from, message } => {
+                let reserving = self.reserving.as_ref().is_some_and(|(ticket, _)| *ticket == message.ticket);
+                let peer = lock(&self.me.kept).peer.as_ref().is_some_and(|peer| peer.name.as_str() == from);
+                if reserving && message.body == Body::Pending {
+                    // The place that we asked for, and do mean.
+                } else if peer {
+                    self.feed(Event::Message(message));
+                } else {
+                    tracing::warn!(
+                        component = self.me.id.0,
+                        from,
+                        ?message,
+                        "a host that has no part in it speaks of it"
+                    );
+                }
+            }
+            Input::Apply { definition, reply } => {
+                let answer = self.apply(&definition);
+                match answer {
+                    Ok(wanted) => {
+                        let node = self.node.clone();
+                        let before = lock(&self.me.kept).definition.clone();
+                        let me = self.me.clone();
+                        // As an effect: nothing else is done with it meanwhile.
+                        self.doing = Some(tokio::spawn(async move {
+                            let place = &node.components().place;
+                            let done = place.stage(&wanted).await.map_err(refused);
+                            if done.is_err()
+                                && let Ok(before) = spec(&before)
+                                && let Err(error) = place.stage(&before).await
+                            {
+                                tracing::error!(component = me.id.0, %error, "neither the new file nor the old one is taken");
+                            }
+                            if done.is_ok() {
+                                let _ = place.open(&wanted).await;
+                            }
+                            let _ = reply.send(done.and_then(|()| me.redefine(&node, definition)));
+                            None
+                        }));
+                    }
+                    Err(error) => drop(reply.send(Err(error))),
+                }
+            }
+            Input::Begin { order, reply } => {
+                let _ = reply.send(self.begin(order));
+            }
+            Input::Reserved { ticket, result } => self.reserved(ticket, result),
+            Input::Stage { ticket, kept, reply } => self.stage(ticket, *kept, reply),
+            Input::State { from, ticket, part, last, state, reply } => {
+                self.receive(&from, ticket, (part, last), state, reply)
+            }
+            Input::Answer(result) => self.answer(result),
+            Input::Remove(_) => {}
+        }
+    }
+
+    fn answer(&mut self, result: Result<(), ApiError>) {
+        if let Some(reply) = self.waiting.take() {
+            let _ = reply.send(result);
+        }
+    }
+
+    fn idle(&self) -> bool {
+        self.writing.is_none() && self.records.is_empty() && self.doing.is_none() && self.effects.is_empty()
+    }
+
+    fn busy(&self) -> ApiError {
+        let name = lock(&self.me.kept).definition.name.clone();
+        ApiError::new(Problem::Conflict, format!("`{name}` is being made, moved or changed on {}", self.node.name()))
+            .remedy("wait until that has ended, and ask again")
+    }
+
+    fn may_remove(&self) -> Result<(), ApiError> {
+        let removable = match &self.machine {
+            None => true,
+            Some(Machine::Source(s)) => {
+                matches!(
+                    s.state(),
+                    SourceState::Owning { .. } | SourceState::Released { .. } | SourceState::Outranked { .. }
+                )
+            }
+            Some(Machine::Destination(d)) => {
+                matches!(d.state(), DestinationState::Refused { .. } | DestinationState::Returned { .. })
+            }
+        };
+        if removable && self.reserving.is_none() && self.idle() { Ok(()) } else { Err(self.busy()) }
+    }
+
+    fn apply(&self, definition: &ComponentDefinition) -> Result<Spec, ApiError> {
+        let kept = lock(&self.me.kept).clone();
+        let owns = matches!(&self.machine, Some(Machine::Source(s))
+            if matches!(s.state(), SourceState::Owning { upkeep: Upkeep::Running, .. }));
+        if !owns || !self.idle() || self.reserving.is_some() {
+            return Err(self.busy());
+        }
+        let same = ComponentDefinition { config: definition.config.clone(), ..kept.definition };
+        if same != *definition {
+            let message = "nothing of a component changes but its file";
+            return Err(ApiError::new(Problem::Conflict, message));
+        }
+        spec(definition)
+    }
+
+    fn begin(&mut self, order: ComponentOrder) -> Result<(), ApiError> {
+        if lock(&self.me.kept).order.as_ref().is_some_and(|known| known.id == order.id) {
+            // Again: its first answer was lost.
+            return Ok(());
+        }
+        let (Some(Machine::Source(source)), None) = (&self.machine, &self.reserving) else { return Err(self.busy()) };
+        let ticket = source.next_ticket(order.id).map_err(|e| ApiError::new(Problem::Conflict, e.to_string()))?;
+        let definition = {
+            let mut kept = lock(&self.me.kept);
+            kept.peer = Some(order.to.clone());
+            kept.order = Some(order.clone());
+            self.node.components().store(&kept)?;
+            kept.definition.clone()
+        };
+        self.leaving(|_| {}, Some(&order));
+        let endpoints = definition.endpoints.clone();
+        let (node, me) = (self.node.clone(), self.me.clone());
+        self.reserving = Some((ticket, order.clone()));
+        tokio::spawn(async move {
+            reach_async(Point::Reserve, me.id).await;
+            let (source, capability) = (node.as_peer(), order.capability.clone());
+            let definition = Box::new(definition);
+            let ask = ComponentAsk::Stage { ticket, definition, source, capability };
+            let mut result = ask_peer(&node, &order.to, ask).await;
+            for endpoint in endpoints {
+                if result.is_ok() {
+                    result = node.end_staged(endpoint, &order.to).await;
+                }
+            }
+            me.tell(Input::Reserved { ticket, result }).await;
+        });
+        Ok(())
+    }
+
+    fn reserved(&mut self, ticket: Ticket, result: Result<(), ApiError>) {
+        let Some((_, order)) = self.reserving.take_if(|(t, _)| *t == ticket) else { return };
+        let begun = result.and_then(|()| match &mut self.machine {
+            Some(Machine::Source(source)) => match source.begin(order.id) {
+                Ok(got) if got == ticket => Ok(()),
+                Ok(_) => Err(ApiError::new(Problem::Conflict, "it changed hands meanwhile")),
+                Err(error) => Err(ApiError::new(Problem::Conflict, error.to_string())),
+            },
+            _ => Err(ApiError::new(Problem::Conflict, "it changed hands meanwhile")),
+        });
+        match begun {
+            Ok(()) => self.poll(),
+            Err(error) => self.leaving(
+                |mv| {
+                    mv.outcome = Outcome::Failed;
+                    mv.error = Some(error.to_string());
+                },
+                None,
+            ),
+        }
+    }
+
+    /// Notes how the component's leaving stands.
+    fn leaving(&self, change: impl FnOnce(&mut ComponentMove), fresh: Option<&ComponentOrder>) {
+        let mut view = lock(&self.me.view);
+        if let Some(order) = fresh {
+            view.leaving = Some(ComponentMove {
+                id: order.id,
+                from: self.node.config().name.clone(),
+                to: order.to.name.clone(),
+                outcome: Outcome::Running,
+                isolated_ms: None,
+                stations: 0,
+                flows: 0,
+                error: None,
+            });
+        }
+        if let Some(mv) = &mut view.leaving {
+            change(mv);
+        }
+    }
+
+    fn stage(&mut self, ticket: Ticket, kept: Kept, reply: Reply<()>) {
+        let idle = self.idle() && self.reserving.is_none();
+        let staged = match Destination::stage(self.record, ticket) {
+            Ok(staged) if idle => staged,
+            Ok(_) => return drop(reply.send(Err(self.busy()))),
+            Err(error) => return drop(reply.send(Err(ApiError::new(Problem::Conflict, error.to_string())))),
+        };
+        if let Err(error) = self.node.components().store(&kept) {
+            return drop(reply.send(Err(error)));
+        }
+        *lock(&self.me.kept) = kept;
+        self.answer(Err(ApiError::new(Problem::Conflict, "another attempt has begun")));
+        self.waiting = Some(reply);
+        self.coming = None;
+        self.machine = Some(Machine::Destination(staged));
+        self.timer = None;
+        self.poll();
+    }
+
+    fn receive(&mut self, from: &str, ticket: Ticket, (part, last): (u32, bool), state: State, reply: Reply<()>) {
+        let peer = lock(&self.me.kept).peer.as_ref().is_some_and(|peer| peer.name.as_str() == from);
+        let mine = matches!(&self.machine, Some(Machine::Destination(d))
+            if matches!(d.state(), DestinationState::Staged { ticket: t } if *t == ticket));
+        if !peer || !mine {
+            let error = ApiError::new(Problem::Conflict, format!("{} has no place for {ticket}", self.node.name()));
+            return drop(reply.send(Err(error)));
+        }
+        if part == 0 {
+            self.coming = Some((ticket, 0, State::default()));
+        }
+        let Some((known, next, all)) = self.coming.as_mut().filter(|(t, next, _)| *t == ticket && *next == part) else {
+            return drop(reply.send(Err(ApiError::new(Problem::Conflict, "a part of the state is missing"))));
+        };
+        debug_assert_eq!(*known, ticket);
+        if all.flows.len() + state.flows.len() > MOST_FLOWS || !self.effects.is_empty() || self.doing.is_some() {
+            return drop(reply.send(Err(self.busy())));
+        }
+        *next += 1;
+        all.stations.extend(state.stations);
+        all.flows.extend(state.flows);
+        if !last {
+            return drop(reply.send(Ok(())));
+        }
+        let Some((_, _, all)) = self.coming.take() else { return };
+        let (node, me) = (self.node.clone(), self.me.clone());
+        self.waiting = Some(reply);
+        self.doing = Some(tokio::spawn(async move {
+            let definition = lock(&me.kept).definition.clone();
+            let put_in = async {
+                let wanted = spec(&definition)?;
+                node.components().place.load(&wanted, all).await.map_err(refused)
+            };
+            match put_in.await {
+                Ok(loaded) => {
+                    tracing::info!(component = me.id.0, ?loaded, "its state has come");
+                    me.tell(Input::Answer(Ok(()))).await;
+                    Some(Event::Loaded)
+                }
+                Err(error) => {
+                    me.tell(Input::Answer(Err(error))).await;
+                    Some(Event::QemuDied)
+                }
+            }
+        }));
+    }
+
+    fn feed(&mut self, event: Event) {
+        let Some(machine) = &mut self.machine else { return };
+        let timer = matches!(event, Event::Timer);
+        let (said, before) = (format!("{event:?}"), machine.describe());
+        let verdict = machine.handle(event);
+        tracing::debug!(
+            component = self.me.id.0,
+            event = said,
+            before,
+            after = machine.describe(),
+            ?verdict,
+            "hand-off"
+        );
+        if verdict == godwit_handoff::Verdict::Taken {
+            self.wait = if timer { (self.wait * 5 / 4).min(LONGEST_TIMER) } else { FIRST_TIMER };
+        }
+        self.poll();
+        if let Some(record) = self.machine.as_ref().and_then(Machine::settled) {
+            self.machine = Some(Machine::recover(record, Seen::Running));
+            self.poll();
+        }
+    }
+
+    fn poll(&mut self) {
+        while let Some(action) = self.machine.as_mut().and_then(Machine::poll_action) {
+            match action {
+                Action::Persist(record) => self.records.push_back(record),
+                Action::Send(message) => {
+                    if let Some(peer) = lock(&self.me.kept).peer.clone() {
+                        self.node.peers().say(&self.node, peer, proto::encode(&Note::Component(message)));
+                    }
+                }
+                Action::SetTimer => self.timer = Some(Instant::now() + self.wait),
+                Action::AbortMigration => {
+                    if let Some(sending) = self.sending.take() {
+                        sending.abort();
+                    }
+                }
+                effect => self.effects.push_back(effect),
+            }
+        }
+        self.work();
+        self.note();
+    }
+
+    /// What the machine's state says about the move.
+    fn note(&mut self) {
+        let Some(Machine::Source(source)) = &self.machine else { return };
+        let state = *source.state();
+        let isolated = self.isolated.map(|at| at.elapsed().as_secs_f64() * 1000.0);
+        let reserving = self.reserving.is_some();
+        self.leaving(
+            |mv| match state {
+                SourceState::Releasing { .. } | SourceState::Released { .. } if mv.outcome.is_open() => {
+                    mv.isolated_ms = mv.isolated_ms.or(isolated);
+                    mv.error = None;
+                    mv.outcome = Outcome::Completed;
+                }
+                SourceState::Owning { .. } if !reserving && mv.outcome.is_open() => {
+                    mv.outcome = Outcome::Failed;
+                    mv.error.get_or_insert("the destination gave it up, or did not answer in time".into());
+                }
+                SourceState::Sealed { .. } if isolated.is_some_and(|ms| ms > 5000.0) => {
+                    mv.outcome = Outcome::WaitsForPeer;
+                    mv.error = Some("sealed, and the destination is not heard".into());
+                }
+                _ => {}
+            },
+            None,
+        );
+    }
+
+    /// Begins the next record and the next effect, where none is under way.
+    fn work(&mut self) {
+        let arriving = matches!(self.machine, Some(Machine::Destination(_)));
+        let id = self.me.id;
+        if self.writing.is_none()
+            && let Some(record) = self.records.pop_front()
+        {
+            let node = self.node.clone();
+            self.writing = Some(tokio::task::spawn_blocking(move || {
+                match record {
+                    Record::Sealed(_) => reach(Point::Sealing, id),
+                    Record::Granted(_) => reach(Point::Commit, id),
+                    Record::Released(_) => reach(Point::Releasing, id),
+                    Record::Owned(_) if arriving => reach(Point::Settling, id),
+                    _ => {}
+                }
+                if let Err(error) = lock(&node.components().ledger).store(id, &record) {
+                    fatal(&format!("a record of the hand-off cannot be written: {error}"));
+                }
+                match record {
+                    Record::Staged(_) => reach(Point::Staged, id),
+                    Record::Sealed(_) => reach(Point::Sealed, id),
+                    Record::Granted(_) => reach(Point::Granted, id),
+                    Record::Started(_) => reach(Point::Started, id),
+                    _ => {}
+                }
+                record
+            }));
+        }
+        if self.doing.is_none()
+            && let Some(action) = self.effects.pop_front()
+        {
+            if action == Action::Close && self.isolated.is_none() {
+                self.isolated = Some(Instant::now());
+            }
+            if matches!(action, Action::Open(..)) {
+                self.isolated = None;
+            }
+            // The state follows the isolation, for the attempt that it is isolated for.
+            let leaving = match &self.machine {
+                Some(Machine::Source(s)) => match *s.state() {
+                    SourceState::Stopped { ticket, .. } => Some(ticket),
+                    _ => None,
+                },
+                _ => None,
+            };
+            let (node, me) = (self.node.clone(), self.me.clone());
+            let to = leaving.and_then(|_| {
+                let kept = lock(&self.me.kept);
+                Some((kept.peer.clone()?, kept.order.as_ref().and_then(|order| order.capability.clone())))
+            });
+            self.doing = Some(tokio::spawn(async move { perform(&node, &me, action, arriving, to).await }));
+            if action == Action::Close
+                && let Some(ticket) = leaving
+            {
+                let (node, me) = (self.node.clone(), self.me.clone());
+                let closed = self.doing.take();
+                let (done, isolated) = oneshot::channel();
+                self.doing = Some(tokio::spawn(async move {
+                    let event = match closed {
+                        Some(closed) => closed.await.unwrap_or_else(|e| fatal(&e.to_string())),
+                        None => None,
+                    };
+                    let _ = done.send(());
+                    event
+                }));
+                self.sending = Some(tokio::spawn(async move {
+                    if isolated.await.is_ok() {
+                        reach_async(Point::Stopped, me.id).await;
+                        if let Err(error) = send_state(&node, &me, ticket).await {
+                            tracing::warn!(component = me.id.0, %error, "its state did not get there");
+                            if let Some(mv) = &mut lock(&me.view).leaving {
+                                mv.error = Some(error.to_string());
+                            }
+                            me.tell(Input::Event(Event::MigrationFailed)).await;
+                        }
+                    }
+                }));
+            }
+        }
+    }
+
+    /// Lets others see where the machine stands.
+    fn publish(&self) {
+        let ownership = match self.machine.as_ref().map(Machine::status) {
+            Some(Status::Runs) => Ownership::Here,
+            Some(Status::Pausing) => Ownership::Pausing,
+            Some(Status::WaitsForPeer) => Ownership::WaitsForPeer,
+            Some(Status::NotHere) | None => Ownership::Elsewhere,
+        };
+        let owner = match self.record {
+            Some(Record::Owned(owner)) => (owner.lineage, owner.generation),
+            Some(
+                Record::Sealed(t)
+                | Record::Released(t)
+                | Record::Staged(t)
+                | Record::Granted(t)
+                | Record::Started(t)
+                | Record::Refused(t)
+                | Record::Returned(t),
+            ) => (t.lineage, t.generation),
+            Some(Record::Outranked { lineage, .. }) => (lineage, Generation(0)),
+            None => (Lineage::FIRST, Generation(0)),
+        };
+        let mut view = lock(&self.me.view);
+        (view.ownership, view.owner, view.removable) = (ownership, owner, self.may_remove().is_ok());
+    }
+}
+
+impl Keeper {
+    /// Its new file is the one that it has from now on.
+    fn redefine(&self, node: &Node, definition: ComponentDefinition) -> Result<(), ApiError> {
+        let kept = Kept { definition, ..lock(&self.kept).clone() };
+        node.components().store(&kept)?;
+        *lock(&self.kept) = kept;
+        Ok(())
+    }
+}
+
+async fn ask_peer(node: &Arc<Node>, peer: &PeerHost, ask: ComponentAsk) -> Result<(), ApiError> {
+    let request = proto::encode(&Request::Component(Box::new(ask)));
+    let answer = node.peers().request(peer, request, ANSWER).await?;
+    proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| Err(failed(format!("{}: {e}", peer.name))))
+}
+
+/// Sends what the component has learnt and let through, in parts; it is isolated.
+async fn send_state(node: &Arc<Node>, me: &Keeper, ticket: Ticket) -> Result<(), ApiError> {
+    let (definition, peer) = {
+        let kept = lock(&me.kept);
+        (kept.definition.clone(), kept.peer.clone())
+    };
+    let peer = peer.ok_or_else(|| failed("nobody knows where it goes"))?;
+    let state = node.components().place.state(&spec(&definition)?).await.map_err(refused)?;
+    if let Some(mv) = &mut lock(&me.view).leaving {
+        (mv.stations, mv.flows) = (state.stations.len(), state.flows.len());
+    }
+    let State { stations, flows } = state;
+    // At least one part, which carries the table.
+    let parts: Vec<_> =
+        if flows.is_empty() { vec![vec![]] } else { flows.chunks(FLOWS_A_PART).map(<[_]>::to_vec).collect() };
+    let mut stations = Some(stations);
+    let count = parts.len();
+    for (part, flows) in parts.into_iter().enumerate() {
+        let state = State { stations: stations.take().unwrap_or_default(), flows };
+        let part_number = u32::try_from(part).unwrap_or(u32::MAX);
+        ask_peer(node, &peer, ComponentAsk::State { ticket, part: part_number, last: part + 1 == count, state })
+            .await?;
+    }
+    Ok(())
+}
+
+/// The component is here as its file says. One that has just come was made when its place was; the peers wait now.
+async fn made(place: &Place, wanted: &Spec, arriving: bool) -> Result<(), godwit_component::ComponentError> {
+    if arriving && place.namespace(wanted.id).is_some() { Ok(()) } else { place.stage(wanted).await }
+}
+
+/// What its ports' wires hear.
+enum Wiring {
+    /// They may take its ports, as of this owner, whom this shows.
+    Opened(godwit_wire::Sequence, Option<SignedCapability>),
+    /// They may not.
+    Closed,
+    /// The ports' devices go.
+    Removed,
+}
+
+/// Tells the wires of all its ports. One that does not follow is repaired by those who look after wires; the component
+/// does not wait for it.
+async fn wires(node: &Arc<Node>, wanted: &Spec, what: &Wiring) {
+    // At once: each is some changes in the kernel, and the component is isolated meanwhile.
+    let all = wanted.endpoints.iter().map(|endpoint| async move {
+        let done = match what {
+            Wiring::Opened(sequence, shows) => node.end_opened(*endpoint, *sequence, shows.clone()).await,
+            Wiring::Closed => node.end_closed(*endpoint).await,
+            Wiring::Removed => node.end_removed(*endpoint).await,
+        };
+        if let Err(error) = done {
+            tracing::error!(component = wanted.id, endpoint, %error, host = node.name(), "its wire does not follow");
+        }
+    });
+    futures_util::future::join_all(all).await;
+}
+
+/// Where a component goes that stops, and what shows that it may.
+type Leaving = Option<(PeerHost, Option<SignedCapability>)>;
+
+/// Carries out an effect; what is to be told the machine of it.
+async fn perform(
+    node: &Arc<Node>,
+    me: &Arc<Keeper>,
+    action: Action,
+    arriving: bool,
+    leaving: Leaving,
+) -> Option<Event> {
+    let place = &node.components().place;
+    let definition = lock(&me.kept).definition.clone();
+    let wanted = match spec(&definition) {
+        Ok(wanted) => wanted,
+        // It was read before it was taken; another version of Godwit may be stricter.
+        Err(error) => {
+            tracing::error!(component = me.id.0, %error, "its file cannot be read");
+            return (arriving && !matches!(action, Action::Close)).then_some(Event::QemuDied);
+        }
+    };
+    loop {
+        let result = match action {
+            // There is nothing to copy before it is isolated.
+            Action::Migrate(_) => return Some(Event::VcpusStopped),
+            Action::AnswerShut => return Some(Event::Postmigrate),
+            Action::Close => {
+                if let Some((to, capability)) = &leaving {
+                    for endpoint in &wanted.endpoints {
+                        node.end_leaves(*endpoint, to, capability.clone()).await;
+                    }
+                }
+                let closed = place.close(&wanted).await;
+                if closed.is_ok() {
+                    wires(node, &wanted, &Wiring::Closed).await;
+                }
+                closed.map(|()| Some(Event::Closed))
+            }
+            Action::Quit => {
+                wires(node, &wanted, &Wiring::Removed).await;
+                place.remove(wanted.id, &wanted.endpoints).await.map(|()| None)
+            }
+            Action::Receive(_) => match place.stage(&wanted).await {
+                Ok(()) => {
+                    me.tell(Input::Answer(Ok(()))).await;
+                    return None;
+                }
+                Err(error) => {
+                    me.tell(Input::Answer(Err(refused(error)))).await;
+                    return Some(Event::QemuDied);
+                }
+            },
+            Action::Open(lineage, generation) => match made(place, &wanted, arriving).await {
+                Ok(()) => {
+                    let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
+                    let both = {
+                        let kept = lock(&me.kept);
+                        [kept.came.clone(), kept.order.as_ref().and_then(|order| order.capability.clone())]
+                    };
+                    let shows = crate::covered::held_among(node.credentials(), both, lineage, generation);
+                    wires(node, &wanted, &Wiring::Opened(sequence, shows)).await;
+                    // Last: what it announces goes into its wires.
+                    place.open(&wanted).await.map(|()| Some(Event::Opened))
+                }
+                Err(error) => Err(error),
+            },
+            Action::Run(_) => place.stage(&wanted).await.map(|()| Some(Event::Ran)),
+            Action::Persist(_) | Action::Send(_) | Action::SetTimer | Action::AbortMigration => return None,
+        };
+        match result {
+            Ok(event) => return event,
+            Err(error) => {
+                tracing::error!(component = me.id.0, ?action, %error, "failed");
+                if arriving && matches!(action, Action::Open(..)) {
+                    // Not started yet: the source has it still.
+                    return Some(Event::QemuDied);
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}

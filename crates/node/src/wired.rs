@@ -1,0 +1,814 @@
+//! Wires between ports: which end is where, told from node to node, and the kernel made to follow.
+//!
+//! [`Rehoming`] decides; here is what it needs. Each wire that this host has, or had, an end of is a file; what others say is believed
+//! as far as capabilities cover it ([`crate::covered::end`]); and what it says to be told is told until it has been answered, in the
+//! background, at most every [`LONGEST_WAIT`] and with nobody's pause waiting for it. The controller is not needed for that.
+//!
+//! An endpoint is *open* from the grant until its VM stops here. Whoever owns one says so by [`Node::end_opened`] and
+//! [`Node::end_closed`], and takes its device away after [`Node::end_removed`]; VMs do by [`Node::activate`] and the like. It does
+//! not matter whether it has a wire then: one that is connected later finds it open.
+//!
+//! # What can go wrong
+//!
+//! *The other end's node does not answer*: it is asked again, and what it misses is where frames go, not whether this end runs.
+//! *This host has lost a wire's file*: it says that it does not know the wire, and the controller tells it again. *A host that an end
+//! has left is asked years later*: it keeps the wire until that is disconnected.
+
+use crate::covered;
+use crate::node::{Node, network};
+use crate::parts::{Parts, lock};
+use crate::proto::{self, ProbeWire, Request};
+use crate::spec;
+use godwit_api::host::{MoveRole, PeerHost};
+use godwit_api::wire::{Coming, EndView, LocalWire, OrderedEnd, WireOrder};
+use godwit_api::{ApiError, Name, Problem};
+use godwit_handoff::{Generation, Lineage};
+use godwit_trust::SignedCapability;
+use godwit_wire::{
+    Component, EndpointId, EndpointSpec, MacAddr, PortWire, Rehoming, Sequence, Side, Stamp, View, Vni, WireId,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// How long another node may take to answer, besides what it was asked to wait.
+const ANSWER: Duration = Duration::from_secs(5);
+/// The first wait before a node that did not answer is told again: less than a guest notices.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+/// The longest: a node that comes back is told within this time, and one that does not is no work.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// The longest that a guest is asked for on somebody's behalf.
+const LONGEST_PROBE: Duration = Duration::from_secs(30);
+/// The most hosts that one wire's file names: two ends, each going somewhere, and where they came from. A bound for what is believed.
+const MOST_HOSTS: usize = 64;
+
+/// What a node knows of wires between ports.
+#[derive(Debug)]
+pub struct Wired {
+    /// A file each.
+    folder: PathBuf,
+    table: Mutex<Table>,
+    /// The endpoints that are open here, wired or not.
+    open: Mutex<BTreeMap<u32, Opened>>,
+    /// Who is being told of which wire; wakes whoever waits to tell again.
+    telling: Mutex<BTreeMap<(u32, Name), Arc<Notify>>>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    wires: BTreeMap<u32, Arc<tokio::sync::Mutex<Held>>>,
+    /// Endpoints' wires: each has one at the most.
+    ends: BTreeMap<u32, (u32, Side)>,
+}
+
+/// An endpoint that is open here.
+#[derive(Clone, Debug)]
+struct Opened {
+    sequence: Sequence,
+    /// What shows others that it is.
+    capability: Option<SignedCapability>,
+}
+
+/// A wire.
+#[derive(Debug)]
+struct Held {
+    /// Its ends' views are the machine's, with what shows them.
+    order: WireOrder,
+    machine: Rehoming<Name>,
+    hosts: BTreeMap<Name, PeerHost>,
+    /// What is known is not what is remembered: it is not told before.
+    dirty: bool,
+    /// The ends whose devices are here, or about to be: the wire is laid for them.
+    placed: [bool; 2],
+    /// It was disconnected while somebody waited for it.
+    gone: bool,
+}
+
+/// What is remembered of a wire.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    order: WireOrder,
+    /// Where ends came from, and who has not heard yet that they went.
+    #[serde(default)]
+    before: Vec<PeerHost>,
+}
+
+fn stamp(view: &EndView) -> Stamp {
+    let sequence = Sequence { lineage: view.lineage.0, generation: view.generation.0 };
+    Stamp { sequence, step: view.step }
+}
+
+fn plain(view: &EndView) -> View<Name> {
+    let coming = view.coming.as_ref().map(|coming| coming.host.name.clone());
+    View { stamp: stamp(view), host: view.host.name.clone(), coming }
+}
+
+fn views(order: &WireOrder) -> [View<Name>; 2] {
+    [plain(&order.ends[0].view), plain(&order.ends[1].view)]
+}
+
+impl Held {
+    fn new(me: &Name, kept: Kept) -> Self {
+        let before: BTreeSet<Name> = kept.before.iter().map(|host| host.name.clone()).collect();
+        let machine = Rehoming::new(me.clone(), views(&kept.order), before);
+        let hosts = kept.before.into_iter().map(|host| (host.name.clone(), host)).collect();
+        let mut held = Self { order: kept.order, machine, hosts, dirty: false, placed: [false; 2], gone: false };
+        held.note_hosts();
+        held
+    }
+
+    fn kept(&self) -> Kept {
+        let before = self.machine.before().iter().filter_map(|name| self.hosts.get(name).cloned());
+        Kept { order: self.order.clone(), before: before.collect() }
+    }
+
+    /// Keeps the addresses of whoever may be told something.
+    fn note_hosts(&mut self) {
+        for end in &self.order.ends {
+            for host in std::iter::once(&end.view.host).chain(end.view.coming.as_ref().map(|coming| &coming.host)) {
+                if self.hosts.len() < MOST_HOSTS || self.hosts.contains_key(&host.name) {
+                    self.hosts.insert(host.name.clone(), host.clone());
+                }
+            }
+        }
+    }
+
+    /// Takes what somebody knows, as far as it is later.
+    fn learn(&mut self, from: &Name, told: [EndView; 2], answered: bool) -> bool {
+        let plain = [plain(&told[0]), plain(&told[1])];
+        let news = if answered { self.machine.answered(from, &plain) } else { self.machine.heard(from, &plain) };
+        for ((end, known), told) in self.order.ends.iter_mut().zip(self.machine.views()).zip(told) {
+            if stamp(&told) == known.stamp && stamp(&end.view) != known.stamp {
+                end.view = told;
+            }
+        }
+        self.note_hosts();
+        self.dirty |= news;
+        news
+    }
+
+    /// An end is open here.
+    fn opened(&mut self, me: &PeerHost, side: Side, open: &Opened) -> Result<(), godwit_wire::Outdated> {
+        self.machine.open(side, open.sequence)?;
+        let known = &self.machine.views()[side.index()];
+        let view = &mut self.order.ends[side.index()].view;
+        if view.host.name != me.name || stamp(view).sequence != open.sequence {
+            view.capability.clone_from(&open.capability);
+        }
+        view.host = me.clone();
+        view.lineage = Lineage(open.sequence.lineage);
+        view.generation = Generation(open.sequence.generation);
+        view.step = known.stamp.step;
+        view.coming = None;
+        self.dirty = true;
+        self.placed[side.index()] = true;
+        Ok(())
+    }
+
+    /// How it is to be on this host.
+    fn plan(&self) -> PortWire {
+        let remotes = self.machine.remotes();
+        let remotes = remotes.iter().filter_map(|name| self.hosts.get(name)).map(|host| host.underlay);
+        let open = Side::BOTH.into_iter().filter(|side| self.machine.is_open(*side));
+        PortWire {
+            wire: WireId(self.order.id),
+            vni: Vni(self.order.vni),
+            port: spec::TUNNEL_PORT,
+            mtu: self.order.mtu,
+            devices: open.map(|side| spec::device(self.order.ends[side.index()].endpoint)).collect(),
+            remotes: remotes.collect(),
+        }
+    }
+
+    fn local(&self) -> LocalWire {
+        let open = Side::BOTH.into_iter().filter(|side| self.machine.is_open(*side));
+        LocalWire {
+            wire: self.order.clone(),
+            open: open.map(|side| self.order.ends[side.index()].endpoint).collect(),
+            remotes: self.plan().remotes,
+            untold: self.machine.due().into_iter().collect(),
+        }
+    }
+}
+
+/// The guest at an end, as it is announced. A component's is nobody.
+fn guest(end: &OrderedEnd, mtu: u16) -> Option<EndpointSpec> {
+    let mac: MacAddr = end.mac.as_ref()?.parse().ok()?;
+    Some(EndpointSpec {
+        id: EndpointId(u64::from(end.endpoint)),
+        tap: spec::device(end.endpoint),
+        mac,
+        mtu,
+        component: Component::Nowhere,
+        ips: end.ips.clone(),
+    })
+}
+
+impl Wired {
+    /// With nothing loaded yet.
+    #[must_use]
+    pub fn new(state: &Path) -> Self {
+        Self { folder: state.join("wires"), table: Mutex::default(), open: Mutex::default(), telling: Mutex::default() }
+    }
+
+    fn path(&self, wire: u32) -> PathBuf {
+        self.folder.join(format!("{wire}.json"))
+    }
+
+    fn store(&self, wire: u32, kept: &Kept) -> Result<(), ApiError> {
+        let write = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+            let fresh = self.path(wire).with_extension("new");
+            let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+            out.write_all(&serde_json::to_vec_pretty(kept).map_err(io::Error::other)?)?;
+            out.sync_data()?;
+            std::fs::rename(&fresh, self.path(wire))?;
+            File::open(&self.folder)?.sync_all()
+        };
+        write().map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", self.path(wire).display())))
+    }
+
+    fn forget(&self, wire: u32) -> Result<(), ApiError> {
+        match std::fs::remove_file(self.path(wire)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(ApiError::new(Problem::Failed, format!("{}: {e}", self.path(wire).display())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether there is such a wire.
+    #[must_use]
+    pub fn has(&self, wire: u32) -> bool {
+        lock(&self.table).wires.contains_key(&wire)
+    }
+
+    fn get(&self, wire: u32) -> Option<Arc<tokio::sync::Mutex<Held>>> {
+        lock(&self.table).wires.get(&wire).cloned()
+    }
+
+    /// The wire of an endpoint, and which of its ends that is.
+    fn of(&self, endpoint: u32) -> Option<(Arc<tokio::sync::Mutex<Held>>, Side)> {
+        let table = lock(&self.table);
+        let (wire, side) = *table.ends.get(&endpoint)?;
+        Some((table.wires.get(&wire)?.clone(), side))
+    }
+
+    /// Takes a wire in, unless one of its ends has another.
+    fn take_in(&self, held: Held) -> Result<Arc<tokio::sync::Mutex<Held>>, ApiError> {
+        let mut table = lock(&self.table);
+        let (id, ends) = (held.order.id, [held.order.ends[0].endpoint, held.order.ends[1].endpoint]);
+        if let Some((endpoint, (other, _))) = ends.iter().find_map(|end| Some((end, *table.ends.get(end)?))) {
+            let message = format!("endpoint {endpoint} is an end of wire {other:08x}, and cannot be one of {id:08x}");
+            return Err(ApiError::new(Problem::Conflict, message).remedy("disconnect that wire first"));
+        }
+        for (endpoint, side) in ends.into_iter().zip(Side::BOTH) {
+            table.ends.insert(endpoint, (id, side));
+        }
+        let held = Arc::new(tokio::sync::Mutex::new(held));
+        table.wires.insert(id, held.clone());
+        Ok(held)
+    }
+}
+
+fn unknown(node: &Node, wire: u32) -> ApiError {
+    ApiError::new(Problem::NotFound, format!("{} knows no wire {wire:08x}", node.name()))
+}
+
+// As the controller and other nodes ask.
+impl Node {
+    /// Reads the wires that were here before; what is in the kernel stays as it is until a VM opens an end, or somebody is heard.
+    pub(crate) async fn recover_wires(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.wired().folder) else { return };
+        let files = entries.filter_map(|e| e.ok().map(|e| e.path()));
+        for path in files.filter(|path| path.extension().is_some_and(|e| e == "json")) {
+            let kept = std::fs::read(&path).map_err(|e| e.to_string());
+            let kept = kept.and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).map_err(|e| e.to_string()));
+            let taken = kept.and_then(|kept| {
+                let held = Held::new(&self.config().name, kept);
+                self.wired().take_in(held).map_err(|e| e.to_string())
+            });
+            match taken {
+                Ok(held) => {
+                    let mut held = held.lock().await;
+                    for side in Side::BOTH {
+                        let device = spec::device(held.order.ends[side.index()].endpoint);
+                        held.placed[side.index()] = self.wires().is_there(&device).await.unwrap_or(false);
+                    }
+                }
+                Err(why) => {
+                    tracing::error!(path = %path.display(), why, "a wire could not be read; the controller tells it again");
+                }
+            }
+        }
+    }
+
+    /// The controller's word on a wire. Of where its ends are, what is known here of a later time stays.
+    ///
+    /// # Errors
+    /// When an end has another wire, or the network or the medium refuses.
+    pub async fn connect(self: &Arc<Self>, order: WireOrder) -> Result<LocalWire, ApiError> {
+        let told = [order.ends[0].view.clone(), order.ends[1].view.clone()];
+        let held = match self.wired().get(order.id) {
+            Some(held) => held,
+            None => self.wired().take_in(Held::new(&self.config().name, Kept { order, before: vec![] }))?,
+        };
+        let mut held = held.lock().await;
+        if held.gone {
+            return Err(ApiError::new(Problem::Conflict, "the wire is being disconnected").remedy("try again"));
+        }
+        held.learn(&self.config().name, told, false);
+        let me = self.as_peer();
+        let mut fresh = vec![];
+        for side in Side::BOTH {
+            let open = lock(&self.wired().open).get(&held.order.ends[side.index()].endpoint).cloned();
+            let Some(open) = open else { continue };
+            if !held.machine.is_open(side) {
+                fresh.push(side);
+            }
+            if let Err(why) = held.opened(&me, side, &open) {
+                tracing::warn!(wire = held.order.id, %why, "an end that is open here is another host's");
+            }
+        }
+        self.shape(&held).await?;
+        held.dirty = true;
+        self.keep(&mut held).await?;
+        for side in fresh {
+            self.announce_end(&held, side).await;
+        }
+        self.tell(&held);
+        Ok(held.local())
+    }
+
+    /// The wire is not any more: its ends are isolated.
+    ///
+    /// # Errors
+    /// When the network or the medium refuses; it may be repeated.
+    pub async fn disconnect(&self, wire: u32) -> Result<(), ApiError> {
+        let Some(held) = self.wired().get(wire) else { return Ok(()) };
+        let mut held = held.lock().await;
+        held.gone = true;
+        self.wires().take_up(WireId(wire), Vni(held.order.vni)).await.map_err(network)?;
+        self.wired().forget(wire)?;
+        let mut table = lock(&self.wired().table);
+        table.wires.remove(&wire);
+        table.ends.retain(|_, (of, _)| *of != wire);
+        lock(&self.wired().telling).iter().filter(|((of, _), _)| *of == wire).for_each(|(_, wake)| wake.notify_one());
+        Ok(())
+    }
+
+    /// A wire, as it is here.
+    ///
+    /// # Errors
+    /// [`Problem::NotFound`].
+    pub async fn local_wire(&self, wire: u32) -> Result<LocalWire, ApiError> {
+        let held = self.wired().get(wire).ok_or_else(|| unknown(self, wire))?;
+        Ok(held.lock().await.local())
+    }
+
+    /// All wires, as they are here.
+    pub async fn local_wires(&self) -> Vec<LocalWire> {
+        let all: Vec<_> = lock(&self.wired().table).wires.values().cloned().collect();
+        let mut found = vec![];
+        for held in all {
+            found.push(held.lock().await.local());
+        }
+        found
+    }
+
+    /// The VM that comes here from `from` by a move, of which this is an endpoint.
+    fn comes_from(&self, from: &str, endpoint: u32) -> bool {
+        self.vms().iter().any(|parts| {
+            let moving = parts.moving();
+            let comes = moving.is_some_and(|m| m.role == MoveRole::Destination && m.peer.name.as_str() == from);
+            comes && parts.definition().wires.iter().any(|wire| wire.id == endpoint)
+        }) || self.components().comes_from(from, endpoint)
+    }
+
+    /// Another node says where a wire's ends are; the answer is what is known here then, and durable.
+    ///
+    /// # Errors
+    /// [`Problem::NotFound`] where this host has nothing to do with the wire; [`Problem::Forbidden`] for what is not covered.
+    pub(crate) async fn told(self: &Arc<Self>, from: &str, told: WireOrder) -> Result<[EndView; 2], ApiError> {
+        let comes = [0, 1].map(|i| self.comes_from(from, told.ends[i].endpoint));
+        let id = told.id;
+        let held = match self.wired().get(id) {
+            Some(held) => held,
+            // Its source tells of the wires of a VM that it brings.
+            None if comes.contains(&true) => {
+                let kept = Kept { order: told.clone(), before: vec![] };
+                self.wired().take_in(Held::new(&self.config().name, kept))?
+            }
+            None => return Err(unknown(self, id)),
+        };
+        let mut held = held.lock().await;
+        if held.gone || (0..2).any(|i| held.order.ends[i].endpoint != told.ends[i].endpoint) {
+            return Err(unknown(self, id));
+        }
+        let name: Name = from.parse().map_err(|_| unknown(self, id))?;
+        let trusted = comes.contains(&true);
+        let mut believed = [held.order.ends[0].view.clone(), held.order.ends[1].view.clone()];
+        for (known, end) in believed.iter_mut().zip(told.ends) {
+            *known = if trusted { end.view } else { covered::end(self.credentials(), from, &end, known)? };
+        }
+        let news = held.learn(&name, believed, false);
+        let mut placed = false;
+        for (known, comes) in held.placed.iter_mut().zip(comes) {
+            placed |= comes && !*known;
+            *known |= comes;
+        }
+        held.dirty |= placed;
+        if news || placed {
+            self.shape(&held).await?;
+        }
+        self.keep(&mut held).await?;
+        self.tell(&held);
+        Ok([held.order.ends[0].view.clone(), held.order.ends[1].view.clone()])
+    }
+
+    /// What is known is durable then.
+    async fn keep(self: &Arc<Self>, held: &mut Held) -> Result<(), ApiError> {
+        if !held.dirty {
+            return Ok(());
+        }
+        let (node, id, kept) = (self.clone(), held.order.id, held.kept());
+        let stored = tokio::task::spawn_blocking(move || node.wired().store(id, &kept)).await;
+        stored.unwrap_or_else(|_| Err(ApiError::new(Problem::Failed, "writing a wire ended in a bug of the node")))?;
+        held.dirty = false;
+        Ok(())
+    }
+
+    /// The kernel follows.
+    async fn shape(self: &Arc<Self>, held: &Held) -> Result<(), ApiError> {
+        if !held.placed.contains(&true) {
+            return Ok(());
+        }
+        let plan = held.plan();
+        if self.wires().lay(&plan).await.map_err(network)? {
+            // No guest waits for this.
+            let (node, id) = (self.clone(), held.order.id);
+            tokio::spawn(async move {
+                let Some(held) = node.wired().get(id) else { return };
+                let held = held.lock().await;
+                if !held.gone {
+                    node.wires().rule(&held.plan()).await;
+                }
+            });
+        }
+        Ok(())
+    }
+
+    async fn announce_end(&self, held: &Held, side: Side) {
+        let Some(guest) = guest(&held.order.ends[side.index()], held.order.mtu) else { return };
+        if let Err(error) = self.wires().announce_on(WireId(held.order.id), &guest).await {
+            tracing::warn!(wire = held.order.id, %error, "a guest could not be announced");
+        }
+    }
+
+    /// Begins to tell whoever has to hear; with the wire's lock held.
+    fn tell(self: &Arc<Self>, held: &Held) {
+        for host in held.machine.due() {
+            let mut telling = lock(&self.wired().telling);
+            let key = (held.order.id, host);
+            if let Some(wake) = telling.get(&key) {
+                wake.notify_one();
+                continue;
+            }
+            let wake = Arc::new(Notify::new());
+            telling.insert(key.clone(), wake.clone());
+            crate::trace::spawn(tell(self.clone(), key.0, key.1, wake));
+        }
+    }
+}
+
+// As the owners of endpoints ask.
+impl Node {
+    /// An endpoint is open here from now on, as of this owner. Its device exists.
+    ///
+    /// # Errors
+    /// When the network refuses.
+    pub(crate) async fn end_opened(
+        self: &Arc<Self>,
+        endpoint: u32,
+        sequence: Sequence,
+        capability: Option<SignedCapability>,
+    ) -> Result<(), ApiError> {
+        let open = Opened { sequence, capability };
+        lock(&self.wired().open).insert(endpoint, open.clone());
+        let Some((held, side)) = self.wired().of(endpoint) else { return Ok(()) };
+        let mut held = held.lock().await;
+        if held.gone {
+            return Ok(());
+        }
+        if let Err(why) = held.opened(&self.as_peer(), side, &open) {
+            tracing::error!(wire = held.order.id, %why, "an end is opened here that is another host's");
+            return Ok(());
+        }
+        self.shape(&held).await?;
+        self.announce_end(&held, side).await;
+        // A guest waits: it is made durable by whoever tells it first, and whoever crashes now opens it again.
+        self.tell(&held);
+        Ok(())
+    }
+
+    /// An endpoint is not open here any more; its device is in the pen.
+    ///
+    /// # Errors
+    /// When the network refuses.
+    pub(crate) async fn end_closed(self: &Arc<Self>, endpoint: u32) -> Result<(), ApiError> {
+        lock(&self.wired().open).remove(&endpoint);
+        let Some((held, side)) = self.wired().of(endpoint) else { return Ok(()) };
+        let mut held = held.lock().await;
+        held.machine.close(side);
+        // The other end's frames go to wherever this one goes.
+        if held.machine.is_open(Side::A) || held.machine.is_open(Side::B) { self.shape(&held).await } else { Ok(()) }
+    }
+
+    /// An endpoint's device goes from here.
+    ///
+    /// # Errors
+    /// When the network refuses.
+    pub(crate) async fn end_removed(self: &Arc<Self>, endpoint: u32) -> Result<(), ApiError> {
+        lock(&self.wired().open).remove(&endpoint);
+        let Some((held, side)) = self.wired().of(endpoint) else { return Ok(()) };
+        let mut held = held.lock().await;
+        held.machine.close(side);
+        held.placed[side.index()] = false;
+        if held.placed.contains(&true) {
+            return self.shape(&held).await;
+        }
+        self.wires().take_up(WireId(held.order.id), Vni(held.order.vni)).await.map_err(network)
+    }
+
+    /// A place is made at `there` for whatever has this endpoint: that host is told of the wire, and answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub(crate) async fn end_staged(self: &Arc<Self>, endpoint: u32, there: &PeerHost) -> Result<(), ApiError> {
+        let Some((held, side)) = self.wired().of(endpoint) else { return Ok(()) };
+        let order = {
+            let mut held = held.lock().await;
+            held.hosts.insert(there.name.clone(), there.clone());
+            held.machine.stage(side, there.name.clone());
+            self.keep(&mut held).await?;
+            held.order.clone()
+        };
+        let answer = ask(self, there, &order).await?;
+        answered(self, &held, &there.name, answer).await;
+        Ok(())
+    }
+
+    /// Whatever has this endpoint stops, and goes there: the other end's frames go there, too, from now on.
+    pub(crate) async fn end_leaves(
+        self: &Arc<Self>,
+        endpoint: u32,
+        there: &PeerHost,
+        capability: Option<SignedCapability>,
+    ) {
+        let Some((held, side)) = self.wired().of(endpoint) else { return };
+        let mut held = held.lock().await;
+        held.hosts.insert(there.name.clone(), there.clone());
+        held.machine.leave(side, there.name.clone());
+        let step = held.machine.views()[side.index()].stamp.step;
+        let view = &mut held.order.ends[side.index()].view;
+        if view.step != step {
+            (view.step, view.coming) = (step, Some(Coming { host: there.clone(), capability }));
+            held.dirty = true;
+            self.tell(&held);
+        }
+    }
+}
+
+async fn ask(node: &Arc<Node>, host: &PeerHost, order: &WireOrder) -> Result<[EndView; 2], ApiError> {
+    let request = proto::encode(&Request::Wire(Box::new(order.clone())));
+    let asking = async {
+        let answer = node.peers().request(host, request, ANSWER).await?;
+        proto::decode::<Result<[EndView; 2], ApiError>>(&answer).unwrap_or_else(|e| {
+            Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", host.name)))
+        })
+    };
+    tokio::time::timeout(ANSWER, asking).await.unwrap_or_else(|_| {
+        Err(ApiError::new(Problem::Unreachable, format!("{} has not answered within {ANSWER:?}", host.name)))
+    })
+}
+
+/// What a host answered.
+async fn answered(node: &Arc<Node>, held: &tokio::sync::Mutex<Held>, host: &Name, said: [EndView; 2]) {
+    let mut held = held.lock().await;
+    if held.gone {
+        return;
+    }
+    let mut believed = [held.order.ends[0].view.clone(), held.order.ends[1].view.clone()];
+    for ((known, said), end) in believed.iter_mut().zip(said).zip(held.order.ends.clone()) {
+        match covered::end(node.credentials(), host.as_str(), &OrderedEnd { view: said, ..end }, known) {
+            Ok(view) => *known = view,
+            Err(error) => tracing::warn!(wire = held.order.id, %error, "an answer is not believed"),
+        }
+    }
+    if held.learn(host, believed, true) {
+        if let Err(error) = node.shape(&held).await {
+            tracing::error!(wire = held.order.id, %error, "a wire does not lead where it should");
+        }
+        node.tell(&held);
+    }
+    // Who has answered need not be told after a crash.
+    held.dirty = true;
+    if let Err(error) = node.keep(&mut held).await {
+        tracing::error!(wire = held.order.id, %error, "a wire cannot be remembered");
+    }
+    // What was announced before was lost on the way.
+    for side in Side::BOTH.into_iter().filter(|side| held.machine.is_open(*side)) {
+        let guest = guest(&held.order.ends[side.index()], held.order.mtu);
+        if let Some(guest) = guest
+            && let Err(error) = node.wires().announce_on_again(WireId(held.order.id), &guest).await
+        {
+            tracing::debug!(wire = held.order.id, %error, "a guest could not be announced");
+        }
+    }
+}
+
+/// Tells a host of a wire until it has answered, or need not hear.
+async fn tell(node: Arc<Node>, wire: u32, host: Name, wake: Arc<Notify>) {
+    let mut wait = FIRST_WAIT;
+    loop {
+        let held = node.wired().get(wire);
+        let (order, peer) = {
+            let mut locked = match &held {
+                Some(held) => Some(held.lock().await),
+                None => None,
+            };
+            if let Some(held) = locked.as_mut().filter(|held| !held.gone)
+                && let Err(error) = node.keep(held).await
+            {
+                tracing::error!(wire, %error, "a wire cannot be remembered, and is told all the same");
+            }
+            let due = locked.as_ref().filter(|held| !held.gone && held.machine.due().contains(&host));
+            let asked = due.and_then(|held| Some((held.order.clone(), held.hosts.get(&host)?.clone())));
+            let Some(asked) = asked else {
+                // With the wire's lock held: whoever finds it due next begins anew.
+                lock(&node.wired().telling).remove(&(wire, host));
+                return;
+            };
+            asked
+        };
+        match (ask(&node, &peer, &order).await, held) {
+            (Ok(said), Some(held)) => {
+                answered(&node, &held, &host, said).await;
+                wait = FIRST_WAIT;
+            }
+            (Err(error), Some(held)) if error.problem == Problem::NotFound => {
+                held.lock().await.machine.forget(&host);
+            }
+            (Err(error), _) => {
+                tracing::warn!(wire, %host, %error, "it is not told yet where the wire's ends are; trying again");
+            }
+            (Ok(_), None) => {}
+        }
+        tokio::select! {
+            () = tokio::time::sleep(wait) => wait = (wait * 2).min(LONGEST_WAIT),
+            () = wake.notified() => wait = FIRST_WAIT,
+        }
+    }
+}
+
+/// The ends of a VM that wires between ports may have.
+fn ports(parts: &Parts) -> Vec<u32> {
+    parts.definition().wires.iter().filter(|wire| wire.component.is_none()).map(|wire| wire.id).collect()
+}
+
+/// A VM's endpoints are open here.
+///
+/// # Errors
+/// When the network refuses.
+pub async fn opened(node: &Arc<Node>, parts: &Parts, lineage: Lineage, generation: Generation) -> Result<(), ApiError> {
+    let ports = ports(parts);
+    if ports.is_empty() {
+        return Ok(());
+    }
+    let capability = covered::held(node.credentials(), parts, lineage, generation);
+    let sequence = Sequence { lineage: lineage.0, generation: generation.0 };
+    for endpoint in ports {
+        node.end_opened(endpoint, sequence, capability.clone()).await?;
+    }
+    Ok(())
+}
+
+/// A VM's endpoints are in the pen.
+///
+/// # Errors
+/// When the network refuses.
+pub async fn closed(node: &Arc<Node>, parts: &Parts) -> Result<(), ApiError> {
+    for endpoint in ports(parts) {
+        node.end_closed(endpoint).await?;
+    }
+    Ok(())
+}
+
+/// A VM's endpoints go from here.
+///
+/// # Errors
+/// When the network refuses.
+pub async fn removed(node: &Arc<Node>, parts: &Parts) -> Result<(), ApiError> {
+    for endpoint in ports(parts) {
+        node.end_removed(endpoint).await?;
+    }
+    Ok(())
+}
+
+/// A place was made for a VM: whoever made it is told of its wires, and lays them.
+///
+/// # Errors
+/// When it cannot be told.
+pub async fn staged(node: &Arc<Node>, parts: &Parts, there: &PeerHost) -> Result<(), ApiError> {
+    for endpoint in ports(parts) {
+        node.end_staged(endpoint, there).await?;
+    }
+    Ok(())
+}
+
+/// A VM stops, to be handed over, if it does.
+pub async fn leaves(node: &Arc<Node>, parts: &Parts) {
+    let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Source && !m.over.is_cancelled()) else { return };
+    let capability = parts.file().order.and_then(|order| order.capability);
+    for endpoint in ports(parts) {
+        node.end_leaves(endpoint, &moving.peer, capability.clone()).await;
+    }
+}
+
+/// Proves that a guest is reachable on its wire, here and from the other end's host. One without a wire is reachable from nowhere,
+/// which is as it should be; nor is there anybody to reach it from where the other end is not open.
+///
+/// # Errors
+/// When no proof came in time.
+pub async fn probe(node: &Arc<Node>, endpoint: &EndpointSpec, within: Duration) -> Result<(), ApiError> {
+    let number = u32::try_from(endpoint.id.0).unwrap_or_default();
+    let Some((held, side)) = node.wired().of(number) else { return Ok(()) };
+    let wire = held.lock().await.order.id;
+    let end = Instant::now() + within;
+    node.wires().probe_on(WireId(wire), endpoint, within).await.map_err(network)?;
+    loop {
+        let other = held.lock().await.order.ends[1 - side.index()].view.host.clone();
+        if other.name.as_str() == node.name() {
+            return Ok(());
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        let within_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let asked = ProbeWire { wire, mac: endpoint.mac.to_string(), ips: endpoint.ips.clone(), within_ms };
+        match crate::gateways::ask(node, &other, &Request::ProbeWire(asked), left + ANSWER).await {
+            // Its node may be starting, or has not heard yet that the end is here, or the other end has gone elsewhere.
+            Err(error)
+                if matches!(error.problem, Problem::Unreachable | Problem::Forbidden | Problem::NotFound)
+                    && Instant::now() + FIRST_WAIT < end =>
+            {
+                tracing::debug!(wire, %error, "the wire's other end cannot be asked yet");
+            }
+            answer => return answer,
+        }
+        tokio::time::sleep(FIRST_WAIT).await;
+    }
+}
+
+impl Node {
+    /// Asks for a guest behind a wire that has an end here, for the host that its other end is on.
+    ///
+    /// # Errors
+    /// When no answer came, or somebody else asks.
+    pub(crate) async fn probe_wired(&self, from: &str, asked: &ProbeWire) -> Result<(), ApiError> {
+        let held = self.wired().get(asked.wire).ok_or_else(|| unknown(self, asked.wire))?;
+        let (wire, guest) = {
+            let held = held.lock().await;
+            let theirs = held.order.ends.iter().find(|end| end.mac.as_deref() == Some(asked.mac.as_str()));
+            let Some(end) = theirs.filter(|end| end.view.host.name.as_str() == from) else {
+                let message = format!("wire {:08x} does not lead to {from}, who asks what is behind it", asked.wire);
+                return Err(ApiError::new(Problem::Forbidden, message));
+            };
+            if !Side::BOTH.into_iter().any(|side| held.machine.is_open(side)) {
+                let other = held.order.ends.iter().find(|other| other.endpoint != end.endpoint);
+                // It has gone, and its new host is to be asked; or it does not run.
+                return match other {
+                    Some(other) if other.view.host.name.as_str() != self.name() => Err(unknown(self, asked.wire)),
+                    _ => Ok(()),
+                };
+            }
+            (WireId(held.order.id), guest(end, held.order.mtu))
+        };
+        let Some(guest) = guest else { return Ok(()) };
+        if !guest.ips.iter().any(IpAddr::is_ipv4) {
+            // Nobody can be asked.
+            return Ok(());
+        }
+        let within = Duration::from_millis(asked.within_ms).min(LONGEST_PROBE);
+        self.wires().probe_on(wire, &guest, within).await.map(drop).map_err(network)
+    }
+}
+
+#[cfg(test)]
+#[path = "wired_tests.rs"]
+mod tests;
