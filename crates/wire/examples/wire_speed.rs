@@ -8,8 +8,11 @@
 //! - `bridge`: both guests' interfaces on a bridge of one host, made by `ip`;
 //! - `collapsed`: both on one host, joined by [`Wires::lay`].
 //!
-//! Each is measured in turn, three times over, so that what else the machine does falls on all; the median counts. Latency is that of a UDP
+//! Each is measured in turn, seven times over, so that what else the machine does falls on all. Shown are medians; a ratio is the median
+//! of the rounds' ratios, so that it compares what was measured within a second or two. Latency is that of a UDP
 //! packet there and back on one link, while nothing else is sent.
+
+#![allow(clippy::unwrap_used, reason = "a measurement that cannot go on has failed")]
 
 use godwit_wire::{DEFAULT_PORT, PortWire, Vni, WireId, Wires};
 use std::error::Error;
@@ -27,7 +30,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const KINDS: [&str; 5] = ["veth", "vxlan", "wire", "bridge", "collapsed"];
 /// Times that each is measured.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 7;
 /// Packets there and back.
 const ECHOES: usize = 3000;
 
@@ -184,13 +187,21 @@ fn median(values: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
+/// A line of medians, and of the rounds' ratios.
+fn show(what: &str, values: &[Vec<f64>; KINDS.len()]) {
+    let cells: String = values.iter().map(|values| format!(" {:>12.1}", median(values))).collect();
+    let ratio = |one: usize, other: usize| {
+        let ratios: Vec<f64> = values[one].iter().zip(&values[other]).map(|(a, b)| a / b).collect();
+        median(&ratios)
+    };
+    println!("{what} {cells}   {:>10.3}  {:>16.3}", ratio(2, 1), ratio(4, 3));
+}
+
 fn main() -> Result<()> {
     let seconds: f64 = std::env::args().nth(1).map_or(Ok(1.0), |text| text.parse())?;
     let lasting = Duration::from_secs_f64(seconds);
-    println!(
-        "links  {:>12} {:>12} {:>12} {:>12} {:>12}   wire/vxlan  collapsed/bridge   Mbit/s",
-        KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[4]
-    );
+    let titles: String = KINDS.iter().map(|kind| format!(" {kind:>12}")).collect();
+    println!("links {titles}   wire/vxlan  collapsed/bridge   (Mbit/s; `us`: there and back on one link)");
     for links in [1, 4, 16, 64] {
         let worlds = KINDS.iter().map(|kind| build(kind, links)).collect::<Result<Vec<_>>>()?;
         let mut rates = [const { vec![] }; KINDS.len()];
@@ -203,19 +214,9 @@ fn main() -> Result<()> {
                 }
             }
         }
-        let [veth, vxlan, wire, bridge, collapsed] = rates.each_ref().map(|rates| median(rates));
-        println!(
-            "{links:>5}  {veth:>12.0} {vxlan:>12.0} {wire:>12.0} {bridge:>12.0} {collapsed:>12.0}   {:>10.3}  {:>16.3}",
-            wire / vxlan,
-            collapsed / bridge
-        );
+        show(&format!("{links:>5}"), &rates);
         if links == 1 {
-            let [veth, vxlan, wire, bridge, collapsed] = delays.each_ref().map(|delays| median(delays));
-            println!(
-                "  us   {veth:>12.1} {vxlan:>12.1} {wire:>12.1} {bridge:>12.1} {collapsed:>12.1}   {:>10.3}  {:>16.3}   there and back",
-                wire / vxlan,
-                collapsed / bridge
-            );
+            show("   us", &delays);
         }
     }
     Ok(())
