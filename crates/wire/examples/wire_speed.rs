@@ -1,5 +1,5 @@
 //! How fast a wire between two ports is, beside what the kernel does without it, in one run: `cargo run --release -p godwit-wire --example
-//! wire_speed [SECONDS]`. Needs root and `ip`; leaves nothing.
+//! wire_speed [SECONDS [LINKS]...]`. Needs root and `ip`; leaves nothing.
 //!
 //! Two guests, each a network namespace, send TCP over 1, 4, 16 and 64 links at once, a stream each. A link is
 //! - `veth`: a pair of interfaces from guest to guest;
@@ -202,15 +202,22 @@ fn main() -> Result<()> {
     let lasting = Duration::from_secs_f64(seconds);
     let titles: String = KINDS.iter().map(|kind| format!(" {kind:>12}")).collect();
     println!("links {titles}   wire/vxlan  collapsed/bridge   (Mbit/s; `us`: there and back on one link)");
-    for links in [1, 4, 16, 64] {
+    let wanted: Vec<usize> =
+        std::env::args().skip(2).map(|text| text.parse()).collect::<std::result::Result<_, _>>()?;
+    for links in if wanted.is_empty() { vec![1, 4, 16, 64] } else { wanted } {
         let worlds = KINDS.iter().map(|kind| build(kind, links)).collect::<Result<Vec<_>>>()?;
         let mut rates = [const { vec![] }; KINDS.len()];
         let mut delays = [const { vec![] }; KINDS.len()];
-        for _ in 0..ROUNDS {
-            for ((world, rates), delays) in worlds.iter().zip(&mut rates).zip(&mut delays) {
-                rates.push(throughput(world, links, lasting)?);
+        for round in 0..ROUNDS {
+            // In another order each time: what one leaves behind falls on each.
+            let mut order: Vec<usize> = (0..KINDS.len()).map(|n| (n + round) % KINDS.len()).collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for kind in order {
+                rates[kind].push(throughput(&worlds[kind], links, lasting)?);
                 if links == 1 {
-                    delays.push(latency(world)?);
+                    delays[kind].push(latency(&worlds[kind])?);
                 }
             }
         }
