@@ -1,5 +1,5 @@
 //! How fast a wire between two ports is, beside what the kernel does without it, in one run: `cargo run --release -p godwit-wire --example
-//! wire_speed [SECONDS]`. Needs root and `ip`; leaves nothing.
+//! wire_speed [SECONDS [LINKS]...]`. Needs root and `ip`; leaves nothing.
 //!
 //! Two guests, each a network namespace, send TCP over 1, 4, 16 and 64 links at once, a stream each. A link is
 //! - `veth`: a pair of interfaces from guest to guest;
@@ -8,8 +8,11 @@
 //! - `bridge`: both guests' interfaces on a bridge of one host, made by `ip`;
 //! - `collapsed`: both on one host, joined by [`Wires::lay`].
 //!
-//! Each is measured in turn, three times over, so that what else the machine does falls on all; the median counts. Latency is that of a UDP
+//! Each is measured in turn, seven times over, so that what else the machine does falls on all. Shown are medians; a ratio is the median
+//! of the rounds' ratios, so that it compares what was measured within a second or two. Latency is that of a UDP
 //! packet there and back on one link, while nothing else is sent.
+
+#![allow(clippy::unwrap_used, reason = "a measurement that cannot go on has failed")]
 
 use godwit_wire::{DEFAULT_PORT, PortWire, Vni, WireId, Wires};
 use std::error::Error;
@@ -27,7 +30,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const KINDS: [&str; 5] = ["veth", "vxlan", "wire", "bridge", "collapsed"];
 /// Times that each is measured.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 7;
 /// Packets there and back.
 const ECHOES: usize = 3000;
 
@@ -155,7 +158,8 @@ fn throughput(world: &World, links: usize, lasting: Duration) -> Result<f64> {
 /// Microseconds there and back, of the median packet.
 fn latency(world: &World) -> Result<f64> {
     world.guests[1].enter();
-    let far = UdpSocket::bind((address(0, 1), 5002))?;
+    let far = UdpSocket::bind((address(0, 1), 0))?;
+    let there = far.local_addr()?;
     far.set_read_timeout(Some(Duration::from_secs(2)))?;
     std::thread::spawn(move || {
         let mut buffer = [0; 64];
@@ -165,7 +169,7 @@ fn latency(world: &World) -> Result<f64> {
     });
     world.guests[0].enter();
     let near = UdpSocket::bind((address(0, 0), 0))?;
-    near.connect((address(0, 1), 5002))?;
+    near.connect(there)?;
     near.set_read_timeout(Some(Duration::from_secs(2)))?;
     let mut took = vec![];
     for n in 0..ECHOES {
@@ -184,38 +188,43 @@ fn median(values: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
+/// A line of medians, and of the rounds' ratios.
+fn show(what: &str, values: &[Vec<f64>; KINDS.len()]) {
+    let cells: String = values.iter().map(|values| format!(" {:>12.1}", median(values))).collect();
+    let ratio = |one: usize, other: usize| {
+        let ratios: Vec<f64> = values[one].iter().zip(&values[other]).map(|(a, b)| a / b).collect();
+        median(&ratios)
+    };
+    println!("{what} {cells}   {:>10.3}  {:>16.3}", ratio(2, 1), ratio(4, 3));
+}
+
 fn main() -> Result<()> {
     let seconds: f64 = std::env::args().nth(1).map_or(Ok(1.0), |text| text.parse())?;
     let lasting = Duration::from_secs_f64(seconds);
-    println!(
-        "links  {:>12} {:>12} {:>12} {:>12} {:>12}   wire/vxlan  collapsed/bridge   Mbit/s",
-        KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[4]
-    );
-    for links in [1, 4, 16, 64] {
+    let titles: String = KINDS.iter().map(|kind| format!(" {kind:>12}")).collect();
+    println!("links {titles}   wire/vxlan  collapsed/bridge   (Mbit/s; `us`: there and back on one link)");
+    let wanted: Vec<usize> =
+        std::env::args().skip(2).map(|text| text.parse()).collect::<std::result::Result<_, _>>()?;
+    for links in if wanted.is_empty() { vec![1, 4, 16, 64] } else { wanted } {
         let worlds = KINDS.iter().map(|kind| build(kind, links)).collect::<Result<Vec<_>>>()?;
         let mut rates = [const { vec![] }; KINDS.len()];
         let mut delays = [const { vec![] }; KINDS.len()];
-        for _ in 0..ROUNDS {
-            for ((world, rates), delays) in worlds.iter().zip(&mut rates).zip(&mut delays) {
-                rates.push(throughput(world, links, lasting)?);
+        for round in 0..ROUNDS {
+            // In another order each time: what one leaves behind falls on each.
+            let mut order: Vec<usize> = (0..KINDS.len()).map(|n| (n + round) % KINDS.len()).collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for kind in order {
+                rates[kind].push(throughput(&worlds[kind], links, lasting)?);
                 if links == 1 {
-                    delays.push(latency(world)?);
+                    delays[kind].push(latency(&worlds[kind])?);
                 }
             }
         }
-        let [veth, vxlan, wire, bridge, collapsed] = rates.each_ref().map(|rates| median(rates));
-        println!(
-            "{links:>5}  {veth:>12.0} {vxlan:>12.0} {wire:>12.0} {bridge:>12.0} {collapsed:>12.0}   {:>10.3}  {:>16.3}",
-            wire / vxlan,
-            collapsed / bridge
-        );
+        show(&format!("{links:>5}"), &rates);
         if links == 1 {
-            let [veth, vxlan, wire, bridge, collapsed] = delays.each_ref().map(|delays| median(delays));
-            println!(
-                "  us   {veth:>12.1} {vxlan:>12.1} {wire:>12.1} {bridge:>12.1} {collapsed:>12.1}   {:>10.3}  {:>16.3}   there and back",
-                wire / vxlan,
-                collapsed / bridge
-            );
+            show("   us", &delays);
         }
     }
     Ok(())
