@@ -321,7 +321,8 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, start_move, &order);
         call!(api, called, dry_run, &order);
         let StartMove { to, disk, limit, policy, throttle, keep_checkpoint, dry_run, .. } = order.clone();
-        let together = MoveTogether { vms: vec![web.clone()], to, disk, limit, policy, throttle, keep_checkpoint, dry_run };
+        let together =
+            MoveTogether { vms: vec![web.clone()], to, disk, limit, policy, throttle, keep_checkpoint, dry_run };
         call!(api, called, move_together, &together);
         call!(api, called, dry_run_together, &together);
         call!(api, called, moves);

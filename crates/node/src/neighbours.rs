@@ -252,7 +252,7 @@ mod tests {
     fn known(left: Vec<Left>) -> Known {
         let over = tokio_util::sync::CancellationToken::new();
         over.cancel();
-        let disks = DiskIndex::start(vec![], |_| false, [over.clone(), over]);
+        let disks = DiskIndex::start(vec![], |_| crate::disk_index::At::Mirrored, [over.clone(), over]);
         Known::new(disks, left.into_iter().map(Arc::new).collect())
     }
 
