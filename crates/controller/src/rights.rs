@@ -377,8 +377,11 @@ mod tests {
         for (method, path, right) in RULES {
             let case = format!("{method} {path}");
             let reads = *method == "GET";
-            let moves = path.starts_with("/v1/moves") && !path.ends_with("resolve");
-            let vms = path.starts_with("/v1/precaches")
+            let component = path.starts_with("/v1/components/objects");
+            let moves =
+                path.starts_with("/v1/moves") && !path.ends_with("resolve") || component && path.ends_with("/move");
+            let vms = component
+                || path.starts_with("/v1/precaches")
                 || path.ends_with("/verify")
                 || path.starts_with("/v1/port-wires")
                 || path.starts_with("/v1/vms") && !path.ends_with("monitor");
