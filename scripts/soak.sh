@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/soak.sh [PART...]: what takes hours. Every part can be stopped and goes on where it was: the sweep by its ledger, the
 # series by one file for each run. Results stay in results/ (see CONTRIBUTING.md). PARTs: schedules postcopy nbd api fuzz upgrade kills
-# series there-and-back resume precache volumes faults debian packages sweeps; all of them unless some are named.
+# series there-and-back resume precache rados volumes faults debian packages sweeps; all of them unless some are named.
 #
 # For a try of the script itself sizes come from the environment: SOAK_SCHEDULES, SOAK_POSTCOPY, SOAK_EXAMPLES (a request of the
 # API's), SOAK_FUZZ_SECONDS (a reader), SOAK_KILLS, SOAK_MOVES (the first ones of a series), POINTS and KINDS (of faults, see faults.sh),
@@ -19,7 +19,7 @@ results=$(cd "$results" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-parts=${*:-schedules postcopy nbd api fuzz upgrade kills series there-and-back resume precache volumes faults debian packages sweeps}
+parts=${*:-schedules postcopy nbd api fuzz upgrade kills series there-and-back resume precache rados volumes faults debian packages sweeps}
 part() { # NAME WHAT
     case " $parts " in *" $1 "*) echo "== $2" ;; *) return 1 ;; esac
 }
@@ -79,6 +79,9 @@ if part resume "both nodes die in the middle of a 1 GiB disk and of memory, and 
 fi
 if part precache "disks that are sent beforehand, there and back, over a cut and a dead node"; then
     tests -p godwit-lab --test runs -- --ignored --nocapture a_pre_cached_guest
+fi
+if part rados "volumes in a pool of a Ceph cluster of one machine"; then
+    tests -p godwit --test rados -- --ignored --nocapture
 fi
 if part volumes "guests with disks of 1 GiB, 100 GiB and 4 TiB: does the pause grow?"; then
     report volumes
