@@ -8,7 +8,7 @@ use godwit_predict::{
     Prediction, Replayed, Rules, Sequential, Taken, Timeline, simulate,
 };
 use godwit_units::{BitRate, Bytes};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const OVERHEADS: Overheads = Overheads { pre: Duration::from_millis(3800), post: Duration::from_millis(314) };
 
