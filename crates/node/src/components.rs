@@ -16,6 +16,7 @@
 //! refuses. *The host dies.* The owner makes it anew from its file. A destination between GRANTED and STARTED returns it.
 //! *The way breaks while state is sent.* The source gives up after some seconds, opens its ports and goes on.
 
+use crate::durable;
 use crate::failpoint::{Point, reach, reach_async};
 use crate::node::Node;
 use crate::proto::{self, Note, Request};
@@ -31,9 +32,6 @@ use godwit_handoff::{
 use godwit_trust::SignedCapability;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -222,23 +220,13 @@ impl Components {
 
     fn store(&self, kept: &Kept) -> Result<(), ApiError> {
         let path = self.path(kept.definition.id);
-        let write = || {
-            DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-            let fresh = path.with_extension("new");
-            let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-            out.write_all(&serde_json::to_vec_pretty(kept).map_err(io::Error::other)?)?;
-            out.sync_data()?;
-            std::fs::rename(&fresh, &path)?;
-            File::open(&self.folder)?.sync_all()
-        };
-        write().map_err(|e| failed(format!("{}: {e}", path.display())))
+        durable::replace_json(&path, kept).map_err(|e| failed(format!("{}: {e}", path.display())))
     }
 
     fn forget(&self, id: VmId) -> Result<(), ApiError> {
-        match std::fs::remove_file(self.path(id)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(format!("{}: {e}", self.path(id).display()))),
-            _ => lock(&self.ledger).forget(id).map_err(failed),
-        }
+        let path = self.path(id);
+        durable::remove(&path).map_err(|e| failed(format!("{}: {e}", path.display())))?;
+        lock(&self.ledger).forget(id).map_err(failed)
     }
 
     fn keeper(&self, id: VmId) -> Option<Arc<Keeper>> {

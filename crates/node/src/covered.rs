@@ -24,9 +24,7 @@ use godwit_api::{ApiError, Problem};
 use godwit_handoff::Ticket;
 use godwit_trust::{Capability, CapabilityError, Credentials, SignedCapability};
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::time::SystemTime;
 
 const FILE: &str = "capability";
@@ -222,13 +220,7 @@ fn owner(allowed: &Capability, who: &str, lineage: Lineage, generation: Generati
 /// # Errors
 /// When the medium fails.
 pub fn keep(parts: &Parts, signed: &SignedCapability) -> io::Result<()> {
-    let path = parts.folder.join(FILE);
-    let fresh = path.with_extension("new");
-    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-    out.write_all(String::from(signed.clone()).as_bytes())?;
-    out.sync_data()?;
-    std::fs::rename(&fresh, &path)?;
-    File::open(&parts.folder)?.sync_all()
+    crate::durable::replace(&parts.folder.join(FILE), String::from(signed.clone()).as_bytes())
 }
 
 /// What shows that this host owns the VM as this generation: the capability that it came with, or that it left with and was taken

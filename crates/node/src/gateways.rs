@@ -10,6 +10,7 @@
 //! comes, and one that the controller's capability does not cover is refused whoever it comes from ([`crate::covered`]).
 
 use crate::covered;
+use crate::durable;
 use crate::node::{Node, network};
 use crate::parts::{Parts, lock};
 use crate::proto::{self, ProbeWire, Repoint, Request};
@@ -20,9 +21,7 @@ use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Generation, Lineage};
 use godwit_wire::{EndpointSpec, MacAddr, Port, PortOrder, PortState, Refused, Sequence, Vni, WireId};
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -70,25 +69,14 @@ impl Gateways {
     }
 
     fn store(&self, wire: u32, port: &GatewayPort) -> Result<(), ApiError> {
-        let write = || {
-            DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-            let fresh = self.path(wire).with_extension("new");
-            let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-            out.write_all(&serde_json::to_vec_pretty(port).map_err(io::Error::other)?)?;
-            out.sync_data()?;
-            std::fs::rename(&fresh, self.path(wire))?;
-            File::open(&self.folder)?.sync_all()
-        };
-        write().map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", self.path(wire).display())))
+        let path = self.path(wire);
+        durable::replace_json(&path, port)
+            .map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))
     }
 
     fn forget(&self, wire: u32) -> Result<(), ApiError> {
-        match std::fs::remove_file(self.path(wire)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(ApiError::new(Problem::Failed, format!("{}: {e}", self.path(wire).display())))
-            }
-            _ => Ok(()),
-        }
+        let path = self.path(wire);
+        durable::remove(&path).map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))
     }
 
     fn known(&self) -> Vec<u32> {

@@ -12,9 +12,7 @@ use anyhow::{Context, Result};
 use godwit_api::trust::Home;
 use godwit_api::{ApiError, Problem};
 use godwit_trust::{Credentials, Identity, KeyRequest, Revocations};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,12 +54,7 @@ impl Membership {
     }
 
     fn keep(&self, list: &Revocations) -> io::Result<()> {
-        let fresh = self.list.with_extension("new");
-        let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-        out.write_all(&serde_json::to_vec(list).map_err(io::Error::other)?)?;
-        out.sync_data()?;
-        std::fs::rename(&fresh, &self.list)?;
-        self.list.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        crate::durable::replace_json(&self.list, list)
     }
 }
 

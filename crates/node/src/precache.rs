@@ -17,6 +17,7 @@
 
 use crate::covered::VolumeRight;
 use crate::disk::Disk;
+use crate::durable::replace;
 use crate::node::Node;
 use crate::parts::{Parts, lock};
 use crate::proto::{self, Hello, Request};
@@ -32,9 +33,6 @@ use godwit_volume::precache::{Source, State, Target};
 use godwit_volume::{Journal, Packer, Replica, Unpacker};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -100,15 +98,6 @@ pub struct Mark {
 #[must_use]
 pub fn mark(volume: &Path) -> Option<Mark> {
     serde_json::from_slice(&std::fs::read(volume.join(MARK)).ok()?).ok()
-}
-
-fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-    out.write_all(bytes)?;
-    out.sync_data()?;
-    std::fs::rename(&fresh, path)?;
-    path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
 #[derive(Debug)]

@@ -7,9 +7,9 @@ use godwit_api::vm::VmDefinition;
 use godwit_handoff::Ticket;
 use godwit_units::VolumeId;
 use serde::{Deserialize, Serialize};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Whether a VM is to be on.
@@ -113,11 +113,5 @@ pub fn load(folder: &Path) -> io::Result<VmFile> {
 /// # Errors
 /// When the medium fails; the old file is there then.
 pub fn store(folder: &Path, file: &VmFile) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let fresh = folder.join("vm.json.new");
-    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-    out.write_all(&serde_json::to_vec_pretty(file).map_err(io::Error::other)?)?;
-    out.sync_data()?;
-    std::fs::rename(&fresh, path(folder))?;
-    File::open(folder)?.sync_all()
+    crate::durable::replace_json(&path(folder), file)
 }

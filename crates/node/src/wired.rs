@@ -15,6 +15,7 @@
 //! has left is asked years later*: it keeps the wire until that is disconnected.
 
 use crate::covered;
+use crate::durable;
 use crate::node::{Node, network};
 use crate::parts::{Parts, lock};
 use crate::proto::{self, ProbeWire, Request};
@@ -29,10 +30,7 @@ use godwit_wire::{
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -223,25 +221,14 @@ impl Wired {
     }
 
     fn store(&self, wire: u32, kept: &Kept) -> Result<(), ApiError> {
-        let write = || {
-            DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-            let fresh = self.path(wire).with_extension("new");
-            let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-            out.write_all(&serde_json::to_vec_pretty(kept).map_err(io::Error::other)?)?;
-            out.sync_data()?;
-            std::fs::rename(&fresh, self.path(wire))?;
-            File::open(&self.folder)?.sync_all()
-        };
-        write().map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", self.path(wire).display())))
+        let path = self.path(wire);
+        durable::replace_json(&path, kept)
+            .map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))
     }
 
     fn forget(&self, wire: u32) -> Result<(), ApiError> {
-        match std::fs::remove_file(self.path(wire)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(ApiError::new(Problem::Failed, format!("{}: {e}", self.path(wire).display())))
-            }
-            _ => Ok(()),
-        }
+        let path = self.path(wire);
+        durable::remove(&path).map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))
     }
 
     /// Whether there is such a wire.
