@@ -8,6 +8,7 @@
 use crate::Name;
 use crate::host::PeerHost;
 use crate::public::Move;
+pub use godwit_units::Span;
 use godwit_units::{BitRate, Policy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -43,25 +44,6 @@ impl WantedPrediction {
             query += &format!("&at_unix_s={at}");
         }
         query
-    }
-}
-
-/// A number that is not known exactly.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Span {
-    /// At the least.
-    pub lower: f64,
-    /// Likely.
-    pub likely: f64,
-    /// At the most.
-    pub upper: f64,
-}
-
-impl Span {
-    /// Whether a value lies in it.
-    #[must_use]
-    pub fn has(&self, value: f64) -> bool {
-        (self.lower..=self.upper).contains(&value)
     }
 }
 

@@ -83,6 +83,31 @@ pub struct Profile {
     pub looking_s: f64,
 }
 
+impl Profile {
+    /// One that begins, and has seen nothing yet.
+    #[must_use]
+    pub fn begun(host: Name, start_unix_ms: u64, wanted: StartProfile, memory: Bytes) -> Self {
+        Self {
+            host,
+            start_unix_ms,
+            for_s: wanted.for_s,
+            interval_ms: wanted.interval_ms,
+            state: ProfileState::Watching,
+            why: None,
+            observed: "contents".into(),
+            memory,
+            looks: 0,
+            missed: 0,
+            changed_per_s: 0.0,
+            most_changed_per_s: 0.0,
+            working_set: Bytes(0),
+            contents: Contents::default(),
+            log_bytes: Bytes(0),
+            looking_s: 0.0,
+        }
+    }
+}
+
 /// What a memory is made of. Shares are of 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Contents {
@@ -133,24 +158,8 @@ mod tests {
 
     #[test]
     fn a_log_comes_back_as_it_was() {
-        let profile = Profile {
-            host: "a".parse().expect("a name"),
-            start_unix_ms: 1,
-            for_s: 1,
-            interval_ms: 1000,
-            state: ProfileState::Done,
-            why: None,
-            observed: "contents".into(),
-            memory: Bytes(4096),
-            looks: 0,
-            missed: 0,
-            changed_per_s: 0.0,
-            most_changed_per_s: 0.0,
-            working_set: Bytes(0),
-            contents: Contents::default(),
-            log_bytes: Bytes(0),
-            looking_s: 0.0,
-        };
+        let wanted = StartProfile { for_s: 1, interval_ms: 1000 };
+        let profile = Profile::begun("a".parse().expect("a name"), 1, wanted, Bytes(4096));
         let all: Vec<u8> = (0..=255).collect();
         let log = ProfileLog::new(profile, &all);
         assert_eq!(log.bytes(), Some(all));

@@ -20,21 +20,20 @@ use axum::extract::{Extension, Path, Query, State};
 use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, PeerHost};
 use godwit_api::precache::PrecacheState;
 use godwit_api::predict::{
-    AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, Span as ApiSpan, WantedPrediction,
-    When,
+    AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, WantedPrediction, When,
 };
 use godwit_api::profile::{Profile, ProfileState};
 use godwit_api::progress::{MoveProgress, PhaseName};
 use godwit_api::public::{StartMove, Volume};
 use godwit_api::{ApiError, HostClient, Name};
 use godwit_predict::whole::{
-    self, AS_SEEN, Calibration, Disks, Going, Made, Road, Span, UNSEEN, Way, foretell, recommend, share,
+    self, AS_SEEN, Calibration, Disks, Going, Made, Road, UNSEEN, Way, foretell, recommend, share,
 };
 use godwit_predict::{
     Cost, Evenly, Faster, Link, Log, NeverEnds, Overheads, PAGE, PageRate, Pages, Prediction, Replayed, Rules, Taken,
     Timeline, Wire, simulate_on,
 };
-use godwit_units::{BitRate, Bytes, Policy, VmId};
+use godwit_units::{BitRate, Bytes, Policy, Span, VmId};
 use past::{Pair, WORK};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -325,9 +324,9 @@ impl Known {
         }
         let plain = self.foretold(way, policy, &Calibration::default());
         Some(Foretold {
-            total_s: api(told.total_s),
-            downtime_ms: api(told.downtime_ms),
-            bytes: api(told.bytes),
+            total_s: told.total_s,
+            downtime_ms: told.downtime_ms,
+            bytes: told.bytes,
             uncorrected: Likely {
                 total_s: plain.total_s.likely,
                 downtime_ms: plain.downtime_ms.likely,
@@ -339,7 +338,7 @@ impl Known {
 
     fn told_basis(&self) -> Basis {
         let scaled =
-            |span: Span, by: f64| ApiSpan { lower: span.lower * by, likely: span.likely * by, upper: span.upper * by };
+            |span: Span, by: f64| Span { lower: span.lower * by, likely: span.likely * by, upper: span.upper * by };
         Basis {
             goodput_mbit: scaled(self.road.goodput, 1e-6),
             before_s: scaled(self.road.before, 1.0),
@@ -451,12 +450,8 @@ fn rules(policy: Policy) -> Rules {
     }
 }
 
-fn api(span: Span) -> ApiSpan {
-    ApiSpan { lower: span.lower, likely: span.likely, upper: span.upper }
-}
-
 fn choice(told: &whole::Foretold, possible: bool, vm: &Name, disks: &[godwit_api::vm::DiskSpec]) -> Choice {
-    let some = |span: Span| told.never.is_none().then(|| api(span));
+    let some = |span: Span| told.never.is_none().then_some(span);
     let volume = disks.first().map_or("VOLUME", |disk| disk.volume.as_str());
     let note = told.never.clone().or(match told.way {
         Way::Precache if !possible => {

@@ -15,7 +15,9 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
-    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+    // What a crash left has somebody else's length, and could have anybody's rights.
+    remove(Path::new(&fresh))?;
+    let mut out = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&fresh)?;
     out.write_all(bytes)?;
     out.sync_data()?;
     std::fs::rename(&fresh, path)?;

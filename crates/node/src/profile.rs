@@ -25,7 +25,7 @@
 use crate::node::Node;
 use crate::parts::{Parts, lock};
 use godwit_api::host::RunState;
-use godwit_api::profile::{Contents, INTERVAL_MS, LONGEST_S, Profile, ProfileLog, ProfileState, StartProfile};
+use godwit_api::profile::{INTERVAL_MS, LONGEST_S, Profile, ProfileLog, ProfileState, StartProfile};
 use godwit_api::{ApiError, Problem};
 use godwit_memory::watcher::{Sampler, Watcher};
 use godwit_predict::{LogWriter, Observed, Pages, log::Header};
@@ -88,24 +88,8 @@ pub async fn start(node: &Arc<Node>, parts: &Arc<Parts>, wanted: StartProfile) -
     let ram = qemu.ram(memory).map_err(|e| failed("cannot see the guest's RAM", &e))?;
     let watcher = Watcher::new(ram, memory).map_err(|e| failed("cannot see the guest's RAM", &e))?;
     let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let profile = Profile {
-        host: node.config().name.clone(),
-        start_unix_ms: u64::try_from(begin.as_millis()).unwrap_or_default(),
-        for_s: wanted.for_s,
-        interval_ms: wanted.interval_ms,
-        state: ProfileState::Watching,
-        why: None,
-        observed: "contents".into(),
-        memory,
-        looks: 0,
-        missed: 0,
-        changed_per_s: 0.0,
-        most_changed_per_s: 0.0,
-        working_set: Bytes(0),
-        contents: Contents::default(),
-        log_bytes: Bytes(0),
-        looking_s: 0.0,
-    };
+    let started = u64::try_from(begin.as_millis()).unwrap_or_default();
+    let profile = Profile::begun(node.config().name.clone(), started, wanted, memory);
     {
         let mut watched = lock(&parts.watched);
         if watched.is_some() {

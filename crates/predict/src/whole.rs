@@ -21,7 +21,7 @@ use crate::amount::{PAGE, PageRate, Pages};
 use crate::avg::Evenly;
 use crate::rules::Rules;
 use crate::simulate::{Cost, Link, NeverEnds, Prediction, Wire, simulate_on};
-use godwit_units::{BitRate, Bytes, Policy};
+use godwit_units::{BitRate, Bytes, Policy, Span};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -33,71 +33,6 @@ pub const ENOUGH: usize = 4;
 const MIRRORED_SHARE: f64 = 0.9;
 /// How far past moves may correct a prediction: more is another guest or another link, not a bias.
 const MOST_BIAS: f64 = 3.0;
-
-/// A number that is not known exactly.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Span {
-    /// At the least.
-    pub lower: f64,
-    /// Likely.
-    pub likely: f64,
-    /// At the most.
-    pub upper: f64,
-}
-
-impl Span {
-    /// A number that is known.
-    #[must_use]
-    pub const fn exactly(value: f64) -> Self {
-        Self { lower: value, likely: value, upper: value }
-    }
-
-    /// In whatever order they come; the middle one is likely.
-    #[must_use]
-    pub fn of(mut three: [f64; 3]) -> Self {
-        three.sort_by(f64::total_cmp);
-        let [lower, likely, upper] = three;
-        Self { lower, likely, upper }
-    }
-
-    /// What was measured: the median, and how far others lay from it. None of nothing.
-    #[must_use]
-    pub fn measured(values: &[f64]) -> Option<Self> {
-        let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
-        sorted.sort_by(f64::total_cmp);
-        let (lower, upper) = (*sorted.first()?, *sorted.last()?);
-        Some(Self { lower, likely: median(&sorted), upper })
-    }
-
-    /// Wider by this share of what is likely, at both ends.
-    #[must_use]
-    pub fn wider(self, by: f64) -> Self {
-        let more = self.likely * by;
-        Self { lower: (self.lower - more).max(0.0), upper: self.upper + more, ..self }
-    }
-
-    /// This likely value, between these bounds or where it lies outside of them.
-    fn holding(likely: f64, lower: f64, upper: f64) -> Self {
-        Self { lower: lower.min(likely).max(0.0), likely, upper: upper.max(likely) }
-    }
-
-    /// How wide it is, of what is likely.
-    #[must_use]
-    pub fn width(&self) -> f64 {
-        if self.likely > 0.0 { (self.upper - self.lower) / self.likely } else { 0.0 }
-    }
-
-    /// Whether a value lies in it.
-    #[must_use]
-    pub fn has(&self, value: f64) -> bool {
-        (self.lower..=self.upper).contains(&value)
-    }
-}
-
-fn median(sorted: &[f64]) -> f64 {
-    let n = sorted.len();
-    if n % 2 == 1 { sorted[n / 2] } else { f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]) }
-}
 
 /// The way between two hosts, as moves get it.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use godwit_predict::whole::{
-    AS_SEEN, Calibration, Disks, Foretold, Going, Made, Ratios, Road, Span, UNSEEN, Way, foretell, recommend, share,
+    AS_SEEN, Calibration, Disks, Foretold, Going, Made, Ratios, Road, UNSEEN, Way, foretell, recommend, share,
 };
 use godwit_predict::{
     Cost, Evenly, Faster, Link, NeverEnds, Overheads, PageRate, Pages, Prediction, Rules, Wire, simulate, simulate_on,
 };
-use godwit_units::{BitRate, Bytes, Policy};
+use godwit_units::{BitRate, Bytes, Policy, Span};
 use proptest::prelude::*;
 use std::time::Duration;
 

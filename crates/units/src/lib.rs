@@ -8,10 +8,12 @@
 mod ids;
 mod policy;
 mod pool;
+mod span;
 
 pub use ids::{BlockIndex, Epoch, Generation, Lineage, MoveId, VmId, VolumeId};
 pub use policy::Policy;
 pub use pool::RadosPool;
+pub use span::Span;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -6,8 +6,8 @@ use crate::record::MoveRecord;
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_api::progress::{MoveProgress, PhaseName, Round};
-use godwit_predict::whole::{Calibration, ENOUGH, RECENT, Span};
-use godwit_units::VmId;
+use godwit_predict::whole::{Calibration, ENOUGH, RECENT};
+use godwit_units::{Span, VmId};
 
 /// Bytes of the memory stream that may be on their way when the guest stops: the node's window.
 pub const UNDER_WAY: u64 = 1 << 20;
