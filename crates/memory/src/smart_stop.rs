@@ -31,6 +31,8 @@ pub const GOOD_ENOUGH: Duration = Duration::from_millis(30);
 pub const WINDOW: usize = 3;
 /// Rounds after which it is over whatever they look like: Xen's limit, and the baselines'.
 pub const MOST: usize = 30;
+/// So many times as many where the guest is slowed: that takes effect step by step, and each step needs rounds to show.
+const SLOWED: usize = 2;
 /// A remainder so near to the smallest that there was is as good.
 const NEARLY: f64 = 1.1;
 
@@ -64,8 +66,8 @@ pub enum Reason {
     Deadline(Duration, Duration),
     /// Rounds get no shorter; this is what is left, and the least that there was.
     NoShorter(Duration, Duration),
-    /// There were too many rounds.
-    TooMany(Duration),
+    /// There were too many rounds, so many.
+    TooMany(Duration, usize),
 }
 
 impl fmt::Display for Reason {
@@ -113,8 +115,8 @@ impl fmt::Display for Reason {
                     ms(best)
                 )
             }
-            Self::TooMany(left) => {
-                write!(f, "stop: {MOST} rounds are enough, the rest is predicted to take {} ms", ms(left))
+            Self::TooMany(left, rounds) => {
+                write!(f, "stop: {rounds} rounds are enough, the rest is predicted to take {} ms", ms(left))
             }
         }
     }
@@ -138,6 +140,8 @@ pub struct SmartStop {
     window: usize,
     rounds: usize,
     crossed: Option<usize>,
+    /// The guest is being slowed, or was.
+    slowed: bool,
     /// Pages that were left after each of the last rounds, the newest behind.
     last: VecDeque<u64>,
     /// The least that was left, from the second round on.
@@ -160,7 +164,15 @@ impl SmartStop {
     /// With another window; at least one round.
     #[must_use]
     pub fn with_window(policy: Policy, window: usize) -> Self {
-        Self { policy, window: window.max(1), rounds: 0, crossed: None, last: VecDeque::new(), best: None }
+        Self {
+            policy,
+            window: window.max(1),
+            rounds: 0,
+            crossed: None,
+            slowed: false,
+            last: VecDeque::new(),
+            best: None,
+        }
     }
 
     /// Whether as much was dirtied as was sent, in some round.
@@ -173,24 +185,7 @@ impl SmartStop {
     pub fn round(&mut self, round: &Ended) -> Verdict {
         self.rounds += 1;
         let (left, dirtied) = (round.left, round.dirtied);
-        if round.can_slow {
-            // What a faster guest left says nothing of what a slower one will.
-            (self.crossed, self.best) = (None, None);
-            self.last.clear();
-        }
-        if self.crossed.is_none() && dirtied >= round.sent {
-            self.crossed = Some(self.rounds);
-        }
-        let is_minimum = self.crossed.is_some()
-            && self.last.len() >= self.window.min(2)
-            && self.last.iter().all(|before| dirtied < *before);
-        self.last.push_back(dirtied);
-        if self.last.len() > self.window {
-            self.last.pop_front();
-        }
-        if self.rounds >= 2 && self.best.is_none_or(|(least, _)| dirtied < least) {
-            self.best = Some((dirtied, left));
-        }
+        let is_minimum = self.remember(round);
         let enough = if let Policy::MaxDowntime(most) = self.policy { most } else { GOOD_ENOUGH };
         if left <= enough && (self.rounds >= 2 || matches!(self.policy, Policy::MaxDowntime(_))) {
             return Verdict::Stop(Reason::GoodEnough(left, enough));
@@ -216,6 +211,31 @@ impl SmartStop {
         stop.or(self.too_many(left)).map_or(Verdict::GoOn, Verdict::Stop)
     }
 
+    /// Whether what is left is the least of the window, behind the crossover. While the guest gets slower nothing is remembered: what a
+    /// faster guest left says nothing of what a slower one will.
+    fn remember(&mut self, round: &Ended) -> bool {
+        let dirtied = round.dirtied;
+        if round.can_slow {
+            (self.crossed, self.best, self.slowed) = (None, None, true);
+            self.last.clear();
+            return false;
+        }
+        if self.crossed.is_none() && dirtied >= round.sent {
+            self.crossed = Some(self.rounds);
+        }
+        let is_minimum = self.crossed.is_some()
+            && self.last.len() >= self.window.min(2)
+            && self.last.iter().all(|before| dirtied < *before);
+        self.last.push_back(dirtied);
+        if self.last.len() > self.window {
+            self.last.pop_front();
+        }
+        if self.rounds >= 2 && self.best.is_none_or(|(least, _)| dirtied < least) {
+            self.best = Some((dirtied, round.left));
+        }
+        is_minimum
+    }
+
     fn smart(&self, is_minimum: bool, dirtied: u64, left: Duration) -> Option<Reason> {
         if is_minimum {
             return Some(Reason::LocalMinimum(left, self.last.len()));
@@ -228,7 +248,8 @@ impl SmartStop {
     }
 
     fn too_many(&self, left: Duration) -> Option<Reason> {
-        (self.rounds >= MOST).then_some(Reason::TooMany(left))
+        let most = if self.slowed { MOST * SLOWED } else { MOST };
+        (self.rounds >= most).then_some(Reason::TooMany(left, self.rounds))
     }
 }
 
@@ -338,8 +359,8 @@ mod tests {
         assert_eq!(ends(Policy::MaxDowntime(most), 12).1, Verdict::Stop(Reason::GoodEnough(pages(300), most)));
         assert!(matches!(ends(Policy::MaxDowntime(most), 0).1, Verdict::GiveUp(_)));
         // Too many rounds are too many for it, too.
-        let steady = slowed(Policy::MaxDowntime(most), &chain(131_000, &[9_000; 40]), 40);
-        assert!(steady.len() == MOST && matches!(steady.last(), Some(Verdict::GiveUp(_))), "{steady:?}");
+        let steady = slowed(Policy::MaxDowntime(most), &chain(131_000, &[9_000; 80]), 80);
+        assert!(steady.len() == SLOWED * MOST && matches!(steady.last(), Some(Verdict::GiveUp(_))), "{steady:?}");
     }
 
     #[test]
