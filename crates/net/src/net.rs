@@ -180,6 +180,14 @@ fn read(message: LinkMessage) -> Link {
     link
 }
 
+/// Somebody else may have made it since it was looked for: two guests arrive at once.
+fn unless_there_now(made: Result<(), NetError>) -> Result<(), NetError> {
+    match made {
+        Err(NetError::Kernel { source, .. }) if source.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        other => other,
+    }
+}
+
 impl Net {
     /// Opens a connection; within a tokio runtime.
     ///
@@ -238,7 +246,8 @@ impl Net {
             if let Some(ageing) = ageing {
                 wanted = wanted.ageing_time(ageing);
             }
-            self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name))?;
+            let made = self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name));
+            unless_there_now(made)?;
         }
         self.expect(name, Kind::Bridge, "bridge").await
     }
