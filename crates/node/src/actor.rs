@@ -401,7 +401,9 @@ impl Actor {
             self.answer_starting(&Ok(()));
         }
         if died && self.staging.is_some() {
-            self.answer_staging(Err(ApiError::new(Problem::Failed, "the place at the destination was lost")));
+            let lost = || ApiError::new(Problem::Failed, "the place at the destination was lost");
+            let why = self.parts.take_failure().unwrap_or_else(lost);
+            self.answer_staging(Err(why));
         }
         self.poll();
         self.settle();
