@@ -79,6 +79,14 @@ impl World {
         self.pair.json(&["component", "show", name])
     }
 
+    /// A component's namespace, as a file.
+    fn space(&self, name: &str) -> String {
+        let shown = self.show(name);
+        let run = self.pair.path(&format!("run-{}", shown["host"].as_str().unwrap()));
+        let pid = std::fs::read_to_string(run.join(format!("components/{}.pid", shown["id"]))).unwrap();
+        format!("/proc/{}/ns/net", pid.trim())
+    }
+
     /// Runs something inside the component on a host.
     fn inside(&self, host: &str, command: &str) -> String {
         let [pid] = self.holders(host)[..] else { panic!("{host}: {:?}", self.holders(host)) };
@@ -340,13 +348,7 @@ fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_
     for (a, b) in [("inner:p1", "sw1:p1"), ("sw1:p2", "fw1:p1"), ("fw1:p2", "outer:p1")] {
         pair.ok(&["wire", "connect", a, b]);
     }
-    let space = |name: &str| {
-        let shown = world.show(name);
-        let host = shown["host"].as_str().unwrap();
-        let file = pair.path(&format!("run-{host}")).join(format!("components/{}.pid", shown["id"]));
-        let pid = std::fs::read_to_string(file).unwrap();
-        std::fs::File::open(format!("/proc/{}/ns/net", pid.trim())).unwrap()
-    };
+    let space = |name: &str| std::fs::File::open(world.space(name)).unwrap();
     let within = |name: &str, work: Box<dyn FnOnce() -> TcpStream + Send>| {
         let space = space(name);
         let inside = std::thread::spawn(move || {
@@ -426,13 +428,8 @@ fn a_switch_is_split_over_two_sites_so_that_each_ones_traffic_stays_there_and_me
         pair.ok(&["wire", "connect", &format!("r{n}:p1"), &format!("sw1:p{n}")]);
     }
     let enter = |name: &str, command: &str| {
-        let shown = world.show(name);
-        let file = pair
-            .path(&format!("run-{}", shown["host"].as_str().unwrap()))
-            .join(format!("components/{}.pid", shown["id"]));
-        let pid = std::fs::read_to_string(file).unwrap();
         let mut nsenter = Command::new("nsenter");
-        nsenter.arg(format!("--net=/proc/{}/ns/net", pid.trim())).args(command.split(' '));
+        nsenter.arg(format!("--net={}", world.space(name))).args(command.split(' '));
         let output = nsenter.output().unwrap();
         (output.status.success(), String::from_utf8(output.stdout).unwrap())
     };

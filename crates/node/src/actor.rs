@@ -10,6 +10,7 @@
 
 use crate::effects;
 use crate::failpoint::{Point, reach};
+use crate::keeping::{Timer, fatal, finished};
 use crate::node::Node;
 use crate::parts::Parts;
 use crate::registry::Power;
@@ -32,10 +33,6 @@ use tokio::time::Instant;
 
 /// Inputs that may wait for a VM's keeper. Effects and people are few; messages from the network are dropped when it is full.
 const INBOX: usize = 256;
-/// The first wait for an answer of the peer.
-const FIRST_TIMER: Duration = Duration::from_millis(400);
-/// The longest.
-const LONGEST_TIMER: Duration = Duration::from_secs(2);
 /// How long a source waits for the figures of the VM's start.
 const LAST_FIGURES: Duration = Duration::from_secs(3);
 /// Between two tries to boot a VM that does not come up.
@@ -179,8 +176,7 @@ pub struct Actor {
     writing: Option<JoinHandle<Record>>,
     effects: VecDeque<Action>,
     doing: Option<JoinHandle<Option<Event>>>,
-    timer: Option<Instant>,
-    wait: Duration,
+    timer: Timer,
     /// Whoever waits for a place to be ready.
     staging: Option<Reply<()>>,
     /// Whoever waits for it to run. As many as people who ask.
@@ -223,8 +219,7 @@ impl Actor {
             writing: None,
             effects: VecDeque::new(),
             doing: None,
-            timer: None,
-            wait: FIRST_TIMER,
+            timer: Timer::new(),
             staging: None,
             starting: vec![],
             reserving: None,
@@ -268,8 +263,8 @@ impl Actor {
                     }
                     continue;
                 }
-                () = at(timer) => {
-                    self.timer = None;
+                () = timer.due() => {
+                    self.timer.clear();
                     crate::trace::span(&self.parts).in_scope(|| self.feed(Event::Timer));
                     continue;
                 }
@@ -391,7 +386,7 @@ impl Actor {
                     moving.note(NoteKind::HandOff, text);
                 }
                 tracing::debug!(vm = %self.parts.name, event = said, before, after, "hand-off");
-                self.wait = if timer { (self.wait * 5 / 4).min(LONGEST_TIMER) } else { FIRST_TIMER };
+                self.timer.taken(timer);
             }
             Verdict::Ignored(why) => {
                 tracing::debug!(vm = %self.parts.name, event = said, state = before, %why, "hand-off: ignored");
@@ -415,7 +410,7 @@ impl Actor {
             match action {
                 Action::Persist(record) => self.records.push_back(record),
                 Action::Send(message) => self.node.send(&self.parts, message),
-                Action::SetTimer => self.timer = Some(Instant::now() + self.wait),
+                Action::SetTimer => self.timer.set(),
                 Action::AbortMigration => {
                     // At once: an effect before it may be waiting for the stream that is given up here.
                     if let Some(moving) = self.parts.moving() {
@@ -537,7 +532,7 @@ impl Actor {
     fn note_source(&self, source: &Source, tracker: &Tracker) {
         match source.state() {
             SourceState::Sealing { .. } => tracker.enter(PhaseName::HandOff),
-            SourceState::Sealed { .. } if self.wait >= LONGEST_TIMER => tracker.update(|p| {
+            SourceState::Sealed { .. } if self.timer.is_slow() => tracker.update(|p| {
                 p.outcome = Outcome::WaitsForPeer;
                 p.error = Some(
                     "sealed, and the destination is not heard: the VM is paused on both sides until it is, or until one side is claimed"
@@ -695,7 +690,7 @@ impl Actor {
         let _in = crate::trace::span(&self.parts).entered();
         self.staging = Some(reply);
         self.machine = Some(Machine::Destination(staged));
-        self.timer = None;
+        self.timer.clear();
         self.poll();
     }
 
@@ -825,7 +820,7 @@ impl Actor {
                 Some(over) => {
                     tracing::error!(vm = %name, lineage = lineage.0, "claimed elsewhere: it stands still here from now on");
                     self.machine = None;
-                    self.timer = None;
+                    self.timer.clear();
                     self.effects.clear();
                     self.effects.push_back(Action::Close);
                     self.records.push_back(over);
@@ -900,31 +895,6 @@ fn is_owning(source: &Source) -> bool {
 
 fn cannot_begin(vm: &str, why: CannotBegin) -> ApiError {
     ApiError::new(Problem::Conflict, format!("`{vm}`: {why}"))
-}
-
-/// Resolves when the task, if there is one, is done; its slot is empty then. None: it panicked.
-async fn finished<T>(slot: &mut Option<JoinHandle<T>>) -> Option<T> {
-    match slot {
-        Some(task) => {
-            let result = task.await;
-            *slot = None;
-            result.ok()
-        }
-        None => std::future::pending().await,
-    }
-}
-
-async fn at(when: Option<Instant>) {
-    match when {
-        Some(when) => tokio::time::sleep_until(when).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Ends the process at once: a restart recovers from what is durable.
-pub fn fatal(why: &str) -> ! {
-    tracing::error!("{why}; the node ends, and recovers when it is started again");
-    std::process::exit(70)
 }
 
 /// How long to wait before a VM that did not come up is tried again.

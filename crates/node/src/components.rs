@@ -18,6 +18,7 @@
 
 use crate::durable;
 use crate::failpoint::{Point, reach, reach_async};
+use crate::keeping::{Timer, fatal, finished};
 use crate::node::Node;
 use crate::proto::{self, Note, Request};
 use godwit_api::component::{ComponentDefinition, ComponentKind, ComponentMove, ComponentOrder, LocalComponent};
@@ -41,9 +42,6 @@ use tokio::time::Instant;
 
 /// Inputs that may wait for a keeper; messages are dropped when it is full, and said again.
 const INBOX: usize = 64;
-/// The first wait for an answer of the peer, and the longest.
-const FIRST_TIMER: Duration = Duration::from_millis(400);
-const LONGEST_TIMER: Duration = Duration::from_secs(2);
 /// Between two tries to make or open a component that its owner's host does not take.
 const RETRY: Duration = Duration::from_secs(2);
 /// For a place at the destination, and for a part of the state.
@@ -393,8 +391,7 @@ struct Actor {
     writing: Option<JoinHandle<Record>>,
     effects: VecDeque<Action>,
     doing: Option<JoinHandle<Option<Event>>>,
-    timer: Option<Instant>,
-    wait: Duration,
+    timer: Timer,
     /// The order that a place is being looked for.
     reserving: Option<(Ticket, ComponentOrder)>,
     /// Whoever waits for a place, or for the last part of the state to be put in.
@@ -405,25 +402,6 @@ struct Actor {
     sending: Option<JoinHandle<()>>,
     /// When the ports were isolated.
     isolated: Option<Instant>,
-}
-
-async fn finished<T>(task: &mut Option<JoinHandle<T>>) -> T {
-    match task {
-        Some(running) => match running.await {
-            Ok(value) => {
-                *task = None;
-                value
-            }
-            Err(error) => fatal(&format!("a component's task panicked: {error}")),
-        },
-        None => std::future::pending().await,
-    }
-}
-
-/// Nobody knows what is on the disk or in the kernel now; the process that comes after this one looks.
-fn fatal(why: &str) -> ! {
-    tracing::error!(why, "the node ends");
-    std::process::abort()
 }
 
 impl Actor {
@@ -460,8 +438,7 @@ impl Actor {
             writing: None,
             effects: VecDeque::new(),
             doing: None,
-            timer: None,
-            wait: FIRST_TIMER,
+            timer: Timer::new(),
             reserving: None,
             waiting: None,
             coming: None,
@@ -480,28 +457,25 @@ impl Actor {
         loop {
             self.publish();
             let timer = self.timer;
-            let at = async move {
-                match timer {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             let input = tokio::select! {
                 biased;
-                record = finished(&mut self.writing) => {
+                written = finished(&mut self.writing) => {
+                    let Some(record) = written else { fatal("the writer of a component's records panicked") };
                     self.record = Some(record);
                     self.feed(Event::Persisted(record));
                     continue;
                 }
                 done = finished(&mut self.doing) => {
                     self.work();
-                    if let Some(event) = done {
-                        self.feed(event);
+                    match done {
+                        Some(Some(event)) => self.feed(event),
+                        Some(None) => {}
+                        None => fatal("an effect on a component panicked"),
                     }
                     continue;
                 }
-                () = at => {
-                    self.timer = None;
+                () = timer.due() => {
+                    self.timer.clear();
                     self.feed(Event::Timer);
                     continue;
                 }
@@ -720,7 +694,7 @@ impl Actor {
         self.waiting = Some(reply);
         self.coming = None;
         self.machine = Some(Machine::Destination(staged));
-        self.timer = None;
+        self.timer.clear();
         self.poll();
     }
 
@@ -785,7 +759,7 @@ impl Actor {
             "hand-off"
         );
         if verdict == godwit_handoff::Verdict::Taken {
-            self.wait = if timer { (self.wait * 5 / 4).min(LONGEST_TIMER) } else { FIRST_TIMER };
+            self.timer.taken(timer);
         }
         self.poll();
         if let Some(record) = self.machine.as_ref().and_then(Machine::settled) {
@@ -803,7 +777,7 @@ impl Actor {
                         self.node.peers().say(&self.node, peer, proto::encode(&Note::Component(message)));
                     }
                 }
-                Action::SetTimer => self.timer = Some(Instant::now() + self.wait),
+                Action::SetTimer => self.timer.set(),
                 Action::AbortMigration => {
                     if let Some(sending) = self.sending.take() {
                         sending.abort();

@@ -362,7 +362,7 @@ impl Disk {
     ) -> T {
         match tokio::task::spawn_blocking(move || what(&self)).await {
             Ok(done) => done,
-            Err(_) => crate::actor::fatal("disk I/O ended in a bug"),
+            Err(_) => crate::keeping::fatal("disk I/O ended in a bug"),
         }
     }
 

@@ -16,6 +16,7 @@ pub mod gateways;
 pub mod health;
 pub mod image;
 pub mod incoming;
+mod keeping;
 mod kept;
 mod leaving;
 pub mod lend;

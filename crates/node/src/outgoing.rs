@@ -311,6 +311,8 @@ async fn memory(
     let returning = give_back(back, writer, hears, moving);
     let rounds = async {
         let (mut rule, began) = (SmartStop::new(policy), Instant::now());
+        let rtt = || session.rtt().unwrap_or_default();
+        let on_its_way = || seen.progress().wire_bytes.saturating_sub(flow.counters().acknowledged.0);
         let (mut goodput, mut slowed) = (Goodput::default(), 0);
         // What the pause is thought to take; and since when it lasts, how long it may, what had been acknowledged when last looked.
         let (mut foreseen, mut stopped) = (Duration::ZERO, None::<(Instant, Duration, u64)>);
@@ -336,7 +338,7 @@ async fn memory(
                         parts.keeper().tell(Input::Event(Event::Flowing)).await;
                     }
                     goodput.seen(began.elapsed(), acknowledged);
-                    if let Some(window) = goodput.window(session.rtt().unwrap_or_default()) {
+                    if let Some(window) = goodput.window(rtt()) {
                         flow.set_window(window);
                     }
                     // The monitor does not answer while QEMU stops.
@@ -351,13 +353,10 @@ async fn memory(
                     let (round, left, throttled) = close_round(moving, &qemu, &seen, &mut last).await?;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
                     let (sent, dirtied) = (round.pages, round.dirtied);
-                    let encoded = seen.progress().wire_bytes;
-                    let acknowledged = flow.counters().acknowledged.0;
-                    goodput.seen(began.elapsed(), acknowledged);
+                    goodput.seen(began.elapsed(), flow.counters().acknowledged.0);
                     #[allow(clippy::cast_precision_loss)]
                     let rest = round.wire.0 as f64 / sent.max(1) as f64 * dirtied as f64;
-                    let rtt = session.rtt().unwrap_or_default();
-                    let pause = goodput.forecast(encoded.saturating_sub(acknowledged), rest, rtt, left);
+                    let pause = goodput.forecast(on_its_way(), rest, rtt(), left);
                     tracing::info!(vm = parts.name, ?pause, "if it stopped now");
                     foreseen = pause.total();
                     moving.tracker.round(round);
@@ -400,10 +399,7 @@ async fn memory(
                 }
                 QemuEvent::Stop { at, unix_us } => {
                     // QEMU stops by itself where nothing is left. The hand-off takes its time all the same.
-                    let (encoded, acknowledged) = (seen.progress().wire_bytes, flow.counters().acknowledged.0);
-                    let rtt = session.rtt().unwrap_or_default();
-                    let pause =
-                        goodput.forecast(encoded.saturating_sub(acknowledged), 0.0, rtt, Duration::ZERO).total();
+                    let pause = goodput.forecast(on_its_way(), 0.0, rtt(), Duration::ZERO).total();
                     if let Policy::MaxDowntime(most) = policy
                         && !stopping
                         && pause > most
@@ -412,7 +408,7 @@ async fn memory(
                     }
                     seen.stopping();
                     let most = foreseen.max(pause) * LONGER_THAN_FORESEEN + SHORT;
-                    stopped = Some((Instant::now(), most, acknowledged));
+                    stopped = Some((Instant::now(), most, flow.counters().acknowledged.0));
                     moving.tracker.stopped(at, unix_us);
                     moving.tracker.enter(PhaseName::Stop);
                     reach_async(Point::Stopped, parts.id).await;

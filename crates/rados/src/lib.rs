@@ -214,15 +214,3 @@ impl Pool {
 
 /// For the library's declarations.
 type Text = *const std::ffi::c_char;
-
-/// Whether there is a library, and which version of its interface.
-///
-/// # Errors
-/// [`RadosError::Library`].
-pub fn version() -> Result<(i32, i32, i32), RadosError> {
-    let library = Library::get()?;
-    let (mut major, mut minor, mut extra) = (0, 0, 0);
-    // SAFETY: three places for numbers.
-    unsafe { (library.version)(&raw mut major, &raw mut minor, &raw mut extra) };
-    Ok((major, minor, extra))
-}

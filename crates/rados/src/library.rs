@@ -36,7 +36,6 @@ macro_rules! functions {
 }
 
 functions! {
-    version = "rados_version": fn(*mut c_int, *mut c_int, *mut c_int);
     create2 = "rados_create2": fn(*mut Any, Text, Text, u64) -> c_int;
     conf_read_file = "rados_conf_read_file": fn(Any, Text) -> c_int;
     conf_set = "rados_conf_set": fn(Any, Text, Text) -> c_int;
