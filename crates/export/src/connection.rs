@@ -18,6 +18,8 @@ use std::time::Instant;
 const PIECE: u32 = 128 << 10;
 /// Reads from this length on are sent from the page cache's own pages. For shorter ones a copy costs less than a pipe.
 const LARGE: u32 = 64 << 10;
+/// Writes from this length on take longer to copy than it costs to wake somebody who does it. At 128 KiB that is not so.
+const LARGE_WRITE: usize = 512 << 10;
 /// No answer's header is longer.
 const MOST_HEADER: usize = 64;
 /// Answers are sent when they are so many bytes, even if there are more requests to take.
@@ -53,8 +55,8 @@ fn in_memory(backend: &dyn Backend, file: BorrowedFd<'_>, offset: u64, length: u
     })
 }
 
-fn is_large(command: &Command) -> bool {
-    matches!(command, Command::Write { data, .. } if data.len() >= LARGE as usize)
+fn is_large_write(command: &Command) -> bool {
+    matches!(command, Command::Write { data, .. } if data.len() >= LARGE_WRITE)
 }
 
 struct Connection {
@@ -116,8 +118,8 @@ impl Connection {
                         self.missed.push((cookie, offset, length));
                     }
                 }
-                // Copying it takes longer than to wake somebody, and what is there already is taken meanwhile.
-                command @ Command::Write { .. } if is_large(&command) && self.more_waits() => {
+                // What is there already is taken meanwhile.
+                command @ Command::Write { .. } if is_large_write(&command) && self.more_waits() => {
                     self.helpers.give(cookie, Job::Do(command));
                 }
                 // They wait for nothing that takes long: the page cache, a file system's map.

