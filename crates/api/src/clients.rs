@@ -4,7 +4,8 @@
 
 use crate::client::Client;
 use crate::component::{
-    ApplyConfig, ComponentDefinition, ComponentObject, ComponentOrder, CreateComponent, LocalComponent, MoveComponent,
+    ApplyConfig, ClaimComponent, ClaimOrder, ComponentDefinition, ComponentObject, ComponentOrder, CreateComponent,
+    LocalComponent, MoveComponent,
 };
 use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
@@ -223,6 +224,16 @@ impl HostClient {
         self.0.within(ORDER).post(&format!("/v1/components/{}/move", id.0), order).await
     }
 
+    /// `POST /v1/components/{id}/claim`. May be sent again.
+    pub async fn claim_component(&self, order: &ClaimOrder) -> Result<LocalComponent> {
+        self.0.within(ORDER).post(&format!("/v1/components/{}/claim", order.definition.id.0), order).await
+    }
+
+    /// `POST /v1/components/{id}/outrank`.
+    pub async fn outrank_component(&self, id: VmId, by: OutrankVm) -> Result<()> {
+        self.0.within(ORDER).post::<IgnoredAny>(&format!("/v1/components/{}/outrank", id.0), &by).await.map(drop)
+    }
+
     /// `PUT /v1/wires/{wire}`.
     ///
     /// # Errors
@@ -354,6 +365,11 @@ impl PublicClient {
     /// `POST /v1/components/objects/{component}/move`.
     pub async fn move_component(&self, component: &Name, to: &MoveComponent) -> Result<ComponentObject> {
         self.0.post(&format!("/v1/components/objects/{component}/move"), to).await
+    }
+
+    /// `POST /v1/components/objects/{component}/claim`.
+    pub async fn claim_component(&self, component: &Name, claim: &ClaimComponent) -> Result<ComponentObject> {
+        self.0.within(ORDER).post(&format!("/v1/components/objects/{component}/claim"), claim).await
     }
 
     /// `GET /v1/vms`.

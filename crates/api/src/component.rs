@@ -73,6 +73,17 @@ pub struct MoveComponent {
     pub to: Name,
 }
 
+/// Takes a component for another host, because those that may own it are lost for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClaimComponent {
+    /// A host, or a site: its first host that answers.
+    pub at: Name,
+    /// How the lost hosts are kept from running it: powered off, cut from the network. Kept in the record and the log.
+    #[schemars(regex(pattern = r"^\s*\S[\s\S]{6,}\S\s*$"))]
+    pub fenced: String,
+}
+
 /// A component.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ComponentObject {
@@ -184,6 +195,20 @@ pub struct ComponentOrder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub capability: Option<SignedCapability>,
+}
+
+/// Controller to node: it takes the component, in a new lineage, with its file and nothing learnt. The same order may come again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClaimOrder {
+    /// The component, with the newest file that is known.
+    pub definition: ComponentDefinition,
+    /// The hosts that may own it: a node that hears one of them refuses.
+    pub lost: Vec<Name>,
+    /// How they are kept from running it, and who vouches for it.
+    pub fenced: String,
+    /// The newest lineage that is known of: the claim begins the one after it.
+    pub newest: Lineage,
 }
 
 /// A component on a host.

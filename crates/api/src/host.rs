@@ -24,6 +24,7 @@
 //! | `POST`, `GET`, `DELETE /v1/volumes/{id}/image` | [`ImageOrder`](crate::image::ImageOrder) -> [`ImageCopy`](crate::image::ImageCopy): begins, shows and ends an import or export |
 //! | `GET /v1/components`, `GET`, `PUT`, `DELETE /v1/components/{id}` | [`ComponentDefinition`](crate::component::ComponentDefinition) -> [`LocalComponent`](crate::component::LocalComponent): made, or given another file |
 //! | `POST /v1/components/{id}/move` | [`ComponentOrder`](crate::component::ComponentOrder) -> [`LocalComponent`](crate::component::LocalComponent) |
+//! | `POST /v1/components/{id}/claim`, `/outrank` | [`ClaimOrder`](crate::component::ClaimOrder) -> [`LocalComponent`](crate::component::LocalComponent), [`OutrankVm`]: as a VM's |
 //! | `PUT`, `GET`, `DELETE /v1/wires/{wire}`, `GET /v1/wires` | [`WireOrder`](crate::wire::WireOrder) -> [`LocalWire`](crate::wire::LocalWire): a wire between ports |
 //! | `PUT`, `DELETE /v1/gateways/{wire}` | [`GatewayPort`]: attaches or re-points a wire's end on a gateway |
 

@@ -7,7 +7,7 @@
 //! the list to the code: the committed `docs/openapi.json` is compared with what is made here, the controller's router
 //! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
 
-use crate::component::{ApplyConfig, ComponentObject, CreateComponent, MoveComponent};
+use crate::component::{ApplyConfig, ClaimComponent, ComponentObject, CreateComponent, MoveComponent};
 use crate::host::{SetLimit, StopVm};
 use crate::image::{CopyImage, ImageCopy};
 use crate::orphan::JudgedOrphan;
@@ -234,6 +234,10 @@ pub fn operations() -> Vec<Operation> {
             .takes::<MoveComponent>()
             .answers::<ComponentObject>()
             .may(&[Conflict, Unreachable]),
+        post("/v1/components/objects/{component}/claim", "claimComponent", "Takes one whose host is lost for good.")
+            .takes::<ClaimComponent>()
+            .answers::<ComponentObject>()
+            .may(&[Conflict, NotFound, Unreachable]),
         get("/v1/vms", "listVms", "Lists VMs.").answers::<Vec<Vm>>(),
         post("/v1/vms", "createVm", "Creates a VM.").takes::<CreateVm>().answers::<Vm>().may(&[
             Conflict,

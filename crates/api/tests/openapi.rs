@@ -5,7 +5,7 @@
 
 use axum::extract::{Request, State};
 use axum::{Json, Router};
-use godwit_api::component::{ApplyConfig, ComponentKind, CreateComponent, MoveComponent};
+use godwit_api::component::{ApplyConfig, ClaimComponent, ComponentKind, CreateComponent, MoveComponent};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::{CopyImage, Direction};
 use godwit_api::precache::StartPrecache;
@@ -274,6 +274,8 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, delete_component, &web);
         call!(api, called, apply_config, &web, &ApplyConfig { config });
         call!(api, called, move_component, &web, &MoveComponent { to: web.clone() });
+        let claim = ClaimComponent { at: web.clone(), fenced: "power cut at the PDU, by ann".into() };
+        call!(api, called, claim_component, &web, &claim);
         call!(api, called, vms);
         call!(api, called, create_vm, &CreateVm { name: web.clone(), at: web.clone(), spec, start: true });
         call!(api, called, vm, &web);

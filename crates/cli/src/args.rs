@@ -457,6 +457,17 @@ pub enum Component {
         #[arg(required = true)]
         others: Vec<Name>,
     },
+    /// Take one whose host is lost for good for another host; it begins there with nothing learnt
+    Claim {
+        /// Its name
+        name: Name,
+        /// The host or site that is to have it
+        #[arg(long, value_name = "HOST|SITE")]
+        at: Name,
+        /// How the lost host is kept from running it, and who says so
+        #[arg(long, value_name = "TEXT")]
+        fenced: String,
+    },
     /// Delete one that was made, with all that it has learnt
     Delete {
         /// Its name

@@ -129,6 +129,11 @@ pub async fn move_to(api: &PublicClient, name: &Name, to: Name, detach: bool) ->
     }
 }
 
+/// Whose it is after a claim.
+pub fn claimed(component: &ComponentObject) -> String {
+    format!("`{}` is on `{}` now, with nothing learnt\n", component.name, component.host)
+}
+
 /// How a move stands, in a line.
 pub fn moved(component: &ComponentObject) -> String {
     let Some(mv) = &component.last_move else { return String::new() };

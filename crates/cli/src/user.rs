@@ -225,6 +225,10 @@ impl User {
             Component::Merge { into, others } => {
                 self.print(&crate::rewire::run_merge(api, &into, &others).await?, Clone::clone)
             }
+            Component::Claim { name, at, fenced } => {
+                let claim = godwit_api::component::ClaimComponent { at, fenced };
+                self.print(&api.claim_component(&name, &claim).await?, component::claimed)
+            }
             Component::Delete { name } => Ok(api.delete_component(&name).await?),
             Component::Rm { name } => Ok(api.remove_component(&name).await?),
         }

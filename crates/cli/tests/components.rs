@@ -276,6 +276,108 @@ fn a_component_has_one_owner_in_the_end_whichever_node_is_killed_at_whichever_st
     world.pair.ok(&["component", "delete", "sw1"]);
 }
 
+/// Takes a host's power, as far as components go.
+fn lose(world: &mut World, host: &'static str) {
+    for pid in world.holders(host) {
+        Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+    }
+    world.pair.lose_power(host);
+    world.pair.until("its devices are gone", || world.devices(host).is_empty());
+}
+
+const CUT: &str = "power cut at the PDU, by ann";
+
+#[test]
+fn a_component_whose_host_is_lost_is_claimed_for_another_and_the_lost_host_lets_go_when_it_is_back() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let mut world = World::new("complost");
+    for (name, host, file) in [("lost", "a", INNER), ("peer", "b", OUTER)] {
+        let file = world.file(&format!("{name}.toml"), file);
+        let create =
+            ["component", "create", name, "--kind", "router", "--ports", "1", "--host", host, "--config", &file];
+        world.pair.ok(&create);
+    }
+    world.pair.ok(&["wire", "connect", "lost:p1", "peer:p1"]);
+    let answers = |world: &World| {
+        let mut ping = Command::new("nsenter");
+        ping.arg(format!("--net={}", world.space("peer"))).args(["ping", "-c1", "-W1", "10.1.0.2"]);
+        ping.output().unwrap().status.success()
+    };
+    world.pair.until("they are wired", || answers(&world));
+    let refused = |world: &World, fenced: &str, why: &str| {
+        let (code, _, said) = world.pair.godwit(&["component", "claim", "lost", "--at", "b", "--fenced", fenced]);
+        assert!(code == 1 && said.contains(why), "{said}");
+    };
+    refused(&world, "yes", "how the component's host is kept from running it");
+    refused(&world, CUT, "`a` answers, so it is not lost");
+
+    lose(&mut world, "a");
+    println!("{}", world.pair.ok(&["component", "claim", "lost", "--at", "site-b", "--fenced", CUT]));
+    let owned = |world: &World| {
+        let shown = world.show("lost");
+        (shown["host"] == "b" && shown["ownership"] == "here" && shown["lineage"] == 1).then_some(shown)
+    };
+    assert!(owned(&world).is_some(), "{}", world.show("lost"));
+    world.pair.until("its wire follows", || answers(&world));
+    refused(&world, CUT, "already");
+
+    // Back, it makes the component again, as after any loss of power; and is told, and forgets nothing of that.
+    world.pair.start_node("a");
+    let gone = |world: &World| world.holders("a").is_empty() && world.devices("a").is_empty();
+    let id = world.show("lost")["id"].as_u64().unwrap();
+    let outranked = |world: &World| {
+        let local = world.pair.ask("a", "GET", &format!("/v1/components/{id}")).unwrap_or_default();
+        local["ownership"] == "elsewhere" && local["lineage"] == 1
+    };
+    world.pair.until("the lost host lets go", || outranked(&world) && gone(&world));
+    world.pair.kill_node("a");
+    world.pair.start_node("a");
+    world.pair.until("its node is back", || outranked(&world));
+    assert!(gone(&world) && owned(&world).is_some() && answers(&world));
+    world.pair.ok(&["move", "lost", "--to", "a"]);
+    assert_eq!(world.show("lost")["lineage"], 1);
+    world.pair.until("its wire follows", || answers(&world));
+    for words in [&["wire", "disconnect", "lost:p1", "peer:p1"][..], &["component", "delete", "lost"]] {
+        world.pair.ok(words);
+    }
+    assert!(gone(&world));
+}
+
+#[test]
+fn in_the_middle_of_a_move_either_host_may_be_claimed_for_when_the_other_is_lost() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let mut world = World::new("compmid");
+    world.pair.ok(&["component", "create", "sw1", "--kind", "switch", "--ports", "2", "--host", "a"]);
+    for (lineage, point, killed, other) in [(1, "sealed", "a", "b"), (2, "commit", "a", "b")] {
+        std::fs::write(world.pair.path("points").join(point), "kill").unwrap();
+        let to = if world.show("sw1")["host"] == "a" { "b" } else { "a" };
+        world.pair.ok(&["move", "sw1", "--to", to, "--detach"]);
+        let reached = world.pair.path("points").join(format!("{point}.reached"));
+        world.pair.until(&format!("{point} is reached"), || reached.exists());
+        std::fs::remove_file(reached).unwrap();
+        world.pair.kill_node(killed);
+        lose(&mut world, killed);
+        // Whatever it has received, it may be its own, or the other's: neither goes on alone.
+        assert_ne!(world.show("sw1")["ownership"], "here", "{point}");
+        world.pair.ok(&["component", "claim", "sw1", "--at", other, "--fenced", CUT]);
+        world.pair.start_node(killed);
+        assert_eq!(world.settled("sw1"), other, "{point}");
+        let shown = world.show("sw1");
+        assert_eq!(shown["lineage"], lineage, "{point}: {shown}");
+        let outcome = shown["last_move"]["outcome"].as_str().unwrap();
+        assert!(["failed", "network-unproved"].contains(&outcome), "{point}: {shown}");
+    }
+    // A host that came back with less than it had takes it again.
+    world.pair.ok(&["move", "sw1", "--to", "a"]);
+    assert_eq!(world.settled("sw1"), "a");
+}
+
 #[test]
 fn a_trust_domain_sees_its_own_components_and_makes_no_gateway() {
     let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);

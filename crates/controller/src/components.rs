@@ -5,7 +5,7 @@
 //! are watched until one of them has the component for good. They end it without the controller; the next one on the same store looks how
 //! it ended.
 
-use crate::record::Life;
+use crate::record::{Claim, Life};
 use crate::rights::Caller;
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
@@ -15,7 +15,7 @@ use godwit_api::component::{
     ApplyConfig, ComponentDefinition, ComponentKind, ComponentMove, ComponentObject, ComponentOrder, ComponentPort,
     CreateComponent, LocalComponent, MoveComponent,
 };
-use godwit_api::host::{Ownership, PeerHost};
+use godwit_api::host::{OutrankVm, Ownership, PeerHost};
 use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Name, Problem, done};
 use godwit_units::{Generation, Lineage, MoveId, VmId};
@@ -60,9 +60,12 @@ pub struct ComponentRecord {
     /// The last move, as it ended, or as it stood at its beginning.
     #[serde(default)]
     pub last_move: Option<ComponentMove>,
+    /// Who has claimed it last for a host, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed: Option<Claim>,
 }
 
-fn put(record: &ComponentRecord) -> Change {
+pub(crate) fn put(record: &ComponentRecord) -> Change {
     Change::put(Kind::ComponentObject, record.definition.id.0, record)
 }
 
@@ -91,7 +94,7 @@ pub(crate) fn sees(who: &Caller, record: &ComponentRecord) -> bool {
     who.domain().is_none_or(|mine| record.definition.domain.as_ref() == Some(mine))
 }
 
-fn find(c: &Controller, who: &Caller, name: &Name) -> Result<ComponentRecord, ApiError> {
+pub(crate) fn find(c: &Controller, who: &Caller, name: &Name) -> Result<ComponentRecord, ApiError> {
     let found = records(c)?.into_iter().find(|r| &r.definition.name == name && sees(who, r));
     found.ok_or_else(|| missing("component", name))
 }
@@ -128,7 +131,7 @@ fn short(config: &str) -> Result<(), ApiError> {
 }
 
 /// A component as people see it.
-async fn shown(c: &Controller, record: ComponentRecord) -> Result<ComponentObject, ApiError> {
+pub(crate) async fn shown(c: &Controller, record: ComponentRecord) -> Result<ComponentObject, ApiError> {
     let host: Option<HostRecord> = c.store.read(Kind::Host, &record.host)?;
     let local = match &host {
         Some(host) => c.node(host).component(record.definition.id).await.ok(),
@@ -213,6 +216,7 @@ pub async fn create(
             mtus: vec![],
             order: None,
             last_move: None,
+            claimed: None,
         };
         let in_hand = c.take_in_hand(id);
         c.store.commit(&[put(&record)])?;
@@ -391,6 +395,9 @@ fn next(
         };
     }
     match (source, leaving) {
+        (Ok(here), _) if here.ownership == Ownership::Here && here.lineage > before.0 => {
+            Next::Failed("it was claimed for the source".into())
+        }
         (Ok(here), Some(leaving)) if here.ownership == Ownership::Here && leaving.outcome == Outcome::Failed => {
             Next::Failed(leaving.error.unwrap_or_else(|| "the source took it back".into()))
         }
@@ -443,9 +450,13 @@ fn end(c: &Controller, id: VmId, mv: MoveId, how: Ended) -> Result<bool, ApiErro
     match how {
         Ok(((lineage, generation), figures)) => {
             record.left.insert(std::mem::replace(&mut record.host, order.to.name));
-            (record.lineage, record.generation) = (lineage, generation);
+            let before = std::mem::replace(&mut record.lineage, lineage);
+            record.generation = generation;
             let ended = figures.or(record.last_move);
-            record.last_move = ended.map(|mv| ComponentMove { outcome: Outcome::Completed, error: None, ..mv });
+            let claimed = lineage > before;
+            let outcome = if claimed { Outcome::NetworkUnproved } else { Outcome::Completed };
+            let error = claimed.then(|| "it was claimed for the destination".to_owned());
+            record.last_move = ended.map(|mv| ComponentMove { outcome, error, ..mv });
         }
         Err(why) => {
             if let Some(mv) = &mut record.last_move {
@@ -456,6 +467,19 @@ fn end(c: &Controller, id: VmId, mv: MoveId, how: Ended) -> Result<bool, ApiErro
     }
     c.store.commit(&[put(&record)])?;
     Ok(true)
+}
+
+/// A host that was lost is back, and takes a component for its own that was claimed for another one meanwhile.
+async fn outrank(node: &godwit_api::HostClient, record: &ComponentRecord, host: &Name) {
+    let (id, lineage) = (record.definition.id, record.lineage);
+    match node.outrank_component(id, OutrankVm { lineage }).await {
+        Ok(()) => {
+            tracing::warn!(component = %record.definition.name, %host, "it was claimed elsewhere, and is gone there")
+        }
+        Err(error) => {
+            tracing::error!(component = %record.definition.name, %host, %error, "it was claimed elsewhere, and is there still")
+        }
+    }
 }
 
 /// Hears where components are, and goes on with what was left half done.
@@ -481,6 +505,9 @@ pub async fn tend(c: &Arc<Controller>) -> Result<(), ApiError> {
             let Ok(node) = c.node_of(name) else { continue };
             let Ok(local) = node.component(id).await else { continue };
             let (owner, known) = ((local.lineage, local.generation), (record.lineage, record.generation));
+            if crate::resolve::contradicts(local.ownership, local.lineage, record.lineage) {
+                outrank(&node, &record, name).await;
+            }
             if local.ownership != Ownership::Here || owner < known {
                 continue;
             }
@@ -554,5 +581,8 @@ mod tests {
         let failed = local(Ownership::Here, 1, Some(Outcome::Failed));
         assert_eq!(look(failed, silent()), Next::Failed("why".into()));
         assert!(matches!(look(local(Ownership::Here, 1, None), silent()), Next::Failed(_)));
+        let claimed = |leaving| local(Ownership::Here, 1, leaving).map(|l| LocalComponent { lineage: Lineage(1), ..l });
+        assert!(matches!(look(claimed(Some(Outcome::WaitsForPeer)), silent()), Next::Failed(_)), "at the source");
+        assert!(matches!(look(silent(), claimed(None)), Next::Arrived((Lineage(1), _), None)), "at the destination");
     }
 }

@@ -12,6 +12,7 @@ mod events;
 mod failpoint;
 pub mod health;
 mod image;
+mod lost;
 mod metrics;
 mod moves;
 mod orphans;
@@ -163,6 +164,7 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/components/objects/{component}", get(components::show).delete(components::remove))
         .route("/v1/components/objects/{component}/config", post(components::apply))
         .route("/v1/components/objects/{component}/move", post(components::start_move))
+        .route("/v1/components/objects/{component}/claim", post(lost::claim))
         .route("/v1/vms", get(vms::list).post(vms::create))
         .route("/v1/vms/{vm}", get(vms::show).delete(vms::remove))
         .route("/v1/vms/{vm}/start", post(vms::start))

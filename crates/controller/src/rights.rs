@@ -70,6 +70,8 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("DELETE", "/v1/components/objects/{component}", Change),
     ("POST", "/v1/components/objects/{component}/config", Change),
     ("POST", "/v1/components/objects/{component}/move", Move),
+    // A claim, as a move's.
+    ("POST", "/v1/components/objects/{component}/claim", Rule),
     ("GET", "/v1/vms", Read),
     ("POST", "/v1/vms", Change),
     ("GET", "/v1/vms/{vm}", Read),
@@ -377,7 +379,7 @@ mod tests {
         for (method, path, right) in RULES {
             let case = format!("{method} {path}");
             let reads = *method == "GET";
-            let component = path.starts_with("/v1/components/objects");
+            let component = path.starts_with("/v1/components/objects") && !path.ends_with("claim");
             let moves =
                 path.starts_with("/v1/moves") && !path.ends_with("resolve") || component && path.ends_with("/move");
             let vms = component

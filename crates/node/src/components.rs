@@ -14,21 +14,25 @@
 //!
 //! *A node dies.* The namespace does not. An owner finds it; a destination that had everything still has it, and one that had not
 //! refuses. *The host dies.* The owner makes it anew from its file. A destination between GRANTED and STARTED returns it.
-//! *The way breaks while state is sent.* The source gives up after some seconds, opens its ports and goes on.
+//! *The way breaks while state is sent.* The source gives up after some seconds, opens its ports and goes on. *A host is lost for good.* An
+//! operator claims the component for another one, which has its file and nothing learnt; the lost one, when it comes back, is outranked,
+//! and nothing of the component is left there.
 
 use crate::durable;
 use crate::failpoint::{Point, reach, reach_async};
 use crate::keeping::{Timer, fatal, finished};
 use crate::node::Node;
 use crate::proto::{self, Note, Request};
-use godwit_api::component::{ComponentDefinition, ComponentKind, ComponentMove, ComponentOrder, LocalComponent};
+use godwit_api::component::{
+    ClaimOrder, ComponentDefinition, ComponentKind, ComponentMove, ComponentOrder, LocalComponent,
+};
 use godwit_api::host::{Ownership, PeerHost};
 use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
 use godwit_component::{Kind, Place, Spec, State};
 use godwit_handoff::{
-    Action, Body, Destination, DestinationState, Event, FileLedger, Generation, Ledger, Lineage, Machine, Message,
-    Owner, Record, Seen, SourceState, Status, Ticket, Upkeep, VmId,
+    Action, Body, Destination, DestinationState, Event, Fenced, FileLedger, Generation, Ledger, Lineage, Machine,
+    Message, Owner, Peer, PeerHistory, Record, Seen, SourceState, Status, Ticket, Upkeep, Verdict, VmId, Why,
 };
 use godwit_trust::SignedCapability;
 use serde::{Deserialize, Serialize};
@@ -46,6 +50,8 @@ const INBOX: usize = 64;
 const RETRY: Duration = Duration::from_secs(2);
 /// For a place at the destination, and for a part of the state.
 const ANSWER: Duration = Duration::from_secs(20);
+/// For a keeper that claims, to come to rest before and to have made the component afterwards.
+const CLAIMING: Duration = Duration::from_secs(20);
 /// Tracked connections in one message: some 200 kB of JSON in the usual case, a fifth of what the link takes.
 const FLOWS_A_PART: usize = 200;
 /// Tracked connections of one component: the kernel's own bound, unless somebody raises it.
@@ -156,6 +162,17 @@ enum Input {
         state: State,
         reply: Reply<()>,
     },
+    Claim {
+        definition: ComponentDefinition,
+        fenced: Fenced,
+        /// Whether it is claimed; else it is to be asked again.
+        reply: Reply<bool>,
+    },
+    /// A claim elsewhere began this lineage.
+    Outrank {
+        lineage: Lineage,
+        reply: Reply<()>,
+    },
     /// An effect for the peer's sake has succeeded: whoever waits for it may know.
     Answer(Result<(), ApiError>),
     Remove(Reply<()>),
@@ -258,6 +275,12 @@ impl Keeper {
         answer.await.unwrap_or_else(|_| Err(ApiError::new(Problem::Unreachable, "the component's keeper has ended")))
     }
 
+    /// Whether it is this host's by a later lineage.
+    fn is_owned_since(&self, newest: Lineage) -> bool {
+        let view = lock(&self.view);
+        view.ownership == Ownership::Here && view.owner.0 > newest
+    }
+
     fn local(&self) -> LocalComponent {
         let view = lock(&self.view).clone();
         let definition = lock(&self.kept).definition.clone();
@@ -345,6 +368,58 @@ impl Node {
         Ok(keeper.local())
     }
 
+    /// The controller's order: it is this host's from now on, because whoever may own it is lost. Answers when it is made.
+    pub(crate) async fn claim_component(self: &Arc<Self>, order: ClaimOrder) -> Result<LocalComponent, ApiError> {
+        let ClaimOrder { definition, lost, fenced, newest } = order;
+        let (id, name) = (definition.id, definition.name.clone());
+        let conflict = |why: String| ApiError::new(Problem::Conflict, format!("`{name}` cannot be claimed: {why}"));
+        // What the controller does not reach may well be heard here.
+        let sight = if lost.iter().any(|host| self.peers().hears(host.as_str())) { Peer::Heard } else { Peer::Silent };
+        let fenced = Fenced::vouched(&fenced, PeerHistory::MayHaveRun, newest, sight)
+            .map_err(|why| conflict(why.to_string()))?;
+        let keeper = {
+            let _one = self.components().defining.lock().await;
+            self.components().place.rehearse(&spec(&definition)?).await.map_err(refused)?;
+            match self.components().keeper(id) {
+                Some(keeper) => keeper,
+                None => self.take_in_component(&definition, newest)?,
+            }
+        };
+        let began = Instant::now();
+        loop {
+            let (definition, fenced) = (definition.clone(), fenced.clone());
+            let claimed = keeper.ask(|reply| Input::Claim { definition, fenced, reply }).await?;
+            if claimed && keeper.is_owned_since(newest) {
+                return Ok(keeper.local());
+            }
+            if began.elapsed() >= CLAIMING {
+                let how = if claimed { "claimed, and not made yet" } else { "busy with something else" };
+                return Err(failed(format!("`{name}` is {how} on {}", self.name()))
+                    .remedy("ask again; its node's log says why"));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Makes a component known here as another host's: it runs nothing, and may be claimed.
+    fn take_in_component(
+        self: &Arc<Self>,
+        definition: &ComponentDefinition,
+        newest: Lineage,
+    ) -> Result<Arc<Keeper>, ApiError> {
+        let id = definition.id;
+        let kept = Kept { definition: definition.clone(), peer: None, order: None, came: None };
+        self.components().store(&kept)?;
+        let record = Record::Outranked { vm: id, lineage: newest };
+        lock(&self.components().ledger).store(id, &record).map_err(failed)?;
+        Ok(Actor::spawn(self.clone(), kept, Some(record)))
+    }
+
+    /// The controller's order: it was claimed elsewhere, in this lineage. Nothing of it is left here but the word of that.
+    pub(crate) async fn outrank_component(&self, id: VmId, lineage: Lineage) -> Result<(), ApiError> {
+        self.find_component(id)?.ask(|reply| Input::Outrank { lineage, reply }).await
+    }
+
     /// Another node's message of a hand-off.
     pub(crate) fn heard_of_component(&self, from: &str, message: Message) {
         if let Some(keeper) = self.components().keeper(message.ticket.vm) {
@@ -402,6 +477,8 @@ struct Actor {
     sending: Option<JoinHandle<()>>,
     /// When the ports were isolated.
     isolated: Option<Instant>,
+    /// It was claimed as a destination, which had it or had it not.
+    claimed: Option<Seen>,
 }
 
 impl Actor {
@@ -444,6 +521,7 @@ impl Actor {
             coming: None,
             sending: None,
             isolated: None,
+            claimed: None,
         };
         actor.publish();
         tokio::spawn(async move {
@@ -551,6 +629,12 @@ impl Actor {
             Input::State { from, ticket, part, last, state, reply } => {
                 self.receive(&from, ticket, (part, last), state, reply)
             }
+            Input::Claim { definition, fenced, reply } => {
+                let _ = reply.send(self.claim(definition, fenced));
+            }
+            Input::Outrank { lineage, reply } => {
+                let _ = reply.send(self.outrank(lineage));
+            }
             Input::Answer(result) => self.answer(result),
             Input::Remove(_) => {}
         }
@@ -582,10 +666,79 @@ impl Actor {
                 )
             }
             Some(Machine::Destination(d)) => {
-                matches!(d.state(), DestinationState::Refused { .. } | DestinationState::Returned { .. })
+                matches!(
+                    d.state(),
+                    DestinationState::Refused { .. }
+                        | DestinationState::Returned { .. }
+                        | DestinationState::Outranked { .. }
+                )
             }
         };
         if removable && self.reserving.is_none() && self.idle() { Ok(()) } else { Err(self.busy()) }
+    }
+
+    /// Takes it although nobody has handed it over. Once taken, the same order changes nothing.
+    fn claim(&mut self, definition: ComponentDefinition, fenced: Fenced) -> Result<bool, ApiError> {
+        if matches!(self.record, Some(Record::Owned(owner)) if owner.lineage > fenced.newest) {
+            return Ok(true);
+        }
+        if !self.idle() || self.reserving.is_some() {
+            return Ok(false);
+        }
+        let here = self.node.components().place.namespace(self.me.id.0).is_some();
+        let Some(machine) = &mut self.machine else {
+            // The node died before it owned what it had been told to make.
+            let nothing = Record::Outranked { vm: self.me.id, lineage: fenced.newest };
+            self.machine = Some(Machine::recover(nothing, Seen::Gone));
+            self.records.push_back(nothing);
+            self.poll();
+            return Ok(false);
+        };
+        let seen = match machine {
+            Machine::Destination(d) if here && matches!(d.state(), DestinationState::Started { .. }) => Seen::Running,
+            _ => Seen::Gone,
+        };
+        let statement = fenced.statement.clone();
+        match machine.handle(Event::Claim(fenced)) {
+            Verdict::Taken => {}
+            Verdict::Ignored(Why::Busy) => return Ok(false),
+            Verdict::Ignored(why) => {
+                let message = format!("`{}` cannot be claimed: {why}", definition.name);
+                return Err(ApiError::new(Problem::Conflict, message));
+            }
+        }
+        tracing::warn!(component = %definition.name, fenced = statement, "claimed for this host");
+        self.claimed = matches!(machine, Machine::Destination(_)).then_some(seen);
+        // Before it is made. Where this fails, whoever claimed is told, and gives it its file by hand.
+        let redefined = self.me.redefine(&self.node, definition);
+        self.poll();
+        self.settle();
+        redefined.map(|()| true)
+    }
+
+    /// A claim elsewhere has the component.
+    fn outrank(&mut self, lineage: Lineage) -> Result<(), ApiError> {
+        if self.writing.is_some() || !self.records.is_empty() {
+            return Err(self.busy());
+        }
+        let over = self.record.and_then(|record| record.overridden_by(self.me.id, lineage));
+        let Some(over) = over else {
+            let message = format!("component {} is not of an older lineage than {} here", self.me.id.0, lineage.0);
+            return Err(ApiError::new(Problem::Conflict, message));
+        };
+        tracing::warn!(component = self.me.id.0, lineage = lineage.0, "claimed elsewhere: nothing of it stays here");
+        // What the next machine begins with: all ports isolated, and nothing left.
+        self.machine = Some(Machine::recover(over, Seen::Stopped));
+        (self.reserving, self.coming) = (None, None);
+        self.answer(Err(ApiError::new(Problem::Conflict, "it was claimed elsewhere")));
+        if let Some(sending) = self.sending.take() {
+            sending.abort();
+        }
+        self.timer.clear();
+        self.effects.clear();
+        self.records.push_back(over);
+        self.poll();
+        Ok(())
     }
 
     fn apply(&self, definition: &ComponentDefinition) -> Result<Spec, ApiError> {
@@ -758,12 +911,18 @@ impl Actor {
             ?verdict,
             "hand-off"
         );
-        if verdict == godwit_handoff::Verdict::Taken {
+        if verdict == Verdict::Taken {
             self.timer.taken(timer);
         }
         self.poll();
+        self.settle();
+    }
+
+    /// A destination that has become the owner is a source from then on.
+    fn settle(&mut self) {
         if let Some(record) = self.machine.as_ref().and_then(Machine::settled) {
-            self.machine = Some(Machine::recover(record, Seen::Running));
+            let seen = self.claimed.take().unwrap_or(Seen::Running);
+            self.machine = Some(Machine::recover(record, seen));
             self.poll();
         }
     }

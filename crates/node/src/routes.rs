@@ -7,7 +7,7 @@ use crate::parts::Parts;
 use axum::extract::{Path, State};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
-use godwit_api::component::{ComponentDefinition, ComponentOrder, LocalComponent};
+use godwit_api::component::{ClaimOrder, ComponentDefinition, ComponentOrder, LocalComponent};
 use godwit_api::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
@@ -56,6 +56,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/components", get(components))
         .route("/v1/components/{id}", get(component).put(define_component).delete(remove_component))
         .route("/v1/components/{id}/move", post(move_component))
+        .route("/v1/components/{id}/claim", post(claim_component))
+        .route("/v1/components/{id}/outrank", post(outrank_component))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .route("/v1/wires", get(wires))
         .route("/v1/wires/{wire}", get(wire).put(connect).delete(disconnect))
@@ -274,11 +276,31 @@ async fn define_component(
     Path(id): Path<u64>,
     Json(definition): Json<ComponentDefinition>,
 ) -> Answer<LocalComponent> {
-    if definition.id != VmId(id) {
-        let message = format!("the path says component {id}, the body {}", definition.id.0);
-        return Err(ApiError::new(Problem::Invalid, message));
-    }
+    is_for(id, &definition)?;
     Ok(Json(node.define_component(definition).await?))
+}
+
+fn is_for(id: u64, definition: &ComponentDefinition) -> Result<(), ApiError> {
+    let message = || format!("the path says component {id}, the body {}", definition.id.0);
+    if definition.id == VmId(id) { Ok(()) } else { Err(ApiError::new(Problem::Invalid, message())) }
+}
+
+async fn claim_component(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(order): Json<ClaimOrder>,
+) -> Answer<LocalComponent> {
+    is_for(id, &order.definition)?;
+    Ok(Json(node.claim_component(order).await?))
+}
+
+async fn outrank_component(
+    State(node): State<Arc<Node>>,
+    Path(id): Path<u64>,
+    Json(by): Json<OutrankVm>,
+) -> Answer<Value> {
+    node.outrank_component(VmId(id), by.lineage).await?;
+    Ok(Json(Value::Null))
 }
 
 async fn remove_component(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Value> {
