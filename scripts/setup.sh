@@ -38,6 +38,7 @@ packages=(
     busybox-static cpio kmod openssl perl       # the tiny image
     zstd xz-utils e2fsprogs util-linux          # archives, file systems, flock
     ethtool iproute2 iputils-ping nftables      # the network: the lab's, and who may speak on a wire
+    wireguard-tools wireguard-go                # extenders
     build-essential pkg-config                  # Rust's linker and C parts
 )
 case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap) ;; esac

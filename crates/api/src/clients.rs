@@ -7,6 +7,7 @@ use crate::component::{
     ApplyConfig, ClaimComponent, ClaimOrder, ComponentDefinition, ComponentObject, ComponentOrder, CreateComponent,
     LocalComponent, MoveComponent,
 };
+use crate::extender::{ConnectExtender, DisconnectExtender, Extender, ExtenderOrders, LocalExtenders};
 use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
@@ -258,6 +259,11 @@ impl HostClient {
         self.0.get(&format!("/v1/wires/{wire}")).await
     }
 
+    /// `PUT /v1/extenders`: all of this node's.
+    pub async fn order_extenders(&self, all: &ExtenderOrders) -> Result<LocalExtenders> {
+        self.0.within(ORDER).put("/v1/extenders", all).await
+    }
+
     /// `PUT /v1/gateways/{wire}`.
     pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<()> {
         self.0.within(ORDER).put::<IgnoredAny>(&format!("/v1/gateways/{wire}"), port).await.map(drop)
@@ -491,6 +497,32 @@ impl PublicClient {
     /// `DELETE /v1/port-wires/{wire}`.
     pub async fn disconnect_wire(&self, wire: u32) -> Result<()> {
         self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/port-wires/{wire}")).await.map(drop)
+    }
+
+    /// `GET /v1/extenders`.
+    pub async fn extenders(&self) -> Result<Vec<Extender>> {
+        self.0.within(ORDER).get("/v1/extenders").await
+    }
+
+    /// `POST /v1/extenders`.
+    pub async fn connect_extender(&self, new: &ConnectExtender) -> Result<Extender> {
+        self.0.within(ORDER).post("/v1/extenders", new).await
+    }
+
+    /// `GET /v1/extenders/{a}/{b}`.
+    pub async fn extender(&self, a: &Name, b: &Name) -> Result<Extender> {
+        self.0.within(ORDER).get(&format!("/v1/extenders/{a}/{b}")).await
+    }
+
+    /// `POST /v1/extenders/{a}/{b}/rotate`.
+    pub async fn rotate_extender(&self, a: &Name, b: &Name) -> Result<Extender> {
+        self.0.within(ORDER).post(&format!("/v1/extenders/{a}/{b}/rotate"), &nothing()).await
+    }
+
+    /// `POST /v1/extenders/{a}/{b}/disconnect`.
+    pub async fn disconnect_extender(&self, a: &Name, b: &Name, how: DisconnectExtender) -> Result<()> {
+        let path = format!("/v1/extenders/{a}/{b}/disconnect");
+        self.0.within(ORDER).post::<IgnoredAny>(&path, &how).await.map(drop)
     }
 
     /// `GET /v1/wires`.

@@ -26,6 +26,7 @@
 //! | `POST /v1/components/{id}/move` | [`ComponentOrder`](crate::component::ComponentOrder) -> [`LocalComponent`](crate::component::LocalComponent) |
 //! | `POST /v1/components/{id}/claim`, `/outrank` | [`ClaimOrder`](crate::component::ClaimOrder) -> [`LocalComponent`](crate::component::LocalComponent), [`OutrankVm`]: as a VM's |
 //! | `PUT`, `GET`, `DELETE /v1/wires/{wire}`, `GET /v1/wires` | [`WireOrder`](crate::wire::WireOrder) -> [`LocalWire`](crate::wire::LocalWire): a wire between ports |
+//! | `GET`, `PUT /v1/extenders` | all [`ExtenderOrders`](crate::extender::ExtenderOrders) of this host -> [`LocalExtenders`](crate::extender::LocalExtenders) |
 //! | `PUT`, `DELETE /v1/gateways/{wire}` | [`GatewayPort`]: attaches or re-points a wire's end on a gateway |
 
 use crate::name::Name;
@@ -63,6 +64,9 @@ pub struct HostFacts {
     /// Its address for tunnels.
     #[schemars(schema_with = "crate::patterns::ip")]
     pub underlay: IpAddr,
+    /// That it can carry extenders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extender: Option<crate::extender::ExtenderOffer>,
 }
 
 /// Where a node's link listens, by lane; UDP.

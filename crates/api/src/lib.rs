@@ -11,6 +11,7 @@ pub mod clients;
 pub mod component;
 pub mod error;
 pub mod events;
+pub mod extender;
 pub mod host;
 pub mod image;
 pub mod metrics;

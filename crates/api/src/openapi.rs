@@ -8,6 +8,7 @@
 //! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
 
 use crate::component::{ApplyConfig, ClaimComponent, ComponentObject, CreateComponent, MoveComponent};
+use crate::extender::{ConnectExtender, DisconnectExtender, Extender};
 use crate::host::{SetLimit, StopVm};
 use crate::image::{CopyImage, ImageCopy};
 use crate::orphan::JudgedOrphan;
@@ -322,6 +323,23 @@ pub fn operations() -> Vec<Operation> {
             .answers::<PortWire>(),
         delete("/v1/port-wires/{wire}", "disconnectWire", "Takes a wire away; its ports are isolated.")
             .may(&[NotFound, Unreachable]),
+        get("/v1/extenders", "listExtenders", "Lists the tunnels between sites, with how each stands.")
+            .answers::<Vec<Extender>>(),
+        post("/v1/extenders", "connectExtender", "Joins two sites: wires between them are encrypted from then on.")
+            .takes::<ConnectExtender>()
+            .answers::<Extender>()
+            .may(&[Conflict, NotFound]),
+        get("/v1/extenders/{a}/{b}", "showExtender", "Shows the extender of two sites.").answers::<Extender>(),
+        post(
+            "/v1/extenders/{a}/{b}/rotate",
+            "rotateExtender",
+            "Makes new keys for an extender, and goes over to them without a loss. A body is not read.",
+        )
+        .answers::<Extender>()
+        .may(&[Conflict]),
+        post("/v1/extenders/{a}/{b}/disconnect", "disconnectExtender", "Parts two sites.")
+            .takes::<DisconnectExtender>()
+            .may(&[NotFound, Conflict, Unreachable]),
         get("/v1/moves", "listMoves", "Lists moves, the newest first.").answers::<Vec<Move>>(),
         post("/v1/moves", "startMove", "Moves a VM, or with `dry_run` tells what would be in the way.")
             .takes::<StartMove>()

@@ -188,6 +188,9 @@ pub struct PortWire {
     pub state: WireState,
     /// How frames go.
     pub path: WirePath,
+    /// The extender that carries them, where the tunnel leads to another site that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extender: Option<crate::extender::Carried>,
     /// Its two ends.
     pub ends: [PlacedEnd; 2],
 }

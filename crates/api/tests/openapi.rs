@@ -6,6 +6,7 @@
 use axum::extract::{Request, State};
 use axum::{Json, Router};
 use godwit_api::component::{ApplyConfig, ClaimComponent, ComponentKind, CreateComponent, MoveComponent};
+use godwit_api::extender::{ConnectExtender, DisconnectExtender};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::{CopyImage, Direction};
 use godwit_api::precache::StartPrecache;
@@ -301,6 +302,11 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, connect_wire, &ConnectWire { a, b });
         call!(api, called, port_wire, 7);
         call!(api, called, disconnect_wire, 7);
+        call!(api, called, extenders);
+        call!(api, called, connect_extender, &ConnectExtender { a: web.clone(), b: web.clone() });
+        call!(api, called, extender, &web, &web);
+        call!(api, called, rotate_extender, &web, &web);
+        call!(api, called, disconnect_extender, &web, &web, DisconnectExtender { clear: all });
         call!(api, called, precaches);
         let wanted = StartPrecache {
             volume: web.clone(),

@@ -81,6 +81,9 @@ pub enum Command {
     /// Wires: what joins VMs' network interfaces and components' ports
     #[command(subcommand)]
     Wire(WireCommand),
+    /// Extenders: encrypted tunnels between sites, which wires take by themselves
+    #[command(subcommand)]
+    Extender(crate::extender::ExtenderCommand),
     /// The virtual network as a whole
     #[command(subcommand)]
     Net(crate::net::NetCommand),
@@ -318,6 +321,9 @@ pub struct NodeArgs {
     /// UDP port for memory [default: 4444]
     #[arg(long, value_name = "PORT")]
     pub memory: Option<u16>,
+    /// Carry extenders, the tunnels to other sites: reached at this address on 16 UDP ports from this one on, or `outbound`
+    #[arg(long, value_name = "IP:PORT|outbound")]
+    pub extender: Option<crate::extender::ExtenderAt>,
     /// How it writes its log to standard error; GODWIT_LOG says what of it [default: text]
     #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,

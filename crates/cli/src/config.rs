@@ -5,6 +5,7 @@
 //! file and line: a misspelt one would otherwise be a setting that silently is not in force.
 
 use crate::args::{ControllerArgs, FileKind, LogFormat, NodeArgs};
+use crate::extender::ExtenderAt;
 use crate::failure::Failure;
 use crate::quantity::time;
 use godwit_api::Name;
@@ -64,6 +65,8 @@ pub struct NodeFile {
     pub disk: Option<u16>,
     /// UDP port for memory.
     pub memory: Option<u16>,
+    /// That it can carry extenders: `outbound`, or where other sites reach it.
+    pub extender: Option<ExtenderAt>,
     /// Folder with `ca.pem`, `cert.pem` and `key.pem`.
     pub credentials: Option<PathBuf>,
     /// What is logged.
@@ -143,6 +146,8 @@ pub struct NodeSettings {
     pub disk: u16,
     /// UDP port for memory.
     pub memory: u16,
+    /// That it can carry extenders.
+    pub extender: Option<ExtenderAt>,
     /// Folder of its credentials, where one was named.
     pub credentials: Option<PathBuf>,
     /// What is logged, where that was said.
@@ -191,6 +196,7 @@ pub fn node(args: NodeArgs, credentials: Option<PathBuf>) -> Result<NodeSettings
         control: args.control.or(file.control).unwrap_or(7411),
         disk: args.disk.or(file.disk).unwrap_or(10809),
         memory: args.memory.or(file.memory).unwrap_or(4444),
+        extender: args.extender.or(file.extender),
         credentials: credentials.or(file.credentials),
         log: file.log,
         log_format: args.log_format.or(file.log_format).unwrap_or_default(),
@@ -346,6 +352,7 @@ mod tests {
             control: Some(7411),
             disk: Some(10809),
             memory: Some(4444),
+            extender: Some(_),
             credentials: Some(_),
             log: Some(_),
             log_format: Some(LogFormat::Text),

@@ -63,8 +63,9 @@ pub fn controller(args: ControllerArgs, global: &Global) -> Result<(), Failure> 
 pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
     let settings = config::node(args, global.credentials.clone())?;
     log(settings.log.as_deref(), settings.log_format)?;
-    let NodeSettings { name, state, run, images, pool, address, api, control, disk, memory, credentials, .. } =
-        settings;
+    let NodeSettings {
+        name, state, run, images, pool, address, api, control, disk, memory, extender, credentials, ..
+    } = settings;
     let credentials = credentials.map_or_else(|| enrol::own_credentials(&state), Ok)?;
     let name = match name {
         Some(name) => name,
@@ -82,6 +83,7 @@ pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
         control_port: control,
         disk_port: disk,
         memory_port: memory,
+        extender: extender.map(crate::extender::ExtenderAt::offer),
     };
     Ok(Runtime::new()?.block_on(async {
         let manager = Arc::new(Manager::from_env());

@@ -8,6 +8,7 @@ mod config;
 mod daemons;
 mod enrol;
 mod events;
+mod extender;
 mod failure;
 mod follow;
 mod foretell;

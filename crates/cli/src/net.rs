@@ -36,8 +36,8 @@ struct Hop {
     hosts: [Name; 2],
     /// The wire's number.
     wire: u32,
-    /// `collapsed`, or `tunnel`.
-    path: &'static str,
+    /// `collapsed`, `tunnel`, or which extender carries it.
+    path: String,
     /// What it carries, bytes.
     mtu: u16,
 }
@@ -76,7 +76,9 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
         }
         NetCommand::Check => {
             let (vms, components) = (api.vms().await?, api.component_objects().await?);
-            let found = check(&vms, &components, &wires);
+            let mut found = check(&vms, &components, &wires);
+            let of_extenders = crate::extender::check(api).await?;
+            found.extend(of_extenders.into_iter().map(|(kind, message)| Finding { kind, message }));
             user.print(&found, |found| {
                 let lines: String = found.iter().map(|f| format!("{}: {}\n", f.kind, f.message)).collect();
                 if lines.is_empty() { "nothing is wrong that can be seen from here\n".into() } else { lines }
@@ -101,7 +103,9 @@ fn trace(object: &Name, wires: &[PortWire]) -> Vec<Hop> {
                 to: b.end.to_string(),
                 hosts: [a.host.clone(), b.host.clone()],
                 wire: wire.id,
-                path: if wire.path == WirePath::Collapsed { "collapsed" } else { "tunnel" },
+                path: crate::extender::path(wire).unwrap_or_else(|| {
+                    if wire.path == WirePath::Collapsed { "collapsed" } else { "tunnel" }.to_owned()
+                }),
                 mtu: wire.mtu,
             });
             open.push((b.end.object.clone(), distance + 1));

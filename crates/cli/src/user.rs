@@ -99,6 +99,7 @@ impl User {
                 self.print(&all, |all| show::precaches(all))
             }
             Command::Wire(command) => crate::wire::run(self, command).await,
+            Command::Extender(command) => crate::extender::run(self, command).await,
             Command::Net(command) => crate::net::run(self, command).await,
             Command::Events(args) => events::follow(api, &args, self.json).await,
             Command::Move(MoveArgs { command: Some(command), .. }) => self.about_moves(command).await,

@@ -67,11 +67,11 @@ fn state(wire: &PortWire) -> &'static str {
     }
 }
 
-fn path(wire: &PortWire) -> &'static str {
-    match wire.path {
-        WirePath::Collapsed => "collapsed",
-        WirePath::Tunnel => "tunnel",
-    }
+fn path(wire: &PortWire) -> String {
+    crate::extender::path(wire).unwrap_or_else(|| match wire.path {
+        WirePath::Collapsed => "collapsed".into(),
+        WirePath::Tunnel => "tunnel".into(),
+    })
 }
 
 fn table(all: &[Any]) -> String {
@@ -94,7 +94,7 @@ fn table(all: &[Any]) -> String {
                 w.ends[0].host.to_string(),
                 w.ends[1].host.to_string(),
                 state(w).into(),
-                path(w).into(),
+                path(w),
             ],
         });
     }

@@ -9,6 +9,7 @@
 mod allow;
 mod components;
 mod events;
+mod extenders;
 mod failpoint;
 pub mod health;
 mod image;
@@ -143,6 +144,9 @@ async fn tend(controller: Arc<Controller>) {
         if let Err(error) = precache::tend(&controller).await {
             tracing::error!(%error, "cannot look after pre-caches");
         }
+        if let Err(error) = extenders::tend(&controller).await {
+            tracing::error!(%error, "cannot look after extenders");
+        }
         if let Err(error) = components::tend(&controller).await {
             tracing::error!(%error, "cannot look after components");
         }
@@ -182,6 +186,10 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/wires", get(vms::wires))
         .route("/v1/port-wires", get(wires::list).post(wires::connect))
         .route("/v1/port-wires/{wire}", get(wires::show).delete(wires::disconnect))
+        .route("/v1/extenders", get(extenders::list).post(extenders::connect))
+        .route("/v1/extenders/{a}/{b}", get(extenders::show))
+        .route("/v1/extenders/{a}/{b}/rotate", post(extenders::rotate))
+        .route("/v1/extenders/{a}/{b}/disconnect", post(extenders::disconnect))
         .route("/v1/orphans", get(orphans::list))
         .route("/v1/orphans/{host}/{orphan}", delete(orphans::remove))
         .route("/v1/moves", get(moves::list).post(moves::start))

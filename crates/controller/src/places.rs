@@ -98,6 +98,8 @@ pub async fn add_host(State(c): Shared, Json(new): Json<AddHost>) -> Answer<Host
         }
         c.store.commit(&[Change::put(Kind::Host, &host.name, &host)])?;
     }
+    // Wires would not lead to it from sites with extenders before these know of it.
+    crate::extenders::tend(&c).await?;
     // A host that does not answer yet is no error: the answer says so.
     Ok(Json(seen(c, host).await))
 }

@@ -101,6 +101,12 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/port-wires", Change),
     ("GET", "/v1/port-wires/{wire}", Read),
     ("DELETE", "/v1/port-wires/{wire}", Change),
+    // Of the deployment: all customers' wires take them.
+    ("GET", "/v1/extenders", ReadAll),
+    ("POST", "/v1/extenders", Rule),
+    ("GET", "/v1/extenders/{a}/{b}", ReadAll),
+    ("POST", "/v1/extenders/{a}/{b}/rotate", Rule),
+    ("POST", "/v1/extenders/{a}/{b}/disconnect", Rule),
     ("GET", "/v1/moves", Read),
     ("POST", "/v1/moves", Move),
     ("POST", "/v1/moves/together", Move),
@@ -375,7 +381,7 @@ mod tests {
         let operator = holder(Role::Client(Access::Operator), "o");
         let node = holder(Role::Node, "n");
         let token = |role| Caller::of_domain(&"t".parse().unwrap(), "d".parse().unwrap(), role);
-        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/metrics"];
+        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/v1/extenders", "/metrics"];
         for (method, path, right) in RULES {
             let case = format!("{method} {path}");
             let reads = *method == "GET";

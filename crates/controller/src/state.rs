@@ -44,6 +44,8 @@ pub struct Controller {
     live: Mutex<HashMap<MoveId, MoveProgress>>,
     /// What nodes say of pre-caches.
     pub(crate) precaches: crate::precache::Said,
+    /// What nodes say of extenders.
+    pub(crate) extenders: crate::extenders::Said,
     /// What links were measured to carry.
     pub(crate) links: crate::predictions::Links,
     /// VMs that a request is creating or deleting just now: the sweeper leaves them alone.
@@ -94,6 +96,7 @@ impl Controller {
             clients: Mutex::default(),
             live: Mutex::default(),
             precaches: crate::precache::Said::default(),
+            extenders: crate::extenders::Said::default(),
             links: crate::predictions::Links::default(),
             in_hand: Mutex::default(),
             stop: watch::Sender::new(false),

@@ -39,10 +39,12 @@ pub enum Kind {
     ComponentObject,
     /// Between ports, by number.
     Wire,
+    /// By number.
+    Extender,
 }
 
 impl Kind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Site,
         Self::Host,
         Self::Component,
@@ -55,6 +57,7 @@ impl Kind {
         Self::Precache,
         Self::ComponentObject,
         Self::Wire,
+        Self::Extender,
     ];
 
     const fn table(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
@@ -71,6 +74,7 @@ impl Kind {
             Self::Precache => "precaches",
             Self::ComponentObject => "component-objects",
             Self::Wire => "wires",
+            Self::Extender => "extenders",
         })
     }
 }
@@ -86,6 +90,8 @@ pub enum Counter {
     Wire,
     /// `MoveId`.
     Move,
+    /// Extenders and their tunnels.
+    Extender,
 }
 
 impl Counter {
@@ -95,6 +101,7 @@ impl Counter {
             Self::Volume => "volume",
             Self::Wire => "wire",
             Self::Move => "move",
+            Self::Extender => "extender",
         }
     }
 }

@@ -230,6 +230,8 @@ pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer
 /// One of them, with what the hosts of its ends say.
 pub async fn show(State(c): Shared, Extension(who): Extension<Caller>, Path(id): Path<u32>) -> Answer<PortWire> {
     let record = find(&c, &who, id)?;
+    // Whether its extender works is asked, too.
+    crate::extenders::tend(&c).await?;
     let mut said = BTreeMap::new();
     for end in &record.ends {
         if let Ok(port) = find_end(&c, None, end)
@@ -255,7 +257,8 @@ fn shown(c: &Controller, record: &WireRecord, said: BTreeMap<Name, LocalWire>) -
     };
     let ends = [placed(0)?, placed(1)?];
     let path = if ends[0].host == ends[1].host { WirePath::Collapsed } else { WirePath::Tunnel };
-    Ok(PortWire { id: record.id, vni: record.vni, mtu: record.mtu, state: record.state, path, ends })
+    let extender = crate::extenders::carried(c, [&ends[0].host, &ends[1].host])?;
+    Ok(PortWire { id: record.id, vni: record.vni, mtu: record.mtu, state: record.state, path, extender, ends })
 }
 
 /// Tells the hosts of a wire's ends where these are, as far as is known here; later word of theirs stays.
@@ -311,6 +314,27 @@ async fn take_away(c: &Controller, record: &WireRecord) -> Result<(), ApiError> 
     }
     outcome?;
     Ok(c.store.commit(&[Change::remove(Kind::Wire, record.id)])?)
+}
+
+/// A wire between two sites, in words, if there is one.
+///
+/// # Errors
+/// The store's.
+pub fn between(
+    c: &Controller,
+    who: &Caller,
+    site: impl Fn(&Name) -> Option<Name>,
+    sites: &[Name; 2],
+) -> Result<Option<String>, ApiError> {
+    for record in records(c)? {
+        let hosts = record.ends.each_ref().map(|end| find_end(c, None, end).map(|port| port.host));
+        let [Ok(a), Ok(b)] = hosts else { continue };
+        let [Some(a), Some(b)] = [site(&a), site(&b)] else { continue };
+        if a != b && sites.contains(&a) && sites.contains(&b) && sees(c, who, &record) {
+            return Ok(Some(format!("the wire {} to {}", record.ends[0], record.ends[1])));
+        }
+    }
+    Ok(None)
 }
 
 /// The wires of an object, by its name: it is not removed while it has any.

@@ -12,6 +12,7 @@ mod mac;
 mod net;
 mod netns;
 mod packet;
+mod steer;
 mod tap;
 
 pub use error::NetError;
@@ -21,4 +22,5 @@ pub use mac::{BadMac, MacAddr};
 pub use net::{Fdb, Kind, Link, LinkIndex, Net, Vxlan};
 pub use netns::NetNs;
 pub use packet::PacketSocket;
+pub use steer::{Leads, NextHop, Steer, Steered, Steering};
 pub use tap::ensure_tap;

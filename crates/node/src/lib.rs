@@ -9,6 +9,7 @@ pub mod disk;
 mod disk_index;
 mod durable;
 pub mod effects;
+pub mod extenders;
 pub mod failpoint;
 pub mod fill;
 mod forecast;
@@ -82,6 +83,8 @@ pub struct Config {
     pub disk_port: u16,
     /// UDP port of the link's memory lane.
     pub memory_port: u16,
+    /// That it can carry extenders, and where other sites reach it.
+    pub extender: Option<godwit_api::extender::ExtenderOffer>,
 }
 
 /// Runs a node until `shutdown`; `up` is told when it serves. Guests go on without it.

@@ -43,6 +43,7 @@ pub struct Node {
     gateways: Gateways,
     components: Components,
     wired: Wired,
+    extenders: crate::extenders::Extenders,
     peers: Peers,
     quarantine: Quarantine,
     first_seen: FirstSeen,
@@ -125,6 +126,11 @@ impl Node {
         &self.wired
     }
 
+    /// Tunnels to other sites.
+    pub(crate) const fn extenders(&self) -> &crate::extenders::Extenders {
+        &self.extenders
+    }
+
     /// Sessions with other nodes.
     #[must_use]
     pub const fn peers(&self) -> &Peers {
@@ -178,6 +184,7 @@ impl Node {
             certificate_renews: self.membership.renews(),
             link: self.as_peer().link,
             underlay: self.config.address,
+            extender: self.config.extender,
         }
     }
 
@@ -231,6 +238,7 @@ impl Node {
         let gateways = Gateways::new(&config.state);
         let components = Components::new(&config.state, &config.run, &wires)?;
         let wired = Wired::new(&config.state);
+        let extenders = crate::extenders::Extenders::new(&config.state, &config.run);
         let precaches = Precaches::new(&config.state, &config.run);
         let node = Arc::new(Self {
             config,
@@ -243,6 +251,7 @@ impl Node {
             gateways,
             components,
             wired,
+            extenders,
             peers,
             quarantine: Quarantine::default(),
             first_seen: FirstSeen::default(),
@@ -253,6 +262,8 @@ impl Node {
             pace: crate::scrub::Pace::default(),
             images: crate::image::Images::default(),
         });
+        // Before a wire could send anything.
+        node.recover_extenders().await;
         node.recover_gateways().await;
         node.recover_wires().await;
         node.recover().await?;
@@ -785,6 +796,7 @@ impl Node {
                 }
             }
             Ok(Note::Component(message)) => self.heard_of_component(from, message),
+            Ok(Note::Extenders { up }) => self.heard_of_extenders(from, &up),
             Ok(Note::Resumed { ticket, unix_us, ago_us }) => {
                 if let Some(moving) = self.moving(from, ticket) {
                     let one_way = self.peers.rtt(from).unwrap_or_default() / 2 + Duration::from_micros(ago_us);

@@ -100,6 +100,11 @@ pub enum Note {
     HandOff(Message),
     /// The same, of a component.
     Component(Message),
+    /// A host that carries extenders, to others of its site: by their numbers, whether a tunnel is up there. Said again and again.
+    Extenders {
+        /// Each.
+        up: Vec<(u32, bool)>,
+    },
     /// Destination: the guest runs. For the figures.
     Resumed {
         /// The attempt.

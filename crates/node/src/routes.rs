@@ -8,6 +8,7 @@ use axum::extract::{Path, State};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use godwit_api::component::{ClaimOrder, ComponentDefinition, ComponentOrder, LocalComponent};
+use godwit_api::extender::{ExtenderOrders, LocalExtenders};
 use godwit_api::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
@@ -59,6 +60,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/components/{id}/claim", post(claim_component))
         .route("/v1/components/{id}/outrank", post(outrank_component))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
+        .route("/v1/extenders", get(extenders).put(order_extenders))
         .route("/v1/wires", get(wires))
         .route("/v1/wires/{wire}", get(wire).put(connect).delete(disconnect))
         .with_state(node)
@@ -314,6 +316,14 @@ async fn move_component(
     Json(order): Json<ComponentOrder>,
 ) -> Answer<LocalComponent> {
     Ok(Json(node.move_component(VmId(id), order).await?))
+}
+
+async fn extenders(State(node): State<Arc<Node>>) -> Answer<LocalExtenders> {
+    Ok(Json(node.local_extenders().await))
+}
+
+async fn order_extenders(State(node): State<Arc<Node>>, Json(orders): Json<ExtenderOrders>) -> Answer<LocalExtenders> {
+    Ok(Json(node.order_extenders(orders).await?))
 }
 
 async fn wires(State(node): State<Arc<Node>>) -> Answer<Vec<LocalWire>> {

@@ -89,7 +89,7 @@ fn chains(table: &str) -> Vec<u32> {
     names.filter_map(|number| number.parse().ok()).collect()
 }
 
-async fn run(script: &str) -> Result<(), String> {
+pub(crate) async fn run(script: &str) -> Result<(), String> {
     listed(script).await.map(drop)
 }
 

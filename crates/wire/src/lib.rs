@@ -32,11 +32,13 @@
 //! are (a second tag has to fit into the MTU), and the group addresses that bridges keep for themselves (LLDP, LACP, spanning tree)
 //! except MAC PAUSE, 01-80-C2-00-00-01, which the kernel forwards nowhere. Where the ends are is [`Rehoming`]'s.
 //!
-//! Left out: encryption. Frames cross the underlay as they are, and a sender that forges its address is not kept out.
+//! Frames cross the underlay as they are, and a sender that forges its address is not kept out; between sites that have one, an [`extender`]
+//! carries them encrypted.
 
 #![forbid(unsafe_code)]
 mod device;
 mod endpoint;
+pub mod extender;
 mod gateway;
 mod guard;
 mod record;

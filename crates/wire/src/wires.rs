@@ -130,7 +130,8 @@ impl Wires {
     }
 
     /// The host's network.
-    pub(crate) const fn net(&self) -> &Net {
+    #[must_use]
+    pub const fn net(&self) -> &Net {
         &self.net
     }
 

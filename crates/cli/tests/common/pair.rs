@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The hosts `a` and `b`, and `c` for the controller.
-const PLACES: [(&str, u8); 3] = [("a", 1), ("b", 2), ("c", 9)];
+/// The hosts `a` and `b`, `d` for tests that need a third one, and `c` for the controller.
+const PLACES: [(&str, u8); 4] = [("a", 1), ("b", 2), ("d", 3), ("c", 9)];
 
 /// Whether there is what such a test needs; says so, if not.
 pub fn can_run() -> bool {
@@ -53,6 +53,8 @@ pub struct Pair {
     /// What nodes are told besides; and their environment.
     pub more: HashMap<&'static str, Vec<String>>,
     pub environment: Vec<(&'static str, PathBuf)>,
+    /// The sites of hosts that are not in one of their own.
+    pub sites: HashMap<&'static str, String>,
 }
 
 impl Pair {
@@ -66,6 +68,7 @@ impl Pair {
             daemons: HashMap::new(),
             more: HashMap::new(),
             environment: vec![],
+            sites: HashMap::new(),
         };
         std::fs::create_dir(pair.path("images")).unwrap();
         std::fs::create_dir(pair.path("points")).unwrap();
@@ -75,6 +78,7 @@ impl Pair {
             (Role::Client(Access::Admin), "ann"),
             (Role::Node, "a"),
             (Role::Node, "b"),
+            (Role::Node, "d"),
         ];
         for (role, name) in roles {
             let authority = Authority::open(&pair.path("ca")).unwrap();
@@ -88,7 +92,7 @@ impl Pair {
         pair.within("c", "ip link add under type bridge");
         pair.within("c", "ip link set under up");
         pair.within("c", "ip address add 10.99.0.9/24 dev under");
-        for (place, number) in &PLACES[..2] {
+        for (place, number) in &PLACES[..3] {
             pair.within("c", &format!("ip link add to-{place} type veth peer name under netns {}", pair.space(place)));
             pair.within("c", &format!("ip link set to-{place} master under up"));
             pair.within(place, &format!("ip address add 10.99.0.{number}/24 dev under"));
@@ -101,7 +105,7 @@ impl Pair {
         self.folder.path().join(name)
     }
 
-    fn space(&self, place: &str) -> String {
+    pub fn space(&self, place: &str) -> String {
         format!("{}{place}", self.id)
     }
 
@@ -147,8 +151,11 @@ impl Pair {
         let api = format!("10.99.0.{number}:7410");
         self.until("the node listens", || self.ask(name, "GET", "/v1/host").is_ok());
         if self.godwit(&["host", "show", name]).0 != 0 {
-            self.ok(&["site", "add", &format!("site-{name}")]);
-            self.ok(&["host", "add", name, "--site", &format!("site-{name}"), "--api", &api]);
+            let site = self.sites.get(name).cloned().unwrap_or_else(|| format!("site-{name}"));
+            if !self.ok(&["site", "ls"]).lines().any(|line| line.split(' ').next() == Some(&site)) {
+                self.ok(&["site", "add", &site]);
+            }
+            self.ok(&["host", "add", name, "--site", &site, "--api", &api]);
         }
     }
 
@@ -270,7 +277,7 @@ impl Pair {
             let lines: Vec<&str> = text.lines().collect();
             format!("\n{name}:\n{}", lines[lines.len().saturating_sub(40)..].join("\n"))
         };
-        ["c.log", "a.log", "b.log"].map(tail).concat()
+        ["c.log", "a.log", "b.log", "d.log"].map(tail).concat()
     }
 }
 

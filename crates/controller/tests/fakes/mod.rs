@@ -212,6 +212,7 @@ impl Fake {
             link: LinkAddresses { control: port(1), disk: port(2), memory: port(3) },
             // So that a test can tell whose address it was.
             underlay: [10, 0, 0, self.name.len() as u8].into(),
+            extender: None,
         }
     }
 

@@ -74,6 +74,7 @@ impl World {
             control_port: 7411,
             disk_port: 10809,
             memory_port: 4444,
+            extender: None,
         }
     }
 }
