@@ -10,6 +10,7 @@ use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
 use crate::image::{CopyImage, ImageCopy, ImageOrder};
+use crate::network::{HostFinding, NetFinding};
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
 use crate::predict::{AskPath, MovePrediction, PathFacts, WantedPrediction};
@@ -121,6 +122,11 @@ impl HostClient {
     /// `POST /v1/moves/{id}/limit`.
     pub async fn limit(&self, id: MoveId, limit: SetLimit) -> Result<LocalMove> {
         self.0.post(&format!("/v1/moves/{}/limit", id.0), &limit).await
+    }
+
+    /// `GET /v1/network`.
+    pub async fn network(&self) -> Result<Vec<NetFinding>> {
+        self.0.get("/v1/network").await
     }
 
     /// `GET /v1/orphans`.
@@ -515,6 +521,11 @@ impl PublicClient {
     /// `POST /v1/moves/{id}/cancel`.
     pub async fn cancel(&self, id: MoveId) -> Result<Move> {
         self.0.post(&format!("/v1/moves/{}/cancel", id.0), &nothing()).await
+    }
+
+    /// `GET /v1/network`.
+    pub async fn network(&self) -> Result<Vec<HostFinding>> {
+        self.0.within(ORDER).get("/v1/network").await
     }
 
     /// `GET /v1/orphans`.

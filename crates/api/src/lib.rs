@@ -16,6 +16,7 @@ pub mod image;
 pub mod metrics;
 pub mod name;
 pub mod openapi;
+pub mod network;
 pub mod orphan;
 mod patterns;
 pub mod precache;

@@ -10,6 +10,7 @@
 use crate::component::{ApplyConfig, ComponentObject, CreateComponent, MoveComponent};
 use crate::host::{SetLimit, StopVm};
 use crate::image::{CopyImage, ImageCopy};
+use crate::network::HostFinding;
 use crate::orphan::JudgedOrphan;
 use crate::precache::{Precache, StartPrecache};
 use crate::predict::MovePrediction;
@@ -350,6 +351,8 @@ pub fn operations() -> Vec<Operation> {
             .takes::<ResolveMove>()
             .answers::<Move>()
             .may(&[Conflict, Unreachable]),
+        get("/v1/network", "checkNetwork", "Lists what hosts find wrong with their parts of the network.")
+            .answers::<Vec<HostFinding>>(),
         get(
             "/v1/orphans",
             "listOrphans",

@@ -4,7 +4,7 @@
 //! and ends; what it had measured until then is kept.
 
 use crate::guest::Accel;
-use crate::pass::{Means, Pass};
+use crate::pass::{Finished, Means, Pass};
 use crate::progress::Progress;
 use crate::qemu_move;
 use crate::report::{BaselineReport, Host, Report, WanFigures};
@@ -40,6 +40,9 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         baselines: vec![],
         warnings: vec![],
         windows: vec![],
+        components: vec![],
+        applications: vec![],
+        marks: vec![],
     };
     for repeat in 0..scenario.repeat {
         for means in &means {
@@ -51,7 +54,10 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
             let mut pass = Pass::build(scenario, *means, &folder, accel, progress)?;
             let script = pass.script();
             report.windows.append(&mut pass.windows);
-            let (moves, warnings) = pass.finish();
+            let Finished { moves, warnings, components, applications, marks } = pass.finish();
+            report.components.extend(components);
+            report.applications.extend(applications);
+            report.marks.extend(marks);
             report.warnings.extend(warnings);
             match means {
                 Means::Godwit => report.moves.extend(moves),

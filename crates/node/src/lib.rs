@@ -26,6 +26,7 @@ pub mod memory_in;
 pub mod memory_out;
 pub mod metrics;
 mod neighbours;
+mod netcheck;
 pub mod node;
 pub mod orphans;
 pub mod outgoing;

@@ -42,6 +42,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/profiles/{start}", get(profile_log))
         .route("/v1/path", post(path))
         .route("/v1/orphans", get(orphans))
+        .route("/v1/network", get(network))
         .route("/v1/orphans/{id}", delete(remove_orphan))
         .route("/v1/check", post(check))
         .route("/v1/moves", post(begin))
@@ -201,6 +202,10 @@ async fn profile_log(
 
 async fn orphans(State(node): State<Arc<Node>>) -> Answer<Vec<Orphan>> {
     Ok(Json(node.orphans().await?))
+}
+
+async fn network(State(node): State<Arc<Node>>) -> Answer<Vec<godwit_api::network::NetFinding>> {
+    Ok(Json(crate::netcheck::check(&node).await?))
 }
 
 async fn remove_orphan(State(node): State<Arc<Node>>, Path(id): Path<String>) -> Answer<Value> {

@@ -42,6 +42,7 @@ mod guard;
 mod record;
 mod rehome;
 mod spec;
+mod survey;
 mod wires;
 
 pub use endpoint::{Action, Endpoint, Order, Stale, State};
@@ -50,4 +51,5 @@ pub use godwit_net::{MacAddr, NetError};
 pub use record::state as state_of_tap;
 pub use rehome::{Outdated, Rehoming, Side, Stamp, View};
 pub use spec::{Component, DEFAULT_PORT, EndpointId, EndpointSpec, GatewayPort, PortWire, Sequence, Vni, WireId};
+pub use survey::{Part, Surveyed};
 pub use wires::{Found, FoundState, WireError, Wires};

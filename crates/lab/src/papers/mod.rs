@@ -11,6 +11,7 @@
 mod document;
 mod guest_io;
 mod predict;
+mod three_tier;
 mod way_back;
 mod writes;
 mod xnbd;
@@ -34,6 +35,8 @@ pub enum Paper {
     GuestIo,
     /// Akoush et al., figure 3: moves foretold and measured, over the dirty rate.
     Predict,
+    /// VirtualWire, section 5.3: three tiers and two firewalls, moved under load; split switches and a central one.
+    ThreeTier,
 }
 
 /// How much of a set is run.
@@ -64,6 +67,7 @@ impl Paper {
             Self::WayBack => "way-back",
             Self::GuestIo => "guest-io",
             Self::Predict => "predict",
+            Self::ThreeTier => "three-tier",
         }
     }
 
@@ -76,6 +80,7 @@ impl Paper {
             Self::WayBack => way_back::cells(),
             Self::GuestIo => guest_io::cells(extent),
             Self::Predict => predict::cells(extent),
+            Self::ThreeTier => three_tier::cells(),
         }
     }
 
@@ -88,6 +93,7 @@ impl Paper {
             Self::WayBack => way_back::document(entries),
             Self::GuestIo => guest_io::document(entries),
             Self::Predict => predict::document(entries),
+            Self::ThreeTier => three_tier::document(entries),
         }
     }
 }
@@ -182,7 +188,8 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 5] = [Paper::Xnbd, Paper::Writes, Paper::WayBack, Paper::GuestIo, Paper::Predict];
+    const ALL: [Paper; 6] =
+        [Paper::Xnbd, Paper::Writes, Paper::WayBack, Paper::GuestIo, Paper::Predict, Paper::ThreeTier];
 
     pub(super) fn entry(cell: &str, moves: Vec<MoveReport>) -> Entry {
         let key = Key { commit: "abc".into(), scenario: "figures".into(), cell: cell.into(), repeat: 0 };
