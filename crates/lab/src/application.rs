@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Requests are counted in intervals of so many seconds.
 const INTERVAL_S: f64 = 0.5;
 /// How long a connection to the first tier may take.
-const CONNECTED: Duration = Duration::from_secs(10);
+const CONNECTED: Duration = Duration::from_secs(3);
 /// How much of the time before the first step is told.
 const LEAD_S: f64 = 5.0;
 

@@ -32,6 +32,7 @@ pub mod report;
 pub mod run;
 pub mod sandbox;
 pub mod scenario;
+pub mod speed;
 mod steps;
 pub mod sweep;
 pub mod table;

@@ -35,6 +35,30 @@ pub struct Report {
     /// What happened meanwhile: moves of VMs and of components.
     #[serde(default)]
     pub marks: Vec<Mark>,
+    /// How fast wires and other ways were.
+    #[serde(default)]
+    pub speeds: Vec<SpeedWindow>,
+}
+
+/// A window of a measurement of wires.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpeedWindow {
+    /// What was measured.
+    pub way: String,
+    /// Links side by side.
+    pub links: u8,
+    /// Switches between the ends, where it is a chain.
+    pub chain: u8,
+    /// Which round; its windows are compared with each other.
+    pub round: u32,
+    /// TCP over all links at once, Mbit/s.
+    pub mbit: f64,
+    /// Frames of UDP with 1400 bytes each over one link.
+    pub frames_per_s: f64,
+    /// What the whole machine did besides being idle, for each frame, us.
+    pub cpu_us_per_frame: Option<f64>,
+    /// A packet there and back over one idle link, the median, us.
+    pub us: f64,
 }
 
 /// A component's move.

@@ -43,7 +43,13 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         components: vec![],
         applications: vec![],
         marks: vec![],
+        speeds: vec![],
     };
+    if let Some(asked) = &scenario.speed {
+        progress.title("speed:");
+        report.speeds = crate::speed::run(scenario, asked.get_ref(), work, progress)?;
+        return Ok(report);
+    }
     for repeat in 0..scenario.repeat {
         for means in &means {
             let of =

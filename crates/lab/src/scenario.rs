@@ -72,6 +72,9 @@ pub struct Scenario {
     /// Switches, routers, firewalls and gateways that Godwit makes.
     #[serde(default)]
     pub component: Vec<Component>,
+    /// Instead of guests and steps: how fast wires are, beside other ways between the two sites, which a veth joins then.
+    #[serde(default)]
+    pub speed: Option<Spanned<crate::speed::Speed>>,
     /// What joins ports of components and of guests, from the beginning on.
     #[serde(default)]
     pub wire: Vec<Wire>,

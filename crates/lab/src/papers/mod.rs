@@ -13,6 +13,7 @@ mod guest_io;
 mod predict;
 mod three_tier;
 mod way_back;
+mod wires;
 mod writes;
 mod xnbd;
 
@@ -37,6 +38,8 @@ pub enum Paper {
     Predict,
     /// VirtualWire, section 5.3: three tiers and two firewalls, moved under load; split switches and a central one.
     ThreeTier,
+    /// VirtualWire, figures 11 to 14: wires beside other ways between two hosts, many at once, and chains of switches.
+    Wires,
 }
 
 /// How much of a set is run.
@@ -68,6 +71,7 @@ impl Paper {
             Self::GuestIo => "guest-io",
             Self::Predict => "predict",
             Self::ThreeTier => "three-tier",
+            Self::Wires => "wires",
         }
     }
 
@@ -81,6 +85,7 @@ impl Paper {
             Self::GuestIo => guest_io::cells(extent),
             Self::Predict => predict::cells(extent),
             Self::ThreeTier => three_tier::cells(),
+            Self::Wires => wires::cells(extent),
         }
     }
 
@@ -94,6 +99,7 @@ impl Paper {
             Self::GuestIo => guest_io::document(entries),
             Self::Predict => predict::document(entries),
             Self::ThreeTier => three_tier::document(entries),
+            Self::Wires => wires::document(entries),
         }
     }
 }
@@ -188,8 +194,15 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 6] =
-        [Paper::Xnbd, Paper::Writes, Paper::WayBack, Paper::GuestIo, Paper::Predict, Paper::ThreeTier];
+    const ALL: [Paper; 7] = [
+        Paper::Xnbd,
+        Paper::Writes,
+        Paper::WayBack,
+        Paper::GuestIo,
+        Paper::Predict,
+        Paper::ThreeTier,
+        Paper::Wires,
+    ];
 
     pub(super) fn entry(cell: &str, moves: Vec<MoveReport>) -> Entry {
         let key = Key { commit: "abc".into(), scenario: "figures".into(), cell: cell.into(), repeat: 0 };

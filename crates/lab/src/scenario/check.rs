@@ -40,7 +40,22 @@ impl Checker<'_> {
         self.wan(s)?;
         self.vms(s)?;
         self.users_network(s)?;
+        self.speed(s)?;
         self.steps(s)
+    }
+
+    /// A run that measures wires has two sites, and nothing else that could be busy.
+    fn speed(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        let Some(speed) = &s.speed else { return Ok(()) };
+        let other = !s.vm.is_empty() || !s.step.is_empty() || !s.component.is_empty() || !s.baseline.is_empty();
+        if other || s.site.len() != 2 || !s.godwit {
+            let what = "goes with two sites, and without [[vm]], [[component]], [[step]], `baseline` and `godwit = false`";
+            return self.fail(speed.span(), "speed", what);
+        }
+        match speed.get_ref().problem() {
+            Some(what) => self.fail(speed.span(), "speed", what),
+            None => Ok(()),
+        }
     }
 
     fn name(&self, name: &Spanned<String>, key: &str, seen: &mut HashSet<String>) -> Result<(), ScenarioError> {
