@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod canonical;
+pub mod capture;
 pub mod client;
 pub mod clients;
 pub mod component;
@@ -15,8 +16,8 @@ pub mod host;
 pub mod image;
 pub mod metrics;
 pub mod name;
-pub mod openapi;
 pub mod network;
+pub mod openapi;
 pub mod orphan;
 mod patterns;
 pub mod precache;

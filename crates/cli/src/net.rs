@@ -11,6 +11,8 @@ use godwit_api::wire::{PortWire, WirePath, WireState};
 use godwit_api::{Name, Problem};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub enum NetCommand {
@@ -18,6 +20,12 @@ pub enum NetCommand {
     Trace {
         /// The VM or component
         object: Name,
+        /// Record the frames of each of these wires, at the hosts of its ends, into files of this folder: wire-NUMBER-HOST.pcap
+        #[arg(long, value_name = "DIR")]
+        capture: Option<PathBuf>,
+        /// For how long: at most a minute
+        #[arg(long = "for", value_name = "TIME", value_parser = crate::quantity::time, default_value = "10s", requires = "capture")]
+        lasting: Duration,
     },
     /// Look for what keeps frames from where they should go: hosts that do not answer, wires that are not connected, objects
     /// without an owner, addresses that two interfaces have, switches in a circle, MTUs that differ along the way; and on each
@@ -71,8 +79,9 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
     let api = user.api();
     let wires = api.port_wires().await?;
     match command {
-        NetCommand::Trace { object } => {
+        NetCommand::Trace { object, capture, lasting } => {
             let hops = trace(&object, &wires);
+            let passed = hops.iter().map(|hop| hop.wire).collect();
             user.print(&hops, |hops| {
                 let line = |hop: &Hop| {
                     let indent = "  ".repeat(hop.distance - 1);
@@ -84,7 +93,12 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
                     )
                 };
                 if hops.is_empty() { format!("no wire ends at `{object}`\n") } else { hops.iter().map(line).collect() }
-            })
+            })?;
+            let Some(folder) = capture else { return Ok(()) };
+            for file in crate::capture::record(api, &passed, lasting, &folder).await? {
+                eprintln!("{}", file.display());
+            }
+            Ok(())
         }
         NetCommand::Check => {
             let (vms, components) = (api.vms().await?, api.component_objects().await?);
@@ -92,7 +106,9 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
             match api.network().await {
                 Ok(on_hosts) => found.extend(on_hosts.into_iter().map(of_host)),
                 Err(error) if error.problem == Problem::Forbidden => {
-                    eprintln!("what is on hosts is for the deployment's own people to see: only your objects were looked at");
+                    eprintln!(
+                        "what is on hosts is for the deployment's own people to see: only your objects were looked at"
+                    );
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -195,11 +211,9 @@ fn check(vms: &[Vm], components: &[ComponentObject], wires: &[PortWire]) -> Vec<
     // Bridges without spanning tree that can be reached from themselves: a broadcast never ends there. Which of a router's or a
     // firewall's ports are bridged its file says; switches are always.
     let plain = |name: &Name| {
-        components.iter().any(|c| {
-            &c.name == name
-                && c.kind == ComponentKind::Switch
-                && !c.config.contains("stp = true")
-        })
+        components
+            .iter()
+            .any(|c| &c.name == name && c.kind == ComponentKind::Switch && !c.config.contains("stp = true"))
     };
     let mut groups: BTreeMap<&Name, &Name> = BTreeMap::new();
     fn root<'a>(groups: &BTreeMap<&'a Name, &'a Name>, mut name: &'a Name) -> &'a Name {
@@ -275,6 +289,9 @@ mod tests {
         assert_eq!(check(&[], &components, &wires), []);
         wires[1].mtu = 1450;
         let found = check(&[], &components, &wires);
-        assert!(found.len() == 1 && found[0].kind == "mtu" && found[0].message.contains("s:p2 takes 1450"), "{found:?}");
+        assert!(
+            found.len() == 1 && found[0].kind == "mtu" && found[0].message.contains("s:p2 takes 1450"),
+            "{found:?}"
+        );
     }
 }

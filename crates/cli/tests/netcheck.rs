@@ -1,4 +1,5 @@
-//! `godwit net check` on real nodes: each thing that is put wrong by hand is found, on its host, and nothing else is.
+//! `godwit net` on real nodes: each thing that is put wrong by hand is found, on its host, and nothing else is; frames are recorded at
+//! both ends of a wire.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -125,4 +126,59 @@ fn what_was_put_wrong_on_a_host_is_found_and_nothing_else() {
     let seen = found(pair);
     assert!(seen.contains(&("neighbour".into(), "a".into())), "{seen:?}");
     assert!(seen.contains(&("host".into(), "b".into())), "{seen:?}");
+}
+
+/// The frames of a recording, each with its full length.
+fn recorded(file: &Path) -> Vec<(u32, Vec<u8>)> {
+    let bytes = std::fs::read(file).unwrap();
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert_eq!((word(0), word(20)), (0xa1b2_c3d4, 1), "no recording of Ethernet");
+    let (mut at, mut frames) = (24, vec![]);
+    while at < bytes.len() {
+        let kept = word(at + 8) as usize;
+        frames.push((word(at + 12), bytes[at + 16..at + 16 + kept].to_vec()));
+        at += 16 + kept;
+    }
+    frames
+}
+
+#[test]
+fn a_trace_records_what_passes_each_wire_at_both_of_its_hosts() {
+    if !can_run() {
+        return;
+    }
+    let mut world = World(Pair::new("record"));
+    let pair = &mut world.0;
+    pair.start_controller();
+    pair.start_node("a");
+    pair.start_node("b");
+    for (name, host, number) in [("r1", "a", 1), ("r2", "b", 2)] {
+        let file = pair.path(name);
+        std::fs::write(&file, format!("[[port]]\nnumber = 1\naddresses = [\"10.7.0.{number}/24\"]\n")).unwrap();
+        let file = file.to_str().unwrap();
+        pair.ok(&["component", "create", name, "--kind", "router", "--ports", "1", "--host", host, "--config", file]);
+    }
+    pair.ok(&["wire", "connect", "r1:p1", "r2:p1"]);
+    let [r1] = holders(&pair.path("run-a"))[..] else { panic!("one component is at a") };
+    let mut pings = Command::new("nsenter");
+    pings.arg(format!("--net=/proc/{r1}/ns/net")).args(["ping", "-i", "0.2", "-s", "1000", "10.7.0.2"]);
+    let mut pings = pings.stdout(Stdio::null()).spawn().unwrap();
+    let folder = pair.path("recordings");
+    let words = ["net", "trace", "r1", "--capture", folder.to_str().unwrap(), "--for", "2s"];
+    let said = pair.godwit(&words);
+    let again = pair.godwit(&words);
+    pings.kill().unwrap();
+    pings.wait().unwrap();
+    assert_eq!(said.0, 0, "{said:?}{}", pair.logs());
+    assert!(again.0 != 0 && again.2.contains("without recordings"), "{again:?}");
+    for host in ["a", "b"] {
+        let file = folder.join(format!("wire-1-{host}.pcap"));
+        let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+        let frames = recorded(&file);
+        // An echo request (8) or reply (0), with its headers; no more than the beginning of a frame is kept.
+        let echoes =
+            |kind: u8| frames.iter().filter(|(long, f)| *long == 1042 && f.len() == 256 && f[34] == kind).count();
+        assert!(echoes(8) > 3 && echoes(0) > 3, "{host}: {} frames", frames.len());
+    }
 }

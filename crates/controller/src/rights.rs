@@ -99,6 +99,8 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/port-wires", Change),
     ("GET", "/v1/port-wires/{wire}", Read),
     ("DELETE", "/v1/port-wires/{wire}", Change),
+    // What passes is the owner's to see, and of whoever may disconnect it.
+    ("POST", "/v1/port-wires/{wire}/capture", Change),
     ("GET", "/v1/moves", Read),
     ("POST", "/v1/moves", Move),
     ("POST", "/v1/moves/together", Move),

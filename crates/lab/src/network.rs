@@ -21,7 +21,8 @@ impl Pass {
         for Component { name, kind, site, ports, config } in &self.scenario.component {
             let (name, ports) = (name.get_ref(), ports.get_ref().to_string());
             self.progress.note(&format!("making {name}"));
-            let words = ["component", "create", name, "--kind", kind.get_ref(), "--ports", &ports, "--site", site.get_ref()];
+            let words =
+                ["component", "create", name, "--kind", kind.get_ref(), "--ports", &ports, "--site", site.get_ref()];
             let file = (!config.is_empty()).then_some(["--config", "-"]);
             let words: Vec<&str> = words.into_iter().chain(file.into_iter().flatten()).collect();
             installation.command_with(words, (!config.is_empty()).then_some(config.as_str()))?;
@@ -74,7 +75,13 @@ impl Pass {
             stations: figures.map_or(0, |mv| mv.stations as u64),
             flows: figures.map_or(0, |mv| mv.flows as u64),
         });
-        let mark = Mark { what: name.clone(), to: to.clone(), start_s: self.seconds(began), end_s: self.seconds(ended), stop_s: None };
+        let mark = Mark {
+            what: name.clone(),
+            to: to.clone(),
+            start_s: self.seconds(began),
+            end_s: self.seconds(ended),
+            stop_s: None,
+        };
         self.marks.push(mark);
         Ok(())
     }

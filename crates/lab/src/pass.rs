@@ -189,7 +189,10 @@ impl Pass {
                 lives: AtomicU32::new(1),
                 clients: Mutex::new(clients),
                 described: vm.clone(),
-                checkable: vm.load.iter().any(|l| !matches!(l.get_ref(), LoadSpec::Echo { .. } | LoadSpec::Tier { .. })),
+                checkable: vm
+                    .load
+                    .iter()
+                    .any(|l| !matches!(l.get_ref(), LoadSpec::Echo { .. } | LoadSpec::Tier { .. })),
                 damage: Mutex::default(),
                 incidents: Mutex::default(),
             }));

@@ -221,9 +221,8 @@ impl Tier {
         let counters = Arc::<Counters>::default();
         let shared = Arc::new(Shared { spec, table, counters: counters.clone(), sessions: sessions.clone() });
         let told = stop.clone();
-        let thread = std::thread::Builder::new()
-            .name("tier-accept".into())
-            .spawn(move || accept(&listener, &shared, &told))?;
+        let thread =
+            std::thread::Builder::new().name("tier-accept".into()).spawn(move || accept(&listener, &shared, &told))?;
         Ok(Self { address, stop, sessions, counters, thread: Some(thread) })
     }
 

@@ -1,6 +1,7 @@
 //! The daemon of a host: the data path of a move.
 
 pub mod actor;
+pub mod capture;
 pub mod check;
 pub mod claim;
 pub mod components;

@@ -162,12 +162,7 @@ async fn look(node: &Arc<Node>) -> Result<Vec<NetFinding>, ApiError> {
             .local_wires()
             .await
             .into_iter()
-            .map(|local| Wire {
-                id: local.wire.id,
-                mtu: local.wire.mtu,
-                open: local.open,
-                remotes: local.remotes,
-            })
+            .map(|local| Wire { id: local.wire.id, mtu: local.wire.mtu, open: local.open, remotes: local.remotes })
             .collect(),
     };
     Ok(judge(&kernel, &records))
@@ -236,12 +231,7 @@ mod tests {
 
     #[test]
     fn an_interface_or_a_namespace_of_no_record_is_found() {
-        for stray in [
-            Part::Device(4),
-            Part::Bridge(WireId(8)),
-            Part::Tunnel(WireId(8), vec![]),
-            Part::Other,
-        ] {
+        for stray in [Part::Device(4), Part::Bridge(WireId(8)), Part::Tunnel(WireId(8), vec![]), Part::Other] {
             let found = after(|kernel, _| kernel.links.push(link("gw-x", stray.clone())));
             assert_eq!(found, [NetKind::Interface], "{stray:?}");
         }

@@ -59,6 +59,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/components/{id}/move", post(move_component))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .route("/v1/wires", get(wires))
+        .route("/v1/wires/{wire}/capture", post(capture))
         .route("/v1/wires/{wire}", get(wire).put(connect).delete(disconnect))
         .with_state(node)
 }
@@ -202,6 +203,14 @@ async fn profile_log(
 
 async fn orphans(State(node): State<Arc<Node>>) -> Answer<Vec<Orphan>> {
     Ok(Json(node.orphans().await?))
+}
+
+async fn capture(
+    State(node): State<Arc<Node>>,
+    Path(wire): Path<u32>,
+    Json(asked): Json<godwit_api::capture::CaptureWire>,
+) -> Answer<godwit_api::capture::Capture> {
+    Ok(Json(crate::capture::capture(&node, wire, asked).await?))
 }
 
 async fn network(State(node): State<Arc<Node>>) -> Answer<Vec<godwit_api::network::NetFinding>> {

@@ -35,6 +35,7 @@
 //! Left out: encryption. Frames cross the underlay as they are, and a sender that forges its address is not kept out.
 
 #![forbid(unsafe_code)]
+mod capture;
 mod device;
 mod endpoint;
 mod gateway;
@@ -45,6 +46,7 @@ mod spec;
 mod survey;
 mod wires;
 
+pub use capture::{CaptureBounds, Captured, CapturedFrame};
 pub use endpoint::{Action, Endpoint, Order, Stale, State};
 pub use gateway::{Port, PortAction, PortOrder, PortState, Refused};
 pub use godwit_net::{MacAddr, NetError};

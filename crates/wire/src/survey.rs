@@ -46,9 +46,7 @@ impl Wires {
         let mut found = vec![];
         for link in &links {
             let part = match self.part(link) {
-                Part::Tunnel(wire, _) => {
-                    Part::Tunnel(wire, self.net().fdb(link.index).await.map_err(failed())?)
-                }
+                Part::Tunnel(wire, _) => Part::Tunnel(wire, self.net().fdb(link.index).await.map_err(failed())?),
                 part => part,
             };
             let on = link.master.and_then(|on| links.iter().find(|other| other.index == on)).map(|on| on.name.clone());

@@ -503,7 +503,8 @@ impl Wires {
             while let Ok(got) =
                 timeout(next.saturating_duration_since(Instant::now()), socket.receive(&mut buffer)).await
             {
-                let frame = &buffer[..got.map_err(|e| failed()(kernel(e)))?];
+                let length = got.map_err(|e| failed()(kernel(e)))?;
+                let frame = &buffer[..length.min(buffer.len())];
                 let answered = match ip {
                     Some(ip) => godwit_net::arp_reply_from(frame, mac, ip),
                     None => godwit_net::source_of(frame) == Some(mac),

@@ -194,15 +194,8 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 7] = [
-        Paper::Xnbd,
-        Paper::Writes,
-        Paper::WayBack,
-        Paper::GuestIo,
-        Paper::Predict,
-        Paper::ThreeTier,
-        Paper::Wires,
-    ];
+    const ALL: [Paper; 7] =
+        [Paper::Xnbd, Paper::Writes, Paper::WayBack, Paper::GuestIo, Paper::Predict, Paper::ThreeTier, Paper::Wires];
 
     pub(super) fn entry(cell: &str, moves: Vec<MoveReport>) -> Entry {
         let key = Key { commit: "abc".into(), scenario: "figures".into(), cell: cell.into(), repeat: 0 };

@@ -66,7 +66,8 @@ fn row(stretch: &Stretch, seen: &Application) -> Vec<String> {
     let seconds = points.len() as f64 * seen.interval_s;
     let sum = |of: fn(&ApplicationPoint) -> u32| points.iter().map(|p| u64::from(of(p))).sum::<u64>();
     let rate = (seconds > 0.0).then(|| sum(|p| p.good) as f64 / seconds);
-    let longest = points.iter().filter_map(|p| p.longest_ms).fold(None, |a: Option<f64>, b| Some(a.map_or(b, |a| a.max(b))));
+    let longest =
+        points.iter().filter_map(|p| p.longest_ms).fold(None, |a: Option<f64>, b| Some(a.map_or(b, |a| a.max(b))));
     vec![
         if stretch.moves { format!("{} (moving)", stretch.what) } else { stretch.what.clone() },
         figure(Some(stretch.to_s - stretch.from_s), 1),
@@ -134,7 +135,8 @@ mod tests {
 
     #[test]
     fn moves_that_follow_each_other_at_once_are_one_stretch_and_quiet_is_another() {
-        let marks = [mark("web", "texas", 8.0, 18.0), mark("net1", "texas", 18.5, 19.0), mark("fw1", "texas", 25.0, 25.5)];
+        let marks =
+            [mark("web", "texas", 8.0, 18.0), mark("net1", "texas", 18.5, 19.0), mark("fw1", "texas", 25.0, 25.5)];
         let found = stretches(&marks, 40.0);
         let said: Vec<_> = found.iter().map(|s| (s.what.as_str(), s.from_s, s.to_s, s.moves)).collect();
         assert_eq!(
@@ -151,8 +153,14 @@ mod tests {
 
     #[test]
     fn a_stretch_counts_its_own_intervals_and_a_failure_breaks_the_bound() {
-        let point = |n: u32| ApplicationPoint { t_s: f64::from(n) * 0.5, good: n, failed: u32::from(n == 9), ..ApplicationPoint::default() };
-        let seen = Application { interval_s: 0.5, failed: 1, points: (0..20).map(point).collect(), ..Application::default() };
+        let point = |n: u32| ApplicationPoint {
+            t_s: f64::from(n) * 0.5,
+            good: n,
+            failed: u32::from(n == 9),
+            ..ApplicationPoint::default()
+        };
+        let seen =
+            Application { interval_s: 0.5, failed: 1, points: (0..20).map(point).collect(), ..Application::default() };
         let stretch = Stretch { from_s: 1.0, to_s: 3.2, what: "x".into(), moves: false };
         assert_eq!(row(&stretch, &seen)[2], "7.0", "2 + 3 + 4 + 5 in 2 s");
         let mut found = entry(SPLIT, vec![]);

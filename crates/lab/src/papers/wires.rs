@@ -15,8 +15,7 @@ const THROUGHPUT: f64 = 0.95;
 /// A collapsed hop takes at most so much of the time of one made by hand.
 const HOP: f64 = 1.1;
 
-const ALONE: [Way; 7] =
-    [Way::Veth, Way::Vxlan, Way::Wire, Way::Openvpn, Way::UserSpace, Way::Bridge, Way::Collapsed];
+const ALONE: [Way; 7] = [Way::Veth, Way::Vxlan, Way::Wire, Way::Openvpn, Way::UserSpace, Way::Bridge, Way::Collapsed];
 /// Programs' tunnels are measured alone: many are many programs.
 const MANY: [Way; 5] = [Way::Veth, Way::Vxlan, Way::Wire, Way::Bridge, Way::Collapsed];
 const CHAINS: [Way; 3] = [Way::PlainChain, Way::CollapsedChain, Way::TunnelledChain];
@@ -209,8 +208,18 @@ pub(super) fn document(entries: &[Entry]) -> Document {
         ],
         drawings: vec![
             drawing(("wires-throughput", "TCP over all links at once", "links", "Mbit/s"), &windows, many, mbit),
-            drawing(("wires-chain-throughput", "TCP through a chain of switches", "switches", "Mbit/s"), &windows, chained, mbit),
-            drawing(("wires-chain-latency", "There and back through a chain of switches", "switches", "us"), &windows, chained, us),
+            drawing(
+                ("wires-chain-throughput", "TCP through a chain of switches", "switches", "Mbit/s"),
+                &windows,
+                chained,
+                mbit,
+            ),
+            drawing(
+                ("wires-chain-latency", "There and back through a chain of switches", "switches", "us"),
+                &windows,
+                chained,
+                us,
+            ),
             drawing(("wires-chain-cpu", "CPU for a frame through a chain", "switches", "us"), &windows, chained, cpu),
         ],
         bounds: bounds(&windows),
@@ -251,7 +260,8 @@ mod tests {
     #[test]
     fn a_hop_is_what_a_longer_chain_takes_longer() {
         let round = |n: u32, hop: f64| {
-            let took = |way, switches: f64, hop: f64| window(way, 1, 5, n, 1000.0, 30.0 + f64::from(n) + hop * switches);
+            let took =
+                |way, switches: f64, hop: f64| window(way, 1, 5, n, 1000.0, 30.0 + f64::from(n) + hop * switches);
             [
                 took(Way::Bridge, 0.0, 0.0),
                 took(Way::Collapsed, 0.0, 0.0),

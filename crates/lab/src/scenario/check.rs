@@ -49,7 +49,8 @@ impl Checker<'_> {
         let Some(speed) = &s.speed else { return Ok(()) };
         let other = !s.vm.is_empty() || !s.step.is_empty() || !s.component.is_empty() || !s.baseline.is_empty();
         if other || s.site.len() != 2 || !s.godwit {
-            let what = "goes with two sites, and without [[vm]], [[component]], [[step]], `baseline` and `godwit = false`";
+            let what =
+                "goes with two sites, and without [[vm]], [[component]], [[step]], `baseline` and `godwit = false`";
             return self.fail(speed.span(), "speed", what);
         }
         match speed.get_ref().problem() {
@@ -385,7 +386,8 @@ impl Checker<'_> {
                     let image = s.vm.iter().find(|vm| vm.name.get_ref() == step.vm.get_ref()).map(|vm| vm.image);
                     for load in &step.load {
                         if client_site(load).is_some() {
-                            let what = "has clients (an echo, or a tier with `from`); those are the VM's own, in [[vm]]";
+                            let what =
+                                "has clients (an echo, or a tier with `from`); those are the VM's own, in [[vm]]";
                             return self.fail(step.vm.span(), "step.load", what);
                         }
                         self.load(load, image.unwrap_or_default(), &step.vm.span(), "step.load")?;

@@ -158,7 +158,9 @@ impl RawMove {
             }
             (None, Some(component)) => {
                 if disk.is_some() || policy.is_some() || throttle.is_some() || leave_at.is_some() || retry {
-                    return Err("`move` of a `component` takes `to`, and nothing else: it has no disk and no memory".into());
+                    return Err(
+                        "`move` of a `component` takes `to`, and nothing else: it has no disk and no memory".into()
+                    );
                 }
                 Ok(Action::Component(ComponentStep { component, to }))
             }

@@ -13,8 +13,8 @@
 mod traffic;
 mod ways;
 
-use crate::godwit::Installation;
 use crate::fabric::Fabric;
+use crate::godwit::Installation;
 use crate::progress::Progress;
 use crate::report::SpeedWindow;
 use crate::scenario::Scenario;

@@ -87,7 +87,10 @@ impl ByHand {
     fn world(&self, ends: [Namespace; 2], programs: Vec<Program>, more: Vec<Namespace>) -> Result<World> {
         for (end, place) in ends.iter().enumerate() {
             let lines = (0..self.count).flat_map(|link| {
-                [format!("link set g{link} mtu {GUEST_MTU} up"), format!("address add {}/24 dev g{link}", address(link, end))]
+                [
+                    format!("link set g{link} mtu {GUEST_MTU} up"),
+                    format!("address add {}/24 dev g{link}", address(link, end)),
+                ]
             });
             place.ip(lines)?;
         }
@@ -205,9 +208,18 @@ impl ByHand {
         self.by_program(sites, |tap, end| {
             let mut command = Command::new("openvpn");
             command.args(["--dev", tap, "--dev-type", "tap", "--proto", "udp4", "--verb", "1", "--dh", "none"]);
-            command.args(["--local", &sites[end].underlay.to_string(), "--remote", &sites[1 - end].underlay.to_string()]);
+            command.args([
+                "--local",
+                &sites[end].underlay.to_string(),
+                "--remote",
+                &sites[1 - end].underlay.to_string(),
+            ]);
             command.args(["--port", &port.to_string(), if end == 0 { "--tls-server" } else { "--tls-client" }]);
-            command.arg("--cert").arg(keys.join(format!("{end}.crt"))).arg("--key").arg(keys.join(format!("{end}.key")));
+            command
+                .arg("--cert")
+                .arg(keys.join(format!("{end}.crt")))
+                .arg("--key")
+                .arg(keys.join(format!("{end}.key")));
             command.args(["--peer-fingerprint", &prints[1 - end], "--data-ciphers", "AES-256-GCM"]);
             command
         })
@@ -316,12 +328,7 @@ fn wires(godwit: &Installation, count: usize, sites: [&Site; 2], number: usize) 
 }
 
 /// Two routers as ends, switches between them, and a wire from each to the next.
-fn switches<'a>(
-    godwit: &Installation,
-    chain: usize,
-    site: impl Fn(usize) -> &'a Site,
-    number: usize,
-) -> Result<World> {
+fn switches<'a>(godwit: &Installation, chain: usize, site: impl Fn(usize) -> &'a Site, number: usize) -> Result<World> {
     let name = |place: usize| format!("hop{place}-{number}");
     let mut ends = vec![];
     for place in 0..chain + 2 {
