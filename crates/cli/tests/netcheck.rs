@@ -163,6 +163,7 @@ fn a_trace_records_what_passes_each_wire_at_both_of_its_hosts() {
     let mut pings = Command::new("nsenter");
     pings.arg(format!("--net=/proc/{r1}/ns/net")).args(["ping", "-i", "0.2", "-s", "1000", "10.7.0.2"]);
     let mut pings = pings.stdout(Stdio::null()).spawn().unwrap();
+    let wire = pair.json(&["wire", "show", "r1:p1"])["id"].clone();
     let folder = pair.path("recordings");
     let words = ["net", "trace", "r1", "--capture", folder.to_str().unwrap(), "--for", "2s"];
     let said = pair.godwit(&words);
@@ -172,7 +173,7 @@ fn a_trace_records_what_passes_each_wire_at_both_of_its_hosts() {
     assert_eq!(said.0, 0, "{said:?}{}", pair.logs());
     assert!(again.0 != 0 && again.2.contains("without recordings"), "{again:?}");
     for host in ["a", "b"] {
-        let file = folder.join(format!("wire-1-{host}.pcap"));
+        let file = folder.join(format!("wire-{wire}-{host}.pcap"));
         let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
         let frames = recorded(&file);
