@@ -9,6 +9,7 @@
 //! `not finished`, with the time after which it was given up).
 
 mod document;
+mod endpoints;
 mod guest_io;
 mod predict;
 mod three_tier;
@@ -40,6 +41,8 @@ pub enum Paper {
     ThreeTier,
     /// VirtualWire, figures 11 to 14: wires beside other ways between two hosts, many at once, and chains of switches.
     Wires,
+    /// VirtualWire, table 1: what endpoints that move with their guest add to its pause.
+    Endpoints,
 }
 
 /// How much of a set is run.
@@ -72,6 +75,7 @@ impl Paper {
             Self::Predict => "predict",
             Self::ThreeTier => "three-tier",
             Self::Wires => "wires",
+            Self::Endpoints => "endpoints",
         }
     }
 
@@ -86,6 +90,7 @@ impl Paper {
             Self::Predict => predict::cells(extent),
             Self::ThreeTier => three_tier::cells(),
             Self::Wires => wires::cells(extent),
+            Self::Endpoints => endpoints::cells(extent),
         }
     }
 
@@ -100,6 +105,7 @@ impl Paper {
             Self::Predict => predict::document(entries),
             Self::ThreeTier => three_tier::document(entries),
             Self::Wires => wires::document(entries),
+            Self::Endpoints => endpoints::document(entries),
         }
     }
 }
@@ -194,8 +200,16 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 7] =
-        [Paper::Xnbd, Paper::Writes, Paper::WayBack, Paper::GuestIo, Paper::Predict, Paper::ThreeTier, Paper::Wires];
+    const ALL: [Paper; 8] = [
+        Paper::Xnbd,
+        Paper::Writes,
+        Paper::WayBack,
+        Paper::GuestIo,
+        Paper::Predict,
+        Paper::ThreeTier,
+        Paper::Wires,
+        Paper::Endpoints,
+    ];
 
     pub(super) fn entry(cell: &str, moves: Vec<MoveReport>) -> Entry {
         let key = Key { commit: "abc".into(), scenario: "figures".into(), cell: cell.into(), repeat: 0 };
