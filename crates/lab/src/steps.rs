@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::moves::{Ended, MoveThread, Running};
 use crate::pass::{Means, Pass, Vm, lock};
 use crate::reboot;
-use crate::report::{EchoPoint, Integrity, Mark};
+use crate::report::{EchoPoint, Integrity, Mark, MoveReport};
 use crate::scenario::{Action, Alter, Cut, Damage, DiskStrategy, Expect, Kill, LoadStep, Move, Runs};
 use crate::watch::Client;
 use anyhow::{Context, Result, bail};
@@ -311,7 +311,7 @@ impl Pass {
             look_from_clients(&mut ended, &lock(&self.vm(vm).clients), now);
             ended.report.series.wan = ended.sampler.finish();
             let stop = ended.report.phases.iter().find(|phase| phase.name == "stop").map(|phase| phase.start_s);
-            let mark = self.mark(&ended);
+            let mark = self.mark(&ended.report, ended.began);
             self.marks.push(mark);
             if let Some(watch) = ended.watch {
                 ended.report.series.io = watch.curve(ended.began, stop);
@@ -321,15 +321,15 @@ impl Pass {
     }
 
     /// When a VM's move was, and when its guest stood still.
-    fn mark(&self, ended: &Ended) -> Mark {
-        let start_s = self.seconds(ended.began);
-        let phase = |name: &str| ended.report.phases.iter().find(|phase| phase.name == name);
+    fn mark(&self, report: &MoveReport, began: Instant) -> Mark {
+        let start_s = self.seconds(began);
+        let phase = |name: &str| report.phases.iter().find(|phase| phase.name == name);
         let stop_s = phase("stop").map(|stop| {
             let until = phase("hand-off").map_or(stop.end_s, |hand_off| hand_off.end_s);
             [start_s + stop.start_s, start_s + until]
         });
-        let end_s = start_s + ended.report.ended_s.unwrap_or(ended.report.total_s);
-        Mark { what: ended.report.vm.clone(), to: ended.report.to.clone(), start_s, end_s, stop_s }
+        let end_s = start_s + report.ended_s.unwrap_or(report.total_s);
+        Mark { what: report.vm.clone(), to: report.to.clone(), start_s, end_s, stop_s }
     }
 
     /// Waits until every client of `vm` has an answer from now on. After a long pause TCP tries again only after a while

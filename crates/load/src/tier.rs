@@ -610,7 +610,7 @@ mod tests {
         drop(database);
         until("it is missed", || count(&clients, Verdict::Failed) > 0);
         let other = TierSpec { port, ..spec(None, 1) };
-        until("its port is free", || Tier::start(other, 2).map(|back| drop(back)).is_ok());
+        until("its port is free", || Tier::start(other, 2).map(drop).is_ok());
         let _back = Tier::start(other, 2).unwrap();
         until("what it says is not what it said", || count(&clients, Verdict::Wrong) > 0);
         assert!(web.status().errors > 0 && web.status().first_error.is_some());
