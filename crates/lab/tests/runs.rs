@@ -780,7 +780,7 @@ name = "b"
 [[vm]]
 name = "web"
 site = "a"
-memory_mib = 96
+memory_mib = 128
 disk_gib = 0.125
 data_mib = 64
 nic = [{ address = "10.20.1.2/24", name = "inside" }]
@@ -789,7 +789,7 @@ load = [{ kind = "tier", port = 8080, asks = "10.20.2.2:8080", from = "b", sessi
 [[vm]]
 name = "db"
 site = "a"
-memory_mib = 96
+memory_mib = 128
 disk_gib = 0.125
 data_mib = 64
 nic = [{ address = "10.20.2.2/24" }]

@@ -22,7 +22,7 @@ fn name(pairs: usize) -> String {
 
 fn vm(name: &str, nics: &str) -> String {
     format!(
-        "[[vm]]\nname = \"{name}\"\nsite = \"a\"\nmemory_mib = 96\ndisk_gib = 0.125\ndata_mib = 64\nnic = [{nics}]\nload = [\n  \
+        "[[vm]]\nname = \"{name}\"\nsite = \"a\"\nmemory_mib = 128\ndisk_gib = 0.125\ndata_mib = 64\nnic = [{nics}]\nload = [\n  \
          {{ kind = \"memory\", pages_per_s = 200, working_set_mib = 8 }},\n  {{ kind = \"echo\", from = \"c\", per_s = 50 }},\n]\n\n"
     )
 }
