@@ -162,7 +162,7 @@ impl ByHand {
         let mut switches = vec![];
         for _ in 0..length {
             let switch = Namespace::new("switch")?;
-            switch.ip(["link add br type bridge", "link set br up"])?;
+            switch.ip(["link add sw type bridge", "link set sw up"])?;
             switches.push(switch);
         }
         let [near, far] = &ends;
@@ -182,7 +182,7 @@ impl ByHand {
                     format!("link set {port} mtu {GUEST_MTU} master {bridge} up"),
                 ])?;
                 if inner != "g0" {
-                    place.ip([format!("link set {inner} mtu {GUEST_MTU} master br up")])?;
+                    place.ip([format!("link set {inner} mtu {GUEST_MTU} master sw up")])?;
                 }
             }
         }
