@@ -195,7 +195,8 @@ impl ByHand {
             let (local, remote) = (sites[end].underlay, sites[1 - end].underlay);
             let mut command = Command::new("socat");
             command.arg(format!("TUN,tun-type=tap,iff-no-pi,iff-up,tun-name={tap}"));
-            command.arg(format!("UDP4:{remote}:{port},bind={local}:{port}"));
+            // Not `UDP4`: that ends when the other one is not there yet.
+            command.arg(format!("UDP4-DATAGRAM:{remote}:{port},bind={local}:{port}"));
             command
         })
     }
