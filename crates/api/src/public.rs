@@ -13,6 +13,8 @@
 //! | `GET /v1/wires` | [`Wire`]: to components |
 //! | `GET`, `POST /v1/extenders`, `GET /v1/extenders/{a}/{b}`, `POST .../rotate`, `.../disconnect` | [`ConnectExtender`](crate::extender::ConnectExtender), [`DisconnectExtender`](crate::extender::DisconnectExtender) -> [`Extender`](crate::extender::Extender) |
 //! | `GET /v1/port-wires`, `POST`, `GET`, `DELETE /v1/port-wires/{wire}` | [`ConnectWire`](crate::wire::ConnectWire) -> [`PortWire`](crate::wire::PortWire): between ports |
+//! | `POST /v1/port-wires/{wire}/capture` | [`CaptureWire`](crate::capture::CaptureWire) -> [`HostCapture`](crate::capture::HostCapture)s |
+//! | `GET /v1/network` | [`HostFinding`](crate::network::HostFinding) |
 //! | `GET /v1/orphans`, `DELETE /v1/orphans/{host}/{orphan}` | [`JudgedOrphan`](crate::orphan::JudgedOrphan) |
 //! | `POST /v1/moves` | [`StartMove`] -> [`Move`], or with `dry_run` -> [`DryRun`] |
 //! | `GET /v1/moves`, `GET /v1/moves/{id}` | [`Move`] |

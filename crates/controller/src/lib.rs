@@ -17,6 +17,7 @@ mod image;
 mod lost;
 mod metrics;
 mod moves;
+mod netcheck;
 mod orphans;
 mod places;
 mod precache;
@@ -192,6 +193,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/extenders/{a}/{b}", get(extenders::show))
         .route("/v1/extenders/{a}/{b}/rotate", post(extenders::rotate))
         .route("/v1/extenders/{a}/{b}/disconnect", post(extenders::disconnect))
+        .route("/v1/port-wires/{wire}/capture", post(wires::capture))
+        .route("/v1/network", get(netcheck::list))
         .route("/v1/orphans", get(orphans::list))
         .route("/v1/orphans/{host}/{orphan}", delete(orphans::remove))
         .route("/v1/moves", get(moves::list).post(moves::start))

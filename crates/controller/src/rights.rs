@@ -109,6 +109,8 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/extenders/{a}/{b}", ReadAll),
     ("POST", "/v1/extenders/{a}/{b}/rotate", Rule),
     ("POST", "/v1/extenders/{a}/{b}/disconnect", Rule),
+    // What passes is the owner's to see, and of whoever may disconnect it.
+    ("POST", "/v1/port-wires/{wire}/capture", Change),
     ("GET", "/v1/moves", Read),
     ("POST", "/v1/moves", Move),
     ("POST", "/v1/moves/together", Move),
@@ -118,6 +120,7 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/moves/{id}/retry", Move),
     // A claim sets the rules aside by which there is one owner.
     ("POST", "/v1/moves/{id}/resolve", Rule),
+    ("GET", "/v1/network", ReadAll),
     ("GET", "/v1/orphans", ReadAll),
     ("DELETE", "/v1/orphans/{host}/{orphan}", Rule),
     // Each domain its own, and what is everybody's to read.
@@ -384,7 +387,16 @@ mod tests {
         let node = holder(Role::Node, "n");
         let token = |role| Caller::of_domain(&"t".parse().unwrap(), "d".parse().unwrap(), role);
         let plan = "/v1/sites/{site}/evacuation-plan";
-        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/v1/extenders", "/metrics", plan];
+        let ours = [
+            "/v1/hosts",
+            "/v1/revocations",
+            "/v1/tokens",
+            "/v1/orphans",
+            "/v1/extenders",
+            "/v1/network",
+            "/metrics",
+            plan,
+        ];
         for (method, path, right) in RULES {
             let case = format!("{method} {path}");
             // A plan is asked for with a body, and changes nothing.

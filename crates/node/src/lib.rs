@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod actor;
+pub mod capture;
 pub mod check;
 pub mod claim;
 pub mod components;
@@ -29,6 +30,7 @@ pub mod memory_in;
 pub mod memory_out;
 pub mod metrics;
 mod neighbours;
+mod netcheck;
 pub mod node;
 pub mod orphans;
 pub mod outgoing;

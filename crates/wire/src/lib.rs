@@ -36,6 +36,7 @@
 //! carries them encrypted.
 
 #![forbid(unsafe_code)]
+mod capture;
 mod device;
 mod endpoint;
 pub mod extender;
@@ -44,12 +45,15 @@ mod guard;
 mod record;
 mod rehome;
 mod spec;
+mod survey;
 mod wires;
 
+pub use capture::{CaptureBounds, Captured, CapturedFrame};
 pub use endpoint::{Action, Endpoint, Order, Stale, State};
 pub use gateway::{Port, PortAction, PortOrder, PortState, Refused};
 pub use godwit_net::{MacAddr, NetError};
 pub use record::state as state_of_tap;
 pub use rehome::{Outdated, Rehoming, Side, Stamp, View};
 pub use spec::{Component, DEFAULT_PORT, EndpointId, EndpointSpec, GatewayPort, PortWire, Sequence, Vni, WireId};
+pub use survey::{Part, Surveyed};
 pub use wires::{Found, FoundState, WireError, Wires};
