@@ -106,7 +106,7 @@ pub struct ExtenderEnd {
     pub host: Name,
     /// Where it is reached; none: it speaks first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
+    #[schemars(schema_with = "crate::patterns::socket_or_null")]
     pub endpoint: Option<SocketAddr>,
     /// What the host says of it; none while it cannot be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -164,7 +164,7 @@ pub struct TunnelOrder {
     /// The UDP port here; none: any.
     pub listen: Option<u16>,
     /// Where the other end is reached; none: it speaks first.
-    #[schemars(with = "Option<String>")]
+    #[schemars(schema_with = "crate::patterns::socket_or_null")]
     pub endpoint: Option<SocketAddr>,
     /// The other end's public key, once it has made one.
     pub key: Option<String>,
@@ -222,7 +222,7 @@ pub struct LocalTunnel {
     pub engine: String,
     /// Where the other end was heard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
+    #[schemars(schema_with = "crate::patterns::socket_or_null")]
     pub endpoint: Option<SocketAddr>,
     /// When the two ends agreed on keys last, seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -32,6 +32,11 @@ pub(crate) fn socket(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "format": "socket-addr", "pattern": pattern, "examples": ["192.0.2.1:7410"]})
 }
 
+/// An address and a port, or null.
+pub(crate) fn socket_or_null(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({"anyOf": [socket(generator), {"type": "null"}]})
+}
+
 /// A size in whole blocks of 4 KiB, not nothing.
 pub(crate) fn blocks(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "format": "uint64", "minimum": 4096, "maximum": u64::MAX, "multipleOf": 4096})

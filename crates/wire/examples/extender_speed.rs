@@ -83,7 +83,8 @@ fn wireguard(name: &'static str, program: &str, words: &[&str]) -> Joined {
     let mut programs = vec![];
     for (n, place) in places.iter().enumerate() {
         place.enter();
-        let device = format!("gxs{}{n}", std::process::id() % 100_000);
+        // Sockets have these names in one folder, whatever the namespace.
+        let device = format!("gx{}{}{n}", &name[..1], std::process::id() % 100_000);
         let mut command = Command::new(program);
         command.args(words).arg(&device).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         programs.push(command.spawn().unwrap());

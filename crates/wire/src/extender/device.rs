@@ -47,8 +47,8 @@ pub enum TunnelError {
 }
 
 fn is_key(text: &str) -> bool {
-    let body = text.strip_suffix('=').unwrap_or_default();
-    text.len() == KEY_LENGTH && body.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/'))
+    let base64 = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/');
+    text.len() == KEY_LENGTH && text.strip_suffix('=').is_some_and(|body| body.bytes().all(base64))
 }
 
 /// A public key, in base64.
