@@ -599,8 +599,8 @@ impl Actor {
                 | DestinationState::Staged { ticket }
                 | DestinationState::Loaded { ticket }
                 | DestinationState::Granting { ticket }
-                | DestinationState::Granted { ticket }
-                | DestinationState::Starting { ticket }
+                | DestinationState::Granted { ticket, .. }
+                | DestinationState::Starting { ticket, .. }
                 | DestinationState::Started { ticket, .. } => Some(ticket),
                 _ => None,
             },
@@ -612,7 +612,9 @@ impl Actor {
                 Record::Sealed(t)
                 | Record::Released(t)
                 | Record::Staged(t)
+                | Record::Prepared(t)
                 | Record::Granted(t)
+                | Record::Draining(t)
                 | Record::Started(t)
                 | Record::Refused(t)
                 | Record::Returned(t),
@@ -624,7 +626,9 @@ impl Actor {
             ownership: match status {
                 Status::Runs => Ownership::Here,
                 Status::Pausing => Ownership::Pausing,
-                Status::WaitsForPeer => Ownership::WaitsForPeer,
+                Status::WaitsForPeer | Status::Lends => Ownership::WaitsForPeer,
+                // It is nobody else's.
+                Status::MemoryLost => Ownership::Here,
                 Status::NotHere => Ownership::Elsewhere,
             },
             owner,
