@@ -35,7 +35,7 @@
 use crate::name::Name;
 use crate::progress::MoveProgress;
 use crate::vm::VmDefinition;
-use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, Policy, VmId, VolumeId};
+use godwit_units::{BitRate, Bytes, Generation, Lineage, MaxDrain, MoveId, Policy, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -229,6 +229,9 @@ pub struct MoveOrder {
     /// By how much, in percent, the guest's CPUs may be slowed when it writes faster than the link carries. None: not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<u8>,
+    /// For how long at most a part of memory may follow the guest (post-copy) where pre-copy does not converge. None: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_postcopy: Option<MaxDrain>,
     /// CPUs to have at the destination, if more than now.
     pub vcpus: Option<u32>,
     /// Whether the source's host keeps the guest's memory, sealed, for when it comes back.

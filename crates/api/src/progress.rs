@@ -18,6 +18,8 @@ pub enum PhaseName {
     Stop,
     /// From everything verified to the destination's start.
     HandOff,
+    /// The guest runs at the destination, and pages of its memory follow it (post-copy). The source's QEMU is needed.
+    Drain,
     /// The guest runs at the destination; what is left at the source is cleared away, the network is proved.
     Release,
     /// The guest runs at the destination, and blocks of its disks follow it (post-copy). The hosts that have them are needed.
@@ -38,6 +40,9 @@ pub enum Outcome {
     NetworkUnproved,
     /// Failed: it runs at the source.
     Failed,
+    /// The VM is at the destination, and memory that was to follow it is lost. It stands still until it is started from its disks, or was
+    /// started from them already; the error says which.
+    MemoryLost,
     /// Neither side can tell alone: the VM is paused until the other side is heard, or somebody claims it.
     WaitsForPeer,
 }
@@ -262,10 +267,10 @@ impl Outcome {
         matches!(self, Self::Running | Self::WaitsForPeer)
     }
 
-    /// Whether the VM runs at the destination.
+    /// Whether the VM is at the destination.
     #[must_use]
     pub const fn has_arrived(self) -> bool {
-        matches!(self, Self::Completed | Self::NetworkUnproved)
+        matches!(self, Self::Completed | Self::NetworkUnproved | Self::MemoryLost)
     }
 }
 

@@ -26,7 +26,7 @@ use crate::host::{Blocker, DiskStrategy, HostFacts, Ownership, RunState};
 use crate::name::Name;
 use crate::progress::MoveProgress;
 use crate::vm::{ComponentSpec, VmSpec};
-use godwit_units::{BitRate, Bytes, Generation, Lineage, MoveId, Policy, VmId, VolumeId};
+use godwit_units::{BitRate, Bytes, Generation, Lineage, MaxDrain, MoveId, Policy, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -189,6 +189,10 @@ pub struct StartMove {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub throttle: Option<u8>,
+    /// Whether a part of memory may follow the guest (post-copy) where pre-copy does not converge, and for how long at most, as far as that
+    /// can be foreseen. A crash of the source's host meanwhile loses the memory (`memory-lost`). None: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_postcopy: Option<MaxDrain>,
     /// CPUs to have at the destination, if more than now.
     #[serde(default)]
     #[schemars(range(min = 1, max = 1024))]
@@ -224,6 +228,9 @@ pub struct MoveTogether {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub throttle: Option<u8>,
+    /// As [`StartMove::memory_postcopy`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_postcopy: Option<MaxDrain>,
     /// As [`StartMove::keep_checkpoint`].
     #[serde(default)]
     pub keep_checkpoint: bool,

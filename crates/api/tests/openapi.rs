@@ -253,6 +253,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
             limit: Some(BitRate(1)),
             policy: Default::default(),
             throttle: Some(80),
+            memory_postcopy: Some(godwit_units::MaxDrain::DEFAULT),
             vcpus: None,
             keep_checkpoint: true,
             dry_run: false,
@@ -338,9 +339,19 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, promote, &web, &promote);
         call!(api, called, start_move, &order);
         call!(api, called, dry_run, &order);
-        let StartMove { to, disk, limit, policy, throttle, keep_checkpoint, dry_run, .. } = order.clone();
-        let together =
-            MoveTogether { vms: vec![web.clone()], to, disk, limit, policy, throttle, keep_checkpoint, dry_run };
+        let StartMove { to, disk, limit, policy, throttle, memory_postcopy, keep_checkpoint, dry_run, .. } =
+            order.clone();
+        let together = MoveTogether {
+            vms: vec![web.clone()],
+            to,
+            disk,
+            limit,
+            policy,
+            throttle,
+            memory_postcopy,
+            keep_checkpoint,
+            dry_run,
+        };
         call!(api, called, move_together, &together);
         call!(api, called, dry_run_together, &together);
         call!(api, called, moves);

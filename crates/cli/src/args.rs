@@ -6,7 +6,7 @@ use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_api::wire::WireEnd;
 use godwit_trust::Identity;
-use godwit_units::{BitRate, Bytes, Policy, RadosPool};
+use godwit_units::{BitRate, Bytes, MaxDrain, Policy, RadosPool};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -646,6 +646,11 @@ pub struct MoveArgs {
     /// Slow the guest's CPUs by up to so many percent when it writes faster than the link carries; without, they are left alone
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
     pub throttle: Option<u8>,
+    /// Let a part of memory follow the guest where the rounds do not get shorter, if that is predicted to take no longer than TIME; if the
+    /// source's host is lost meanwhile, so is the memory (`memory-lost`)
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "30s",
+          conflicts_with = "keep_checkpoint")]
+    pub memory_postcopy: Option<MaxDrain>,
     /// CPUs to have at the destination, if more than now
     #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
@@ -659,7 +664,7 @@ pub struct MoveArgs {
     #[arg(long)]
     pub detach: bool,
     /// Take the VM's move back; it goes on at its source
-    #[arg(long, conflicts_with_all = ["to", "limit", "policy", "throttle", "vcpus", "dry_run", "detach"])]
+    #[arg(long, conflicts_with_all = ["to", "limit", "policy", "throttle", "memory_postcopy", "vcpus", "dry_run", "detach"])]
     pub cancel: bool,
 }
 

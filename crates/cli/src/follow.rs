@@ -170,6 +170,10 @@ fn outcome(mv: &Move, said: bool) -> Result<(), Failure> {
                 format!("`{vm}` runs at {}, but its network was not shown to lead there: {}", mv.to, printable(why));
             Err(Failure::new(Code::Failed, message(text)))
         }
+        Outcome::MemoryLost => {
+            let text = format!("`{vm}` is at {}, and its memory is lost: {}", mv.to, printable(why));
+            Err(Failure::new(Code::Failed, message(text)))
+        }
         Outcome::Cancelled => {
             Err(Failure::new(Code::Cancelled, message(format!("the move of `{vm}` was cancelled; it runs at {from}"))))
         }

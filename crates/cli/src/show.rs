@@ -221,6 +221,7 @@ pub fn phase(name: PhaseName) -> &'static str {
         PhaseName::Memory => "memory",
         PhaseName::Stop => "stop",
         PhaseName::HandOff => "hand-off",
+        PhaseName::Drain => "drain",
         PhaseName::Release => "release",
         PhaseName::Fill => "fill",
     }

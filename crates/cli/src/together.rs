@@ -27,8 +27,8 @@ pub async fn run(client: &PublicClient, args: MoveArgs, json: bool) -> Result<()
         return Err(Failure::usage("--vcpus is for one VM: move it by itself"));
     }
     let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
-    let MoveArgs { vms, disk, limit, policy, throttle, keep_checkpoint, dry_run, .. } = args;
-    let order = MoveTogether { vms, to, disk, limit, policy, throttle, keep_checkpoint, dry_run };
+    let MoveArgs { vms, disk, limit, policy, throttle, memory_postcopy, keep_checkpoint, dry_run, .. } = args;
+    let order = MoveTogether { vms, to, disk, limit, policy, throttle, memory_postcopy, keep_checkpoint, dry_run };
     if dry_run {
         let each = client.dry_run_together(&order).await?;
         match json {

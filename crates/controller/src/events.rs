@@ -109,6 +109,7 @@ pub fn label(outcome: Outcome) -> &'static str {
         Outcome::Cancelled => "cancelled",
         Outcome::NetworkUnproved => "network-unproved",
         Outcome::Failed => "failed",
+        Outcome::MemoryLost => "memory-lost",
         Outcome::Running | Outcome::WaitsForPeer => "open",
     }
 }

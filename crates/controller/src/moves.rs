@@ -288,6 +288,7 @@ pub(crate) fn store(
             limit: order.limit,
             policy: order.policy,
             throttle: order.throttle,
+            memory_postcopy: order.memory_postcopy,
             vcpus: order.vcpus,
             keep_checkpoint: order.keep_checkpoint,
             capability: None,

@@ -41,6 +41,7 @@ pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>
         limit: record.order.limit,
         policy: record.order.policy,
         throttle: record.order.throttle,
+        memory_postcopy: record.order.memory_postcopy,
         vcpus: record.order.vcpus,
         keep_checkpoint: record.order.keep_checkpoint,
         dry_run: false,

@@ -128,6 +128,13 @@ pub fn merge(before: &MoveProgress, seen: &Seen) -> MoveProgress {
     if let Some(there) = seen.destination_move.this().map(|m| &m.progress) {
         now.resumed_unix_us = now.resumed_unix_us.or(there.resumed_unix_us);
         now.network_proved_ms = now.network_proved_ms.or(there.network_proved_ms);
+        if seen.source_move.this().is_none() {
+            // It waits for the source, or has heard of it since.
+            match there.outcome {
+                Outcome::WaitsForPeer => (now.outcome, now.error) = (there.outcome, there.error.clone()),
+                _ => now.outcome = Outcome::Running,
+            }
+        }
         fill(&mut now, there);
     } else if matches!(seen.destination_move, Said::Silent(_)) {
         fill(&mut now, before);

@@ -89,6 +89,7 @@ pub async fn start(
         limit: order.limit,
         policy: order.policy,
         throttle: order.throttle,
+        memory_postcopy: order.memory_postcopy,
         vcpus: None,
         keep_checkpoint: order.keep_checkpoint,
         dry_run: order.dry_run,

@@ -23,7 +23,18 @@ use godwit_units::{Lineage, VmId};
 ///                       v                                             v Persisted           v
 ///                    Refused                                       Returned              Settled
 ///
-///  Staged, Loaded, Refused, Returned and Started can be claimed: -> Claiming -> Settled, in a new lineage.
+///  With memory post-copy, where pages follow the guest:
+///
+///          Listens         Persisted          Commit: Open          Opened
+///  Staged ---------> Preparing ------> Prepared ---------> Granted -------> Starting
+///                    PREPARED             | Over              | QemuDied    DRAINING | Persisted: run
+///                                         v                   v                      v    Drained
+///                                     Refusing            Retreating             Draining ---------> Finishing
+///                                                                     QemuDied,      |               STARTED | Persisted
+///                                                                     Abandon        v                       v
+///                                                                             Abandoning STARTED ------> Started
+///
+///  Staged, Loaded, Prepared, Refused, Returned, Draining and Started can be claimed: -> Claiming -> Settled, in a new lineage.
 ///  Outranked(lineage) takes every state in which nothing runs to Yielding, and that to Outranked.
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +54,16 @@ pub enum DestinationState {
         /// The attempt.
         ticket: Ticket,
     },
+    /// PREPARED is being written.
+    Preparing {
+        /// The attempt.
+        ticket: Ticket,
+    },
+    /// Everything but pages of memory is here. Refused only when the source says that it is over.
+    Prepared {
+        /// The attempt.
+        ticket: Ticket,
+    },
     /// GRANTED is being written.
     Granting {
         /// The attempt.
@@ -52,9 +73,34 @@ pub enum DestinationState {
     Granted {
         /// The attempt.
         ticket: Ticket,
+        /// Whether all of its memory is here.
+        pages: Pages,
     },
-    /// STARTED is being written. Nobody can tell whether it would survive a crash now: nothing is returned.
+    /// STARTED or DRAINING is being written. Nobody can tell whether it would survive a crash now: nothing is returned.
     Starting {
+        /// The attempt.
+        ticket: Ticket,
+        /// Whether all of its memory is here.
+        pages: Pages,
+    },
+    /// There is no way back, and pages of memory are still to come from the source, which keeps them.
+    Draining {
+        /// The attempt.
+        ticket: Ticket,
+        /// How far the VM is up.
+        arrival: Arrival,
+        /// What is known of those pages.
+        there: There,
+    },
+    /// The last page has come; STARTED is being written.
+    Finishing {
+        /// The attempt.
+        ticket: Ticket,
+        /// How far the VM is up.
+        arrival: Arrival,
+    },
+    /// Memory is lost, and given up; STARTED is being written.
+    Abandoning {
         /// The attempt.
         ticket: Ticket,
     },
@@ -123,6 +169,24 @@ pub enum DestinationState {
     },
 }
 
+/// Whether all of a VM's memory is at the destination when it is started there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// All of it.
+    Here,
+    /// Some are still at the source.
+    Owed,
+}
+
+/// What a destination knows of pages that are still at the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum There {
+    /// Nothing else than that they are there.
+    Kept,
+    /// They are lost.
+    Lost,
+}
+
 /// How far a VM that was handed to us is up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
@@ -169,7 +233,13 @@ impl Destination {
             Some(Record::Released(last) | Record::Refused(last) | Record::Returned(last)) => ticket > last,
             Some(Record::Outranked { lineage, .. }) => ticket.lineage >= lineage,
             Some(
-                Record::Owned(_) | Record::Sealed(_) | Record::Staged(_) | Record::Granted(_) | Record::Started(_),
+                Record::Owned(_)
+                | Record::Sealed(_)
+                | Record::Staged(_)
+                | Record::Prepared(_)
+                | Record::Granted(_)
+                | Record::Draining(_)
+                | Record::Started(_),
             ) => return Err(CannotBegin::Busy),
         };
         if !newer && guards.hold(Guard::StageOnlyNewer) {
@@ -200,8 +270,15 @@ impl Destination {
         it.state = match record {
             Record::Staged(ticket) if seen == Seen::Loaded || !guards.hold(Guard::GrantOnlyLoaded) => it.loaded(ticket),
             Record::Staged(ticket) => it.refuse(ticket),
-            Record::Granted(ticket) if seen == Seen::Loaded => it.open(ticket),
+            Record::Prepared(ticket) => it.prepared(ticket),
+            Record::Granted(ticket) if seen == Seen::Loaded => it.open(ticket, Pages::Here),
             Record::Granted(ticket) => it.retreat(ticket),
+            Record::Draining(ticket) if seen == Seen::Gone => it.abandon(ticket),
+            Record::Draining(ticket) => {
+                it.out.push(Action::Open(ticket.lineage, ticket.generation));
+                it.drains(ticket);
+                S::Draining { ticket, arrival: Arrival::Opening(Run::Cont), there: There::Kept }
+            }
             Record::Started(ticket) => {
                 it.out.push(Action::Open(ticket.lineage, ticket.generation));
                 let run = if seen == Seen::Gone { Run::Boot } else { Run::Cont };
@@ -240,14 +317,18 @@ impl Destination {
     pub const fn status(&self) -> Status {
         use DestinationState as S;
         match self.state {
+            S::Draining { there: There::Lost, .. } => Status::MemoryLost,
             S::Granting { .. }
             | S::Granted { .. }
             | S::Starting { .. }
+            | S::Draining { .. }
+            | S::Finishing { .. }
+            | S::Abandoning { .. }
             | S::Started { .. }
             | S::Settling { .. }
             | S::Settled { .. }
             | S::Claiming { .. } => Status::Runs,
-            S::Loaded { .. } => Status::WaitsForPeer,
+            S::Loaded { .. } | S::Preparing { .. } | S::Prepared { .. } => Status::WaitsForPeer,
             S::Staging { .. }
             | S::Staged { .. }
             | S::Refusing { .. }
@@ -292,6 +373,22 @@ impl Destination {
                 Ok(S::Staged { ticket })
             }
             (S::Staged { ticket }, Event::Loaded) => Ok(self.loaded(ticket)),
+            (S::Staged { ticket }, Event::Listens) => {
+                self.out.push(Action::Persist(Record::Prepared(ticket)));
+                if !self.guards.hold(Guard::PreparedBeforeTold) {
+                    self.send(ticket, Body::Prepared);
+                }
+                Ok(S::Preparing { ticket })
+            }
+            (S::Preparing { ticket }, Event::Persisted(record)) if record == Record::Prepared(ticket) => {
+                Ok(self.prepared(ticket))
+            }
+            (S::Prepared { ticket }, Event::Timer) => Ok(self.prepared(ticket)),
+            (S::Prepared { ticket }, Event::Cancel) if !self.guards.hold(Guard::PreparedKeeps) => {
+                Ok(self.refuse(ticket))
+            }
+            // What is left of it is given back when the source commits, or refused when it says that it is over.
+            (S::Prepared { .. } | S::Preparing { .. }, Event::QemuDied) => Ok(self.state),
             (S::Staged { ticket }, Event::Timer) if self.guards.hold(Guard::StagedAsks) => {
                 self.send(ticket, Body::Pending);
                 self.out.push(Action::SetTimer);
@@ -317,10 +414,10 @@ impl Destination {
                     return Ok(self.retreat(ticket));
                 }
                 self.send(ticket, Body::Granted);
-                Ok(self.open(ticket))
+                Ok(self.open(ticket, Pages::Here))
             }
-            (S::Granted { ticket }, Event::Opened) => Ok(self.start(ticket)),
-            (S::Starting { ticket }, Event::Persisted(record)) if record == Record::Started(ticket) => {
+            (S::Granted { ticket, pages }, Event::Opened) => Ok(self.start(ticket, pages)),
+            (S::Starting { ticket, .. }, Event::Persisted(record)) if record == Record::Started(ticket) => {
                 self.send(ticket, Body::Started);
                 self.out.push(Action::SetTimer);
                 if self.guards.hold(Guard::ContAfterStarted) {
@@ -329,14 +426,66 @@ impl Destination {
                 }
                 Ok(S::Started { ticket, arrival: Arrival::Starting })
             }
+            (S::Starting { ticket, .. }, Event::Persisted(record)) if record == Record::Draining(ticket) => {
+                if self.qemu == Seen::Gone {
+                    return Ok(self.abandon(ticket));
+                }
+                self.drains(ticket);
+                if self.guards.hold(Guard::ContAfterStarted) {
+                    self.out.push(Action::Run(Run::Cont));
+                }
+                Ok(S::Draining { ticket, arrival: Arrival::Starting, there: There::Kept })
+            }
             (S::Granting { .. } | S::Starting { .. } | S::Claiming { .. }, Event::QemuDied) => Ok(self.state),
-            (S::Granted { ticket }, Event::QemuDied) => Ok(self.retreat(ticket)),
+            (S::Granted { ticket, .. }, Event::QemuDied) => Ok(self.retreat(ticket)),
             (S::Retreating { ticket }, Event::Closed) => Ok(self.give_back(ticket)),
             (S::Returning { ticket }, Event::Persisted(record)) if record == Record::Returned(ticket) => {
                 self.quit();
                 self.send(ticket, Body::Returned);
                 Ok(S::Returned { ticket })
             }
+
+            // Running, while pages follow.
+            (S::Draining { ticket, arrival: Arrival::Opening(run), there }, Event::Opened) => {
+                self.out.push(Action::Run(run));
+                Ok(S::Draining { ticket, arrival: Arrival::Starting, there })
+            }
+            (S::Finishing { ticket, arrival: Arrival::Opening(run) }, Event::Opened) => {
+                self.out.push(Action::Run(run));
+                Ok(S::Finishing { ticket, arrival: Arrival::Starting })
+            }
+            (S::Draining { ticket, arrival: Arrival::Starting, there }, Event::Ran) => {
+                Ok(S::Draining { ticket, arrival: Arrival::Running, there })
+            }
+            (S::Finishing { ticket, arrival: Arrival::Starting }, Event::Ran) => {
+                Ok(S::Finishing { ticket, arrival: Arrival::Running })
+            }
+            (S::Draining { ticket, .. }, Event::Timer) => {
+                self.drains(ticket);
+                Ok(self.state)
+            }
+            (S::Draining { ticket, arrival, .. }, Event::Drained) => {
+                self.out.push(Action::Persist(Record::Started(ticket)));
+                Ok(S::Finishing { ticket, arrival })
+            }
+            (S::Finishing { ticket, arrival }, Event::Persisted(record)) if record == Record::Started(ticket) => {
+                if self.qemu == Seen::Gone {
+                    return Ok(self.boot_here(ticket));
+                }
+                self.send(ticket, Body::Started);
+                self.out.push(Action::SetTimer);
+                Ok(S::Started { ticket, arrival })
+            }
+            (S::Abandoning { ticket }, Event::Persisted(record)) if record == Record::Started(ticket) => {
+                Ok(self.boot_here(ticket))
+            }
+            (S::Draining { ticket, .. }, Event::QemuDied) => Ok(self.abandon(ticket)),
+            (S::Draining { ticket, there, .. }, Event::Abandon)
+                if there == There::Lost || !self.guards.hold(Guard::AbandonOnlyLost) =>
+            {
+                Ok(self.abandon(ticket))
+            }
+            (S::Finishing { .. } | S::Abandoning { .. }, Event::QemuDied) => Ok(self.state),
 
             // Running.
             (S::Started { ticket, arrival: Arrival::Opening(run) }, Event::Opened) => {
@@ -377,8 +526,10 @@ impl Destination {
             (
                 S::Staged { ticket }
                 | S::Loaded { ticket }
+                | S::Prepared { ticket }
                 | S::Refused { ticket }
                 | S::Returned { ticket }
+                | S::Draining { ticket, .. }
                 | S::Started { ticket, .. },
                 Event::Claim(fenced),
             ) => self.claim(ticket.vm, ticket.lineage, &fenced),
@@ -393,9 +544,18 @@ impl Destination {
             }
 
             (S::Settled { .. }, Event::Claim(_)) => Err(Why::AlreadyOwner),
-            (S::Granted { .. } | S::Starting { .. } | S::Started { .. } | S::Settling { .. }, Event::Cancel) => {
-                Err(Why::TooLate)
-            }
+            (
+                S::Preparing { .. }
+                | S::Prepared { .. }
+                | S::Granted { .. }
+                | S::Starting { .. }
+                | S::Draining { .. }
+                | S::Finishing { .. }
+                | S::Abandoning { .. }
+                | S::Started { .. }
+                | S::Settling { .. },
+                Event::Cancel,
+            ) => Err(Why::TooLate),
             (S::Refusing { .. } | S::Refused { .. }, Event::Cancel) => Err(Why::AlreadyKnown),
             (S::Yielding { .. }, Event::Claim(_)) => Err(Why::Outranked),
             (_, Event::Claim(_)) => Err(Why::Busy),
@@ -410,6 +570,9 @@ impl Destination {
                 | Event::Ran
                 | Event::Timer
                 | Event::Loaded
+                | Event::Listens
+                | Event::Drained
+                | Event::Abandon
                 | Event::QemuDied
                 | Event::Cancel
                 | Event::Message(_),
@@ -431,10 +594,31 @@ impl Destination {
             (S::Loaded { .. }, Body::Commit) => {
                 self.out.push(Action::Persist(Record::Granted(ticket)));
                 if !self.guards.hold(Guard::OpenAfterGranted) {
-                    return Ok(self.open(ticket));
+                    return Ok(self.open(ticket, Pages::Here));
                 }
                 Ok(S::Granting { ticket })
             }
+            // No record: PREPARED refuses as little as GRANTED does.
+            (S::Prepared { .. }, Body::Commit) if self.qemu == Seen::Gone => Ok(self.retreat(ticket)),
+            (S::Prepared { .. }, Body::Commit) => {
+                self.send(ticket, Body::Granted);
+                Ok(self.open(ticket, Pages::Owed))
+            }
+            (S::Prepared { .. }, Body::Recall) if !self.guards.hold(Guard::PreparedKeeps) => Ok(self.refuse(ticket)),
+            (S::Prepared { .. }, Body::Recall) => {
+                self.send(ticket, Body::Prepared);
+                Ok(self.state)
+            }
+            // Nothing was opened: who says this has never committed.
+            (S::Prepared { .. }, Body::Over) => Ok(self.refuse(ticket)),
+            (S::Draining { .. }, Body::Commit | Body::Recall) => {
+                self.send(ticket, Body::Draining);
+                Ok(self.state)
+            }
+            (S::Draining { there: There::Kept, arrival, .. }, Body::Lost) => {
+                Ok(S::Draining { ticket, arrival, there: There::Lost })
+            }
+            (S::Draining { there: There::Lost, .. }, Body::Lost) => Err(Why::AlreadyKnown),
             (S::Staged { .. }, Body::Commit) if !self.guards.hold(Guard::GrantOnlyLoaded) => {
                 self.out.push(Action::Persist(Record::Granted(ticket)));
                 Ok(S::Granting { ticket })
@@ -476,30 +660,38 @@ impl Destination {
             }
             (
                 S::Staging { .. }
+                | S::Preparing { .. }
                 | S::Granting { .. }
+                | S::Finishing { .. }
+                | S::Abandoning { .. }
                 | S::Refusing { .. }
                 | S::Retreating { .. }
                 | S::Returning { .. }
                 | S::Claiming { .. }
                 | S::Yielding { .. },
-                Body::Commit | Body::Recall | Body::Ack,
+                Body::Commit | Body::Recall | Body::Ack | Body::Over | Body::Lost,
             ) => Err(Why::Busy),
             (S::Settling { .. } | S::Settled { .. }, Body::Commit | Body::Recall | Body::Ack) => Err(Why::AlreadyKnown),
             (
                 S::Staged { .. }
                 | S::Loaded { .. }
+                | S::Prepared { .. }
                 | S::Granted { .. }
                 | S::Starting { .. }
+                | S::Draining { .. }
                 | S::Refused { .. }
                 | S::Returned { .. }
                 | S::Outranked { .. },
                 Body::Commit | Body::Recall | Body::Ack,
-            ) => Err(Why::NotNow),
+            )
+            | (_, Body::Over | Body::Lost) => Err(Why::NotNow),
             (
                 _,
                 Body::Pending
                 | Body::Verified
+                | Body::Prepared
                 | Body::Granted
+                | Body::Draining
                 | Body::Started
                 | Body::Refused
                 | Body::Returned
@@ -515,9 +707,14 @@ impl Destination {
             S::Staging { ticket }
             | S::Staged { ticket }
             | S::Loaded { ticket }
+            | S::Preparing { ticket }
+            | S::Prepared { ticket }
             | S::Granting { ticket }
-            | S::Granted { ticket }
-            | S::Starting { ticket }
+            | S::Granted { ticket, .. }
+            | S::Starting { ticket, .. }
+            | S::Draining { ticket, .. }
+            | S::Finishing { ticket, .. }
+            | S::Abandoning { ticket }
             | S::Started { ticket, .. }
             | S::Refusing { ticket }
             | S::Refused { ticket }
@@ -536,17 +733,46 @@ impl Destination {
         DestinationState::Loaded { ticket }
     }
 
-    fn open(&mut self, ticket: Ticket) -> DestinationState {
-        self.out.push(Action::Open(ticket.lineage, ticket.generation));
-        DestinationState::Granted { ticket }
+    /// Also without a QEMU: that it will not refuse is true all the same, and the answer to COMMIT is then that it returns the VM.
+    fn prepared(&mut self, ticket: Ticket) -> DestinationState {
+        self.send(ticket, Body::Prepared);
+        self.out.push(Action::SetTimer);
+        DestinationState::Prepared { ticket }
     }
 
-    fn start(&mut self, ticket: Ticket) -> DestinationState {
+    fn drains(&mut self, ticket: Ticket) {
+        let body = if self.guards.hold(Guard::StartedAfterDrained) { Body::Draining } else { Body::Started };
+        self.send(ticket, body);
+        self.out.push(Action::SetTimer);
+    }
+
+    /// Memory is lost. Nothing of the source's is needed any more, and the VM boots from its volumes.
+    fn abandon(&mut self, ticket: Ticket) -> DestinationState {
         self.out.push(Action::Persist(Record::Started(ticket)));
+        DestinationState::Abandoning { ticket }
+    }
+
+    fn boot_here(&mut self, ticket: Ticket) -> DestinationState {
+        self.send(ticket, Body::Started);
+        self.out.push(Action::SetTimer);
+        self.out.push(Action::Open(ticket.lineage, ticket.generation));
+        DestinationState::Started { ticket, arrival: Arrival::Opening(Run::Boot) }
+    }
+
+    fn open(&mut self, ticket: Ticket, pages: Pages) -> DestinationState {
+        self.out.push(Action::Open(ticket.lineage, ticket.generation));
+        DestinationState::Granted { ticket, pages }
+    }
+
+    fn start(&mut self, ticket: Ticket, pages: Pages) -> DestinationState {
+        self.out.push(Action::Persist(match pages {
+            Pages::Here => Record::Started(ticket),
+            Pages::Owed => Record::Draining(ticket),
+        }));
         if !self.guards.hold(Guard::ContAfterStarted) {
             self.out.push(Action::Run(Run::Cont));
         }
-        DestinationState::Starting { ticket }
+        DestinationState::Starting { ticket, pages }
     }
 
     fn undo(&mut self, ticket: Ticket) -> DestinationState {
@@ -587,9 +813,10 @@ impl Destination {
             return Err(Why::ClaimTooOld);
         }
         let started = matches!(self.state, DestinationState::Started { .. });
+        let incomplete = matches!(self.state, DestinationState::Prepared { .. } | DestinationState::Draining { .. });
         let stale = fenced.peer == PeerHistory::MayHaveRun && self.guards.hold(Guard::ClaimDropsStaleRam);
         let recorded = self.guards.hold(Guard::StaleRamRecorded);
-        let ram = if stale && recorded && !started { Ram::Stale } else { Ram::Current };
+        let ram = if incomplete || (stale && recorded && !started) { Ram::Stale } else { Ram::Current };
         let newest = lineage.max(fenced.newest);
         let owner = Owner::claimed(vm, newest, ram);
         self.out.push(Action::Persist(Record::Owned(owner)));
@@ -599,9 +826,11 @@ impl Destination {
     fn yield_to(&mut self, theirs: Ticket, lineage: Lineage) -> Result<DestinationState, Why> {
         use DestinationState as S;
         let ours = match self.state {
-            S::Staged { ticket } | S::Loaded { ticket } | S::Refused { ticket } | S::Returned { ticket } => {
-                ticket.lineage
-            }
+            S::Staged { ticket }
+            | S::Loaded { ticket }
+            | S::Prepared { ticket }
+            | S::Refused { ticket }
+            | S::Returned { ticket } => ticket.lineage,
             S::Yielding { .. } | S::Outranked { .. } => return Err(Why::AlreadyKnown),
             // What may run here was fenced, and its record overwritten before the fence was lifted.
             _ => return Err(Why::NotNow),
@@ -618,7 +847,7 @@ impl Destination {
     fn note_qemu(&mut self, event: &Event) {
         match event {
             Event::QemuDied => self.qemu = Seen::Gone,
-            Event::Loaded => self.qemu = Seen::Loaded,
+            Event::Loaded | Event::Listens => self.qemu = Seen::Loaded,
             Event::Ran => self.qemu = Seen::Running,
             _ => {}
         }

@@ -126,3 +126,81 @@ fn only_a_newer_ticket_is_staged_and_never_over_an_obligation() {
         assert_eq!(Destination::stage(Some(busy), newer).unwrap_err(), CannotBegin::Busy);
     }
 }
+
+fn prepared() -> Destination {
+    let mut it = Destination::stage(None, TICKET).unwrap();
+    let asked = after(&mut it, vec![Event::Persisted(Record::Staged(TICKET)), Event::Listens]);
+    assert_eq!(asked, [Action::Persist(Record::Prepared(TICKET))]);
+    let told = after(&mut it, vec![Event::Persisted(Record::Prepared(TICKET))]);
+    assert_eq!(told, [says(Body::Prepared), Action::SetTimer]);
+    it
+}
+
+fn draining() -> Destination {
+    let mut it = prepared();
+    let opens = after(&mut it, vec![heard(Body::Commit)]);
+    assert_eq!(opens, [says(Body::Granted), Action::Open(Lineage::FIRST, Generation(2))]);
+    assert_eq!(after(&mut it, vec![Event::Opened]), [Action::Persist(Record::Draining(TICKET))]);
+    let runs = after(&mut it, vec![Event::Persisted(Record::Draining(TICKET))]);
+    assert_eq!(runs, [says(Body::Draining), Action::SetTimer, Action::Run(Run::Cont)]);
+    after(&mut it, vec![Event::Ran]);
+    it
+}
+
+#[test]
+fn who_is_prepared_refuses_nothing_but_what_is_over() {
+    let mut it = prepared();
+    assert_eq!(it.handle(Event::Cancel), Verdict::Ignored(Why::TooLate));
+    assert_eq!(after(&mut it, vec![heard(Body::Recall)]), [says(Body::Prepared)]);
+    for seen in [Seen::Loaded, Seen::Gone] {
+        let mut it = Destination::recover(Record::Prepared(TICKET), seen).unwrap();
+        assert_eq!(actions(&mut it), [says(Body::Prepared), Action::SetTimer]);
+    }
+    assert_eq!(after(&mut it, vec![heard(Body::Over)]), [Action::Persist(Record::Refused(TICKET))]);
+}
+
+#[test]
+fn who_is_prepared_and_loses_its_qemu_returns_the_vm() {
+    let mut it = prepared();
+    assert_eq!(after(&mut it, vec![Event::QemuDied, heard(Body::Commit)]), [Action::Close]);
+    assert_eq!(after(&mut it, vec![Event::Closed]), [Action::Persist(Record::Returned(TICKET))]);
+}
+
+#[test]
+fn a_guest_whose_memory_follows_has_started_only_when_the_last_page_is_here() {
+    let mut it = draining();
+    for asked in [Body::Commit, Body::Recall] {
+        assert_eq!(after(&mut it, vec![heard(asked)]), [says(Body::Draining)]);
+    }
+    assert_eq!(after(&mut it, vec![Event::Timer]), [says(Body::Draining), Action::SetTimer]);
+    assert_eq!(after(&mut it, vec![Event::Drained]), [Action::Persist(Record::Started(TICKET))]);
+    let told = after(&mut it, vec![Event::Persisted(Record::Started(TICKET))]);
+    assert_eq!(told, [says(Body::Started), Action::SetTimer]);
+    let mut it = Destination::recover(Record::Draining(TICKET), Seen::Running).unwrap();
+    assert_eq!(after(&mut it, vec![Event::Opened]), [Action::Run(Run::Cont)], "it goes on while pages come");
+}
+
+#[test]
+fn memory_is_given_up_only_when_it_is_lost_and_then_the_vm_boots() {
+    let mut it = draining();
+    assert_eq!(it.handle(Event::Abandon), Verdict::Ignored(Why::NotNow));
+    after(&mut it, vec![heard(Body::Lost)]);
+    assert_eq!(it.status(), Status::MemoryLost);
+    assert_eq!(after(&mut it, vec![Event::Abandon]), [Action::Persist(Record::Started(TICKET))]);
+    let boots = after(&mut it, vec![Event::Persisted(Record::Started(TICKET))]);
+    assert!(boots.contains(&says(Body::Started)), "the source may let go: {boots:?}");
+    assert_eq!(after(&mut it, vec![Event::Opened]), [Action::Run(Run::Boot)]);
+    // As where the guest's own QEMU dies.
+    assert_eq!(after(&mut draining(), vec![Event::QemuDied]), [Action::Persist(Record::Started(TICKET))]);
+    let mut it = Destination::recover(Record::Draining(TICKET), Seen::Gone).unwrap();
+    assert_eq!(actions(&mut it), [Action::Persist(Record::Started(TICKET))]);
+}
+
+#[test]
+fn a_claim_of_a_vm_that_lacks_pages_boots_it_whatever_the_other_side_did() {
+    for mut it in [prepared(), draining()] {
+        let fenced = Fenced { statement: "off".into(), peer: PeerHistory::DidNotRun, newest: Lineage::FIRST };
+        let owned = Record::Owned(Owner::claimed(VmId(7), Lineage::FIRST, Ram::Stale));
+        assert_eq!(after(&mut it, vec![Event::Claim(fenced)]), [Action::Persist(owned)]);
+    }
+}

@@ -74,12 +74,20 @@ pub enum Guard {
     ClaimKnowsNewest,
     /// Who owns a VM in a newer lineage says so to whoever still speaks of an older one.
     OlderLineageIsTold,
+    /// PREPARED is durable before it is told.
+    PreparedBeforeTold,
+    /// A destination that is prepared refuses nothing by itself, nor because it is asked whether it has taken the VM.
+    PreparedKeeps,
+    /// STARTED is told, and the source lets go, only when every page of memory is here.
+    StartedAfterDrained,
+    /// Memory is given up only where a part of it is known to be lost.
+    AbandonOnlyLost,
 }
 
 #[cfg_attr(not(feature = "sabotage"), allow(dead_code))]
 impl Guard {
     /// All of them.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 38] = [
         Self::SealAfterPostmigrate,
         Self::SealAfterVerified,
         Self::SealAfterClosed,
@@ -114,6 +122,10 @@ impl Guard {
         Self::ClaimNeedsSilence,
         Self::ClaimKnowsNewest,
         Self::OlderLineageIsTold,
+        Self::PreparedBeforeTold,
+        Self::PreparedKeeps,
+        Self::StartedAfterDrained,
+        Self::AbandonOnlyLost,
     ];
 }
 

@@ -28,9 +28,17 @@ pub enum Body {
     Pending,
     /// Destination: everything arrived and was verified.
     Verified,
+    /// Destination: everything but pages of the guest's memory arrived and was verified. I will not refuse it any more.
+    Prepared,
+    /// Source: it is over, and was never sealed. Said to who is [`Body::Prepared`], and only by a source that can never seal it again.
+    Over,
     /// Destination: the VM is mine; I have not started it.
     Granted,
-    /// Destination: the VM has started here.
+    /// Destination: the VM has started here, and pages of its memory are still to come from you. Keep them.
+    Draining,
+    /// Source: those pages are lost.
+    Lost,
+    /// Destination: the VM has started here, and needs nothing of yours.
     Started,
     /// Destination: I will never take it.
     Refused,
@@ -82,12 +90,18 @@ pub enum Event {
     /// Source: what was left of memory at the stop flows, and the destination acknowledges it. Said only for as long as a guest may stand
     /// for it.
     Flowing,
-    /// Source: QEMU is in `postmigrate`.
+    /// Source: QEMU does not resume by itself any more: it is in `postmigrate`, or its post-copy has begun.
     Postmigrate,
     /// Source: the migration failed; QEMU may have resumed by itself.
     MigrationFailed,
     /// Destination: everything arrived and was verified, and QEMU waits under `-S`.
     Loaded,
+    /// Destination: everything but pages of memory arrived and was verified, and QEMU waits under `-S`, ready to fetch them.
+    Listens,
+    /// Destination: the last page of memory is here.
+    Drained,
+    /// Destination: an operator gives up memory that is lost.
+    Abandon,
     /// The VM's QEMU on this host is no more.
     QemuDied,
     /// Somebody asks for this move to be undone. Source: works until the seal; from then on it is a RECALL.
@@ -208,6 +222,11 @@ pub enum Status {
     /// The VM is paused here, and whether it runs at the peer is not known here. Over when the peer is heard, or by a
     /// claim. The window: after SEALED, before STARTED was heard.
     WaitsForPeer,
+    /// The VM runs at the peer, and pages of its memory are only here.
+    Lends,
+    /// The VM was taken over here, and pages of its memory that only the peer had are lost: it stands still until somebody gives them
+    /// up.
+    MemoryLost,
     /// The VM is not this node's to run.
     NotHere,
 }

@@ -42,7 +42,21 @@
 //! behind that. RETURNED is durable before it is told for uniformity only: recovery from GRANTED without RAM gives
 //! the same answer.
 //!
-//! Left out: memory post-copy (PREPARED), where a destination gives up the right to refuse before the seal.
+//! # Memory that follows its guest
+//!
+//! With memory post-copy the guest is handed over while a part of its RAM is only at the source. Until it runs at the destination
+//! nothing else is different: the source's RAM is the whole VM. But a source QEMU whose post-copy has begun is not so easily gone
+//! back to, and from DRAINING on there is no way back at all. So:
+//!
+//! 1. **PREPARED before the seal.** The destination writes that it will not refuse before it says that it is ready: no cancel at its side
+//!    and no restart costs the memory afterwards. It refuses only when the source says OVER, which it says of attempts that
+//!    it can never seal any more; a RECALL may be late. If its QEMU dies before the guest ran, it returns the VM, as ever.
+//! 2. **DRAINING instead of STARTED, before `cont`,** and STARTED when the last page is here: the source keeps its QEMU until
+//!    STARTED, as ever, and the acknowledgement comes after that.
+//! 3. **A cut** is waited out by both sides; the guest waits for what it touches. **A source that lost its RAM says LOST**, and the
+//!    destination stands still and says so ([`Status::MemoryLost`]) until somebody gives the memory up ([`Event::Abandon`]). **A source
+//!    that is never heard again** takes a claim at the destination. Both boot from the volumes. **A destination whose QEMU dies** has lost the
+//!    memory as any host has whose QEMU dies, and boots.
 
 #![forbid(unsafe_code)]
 mod destination;
@@ -56,7 +70,7 @@ mod outbox;
 mod record;
 mod source;
 
-pub use destination::{Arrival, Destination, DestinationState};
+pub use destination::{Arrival, Destination, DestinationState, Pages, There};
 pub use evidence::{Fenced, NoEvidence, Peer, SHORTEST_STATEMENT};
 pub use file_ledger::{FileLedger, LedgerError};
 pub use godwit_units::{Generation, Lineage, MoveId, VmId};

@@ -79,8 +79,12 @@ pub enum Record {
     Released(Ticket),
     /// Destination: a place is reserved; nothing may run here yet.
     Staged(Ticket),
+    /// Destination: everything but pages of memory is here. What the source has not ended by itself is not refused any more.
+    Prepared(Ticket),
     /// Destination: the VM is ours; not started, so that it can still be returned.
     Granted(Ticket),
+    /// Destination: the VM runs, or ran, here, and pages of its memory were still at the source. There is no way back by this ticket.
+    Draining(Ticket),
     /// Destination: the VM runs, or ran, here. There is no way back by this ticket.
     Started(Ticket),
     /// Destination: never to be granted.
@@ -105,7 +109,9 @@ impl Record {
             Self::Sealed(t)
             | Self::Released(t)
             | Self::Staged(t)
+            | Self::Prepared(t)
             | Self::Granted(t)
+            | Self::Draining(t)
             | Self::Started(t)
             | Self::Refused(t)
             | Self::Returned(t) => t.lineage,

@@ -24,6 +24,14 @@ use godwit_units::{Lineage, MoveId, VmId};
 ///   +------ Claiming <------ claim ------ Released <----- Releasing
 ///                    <------ claim ------ Sealed    Persisted RELEASED: Quit, Ack
 ///
+///  With memory post-copy: PREPARED is heard instead of VERIFIED, and
+///
+///          Draining               Started
+///  Sealed ----------> Draining ------------> Releasing       the QEMU here gives the pages that the guest over there lacks
+///                         | claim
+///                         v
+///                     Claiming
+///
 ///  Outranked(lineage) takes every state but the first row's to Yielding, and that to Outranked.
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +81,11 @@ pub enum SourceState {
         ticket: Ticket,
         /// What we ask for.
         asking: Asking,
+    },
+    /// The VM runs at the destination, and pages of its memory are only here.
+    Draining {
+        /// The attempt.
+        ticket: Ticket,
     },
     /// The destination gave it up for ever; our ownership at g+2 is being written.
     Unsealing {
@@ -208,9 +221,13 @@ impl Source {
                 it.quit();
                 SourceState::Outranked { vm, lineage }
             }
-            Record::Staged(_) | Record::Granted(_) | Record::Started(_) | Record::Refused(_) | Record::Returned(_) => {
-                return Err(OtherRole(record));
-            }
+            Record::Staged(_)
+            | Record::Prepared(_)
+            | Record::Granted(_)
+            | Record::Draining(_)
+            | Record::Started(_)
+            | Record::Refused(_)
+            | Record::Returned(_) => return Err(OtherRole(record)),
         };
         Ok(it)
     }
@@ -232,6 +249,7 @@ impl Source {
             | SourceState::Claiming { .. } => Status::Runs,
             SourceState::Stopped { .. } => Status::Pausing,
             SourceState::Sealing { .. } | SourceState::Sealed { .. } => Status::WaitsForPeer,
+            SourceState::Draining { .. } => Status::Lends,
             SourceState::Releasing { .. }
             | SourceState::Released { .. }
             | SourceState::Yielding { .. }
@@ -378,6 +396,17 @@ impl Source {
                 Ok(self.state)
             }
 
+            // While pages follow the guest.
+            (S::Draining { ticket }, Event::Timer) if self.guards.hold(Guard::CommitRepeats) => {
+                self.ask(ticket, Asking::Commit);
+                Ok(self.state)
+            }
+            (S::Draining { ticket }, Event::QemuDied) => {
+                self.send(ticket, Body::Lost);
+                Ok(self.state)
+            }
+            (S::Draining { .. }, Event::Cancel) => Err(Why::TooLate),
+
             // After the seal.
             (S::Unsealing { owner, run }, Event::Persisted(record)) if record == Record::Owned(owner) => {
                 Ok(self.bring_up(owner, self.run_at_most(run)))
@@ -389,7 +418,7 @@ impl Source {
             }
 
             // Claims.
-            (S::Sealed { ticket, .. } | S::Released { ticket }, Event::Claim(fenced)) => {
+            (S::Sealed { ticket, .. } | S::Draining { ticket } | S::Released { ticket }, Event::Claim(fenced)) => {
                 self.claim(ticket.vm, ticket.lineage, &fenced)
             }
             (S::Outranked { vm, lineage }, Event::Claim(fenced)) => self.claim(vm, lineage, &fenced),
@@ -419,7 +448,7 @@ impl Source {
                 S::Sealing { .. } | S::Unsealing { .. } | S::Releasing { .. } | S::Claiming { .. },
                 Event::Claim(_) | Event::Cancel,
             ) => Err(Why::Busy),
-            (_, Event::Loaded) => Err(Why::WrongRole),
+            (_, Event::Loaded | Event::Listens | Event::Drained | Event::Abandon) => Err(Why::WrongRole),
             (
                 _,
                 Event::Persisted(_)
@@ -459,15 +488,15 @@ impl Source {
                 Err(Why::OtherTicket)
             }
             // A staging that we do not mean, or no longer: it was never committed, or we would not own the VM.
-            (S::Owning { .. }, Body::Pending | Body::Verified) => {
-                self.send(theirs, Body::Recall);
+            (S::Owning { .. }, Body::Pending | Body::Verified | Body::Prepared) => {
+                self.withdraw(theirs, body);
                 Err(Why::OtherTicket)
             }
             (
                 S::Beginning { ticket, .. } | S::Copying { ticket, .. } | S::Stopped { ticket, .. },
-                Body::Pending | Body::Verified,
+                Body::Pending | Body::Verified | Body::Prepared,
             ) if !self.same(ticket, theirs) => {
-                self.send(theirs, Body::Recall);
+                self.withdraw(theirs, body);
                 Err(Why::OtherTicket)
             }
 
@@ -480,19 +509,37 @@ impl Source {
                 }
                 Ok(self.seal_when_ready(owner, ticket, Ready { verified: true, ..ready }, patience))
             }
+            // What is left in QEMU here is needed from now on: it gets no SHUT.
+            (S::Stopped { ready: Ready { verified: true, .. }, .. }, Body::Prepared) => Err(Why::AlreadyKnown),
+            (S::Stopped { owner, ticket, ready, patience }, Body::Prepared) => {
+                Ok(self.seal_when_ready(owner, ticket, Ready { verified: true, ..ready }, patience))
+            }
             // The destination lost or dropped what it had: no use in going on.
             (
                 S::Beginning { owner, ticket } | S::Copying { owner, ticket } | S::Stopped { owner, ticket, .. },
                 Body::Refused,
             ) if self.same(ticket, theirs) => Ok(self.undo(owner, ticket, self.run_what_is_left())),
 
+            // It will not refuse: there is no use in asking it to.
+            (S::Sealed { ticket, .. }, Body::Prepared) if self.same(ticket, theirs) => {
+                Ok(S::Sealed { ticket, asking: Asking::Commit })
+            }
+            (S::Sealed { ticket, .. } | S::Draining { ticket }, Body::Draining) if self.same(ticket, theirs) => {
+                if self.qemu == Seen::Gone {
+                    self.send(ticket, Body::Lost);
+                }
+                if matches!(self.state, S::Sealed { .. }) {
+                    self.out.push(Action::SetTimer);
+                }
+                Ok(S::Draining { ticket })
+            }
             (S::Sealed { ticket, .. }, Body::Granted) if self.same(ticket, theirs) => {
                 if !self.guards.hold(Guard::KeepUntilStarted) {
                     self.quit();
                 }
                 Ok(S::Sealed { ticket, asking: Asking::Commit })
             }
-            (S::Sealed { ticket, .. }, Body::Started) if self.same(ticket, theirs) => {
+            (S::Sealed { ticket, .. } | S::Draining { ticket }, Body::Started) if self.same(ticket, theirs) => {
                 self.out.push(Action::Persist(Record::Released(ticket)));
                 if !self.guards.hold(Guard::AckAfterReleased) {
                     self.send(ticket, Body::Ack);
@@ -517,16 +564,18 @@ impl Source {
                 S::Sealing { .. } | S::Unsealing { .. } | S::Releasing { .. } | S::Claiming { .. } | S::Yielding { .. },
                 _,
             ) => Err(Why::Busy),
-            (_, Body::Commit | Body::Recall | Body::Ack) => Err(Why::WrongRole),
+            (_, Body::Commit | Body::Recall | Body::Ack | Body::Over | Body::Lost) => Err(Why::WrongRole),
             (S::Sealed { ticket, .. }, Body::Pending | Body::Verified) if self.same(ticket, theirs) => {
                 Err(Why::AlreadyKnown)
             }
-            (S::Sealed { .. } | S::Released { .. }, _) => Err(Why::OtherTicket),
+            (S::Sealed { .. } | S::Draining { .. } | S::Released { .. }, _) => Err(Why::OtherTicket),
             (
                 _,
                 Body::Pending
                 | Body::Verified
+                | Body::Prepared
                 | Body::Granted
+                | Body::Draining
                 | Body::Started
                 | Body::Refused
                 | Body::Returned
@@ -557,6 +606,12 @@ impl Source {
         self.bring_up(owner, run)
     }
 
+    /// Answers who asks about an attempt that is not the one under way. Who is prepared does not heed a RECALL, which may be late; what was
+    /// prepared was begun, so its ticket is durably used up, and OVER is true of it for ever.
+    fn withdraw(&mut self, theirs: Ticket, asked: Body) {
+        self.send(theirs, if asked == Body::Prepared { Body::Over } else { Body::Recall });
+    }
+
     fn bring_up(&mut self, owner: Owner, run: Run) -> SourceState {
         self.out.push(Action::Open(owner.lineage, owner.generation));
         SourceState::Owning { owner, upkeep: Upkeep::Opening(run) }
@@ -577,7 +632,9 @@ impl Source {
 
     fn yield_to(&mut self, vm: VmId, lineage: Lineage) -> Result<SourceState, Why> {
         let ours = match self.state {
-            SourceState::Sealed { ticket, .. } | SourceState::Released { ticket } => ticket.lineage,
+            SourceState::Sealed { ticket, .. }
+            | SourceState::Draining { ticket }
+            | SourceState::Released { ticket } => ticket.lineage,
             SourceState::Yielding { .. } | SourceState::Outranked { .. } => return Err(Why::AlreadyKnown),
             // Owners run alone; they were fenced, and their record was overwritten before the fence was lifted.
             _ => return Err(Why::NotNow),

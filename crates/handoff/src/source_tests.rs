@@ -187,3 +187,52 @@ fn a_claim_that_was_decided_before_the_newest_one_is_not_obeyed() {
     assert_eq!(outranked.handle(Event::Claim(fenced(5))), Verdict::Taken);
     assert_eq!(source.handle(Event::Claim(fenced(4))), Verdict::Taken, "it knows more than this node does");
 }
+
+/// Sealed by a destination that is prepared.
+fn sealed_behind() -> (Source, Ticket) {
+    let (mut source, ticket) = stopped();
+    let asked = after(&mut source, vec![Event::Closed, Event::Postmigrate, heard(ticket, Body::Prepared)]);
+    assert_eq!(asked, [Action::Persist(Record::Sealed(ticket))], "QEMU is needed yet, and gets no SHUT");
+    after(&mut source, vec![Event::Persisted(Record::Sealed(ticket))]);
+    (source, ticket)
+}
+
+#[test]
+fn a_source_whose_memory_follows_keeps_its_qemu_until_the_last_page_has_gone() {
+    let (mut source, ticket) = sealed_behind();
+    assert_eq!(after(&mut source, vec![heard(ticket, Body::Draining)]), [Action::SetTimer]);
+    assert_eq!(source.status(), Status::Lends);
+    assert_eq!(source.handle(Event::Cancel), Verdict::Ignored(Why::TooLate));
+    let commit = Action::Send(Message { ticket, body: Body::Commit });
+    assert_eq!(after(&mut source, vec![Event::Timer]), [commit, Action::SetTimer]);
+    let released = Record::Released(ticket);
+    assert_eq!(after(&mut source, vec![heard(ticket, Body::Started)]), [Action::Persist(released)]);
+    let ack = Action::Send(Message { ticket, body: Body::Ack });
+    assert_eq!(after(&mut source, vec![Event::Persisted(released)]), [Action::Quit, ack]);
+}
+
+#[test]
+fn a_source_that_has_lost_what_follows_says_so_also_after_a_restart() {
+    let lost = |ticket| Action::Send(Message { ticket, body: Body::Lost });
+    let (mut source, ticket) = sealed_behind();
+    after(&mut source, vec![heard(ticket, Body::Draining)]);
+    assert_eq!(after(&mut source, vec![Event::QemuDied]), [lost(ticket)]);
+    assert_eq!(after(&mut source, vec![heard(ticket, Body::Draining)]), [lost(ticket)]);
+    let mut source = Source::recover(Record::Sealed(ticket), Seen::Gone).unwrap();
+    assert!(after(&mut source, vec![heard(ticket, Body::Draining)]).contains(&lost(ticket)));
+}
+
+#[test]
+fn a_cancel_after_the_seal_is_forgotten_when_the_destination_is_prepared() {
+    let (mut source, ticket) = sealed_behind();
+    after(&mut source, vec![Event::Cancel, heard(ticket, Body::Prepared)]);
+    assert_eq!(*source.state(), SourceState::Sealed { ticket, asking: Asking::Commit });
+}
+
+#[test]
+fn who_is_prepared_for_an_attempt_that_was_undone_hears_that_it_is_over() {
+    let (mut source, ticket) = stopped();
+    after(&mut source, vec![Event::Cancel, Event::Opened, Event::Ran]);
+    assert_eq!(source.handle(heard(ticket, Body::Prepared)), Verdict::Ignored(Why::OtherTicket));
+    assert_eq!(actions(&mut source), [Action::Send(Message { ticket, body: Body::Over })]);
+}

@@ -149,7 +149,7 @@ impl Encoder {
 
     fn token(&mut self, token: Token<'_>) {
         match token {
-            Token::Verbatim(bytes) | Token::LastEos(bytes) => {
+            Token::Verbatim(bytes) | Token::LastEos(bytes) | Token::Discard(bytes, _) | Token::Packaged(bytes) => {
                 for piece in bytes.chunks(format::MAX_VERBATIM) {
                     self.ops.push(VERBATIM);
                     format::put(&mut self.ops, piece.len() as u64);

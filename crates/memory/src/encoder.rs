@@ -7,10 +7,11 @@ use crate::disks::{self, Feedback, Finder, Referring, Unknown};
 use crate::format;
 use crate::meter::{Meter, Stages};
 use crate::record::{self, Layout, PAGE_SIZE, PageBytes, Place};
-use crate::stream::{Parser, StreamError, Token};
+use crate::stream::{Discard, Parser, StreamError, Token};
 use crate::versions::Versions;
 use crate::witness::{Sum, Witness};
 use std::io;
+use std::ops::Range;
 use zstd::stream::raw::{CParameter, InBuffer, Operation, OutBuffer};
 
 /// Operations are given to zstd, and rebuilt bytes to the digest, in pieces of about this size: small enough for the
@@ -83,8 +84,14 @@ pub struct Progress {
     pub overlooked_pages: u64,
     /// Bytes of QEMU's stream that belong to no page: headers, sections, and devices' state.
     pub other_bytes: u64,
-    /// Whether RAM's END section was read to its end: the guest stands still, and devices' state follows.
+    /// Whether RAM's END section was read to its end, or as much of RAM as goes before the guest: it stands still, and devices' state follows.
     pub ram_ended: bool,
+    /// Whether the rest of RAM follows the guest (post-copy). From there on QEMU's bytes pass as they are, through zstd.
+    pub follows: bool,
+    /// In a post-copy: whether all of the devices' state was read, and QEMU will not go on with the guest by itself.
+    pub handed: bool,
+    /// Pages that follow the guest, as QEMU announced them.
+    pub following_pages: u64,
 }
 
 impl Progress {
@@ -136,6 +143,7 @@ impl Encoder {
                 holding: None,
                 held: vec![],
                 referring: None,
+                discarded: vec![],
                 emitted: None,
                 expected: None,
                 run: None,
@@ -365,7 +373,9 @@ impl Encoder {
             input = &input[n..];
         }
         self.partial.extend_from_slice(input);
-        self.wire.progress.ram_ended = self.parser.ram_ended();
+        self.wire.progress.follows = self.parser.follows();
+        self.wire.progress.ram_ended = self.parser.ram_ended() || self.parser.follows();
+        self.wire.progress.handed = self.parser.package_is_through();
         Ok(())
     }
 }
@@ -387,6 +397,8 @@ struct Pages {
     held: Vec<Vec<u64>>,
     /// What lies on disks that the destination has.
     referring: Option<Referring>,
+    /// Pages that the destination is to throw away, of the block that is watched.
+    discarded: Vec<Range<u64>>,
     /// Block of the last record that was not left out: what CONTINUE means to the destination.
     emitted: Option<usize>,
     /// The page after that one.
@@ -411,6 +423,16 @@ impl Pages {
             }
             Token::LastEos(bytes) => {
                 self.catch_up(parser, wire, out)?;
+                self.close_run(wire);
+                wire.verbatim(bytes, out)?;
+            }
+            Token::Discard(bytes, discard) => {
+                self.close_run(wire);
+                self.discard(&discard, wire);
+                wire.verbatim(bytes, out)?;
+            }
+            Token::Packaged(bytes) => {
+                self.catch_up_ahead(parser, wire, out)?;
                 self.close_run(wire);
                 wire.verbatim(bytes, out)?;
             }
@@ -454,12 +476,40 @@ impl Pages {
         Ok(())
     }
 
+    fn discard(&mut self, discard: &Discard, wire: &mut Wire) {
+        let watched = self.watched.as_ref().is_some_and(|(block, _)| *block == discard.block);
+        for (first, count) in &discard.runs {
+            wire.progress.following_pages += count;
+            if watched {
+                self.discarded.push(*first..first + count);
+            }
+        }
+    }
+
+    /// As [`Pages::catch_up`], where the rest of RAM follows the guest: in a section of its own, in front of the devices' state, and without
+    /// what follows anyway.
+    fn catch_up_ahead(&mut self, parser: &Parser, wire: &mut Wire, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        let Some(id) = parser.ram_id().filter(|_| self.watched.is_some()) else { return Ok(()) };
+        self.close_run(wire);
+        wire.verbatim(&record::part_head(id), out)?;
+        self.catch_up(parser, wire, out)?;
+        self.close_run(wire);
+        wire.verbatim(&record::part_end(id), out)
+    }
+
     /// Sends the pages that QEMU has not sent as they are. The guest stands still.
     fn catch_up(&mut self, parser: &Parser, wire: &mut Wire, out: &mut Vec<u8>) -> Result<(), StreamError> {
         let (Some(witness), Some((block, sums))) = (self.witness.take(), self.watched.take()) else { return Ok(()) };
         let failed = |source| StreamError::Witness { source };
+        self.discarded.sort_unstable_by_key(|run| run.start);
+        let follows = |page: u64| {
+            let behind = self.discarded.partition_point(|run| run.end <= page);
+            self.discarded.get(behind).is_some_and(|run| run.contains(&page))
+        };
+        let differing: Vec<u64> =
+            witness.differing(&sums).map_err(failed)?.into_iter().filter(|page| !follows(*page)).collect();
         let mut content = [0; PAGE_SIZE];
-        for page in witness.differing(&sums).map_err(failed)? {
+        for page in differing {
             witness.read(page, &mut content).map_err(failed)?;
             let content = Some(&content).filter(|content| content.iter().any(|byte| *byte != 0));
             self.page(Place { block, page }, false, content, parser, wire);

@@ -71,6 +71,21 @@ pub(crate) fn read_table(c: &mut Cursor<'_>, max_ram: u64) -> Result<Vec<Block>,
     Ok(blocks)
 }
 
+/// How a section of RAM begins that is neither its first nor its last.
+pub(crate) fn part_head(id: u32) -> [u8; 5] {
+    let [a, b, c, d] = id.to_be_bytes();
+    [2, a, b, c, d]
+}
+
+/// How such a section ends: its last record, and the footer.
+pub(crate) fn part_end(id: u32) -> [u8; 13] {
+    let mut end = [0; 13];
+    end[..8].copy_from_slice(&FLAG_EOS.to_be_bytes());
+    end[8] = 0x7e;
+    end[9..].copy_from_slice(&id.to_be_bytes());
+    end
+}
+
 /// Which page a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {

@@ -33,6 +33,8 @@ pub const WINDOW: usize = 3;
 pub const MOST: usize = 30;
 /// So many times as many where the guest is slowed: that takes effect step by step, and each step needs rounds to show.
 const SLOWED: usize = 2;
+/// A page on QEMU's stream, with its head. Bytes.
+const RECORD: f64 = 4104.0;
 /// A remainder so near to the smallest that there was is as good.
 const NEARLY: f64 = 1.1;
 
@@ -119,6 +121,64 @@ impl fmt::Display for Reason {
                 write!(f, "stop: {rounds} rounds are enough, the rest is predicted to take {} ms", ms(left))
             }
         }
+    }
+}
+
+impl Reason {
+    /// Whether the rounds have come to what they were to come to; else the guest writes faster than the link carries.
+    #[must_use]
+    pub const fn has_converged(&self) -> bool {
+        match self {
+            Self::GoodEnough(..) | Self::FirstRound(_) => true,
+            Self::LocalMinimum(..)
+            | Self::Crossover(_)
+            | Self::Deadline(..)
+            | Self::NoShorter(..)
+            | Self::TooMany(..) => false,
+        }
+    }
+}
+
+/// What is left of memory, to follow its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// Pages.
+    pub pages: u64,
+    /// Bytes a second that may go behind the guest's back; none where that is not known.
+    pub rate: Option<u64>,
+}
+
+impl Rest {
+    /// How long it takes, page by page and as they are: what is packed in the end takes less.
+    #[must_use]
+    pub fn drain(&self) -> Option<Duration> {
+        let rate = self.rate.filter(|rate| *rate > 0)?;
+        Some(Duration::from_secs_f64((self.pages as f64 * RECORD / rate as f64).min(1e6)))
+    }
+}
+
+/// What may be done where a verdict says that rounds do not converge, and the order allows that memory follows its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instead {
+    /// The rounds converge, or go on: as the verdict says.
+    Nothing,
+    /// The guest goes now, and its memory follows within so long.
+    Postcopy(Duration),
+    /// That would take longer than it may, or nobody knows how long: as the verdict says.
+    TooLong(Option<Duration>),
+}
+
+/// Whether memory is to follow its guest, which may take as long as `most`.
+#[must_use]
+pub fn instead(verdict: &Verdict, most: Duration, rest: Rest) -> Instead {
+    match verdict {
+        Verdict::GoOn => return Instead::Nothing,
+        Verdict::Stop(reason) if reason.has_converged() => return Instead::Nothing,
+        Verdict::Stop(_) | Verdict::GiveUp(_) => {}
+    }
+    match rest.drain() {
+        Some(drain) if drain <= most => Instead::Postcopy(drain),
+        drain => Instead::TooLong(drain),
     }
 }
 
@@ -385,6 +445,23 @@ mod tests {
             }
             let last = verdicts(Policy::MaxDowntime(pages(10)), &rounds).pop();
             assert!(matches!(last, Some(Verdict::GiveUp(_))), "{name}: {last:?}");
+        }
+    }
+
+    #[test]
+    fn memory_follows_only_where_rounds_do_not_converge_and_only_within_its_bound() {
+        let rest = Rest { pages: 10_000, rate: Some(4_104_000) };
+        assert_eq!(rest.drain(), Some(Duration::from_secs(10)));
+        let (most, drain) = (Duration::from_secs(12), Duration::from_secs(10));
+        let stop = |reason| Verdict::Stop(reason);
+        let left = Duration::from_secs(1);
+        for converged in [stop(Reason::GoodEnough(left, left)), stop(Reason::FirstRound(left)), Verdict::GoOn] {
+            assert_eq!(instead(&converged, most, rest), Instead::Nothing, "{converged:?}");
+        }
+        for not in [stop(Reason::NoShorter(left, left)), stop(Reason::TooMany(left, 30)), Verdict::GiveUp(left)] {
+            assert_eq!(instead(&not, most, rest), Instead::Postcopy(drain), "{not:?}");
+            assert_eq!(instead(&not, drain / 2, rest), Instead::TooLong(Some(drain)));
+            assert_eq!(instead(&not, most, Rest { rate: None, ..rest }), Instead::TooLong(None));
         }
     }
 

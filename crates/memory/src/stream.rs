@@ -7,8 +7,12 @@
 //! ```text
 //!   Magic -> Section <-> Ram -> Footer        (START, PART)
 //!               |         '-> Footer          (END; RAM is over)
-//!               '-- FULL or EOF behind RAM's END --> Rest
+//!               |-- FULL or EOF behind RAM's END --> Rest
+//!               '-- PACKAGED: post-copy ----------> Rest
 //! ```
+//!
+//! *Post-copy.* Where memory follows the guest, the guest is stopped while RAM is not over: commands say which pages the destination is to
+//! throw away, one carries the devices' state, and then the rest of RAM comes as before. From that one on bytes pass unread.
 
 use crate::cursor::{Cursor, Stop};
 use crate::record::{self, Block, MAX_BLOCKS, PAGE_BITS, PAGE_SIZE, PageBytes, Place};
@@ -24,6 +28,8 @@ const SUBSECTION: u8 = 0x05;
 const CONFIGURATION: u8 = 0x07;
 const COMMAND: u8 = 0x08;
 const FOOTER: u8 = 0x7e;
+/// The command behind a package, with which QEMU is through with it: type, number, length, and 4 bytes.
+const PING: u64 = 1 + 2 + 2 + 4;
 const RAM_VERSION: u32 = 4;
 
 /// Longest machine type believed, in bytes; `pc-i440fx-rhel7.6.0` is a long one.
@@ -122,6 +128,12 @@ pub enum StreamError {
         /// What makes QEMU send it.
         capability: &'static str,
     },
+    /// A command of post-copy's that makes no sense.
+    #[error("the command at byte {at} of QEMU's stream has pages thrown away that do not exist: the stream is damaged")]
+    Discard {
+        /// Where.
+        at: u64,
+    },
     /// A record that is not known.
     #[error(
         "a RAM record with flags {flags:#x} at byte {at} of QEMU's stream: the stream is damaged, or QEMU newer \
@@ -210,6 +222,13 @@ pub enum StreamError {
     },
 }
 
+/// What post-copy has the destination throw away of one block: pages, from and length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Discard {
+    pub block: usize,
+    pub runs: Vec<(u64, u64)>,
+}
+
 /// A piece of QEMU's stream.
 #[derive(Debug)]
 pub(crate) enum Token<'a> {
@@ -217,6 +236,10 @@ pub(crate) enum Token<'a> {
     Verbatim(&'a [u8]),
     /// The record that ends RAM's last section.
     LastEos(&'a [u8]),
+    /// Pages that the destination is to throw away: they follow the guest.
+    Discard(&'a [u8], Discard),
+    /// The head of the devices' state, in a post-copy: from here on nothing is read.
+    Packaged(&'a [u8]),
     /// The record that lists RAM's blocks; they replace the parser's.
     Blocks(&'a [u8]),
     /// A page.
@@ -254,6 +277,8 @@ pub(crate) struct Parser {
     ram_ended: bool,
     blocks: Vec<Block>,
     current: Option<usize>,
+    /// Behind PACKAGED: bytes until the guest's new host has all that it needs to run it.
+    package: Option<u64>,
     /// Bytes of tokens so far.
     at: u64,
 }
@@ -266,7 +291,16 @@ fn text(bytes: &[u8]) -> String {
 
 impl Parser {
     pub(crate) fn new(max_ram: u64) -> Self {
-        Self { state: State::Magic, max_ram, ram_id: None, ram_ended: false, blocks: vec![], current: None, at: 0 }
+        Self {
+            state: State::Magic,
+            max_ram,
+            ram_id: None,
+            ram_ended: false,
+            blocks: vec![],
+            current: None,
+            package: None,
+            at: 0,
+        }
     }
 
     pub(crate) fn blocks(&self) -> &[Block] {
@@ -276,6 +310,21 @@ impl Parser {
     /// Whether RAM's END section was read to its footer.
     pub(crate) fn ram_ended(&self) -> bool {
         self.ram_ended
+    }
+
+    /// Whether the guest was stopped before RAM's end: the rest follows it.
+    pub(crate) fn follows(&self) -> bool {
+        self.package.is_some()
+    }
+
+    /// In a post-copy, whether the devices' state is through, and with it QEMU's last chance to think better of it.
+    pub(crate) fn package_is_through(&self) -> bool {
+        self.package == Some(0)
+    }
+
+    /// RAM's section.
+    pub(crate) fn ram_id(&self) -> Option<u32> {
+        self.ram_id
     }
 
     /// Whether the stream may end here, for all that can be known.
@@ -293,7 +342,10 @@ impl Parser {
             State::Section { configuring } => self.section(bytes, configuring),
             State::Ram { last } => self.record(bytes, last),
             State::Footer { last } => self.footer(bytes, last),
-            State::Rest => Ok((Token::Verbatim(bytes), bytes.len())),
+            State::Rest => {
+                self.package = self.package.map(|left| left.saturating_sub(bytes.len() as u64));
+                Ok((Token::Verbatim(bytes), bytes.len()))
+            }
         };
         match parsed {
             Ok((token, n)) => {
@@ -339,10 +391,7 @@ impl Parser {
                 subsection(&mut c)?;
                 State::Section { configuring: true }
             }
-            COMMAND => {
-                command(&mut c)?;
-                State::Section { configuring: false }
-            }
+            COMMAND => return self.command(c),
             START => {
                 let id = c.u32()?;
                 let idstr = c.counted()?;
@@ -368,6 +417,59 @@ impl Parser {
         };
         self.state = next;
         Ok((Token::Verbatim(c.seen()), c.at()))
+    }
+
+    fn command<'a>(&mut self, mut c: Cursor<'a>) -> Parsed<'a> {
+        let (command, len) = (c.u16()?, c.u16()?);
+        let refuse = |what, capability| Err(Stop::Bad(StreamError::Command { command, what, capability }));
+        match command {
+            // OPEN_RETURN_PATH, PING, POSTCOPY_ADVISE, SWITCHOVER_START
+            1 | 2 | 3 | 11 if len <= MAX_COMMAND => {
+                c.take(usize::from(len))?;
+                self.state = State::Section { configuring: false };
+                Ok((Token::Verbatim(c.seen()), c.at()))
+            }
+            // POSTCOPY_RAM_DISCARD
+            6 if len <= MAX_COMMAND => {
+                let discard = self.discard(c.take(usize::from(len))?)?;
+                self.state = State::Section { configuring: false };
+                Ok((Token::Discard(c.seen(), discard), c.at()))
+            }
+            // CMD_PACKAGED
+            7 if usize::from(len) == size_of::<u32>() => {
+                self.package = Some(u64::from(c.u32()?) + PING);
+                self.state = State::Rest;
+                Ok((Token::Packaged(c.seen()), c.at()))
+            }
+            4..=7 | 9 | 10 => refuse("a part of post-copy where none can be", "postcopy-ram"),
+            8 => refuse("COLO", "x-colo"),
+            _ => refuse("unknown here", "the capabilities that this QEMU has beyond 10.0's"),
+        }
+    }
+
+    fn discard(&self, payload: &[u8]) -> Result<Discard, Stop<StreamError>> {
+        let bad = || Stop::Bad(StreamError::Discard { at: self.at });
+        let mut c = Cursor::new(payload);
+        let mut read = || -> Result<_, Stop<StreamError>> {
+            let version = c.u8()?;
+            let name = c.counted()?;
+            let end = c.u8()?;
+            let block = self.blocks.iter().position(|b| b.name == name);
+            let mut runs = vec![];
+            while c.at() < payload.len() {
+                runs.push((c.u64()?, c.u64()?));
+            }
+            Ok((version, end, block, runs))
+        };
+        // It is all there, so that nothing is to come.
+        let Ok((0, 0, Some(block), runs)) = read() else { return Err(bad()) };
+        let pages = self.blocks[block].pages;
+        let runs = runs.into_iter().map(|(start, length)| (start >> PAGE_BITS, length.div_ceil(PAGE_SIZE as u64)));
+        let runs: Vec<_> = runs.collect();
+        if runs.iter().any(|(first, count)| first.checked_add(*count).is_none_or(|end| end > pages)) {
+            return Err(bad());
+        }
+        Ok(Discard { block, runs })
     }
 
     fn footer<'a>(&mut self, bytes: &'a [u8], last: bool) -> Parsed<'a> {
@@ -489,19 +591,4 @@ fn subsection(c: &mut Cursor<'_>) -> Result<(), Stop<StreamError>> {
         _ => return Err(Stop::Bad(StreamError::Subsection { name: text(name) })),
     }
     Ok(())
-}
-
-fn command(c: &mut Cursor<'_>) -> Result<(), Stop<StreamError>> {
-    let (command, len) = (c.u16()?, c.u16()?);
-    let refuse = |what, capability| Err(Stop::Bad(StreamError::Command { command, what, capability }));
-    match command {
-        // OPEN_RETURN_PATH, PING, SWITCHOVER_START
-        1 | 2 | 11 if len <= MAX_COMMAND => {
-            c.take(usize::from(len))?;
-            Ok(())
-        }
-        3..=7 | 9 | 10 => refuse("a part of post-copy", "postcopy-ram"),
-        8 => refuse("COLO", "x-colo"),
-        _ => refuse("unknown here", "the capabilities that this QEMU has beyond 10.0's"),
-    }
 }

@@ -333,8 +333,8 @@ fn what_cannot_be_carried_is_refused_by_name() {
     for (tail, word) in [
         (b"\x01\0\0\0\x09\x04vfio\0\0\0\0\0\0\0\x01".to_vec(), "vfio"),
         (b"\x04\0\0\0\x09\x0avirtio-mem\0\0\0\0\0\0\0\x01".to_vec(), "virtio-mem"),
-        (b"\x08\0\x03\0\x10".to_vec(), "postcopy-ram"),
-        (b"\x08\0\x07\0\x04".to_vec(), "postcopy-ram"),
+        (b"\x08\0\x04\0\0".to_vec(), "postcopy-ram"),
+        (b"\x08\0\x09\0\0".to_vec(), "postcopy-ram"),
         (record(0x40), "xbzrle"),
         (record(0x100), "compress"),
         (record(0x200), "multifd"),
@@ -366,4 +366,63 @@ fn a_decoder_that_is_given_nothing_many_times_goes_on() {
         }
     }
     assert!(decoder.decoded().complete && out == raw);
+}
+
+#[test]
+fn where_memory_follows_its_guest_every_page_that_was_thrown_away_comes_again_and_what_qemu_overlooked_goes_before() {
+    let memory = tempfile::tempfile().unwrap();
+    memory.set_len(64 * 4096).unwrap();
+    let is = |page: u64, fill: u8| memory.write_all_at(&[fill; 4096], page * 4096).unwrap();
+    let mut stream = Stream::begin(BLOCKS);
+    stream.part(&[(0, 3, Some(1)), (0, 4, Some(1)), (0, 5, Some(1)), (0, 9, Some(1))]);
+    (3..6).for_each(|page| is(page, 1));
+    // 4 and 5 follow; 5 has not changed. 7 was overlooked, as was 9.
+    (is(4, 2), is(7, 3), is(9, 4));
+    stream.discard(&[(4, 1), (5, 1)]);
+    stream.discard(&[(20, 2)]);
+    let (raw, package) = stream.hand_over(b"what devices say", &[(0, 4, Some(2)), (0, 5, Some(1))]);
+    for cut in [&[1usize][..], &[7, 4000], WHOLE] {
+        let ram = std::fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory))).unwrap();
+        let mut encoder = Encoder::new(config(Resends::Elide)).unwrap().with_witness(Witness::new("pc.ram", ram));
+        let (mut wire, mut handed) = (vec![], None);
+        let mut pushed = 0;
+        for piece in pieces(&raw, cut) {
+            encoder.push(piece, &mut wire).unwrap();
+            encoder.flush(&mut wire).unwrap();
+            pushed += piece.len();
+            let progress = encoder.progress();
+            assert_eq!(progress.follows, progress.ram_ended);
+            if progress.handed {
+                handed.get_or_insert(pushed);
+            }
+        }
+        let summary = encoder.finish(&mut wire).unwrap().progress;
+        assert_eq!((summary.following_pages, summary.overlooked_pages), (4, 2));
+        let state = package + 9 + b"what devices say".len() + 9;
+        assert!(handed.is_some_and(|handed| handed >= state), "{handed:?} and {state}");
+        if cut == [1] {
+            assert_eq!(handed, Some(state));
+        }
+        let rebuilt = decode(&wire, cut);
+        let ahead = rebuilt.len() - raw.len();
+        assert_eq!(rebuilt[..package], raw[..package]);
+        assert_eq!(rebuilt[package + ahead..], raw[package..], "from the devices' state on byte for byte");
+        let mut section = vec![2, 0, 0, 0, 2];
+        for (page, fill) in [(7u64, 3u8), (9, 4)] {
+            section.extend_from_slice(&(page << 12 | 0x28).to_be_bytes());
+            section.extend_from_slice(&[fill; 4096]);
+        }
+        section.extend_from_slice(b"\0\0\0\0\0\0\0\x10\x7e\0\0\0\x02");
+        assert_eq!(rebuilt[package..package + ahead], section);
+    }
+}
+
+#[test]
+fn pages_that_do_not_exist_are_not_thrown_away() {
+    for runs in [&[(60u64, 5u64)][..], &[(u64::MAX >> 12, 1)], &[(0, 1), (64, 1)]] {
+        let mut stream = Stream::begin(BLOCKS);
+        stream.discard(runs);
+        let error = Encoder::new(config(Resends::Elide)).unwrap().push(&stream.bytes, &mut vec![]).unwrap_err();
+        assert!(matches!(error, StreamError::Discard { .. }), "{error}");
+    }
 }

@@ -20,7 +20,7 @@ use godwit_api::progress::{NoteKind, Outcome, PhaseName};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{
     Action, Body, CannotBegin, Destination, DestinationState, Event, Fenced, Ledger, Lineage, Machine, Message, Owner,
-    Record, Seen, Source, SourceState, Status, Ticket, Upkeep, Verdict,
+    Record, Seen, Source, SourceState, Status, There, Ticket, Upkeep, Verdict,
 };
 use godwit_units::VolumeId;
 use std::collections::VecDeque;
@@ -35,6 +35,9 @@ use tokio::time::Instant;
 const INBOX: usize = 256;
 /// How long a source waits for the figures of the VM's start.
 const LAST_FIGURES: Duration = Duration::from_secs(3);
+/// What the source says of a move whose memory it lost.
+const LOST_HERE: &str = "the VM's QEMU at the source ended while pages of its memory were only there: they are lost, and the VM stands still at the \
+                         destination until it is started from its disks";
 /// Between two tries to boot a VM that does not come up.
 const BOOT_RETRY: Duration = Duration::from_secs(5);
 
@@ -445,6 +448,7 @@ impl Actor {
                 }
                 match record {
                     Record::Staged(_) => reach(Point::Staged, vm),
+                    Record::Prepared(_) => reach(Point::Prepared, vm),
                     Record::Sealed(_) => reach(Point::Sealed, vm),
                     Record::Granted(_) => reach(Point::Granted, vm),
                     _ => {}
@@ -520,6 +524,8 @@ impl Actor {
                 DestinationState::Granting { .. } | DestinationState::Granted { .. } => {
                     tracker.enter(PhaseName::HandOff)
                 }
+                DestinationState::Draining { there, .. } => self.note_draining(*there, &tracker),
+                DestinationState::Abandoning { .. } => self.abandoned(),
                 DestinationState::Started { .. } if tracker.phase() < PhaseName::Release => {
                     tracker.enter(PhaseName::Release);
                 }
@@ -543,6 +549,18 @@ impl Actor {
                 p.outcome = Outcome::Running;
                 p.error = None;
             }),
+            SourceState::Draining { .. } => {
+                tracker.update(|p| {
+                    p.outcome = Outcome::Running;
+                    p.error = None;
+                });
+                if tracker.phase() < PhaseName::Drain {
+                    tracker.enter(PhaseName::Drain);
+                }
+                if self.parts.qemu().is_none() && !tracker.ended() {
+                    self.parts.end_move(Outcome::MemoryLost, Some(LOST_HERE.into()));
+                }
+            }
             SourceState::Releasing { .. } => {
                 tracker.update(|p| {
                     p.outcome = Outcome::Running;
@@ -557,6 +575,47 @@ impl Actor {
                 self.parts.end_move(outcome, Some(why));
             }
             _ => {}
+        }
+    }
+
+    /// The guest runs here while its memory follows, or stands still because that is lost.
+    fn note_draining(&self, there: There, tracker: &Tracker) {
+        if tracker.ended() {
+            return;
+        }
+        if tracker.phase() < PhaseName::Drain {
+            tracker.enter(PhaseName::Drain);
+        }
+        let (name, peer) = (&self.parts.name, self.parts.file().peer.map(|p| p.name.to_string()).unwrap_or_default());
+        if there == There::Lost {
+            let why = format!(
+                "`{peer}` has lost the pages of memory that `{name}` still needed: it stands still; `godwit vm start {name}` starts it from its \
+                 disks, as after a power failure"
+            );
+            tracing::error!(vm = %name, "{why}");
+            self.parts.end_move(Outcome::MemoryLost, Some(why));
+        } else if self.wait >= LONGEST_TIMER {
+            tracker.update(|p| {
+                p.outcome = Outcome::WaitsForPeer;
+                p.error = Some(format!(
+                    "`{name}` waits for pages of its memory that only `{peer}` has, and that is not heard; it goes on when that is back. If that \
+                     is lost for good, claim the VM here, and it starts from its disks"
+                ));
+            });
+        } else {
+            tracker.update(|p| {
+                p.outcome = Outcome::Running;
+                p.error = None;
+            });
+        }
+    }
+
+    /// Its memory is gone, and it boots from its disks.
+    fn abandoned(&self) {
+        let open = self.parts.moving().is_some_and(|moving| !moving.tracker.ended());
+        if open {
+            let why = "its QEMU ended before all of its memory had come; it was started from its disks, as after a power failure";
+            self.parts.end_move(Outcome::MemoryLost, Some(why.into()));
         }
     }
 
@@ -586,16 +645,22 @@ impl Actor {
                 | SourceState::Copying { ticket, .. }
                 | SourceState::Stopped { ticket, .. }
                 | SourceState::Sealing { ticket, .. }
-                | SourceState::Sealed { ticket, .. } => Some(ticket),
+                | SourceState::Sealed { ticket, .. }
+                | SourceState::Draining { ticket } => Some(ticket),
                 _ => self.reserving.as_ref().map(|(ticket, _)| *ticket),
             },
             Some(Machine::Destination(d)) => match *d.state() {
                 DestinationState::Staging { ticket }
                 | DestinationState::Staged { ticket }
                 | DestinationState::Loaded { ticket }
+                | DestinationState::Preparing { ticket }
+                | DestinationState::Prepared { ticket }
                 | DestinationState::Granting { ticket }
-                | DestinationState::Granted { ticket }
-                | DestinationState::Starting { ticket }
+                | DestinationState::Granted { ticket, .. }
+                | DestinationState::Starting { ticket, .. }
+                | DestinationState::Draining { ticket, .. }
+                | DestinationState::Finishing { ticket, .. }
+                | DestinationState::Abandoning { ticket }
                 | DestinationState::Started { ticket, .. } => Some(ticket),
                 _ => None,
             },
@@ -607,7 +672,9 @@ impl Actor {
                 Record::Sealed(t)
                 | Record::Released(t)
                 | Record::Staged(t)
+                | Record::Prepared(t)
                 | Record::Granted(t)
+                | Record::Draining(t)
                 | Record::Started(t)
                 | Record::Refused(t)
                 | Record::Returned(t),
@@ -619,7 +686,9 @@ impl Actor {
             ownership: match status {
                 Status::Runs => Ownership::Here,
                 Status::Pausing => Ownership::Pausing,
-                Status::WaitsForPeer => Ownership::WaitsForPeer,
+                Status::WaitsForPeer | Status::Lends => Ownership::WaitsForPeer,
+                // It is nobody else's.
+                Status::MemoryLost => Ownership::Here,
                 Status::NotHere => Ownership::Elsewhere,
             },
             owner,
@@ -726,6 +795,11 @@ impl Actor {
         crate::image::may_start(&self.parts)?;
         match (&self.machine, self.record) {
             (Some(Machine::Source(s)), _) if is_owning(s) => Ok(()),
+            (Some(machine), _) if machine.status() == Status::MemoryLost => {
+                tracing::warn!(vm = %self.parts.name, "its memory is given up: it starts from its disks");
+                self.feed(Event::Abandon);
+                Ok(())
+            }
             (None, record) => {
                 // A VM that was just defined has no record yet: this host is its first owner.
                 let owner = match record {
@@ -787,6 +861,8 @@ impl Actor {
             },
             Machine::Source(_) => Seen::Gone,
         };
+        let drained = !matches!(machine, Machine::Destination(d)
+            if matches!(d.state(), DestinationState::Prepared { .. } | DestinationState::Draining { .. }));
         let said = fenced.statement.clone();
         match machine.handle(Event::Claim(fenced)) {
             Verdict::Taken => {
@@ -794,7 +870,8 @@ impl Actor {
                 self.parts.set_power(Power::On);
                 if matches!(machine, Machine::Destination(_)) {
                     self.claimed = Some(seen);
-                    self.parts.end_move(Outcome::NetworkUnproved, Some(format!("claimed here; the source: {said}")));
+                    let outcome = if drained { Outcome::NetworkUnproved } else { Outcome::MemoryLost };
+                    self.parts.end_move(outcome, Some(format!("claimed here; the source: {said}")));
                 } else if let Some(moving) = self.parts.moving() {
                     moving.failed(format!("claimed at the source; the destination: {said}"));
                 }

@@ -150,7 +150,14 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
     }
     if matches!(
         node.record(definition.id),
-        Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))
+        Some(
+            Record::Owned(_)
+                | Record::Sealed(_)
+                | Record::Prepared(_)
+                | Record::Granted(_)
+                | Record::Draining(_)
+                | Record::Started(_),
+        )
     ) {
         add("vm", format!("{name} has the VM, or is handing it over"), "move it to another host, or wait");
     }

@@ -28,7 +28,9 @@ pub const fn holds(record: Option<Record>) -> Holds {
             Record::Owned(_)
             | Record::Sealed(_)
             | Record::Released(_)
+            | Record::Prepared(_)
             | Record::Granted(_)
+            | Record::Draining(_)
             | Record::Started(_)
             | Record::Returned(_),
         ) => Holds::All,

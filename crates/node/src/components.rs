@@ -1068,7 +1068,8 @@ impl Actor {
         let ownership = match self.machine.as_ref().map(Machine::status) {
             Some(Status::Runs) => Ownership::Here,
             Some(Status::Pausing) => Ownership::Pausing,
-            Some(Status::WaitsForPeer) => Ownership::WaitsForPeer,
+            // A component has no memory to follow it.
+            Some(Status::WaitsForPeer | Status::Lends | Status::MemoryLost) => Ownership::WaitsForPeer,
             Some(Status::NotHere) | None => Ownership::Elsewhere,
         };
         let owner = match self.record {
@@ -1077,7 +1078,9 @@ impl Actor {
                 Record::Sealed(t)
                 | Record::Released(t)
                 | Record::Staged(t)
+                | Record::Prepared(t)
                 | Record::Granted(t)
+                | Record::Draining(t)
                 | Record::Started(t)
                 | Record::Refused(t)
                 | Record::Returned(t),

@@ -26,7 +26,7 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
     match action {
         Action::Open(lineage, generation) => {
             // What has been granted can still be returned, and after STARTED it cannot: so this is the moment to look.
-            let granted = matches!(node.record(parts.id), Some(Record::Granted(_)));
+            let granted = matches!(node.record(parts.id), Some(Record::Prepared(_) | Record::Granted(_)));
             if arriving && granted && !is_loaded(parts).await {
                 return Some(Event::QemuDied);
             }
@@ -145,7 +145,17 @@ async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
 async fn run(node: &Arc<Node>, parts: &Arc<Parts>, run: Run) {
     loop {
         let done = match (run, parts.qemu()) {
-            (Run::Cont, Some(qemu)) => on_qemu(&qemu, Qemu::cont).await,
+            (Run::Cont, Some(qemu)) => match on_qemu(&qemu, go_on).await {
+                Ok(Went::On) => Ok(()),
+                Ok(Went::Stuck) => {
+                    tracing::error!(vm = parts.name, "{STUCK}");
+                    if let Some(moving) = parts.moving() {
+                        moving.failed(STUCK);
+                    }
+                    boot(node, parts).await
+                }
+                Err(error) => Err(error),
+            },
             (Run::Cont | Run::Boot, _) => boot(node, parts).await,
         };
         match done {
@@ -164,6 +174,25 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, run: Run) {
             // The watcher tells the machine, which decides what becomes of it.
             return;
         }
+    }
+}
+
+/// What became of a guest that was to go on.
+enum Went {
+    On,
+    /// Its QEMU cannot.
+    Stuck,
+}
+
+/// Why a guest is booted whose QEMU is there.
+const STUCK: &str = "the node was killed in the very moment in which a post-copy began, and QEMU cannot go back: the memory is lost, and the \
+                     VM boots from its disks";
+
+fn go_on(qemu: &Qemu) -> Result<Went, VmmError> {
+    match qemu.cont() {
+        Ok(()) => Ok(Went::On),
+        Err(VmmError::Stuck) => Ok(Went::Stuck),
+        Err(error) => Err(error),
     }
 }
 
@@ -224,11 +253,24 @@ async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
 }
 
 async fn abort(parts: &Arc<Parts>) {
-    if let Some(moving) = parts.moving() {
+    let moving = parts.moving();
+    if let Some(moving) = &moving {
         moving.over.cancel();
+        if !moving.handed.is_cancelled() {
+            // While it writes the devices' state QEMU answers nobody; that it breaks off there takes it back.
+            crate::parts::lock(&moving.socket).take();
+        }
     }
     if let Some(qemu) = parts.qemu() {
-        let _ = on_qemu(&qemu, Qemu::migrate_cancel).await;
+        let _ = on_qemu(&qemu, |q| {
+            q.migrate_cancel()?;
+            q.let_go();
+            Ok(())
+        })
+        .await;
+    }
+    if let Some(moving) = moving {
+        crate::parts::lock(&moving.socket).take();
     }
     for disk in parts.disks() {
         disk.stop_mirror().await;

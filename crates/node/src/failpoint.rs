@@ -27,6 +27,10 @@ pub enum Point {
     Sealing,
     /// Source: SEALED is written, COMMIT was not sent.
     Sealed,
+    /// Destination: PREPARED is written, and was not told.
+    Prepared,
+    /// Destination: the guest runs while its memory follows. Held, it follows all the same.
+    Drain,
     /// Destination: COMMIT was heard, GRANTED is not written.
     Commit,
     /// Destination: GRANTED is written; nothing is open.
@@ -59,6 +63,8 @@ impl Point {
             Self::Stopped => "stopped",
             Self::Sealing => "sealing",
             Self::Sealed => "sealed",
+            Self::Prepared => "prepared",
+            Self::Drain => "drain",
             Self::Commit => "commit",
             Self::Granted => "granted",
             Self::Started => "started",

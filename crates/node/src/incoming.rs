@@ -32,6 +32,8 @@ const CONNECT: Duration = Duration::from_secs(20);
 const UNREAD: usize = godwit_memory::MOST_UNREAD / 4;
 /// What QEMU counts as RAM besides the guest's: firmware, ROMs, tables. Bytes.
 pub(crate) const FIRMWARE: u64 = 256 << 20;
+/// Between two looks whether QEMU has read the devices' state: this is part of the pause.
+const LISTENS: Duration = Duration::from_millis(4);
 /// How long after `cont` QEMU may say that it runs.
 const RESUMED: Duration = Duration::from_secs(1);
 /// How long the network is given to lead to the guest's new place.
@@ -66,6 +68,7 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     let parts = node.adopt_definition(stage.definition, stage.vcpus)?;
     node.precaches().unmark(&volumes);
     let failed = |e: std::io::Error| ApiError::new(Problem::Failed, e.to_string());
+    parts.may_follow.store(stage.postcopy, std::sync::atomic::Ordering::Release);
     let holders = stage.holders;
     parts.change(|file| file.holders = holders).map_err(failed)?;
     if let Some(signed) = &stage.capability {
@@ -88,7 +91,16 @@ pub async fn prepare(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Re
         crate::fill::meter(node, &moving);
     }
     let qemu = node.start_qemu(parts, godwit_vmm::Start::Incoming).await?;
-    parts.set_qemu(Some(qemu));
+    parts.set_qemu(Some(qemu.clone()));
+    if parts.may_follow.load(std::sync::atomic::Ordering::Acquire) {
+        crate::effects::on_qemu(&qemu, Qemu::allow_postcopy).await.map_err(|error| {
+            let message = format!("memory cannot follow the guest to `{}`: {}", node.name(), error.message);
+            ApiError::new(Problem::Blocked, message).remedy(
+                "move it without --memory-postcopy; or let QEMU use userfaultfd there (a kernel with CONFIG_USERFAULTFD, memory of pages \
+                 of 4 KiB)",
+            )
+        })?;
+    }
     Ok(())
 }
 
@@ -145,6 +157,10 @@ pub fn memory(
             () = moving.over.cancelled() => Ok(()),
         };
         match result {
+            // The source brings the rest through another stream: its QEMU and ours know what has come.
+            Err(error) if moving.follows() => {
+                tracing::warn!(vm = parts.name, error = format!("{error:#}"), "the stream of a post-copy broke off");
+            }
             // What QEMU has loaded needs its stream no more.
             Err(_) if moving.memory_loaded.load(std::sync::atomic::Ordering::Acquire) => {}
             Err(error) => lost(&parts, &moving, &error).await,
@@ -238,6 +254,21 @@ async fn feed(
     let loading = async {
         loop {
             match events.recv().await {
+                Ok(QemuEvent::Migration(MigrationStatus::Postcopy)) if !moving.follows() => {
+                    // It reads the devices' state now, and asks for the pages that this needs.
+                    while !matches!(crate::effects::on_qemu(&qemu, Qemu::state).await, Ok(godwit_vmm::State::Stopped)) {
+                        anyhow::ensure!(qemu.is_alive(), "the incoming QEMU is gone");
+                        tokio::time::sleep(LISTENS).await;
+                    }
+                    let given = delivered.given();
+                    while !delivered.is_verified_to(given) {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    moving.follows.store(true, std::sync::atomic::Ordering::Release);
+                    moving.memory_loaded.store(true, std::sync::atomic::Ordering::Release);
+                    loaded(parts, moving).await;
+                }
+                Ok(QemuEvent::Migration(MigrationStatus::Completed)) if moving.follows() => {}
                 Ok(QemuEvent::Migration(MigrationStatus::Completed)) => {
                     // The digest of what QEMU has loaded may come a moment after it.
                     while !delivered.is_verified() {
@@ -315,7 +346,8 @@ async fn give_back(
 async fn loaded(parts: &Arc<Parts>, moving: &Moving) {
     let memory = moving.memory_loaded.load(std::sync::atomic::Ordering::Acquire);
     if memory && parts.disks().iter().all(|d| d.has_everything(moving.ticket)) {
-        parts.keeper().tell(Input::Event(Event::Loaded)).await;
+        let event = if moving.follows() { Event::Listens } else { Event::Loaded };
+        parts.keeper().tell(Input::Event(event)).await;
     }
 }
 
@@ -360,7 +392,14 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
             }
             proved
         };
-        let (proved, unplugged) = tokio::join!(proving, crate::effects::plug(&parts));
+        let following = async {
+            crate::drain::until_drained(&node, &parts, &moving).await;
+            crate::effects::plug(&parts).await
+        };
+        let (proved, unplugged) = tokio::join!(proving, following);
+        if moving.over.is_cancelled() {
+            return;
+        }
         if !crate::fill::until_whole(&parts, &moving).await {
             return;
         }

@@ -9,6 +9,7 @@ pub mod components;
 pub mod covered;
 pub mod disk;
 mod disk_index;
+mod drain;
 mod durable;
 pub mod effects;
 pub mod extenders;

@@ -22,6 +22,18 @@ pub struct Delivered {
 }
 
 impl Delivered {
+    /// How much QEMU was given.
+    #[must_use]
+    pub fn given(&self) -> u64 {
+        self.given.load(Ordering::Acquire)
+    }
+
+    /// Whether the first so many bytes are what the source meant.
+    #[must_use]
+    pub fn is_verified_to(&self, bytes: u64) -> bool {
+        self.verified.load(Ordering::Acquire) >= bytes
+    }
+
     /// Whether every byte that QEMU was given is what the source meant. Not before the first.
     #[must_use]
     pub fn is_verified(&self) -> bool {

@@ -104,6 +104,10 @@ pub fn read(
                     moving.note(NoteKind::Decision, text);
                 }
                 let progress = encoder.progress();
+                if progress.handed && !moving.handed.is_cancelled() {
+                    tracing::info!(pages = progress.following_pages, "the devices' state is through; pages follow");
+                    moving.handed.cancel();
+                }
                 if progress.ram_ended && !moving.ram_ended.is_cancelled() {
                     moving.ram_ended.cancel();
                     moving.recycling.has_layout(encoder.layout());
@@ -124,6 +128,11 @@ pub fn read(
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e).context("QEMU's migration socket broke"),
+        }
+        if encoder.progress().follows && !flushed {
+            // Somebody waits for some page of this, and nobody knows which.
+            encoder.flush(&mut wire)?;
+            flushed = true;
         }
         crate::parts::lock(&seen.progress).clone_from(encoder.progress());
         if wire.len() >= READ / 4 || ((flushed || hearing.asked) && !wire.is_empty()) {

@@ -327,14 +327,15 @@ impl Node {
             let adopting = tokio::task::spawn_blocking(move || {
                 let qemu = Qemu::adopt(&placement)?.map(Arc::new);
                 let state = qemu.as_deref().map(Qemu::state);
-                Ok::<_, godwit_vmm::VmmError>((qemu, state))
+                let arriving = qemu.as_deref().is_some_and(|q| q.is_arriving().unwrap_or_default());
+                Ok::<_, godwit_vmm::VmmError>((qemu, state, arriving))
             });
             found.push((parts, record, adopting));
         }
         for (parts, record, adopting) in found {
             crate::libraries::look_at(self, &parts);
             let seen = match adopting.await? {
-                Ok((Some(qemu), state)) => {
+                Ok((Some(qemu), state, arriving)) => {
                     self.watch(&parts, &qemu);
                     if let Some(why) = qemu.unreachable() {
                         tracing::error!(
@@ -346,11 +347,14 @@ impl Node {
                     }
                     parts.set_qemu(Some(qemu));
                     match (state, record) {
+                        // Its pages were given up, and will never come.
+                        (Some(Ok(_)), Some(Record::Owned(_) | Record::Started(_))) if arriving => Seen::Gone,
                         (Some(Ok(godwit_vmm::State::Running)), _) => Seen::Running,
                         // What was verified before the record was written is still loaded.
-                        (Some(Ok(godwit_vmm::State::Stopped)), Some(Record::Granted(_) | Record::Started(_))) => {
-                            Seen::Loaded
-                        }
+                        (
+                            Some(Ok(godwit_vmm::State::Stopped)),
+                            Some(Record::Prepared(_) | Record::Granted(_) | Record::Draining(_) | Record::Started(_)),
+                        ) => Seen::Loaded,
                         // Whether everything had come is not known any more.
                         (_, Some(Record::Staged(_))) => Seen::Gone,
                         (Some(Ok(godwit_vmm::State::Stopped | godwit_vmm::State::Postmigrate)), _) => Seen::Stopped,
@@ -364,7 +368,7 @@ impl Node {
                         (Some(Err(_)) | None, _) => Seen::Stopped,
                     }
                 }
-                Ok((None, _)) => Seen::Gone,
+                Ok((None, ..)) => Seen::Gone,
                 // Nobody knows whether one runs; beside one that does, none can be started.
                 Err(error) => {
                     tracing::error!(vm = parts.name, %error, "nobody knows whether its QEMU runs");
@@ -374,6 +378,7 @@ impl Node {
             };
             tracing::info!(vm = parts.name, ?record, ?seen, "recovered");
             parts.recover_move(record);
+            crate::drain::go_on(self, &parts, record);
             if seen == Seen::Running && matches!(record, Some(Record::Owned(_))) {
                 let parts = parts.clone();
                 tokio::spawn(async move { effects::plug(&parts).await });
@@ -392,7 +397,17 @@ impl Node {
             bail!("{} describes VM {}", registry::path(&self.folder(id)).display(), file.definition.id.0);
         }
         let parts = Arc::new(Parts::new(self.folder(id), self.run_folder(id), file));
-        if matches!(record, Some(Record::Owned(_) | Record::Sealed(_) | Record::Granted(_) | Record::Started(_))) {
+        if matches!(
+            record,
+            Some(
+                Record::Owned(_)
+                    | Record::Sealed(_)
+                    | Record::Prepared(_)
+                    | Record::Granted(_)
+                    | Record::Draining(_)
+                    | Record::Started(_)
+            )
+        ) {
             // Whoever may have the truth must not make an empty disk of a lost one.
             let definition = parts.definition();
             for (disk, volume) in definition.spec.disks.iter().zip(&definition.volumes) {
@@ -848,6 +863,7 @@ impl Node {
             proto::Hello::Memory { ticket, .. }
             | proto::Hello::Mirror { ticket, .. }
             | proto::Hello::Tell { ticket, .. }
+            | proto::Hello::Drain { ticket }
             | proto::Hello::Kept { ticket, .. } => ticket,
         };
         let (Some(moving), Some(parts)) = (self.moving(from, ticket), self.vm(ticket.vm)) else {
@@ -860,6 +876,7 @@ impl Node {
                 let others = crate::neighbours::here(self, &parts, &neighbours);
                 crate::incoming::memory(&parts, ticket, key, others, stream);
             }
+            proto::Hello::Drain { .. } => crate::drain::take(&parts, moving, stream),
             proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
             proto::Hello::Mirror { ticket, volume } => {
                 crate::incoming::disk(&parts, ticket, volume, stream, Comes::Before)

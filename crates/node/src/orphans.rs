@@ -65,7 +65,9 @@ pub struct Known {
 fn right(record: Record) -> ((Lineage, Generation), bool) {
     match record {
         Record::Owned(owner) => ((owner.lineage, owner.generation), true),
-        Record::Sealed(t) | Record::Granted(t) | Record::Started(t) => ((t.lineage, t.generation), true),
+        Record::Sealed(t) | Record::Prepared(t) | Record::Granted(t) | Record::Draining(t) | Record::Started(t) => {
+            ((t.lineage, t.generation), true)
+        }
         Record::Staged(t) | Record::Released(t) | Record::Refused(t) | Record::Returned(t) => {
             ((t.lineage, t.generation), false)
         }

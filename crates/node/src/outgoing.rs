@@ -23,13 +23,15 @@ use godwit_api::vm::Accel;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
-use godwit_memory::smart_stop::{Ended, SmartStop, Verdict};
+use godwit_memory::smart_stop::{Ended, Instead, Rest, SmartStop, Verdict, instead};
 use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Witness};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
@@ -47,6 +49,8 @@ const INDEXING: Duration = Duration::from_secs(1);
 /// was, and the guest goes on at the source.
 const LONGER_THAN_FORESEEN: u32 = 3;
 const SHORT: Duration = Duration::from_secs(5);
+/// How much of what the link carries goes behind the back of a guest whose memory follows it: what it waits for finds the rest free.
+const BEHIND: f64 = 0.75;
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -90,6 +94,7 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
         source: node.as_peer(),
         vcpus: order.vcpus,
         capability: order.capability.clone(),
+        postcopy: order.memory_postcopy.is_some(),
     }));
     let answer = node.peers().request(&order.to, proto::encode(&request), STAGING).await?;
     // It may be another session now.
@@ -119,10 +124,18 @@ pub fn start(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) {
         if let Err(error) = result
             && parts.takes_part_in(&moving)
         {
+            if crate::drain::is_needed(&parts, &moving) {
+                tracing::warn!(vm = parts.name, %ticket, error = format!("{error:#}"), "the stream of a post-copy broke off");
+                return crate::drain::serve(&node, &parts, &moving).await;
+            }
             tracing::warn!(vm = parts.name, %ticket, error = format!("{error:#}"), "the move failed at the source");
             moving.note(NoteKind::Decision, format!("given up: {error:#}"));
             moving.failed(format!("{error:#}"));
             parts.keeper().tell(Input::Event(Event::MigrationFailed)).await;
+            if moving.follows() {
+                // The seal may have been under way: then that meant nothing.
+                crate::drain::serve(&node, &parts, &moving).await;
+            }
         }
     });
 }
@@ -228,7 +241,11 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         };
         let stream =
             session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), MEMORY_WINDOW).await?;
-        let bounds = Bounds { policy: order.policy, throttle: order.throttle };
+        let bounds = Bounds {
+            policy: order.policy,
+            throttle: order.throttle,
+            postcopy: order.memory_postcopy.map(|most| most.0),
+        };
         memory(parts, moving, kept.zip(key), known, bounds, stream.split()).await
     };
     tokio::select! {
@@ -244,6 +261,8 @@ struct Bounds {
     policy: Policy,
     /// By how much the guest's CPUs may be slowed, in percent.
     throttle: Option<u8>,
+    /// For how long memory may follow the guest.
+    postcopy: Option<Duration>,
 }
 
 /// Memory rounds, until the machine has what it needs, or the end.
@@ -254,7 +273,7 @@ async fn memory(
     moving: &Arc<Moving>,
     kept: Option<(Holding, CheckpointKey)>,
     known: Known,
-    Bounds { policy, throttle }: Bounds,
+    Bounds { policy, throttle, postcopy }: Bounds,
     (out, back): (SendHalf, RecvHalf),
 ) -> Result<()> {
     let qemu = parts.qemu().context("the VM has no QEMU")?;
@@ -264,11 +283,12 @@ async fn memory(
     let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
     let path = socket.clone();
-    crate::effects::on_qemu(&qemu, move |q| q.migrate_to(&path, throttle)).await?;
+    crate::effects::on_qemu(&qemu, move |q| q.migrate_to(&path, throttle, postcopy.is_some())).await?;
     let accepted = tokio::time::timeout(CONNECT, listener.accept()).await.context("QEMU does not begin to migrate")?;
     let stream = accepted.context("QEMU does not connect")?.0;
     let _ = std::fs::remove_file(&socket);
     let (reader, writer) = split(stream)?;
+    let end = reader.try_clone()?;
 
     let seen = Arc::new(Seen::default());
     let counted = seen.clone();
@@ -317,10 +337,18 @@ async fn memory(
         // What the pause is thought to take; and since when it lasts, how long it may, what had been acknowledged when last looked.
         let (mut foreseen, mut stopped) = (Duration::ZERO, None::<(Instant, Duration, u64)>);
         let mut last = (Instant::now(), seen.progress());
-        let mut stopping = false;
+        let (mut stopping, mut handed) = (false, false);
         loop {
             let event = tokio::select! {
                 event = events.recv() => event.context("QEMU is gone")?,
+                () = moving.handed.cancelled(), if !handed => {
+                    handed = true;
+                    let held = end.try_clone()?;
+                    // From here on it does not break off when this node dies.
+                    crate::effects::on_qemu(&qemu, move |q| q.hold(held.as_fd())).await?;
+                    parts.keeper().tell(Input::Event(Event::Postmigrate)).await;
+                    continue;
+                }
                 () = moving.stop_now.notified(), if !stopping => {
                     stopping = true;
                     seen.stopping();
@@ -342,7 +370,7 @@ async fn memory(
                         flow.set_window(window);
                     }
                     // The monitor does not answer while QEMU stops.
-                    if !stopping {
+                    if !stopping || handed {
                         look(moving, &qemu).await;
                     }
                     continue;
@@ -384,6 +412,44 @@ async fn memory(
                             NoteKind::Decision,
                             "as much is dirtied as is sent: further rounds make the pause shorter only by chance",
                         );
+                    }
+                    if let Some(most) = postcopy {
+                        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of a link")]
+                        let rate = goodput.rate().map(|rate| (rate * BEHIND) as u64);
+                        match instead(&verdict, most, Rest { pages: dirtied, rate }) {
+                            Instead::Nothing => {}
+                            Instead::Postcopy(drain) => {
+                                let text = format!(
+                                    "post-copy: rounds do not converge; the guest goes now, and {} of its memory follow it, predicted to take \
+                                     {:.1} s of at most {:.1} s",
+                                    Amount(dirtied * 4096),
+                                    drain.as_secs_f64(),
+                                    most.as_secs_f64()
+                                );
+                                moving.note(NoteKind::Decision, text);
+                                stopping = true;
+                                seen.stopping();
+                                foreseen = pause.total().saturating_sub(pause.rest);
+                                let ms = foreseen.as_secs_f64() * 1000.0;
+                                moving.tracker.update(|p| p.predicted_downtime_ms = Some(ms));
+                                moving.follows.store(true, Ordering::Release);
+                                *crate::parts::lock(&moving.socket) = Some(end.try_clone()?);
+                                let behind = Amount(rate.unwrap_or_default());
+                                crate::effects::on_qemu(&qemu, move |q| q.start_postcopy(behind)).await?;
+                                continue;
+                            }
+                            Instead::TooLong(drain) => moving.note(
+                                NoteKind::Decision,
+                                format!(
+                                    "no post-copy: what is left would follow for {}, and {:.1} s are allowed",
+                                    drain.map_or("nobody knows how long".into(), |d| format!(
+                                        "{:.1} s",
+                                        d.as_secs_f64()
+                                    )),
+                                    most.as_secs_f64()
+                                ),
+                            ),
+                        }
                     }
                     match verdict {
                         Verdict::GoOn => {}

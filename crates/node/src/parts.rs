@@ -13,6 +13,7 @@ use godwit_api::progress::{NoteKind, Outcome, PhaseName};
 use godwit_api::vm::VmDefinition;
 use godwit_handoff::{MoveId, Record, Ticket, VmId};
 use godwit_vmm::{Qemu, QemuEvent};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -50,6 +51,8 @@ pub struct Parts {
     pub(crate) telling: AtomicBool,
     /// Whether an image is being copied into one of its volumes.
     pub(crate) importing: AtomicBool,
+    /// Whether pages of its memory may follow it here, when it comes.
+    pub(crate) may_follow: AtomicBool,
     /// What its guest is being watched doing.
     pub(crate) watched: crate::profile::Watched,
 }
@@ -77,6 +80,14 @@ pub struct Moving {
     pub shut: CancellationToken,
     /// Destination: the incoming QEMU has loaded everything, and it was verified.
     pub memory_loaded: AtomicBool,
+    /// Pages of the guest's memory follow it. Source: that was begun; destination: that was seen.
+    pub(crate) follows: AtomicBool,
+    /// Source: its QEMU has said all that the guest needs to run there, and will not go on with it by itself.
+    pub(crate) handed: CancellationToken,
+    /// Source: where QEMU's migration socket ends, so that a stream that fails does not break it: it could not be gone back to then.
+    pub(crate) socket: Mutex<Option<UnixStream>>,
+    /// Destination: the last page is here.
+    pub(crate) drained: CancellationToken,
     /// Destination: what comes after the guest's start is being done.
     pub(crate) arrived: AtomicBool,
     /// Destination: the node was restarted when the VM was its own already, and only blocks of its disks were to come.
@@ -100,6 +111,10 @@ impl Moving {
             ram_ended: CancellationToken::new(),
             shut: CancellationToken::new(),
             memory_loaded: AtomicBool::new(false),
+            follows: AtomicBool::new(false),
+            handed: CancellationToken::new(),
+            socket: Mutex::default(),
+            drained: CancellationToken::new(),
             arrived: AtomicBool::new(false),
             goes_on: false,
             recycling: Default::default(),
@@ -114,6 +129,11 @@ impl Moving {
             self.tracker.enter(PhaseName::Release);
         }
         self.tracker.end(outcome, why);
+    }
+
+    /// Whether pages of the guest's memory follow it.
+    pub(crate) fn follows(&self) -> bool {
+        self.follows.load(Ordering::Acquire)
     }
 
     /// Whether its guest has come here and nobody has taken that up: a node that is restarted right after STARTED may hear that it owns the VM
@@ -167,6 +187,7 @@ impl Parts {
             releasing: AtomicBool::default(),
             telling: AtomicBool::default(),
             importing: AtomicBool::default(),
+            may_follow: AtomicBool::default(),
             watched: Default::default(),
         }
     }
@@ -323,7 +344,9 @@ impl Parts {
             Some(Record::Sealed(ticket) | Record::Released(ticket)) => {
                 (ticket, MoveRole::Source, file.order.filter(|o| o.id == ticket.mv).map(|o| o.to))
             }
-            Some(Record::Granted(ticket) | Record::Started(ticket)) => (ticket, MoveRole::Destination, file.peer),
+            Some(
+                Record::Prepared(ticket) | Record::Granted(ticket) | Record::Draining(ticket) | Record::Started(ticket),
+            ) => (ticket, MoveRole::Destination, file.peer),
             // Its disks were still following it.
             Some(Record::Owned(owner)) if self.disks().iter().any(|disk| disk.is_shadow()) => {
                 match registry::last_noted(&self.folder) {
@@ -346,6 +369,9 @@ impl Parts {
         };
         let goes_on = matches!(record, Some(Record::Owned(_)));
         let moving = Moving { tracker: Arc::new(tracker), goes_on, ..Moving::new(ticket, role, peer) };
+        if matches!(record, Some(Record::Prepared(_) | Record::Draining(_))) {
+            moving.follows.store(true, Ordering::Release);
+        }
         // It would not be sealed if all of its memory had not been read.
         moving.ram_ended.cancel();
         *lock(&self.moving) = Some(Arc::new(moving));

@@ -79,6 +79,9 @@ pub struct Stage {
     /// What shows that the controller has ordered this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capability: Option<SignedCapability>,
+    /// Whether pages of its memory may follow it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub postcopy: bool,
     /// Where blocks of its disks are that are not sent before it. Empty: all are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<PeerHost>,
@@ -139,6 +142,11 @@ pub enum Hello {
         /// Guests of the same trust domain that went there before, whose memory it names.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         neighbours: Vec<VmId>,
+    },
+    /// The rest of a post-copy whose first stream broke off: QEMU's own bytes, as they are, and its return path.
+    Drain {
+        /// The attempt.
+        ticket: Ticket,
     },
     /// Which of the memory's pages the destination has kept of an earlier try.
     Kept {

@@ -14,9 +14,11 @@
 
 #![forbid(unsafe_code)]
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -360,6 +362,20 @@ impl Qmp {
     /// # Errors
     /// [`QmpError`], naming the command.
     pub fn execute_within(&self, command: &str, arguments: Value, timeout: Duration) -> Result<Value, QmpError> {
+        self.execute_passing(command, arguments, None, timeout)
+    }
+
+    /// As [`Qmp::execute_within`], and passes a file descriptor along, as `getfd` wants it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn execute_passing(
+        &self,
+        command: &str,
+        arguments: Value,
+        passed: Option<BorrowedFd<'_>>,
+        timeout: Duration,
+    ) -> Result<Value, QmpError> {
         let closed = || QmpError::Closed { command: command.to_owned() };
         let id = {
             let mut writer = lock(&self.shared.writer);
@@ -373,7 +389,8 @@ impl Qmp {
                 inbox.awaited.insert(id);
                 inbox.outstanding.push_back(id);
             }
-            writer.1.write_all(&line).map_err(|_| closed())?;
+            let sent = send_with(&writer.1, &line, passed).map_err(|_| closed())?;
+            writer.1.write_all(&line[sent..]).map_err(|_| closed())?;
             id
         };
         let deadline = Instant::now() + timeout;
@@ -459,6 +476,16 @@ impl Qmp {
 
 /// Connects without waiting. A blocking connect to a QEMU that hangs would wait inside the kernel, for as long as it
 /// hangs, once its queue of clients is full.
+/// Sends the beginning of `line` together with the descriptor, if there is one: how much of it went.
+fn send_with(stream: &UnixStream, line: &[u8], passed: Option<BorrowedFd<'_>>) -> std::io::Result<usize> {
+    let Some(passed) = passed else { return Ok(0) };
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = [passed];
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    Ok(rustix::net::sendmsg(stream, &[IoSlice::new(line)], &mut ancillary, SendFlags::NOSIGNAL)?)
+}
+
 fn open(path: &Path) -> std::io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

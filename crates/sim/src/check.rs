@@ -126,7 +126,7 @@ pub fn at_every_instant(sites: &[Site; 2]) -> Result<(), Violation> {
         return Err(Violation::TwoEndpoints);
     }
     for site in sites {
-        let licensed = matches!(site.ledger.durable, Some(Record::Owned(_) | Record::Started(_)));
+        let licensed = matches!(site.ledger.durable, Some(Record::Owned(_) | Record::Draining(_) | Record::Started(_)));
         if site.runs() && !licensed {
             return Err(Violation::RunsUnlicensed);
         }
@@ -196,7 +196,9 @@ pub fn survivor(site: &Site) -> Result<(), Violation> {
         Some(Machine::Destination(d)) => d.status(),
     };
     match (status, site.runs()) {
-        (Status::Runs, true) | (Status::WaitsForPeer | Status::NotHere, false) => Ok(()),
+        (Status::Runs | Status::MemoryLost, true) | (Status::WaitsForPeer | Status::Lends | Status::NotHere, false) => {
+            Ok(())
+        }
         (status, runs) => Err(Violation::NotConverged(format!("alone, says {status:?}, runs: {runs}"))),
     }
 }

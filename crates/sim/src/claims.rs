@@ -113,7 +113,14 @@ impl World {
         let between = self.sites.iter().any(|s| {
             matches!(
                 s.ledger.durable,
-                Some(Record::Sealed(_) | Record::Granted(_) | Record::Started(_) | Record::Returned(_))
+                Some(
+                    Record::Sealed(_)
+                        | Record::Prepared(_)
+                        | Record::Granted(_)
+                        | Record::Draining(_)
+                        | Record::Started(_)
+                        | Record::Returned(_)
+                )
             )
         });
         if whole && self.rng.random_ratio(1, if between { 3 } else { 24 }) {
@@ -272,7 +279,8 @@ impl World {
         self.forget_orders();
         let (site, newest) = (&self.sites[at], newest(&self.sites));
         let older = site.ledger.durable.is_some_and(|record| record.overridden_by(VM, newest).is_some());
-        let runs_by_itself = matches!(site.ledger.durable, Some(Record::Owned(_) | Record::Started(_)));
+        let runs_by_itself =
+            matches!(site.ledger.durable, Some(Record::Owned(_) | Record::Draining(_) | Record::Started(_)));
         if older && (runs_by_itself || self.rng.random_ratio(1, 4)) {
             self.claims.counts.overwritten += 1;
             self.lift_fence(at);

@@ -19,7 +19,7 @@ impl World {
             if self.violation.is_some() {
                 return;
             }
-            if self.sites[at].runs() && self.rng.random_ratio(1, 2) {
+            if self.sites[at].runs() && !self.waits_for_pages(at) && self.rng.random_ratio(1, 2) {
                 if self.sites[at].disk.open && self.sites[at].qemu.ram != self.last_write {
                     self.violated(Violation::LostWrite);
                     return;

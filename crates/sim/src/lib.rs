@@ -29,6 +29,8 @@
 //! - **The ledger** keeps of the records under way any prefix when the node dies; a torn record counts as not written,
 //!   because the ledger's contract (two slots, or a rename) makes it so.
 //! - **The endpoint** lives in the kernel, from which its machine is rebuilt at each order; announcements live in the process.
+//! - **Memory that follows** ([`pages`]): a source QEMU whose post-copy has begun gives pages until it ends, and goes on with the guest only
+//!   where a node makes it; a guest that lacks pages waits while nobody gives them.
 //! - **Streams** come in order and whole while both processes live, however long a cut lasts, and end with either.
 //! - **Effects** under way when the node dies happen or not: a `cont` may sit in a socket already.
 
@@ -41,6 +43,7 @@ pub mod media;
 pub mod mirror;
 pub mod net;
 pub mod nic;
+pub mod pages;
 pub mod postcopy;
 mod profile;
 mod shell;

@@ -5,8 +5,8 @@
 
 use crate::check::{Violation, stamps_tell_the_truth};
 use crate::net::Weather;
-use crate::site::{QemuState, Request, Wish};
-use crate::world::{Happening, Place, TICK, World, other};
+use crate::site::{Moving, QemuState, Request, Wish};
+use crate::world::{Happening, Place, TICK, Theme, World, other};
 use godwit_handoff::{Event, Ticket};
 use godwit_volume::mirror::{MirrorError, Source, State, Target};
 use godwit_volume::{Replica, VolumeError};
@@ -243,6 +243,10 @@ impl World {
         let qemu = &mut self.sites[at].qemu;
         if qemu.stream == Some(stream) && qemu.state == QemuState::Running {
             qemu.state = QemuState::Stopped;
+            if self.theme == Theme::Pages && self.rng.random_ratio(3, 4) {
+                self.sites[at].moving = self.sites[at].moving.map(|moving| Moving { follows: true, ..moving });
+            }
+            let qemu = &mut self.sites[at].qemu;
             qemu.requests.push_back(Request { wish: Wish::Flush, taken: None });
             let delay = self.rng.random_range(1..20);
             self.plan(delay, Happening::RamEnds { at, stream });
@@ -262,23 +266,30 @@ impl World {
         }
         let Some(moving) = site.moving.as_mut().filter(|m| m.id == stream.1) else { return };
         moving.ram_ended = true;
+        let owed = moving.follows;
         let (ram, session) = (site.qemu.ram, self.session);
+        if owed {
+            site.qemu.state = QemuState::Serving;
+            let delay = self.rng.random_range(1..10);
+            self.plan(delay, Happening::Serves { at, stream });
+        }
         let delay = self.rng.random_range(1..20);
-        self.plan(delay, Happening::StreamEnds { to: other(at), stream, ram, session });
+        self.plan(delay, Happening::StreamEnds { to: other(at), stream, ram, session, owed });
     }
 
-    pub(crate) fn stream_ends(&mut self, to: Place, stream: (Ticket, u64), ram: u64, session: u64) {
+    pub(crate) fn stream_ends(&mut self, to: Place, stream: (Ticket, u64), ram: u64, session: u64, owed: bool) {
         if session != self.session {
             return;
         }
         if self.weather == Weather::Cut {
-            self.plan(CUT, Happening::StreamEnds { to, stream, ram, session });
+            self.plan(CUT, Happening::StreamEnds { to, stream, ram, session, owed });
             return;
         }
         let qemu = &mut self.sites[to].qemu;
         let expected = qemu.stream.is_some_and(|(ticket, _)| ticket == stream.0);
         if expected && qemu.state == QemuState::Incoming {
-            qemu.state = QemuState::Loaded;
+            qemu.state = if owed { QemuState::Fetching } else { QemuState::Loaded };
+            qemu.owed = owed.then_some(stream.0);
             qemu.ram = ram;
             self.look_whether_all_is_here(to);
         }
@@ -289,8 +300,12 @@ impl World {
         let site = &self.sites[at];
         let expected = site.disk.receiving.filter(|t| self.diskless || site.disk.complete == Some(*t));
         let Some(ticket) = expected else { return };
-        let loaded = site.qemu.state == QemuState::Loaded && site.qemu.stream.is_some_and(|(t, _)| t == ticket);
-        if !loaded {
+        let event = match site.qemu.state {
+            QemuState::Loaded => Event::Loaded,
+            QemuState::Fetching => Event::Listens,
+            _ => return,
+        };
+        if site.qemu.stream.is_none_or(|(t, _)| t != ticket) {
             return;
         }
         let promised = self.frozen.get(&ticket).map_or(&[][..], Vec::as_slice);
@@ -305,7 +320,7 @@ impl World {
         }
         self.verified.insert(ticket);
         self.regret(other(at));
-        self.inform(at, Event::Loaded);
+        self.inform(at, event);
     }
 
     /// No write is taken any more; what the volume is now is what the destination must have.
@@ -328,6 +343,7 @@ impl World {
     /// A stream of a move from here broke: no more mirror, and the machine is told.
     pub(crate) fn stream_fails(&mut self, at: Place, id: u64) {
         if self.sites[at].moving.is_some_and(|m| m.id == id) {
+            self.breaks_off(at);
             self.sites[at].disk.source = None;
             self.answer(at);
             self.inform(at, Event::MigrationFailed);
@@ -366,7 +382,8 @@ impl World {
         if site.disk.receiving != Some(ticket) || session != self.session {
             return;
         }
-        if (self.diskless || site.disk.complete == Some(ticket)) && site.qemu.state == QemuState::Loaded {
+        let in_qemu = matches!(site.qemu.state, QemuState::Loaded | QemuState::Fetching);
+        if (self.diskless || site.disk.complete == Some(ticket)) && in_qemu {
             self.look_whether_all_is_here(at);
             return;
         }

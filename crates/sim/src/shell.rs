@@ -210,7 +210,10 @@ impl World {
             Step::Look => {
                 let granted = matches!(site.ledger.durable, Some(Record::Granted(_)));
                 let arriving = matches!(site.machine, Some(Machine::Destination(_)));
-                if arriving && granted && site.qemu.state != QemuState::Loaded {
+                let prepared = matches!(site.ledger.durable, Some(Record::Prepared(_)));
+                let lacking = (granted && site.qemu.state != QemuState::Loaded)
+                    || (prepared && site.qemu.state != QemuState::Fetching);
+                if arriving && lacking {
                     return Outcome::Over(Some(Event::QemuDied));
                 }
                 Outcome::Next
@@ -265,10 +268,13 @@ impl World {
                 Outcome::Next
             }
             Step::EndQemu => {
-                site.qemu.die(true);
+                self.look_who_needs_it(at);
+                self.sites[at].qemu.die(true);
                 Outcome::Next
             }
             Step::MakeRoom => {
+                self.look_who_needs_it(at);
+                let site = &mut self.sites[at];
                 let quit = site.qemu.quit;
                 site.qemu.die(true);
                 site.qemu.quit = quit;
@@ -280,6 +286,15 @@ impl World {
                     QemuState::Running => return Outcome::Next,
                     // A QEMU continued on half a stream runs on garbage, which remembers nothing.
                     QemuState::Incoming => site.qemu.ram = u64::MAX,
+                    QemuState::Serving if site.qemu.broken_off => {
+                        // As the node: what is left is a boot.
+                        let forgiven = site.may_drop_ram || self.sites[other(at)].qemu.lost;
+                        if !forgiven {
+                            self.violated(Violation::RamDropped);
+                        }
+                        self.sites[at].qemu.die(true);
+                        self.sites[at].qemu.ram = self.last_write;
+                    }
                     _ => {}
                 }
                 self.runs(at);
@@ -319,7 +334,8 @@ impl World {
             }
             Step::Migrate(ticket) => {
                 self.streams += 1;
-                site.moving = Some(Moving { id: self.streams, ticket: *ticket, memory: false, ram_ended: false });
+                site.moving =
+                    Some(Moving { id: self.streams, ticket: *ticket, memory: false, ram_ended: false, follows: false });
                 self.start_mirror(at, self.streams, *ticket);
                 Outcome::Next
             }
@@ -373,10 +389,20 @@ impl World {
             self.violated(Violation::RunsClosed);
         }
         let site = &mut self.sites[at];
+        if site.qemu.state == QemuState::Fetching
+            && let Some(ticket) = site.qemu.owed
+        {
+            self.pages.begun += 1;
+            self.plan(1, Happening::Drains { to: at, ticket });
+        }
+        let site = &mut self.sites[at];
         site.qemu.state = QemuState::Running;
         site.qemu.stream = None;
         site.qemu.quit = false;
+        (site.qemu.broken_off, site.qemu.lost) = (false, false);
         site.may_drop_ram = false;
+        self.sites[other(at)].qemu.lost = false;
+        let site = &self.sites[at];
         if let Err(wrong) = self.truth.begins_at(at, &site.disk.store) {
             self.violated(Violation::WrongBlock(wrong));
         }

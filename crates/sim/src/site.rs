@@ -43,10 +43,14 @@ pub enum QemuState {
     Stopped,
     /// Source: done; resumes only by `cont`.
     Postmigrate,
+    /// Source: its post-copy has begun. Gives pages; resumes only when that is cancelled, and `cont` does so.
+    Serving,
     /// Destination: the stream is coming in.
     Incoming,
     /// Destination: everything is in, paused.
     Loaded,
+    /// Destination: everything but pages of memory is in, paused.
+    Fetching,
 }
 
 /// What the guest wants of its disk.
@@ -80,6 +84,12 @@ pub struct Qemu {
     pub stream: Option<(Ticket, u64)>,
     /// Whether the node ended it, rather than a fault.
     pub quit: bool,
+    /// Source: its post-copy was broken off, to go on through another stream. It gives pages, and cannot go on with the guest.
+    pub broken_off: bool,
+    /// A fault has ended it while it held what its guest needed.
+    pub lost: bool,
+    /// Destination: the attempt of which pages are still to come. A guest that runs waits for them now and then.
+    pub owed: Option<Ticket>,
     /// Requests that are not answered, oldest first.
     pub requests: VecDeque<Request>,
 }
@@ -89,9 +99,12 @@ impl Qemu {
     pub fn die(&mut self, ended: bool) {
         if self.state != QemuState::Dead {
             self.quit = ended;
+            self.lost |= !ended && (self.state == QemuState::Fetching || self.owed.is_some());
         }
+        self.broken_off = false;
         self.state = QemuState::Dead;
         self.stream = None;
+        self.owed = None;
         self.requests.clear();
     }
 }
@@ -152,8 +165,10 @@ pub struct Moving {
     pub ticket: Ticket,
     /// The disks are in step, and QEMU migrates.
     pub memory: bool,
-    /// QEMU's stream has brought the end of RAM.
+    /// QEMU's stream has brought the end of RAM, or all that comes of it before the guest has gone.
     pub ram_ended: bool,
+    /// A part of memory follows the guest.
+    pub follows: bool,
 }
 
 /// A part of an effect.
@@ -253,7 +268,16 @@ impl Site {
             ledger: SimLedger::default(),
             effects: VecDeque::new(),
             steps: None,
-            qemu: Qemu { state: QemuState::Dead, ram: 0, stream: None, quit: false, requests: VecDeque::new() },
+            qemu: Qemu {
+                state: QemuState::Dead,
+                ram: 0,
+                stream: None,
+                quit: false,
+                broken_off: false,
+                lost: false,
+                owed: None,
+                requests: VecDeque::new(),
+            },
             disk: Disk::new(),
             nic: Nic::default(),
             moving: None,
@@ -269,11 +293,21 @@ impl Site {
     #[must_use]
     pub const fn seen(&self, verified: bool) -> Seen {
         match (self.qemu.state, self.ledger.durable) {
+            // Its pages were given up, and will never come.
+            (QemuState::Running, Some(Record::Owned(_) | Record::Started(_))) if self.qemu.owed.is_some() => Seen::Gone,
             (QemuState::Running, _) => Seen::Running,
+            (QemuState::Fetching, Some(Record::Prepared(_) | Record::Draining(_))) => Seen::Loaded,
             (QemuState::Loaded, Some(Record::Granted(_) | Record::Started(_))) => Seen::Loaded,
             (QemuState::Loaded, Some(Record::Staged(_))) if verified => Seen::Loaded,
             (_, Some(Record::Staged(_))) | (QemuState::Dead | QemuState::Incoming, _) => Seen::Gone,
-            (QemuState::Stopped | QemuState::Postmigrate | QemuState::Loaded, _) => Seen::Stopped,
+            (
+                QemuState::Stopped
+                | QemuState::Postmigrate
+                | QemuState::Serving
+                | QemuState::Loaded
+                | QemuState::Fetching,
+                _,
+            ) => Seen::Stopped,
         }
     }
 

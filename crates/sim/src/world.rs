@@ -43,6 +43,8 @@ const fn kind(record: &Record) -> usize {
         Record::Refused(_) => 6,
         Record::Returned(_) => 7,
         Record::Outranked { .. } => 8,
+        Record::Prepared(_) => 9,
+        Record::Draining(_) => 10,
     }
 }
 
@@ -62,6 +64,8 @@ pub enum Theme {
     Everything,
     /// Hosts that are lost, claims of their VMs, and their return; see [`crate::claims`].
     Claims,
+    /// As everything, and memory follows most guests; see [`crate::pages`].
+    Pages,
 }
 
 /// What became of a world in which nothing was violated.
@@ -71,6 +75,8 @@ pub struct Told {
     pub events: u64,
     /// Claims and what became of them, in worlds of that theme.
     pub counts: Counts,
+    /// Memory that followed its guest, in worlds of that theme.
+    pub pages: crate::pages::Counts,
 }
 
 /// Which of the two sites.
@@ -103,6 +109,20 @@ pub(crate) enum Happening {
         at: Place,
         stream: (Ticket, u64),
     },
+    /// The shell has seen that QEMU's post-copy has begun.
+    Serves {
+        at: Place,
+        stream: (Ticket, u64),
+    },
+    /// Pages may come to a guest that runs without them.
+    Drains {
+        to: Place,
+        ticket: Ticket,
+    },
+    /// Somebody looks whether a guest's memory is lost, and gives it up; or does so without a look.
+    GivesUp {
+        at: Place,
+    },
     RamEnds {
         at: Place,
         stream: (Ticket, u64),
@@ -112,6 +132,8 @@ pub(crate) enum Happening {
         stream: (Ticket, u64),
         ram: u64,
         session: u64,
+        /// Whether pages are still to come.
+        owed: bool,
     },
     ReachesPostmigrate {
         at: Place,
@@ -221,6 +243,8 @@ pub struct World {
     pub(crate) theme: Theme,
     /// What is known of the claims so far.
     pub(crate) claims: Claims,
+    /// What became of memory that followed.
+    pub(crate) pages: crate::pages::Counts,
     /// The kind of record that nodes die at, where they do.
     victim: usize,
     /// A VM without disks.
@@ -260,7 +284,10 @@ impl World {
         let fault_every = profile.fault_every(&mut rng);
         let weather = profile.weather(&mut rng);
         let remembers = rng.random_ratio(if profile == Profile::Cancels { 3 } else { 2 }, 4);
-        let victim = rng.random_range(0..9);
+        let mut victim = rng.random_range(0..9);
+        if theme == Theme::Pages && rng.random_ratio(1, 3) {
+            victim = rng.random_range(9..11);
+        }
         let diskless = rng.random_ratio(1, 10);
         let mut it = Self {
             seed,
@@ -278,6 +305,7 @@ impl World {
             profile,
             theme,
             claims: Claims::default(),
+            pages: crate::pages::Counts::default(),
             victim,
             diskless,
             fault_every,
@@ -297,6 +325,10 @@ impl World {
         it.adopt(0);
         it.adopt(1);
         it.plan(1, Happening::ControllerActs);
+        if theme == Theme::Pages {
+            it.plan(7, Happening::GivesUp { at: 0 });
+            it.plan(11, Happening::GivesUp { at: 1 });
+        }
         it
     }
 
@@ -306,7 +338,7 @@ impl World {
     /// The first violation.
     pub fn run(mut self) -> Result<Told, Box<Failure>> {
         match self.live() {
-            Ok(events) => Ok(Told { events, counts: self.counts() }),
+            Ok(events) => Ok(Told { events, counts: self.counts(), pages: self.pages }),
             Err(violation) => {
                 let trace = self.trace.take().unwrap_or_default();
                 Err(Box::new(Failure { seed: self.seed, violation, trace }))
@@ -322,7 +354,7 @@ impl World {
         self.tell(|| "---- calm ----".to_owned());
         let lost = self.rng.random_ratio(1, 6).then(|| self.rng.random_range(0..2));
         if let Some(lost) = lost
-            && self.theme == Theme::Everything
+            && self.theme != Theme::Claims
             && !self.sites.iter().any(|s| s.fenced)
         {
             let left = other(lost);
@@ -455,7 +487,12 @@ impl World {
             }
             Happening::GuestStops { at, stream } => self.guest_stops(at, stream),
             Happening::RamEnds { at, stream } => self.ram_ends(at, stream),
-            Happening::StreamEnds { to, stream, ram, session } => self.stream_ends(to, stream, ram, session),
+            Happening::StreamEnds { to, stream, ram, session, owed } => {
+                self.stream_ends(to, stream, ram, session, owed);
+            }
+            Happening::Serves { at, stream } => self.serves(at, stream),
+            Happening::Drains { to, ticket } => self.drains(to, ticket),
+            Happening::GivesUp { at } => self.gives_up(at),
             Happening::ReachesPostmigrate { at, stream } => {
                 let qemu = &mut self.sites[at].qemu;
                 if qemu.stream == Some(stream) && qemu.state == QemuState::Stopped {
@@ -539,6 +576,8 @@ impl World {
             _ => false,
         };
         let seen = site.seen(verified);
+        self.breaks_off(at);
+        let site = &mut self.sites[at];
         site.machine = site.ledger.durable.map(|record| Machine::recover_with(record, seen, rules.handoff));
         let incarnation = site.incarnation;
         let delay = self.rng.random_range(20..200);
@@ -614,7 +653,14 @@ impl World {
             for at in 0..2 {
                 let taken = matches!(&self.sites[at].machine, Some(Machine::Destination(d)) if matches!(
                     d.state(),
-                    DestinationState::Granted { .. } | DestinationState::Starting { .. } | DestinationState::Started { .. }
+                    DestinationState::Prepared { .. }
+                        | DestinationState::Granted { .. }
+                        | DestinationState::Starting { .. }
+                        | DestinationState::Draining { .. }
+                        | DestinationState::Started { .. }
+                )) || matches!(&self.sites[at].machine, Some(Machine::Source(s)) if matches!(
+                    s.state(),
+                    SourceState::Draining { .. }
                 ));
                 if taken && self.rng.random_ratio(1, 10) {
                     self.kill_qemu(at);
@@ -663,7 +709,7 @@ impl World {
             QemuState::Incoming => site.qemu.die(false),
             _ => {}
         }
-        if site.qemu.state != QemuState::Loaded {
+        if !matches!(site.qemu.state, QemuState::Loaded | QemuState::Fetching | QemuState::Serving) {
             site.qemu.stream = None;
         }
         // QEMU asks again for what was not answered, once somebody answers.

@@ -11,7 +11,7 @@ mod pool;
 mod span;
 
 pub use ids::{BlockIndex, Epoch, Generation, Lineage, MoveId, VmId, VolumeId};
-pub use policy::Policy;
+pub use policy::{MaxDrain, Policy};
 pub use pool::RadosPool;
 pub use span::Span;
 

@@ -46,14 +46,7 @@ impl FromStr for Policy {
                  such as 300ms or 90s"
             )
         };
-        let time = |text: &str| {
-            let (number, unit) = match text.strip_suffix("ms") {
-                Some(number) => (number, 0.001),
-                None => (text.strip_suffix('s').ok_or_else(bad)?, 1.0),
-            };
-            let seconds = number.parse::<f64>().map_err(|_| bad())? * unit;
-            Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(bad)
-        };
+        let time = |text: &str| time(text).ok_or_else(bad);
         match text.split_once('=') {
             None if text == "least-downtime" => Ok(Self::LeastDowntime),
             None if text == "least-total" => Ok(Self::LeastTotal),
@@ -62,6 +55,70 @@ impl FromStr for Policy {
             Some(("deadline", most)) => Ok(Self::Deadline(time(most)?)),
             _ => Err(bad()),
         }
+    }
+}
+
+/// `300ms` or `90s`; more than nothing.
+fn time(text: &str) -> Option<Duration> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 0.001),
+        None => (text.strip_suffix('s')?, 1.0),
+    };
+    let seconds = number.parse::<f64>().ok()? * unit;
+    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero())
+}
+
+/// For how long at most memory may follow its guest (post-copy), as far as that can be foreseen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MaxDrain(pub Duration);
+
+impl MaxDrain {
+    /// Where nobody says how long: as long as a guest that waits for a page now and then may be put up with.
+    pub const DEFAULT: Self = Self(Duration::from_secs(30));
+}
+
+impl fmt::Display for MaxDrain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}ms", self.0.as_millis())
+    }
+}
+
+impl FromStr for MaxDrain {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("`{text}` is no time: write it such as 500ms or 30s");
+        time(text).filter(|time| time.as_millis() > 0).map(Self).ok_or_else(bad)
+    }
+}
+
+impl TryFrom<String> for MaxDrain {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<MaxDrain> for String {
+    fn from(most: MaxDrain) -> Self {
+        most.to_string()
+    }
+}
+
+impl JsonSchema for MaxDrain {
+    fn schema_name() -> Cow<'static, str> {
+        "MaxDrain".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "For how long at most memory may follow its guest.",
+            "pattern": "^[1-9][0-9]{0,8}(ms|s)$",
+            "examples": ["30s", "500ms"],
+        })
     }
 }
 
@@ -105,6 +162,10 @@ mod tests {
         }
         assert_eq!("deadline=1.5s".parse(), Ok(Policy::Deadline(Duration::from_millis(1500))));
         let none = ["", "fast", "least-downtime=3s", "max-downtime", "max-downtime=0ms", "max-downtime=0s", "deadline"];
+        assert_eq!("1.5s".parse::<MaxDrain>().map(|most| most.to_string()), Ok("1500ms".into()));
+        for text in ["", "0s", "0.1ms", "9", "s"] {
+            assert!(text.parse::<MaxDrain>().is_err(), "{text}");
+        }
         for text in
             none.into_iter().chain(["deadline=", "deadline=9", "deadline=-1s", "deadline=1e99s", "deadline=NaNs"])
         {

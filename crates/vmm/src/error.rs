@@ -56,6 +56,9 @@ pub enum VmmError {
         /// Its state.
         state: String,
     },
+    /// A source whose post-copy broke off: it can go on giving pages, and nothing else.
+    #[error("QEMU's post-copy broke off before the guest had gone: it cannot go on with the guest")]
+    Stuck,
     /// QEMU said something that makes no sense.
     #[error("QEMU's answer to `{command}` has no {missing}")]
     Answer {

@@ -12,6 +12,7 @@ use crate::process::Process;
 use crate::qemu::{MigrationStatus, QemuEvent};
 use godwit_qmp::{Event, EventMark, Qmp};
 use serde_json::Value;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -116,6 +117,17 @@ impl Monitor {
 
     pub fn execute_within(&self, command: &str, arguments: Value, within: Duration) -> Result<Value, VmmError> {
         Ok(self.wait_up(within.min(RELINK))?.execute_within(command, arguments, within)?)
+    }
+
+    /// As [`Monitor::execute_within`], and passes a descriptor along.
+    pub fn execute_passing(
+        &self,
+        command: &str,
+        arguments: Value,
+        passed: BorrowedFd<'_>,
+        within: Duration,
+    ) -> Result<Value, VmmError> {
+        Ok(self.wait_up(within.min(RELINK))?.execute_passing(command, arguments, Some(passed), within)?)
     }
 
     /// Ends the connection, and makes no other.

@@ -9,6 +9,7 @@ use godwit_qmp::QmpError;
 use godwit_units::Bytes;
 use serde_json::{Value, json};
 use std::fs::{DirBuilder, File};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,10 @@ const THROTTLE_FIRST: u8 = 40;
 const THROTTLE_STEP: u8 = 25;
 /// A pause that QEMU always expects to keep: pre-copy ends. Its own maximum.
 const STOP_NOW_MS: u64 = 2_000_000;
+/// The least that goes behind a guest's back in a second: 0 would be no limit at all.
+const LEAST_BEHIND: u64 = 128 << 10;
+/// How a descriptor is called that QEMU keeps.
+const HELD: &str = "godwit-held";
 /// More than any socket carries, bytes a second: the link's back-pressure is the limit.
 const UNLIMITED: u64 = 1 << 40;
 
@@ -55,6 +60,10 @@ pub enum MigrationStatus {
     None,
     /// It goes on.
     Active,
+    /// The guest has gone over, or is about to, and pages follow it.
+    Postcopy,
+    /// As that, and the stream broke off: it goes on through another one.
+    Paused,
     /// It has ended well.
     Completed,
     /// It has failed.
@@ -70,6 +79,8 @@ impl MigrationStatus {
             "completed" => Self::Completed,
             "failed" => Self::Failed,
             "cancelled" => Self::Cancelled,
+            "postcopy-device" | "postcopy-active" | "postcopy-recover" | "postcopy-recover-setup" => Self::Postcopy,
+            "postcopy-paused" => Self::Paused,
             _ => Self::Active,
         }
     }
@@ -115,6 +126,15 @@ pub enum QemuEvent {
     PoweredOff,
     /// The process is gone. The last event.
     Gone,
+}
+
+/// What a migration may do besides.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extras {
+    /// Slow the guest's CPUs.
+    throttle: bool,
+    /// Let memory follow the guest.
+    postcopy: bool,
 }
 
 /// A QEMU. Dropping it leaves it running.
@@ -164,7 +184,7 @@ impl Qemu {
                 VmmError::Unreachable { why, .. } => not_up(why),
                 other => other,
             })?;
-            it.prepare(start, false)?;
+            it.prepare(start, Extras::default())?;
             Ok(it)
         });
         if up.is_err() {
@@ -197,14 +217,17 @@ impl Qemu {
 
     /// Sets what a move needs, and takes back what does not go with it: the node reads the plain stream, from one socket. Whoever
     /// has a hand on the monitor may have set anything. Does nothing where all is as it should be.
-    fn prepare(&self, start: Start, throttle: bool) -> Result<(), VmmError> {
+    fn prepare(&self, start: Start, extras: Extras) -> Result<(), VmmError> {
         // The same on both sides: QEMU compares them.
         let mut wanted = vec!["events", "return-path"];
         if start == Start::Incoming {
             wanted.push("late-block-activate");
         }
-        if throttle {
+        if extras.throttle {
             wanted.push("auto-converge");
+        }
+        if extras.postcopy {
+            wanted.push("postcopy-ram");
         }
         let answer = self.execute("query-migrate-capabilities", Value::Null)?;
         let mut change = vec![];
@@ -325,8 +348,9 @@ impl Qemu {
     ///
     /// # Errors
     /// When QEMU refuses; a device that cannot be migrated is named.
-    pub fn migrate_to(&self, socket: &Path, throttle: Option<u8>) -> Result<(), VmmError> {
-        self.prepare(Start::Boot, throttle.is_some())?;
+    /// `postcopy`: memory may follow the guest; the other side has to know that, too ([`Qemu::allow_postcopy`]).
+    pub fn migrate_to(&self, socket: &Path, throttle: Option<u8>, postcopy: bool) -> Result<(), VmmError> {
+        self.prepare(Start::Boot, Extras { throttle: throttle.is_some(), postcopy })?;
         let mut parameters = self.stray_parameters()?;
         if let Some(most) = throttle {
             // Where CloudNet sees the crossover, and not before: QEMU's own threshold is half of that.
@@ -349,6 +373,76 @@ impl Qemu {
         self.execute("migrate-set-parameters", json!({"downtime-limit": STOP_NOW_MS})).map(drop)
     }
 
+    /// An incoming one: memory may follow its guest. QEMU tries what that needs of its host, which is `userfaultfd`.
+    ///
+    /// # Errors
+    /// When QEMU, or its host, cannot.
+    pub fn allow_postcopy(&self) -> Result<(), VmmError> {
+        let on = json!({"capabilities": [{"capability": "postcopy-ram", "state": true}]});
+        self.execute("migrate-set-capabilities", on).map(drop)
+    }
+
+    /// Ends pre-copy by post-copy: the guest stops within some ten milliseconds, and what it has dirtied follows it. Of what nobody waits for
+    /// at most so much goes in a second, so that what somebody waits for finds the way free.
+    ///
+    /// # Errors
+    /// When QEMU refuses, as it does where [`Qemu::migrate_to`] was not told that this may be.
+    pub fn start_postcopy(&self, behind: Bytes) -> Result<(), VmmError> {
+        self.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": behind.0.max(LEAST_BEHIND)}))?;
+        self.execute("migrate-start-postcopy", Value::Null).map(drop)
+    }
+
+    /// Gives QEMU the other end of its own migration socket to keep, so that post-copy does not break off when this process ends: what
+    /// follows can be decided by another. Only once all of the devices' state was read: while it writes that it answers nobody.
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn hold(&self, socket: BorrowedFd<'_>) -> Result<(), VmmError> {
+        self.monitor.execute_passing("getfd", json!({"fdname": HELD}), socket, ORDINARY).map(drop)
+    }
+
+    /// Takes that back. Nothing where it has none.
+    pub fn let_go(&self) {
+        let _ = self.execute("closefd", json!({"fdname": HELD}));
+    }
+
+    /// Source: breaks a post-copy off, so that it can go on through another stream.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn pause_postcopy(&self) -> Result<(), VmmError> {
+        let deadline = Instant::now() + CANCEL;
+        loop {
+            match self.migration()?.status {
+                MigrationStatus::Paused => return Ok(()),
+                MigrationStatus::Postcopy if Instant::now() < deadline => {
+                    // It refuses while it is at it.
+                    let _ = self.execute("migrate-pause", Value::Null);
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                other => {
+                    return Err(VmmError::State { what: "go on with its post-copy", state: format!("{other:?}") });
+                }
+            }
+        }
+    }
+
+    /// Source: goes on with a post-copy that broke off, through another socket.
+    ///
+    /// # Errors
+    /// When QEMU refuses.
+    pub fn resume_postcopy(&self, socket: &Path) -> Result<(), VmmError> {
+        self.execute("migrate", json!({"uri": format!("unix:{}", socket.display()), "resume": true})).map(drop)
+    }
+
+    /// Destination: listens for the rest of a post-copy that broke off.
+    ///
+    /// # Errors
+    /// When QEMU refuses.
+    pub fn recover_postcopy(&self, socket: &Path) -> Result<(), VmmError> {
+        self.execute("migrate-recover", json!({"uri": format!("unix:{}", socket.display())})).map(drop)
+    }
+
     /// Listens for a migration at a unix socket.
     ///
     /// # Errors
@@ -364,7 +458,8 @@ impl Qemu {
     /// When QEMU does not.
     pub fn migrate_cancel(&self) -> Result<(), VmmError> {
         let deadline = Instant::now() + CANCEL;
-        while self.migration()?.status == MigrationStatus::Active {
+        let under_way = |status| matches!(status, MigrationStatus::Active | MigrationStatus::Postcopy);
+        while under_way(self.migration()?.status) {
             if Instant::now() > deadline {
                 return Err(VmmError::State { what: "give its migration up", state: "migrating".into() });
             }
@@ -384,8 +479,26 @@ impl Qemu {
             State::Incoming => return Err(VmmError::State { what: "run", state: "inmigrate".into() }),
             State::Stopped | State::Postmigrate => {}
         }
-        self.migrate_cancel()?;
+        // A destination's post-copy is not given up: its guest goes on while pages come.
+        if !self.is_arriving()? {
+            if self.migration()?.status == MigrationStatus::Paused {
+                return Err(VmmError::Stuck);
+            }
+            self.migrate_cancel()?;
+            self.let_go();
+        }
         self.execute("cont", Value::Null).map(drop)
+    }
+
+    /// Whether it is the destination of a post-copy that is not over.
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn is_arriving(&self) -> Result<bool, VmmError> {
+        let said = self.execute("query-migrate", Value::Null)?;
+        let status = MigrationStatus::of(said["status"].as_str().unwrap_or_default());
+        // A source tells of its RAM.
+        Ok(matches!(status, MigrationStatus::Postcopy | MigrationStatus::Paused) && said.get("ram").is_none())
     }
 
     /// Has the guest's network cards announce themselves (RARP), a few times.

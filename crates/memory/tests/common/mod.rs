@@ -66,6 +66,38 @@ impl Stream {
         self.bytes
     }
 
+    /// Post-copy begins: these pages of the first block are to be thrown away (first, count).
+    #[allow(dead_code, reason = "not every test's guest goes before its memory")]
+    pub fn discard(&mut self, runs: &[(u64, u64)]) {
+        let name = self.blocks[0].0;
+        let mut payload = vec![0, name.len() as u8];
+        payload.extend_from_slice(name.as_bytes());
+        payload.push(0);
+        for (first, count) in runs {
+            payload.extend_from_slice(&(first * PAGE as u64).to_be_bytes());
+            payload.extend_from_slice(&(count * PAGE as u64).to_be_bytes());
+        }
+        self.bytes.extend_from_slice(&[8, 0, 6]);
+        self.bytes.extend_from_slice(&(payload.len() as u16).to_be_bytes());
+        self.bytes.extend_from_slice(&payload);
+    }
+
+    /// The devices' state goes, and then these pages, and RAM's end. Where the package begins.
+    #[allow(dead_code, reason = "not every test's guest goes before its memory")]
+    pub fn hand_over(mut self, state: &[u8], behind: &[(usize, u64, Option<u8>)]) -> (Vec<u8>, usize) {
+        self.bytes.extend_from_slice(b"\x08\0\x02\0\x04\0\0\0\x02");
+        let package = self.bytes.len();
+        self.bytes.extend_from_slice(&[8, 0, 7, 0, 4]);
+        self.bytes.extend_from_slice(&(state.len() as u32).to_be_bytes());
+        self.bytes.extend_from_slice(state);
+        self.bytes.extend_from_slice(b"\x08\0\x02\0\x04\0\0\0\x04");
+        self.last = None;
+        self.section(2, behind);
+        self.section(3, &[]);
+        self.bytes.push(0);
+        (self.bytes, package)
+    }
+
     fn section(&mut self, kind: u8, pages: &[(usize, u64, Option<u8>)]) {
         self.bytes.extend_from_slice(&[kind, 0, 0, 0, 2]);
         for (block, page, fill) in pages {

@@ -1,0 +1,269 @@
+//! Memory that follows its guest (post-copy): real nodes, real QEMUs, a link that is slower than the guest, and what may happen on the way.
+//!
+//! The guest proves by itself that no page was lost or came late: it writes 16 MiB in passes, and before it writes a word it looks whether
+//! that is what the pass before has written. One that is not stops it, and is remembered.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::pair::{Pair, can_run};
+use godwit_api::progress::{Outcome, PhaseName};
+use godwit_api::public::Move;
+use serde_json::json;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+static MACHINE: Mutex<()> = Mutex::new(());
+
+/// Words with no pattern that a codec would find, from 1 MiB on; the number of passes at 0x7e00, and what was wrong at 0x7e04.
+const CHECKER: [u8; 162] = [
+    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, // cli; ds = ss = 0; sp = 0x7c00
+    0x66, 0x0f, 0x01, 0x16, 0x9c, 0x7c, //                         lgdtl gdtr
+    0x0f, 0x20, 0xc0, 0x0c, 0x01, 0x0f, 0x22, 0xc0, //             protected mode
+    0xbb, 0x08, 0x00, 0x8e, 0xdb, //                               ds = all memory
+    0x24, 0xfe, 0x0f, 0x22, 0xc0, //                               and back
+    0x66, 0x31, 0xed, //                                           pass = 0
+    0x66, 0xbf, 0x00, 0x00, 0x10, 0x00, //                   pass: at = 1 MiB
+    0x66, 0x85, 0xed, 0x74, 0x0e, //                         word: if pass > 0
+    0x66, 0x89, 0xe9, 0x66, 0x49, 0xe8, 0x2e, 0x00, //                 eax = value(at, pass - 1)
+    0x67, 0x66, 0x39, 0x07, 0x75, 0x20, //                             if [at] != eax: wrong
+    0x66, 0x89, 0xe9, 0xe8, 0x22, 0x00, //                         eax = value(at, pass)
+    0x67, 0x66, 0x89, 0x07, //                                     [at] = eax
+    0x66, 0x83, 0xc7, 0x04, //                                     at += 4
+    0x66, 0x81, 0xff, 0x00, 0x00, 0x10, 0x01, 0x75, 0xd6, //       if at < 17 MiB: word
+    0x66, 0x45, 0x66, 0x89, 0x2e, 0x00, 0x7e, 0xeb, 0xc7, //       [0x7e00] = ++pass; pass
+    0x66, 0x89, 0x3e, 0x04, 0x7e, 0xf4, 0xeb, 0xfd, //      wrong: [0x7e04] = at; hlt
+    0x66, 0x69, 0xc1, 0x35, 0xae, 0xb2, 0xc2, //            value: eax = ecx * 0xc2b2ae35
+    0x66, 0x01, 0xf8, //                                           eax += edi
+    0x66, 0x69, 0xc0, 0xb1, 0x79, 0x37, 0x9e, //                   eax *= 0x9e3779b1
+    0x66, 0x89, 0xc2, 0x66, 0xc1, 0xea, 0x0f, 0x66, 0x31, 0xd0, // eax ^= eax >> 15
+    0x66, 0x69, 0xc0, 0x6b, 0xca, 0xeb, 0x85, 0xc3, //             eax *= 0x85ebca6b; ret
+    0x8d, 0x74, 0x00, //                                           (padding)
+    0, 0, 0, 0, 0, 0, 0, 0, //                                gdt: nothing
+    0xff, 0xff, 0x00, 0x00, 0x00, 0x92, 0xcf, 0x00, //             all memory
+    0x0f, 0x00, 0x8c, 0x7c, 0x00, 0x00, //                   gdtr: 15, gdt
+];
+const MEMORY: u64 = (64 << 20) + 8192;
+/// What the link carries. A round over what the guest writes takes over five seconds then.
+const LIMIT: &str = "20Mbit/s";
+
+struct World {
+    pair: Pair,
+    _machine: MutexGuard<'static, ()>,
+}
+
+/// Two hosts, and a guest at the first that writes and checks.
+fn world(name: &str) -> Option<World> {
+    let machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return None;
+    }
+    let mut pair = Pair::new(name);
+    pair.start_controller();
+    pair.start_node("a");
+    pair.start_node("b");
+    let mut disk = vec![0; 1 << 20];
+    disk[..CHECKER.len()].copy_from_slice(&CHECKER);
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let path = pair.path("disk-web");
+    std::fs::write(&path, disk).unwrap();
+    let spec = json!({"memory": MEMORY, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
+                      "disks": [{"volume": "web", "size": 1 << 20, "from": path}]});
+    pair.create("web", &spec);
+    let world = World { pair, _machine: machine };
+    world.checks("a", 2);
+    Some(world)
+}
+
+/// The RAM of a host's only guest.
+fn ram(pair: &Pair, host: &str) -> Option<File> {
+    let [pid] = pair.guests(host)[..] else { return None };
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let is_memory = |path: &PathBuf| {
+        let link = std::fs::read_link(path).unwrap_or_default();
+        link.to_string_lossy().contains("memfd:") && path.metadata().is_ok_and(|m| m.len() == MEMORY)
+    };
+    File::open(fds.filter_map(|fd| Some(fd.ok()?.path())).find(is_memory)?).ok()
+}
+
+impl World {
+    /// Passes that the guest at `host` has made, and what it has found wrong.
+    fn passes(&self, host: &str) -> Option<(u32, u32)> {
+        let mut bytes = [0; 8];
+        ram(&self.pair, host)?.read_exact_at(&mut bytes, 0x7e00).ok()?;
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        Some((word(0), word(4)))
+    }
+
+    /// The guest makes so many more passes at `host`, and finds nothing wrong.
+    fn checks(&self, host: &str, more: u32) {
+        let begun = self.passes(host).map_or(0, |(passes, _)| passes);
+        self.pair.until("the guest checks its memory", || {
+            let (passes, wrong) = self.passes(host).unwrap_or_default();
+            assert_eq!(wrong, 0, "a word that is not what was written, at {wrong:#x}, in pass {passes}");
+            passes >= begun + more
+        });
+    }
+
+    fn order(&self, to: &str, more: &[&str]) -> Move {
+        let words = ["move", "web", "--to", to, "--policy", "least-total", "--limit", LIMIT, "--json"];
+        let out = self.pair.ok(&[&words, more].concat());
+        serde_json::from_str(out.lines().last().unwrap()).unwrap()
+    }
+
+    /// Begins a move by post-copy, and returns when the guest runs at its destination without all of its memory.
+    fn begin(&self, to: &str) {
+        let words =
+            ["move", "web", "--to", to, "--policy", "least-total", "--limit", LIMIT, "--memory-postcopy", "--detach"];
+        self.pair.ok(&words);
+        self.until_phase(PhaseName::Drain);
+    }
+
+    fn moved(&self) -> Move {
+        serde_json::from_value(self.pair.json(&["move", "show", "web"])).unwrap()
+    }
+
+    fn until_phase(&self, phase: PhaseName) {
+        self.pair.until("the phase", || {
+            let mv = self.moved();
+            assert!(
+                mv.progress.outcome.is_open(),
+                "{:?}: {:?}{}",
+                mv.progress.outcome,
+                mv.progress.error,
+                self.pair.logs()
+            );
+            mv.progress.phase == phase
+        });
+    }
+
+    fn until(&self, outcome: Outcome) -> Move {
+        self.pair.until(&format!("{outcome:?}"), || self.moved().progress.outcome == outcome);
+        self.moved()
+    }
+}
+
+#[test]
+fn a_guest_that_writes_faster_than_the_link_pauses_far_shorter_when_its_memory_follows_it() {
+    let Some(world) = world("postcopy") else { return };
+    let anyway = world.order("b", &[]);
+    world.checks("b", 2);
+    let back = world.order("a", &["--memory-postcopy"]);
+    world.checks("a", 2);
+    assert_eq!((anyway.progress.outcome, back.progress.outcome), (Outcome::Completed, Outcome::Completed));
+    let notes: Vec<&str> = back.progress.trace.notes.iter().map(|note| note.text.as_str()).collect();
+    assert!(notes.iter().any(|note| note.starts_with("post-copy: rounds do not converge")), "{notes:?}");
+    assert!(notes.iter().any(|note| note.starts_with("the last page of memory is here")), "{notes:?}");
+    assert!(back.progress.phases.iter().any(|phase| phase.name == PhaseName::Drain), "{:?}", back.progress.phases);
+    let pause = |mv: &Move| mv.progress.downtime_ms.unwrap();
+    println!("pause: {:.0} ms stopped anyway, {:.0} ms by post-copy", pause(&anyway), pause(&back));
+    println!("{notes:#?}");
+    assert!(pause(&back) * 3.0 < pause(&anyway), "{} and {} ms", pause(&back), pause(&anyway));
+
+    // Less than it would take is allowed: it stops anyway, and says why.
+    let short = world.order("b", &["--memory-postcopy=100ms"]);
+    let notes = short.progress.trace.notes;
+    assert!(notes.iter().any(|note| note.text.starts_with("no post-copy: ")), "{notes:?}");
+    assert!(short.progress.phases.iter().all(|phase| phase.name != PhaseName::Drain));
+    world.checks("b", 2);
+}
+
+#[test]
+fn a_cut_while_memory_follows_makes_the_guest_wait_and_is_made_up_for() {
+    let Some(world) = world("postcut") else { return };
+    world.begin("b");
+    world.pair.within("c", "ip link set to-b down");
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    world.pair.within("c", "ip link set to-b up");
+    world.until(Outcome::Completed);
+    world.checks("b", 2);
+    assert!(world.pair.guests("a").is_empty(), "nothing is left at the source");
+}
+
+#[test]
+fn a_node_that_is_killed_while_memory_follows_goes_on_where_it_was() {
+    let Some(mut world) = world("postkill") else { return };
+    for (from, to, killed) in [("a", "b", "a"), ("b", "a", "a")] {
+        world.begin(to);
+        world.pair.kill_node(killed);
+        world.pair.start_node(killed);
+        world.until(Outcome::Completed);
+        world.checks(to, 2);
+        assert!(world.pair.guests(from).is_empty(), "nothing is left at the source");
+    }
+}
+
+#[test]
+fn nodes_that_are_killed_before_the_guest_has_gone_take_it_back_or_bring_it_over_with_its_memory() {
+    let Some(mut world) = world("postpoints") else { return };
+    let mut here = "a";
+    for (point, kills_source, goes) in [
+        ("prepared", false, None),
+        ("sealing", true, Some(false)),
+        ("sealed", true, Some(true)),
+        ("started", false, Some(true)),
+    ] {
+        let there = if here == "a" { "b" } else { "a" };
+        let victim = if kills_source { here } else { there };
+        let before = world.passes(here).unwrap().0;
+        std::fs::write(world.pair.path(&format!("points/{point}")), "kill").unwrap();
+        let words = [
+            "move",
+            "web",
+            "--to",
+            there,
+            "--policy",
+            "least-total",
+            "--limit",
+            LIMIT,
+            "--memory-postcopy",
+            "--detach",
+        ];
+        world.pair.ok(&words);
+        world.pair.until(point, || world.pair.path(&format!("points/{point}.reached")).exists());
+        std::fs::remove_file(world.pair.path(&format!("points/{point}.reached"))).unwrap();
+        world.pair.kill_node(victim);
+        world.pair.start_node(victim);
+        world.pair.until("it ends", || !world.moved().progress.outcome.is_open());
+        let outcome = world.moved().progress.outcome;
+        println!("{point}: {outcome:?}");
+        let arrived = outcome == Outcome::Completed;
+        assert!(goes.is_none_or(|goes| goes == arrived), "{point}: {outcome:?}{}", world.pair.logs());
+        here = if arrived { there } else { here };
+        world.checks(here, 2);
+        assert!(world.passes(here).unwrap().0 > before, "it kept its memory: {point}");
+        let other = if here == "a" { "b" } else { "a" };
+        world.pair.until("one QEMU is left", || world.pair.guests(other).is_empty());
+    }
+}
+
+#[test]
+fn memory_that_is_lost_is_said_to_be_and_the_guest_starts_from_its_disks_when_somebody_wants_it() {
+    let Some(mut world) = world("postlost") else { return };
+    world.begin("b");
+    let [source] = world.pair.guests("a")[..] else { panic!("the source has its QEMU") };
+    assert!(std::process::Command::new("kill").args(["-9", &source.to_string()]).status().unwrap().success());
+    let mv = world.until(Outcome::MemoryLost);
+    let why = mv.progress.error.unwrap();
+    assert!(why.contains("godwit vm start web"), "{why}");
+    let stands = world.passes("b").unwrap();
+    world.pair.ok(&["vm", "start", "web"]);
+    world.pair.until("it was started anew", || world.passes("b").is_some_and(|(passes, _)| passes < stands.0));
+    world.checks("b", 2);
+
+    // The host that has the pages is gone for good, and nobody can know: it waits until somebody says so.
+    world.begin("a");
+    let before = world.passes("a").unwrap().0;
+    world.pair.lose_power("b");
+    let mv = world.until(Outcome::WaitsForPeer);
+    assert!(mv.progress.error.unwrap().contains("claim"), "it says what can be done");
+    let id = mv.id.0.to_string();
+    world.pair.ok(&["move", "resolve", &id, "--claim", "a", "--fenced", "its power was cut by this test"]);
+    let mv = world.until(Outcome::MemoryLost);
+    assert!(mv.progress.error.unwrap().contains("its power was cut by this test"));
+    world.pair.until("it was started anew", || world.passes("a").is_some_and(|(passes, _)| passes < before));
+    world.checks("a", 2);
+}
