@@ -23,6 +23,7 @@ use crate::{
         LoadStatus, MemoryCheck, PagePlace, Refusal, Reply, Request, StatusReport,
     },
     record::RecordFormat,
+    tier::{Tier, TierSpec},
     warm::{Heap, warm},
     wire::refusal,
     worker::Worker,
@@ -69,13 +70,14 @@ enum Load {
     Disk { worker: Worker, counters: Arc<DiskCounters>, access: Access },
     Echo,
     Work(Workload),
+    Tier(Tier),
 }
 
 impl Load {
     fn worker(&self) -> Option<&Worker> {
         match self {
             Self::Memory { worker, .. } | Self::Disk { worker, .. } => Some(worker),
-            Self::Echo | Self::Work(_) => None,
+            Self::Echo | Self::Work(_) | Self::Tier(_) => None,
         }
     }
 
@@ -92,6 +94,7 @@ impl Load {
             Self::Disk { counters, access, .. } => LoadStatus::Disk(counters.status(*access)),
             Self::Echo => LoadStatus::Echo,
             Self::Work(work) => LoadStatus::Work(work.status()),
+            Self::Tier(tier) => LoadStatus::Tier(tier.status()),
         }
     }
 }
@@ -223,6 +226,11 @@ impl Engine {
                 Ok(Load::Disk { worker, counters, access })
             }
             LoadSpec::Echo { .. } => Ok(Load::Echo),
+            LoadSpec::Tier { port, asks, times, answer_bytes, .. } => {
+                let spec = TierSpec { port: *port, asks: *asks, times: *times, answer_bytes: *answer_bytes };
+                let failed = |error| refusal(format_args!("a tier cannot listen on port {port}: {error}"));
+                Tier::start(spec, seed).map(Load::Tier).map_err(failed)
+            }
             LoadSpec::KernelCompile { jobs } => {
                 let tree = self.resources.kernel.as_deref().unwrap_or(Path::new(KERNEL));
                 Workload::compile(tree, *jobs, self.recorder.clone()).map(Load::Work).map_err(refusal)

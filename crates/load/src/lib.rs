@@ -7,7 +7,8 @@
 //! - **memory** ([`arena`], [`page`]): pages that carry their number, version and checksums, against a table of
 //!   expected versions;
 //! - **disk** ([`disk`], [`record`]): records that carry theirs, against an account of what the disk acknowledged;
-//! - **echo** ([`echo`]): numbered messages on one TCP session, which must come back byte for byte.
+//! - **echo** ([`echo`]): numbered messages on one TCP session, which must come back byte for byte;
+//! - **tiers** ([`tier`]): of an application that is spread over guests, with clients outside that look at each answer.
 //!
 //! Beside these it can run what people run, a kernel compile or a database ([`protocol::LoadSpec`]), and it tells what the guest sees
 //! of its disks, interval by interval ([`activity`]).
@@ -31,6 +32,7 @@ pub mod page;
 pub mod protocol;
 pub mod record;
 pub mod server;
+pub mod tier;
 pub mod warm;
 pub mod wire;
 mod worker;

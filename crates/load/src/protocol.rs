@@ -6,7 +6,7 @@
 //!
 //! [`LoadSpec`] is also, word for word, what the inline tables of `load = [...]` in a scenario file deserialise into.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, net::SocketAddrV4, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,9 @@ pub const MAX_PROCESSES: u32 = 64;
 
 /// Largest `scale` of a database: 1.5 GiB.
 pub const MAX_SCALE: u32 = 100;
+
+/// Longest `think_ms` of a tier's clients.
+pub const MAX_THINK_MS: u32 = 60_000;
 
 /// Largest `per_s` of an echo load.
 pub const MAX_ECHO_PER_S: u32 = 10_000;
@@ -106,10 +109,37 @@ pub enum LoadSpec {
         #[serde(default = "one")]
         scale: u32,
     },
+    /// A tier of an application ([`crate::tier`]): it answers requests on its port, once the next tier has answered its own.
+    Tier {
+        /// Its TCP port.
+        port: u16,
+        /// The next tier's address and port; the last tier has none.
+        #[serde(default)]
+        asks: Option<SocketAddrV4>,
+        /// How often it asks that for each request; 1 to [`MAX_PROCESSES`].
+        #[serde(default = "one")]
+        times: u32,
+        /// Size of its answers; at most [`crate::tier::MAX_ANSWER_BYTES`].
+        #[serde(default = "default_answer_bytes")]
+        answer_bytes: u32,
+        /// Site from which clients outside ask; none: nobody but the tier before does.
+        #[serde(default)]
+        from: Option<String>,
+        /// How many sessions they hold; 1 to [`crate::tier::MAX_SESSIONS`].
+        #[serde(default = "one")]
+        sessions: u32,
+        /// Between an answer and the session's next request, ms.
+        #[serde(default)]
+        think_ms: u32,
+    },
 }
 
 fn one() -> u32 {
     1
+}
+
+fn default_answer_bytes() -> u32 {
+    1024
 }
 
 fn default_bytes_per_page() -> u32 {
@@ -146,6 +176,12 @@ pub enum LoadSpecError {
         /// Largest accepted value.
         most: u64,
     },
+    /// Two tiers on one port.
+    #[error("two tier loads on port {port}; give each its own")]
+    PortUsedTwice {
+        /// The port.
+        port: u16,
+    },
     /// An echo load does not say where its client runs.
     #[error("echo load: `from` is empty; name the site at which the client runs")]
     EchoFromNowhere,
@@ -178,6 +214,7 @@ impl LoadSpec {
             Self::Echo { .. } => "echo",
             Self::KernelCompile { .. } => "kernel-compile",
             Self::Database { .. } => "database",
+            Self::Tier { .. } => "tier",
         }
     }
 
@@ -219,6 +256,13 @@ impl LoadSpec {
                 within("clients", *clients, 1, MAX_PROCESSES)?;
                 within("scale", *scale, 1, MAX_SCALE)
             }
+            Self::Tier { port, asks: _, times, answer_bytes, from: _, sessions, think_ms } => {
+                within("port", (*port).into(), 1, u16::MAX.into())?;
+                within("times", *times, 1, MAX_PROCESSES)?;
+                within("answer_bytes", *answer_bytes, 0, crate::tier::MAX_ANSWER_BYTES)?;
+                within("sessions", *sessions, 1, crate::tier::MAX_SESSIONS)?;
+                within("think_ms", *think_ms, 0, MAX_THINK_MS)
+            }
         }
     }
 
@@ -232,6 +276,7 @@ impl LoadSpec {
         }
         let mut disks = std::collections::BTreeSet::new();
         let mut works = std::collections::BTreeSet::new();
+        let mut ports = std::collections::BTreeSet::new();
         for load in loads {
             load.validate()?;
             match load {
@@ -240,6 +285,9 @@ impl LoadSpec {
                 }
                 Self::KernelCompile { .. } | Self::Database { .. } if !works.insert(load.kind()) => {
                     return Err(LoadSpecError::WorkTwice { kind: load.kind() });
+                }
+                Self::Tier { port, .. } if !ports.insert(*port) => {
+                    return Err(LoadSpecError::PortUsedTwice { port: *port });
                 }
                 _ => {}
             }
@@ -468,6 +516,22 @@ pub enum LoadStatus {
     Echo,
     /// A workload: kernel compile or database.
     Work(WorkStatus),
+    /// A tier of an application.
+    Tier(TierStatus),
+}
+
+/// Counters of a tier.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TierStatus {
+    /// Requests answered, those that failed too.
+    pub answered: u64,
+    /// Sessions that are open now, those to the next tier too.
+    pub sessions: u64,
+    /// Requests that failed, because the next tier did.
+    pub errors: u64,
+    /// The first of them, in words.
+    pub first_error: Option<String>,
 }
 
 /// Counters of a workload.
