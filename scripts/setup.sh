@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd ...]
+# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires ...]
 #
 # Brings this machine to where `make test` and `make demo` run: Debian packages,
 # a Rust tool-chain (checked, not installed) and guest images (tiny unless named
@@ -17,16 +17,18 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 wanted=()
 deb=no
 nbd=no
+wires=no
 for argument in "$@"; do
     case $argument in
         --quiet) export GODWIT_QUIET=1 ;;
         tiny | debian) wanted+=("$argument") ;;
         deb) deb=yes ;; # what makes Debian packages; no image
         nbd) nbd=yes ;; # what our NBD server is measured and tried against; no image
-        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd ...]" ;;
+        wires) wires=yes ;; # the tunnels that wires are measured against; no image
+        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires ...]" ;;
     esac
 done
-[ ${#wanted[@]} -gt 0 ] || [ "$deb" = yes ] || [ "$nbd" = yes ] || wanted=(tiny)
+[ ${#wanted[@]} -gt 0 ] || [ "$deb" = yes ] || [ "$nbd" = yes ] || [ "$wires" = yes ] || wanted=(tiny)
 images=${GODWIT_IMAGES:-/var/cache/godwit-lab/images}
 images=${images%/}
 
@@ -43,6 +45,7 @@ packages=(
 case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap) ;; esac
 [ "$deb" = no ] || packages+=(dpkg-dev binutils lintian)
 [ "$nbd" = no ] || packages+=(fio nbdkit python3-libnbd)
+[ "$wires" = no ] || packages+=(openvpn socat)
 
 missing_packages() {
     local installed

@@ -117,6 +117,27 @@ impl Fabric {
         Ok(Self { paths, sites, network: scenario.network, _wan: wan })
     }
 
+    /// Two sites that a veth joins, with nothing between: to measure what is faster than the emulator.
+    ///
+    /// # Errors
+    /// As [`Fabric::build`].
+    pub fn direct<'a>(names: impl Iterator<Item = &'a str>, work: &Path) -> Result<Self> {
+        let wan = Namespace::new("wan")?;
+        let parent = work.join("sites");
+        let mut sites = vec![];
+        for (index, name) in names.enumerate() {
+            std::fs::create_dir_all(parent.join(name))?;
+            sites.push(build_site(index, name, &parent)?);
+        }
+        let [one, other] = sites.as_slice() else { bail!("a veth joins two sites, not {}", sites.len()) };
+        one.ns.ip([
+            format!("link add wan1 type veth peer name wan0 netns {}", other.ns.path().display()),
+            "link set wan1 master wan up".into(),
+        ])?;
+        other.ns.ip(["link set wan0 master wan up"])?;
+        Ok(Self { paths: vec![], sites, network: Network::Gateway, _wan: wan })
+    }
+
     /// The site from whose segment a guest that runs in `site` is reached.
     ///
     /// # Panics

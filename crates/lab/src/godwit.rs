@@ -297,6 +297,7 @@ impl Drop for Installation {
         lock(&self.controller).kill();
         self.nodes.values().for_each(|node| lock(node).kill());
         places::end_all(&self.fabric);
+        places::end_components();
     }
 }
 

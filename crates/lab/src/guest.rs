@@ -13,7 +13,7 @@
 use crate::disks::Monitor;
 use crate::fabric::{GUEST_MTU, Site};
 use crate::images::{DiskLayout, GuestImage};
-use crate::scenario::Vm;
+use crate::scenario::{self, Vm};
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_load::control::Control;
 use godwit_qmp::Qmp;
@@ -67,6 +67,21 @@ impl Accel {
 /// A CPU model that is the same on every host. Godwit's guests have it under KVM too: `host` is another CPU on another host.
 pub const PORTABLE_CPU: &str = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt";
 
+/// An interface that is a port for wires.
+#[derive(Clone, Debug)]
+pub struct Nic {
+    /// Its name, in the guest and as a port.
+    pub name: String,
+    /// Its address, with the length of its prefix.
+    pub address: String,
+    /// The address alone.
+    pub ip: Ipv4Addr,
+    /// MAC address.
+    pub mac: String,
+    /// Bytes.
+    pub mtu: u16,
+}
+
 /// What is the same in every QEMU of one VM.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
@@ -90,6 +105,10 @@ pub struct GuestSpec {
     pub address: Ipv4Addr,
     /// MAC address.
     pub mac: String,
+    /// Its other interfaces, in order.
+    pub nics: Vec<Nic>,
+    /// Its routes by these: where to, and by whom.
+    pub routes: Vec<(String, Ipv4Addr)>,
     /// How instructions are executed.
     pub accel: Accel,
 }
@@ -123,6 +142,13 @@ impl GuestSpec {
             layout: image.layout(vm)?,
             address: Ipv4Addr::new(10, 99, 0, number),
             mac: format!("02:67:77:00:00:{number:02x}"),
+            nics: vm.nic.iter().enumerate().filter_map(|(index, nic)| further(nic, index, number)).collect(),
+            routes: vm
+                .routes
+                .iter()
+                .filter_map(|text| scenario::route(text.get_ref()))
+                .map(|(to, via)| (to.to_owned(), via))
+                .collect(),
             accel,
         })
     }
@@ -151,9 +177,32 @@ impl GuestSpec {
         format!(
             "console=ttyS0 quiet panic=-1 oops=panic random.trust_cpu=on no_timer_check tsc=reliable clocksource=tsc \
              nowatchdog nosoftlockup rcupdate.rcu_cpu_stall_suppress=1 \
-             godwit.ip={address}/16 godwit.mtu={GUEST_MTU} godwit.args={arguments}"
+             godwit.ip={address}/16 godwit.mtu={GUEST_MTU}{} godwit.args={arguments}",
+            self.network_words()
         )
     }
+
+    /// What it is told of its further interfaces.
+    fn network_words(&self) -> String {
+        let nic = |(index, nic): (usize, &Nic)| {
+            let n = index + 1;
+            format!(" godwit.name{n}={} godwit.ip{n}={} godwit.mtu{n}={}", nic.name, nic.address, nic.mtu)
+        };
+        let nics: String = self.nics.iter().enumerate().map(nic).collect();
+        let routes: Vec<String> = self.routes.iter().map(|(to, via)| format!("{to}@{via}")).collect();
+        if routes.is_empty() { nics } else { format!("{nics} godwit.routes={}", routes.join(",")) }
+    }
+}
+
+/// The `index`-th of the further interfaces of the guest of that number.
+fn further(nic: &scenario::Nic, index: usize, number: u8) -> Option<Nic> {
+    Some(Nic {
+        name: nic.port(index),
+        address: nic.address.get_ref().clone(),
+        ip: nic.ip()?,
+        mac: format!("02:67:77:10:{:02x}:{number:02x}", index + 1),
+        mtu: nic.mtu,
+    })
 }
 
 /// Whether a QEMU boots or waits for a guest to arrive.

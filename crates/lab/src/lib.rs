@@ -5,6 +5,7 @@
 //! ([`report`], [`plot`], [`table`]). The lab uses Godwit as a user does, by its binary; the moves of [`qemu_move`] are what
 //! QEMU does alone, the baseline of every claim.
 
+mod application;
 pub mod capture;
 pub mod disks;
 pub mod fabric;
@@ -17,6 +18,7 @@ pub mod kvm;
 pub mod ledger;
 pub mod machine;
 mod moves;
+mod network;
 pub mod ns;
 pub mod papers;
 pub mod pass;
@@ -30,6 +32,7 @@ pub mod report;
 pub mod run;
 pub mod sandbox;
 pub mod scenario;
+pub mod speed;
 mod steps;
 pub mod sweep;
 pub mod table;

@@ -6,7 +6,7 @@ use godwit_lab::ledger::{self, Entry, Key, Ledger};
 use godwit_lab::papers::{Extent, Paper};
 use godwit_lab::pass::Pass;
 use godwit_lab::progress::Progress;
-use godwit_lab::report::{MoveReport, Report};
+use godwit_lab::report::Report;
 use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
 use godwit_lab::scenario::Scenario;
 use godwit_lab::sweep::{self, Cell, SweepFile};
@@ -207,10 +207,12 @@ fn real_main() -> Result<ExitCode> {
         Command::Check { scenario } => {
             let checked = Scenario::load(&scenario)?;
             println!(
-                "{}: {} sites, {} VMs, {} steps; fine",
+                "{}: {} sites, {} VMs, {} components, {} wires, {} steps; fine",
                 checked.name.get_ref(),
                 checked.site.len(),
                 checked.vm.len(),
+                checked.component.len(),
+                checked.wire.len(),
                 checked.step.len()
             );
             Ok(ExitCode::SUCCESS)
@@ -323,10 +325,8 @@ fn run_command(args: &RunArgs) -> Result<ExitCode> {
     if let Some(page) = &args.plot {
         write_atomically(page, plot::render_html(&report).as_bytes())?;
     }
-    let entries = report.moves.iter().chain(report.baselines.iter().map(|b| &b.figures));
-    let all_well = entries.into_iter().all(MoveReport::is_well);
     // A guest that was hurt is the one thing that nobody may overlook.
-    Ok(if all_well { ExitCode::SUCCESS } else { ExitCode::from(2) })
+    Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
 fn capture_command(args: &CaptureArgs) -> Result<ExitCode> {

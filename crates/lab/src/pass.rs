@@ -1,5 +1,6 @@
 //! A pass: sites and guests, up, loaded and warm, and who moves them.
 
+use crate::application::Watched;
 use crate::fabric::Fabric;
 use crate::godwit::Installation;
 use crate::godwit::hosted::{self, Hosted};
@@ -9,7 +10,7 @@ use crate::images::GuestImage;
 use crate::machine::Machine;
 use crate::moves::{Ended, Running};
 use crate::progress::Progress;
-use crate::report::{IoWindow, MoveReport};
+use crate::report::{Application, ComponentReport, IoWindow, Mark, MoveReport};
 use crate::scenario::{Baseline, Damage, Image, Scenario};
 use crate::steps::TRAIL;
 use crate::truth;
@@ -23,7 +24,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a guest may take until all its loads run, and to be warmed.
 pub(crate) const LOADED: Duration = Duration::from_secs(1800);
@@ -102,6 +103,11 @@ pub struct Pass {
     pub(crate) done: Vec<MoveReport>,
     pub(crate) warnings: Vec<String>,
     pub(crate) windows: Vec<IoWindow>,
+    pub(crate) components: Vec<ComponentReport>,
+    pub(crate) applications: Vec<Watched>,
+    pub(crate) marks: Vec<Mark>,
+    /// The zero of what happens in the pass: its first step.
+    pub(crate) zero: Instant,
     pub(crate) progress: Arc<Progress>,
     /// In a pass by Godwit.
     pub(crate) installation: Option<Arc<Installation>>,
@@ -140,11 +146,16 @@ impl Pass {
             done: vec![],
             warnings: vec![],
             windows: vec![],
+            components: vec![],
+            applications: vec![],
+            marks: vec![],
+            zero: Instant::now(),
             progress: progress.clone(),
             installation,
             later: Later::default(),
             fabric,
         };
+        pass.make_components()?;
         let mut images = Images { work, known: HashMap::new() };
         let mut booting = vec![];
         for (index, vm) in scenario.vm.iter().enumerate() {
@@ -165,6 +176,7 @@ impl Pass {
             };
             booting.push((index, vm.clone(), spec, machine));
         }
+        pass.connect_wires()?;
         for (index, vm, spec, mut machine) in booting {
             machine.wait_ready(if vm.image == Image::Debian { BOOT * 10 } else { BOOT })?;
             pass.load_and_warm(&vm, &spec, &machine)?;
@@ -177,11 +189,16 @@ impl Pass {
                 lives: AtomicU32::new(1),
                 clients: Mutex::new(clients),
                 described: vm.clone(),
-                checkable: vm.load.iter().any(|l| !matches!(l.get_ref(), LoadSpec::Echo { .. })),
+                checkable: vm
+                    .load
+                    .iter()
+                    .any(|l| !matches!(l.get_ref(), LoadSpec::Echo { .. } | LoadSpec::Tier { .. })),
                 damage: Mutex::default(),
                 incidents: Mutex::default(),
             }));
         }
+        pass.begin_applications()?;
+        pass.zero = Instant::now();
         Ok(pass)
     }
 
@@ -248,13 +265,15 @@ impl Pass {
         self.vms.iter().find(|vm| vm.name == name).expect("a checked scenario names only VMs that exist").clone()
     }
 
-    /// Takes everything down; yields the moves and what is to be said beside them.
-    pub fn finish(mut self) -> (Vec<MoveReport>, Vec<String>) {
+    /// Takes everything down; yields what was measured, and what is to be said beside it.
+    pub fn finish(mut self) -> Finished {
         self.running.iter().for_each(|r| r.cancel.store(true, Ordering::Relaxed));
         self.join(|_| true);
         for vm in self.vms.clone() {
             self.settle(&vm.name, TRAIL);
         }
+        let applications = self.end_applications();
+        self.check_network();
         self.later.wait();
         self.warnings.extend(self.later.failures());
         if let Some(installation) = &self.installation {
@@ -275,8 +294,29 @@ impl Pass {
                     .push(format!("{one} - {other}: the emulator missed {missed} frames; the machine was too busy"));
             }
         }
-        (std::mem::take(&mut self.done), std::mem::take(&mut self.warnings))
+        Finished {
+            moves: std::mem::take(&mut self.done),
+            warnings: std::mem::take(&mut self.warnings),
+            components: std::mem::take(&mut self.components),
+            applications,
+            marks: std::mem::take(&mut self.marks),
+        }
     }
+}
+
+/// What a pass brought.
+#[derive(Debug, Default)]
+pub struct Finished {
+    /// The moves.
+    pub moves: Vec<MoveReport>,
+    /// What is to be said beside them.
+    pub warnings: Vec<String>,
+    /// Components' moves.
+    pub components: Vec<ComponentReport>,
+    /// What clients of applications saw.
+    pub applications: Vec<Application>,
+    /// When what moved.
+    pub marks: Vec<Mark>,
 }
 
 /// The images of a pass, each with its load program made once.

@@ -6,6 +6,7 @@
 //! kilobytes and not ten thousand circles. The page is well-formed XML as well as HTML, which the tests hold it to, and
 //! every text of the report is escaped: names and error messages come from elsewhere.
 
+mod application;
 mod axis;
 mod charts;
 pub(crate) mod lines;
@@ -46,11 +47,28 @@ pub fn render_html(report: &Report) -> String {
         page.comparison(&subjects, &labels);
         page.chart(overview::bars(&subjects, &labels));
     }
+    for seen in &report.applications {
+        for chart in application::charts(seen, &report.marks) {
+            page.chart(Some(chart));
+        }
+    }
     for (i, (subject, label)) in subjects.iter().zip(&labels).enumerate() {
         page.entry(i, subject, label, report.wan.rate_mbit);
     }
     page.put(format_args!("</body>\n</html>\n"));
     page.out
+}
+
+/// The charts of a report's applications, each as a drawing of its own.
+pub(crate) fn application_drawings(name: &str, report: &Report) -> Vec<crate::papers::Drawing> {
+    let all = report.applications.iter().flat_map(|seen| application::charts(seen, &report.marks));
+    let drawing = |(number, chart): (usize, Chart)| crate::papers::Drawing {
+        name: format!("{name}-{}", number + 1),
+        title: format!("{name}: {}", chart.title),
+        drawn: Some(lines::alone(&chart.svg, style::CSS)),
+        ..crate::papers::Drawing::default()
+    };
+    all.enumerate().map(drawing).collect()
 }
 
 /// Names for the entries, as short as they can be without two being the same.

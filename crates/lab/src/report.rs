@@ -26,6 +26,142 @@ pub struct Report {
     /// What guests' own reads and writes took, by Godwit's pass: the steps `io`.
     #[serde(default)]
     pub windows: Vec<IoWindow>,
+    /// Moves of components, by Godwit's pass.
+    #[serde(default)]
+    pub components: Vec<ComponentReport>,
+    /// What clients of applications saw during all of Godwit's pass.
+    #[serde(default)]
+    pub applications: Vec<Application>,
+    /// What happened meanwhile: moves of VMs and of components.
+    #[serde(default)]
+    pub marks: Vec<Mark>,
+    /// How fast wires and other ways were.
+    #[serde(default)]
+    pub speeds: Vec<SpeedWindow>,
+}
+
+/// A window of a measurement of wires.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpeedWindow {
+    /// What was measured.
+    pub way: String,
+    /// Links side by side.
+    pub links: u8,
+    /// Switches between the ends, where it is a chain.
+    pub chain: u8,
+    /// Which round; its windows are compared with each other.
+    pub round: u32,
+    /// TCP over all links at once, Mbit/s.
+    pub mbit: f64,
+    /// Frames of UDP with 1400 bytes each over one link.
+    pub frames_per_s: f64,
+    /// What the whole machine did besides being idle, for each frame, us.
+    pub cpu_us_per_frame: Option<f64>,
+    /// A packet there and back over one idle link, the median, us.
+    pub us: f64,
+}
+
+/// A component's move.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ComponentReport {
+    /// Which.
+    pub component: String,
+    /// Its site before.
+    pub from: String,
+    /// Where it was to go.
+    pub to: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why it did not complete.
+    pub why: Option<String>,
+    /// When the command was given, seconds from the first step.
+    pub at_s: f64,
+    /// Until the command had ended, seconds.
+    pub total_s: f64,
+    /// For how long its ports were isolated on both hosts, ms, as its source saw it.
+    pub isolated_ms: Option<f64>,
+    /// Addresses that it had learnt, and that went along.
+    pub stations: u64,
+    /// Tracked connections that went along.
+    pub flows: u64,
+}
+
+/// What clients saw of an application.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Application {
+    /// The VM that they ask.
+    pub vm: String,
+    /// The site that they are in.
+    pub from: String,
+    /// How many there are, each with one request under way.
+    pub sessions: u32,
+    /// Between an answer and the next request, ms.
+    pub think_ms: u32,
+    /// How many tiers made the answers.
+    pub tiers: u32,
+    /// Requests answered right within two seconds.
+    pub good: u64,
+    /// Requests answered right after that.
+    pub late: u64,
+    /// Requests that were not answered.
+    pub failed: u64,
+    /// Requests answered with something else than before, or altered.
+    pub wrong: u64,
+    /// The first of these, in words.
+    pub first_error: Option<String>,
+    /// The longest that a request took, seconds.
+    pub longest_s: f64,
+    /// Length of the points' intervals, seconds.
+    pub interval_s: f64,
+    /// Interval by interval.
+    pub points: Vec<ApplicationPoint>,
+}
+
+/// An interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ApplicationPoint {
+    /// When it began, seconds from the first step.
+    pub t_s: f64,
+    /// Requests that ended in it, by how they did.
+    pub good: u32,
+    /// As in [`Application`].
+    pub late: u32,
+    /// As in [`Application`].
+    pub failed: u32,
+    /// As in [`Application`].
+    pub wrong: u32,
+    /// How long they took, the median, ms; nothing where none ended.
+    pub median_ms: Option<f64>,
+    /// And the longest, ms.
+    pub longest_ms: Option<f64>,
+}
+
+/// A stretch of a pass in which something moved; seconds from the first step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mark {
+    /// The VM or component.
+    pub what: String,
+    /// Where it went.
+    pub to: String,
+    /// When it began.
+    pub start_s: f64,
+    /// When it was there.
+    pub end_s: f64,
+    /// When a VM stood still, from and until.
+    #[serde(default)]
+    pub stop_s: Option<[f64; 2]>,
+}
+
+impl Report {
+    /// Whether nothing is wrong that the scenario did not ask for.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        let moves = || self.moves.iter().chain(self.baselines.iter().map(|baseline| &baseline.figures));
+        let disturbed = moves().any(|figures| !figures.incidents.is_empty());
+        moves().all(MoveReport::is_well)
+            && self.components.iter().all(|moved| moved.outcome == Outcome::Completed)
+            && self.applications.iter().all(|seen| seen.wrong == 0 && (disturbed || seen.failed == 0))
+    }
 }
 
 /// The machine that the figures belong to.

@@ -4,7 +4,7 @@
 //! and ends; what it had measured until then is kept.
 
 use crate::guest::Accel;
-use crate::pass::{Means, Pass};
+use crate::pass::{Finished, Means, Pass};
 use crate::progress::Progress;
 use crate::qemu_move;
 use crate::report::{BaselineReport, Host, Report, WanFigures};
@@ -40,7 +40,16 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         baselines: vec![],
         warnings: vec![],
         windows: vec![],
+        components: vec![],
+        applications: vec![],
+        marks: vec![],
+        speeds: vec![],
     };
+    if let Some(asked) = &scenario.speed {
+        progress.title("speed:");
+        report.speeds = crate::speed::run(scenario, asked.get_ref(), work, progress)?;
+        return Ok(report);
+    }
     for repeat in 0..scenario.repeat {
         for means in &means {
             let of =
@@ -51,7 +60,10 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
             let mut pass = Pass::build(scenario, *means, &folder, accel, progress)?;
             let script = pass.script();
             report.windows.append(&mut pass.windows);
-            let (moves, warnings) = pass.finish();
+            let Finished { moves, warnings, components, applications, marks } = pass.finish();
+            report.components.extend(components);
+            report.applications.extend(applications);
+            report.marks.extend(marks);
             report.warnings.extend(warnings);
             match means {
                 Means::Godwit => report.moves.extend(moves),

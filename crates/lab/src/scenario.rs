@@ -6,6 +6,7 @@
 //! the line and the key, because a scenario that is half understood measures something nobody asked for.
 
 mod check;
+mod network;
 mod step;
 
 use check::Checker;
@@ -19,9 +20,10 @@ use std::time::Duration;
 use step::RawStep;
 use toml::Spanned;
 
+pub use network::{Component, End, Nic, Wire, route};
 pub use step::{
-    Action, Alter, Between, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep, Move, PathChange, Point,
-    Precache, ProfileStep, Runs, Step, Verify, Victim, Wait,
+    Action, Alter, Between, ComponentStep, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep, Move, PathChange,
+    Point, Precache, ProfileStep, Runs, Step, Verify, Victim, Wait,
 };
 
 /// Data sets (MiB of files, records and random bytes) for which the set-up makes an image.
@@ -67,6 +69,15 @@ pub struct Scenario {
     /// The guests.
     #[serde(default)]
     pub vm: Vec<Vm>,
+    /// Switches, routers, firewalls and gateways that Godwit makes.
+    #[serde(default)]
+    pub component: Vec<Component>,
+    /// Instead of guests and steps: how fast wires are, beside other ways between the two sites, which a veth joins then.
+    #[serde(default)]
+    pub speed: Option<Spanned<crate::speed::Speed>>,
+    /// What joins ports of components and of guests, from the beginning on.
+    #[serde(default)]
+    pub wire: Vec<Wire>,
     /// What happens, in order.
     #[serde(skip)]
     pub step: Vec<Step>,
@@ -172,6 +183,12 @@ pub struct Vm {
     /// half of the disk. A `debian` guest's content is its root file system, and the key is refused.
     #[serde(default)]
     pub data_mib: Option<Spanned<u32>>,
+    /// Its interfaces besides `eth0`, by which the lab reaches it: ports for wires.
+    #[serde(default)]
+    pub nic: Vec<Nic>,
+    /// Routes by these: `"10.20.2.0/24 via 10.20.1.1"`.
+    #[serde(default)]
+    pub routes: Vec<Spanned<String>>,
     /// What the guest does.
     #[serde(skip)]
     pub load: Vec<Spanned<LoadSpec>>,
@@ -312,6 +329,16 @@ impl Vm {
             Some(asked) => Some(*asked.get_ref()),
             None => DATA_SETS_MIB.into_iter().rev().find(|mib| Bytes::mib(u64::from(*mib) * 2) <= disk),
         }
+    }
+
+    /// The tiers with clients of their own: their site, the port, how many sessions, and ms between an answer and the next request.
+    pub fn asked(&self) -> impl Iterator<Item = (&str, u16, u32, u32)> {
+        self.load.iter().filter_map(|l| match l.get_ref() {
+            LoadSpec::Tier { from: Some(from), port, sessions, think_ms, .. } => {
+                Some((from.as_str(), *port, *sessions, *think_ms))
+            }
+            _ => None,
+        })
     }
 
     /// The echo loads: the client's site and its messages a second.

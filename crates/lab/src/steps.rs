@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::moves::{Ended, MoveThread, Running};
 use crate::pass::{Means, Pass, Vm, lock};
 use crate::reboot;
-use crate::report::{EchoPoint, Integrity};
+use crate::report::{EchoPoint, Integrity, Mark, MoveReport};
 use crate::scenario::{Action, Alter, Cut, Damage, DiskStrategy, Expect, Kill, LoadStep, Move, Runs};
 use crate::watch::Client;
 use anyhow::{Context, Result, bail};
@@ -37,10 +37,12 @@ impl Pass {
     /// # Errors
     /// When a step cannot be made.
     pub fn script(&mut self) -> Result<()> {
+        self.zero = Instant::now();
         for step in self.scenario.step.clone() {
             std::thread::sleep(Duration::from_secs_f64(step.after_s));
             match step.action {
                 Action::Move(order) => self.begin_move(&order)?,
+                Action::Component(step) => self.move_component(&step)?,
                 Action::Verify(v) => self.verify(v.vm.get_ref()),
                 Action::Wait(wait) => {
                     if wait.moves {
@@ -309,11 +311,25 @@ impl Pass {
             look_from_clients(&mut ended, &lock(&self.vm(vm).clients), now);
             ended.report.series.wan = ended.sampler.finish();
             let stop = ended.report.phases.iter().find(|phase| phase.name == "stop").map(|phase| phase.start_s);
+            let mark = self.mark(&ended.report, ended.began);
+            self.marks.push(mark);
             if let Some(watch) = ended.watch {
                 ended.report.series.io = watch.curve(ended.began, stop);
             }
             self.done.push(ended.report);
         }
+    }
+
+    /// When a VM's move was, and when its guest stood still.
+    fn mark(&self, report: &MoveReport, began: Instant) -> Mark {
+        let start_s = self.seconds(began);
+        let phase = |name: &str| report.phases.iter().find(|phase| phase.name == name);
+        let stop_s = phase("stop").map(|stop| {
+            let until = phase("hand-off").map_or(stop.end_s, |hand_off| hand_off.end_s);
+            [start_s + stop.start_s, start_s + until]
+        });
+        let end_s = start_s + report.ended_s.unwrap_or(report.total_s);
+        Mark { what: report.vm.clone(), to: report.to.clone(), start_s, end_s, stop_s }
     }
 
     /// Waits until every client of `vm` has an answer from now on. After a long pause TCP tries again only after a while

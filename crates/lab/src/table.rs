@@ -6,7 +6,7 @@
 //! medians, taken over the runs that completed: the figures of a cancelled run say how long somebody waited, not how
 //! long a move takes.
 
-use crate::report::{Integrity, MoveReport, Outcome, Report};
+use crate::report::{Application, ComponentReport, Integrity, MoveReport, Outcome, Report, SpeedWindow};
 use std::fmt::Write as _;
 
 /// Stands where nothing was measured.
@@ -189,6 +189,15 @@ fn below(report: &Report, subjects: &[Subject<'_>], mut out: String) -> String {
             say(format!("integrity: {} of {vm}: {note}", s.who));
         }
     }
+    for moved in &report.components {
+        say(component(moved));
+    }
+    for seen in &report.applications {
+        say(application(seen));
+    }
+    for window in &report.speeds {
+        say(speed(window));
+    }
     for warning in &report.warnings {
         say(format!("warning: {warning}"));
     }
@@ -197,6 +206,36 @@ fn below(report: &Report, subjects: &[Subject<'_>], mut out: String) -> String {
         out.push('\n');
     }
     out
+}
+
+/// A component's move, in a line.
+fn component(moved: &ComponentReport) -> String {
+    let ComponentReport { component, from, to, outcome, why, total_s, isolated_ms, stations, flows, .. } = moved;
+    let way = format!("component: {component} from {from} to {to}: {}", outcome_word(*outcome));
+    let why = why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    let isolated = isolated_ms.map_or_else(String::new, |ms| format!(", isolated for {ms:.0} ms"));
+    format!("{way}{why} after {total_s:.1} s{isolated}; {stations} addresses and {flows} connections went along")
+}
+
+/// A window of a measurement of wires, in a line.
+fn speed(window: &SpeedWindow) -> String {
+    let SpeedWindow { way, links, chain, round, mbit, frames_per_s, cpu_us_per_frame, us } = window;
+    let cpu = figure(*cpu_us_per_frame, 2);
+    format!(
+        "round {}: {way}, {links} links, chain of {chain}: {mbit:.0} Mbit/s of TCP, {frames_per_s:.0} frames/s of UDP at {cpu} us of CPU, \
+         {us:.1} us there and back",
+        round + 1
+    )
+}
+
+/// What clients saw of an application, in a line.
+fn application(seen: &Application) -> String {
+    let Application { vm, from, sessions, tiers, good, late, failed, wrong, longest_s, first_error, .. } = seen;
+    let why = first_error.as_ref().map_or_else(String::new, |why| format!("; first: {why}"));
+    format!(
+        "application: {sessions} sessions from {from} to {vm}, {tiers} tiers: {good} requests in time, {late} late, {failed} failed, \
+         {wrong} wrong; the longest took {longest_s:.2} s{why}"
+    )
 }
 
 /// Runs of one thing: which count, and how they ended.
@@ -475,6 +514,10 @@ pub(crate) mod tests {
             baselines,
             warnings: vec![],
             windows: vec![],
+            components: vec![],
+            applications: vec![],
+            marks: vec![],
+            speeds: vec![],
         }
     }
 

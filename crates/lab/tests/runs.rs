@@ -765,3 +765,125 @@ fn a_guest_that_waits_for_what_a_cut_withholds_stands_still_and_goes_on() {
     assert_eq!((mv.integrity.memory_ok, mv.integrity.disk_ok), (Some(true), Some(true)), "{:?}", mv.integrity);
     assert_eq!(code, Some(0), "{:?}", report.warnings);
 }
+
+/// A guest, its port wired through a firewall and a switch to another guest's, under load from a client: two tiers.
+const TWO_TIERS: &str = r#"
+name = "two-tiers"
+warm_percent = 30
+[wan]
+rate_mbit = 200
+rtt_ms = 4
+[[site]]
+name = "a"
+[[site]]
+name = "b"
+[[vm]]
+name = "web"
+site = "a"
+memory_mib = 128
+disk_gib = 0.125
+data_mib = 64
+nic = [{ address = "10.20.1.2/24", name = "inside" }]
+routes = ["10.20.2.0/24 via 10.20.1.1"]
+load = [{ kind = "tier", port = 8080, asks = "10.20.2.2:8080", from = "b", sessions = 2, think_ms = 50 }]
+[[vm]]
+name = "db"
+site = "a"
+memory_mib = 128
+disk_gib = 0.125
+data_mib = 64
+nic = [{ address = "10.20.2.2/24" }]
+routes = ["10.20.1.0/24 via 10.20.2.1"]
+load = [{ kind = "tier", port = 8080 }]
+[[component]]
+name = "fw"
+kind = "firewall"
+site = "a"
+ports = 2
+config = '''
+rules = """
+table inet filter {
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+    ct state established,related accept
+    ip saddr 10.20.1.2 ip daddr 10.20.2.2 tcp dport 8080 accept
+  }
+}
+"""
+[[port]]
+number = 1
+addresses = ["10.20.1.1/24"]
+[[port]]
+number = 2
+addresses = ["10.20.2.1/24"]
+'''
+[[component]]
+name = "sw"
+kind = "switch"
+site = "a"
+ports = 2
+[[wire]]
+ends = ["web:inside", "fw:p1"]
+[[wire]]
+ends = ["fw:p2", "sw:p1"]
+[[wire]]
+ends = ["sw:p2", "db:eth1"]
+[[step]]
+after_s = 2
+move = { component = "fw", to = "b" }
+[[step]]
+after_s = 2
+move = { vm = "db", to = "b" }
+[[step]]
+wait = { moves = true }
+[[step]]
+move = { component = "sw", to = "b" }
+[[step]]
+expect = { vm = "db", site = "b" }
+[[step]]
+wait = { s = 2 }
+"#;
+
+#[test]
+fn an_application_of_two_tiers_answers_through_moves_of_its_firewall_its_switch_and_its_database() {
+    let Some(_machine) = machine() else { return };
+    let (code, report) = Run::new(TWO_TIERS).finish();
+    let moved: Vec<_> = report.components.iter().map(|moved| (moved.component.as_str(), moved.outcome)).collect();
+    assert_eq!(moved, [("fw", Outcome::Completed), ("sw", Outcome::Completed)], "{:?}", report.components);
+    assert!(report.components[0].flows >= 1, "the firewall's connections go along: {:?}", report.components);
+    let [seen] = report.applications.as_slice() else { panic!("{:?}", report.warnings) };
+    assert!(seen.good > 20 && seen.failed + seen.wrong == 0, "{seen:?}");
+    assert_eq!(seen.tiers, 2);
+    let last = report.marks.iter().map(|mark| mark.end_s).fold(0.0, f64::max);
+    let after: u32 = seen.points.iter().filter(|p| p.t_s > last).map(|p| p.good).sum();
+    assert!(after > 0, "it answers when all is there: {seen:?}");
+    let what: Vec<_> = report.marks.iter().map(|mark| mark.what.as_str()).collect();
+    assert!(["fw", "db", "sw"].iter().all(|name| what.contains(name)), "{what:?}");
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+    assert!(!report.warnings.iter().any(|warning| warning.contains("network")), "{:?}", report.warnings);
+}
+
+#[test]
+fn ways_between_two_hosts_are_measured_in_turn() {
+    let Some(_machine) = machine() else { return };
+    let text = r#"
+name = "wires"
+[speed]
+ways = ["vxlan", "wire", "plain-chain", "collapsed-chain", "tunnelled-chain"]
+chain = 2
+windows = 2
+window_s = 0.2
+[wan]
+rate_mbit = 1000
+rtt_ms = 0
+[[site]]
+name = "a"
+[[site]]
+name = "b"
+"#;
+    let (code, report) = Run::new(text).finish();
+    assert_eq!((code, report.speeds.len()), (Some(0), 10), "{:?}", report.warnings);
+    for window in &report.speeds {
+        assert!(window.mbit > 0.0 && window.frames_per_s > 0.0 && window.us > 0.0, "{window:?}");
+    }
+}

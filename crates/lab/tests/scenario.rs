@@ -181,6 +181,107 @@ fn what_is_to_be_killed_has_to_be_known() {
     refused(r#"kill = { what = "node", at = "sealde", vm = "web" }"#, "sealde");
 }
 
+/// Godwit's alone: two guests with a port each, a firewall between, wires. Line numbers are those of the documented scenario.
+fn wired(more: &str) -> String {
+    let alone = burst_with("baseline = [\"qemu\"] ", "").replace("vcpus = 1", "nic = [{ address = \"10.20.1.2/24\" }]");
+    format!(
+        "{alone}[[component]]\nname = \"fw\"\nkind = \"firewall\"\nsite = \"illinois\"\nports = 2\n\
+         [[wire]]\nends = [\"web:eth1\", \"fw:p1\"]\n{more}\n"
+    )
+}
+
+#[test]
+fn components_and_wires_are_read_and_a_component_moves_by_a_step() {
+    let text = wired("[[step]]\nmove = { component = \"fw\", to = \"texas\" }");
+    let mut scenario = Scenario::parse(&text, "burst.toml").unwrap();
+    assert_eq!(
+        (*scenario.component[0].ports.get_ref(), scenario.component[0].kind.get_ref().as_str()),
+        (2, "firewall")
+    );
+    assert_eq!(scenario.wire[0].ends.get_ref(), &["web:eth1".to_owned(), "fw:p1".to_owned()]);
+    let nic = &scenario.vm[0].nic[0];
+    assert_eq!((nic.port(0), nic.ip(), nic.mtu), ("eth1".into(), Some([10, 20, 1, 2].into()), 1500));
+    match scenario.step.remove(2).action {
+        Action::Component(step) => assert_eq!(step.to.get_ref(), "texas"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_wire_ends_at_ports_that_there_are_and_each_port_has_one() {
+    let refused = |more: &str, key: &str| refused(&wired(more), 41, key);
+    refused("[[wire]]\nends = [\"web:eth2\", \"fw:p2\"]", "eth1");
+    refused("[[wire]]\nends = [\"web:eth0\", \"fw:p2\"]", "wire.ends");
+    refused("[[wire]]\nends = [\"fw:p3\", \"fw:p2\"]", "p1, p2");
+    refused("[[wire]]\nends = [\"db:eth1\", \"fw:p2\"]", "`db`");
+    refused("[[wire]]\nends = [\"fw\", \"fw:p2\"]", "OBJECT:PORT");
+    refused("[[wire]]\nends = [\"fw:p2\", \"web:eth1\"]", "has a wire already");
+    refused("[[component]]\nname = \"web\"\nkind = \"switch\"\nsite = \"texas\"\nports = 2", "there twice");
+    refused("[[component]]\nname = \"lan\"\nkind = \"switch\"\nsite = \"texas\"\nports = 2", "there twice");
+    refused("[[step]]\nmove = { component = \"sw\", to = \"texas\" }", "step.move.component");
+}
+
+#[test]
+fn components_are_godwits_and_have_neither_disks_nor_memory() {
+    let both = wired("").replace("repeat = 1\n", "repeat = 1\nbaseline = [\"qemu\"]\n");
+    refused(&both, 1, "baseline");
+    let refused = |step: &str, key: &str| refused(&burst_and(step), 33, key);
+    refused("move = { component = \"fw\", to = \"texas\", disk = \"mirror\" }", "no disk");
+    refused("move = { component = \"fw\", vm = \"web\", to = \"texas\" }", "one of");
+    refused("move = { to = \"texas\" }", "one of");
+}
+
+#[test]
+fn an_interface_has_an_address_and_a_route_says_by_whom() {
+    let with = |key: &str| burst_with("baseline = [\"qemu\"] ", "").replace("vcpus = 1", key);
+    refused(&with("nic = [{ address = \"10.20.1.2\" }]"), 21, "vm.nic.address");
+    refused(&with("nic = [{ address = \"10.20.1.2/24\", name = \"eth0\" }]"), 21, "vm.nic.name");
+    refused(&with("nic = [{ address = \"10.20.1.2/24\", mtu = 100 }]"), 21, "vm.nic.mtu");
+    refused(&with("routes = [\"10.20.1.0/24\"]"), 21, "via");
+    assert!(Scenario::parse(&with("routes = [\"10.20.1.0/24 via 10.20.1.1\"]"), "burst.toml").is_ok());
+}
+
+#[test]
+fn a_tier_has_its_clients_in_a_site_that_there_is() {
+    let echo = "{ kind = \"echo\", from = \"california\", per_s = 100 }";
+    let with = |load: &str| burst_with(echo, load);
+    let good = with("{ kind = \"tier\", port = 80, asks = \"10.20.1.2:80\", from = \"california\", sessions = 3 }");
+    let scenario = Scenario::parse(&good, "burst.toml").unwrap();
+    assert_eq!(scenario.vm[0].asked().collect::<Vec<_>>(), [("california", 80, 3, 0)]);
+    refused(&with("{ kind = \"tier\", port = 80, from = \"nevada\" }"), 26, "nevada");
+    refused(&with("{ kind = \"tier\", port = 80, asks = \"nowhere\" }"), 26, "vm.load");
+    refused(&with("{ kind = \"tier\", port = 80, times = 0 }"), 26, "times");
+}
+
+#[test]
+fn every_scenario_of_ours_is_read() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
+    let mut read = 0;
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        if !path.to_string_lossy().ends_with(".sweep.toml") {
+            Scenario::load(&path).unwrap();
+            read += 1;
+        }
+    }
+    assert!(read > 10);
+}
+
+#[test]
+fn what_measures_wires_has_nothing_else_to_do() {
+    let text = |more: &str| {
+        format!(
+            "name = \"wires\"\n[speed]\n{more}\n[wan]\nrate_mbit = 1\nrtt_ms = 0\n[[site]]\nname = \"a\"\n[[site]]\nname = \"b\"\n"
+        )
+    };
+    assert!(Scenario::parse(&text("ways = [\"vxlan\", \"wire\"]\nlinks = 4"), "burst.toml").is_ok());
+    refused(&text("ways = []"), 2, "ways");
+    refused(&text("ways = [\"wire\"]\nlinks = 65"), 2, "links");
+    refused(&text("ways = [\"plain-chain\"]"), 2, "chain");
+    let vm = "[[vm]]\nname = \"web\"\nsite = \"a\"\nmemory_mib = 128\ndisk_gib = 1\n";
+    refused(&format!("{}{vm}", text("ways = [\"wire\"]")), 2, "[[vm]]");
+}
+
 #[test]
 fn where_godwit_moves_names_are_those_that_godwit_takes() {
     refused(&burst_with("name = \"texas\"", "name = \"1texas\""), 13, "site.name");

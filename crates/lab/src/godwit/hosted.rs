@@ -211,9 +211,7 @@ impl Hosted {
     /// # Errors
     /// With those that are there still after [`CLEARED`].
     pub fn await_no_taps_but_in(&self, owner: &str) -> Result<()> {
-        let wires: Vec<public::Wire> = self.installation.json(&["wire", "ls"])?;
-        let mine = wires.iter().filter(|wire| wire.vm.as_str() == self.spec.name);
-        let taps: Vec<String> = mine.map(|wire| format!("gwt{}", wire.id)).collect();
+        let taps = taps_of(&self.spec.name, &self.installation.json::<Vec<Value>>(&["wire", "ls"])?);
         let deadline = Instant::now() + CLEARED;
         loop {
             let mut left = vec![];
@@ -336,13 +334,62 @@ fn describe(spec: &GuestSpec, disks: &[PathBuf]) -> Result<VmSpec> {
         },
         boot: Boot::Kernel { kernel, initrd: Some(initrd), cmdline: spec.kernel_words() },
         disks: spec.disks.iter().enumerate().map(disk).collect::<Result<_>>()?,
-        nics: vec![NicSpec {
-            mac: spec.mac.clone(),
-            component: Some(COMPONENT.parse()?),
-            name: None,
-            ips: vec![spec.address.into()],
-            mtu: GUEST_MTU,
-        }],
+        nics: interfaces(spec)?,
         devices: vec![],
     })
+}
+
+/// The first is on the lab's own segment, by which the guest is reached; the others are ports for wires.
+fn interfaces(spec: &GuestSpec) -> Result<Vec<NicSpec>> {
+    let first = NicSpec {
+        mac: spec.mac.clone(),
+        component: Some(COMPONENT.parse()?),
+        name: None,
+        ips: vec![spec.address.into()],
+        mtu: GUEST_MTU,
+    };
+    let port = |nic: &crate::guest::Nic| -> Result<NicSpec> {
+        Ok(NicSpec {
+            mac: nic.mac.clone(),
+            component: None,
+            name: Some(nic.name.parse()?),
+            ips: vec![nic.ip.into()],
+            mtu: nic.mtu,
+        })
+    };
+    std::iter::once(Ok(first)).chain(spec.nics.iter().map(port)).collect()
+}
+
+/// The names of a VM's interfaces on its host, of what `godwit wire ls` shows: wires to components, which have the VM's name, and
+/// wires between ports, whose ends do.
+fn taps_of(vm: &str, wires: &[Value]) -> Vec<String> {
+    let mut taps = vec![];
+    for wire in wires {
+        if wire["vm"] == vm {
+            taps.push(format!("gwt{}", wire["id"]));
+        }
+        for end in wire["ends"].as_array().into_iter().flatten() {
+            if end["end"].as_str().and_then(|text| text.split_once(':')).is_some_and(|(object, _)| object == vm) {
+                taps.push(format!("gwt{}", end["endpoint"]));
+            }
+        }
+    }
+    taps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vms_interfaces_are_those_of_its_wires_of_either_kind() {
+        let end = |name: &str, endpoint: u32| json!({"end": name, "endpoint": endpoint, "host": "a"});
+        let wires = [
+            json!({"id": 1, "vm": "web", "component": "lan"}),
+            json!({"id": 2, "vm": "web2", "component": "lan"}),
+            json!({"id": 7, "ends": [end("web:eth1", 3), end("web2:eth1", 4)]}),
+        ];
+        assert_eq!(taps_of("web", &wires), ["gwt1", "gwt3"]);
+        assert_eq!(taps_of("web2", &wires), ["gwt2", "gwt4"]);
+    }
 }

@@ -93,6 +93,19 @@ pub fn end_all(fabric: &Fabric) {
     }
 }
 
+/// Ends the processes that keep components' namespaces: those of this run, since no others are in the sandbox's process namespace.
+pub fn end_components() {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let ids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let mark = format!("GODWIT_COMPONENT={}", crate::sandbox::registry().display());
+    let keeps = |id: &u32| {
+        let environment = std::fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
+        environment.split(|b| *b == 0).any(|line| line.starts_with(mark.as_bytes()))
+    };
+    // One that is gone meanwhile is what is wanted.
+    ids.filter(keeps).for_each(|id| drop(kill(id)));
+}
+
 /// The QEMUs in these sites, and no others of the machine's, that have `word` in their command line.
 fn with(fabric: &Fabric, word: &str) -> Vec<Place> {
     let find = |process: u32| {

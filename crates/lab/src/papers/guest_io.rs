@@ -85,7 +85,7 @@ fn ratios(windows: &[IoWindow], of: fn(&IoWindow) -> Option<f64>) -> Vec<f64> {
 }
 
 /// The geometric mean of ratios, and the upper end of its 95 % interval: pairs drawn again, with replacement.
-fn upper_bound(ratios: &[f64]) -> Option<(f64, f64)> {
+pub(super) fn upper_bound(ratios: &[f64]) -> Option<(f64, f64)> {
     if ratios.len() < 2 {
         return None;
     }

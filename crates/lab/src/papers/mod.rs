@@ -9,9 +9,12 @@
 //! `not finished`, with the time after which it was given up).
 
 mod document;
+mod endpoints;
 mod guest_io;
 mod predict;
+mod three_tier;
 mod way_back;
+mod wires;
 mod writes;
 mod xnbd;
 
@@ -34,6 +37,12 @@ pub enum Paper {
     GuestIo,
     /// Akoush et al., figure 3: moves foretold and measured, over the dirty rate.
     Predict,
+    /// VirtualWire, section 5.3: three tiers and two firewalls, moved under load; split switches and a central one.
+    ThreeTier,
+    /// VirtualWire, figures 11 to 14: wires beside other ways between two hosts, many at once, and chains of switches.
+    Wires,
+    /// VirtualWire, table 1: what endpoints that move with their guest add to its pause.
+    Endpoints,
 }
 
 /// How much of a set is run.
@@ -64,6 +73,9 @@ impl Paper {
             Self::WayBack => "way-back",
             Self::GuestIo => "guest-io",
             Self::Predict => "predict",
+            Self::ThreeTier => "three-tier",
+            Self::Wires => "wires",
+            Self::Endpoints => "endpoints",
         }
     }
 
@@ -76,6 +88,9 @@ impl Paper {
             Self::WayBack => way_back::cells(),
             Self::GuestIo => guest_io::cells(extent),
             Self::Predict => predict::cells(extent),
+            Self::ThreeTier => three_tier::cells(),
+            Self::Wires => wires::cells(extent),
+            Self::Endpoints => endpoints::cells(extent),
         }
     }
 
@@ -88,6 +103,9 @@ impl Paper {
             Self::WayBack => way_back::document(entries),
             Self::GuestIo => guest_io::document(entries),
             Self::Predict => predict::document(entries),
+            Self::ThreeTier => three_tier::document(entries),
+            Self::Wires => wires::document(entries),
+            Self::Endpoints => endpoints::document(entries),
         }
     }
 }
@@ -182,7 +200,16 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 5] = [Paper::Xnbd, Paper::Writes, Paper::WayBack, Paper::GuestIo, Paper::Predict];
+    const ALL: [Paper; 8] = [
+        Paper::Xnbd,
+        Paper::Writes,
+        Paper::WayBack,
+        Paper::GuestIo,
+        Paper::Predict,
+        Paper::ThreeTier,
+        Paper::Wires,
+        Paper::Endpoints,
+    ];
 
     pub(super) fn entry(cell: &str, moves: Vec<MoveReport>) -> Entry {
         let key = Key { commit: "abc".into(), scenario: "figures".into(), cell: cell.into(), repeat: 0 };

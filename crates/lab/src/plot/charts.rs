@@ -104,19 +104,32 @@ pub(super) fn duration(seconds: f64) -> String {
 }
 
 /// A drawing with a plot area, its grid and its labels.
-struct Plot {
-    svg: Svg,
+pub(super) struct Plot {
+    pub svg: Svg,
     x: Axis,
     y: Axis,
 }
 
+/// Time across a drawing, for charts that are not one move's.
+pub(super) fn axis_of_time(ends: (f64, f64)) -> Axis {
+    Axis::linear(ends, (LEFT, WIDTH - RIGHT))
+}
+
 impl Plot {
+    /// A plot over time whose rows have no scale; `inner` is the height of the plot area.
+    pub fn rows(title: &str, inner: f64, rows: usize, x: Axis, stops: &[(f64, f64)]) -> Self {
+        let y = Axis::linear((rows as f64, 0.0), (TOP + inner, TOP));
+        let mut plot = Self { svg: Svg::new(title, WIDTH, TOP + inner + BOTTOM), x, y };
+        plot.time_grid(stops);
+        plot
+    }
+
     /// An empty plot over time. `inner` is the height of the plot area.
     fn over_time(title: &str, inner: f64, span: &Span, y: impl FnOnce((f64, f64)) -> Axis, unit: &str) -> Self {
         Self::over(title, inner, span.axis, &span.stops, y, unit)
     }
 
-    fn over(
+    pub fn over(
         title: &str,
         inner: f64,
         x: Axis,
@@ -157,7 +170,7 @@ impl Plot {
         self.svg.text("note halo", (WIDTH - RIGHT - 4.0, at - 5.0), Anchor::End, name);
     }
 
-    fn point(&self, (t, v): (f64, f64)) -> (f64, f64) {
+    pub fn point(&self, (t, v): (f64, f64)) -> (f64, f64) {
         (self.x.at(t), self.y.at(v))
     }
 
@@ -193,12 +206,7 @@ pub(super) fn phases(figures: &MoveReport, span: &Span) -> Option<Chart> {
     rows.truncate(MAX_PHASES);
     const ROW: f64 = 22.0;
     let inner = ROW * rows.len() as f64;
-    let mut plot = Plot {
-        svg: Svg::new("phases", WIDTH, TOP + inner + BOTTOM),
-        x: span.axis,
-        y: Axis::linear((rows.len() as f64, 0.0), (TOP + inner, TOP)),
-    };
-    plot.time_grid(&span.stops);
+    let mut plot = Plot::rows("phases", inner, rows.len(), span.axis, &span.stops);
     for (row, (name, all)) in rows.iter().enumerate() {
         let top = TOP + ROW * row as f64;
         plot.svg.text("tick", (LEFT - 7.0, top + 15.0), Anchor::End, &shorten(name, 12));

@@ -69,10 +69,14 @@ pub(crate) fn chart(title: &str, x: &str, y: &str, lines: &[Line<'_>]) -> String
         svg.polyline(&class, [(LEFT + 12.0, at - 4.0), (LEFT + 34.0, at - 4.0)]);
         svg.text("label", (LEFT + 41.0, at), Anchor::Start, line.name);
     }
-    let drawing = svg.finish();
+    alone(&svg.finish(), CSS)
+}
+
+/// A drawing that stands for itself: with its style in it, and its name space.
+pub(crate) fn alone(drawing: &str, css: &str) -> String {
     let (head, body) = drawing.split_once('\n').expect("a drawing begins with its own line");
     let head = head.replacen("<svg ", "<svg xmlns=\"http://www.w3.org/2000/svg\" ", 1);
-    format!("{head}\n<style>{CSS}</style>\n{body}")
+    format!("{head}\n<style>{css}</style>\n{body}")
 }
 
 #[cfg(test)]

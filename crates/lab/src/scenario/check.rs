@@ -1,7 +1,8 @@
 //! What only makes sense together: names that exist, figures in their bounds, disks that hold their data.
 
+use super::network::{KINDS, MAX_NICS, MAX_PORTS, route};
 use super::{
-    Action, DATA_SETS_MIB, DiskStrategy, Image, Kill, MAX_SITES, MAX_VMS, Network, PathSpec, Point, Scenario,
+    Action, DATA_SETS_MIB, DiskStrategy, End, Image, Kill, MAX_SITES, MAX_VMS, Network, PathSpec, Point, Scenario,
     ScenarioError, Victim, Vm,
 };
 use godwit_load::protocol::LoadSpec;
@@ -38,7 +39,24 @@ impl Checker<'_> {
         self.network(s)?;
         self.wan(s)?;
         self.vms(s)?;
+        self.users_network(s)?;
+        self.speed(s)?;
         self.steps(s)
+    }
+
+    /// A run that measures wires has two sites, and nothing else that could be busy.
+    fn speed(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        let Some(speed) = &s.speed else { return Ok(()) };
+        let other = !s.vm.is_empty() || !s.step.is_empty() || !s.component.is_empty() || !s.baseline.is_empty();
+        if other || s.site.len() != 2 || !s.godwit {
+            let what =
+                "goes with two sites, and without [[vm]], [[component]], [[step]], `baseline` and `godwit = false`";
+            return self.fail(speed.span(), "speed", what);
+        }
+        match speed.get_ref().problem() {
+            Some(what) => self.fail(speed.span(), "speed", what),
+            None => Ok(()),
+        }
     }
 
     fn name(&self, name: &Spanned<String>, key: &str, seen: &mut HashSet<String>) -> Result<(), ScenarioError> {
@@ -82,7 +100,7 @@ impl Checker<'_> {
             return self.fail(s.name.span(), "network", what);
         }
         for load in s.vm.iter().flat_map(|vm| &vm.load) {
-            if let LoadSpec::Echo { from, .. } = load.get_ref()
+            if let Some(from) = client_site(load.get_ref())
                 && from != last.name.get_ref()
             {
                 let what =
@@ -161,12 +179,108 @@ impl Checker<'_> {
             self.disks(vm)?;
             for load in &vm.load {
                 self.load(load.get_ref(), vm.image, &load.span(), "vm.load")?;
-                if let LoadSpec::Echo { from, .. } = load.get_ref() {
+                if let Some(from) = client_site(load.get_ref()) {
                     self.known_site(s, from, load.span(), "vm.load.from")?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Components, guests' ports, and the wires between them.
+    fn users_network(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        let mut names: HashSet<String> = s.vm.iter().map(|vm| vm.name.get_ref().clone()).collect();
+        names.insert(crate::godwit::COMPONENT.to_owned());
+        for component in &s.component {
+            self.name(&component.name, "component.name", &mut names)?;
+            self.known_site(s, component.site.get_ref(), component.site.span(), "component.site")?;
+            if !KINDS.contains(&component.kind.get_ref().as_str()) {
+                let what = format!("is `{}`; there are: {}", component.kind.get_ref(), KINDS.join(", "));
+                return self.fail(component.kind.span(), "component.kind", what);
+            }
+            if !(1..=MAX_PORTS).contains(component.ports.get_ref()) {
+                let what = format!("is {}; a component has 1 to {MAX_PORTS}", component.ports.get_ref());
+                return self.fail(component.ports.span(), "component.ports", what);
+            }
+        }
+        for vm in &s.vm {
+            self.nics(vm)?;
+        }
+        let has_any = !s.component.is_empty() || !s.wire.is_empty() || s.vm.iter().any(|vm| !vm.nic.is_empty());
+        if has_any && (!s.baseline.is_empty() || !s.godwit) {
+            let what = "stands beside components, wires or `nic`, which only Godwit has: leave out `baseline` and `godwit = false`";
+            return self.fail(s.name.span(), "baseline", what);
+        }
+        let mut taken = HashSet::new();
+        for wire in &s.wire {
+            for text in wire.ends.get_ref() {
+                self.end(s, text, wire.ends.span())?;
+                if !taken.insert(text.as_str()) {
+                    return self.fail(wire.ends.span(), "wire.ends", format!("`{text}` has a wire already"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn nics(&self, vm: &Vm) -> Result<(), ScenarioError> {
+        if vm.nic.len() > MAX_NICS {
+            let what = format!("{} of them; a guest has at most {MAX_NICS} besides eth0", vm.nic.len());
+            return self.fail(vm.name.span(), "vm.nic", what);
+        }
+        let mut names = HashSet::from(["eth0".to_owned()]);
+        for (index, nic) in vm.nic.iter().enumerate() {
+            if nic.ip().is_none() {
+                let what = format!("is `{}`; write an address and its prefix: 10.20.1.2/24", nic.address.get_ref());
+                return self.fail(nic.address.span(), "vm.nic.address", what);
+            }
+            let port = nic.port(index);
+            if port.parse::<godwit_api::wire::PortName>().is_err() || !names.insert(port.clone()) {
+                let what = format!("`{port}` is no name for a port, or another interface has it");
+                return self.fail(nic.address.span(), "vm.nic.name", what);
+            }
+            if !(576..=9000).contains(&nic.mtu) {
+                return self.fail(nic.address.span(), "vm.nic.mtu", format!("is {}; it takes 576 to 9000", nic.mtu));
+            }
+        }
+        for text in &vm.routes {
+            if route(text.get_ref()).is_none() {
+                let what = format!("is `{}`; write `10.20.2.0/24 via 10.20.1.1`", text.get_ref());
+                return self.fail(text.span(), "vm.routes", what);
+            }
+        }
+        Ok(())
+    }
+
+    /// An end of a wire is a port that there is.
+    fn end(&self, s: &Scenario, text: &str, at: Range<usize>) -> Result<(), ScenarioError> {
+        let Some(end) = End::of(text) else {
+            return self.fail(at, "wire.ends", format!("`{text}`: write OBJECT:PORT, such as web:eth1 or fw:p1"));
+        };
+        let component = s.component.iter().find(|c| c.name.get_ref() == &end.object);
+        let vm = s.vm.iter().find(|vm| vm.name.get_ref() == &end.object);
+        let ports: Vec<String> = match (component, vm) {
+            (Some(component), _) => (1..=*component.ports.get_ref()).map(|n| format!("p{n}")).collect(),
+            (None, Some(vm)) => vm.nic.iter().enumerate().map(|(index, nic)| nic.port(index)).collect(),
+            (None, None) => {
+                let what = format!("`{text}`: there is no VM and no component `{}`", end.object);
+                return self.fail(at, "wire.ends", what);
+            }
+        };
+        if ports.contains(&end.port) {
+            return Ok(());
+        }
+        let there = if ports.is_empty() { "none (give it a `nic`)".into() } else { ports.join(", ") };
+        self.fail(at, "wire.ends", format!("`{text}`: `{}` has no such port; there are: {there}", end.object))
+    }
+
+    fn known_component(&self, s: &Scenario, name: &Spanned<String>) -> Result<(), ScenarioError> {
+        if s.component.iter().any(|component| component.name.get_ref() == name.get_ref()) {
+            return Ok(());
+        }
+        let known: Vec<_> = s.component.iter().map(|component| component.name.get_ref().as_str()).collect();
+        let what = format!("there is no component `{}`; there are: {}", name.get_ref(), known.join(", "));
+        self.fail(name.span(), "step.move.component", what)
     }
 
     fn disks(&self, vm: &Vm) -> Result<(), ScenarioError> {
@@ -229,6 +343,10 @@ impl Checker<'_> {
                         return self.fail(m.vm.span(), "step.move.leave_at", what);
                     }
                 }
+                Action::Component(step) => {
+                    self.known_component(s, &step.component)?;
+                    self.known_site(s, step.to.get_ref(), step.to.span(), "step.move.to")?;
+                }
                 Action::Verify(v) => self.known_vm(s, &v.vm, "step.verify.vm")?,
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
                 Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
@@ -267,8 +385,9 @@ impl Checker<'_> {
                     self.known_vm(s, &step.vm, "step.load.vm")?;
                     let image = s.vm.iter().find(|vm| vm.name.get_ref() == step.vm.get_ref()).map(|vm| vm.image);
                     for load in &step.load {
-                        if matches!(load, LoadSpec::Echo { .. }) {
-                            let what = "has an echo; clients are the VM's own, in [[vm]]";
+                        if client_site(load).is_some() {
+                            let what =
+                                "has clients (an echo, or a tier with `from`); those are the VM's own, in [[vm]]";
                             return self.fail(step.vm.span(), "step.load", what);
                         }
                         self.load(load, image.unwrap_or_default(), &step.vm.span(), "step.load")?;
@@ -354,5 +473,14 @@ impl Checker<'_> {
         }
         let known: Vec<_> = s.vm.iter().map(|vm| vm.name.get_ref().as_str()).collect();
         self.fail(name.span(), key, format!("there is no VM `{}`; there are: {}", name.get_ref(), known.join(", ")))
+    }
+}
+
+/// Where a load's clients are, if it has any.
+fn client_site(load: &LoadSpec) -> Option<&String> {
+    match load {
+        LoadSpec::Echo { from, .. } => Some(from),
+        LoadSpec::Tier { from, .. } => from.as_ref(),
+        _ => None,
     }
 }

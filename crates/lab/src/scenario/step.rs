@@ -25,6 +25,8 @@ pub struct Step {
 pub enum Action {
     /// Bring a VM to another site.
     Move(Move),
+    /// Bring a component to another site, and wait until it is there.
+    Component(ComponentStep),
     /// Wait for the VM's move, then check its memory, its disks and its clients' session.
     Verify(Verify),
     /// Let time pass, or moves end.
@@ -60,7 +62,7 @@ pub(super) struct RawStep {
     #[serde(default)]
     after_s: f64,
     #[serde(default, rename = "move")]
-    move_: Option<Move>,
+    move_: Option<RawMove>,
     #[serde(default)]
     verify: Option<Verify>,
     #[serde(default)]
@@ -97,7 +99,7 @@ impl TryFrom<RawStep> for Step {
             return Err(format!("`after_s` is {}; it takes seconds from 0 to 86400", raw.after_s));
         }
         let mut actions = [
-            raw.move_.map(Action::Move),
+            raw.move_.map(RawMove::understood).transpose()?,
             raw.verify.map(Action::Verify),
             raw.wait.map(Action::Wait),
             raw.cancel.map(Action::Cancel),
@@ -125,29 +127,74 @@ impl TryFrom<RawStep> for Step {
     }
 }
 
-/// A move, as the scenario asks for it.
+/// A move as it is written: of a VM, or of a component.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub(super) struct RawMove {
+    #[serde(default)]
+    vm: Option<Spanned<String>>,
+    #[serde(default)]
+    component: Option<Spanned<String>>,
+    to: Spanned<String>,
+    #[serde(default)]
+    disk: Option<DiskStrategy>,
+    #[serde(default)]
+    policy: Option<Policy>,
+    #[serde(default)]
+    throttle: Option<u8>,
+    #[serde(default)]
+    retry: bool,
+    #[serde(default)]
+    leave_at: Option<f64>,
+}
+
+impl RawMove {
+    fn understood(self) -> Result<Action, String> {
+        let Self { vm, component, to, disk, policy, throttle, retry, leave_at } = self;
+        match (vm, component) {
+            (Some(vm), None) => {
+                let disk = disk.unwrap_or_default();
+                Ok(Action::Move(Move { vm, to, disk, policy, throttle, retry, leave_at }))
+            }
+            (None, Some(component)) => {
+                if disk.is_some() || policy.is_some() || throttle.is_some() || leave_at.is_some() || retry {
+                    return Err(
+                        "`move` of a `component` takes `to`, and nothing else: it has no disk and no memory".into()
+                    );
+                }
+                Ok(Action::Component(ComponentStep { component, to }))
+            }
+            _ => Err("`move` needs one of `vm` and `component`".into()),
+        }
+    }
+}
+
+/// A component's move.
+#[derive(Clone, Debug)]
+pub struct ComponentStep {
+    /// Which.
+    pub component: Spanned<String>,
+    /// To which site.
+    pub to: Spanned<String>,
+}
+
+/// A move, as the scenario asks for it.
+#[derive(Clone, Debug)]
 pub struct Move {
     /// Which VM.
     pub vm: Spanned<String>,
     /// To which site.
     pub to: Spanned<String>,
     /// How the disk comes along.
-    #[serde(default)]
     pub disk: DiskStrategy,
     /// What the move is to spare, as `godwit move --policy` has it. Baselines know only their own stop rule and ignore it.
-    #[serde(default)]
     pub policy: Option<Policy>,
     /// By how much the guest's CPUs may be slowed, as `godwit move --throttle` has it, in percent.
-    #[serde(default)]
     pub throttle: Option<u8>,
     /// Whether this is a second try: then a VM that is there already is left alone, rather than being an error.
-    #[serde(default)]
     pub retry: bool,
     /// With `postcopy`: goes on with the next step when this share of the blocks that follow has come; the move is over then, and the
     /// fill is not.
-    #[serde(default)]
     pub leave_at: Option<f64>,
 }
 

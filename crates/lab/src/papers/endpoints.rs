@@ -1,0 +1,136 @@
+//! VirtualWire, table 1: what endpoints that move with their guest add to its pause. Two guests that are equal but for four wires take
+//! turns, there and back.
+
+use super::guest_io::upper_bound;
+use super::{Document, Extent, PlanCell, Table, remarks, report_of};
+use crate::ledger::Entry;
+use crate::report::{MoveReport, Outcome, Report};
+use crate::table::{figure, median};
+use std::fmt::Write as _;
+
+/// What the paper found: 1.3 s instead of 1.0.
+const PAPER: f64 = 1.3;
+const WITH: &str = "with";
+const WITHOUT: &str = "without";
+const WIRES: usize = 4;
+const QUICK_PAIRS: usize = 6;
+const FULL_PAIRS: usize = 16;
+
+fn name(pairs: usize) -> String {
+    format!("{pairs}-pairs")
+}
+
+fn vm(name: &str, nics: &str) -> String {
+    format!(
+        "[[vm]]\nname = \"{name}\"\nsite = \"a\"\nmemory_mib = 128\ndisk_gib = 0.125\ndata_mib = 64\nnic = [{nics}]\nload = [\n  \
+         {{ kind = \"memory\", pages_per_s = 200, working_set_mib = 8 }},\n  {{ kind = \"echo\", from = \"c\", per_s = 50 }},\n]\n\n"
+    )
+}
+
+fn cell(pairs: usize) -> PlanCell {
+    let mut scenario = format!(
+        "name = \"figures-endpoints-{pairs}\"\nwarm_percent = 30\n\n[wan]\nrate_mbit = 200\nrtt_ms = 10\n\n[[site]]\nname = \"a\"\n\
+         [[site]]\nname = \"b\"\n[[site]]\nname = \"c\"\n\n"
+    );
+    let nics: Vec<String> = (1..=WIRES).map(|n| format!("{{ address = \"10.20.{n}.1/24\" }}")).collect();
+    scenario += &vm(WITH, &nics.join(", "));
+    scenario += &vm(WITHOUT, "");
+    // Writing to a String cannot fail.
+    let _ = write!(scenario, "[[component]]\nname = \"sw\"\nkind = \"switch\"\nsite = \"c\"\nports = {WIRES}\n\n");
+    for n in 1..=WIRES {
+        let _ = writeln!(scenario, "[[wire]]\nends = [\"{WITH}:eth{n}\", \"sw:p{n}\"]");
+    }
+    for pair in 0..pairs {
+        let to = if pair % 2 == 0 { "b" } else { "a" };
+        // Whoever is first has another machine than whoever is second: they take turns.
+        let order = if pair / 2 % 2 == 0 { [WITH, WITHOUT] } else { [WITHOUT, WITH] };
+        for vm in order {
+            let _ = write!(
+                scenario,
+                "\n[[step]]\nmove = {{ vm = \"{vm}\", to = \"{to}\" }}\n[[step]]\nwait = {{ moves = true, s = 1 }}\n"
+            );
+        }
+    }
+    PlanCell { name: name(pairs), scenario }
+}
+
+pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
+    match extent {
+        Extent::Quick => vec![cell(QUICK_PAIRS)],
+        Extent::Full => vec![cell(QUICK_PAIRS), cell(FULL_PAIRS)],
+    }
+}
+
+/// A guest's moves that ended well, in order.
+fn moves<'a>(report: &'a Report, vm: &'a str) -> impl Iterator<Item = &'a MoveReport> {
+    report.moves.iter().filter(move |m| m.vm == vm && m.outcome == Outcome::Completed)
+}
+
+/// The pairs' ratios of pauses.
+fn ratios(report: &Report) -> Vec<f64> {
+    let pause = |m: &MoveReport| m.downtime_ms.filter(|ms| *ms > 0.0);
+    let pairs = moves(report, WITH).zip(moves(report, WITHOUT));
+    pairs.filter_map(|(with, without)| Some(pause(with)? / pause(without)?)).collect()
+}
+
+fn row(report: &Report, vm: &str, title: &str) -> Vec<String> {
+    let of = |what: fn(&MoveReport) -> Option<f64>| median(moves(report, vm).filter_map(what));
+    vec![
+        title.to_owned(),
+        moves(report, vm).count().to_string(),
+        figure(of(|m| m.downtime_ms), 0),
+        figure(of(|m| m.outage_ms.map(|ms| ms - m.held_ms)), 0),
+        figure(of(|m| Some(m.total_s)), 1),
+        figure(of(|m| m.ended_s), 1),
+    ]
+}
+
+pub(super) fn document(entries: &[Entry]) -> Document {
+    let (mut tables, mut bounds) = (vec![], vec![]);
+    for pairs in [QUICK_PAIRS, FULL_PAIRS] {
+        let Some(report) = report_of(entries, &name(pairs)) else { continue };
+        tables.push(Table {
+            title: format!("{pairs} pairs of moves, medians"),
+            columns: ["endpoints", "moves", "pause ms", "client's silence ms", "until it runs s", "until the end s"]
+                .map(str::to_owned)
+                .into(),
+            words: 1,
+            rows: vec![
+                row(report, WITHOUT, "one, on a switch that is there at both sites"),
+                row(report, WITH, "four more, with wires to a third site"),
+            ],
+        });
+        let found = upper_bound(&ratios(report));
+        let text = found.map_or(String::new(), |(mean, most)| format!(" ({mean:.3}, 95 % bound {most:.3})"));
+        let title = format!("{pairs} pairs: the pause with four wires is less than {PAPER} of that without{text}");
+        bounds.push((title, found.map(|(_, most)| most < PAPER)));
+    }
+    if bounds.is_empty() {
+        bounds.push((format!("the pause with four wires is less than {PAPER} of that without"), None));
+    }
+    Document {
+        title: "Endpoints that move with their guest (VirtualWire, table 1)".into(),
+        tables,
+        bounds,
+        remarks: remarks(entries),
+        ..Document::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{entry, filled};
+    use super::*;
+
+    #[test]
+    fn the_pauses_of_pairs_are_compared() {
+        let moved = |vm: &str, ms: f64| MoveReport { vm: vm.into(), downtime_ms: Some(ms), ..filled() };
+        let entries = |with: f64| {
+            let pair = |n: u32| [moved(WITH, with + f64::from(n)), moved(WITHOUT, 100.0 + f64::from(n))];
+            vec![entry(&name(QUICK_PAIRS), (0..6).flat_map(pair).collect())]
+        };
+        let judged = |with| document(&entries(with)).bounds[0].1;
+        assert_eq!((judged(103.0), judged(140.0)), (Some(true), Some(false)));
+        assert_eq!(document(&[]).bounds[0].1, None);
+    }
+}
