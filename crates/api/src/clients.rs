@@ -2,6 +2,7 @@
 
 #![allow(clippy::missing_errors_doc, reason = "each fails as the server says, or as unreachable; see `Client`")]
 
+use crate::capture::{Capture, CaptureWire, HostCapture};
 use crate::client::Client;
 use crate::component::{
     ApplyConfig, ComponentDefinition, ComponentObject, ComponentOrder, CreateComponent, LocalComponent, MoveComponent,
@@ -10,6 +11,7 @@ use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
 use crate::image::{CopyImage, ImageCopy, ImageOrder};
+use crate::network::{HostFinding, NetFinding};
 use crate::orphan::{JudgedOrphan, Orphan};
 use crate::precache::{LocalPrecache, Precache, PrecacheOrder, StartPrecache};
 use crate::predict::{AskPath, MovePrediction, PathFacts, WantedPrediction};
@@ -121,6 +123,17 @@ impl HostClient {
     /// `POST /v1/moves/{id}/limit`.
     pub async fn limit(&self, id: MoveId, limit: SetLimit) -> Result<LocalMove> {
         self.0.post(&format!("/v1/moves/{}/limit", id.0), &limit).await
+    }
+
+    /// `POST /v1/wires/{wire}/capture`: takes as long as it records.
+    pub async fn capture_wire(&self, wire: u32, asked: &CaptureWire) -> Result<Capture> {
+        let patience = ORDER + Duration::from_millis(asked.for_ms);
+        self.0.within(patience).post(&format!("/v1/wires/{wire}/capture"), asked).await
+    }
+
+    /// `GET /v1/network`.
+    pub async fn network(&self) -> Result<Vec<NetFinding>> {
+        self.0.get("/v1/network").await
     }
 
     /// `GET /v1/orphans`.
@@ -515,6 +528,17 @@ impl PublicClient {
     /// `POST /v1/moves/{id}/cancel`.
     pub async fn cancel(&self, id: MoveId) -> Result<Move> {
         self.0.post(&format!("/v1/moves/{}/cancel", id.0), &nothing()).await
+    }
+
+    /// `POST /v1/port-wires/{wire}/capture`: takes as long as it records.
+    pub async fn capture_wire(&self, wire: u32, asked: &CaptureWire) -> Result<Vec<HostCapture>> {
+        let patience = ORDER * 2 + Duration::from_millis(asked.for_ms);
+        self.0.within(patience).post(&format!("/v1/port-wires/{wire}/capture"), asked).await
+    }
+
+    /// `GET /v1/network`.
+    pub async fn network(&self) -> Result<Vec<HostFinding>> {
+        self.0.within(ORDER).get("/v1/network").await
     }
 
     /// `GET /v1/orphans`.

@@ -11,6 +11,8 @@
 //! | `POST /v1/vms/{id}/claim` | [`ClaimVm`]: this host takes the VM, in a new lineage |
 //! | `POST /v1/vms/{id}/promote` | [`PromoteVm`](crate::promote::PromoteVm) -> [`LocalPromotion`](crate::promote::LocalPromotion): as a claim, from the images of pre-caches |
 //! | `POST /v1/vms/{id}/outrank` | [`OutrankVm`]: a claim elsewhere has; what is here pauses |
+//! | `POST /v1/wires/{wire}/capture` | [`CaptureWire`](crate::capture::CaptureWire) -> [`Capture`](crate::capture::Capture) |
+//! | `GET /v1/network` | [`NetFinding`](crate::network::NetFinding)s: what is wrong with the network here |
 //! | `GET /v1/orphans`, `DELETE /v1/orphans/{id}` | [`Orphan`](crate::orphan::Orphan)s: what is nobody's here |
 //! | `POST /v1/check` | [`CheckVm`] -> [`CheckReport`]: what would keep the VM from running here |
 //! | `POST /v1/moves` | [`MoveOrder`] -> [`LocalMove`]; the source's node drives the move from here on |

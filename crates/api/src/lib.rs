@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod canonical;
+pub mod capture;
 pub mod client;
 pub mod clients;
 pub mod component;
@@ -15,6 +16,7 @@ pub mod host;
 pub mod image;
 pub mod metrics;
 pub mod name;
+pub mod network;
 pub mod openapi;
 pub mod orphan;
 mod patterns;

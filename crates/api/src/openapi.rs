@@ -7,9 +7,11 @@
 //! the list to the code: the committed `docs/openapi.json` is compared with what is made here, the controller's router
 //! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
 
+use crate::capture::{CaptureWire, HostCapture};
 use crate::component::{ApplyConfig, ComponentObject, CreateComponent, MoveComponent};
 use crate::host::{SetLimit, StopVm};
 use crate::image::{CopyImage, ImageCopy};
+use crate::network::HostFinding;
 use crate::orphan::JudgedOrphan;
 use crate::precache::{Precache, StartPrecache};
 use crate::predict::MovePrediction;
@@ -316,6 +318,10 @@ pub fn operations() -> Vec<Operation> {
             .may(&[Conflict, NotFound]),
         get("/v1/port-wires/{wire}", "showPortWire", "Shows a wire, with what the hosts of its ends say.")
             .answers::<PortWire>(),
+        post("/v1/port-wires/{wire}/capture", "captureWire", "Records what passes a wire, at the hosts of its ends.")
+            .takes::<CaptureWire>()
+            .answers::<Vec<HostCapture>>()
+            .may(&[Conflict, Unreachable]),
         delete("/v1/port-wires/{wire}", "disconnectWire", "Takes a wire away; its ports are isolated.")
             .may(&[NotFound, Unreachable]),
         get("/v1/moves", "listMoves", "Lists moves, the newest first.").answers::<Vec<Move>>(),
@@ -350,6 +356,8 @@ pub fn operations() -> Vec<Operation> {
             .takes::<ResolveMove>()
             .answers::<Move>()
             .may(&[Conflict, Unreachable]),
+        get("/v1/network", "checkNetwork", "Lists what hosts find wrong with their parts of the network.")
+            .answers::<Vec<HostFinding>>(),
         get(
             "/v1/orphans",
             "listOrphans",

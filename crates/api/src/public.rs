@@ -11,6 +11,8 @@
 //! | `GET /v1/precaches`, `POST`, `DELETE /v1/precaches/{volume}/{to}` | [`StartPrecache`](crate::precache::StartPrecache) -> [`Precache`](crate::precache::Precache) |
 //! | `GET /v1/wires` | [`Wire`]: to components |
 //! | `GET /v1/port-wires`, `POST`, `GET`, `DELETE /v1/port-wires/{wire}` | [`ConnectWire`](crate::wire::ConnectWire) -> [`PortWire`](crate::wire::PortWire): between ports |
+//! | `POST /v1/port-wires/{wire}/capture` | [`CaptureWire`](crate::capture::CaptureWire) -> [`HostCapture`](crate::capture::HostCapture)s |
+//! | `GET /v1/network` | [`HostFinding`](crate::network::HostFinding) |
 //! | `GET /v1/orphans`, `DELETE /v1/orphans/{host}/{orphan}` | [`JudgedOrphan`](crate::orphan::JudgedOrphan) |
 //! | `POST /v1/moves` | [`StartMove`] -> [`Move`], or with `dry_run` -> [`DryRun`] |
 //! | `GET /v1/moves`, `GET /v1/moves/{id}` | [`Move`] |

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod capture;
 mod component;
 mod config;
 mod daemons;

@@ -3,13 +3,16 @@
 use crate::failure::{Code, Failure};
 use crate::user::User;
 use clap::Subcommand;
-use godwit_api::Name;
-use godwit_api::component::ComponentObject;
+use godwit_api::component::{ComponentKind, ComponentObject};
 use godwit_api::host::Ownership;
+use godwit_api::network::{HostFinding, NetKind};
 use godwit_api::public::Vm;
 use godwit_api::wire::{PortWire, WirePath, WireState};
+use godwit_api::{Name, Problem};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub enum NetCommand {
@@ -17,9 +20,16 @@ pub enum NetCommand {
     Trace {
         /// The VM or component
         object: Name,
+        /// Record the frames of each of these wires, at the hosts of its ends, into files of this folder: wire-NUMBER-HOST.pcap
+        #[arg(long, value_name = "DIR")]
+        capture: Option<PathBuf>,
+        /// For how long: at most a minute
+        #[arg(long = "for", value_name = "TIME", value_parser = crate::quantity::time, default_value = "10s", requires = "capture")]
+        lasting: Duration,
     },
     /// Look for what keeps frames from where they should go: hosts that do not answer, wires that are not connected, objects
-    /// without an owner, addresses that two interfaces have, switches in a circle
+    /// without an owner, addresses that two interfaces have, switches in a circle, MTUs that differ along the way; and on each
+    /// host interfaces, namespaces and forwarding entries that belong to no record
     Check,
 }
 
@@ -47,8 +57,18 @@ struct Hop {
 struct Finding {
     /// Of what kind.
     kind: &'static str,
+    /// On which host, where it is one's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<Name>,
     /// What, and what to do.
     message: String,
+}
+
+impl Finding {
+    fn line(&self) -> String {
+        let host = self.host.as_ref().map_or_else(String::new, |host| format!("{host}: "));
+        format!("{}: {host}{}\n", self.kind, self.message)
+    }
 }
 
 /// Does what was asked.
@@ -59,8 +79,9 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
     let api = user.api();
     let wires = api.port_wires().await?;
     match command {
-        NetCommand::Trace { object } => {
+        NetCommand::Trace { object, capture, lasting } => {
             let hops = trace(&object, &wires);
+            let passed = hops.iter().map(|hop| hop.wire).collect();
             user.print(&hops, |hops| {
                 let line = |hop: &Hop| {
                     let indent = "  ".repeat(hop.distance - 1);
@@ -72,18 +93,66 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
                     )
                 };
                 if hops.is_empty() { format!("no wire ends at `{object}`\n") } else { hops.iter().map(line).collect() }
-            })
+            })?;
+            let Some(folder) = capture else { return Ok(()) };
+            for file in crate::capture::record(api, &passed, lasting, &folder).await? {
+                eprintln!("{}", file.display());
+            }
+            Ok(())
         }
         NetCommand::Check => {
             let (vms, components) = (api.vms().await?, api.component_objects().await?);
-            let found = check(&vms, &components, &wires);
+            let mut found = check(&vms, &components, &wires);
+            match api.network().await {
+                Ok(on_hosts) => found.extend(on_hosts.into_iter().map(of_host)),
+                Err(error) if error.problem == Problem::Forbidden => {
+                    eprintln!(
+                        "what is on hosts is for the deployment's own people to see: only your objects were looked at"
+                    );
+                }
+                Err(error) => return Err(error.into()),
+            }
             user.print(&found, |found| {
-                let lines: String = found.iter().map(|f| format!("{}: {}\n", f.kind, f.message)).collect();
+                let lines: String = found.iter().map(Finding::line).collect();
                 if lines.is_empty() { "nothing is wrong that can be seen from here\n".into() } else { lines }
             })?;
             if found.is_empty() { Ok(()) } else { Err(Failure::new(Code::Failed, "")) }
         }
     }
+}
+
+fn of_host(found: HostFinding) -> Finding {
+    let kind = match found.finding.kind {
+        NetKind::Interface => "interface",
+        NetKind::Namespace => "namespace",
+        NetKind::Forwarding => "forwarding",
+        NetKind::Neighbour => "neighbour",
+        NetKind::Mtu => "mtu",
+        NetKind::Host => "host",
+    };
+    Finding { kind, host: Some(found.host), message: found.finding.message }
+}
+
+/// Switches whose wires carry frames of different sizes: nobody there could cut one, or say that it is too large.
+fn narrow_switches(components: &[ComponentObject], wires: &[PortWire]) -> Vec<Finding> {
+    let mut found = vec![];
+    for switch in components.iter().filter(|c| c.kind == ComponentKind::Switch) {
+        let ends = wires.iter().flat_map(|wire| wire.ends.iter().map(move |end| (wire, end)));
+        let mine: Vec<_> = ends.filter(|(_, end)| end.end.object == switch.name).collect();
+        let (Some(least), Some(most)) =
+            (mine.iter().min_by_key(|(wire, _)| wire.mtu), mine.iter().max_by_key(|(wire, _)| wire.mtu))
+        else {
+            continue;
+        };
+        if least.0.mtu < most.0.mtu {
+            let message = format!(
+                "frames of up to {} bytes come to `{}` by {}, and {} takes {}: larger ones are lost; give both one MTU",
+                most.0.mtu, switch.name, most.1.end, least.1.end, least.0.mtu
+            );
+            found.push(Finding { kind: "mtu", host: None, message });
+        }
+    }
+    found
 }
 
 /// Every wire that a frame of the object may pass, each once, the nearest first within each branch.
@@ -112,8 +181,8 @@ fn trace(object: &Name, wires: &[PortWire]) -> Vec<Hop> {
 }
 
 fn check(vms: &[Vm], components: &[ComponentObject], wires: &[PortWire]) -> Vec<Finding> {
-    let mut found = vec![];
-    let mut add = |kind, message| found.push(Finding { kind, message });
+    let mut found = narrow_switches(components, wires);
+    let mut add = |kind, message| found.push(Finding { kind, host: None, message });
     for wire in wires.iter().filter(|wire| wire.state != WireState::Connected) {
         let [a, b] = &wire.ends;
         let message = format!("wire {} from {} to {} is not connected on all its hosts yet", wire.id, a.end, b.end);
@@ -142,11 +211,9 @@ fn check(vms: &[Vm], components: &[ComponentObject], wires: &[PortWire]) -> Vec<
     // Bridges without spanning tree that can be reached from themselves: a broadcast never ends there. Which of a router's or a
     // firewall's ports are bridged its file says; switches are always.
     let plain = |name: &Name| {
-        components.iter().any(|c| {
-            &c.name == name
-                && c.kind == godwit_api::component::ComponentKind::Switch
-                && !c.config.contains("stp = true")
-        })
+        components
+            .iter()
+            .any(|c| &c.name == name && c.kind == ComponentKind::Switch && !c.config.contains("stp = true"))
     };
     let mut groups: BTreeMap<&Name, &Name> = BTreeMap::new();
     fn root<'a>(groups: &BTreeMap<&'a Name, &'a Name>, mut name: &'a Name) -> &'a Name {
@@ -213,5 +280,18 @@ mod tests {
         assert!(found.len() == 1 && found[0].kind == "loop" && found[0].message.contains("wire 3"), "{found:?}");
         assert_eq!(check(&[], &three("stp = true\n"), &wires), []);
         assert_eq!(check(&[], &three(""), &wires[..2]), []);
+    }
+
+    #[test]
+    fn a_switch_between_wires_of_different_sizes_is_found() {
+        let mut wires = [wire(1, ["web:eth0", "s:p1"]), wire(2, ["s:p2", "db:eth0"])];
+        let components = [switch("s", "")];
+        assert_eq!(check(&[], &components, &wires), []);
+        wires[1].mtu = 1450;
+        let found = check(&[], &components, &wires);
+        assert!(
+            found.len() == 1 && found[0].kind == "mtu" && found[0].message.contains("s:p2 takes 1450"),
+            "{found:?}"
+        );
     }
 }

@@ -14,6 +14,7 @@ pub mod health;
 mod image;
 mod metrics;
 mod moves;
+mod netcheck;
 mod orphans;
 mod places;
 mod precache;
@@ -180,6 +181,8 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/wires", get(vms::wires))
         .route("/v1/port-wires", get(wires::list).post(wires::connect))
         .route("/v1/port-wires/{wire}", get(wires::show).delete(wires::disconnect))
+        .route("/v1/port-wires/{wire}/capture", post(wires::capture))
+        .route("/v1/network", get(netcheck::list))
         .route("/v1/orphans", get(orphans::list))
         .route("/v1/orphans/{host}/{orphan}", delete(orphans::remove))
         .route("/v1/moves", get(moves::list).post(moves::start))

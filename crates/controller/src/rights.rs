@@ -99,6 +99,8 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/port-wires", Change),
     ("GET", "/v1/port-wires/{wire}", Read),
     ("DELETE", "/v1/port-wires/{wire}", Change),
+    // What passes is the owner's to see, and of whoever may disconnect it.
+    ("POST", "/v1/port-wires/{wire}/capture", Change),
     ("GET", "/v1/moves", Read),
     ("POST", "/v1/moves", Move),
     ("POST", "/v1/moves/together", Move),
@@ -108,6 +110,7 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/moves/{id}/retry", Move),
     // A claim sets the rules aside by which there is one owner.
     ("POST", "/v1/moves/{id}/resolve", Rule),
+    ("GET", "/v1/network", ReadAll),
     ("GET", "/v1/orphans", ReadAll),
     ("DELETE", "/v1/orphans/{host}/{orphan}", Rule),
     // Each domain its own, and what is everybody's to read.
@@ -373,7 +376,7 @@ mod tests {
         let operator = holder(Role::Client(Access::Operator), "o");
         let node = holder(Role::Node, "n");
         let token = |role| Caller::of_domain(&"t".parse().unwrap(), "d".parse().unwrap(), role);
-        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/metrics"];
+        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/v1/network", "/metrics"];
         for (method, path, right) in RULES {
             let case = format!("{method} {path}");
             let reads = *method == "GET";

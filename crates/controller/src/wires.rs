@@ -14,6 +14,7 @@ use crate::store::{Change, Kind};
 use crate::vms::{VNI_BITS, wire_number};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
+use godwit_api::capture::{CaptureWire, HostCapture, LONGEST_CAPTURE_MS};
 use godwit_api::host::PeerHost;
 use godwit_api::vm::ETHERNET_MTU;
 use godwit_api::wire::{
@@ -240,6 +241,31 @@ pub async fn show(State(c): Shared, Extension(who): Extension<Caller>, Path(id):
         }
     }
     Ok(Json(shown(&c, &record, said)?))
+}
+
+/// Records what passes it, at the hosts of its ends at the same time: once where that is one host.
+pub async fn capture(
+    State(c): Shared,
+    Extension(who): Extension<Caller>,
+    Path(id): Path<u32>,
+    Json(asked): Json<CaptureWire>,
+) -> Answer<Vec<HostCapture>> {
+    let record = find(&c, &who, id)?;
+    if !(1..=LONGEST_CAPTURE_MS).contains(&asked.for_ms) {
+        return Err(invalid(format!("`for_ms` is {}; it takes 1 to {LONGEST_CAPTURE_MS}", asked.for_ms)));
+    }
+    let mut hosts: Vec<Name> = vec![];
+    for end in &record.ends {
+        let host = find_end(&c, None, end)?.host;
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    let nodes = hosts.iter().map(|host| c.node_of(host)).collect::<Result<Vec<_>, _>>()?;
+    let asking = nodes.iter().map(|node| node.capture_wire(id, &asked));
+    let answers = futures_util::future::join_all(asking).await;
+    let with_host = |(host, answer): (Name, Result<_, ApiError>)| Ok(HostCapture { host, capture: answer? });
+    hosts.into_iter().zip(answers).map(with_host).collect::<Result<_, ApiError>>().map(Json)
 }
 
 fn shown(c: &Controller, record: &WireRecord, said: BTreeMap<Name, LocalWire>) -> Result<PortWire, ApiError> {

@@ -420,23 +420,34 @@ impl Net {
     /// # Errors
     /// The kernel's.
     pub async fn fdb_of(&self, vxlan: LinkIndex, mac: MacAddr) -> Result<Vec<IpAddr>, NetError> {
+        let all = self.fdb(vxlan).await?;
+        Ok(all.into_iter().filter(|(of, _)| *of == mac).map(|(_, to)| to).collect())
+    }
+
+    /// A VXLAN device's entries: which address's frames go to which host.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub async fn fdb(&self, vxlan: LinkIndex) -> Result<Vec<(MacAddr, IpAddr)>, NetError> {
         let request = self.handle.neighbours().get().set_address_family(AddressFamily::Bridge);
         let all: Vec<_> = request.execute().try_collect().await.map_err(failed("list entries of", "vxlan"))?;
-        let mine = all.into_iter().filter(|e| {
-            e.header.ifindex == vxlan.0 && e.attributes.contains(&NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()))
-        });
-        Ok(mine
-            .flat_map(|e| e.attributes)
-            .filter_map(|a| match a {
-                NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => Some(ip.into()),
-                NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some(ip.into()),
-                NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => match bytes.len() {
-                    4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
-                    _ => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
-                },
-                _ => None,
-            })
-            .collect())
+        let mine = all.into_iter().filter(|e| e.header.ifindex == vxlan.0);
+        Ok(mine.filter_map(|e| Some((mac_of(&e)?, destination_of(&e)?))).collect())
+    }
+
+    /// The addresses that were asked for on this host's links, and of which nobody answered.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub async fn silent_neighbours(&self) -> Result<Vec<IpAddr>, NetError> {
+        let mut found = vec![];
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let request = self.handle.neighbours().get().set_address_family(family);
+            let all: Vec<_> = request.execute().try_collect().await.map_err(failed("list", "neighbours"))?;
+            let silent = all.iter().filter(|e| e.header.state == NeighbourState::Failed);
+            found.extend(silent.filter_map(destination_of));
+        }
+        Ok(found)
     }
 
     /// Teaches a bridge at once that `mac` is behind its port `port`, as a frame from there would; it ages as usual.
@@ -478,6 +489,25 @@ pub(crate) fn entry(link: LinkIndex, mac: MacAddr, flags: NeighbourFlags, state:
     entry.header.state = state;
     entry.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
     entry
+}
+
+fn mac_of(entry: &NeighbourMessage) -> Option<MacAddr> {
+    entry.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::LinkLayerAddress(bytes) => bytes.as_slice().try_into().ok().map(MacAddr),
+        _ => None,
+    })
+}
+
+fn destination_of(entry: &NeighbourMessage) -> Option<IpAddr> {
+    entry.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => Some(IpAddr::from(*ip)),
+        NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some(IpAddr::from(*ip)),
+        NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => match bytes.len() {
+            4 => <[u8; 4]>::try_from(bytes.as_slice()).ok().map(IpAddr::from),
+            _ => <[u8; 16]>::try_from(bytes.as_slice()).ok().map(IpAddr::from),
+        },
+        _ => None,
+    })
 }
 
 const fn destination(to: IpAddr) -> NeighbourAddress {

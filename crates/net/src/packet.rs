@@ -9,12 +9,31 @@ use tokio::io::unix::AsyncFd;
 #[derive(Debug)]
 pub struct PacketSocket(AsyncFd<OwnedFd>);
 
+/// What becomes of frames that this host sends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outgoing {
+    Ignored,
+    Received,
+}
+
 impl PacketSocket {
     /// Opens one on the interface `index`; within a tokio runtime.
     ///
     /// # Errors
     /// [`NetError::Kernel`]: rights (CAP_NET_RAW), or the interface is gone.
     pub fn open(index: LinkIndex) -> Result<Self, NetError> {
+        Self::open_for(index, Outgoing::Ignored)
+    }
+
+    /// As [`PacketSocket::open`], and receives what this host sends there, too.
+    ///
+    /// # Errors
+    /// As [`PacketSocket::open`].
+    pub fn open_for_both_ways(index: LinkIndex) -> Result<Self, NetError> {
+        Self::open_for(index, Outgoing::Received)
+    }
+
+    fn open_for(index: LinkIndex, outgoing: Outgoing) -> Result<Self, NetError> {
         let failed =
             |source| NetError::Kernel { operation: "open raw socket on", object: format!("#{}", index.0), source };
         // Protocol 0: nothing arrives before the socket is bound, so nothing of another interface ever does.
@@ -31,7 +50,7 @@ impl PacketSocket {
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
         address.sll_ifindex = index.0 as i32;
-        let ignore: libc::c_int = 1;
+        let ignore = libc::c_int::from(outgoing == Outgoing::Ignored);
         // SAFETY: the pointer and the length describe `ignore`, which outlives the call.
         let set = unsafe {
             let value = (&raw const ignore).cast();
@@ -55,7 +74,7 @@ impl PacketSocket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Receives one frame, cut at the buffer's end; gives its length.
+    /// Receives one frame, cut at the buffer's end; gives the length that it had, which may be more than the buffer's.
     ///
     /// # Errors
     /// The kernel's.
@@ -64,7 +83,8 @@ impl PacketSocket {
             let mut ready = self.0.readable().await?;
             let received = ready.try_io(|fd| {
                 // SAFETY: the pointer and the length describe `buffer`.
-                let got = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+                let got =
+                    unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC) };
                 usize::try_from(got).map_err(|_| io::Error::last_os_error())
             });
             if let Ok(result) = received {

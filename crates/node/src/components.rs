@@ -214,6 +214,11 @@ impl Components {
         })
     }
 
+    /// The components whose namespaces are here, known or not.
+    pub(crate) fn namespaces(&self) -> Vec<u64> {
+        self.place.list()
+    }
+
     fn path(&self, id: VmId) -> PathBuf {
         self.folder.join(format!("{}.json", id.0))
     }

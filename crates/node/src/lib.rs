@@ -1,6 +1,7 @@
 //! The daemon of a host: the data path of a move.
 
 pub mod actor;
+pub mod capture;
 pub mod check;
 pub mod claim;
 pub mod components;
@@ -26,6 +27,7 @@ pub mod memory_in;
 pub mod memory_out;
 pub mod metrics;
 mod neighbours;
+mod netcheck;
 pub mod node;
 pub mod orphans;
 pub mod outgoing;

@@ -42,6 +42,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/profiles/{start}", get(profile_log))
         .route("/v1/path", post(path))
         .route("/v1/orphans", get(orphans))
+        .route("/v1/network", get(network))
         .route("/v1/orphans/{id}", delete(remove_orphan))
         .route("/v1/check", post(check))
         .route("/v1/moves", post(begin))
@@ -58,6 +59,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/components/{id}/move", post(move_component))
         .route("/v1/gateways/{wire}", put(attach).delete(detach))
         .route("/v1/wires", get(wires))
+        .route("/v1/wires/{wire}/capture", post(capture))
         .route("/v1/wires/{wire}", get(wire).put(connect).delete(disconnect))
         .with_state(node)
 }
@@ -201,6 +203,18 @@ async fn profile_log(
 
 async fn orphans(State(node): State<Arc<Node>>) -> Answer<Vec<Orphan>> {
     Ok(Json(node.orphans().await?))
+}
+
+async fn capture(
+    State(node): State<Arc<Node>>,
+    Path(wire): Path<u32>,
+    Json(asked): Json<godwit_api::capture::CaptureWire>,
+) -> Answer<godwit_api::capture::Capture> {
+    Ok(Json(crate::capture::capture(&node, wire, asked).await?))
+}
+
+async fn network(State(node): State<Arc<Node>>) -> Answer<Vec<godwit_api::network::NetFinding>> {
+    Ok(Json(crate::netcheck::check(&node).await?))
 }
 
 async fn remove_orphan(State(node): State<Arc<Node>>, Path(id): Path<String>) -> Answer<Value> {

@@ -35,6 +35,7 @@
 //! Left out: encryption. Frames cross the underlay as they are, and a sender that forges its address is not kept out.
 
 #![forbid(unsafe_code)]
+mod capture;
 mod device;
 mod endpoint;
 mod gateway;
@@ -42,12 +43,15 @@ mod guard;
 mod record;
 mod rehome;
 mod spec;
+mod survey;
 mod wires;
 
+pub use capture::{CaptureBounds, Captured, CapturedFrame};
 pub use endpoint::{Action, Endpoint, Order, Stale, State};
 pub use gateway::{Port, PortAction, PortOrder, PortState, Refused};
 pub use godwit_net::{MacAddr, NetError};
 pub use record::state as state_of_tap;
 pub use rehome::{Outdated, Rehoming, Side, Stamp, View};
 pub use spec::{Component, DEFAULT_PORT, EndpointId, EndpointSpec, GatewayPort, PortWire, Sequence, Vni, WireId};
+pub use survey::{Part, Surveyed};
 pub use wires::{Found, FoundState, WireError, Wires};

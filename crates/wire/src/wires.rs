@@ -110,7 +110,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn net(doing: &'static str, object: &str) -> impl FnOnce(NetError) -> WireError {
+pub(crate) fn net(doing: &'static str, object: &str) -> impl FnOnce(NetError) -> WireError {
     move |source| WireError::Net { doing, object: object.to_owned(), source }
 }
 
@@ -132,6 +132,11 @@ impl Wires {
     /// The host's network.
     pub(crate) const fn net(&self) -> &Net {
         &self.net
+    }
+
+    /// What the names of all interfaces made here begin with.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     fn device(&self, letter: char, wire: WireId) -> String {
@@ -498,7 +503,8 @@ impl Wires {
             while let Ok(got) =
                 timeout(next.saturating_duration_since(Instant::now()), socket.receive(&mut buffer)).await
             {
-                let frame = &buffer[..got.map_err(|e| failed()(kernel(e)))?];
+                let length = got.map_err(|e| failed()(kernel(e)))?;
+                let frame = &buffer[..length.min(buffer.len())];
                 let answered = match ip {
                     Some(ip) => godwit_net::arp_reply_from(frame, mac, ip),
                     None => godwit_net::source_of(frame) == Some(mac),

@@ -1,0 +1,269 @@
+//! What is wrong with this host's part of the network: what the kernel has, against what the node remembers.
+//!
+//! Looked for are interfaces and namespaces that belong to no record, forwarding entries that lead elsewhere than the wire does, or are
+//! missing, hosts of other ends that do not answer, and devices whose MTU is not their wire's, so that large frames are lost.
+//!
+//! A move changes all of this while it is looked at: so the node looks twice, and what it finds counts if it is there both times.
+
+use crate::node::{Node, network};
+use godwit_api::ApiError;
+use godwit_api::network::{NetFinding, NetKind};
+use godwit_wire::{MacAddr, Part, Surveyed, WireId};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Between the two looks: longer than a wire takes to be laid.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// What the kernel has.
+#[derive(Clone, Debug, Default)]
+struct Kernel {
+    links: Vec<Surveyed>,
+    /// Addresses that do not answer.
+    silent: Vec<IpAddr>,
+    /// Components' namespaces.
+    namespaces: Vec<u64>,
+}
+
+/// What the node remembers.
+#[derive(Clone, Debug, Default)]
+struct Records {
+    wires: Vec<Wire>,
+    /// Endpoints of the VMs and components that are known here; those of VMs are wires to components as well.
+    endpoints: BTreeSet<u32>,
+    /// Components that are known here.
+    components: BTreeSet<u64>,
+}
+
+/// A wire between ports.
+#[derive(Clone, Debug, Default)]
+struct Wire {
+    id: u32,
+    mtu: u16,
+    /// Its ends that are open here.
+    open: Vec<u32>,
+    remotes: Vec<IpAddr>,
+}
+
+impl Wire {
+    fn is_here(&self) -> bool {
+        !self.open.is_empty()
+    }
+}
+
+fn finding(kind: NetKind, message: String) -> NetFinding {
+    NetFinding { kind, message }
+}
+
+/// What is wrong.
+fn judge(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
+    let mut found = strays(kernel, records);
+    for wire in &records.wires {
+        found.extend(misled(kernel, wire));
+        found.extend(too_small(kernel, wire));
+        for remote in wire.remotes.iter().filter(|remote| wire.is_here() && kernel.silent.contains(remote)) {
+            let message = format!("{remote}, where frames of wire {} go, does not answer on this host's link", wire.id);
+            found.push(finding(NetKind::Neighbour, format!("{message}: see whether that host is up")));
+        }
+    }
+    found
+}
+
+/// What belongs to no record.
+fn strays(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
+    let known = |wire: WireId| records.endpoints.contains(&wire.0) || records.wires.iter().any(|w| w.id == wire.0);
+    let remove = |name: &str| format!("`godwit orphan ls` shows what may go, or: ip link delete {name}");
+    let mut found = vec![];
+    for Surveyed { name, part, .. } in &kernel.links {
+        let what = match part {
+            Part::Device(endpoint) if !records.endpoints.contains(endpoint) => "a port of no VM and no component",
+            Part::Bridge(wire) if !known(*wire) => "the bridge of a wire that is not known here",
+            Part::Tunnel(wire, _) if !known(*wire) => "the tunnel of a wire that is not known here",
+            Part::Other => "nothing that Godwit makes, by a name of Godwit's",
+            _ => continue,
+        };
+        found.push(finding(NetKind::Interface, format!("`{name}` is {what}; {}", remove(name))));
+    }
+    for number in kernel.namespaces.iter().filter(|number| !records.components.contains(number)) {
+        let message = format!("the namespace of component {number} is here, which this host does not know");
+        let remedy = format!("end its process, whose number is in components/{number}.pid of the node's run folder");
+        found.push(finding(NetKind::Namespace, format!("{message}; {remedy}")));
+    }
+    found
+}
+
+/// Where frames of a wire go that should not, or should and do not.
+fn misled(kernel: &Kernel, wire: &Wire) -> Vec<NetFinding> {
+    let tunnel = kernel.links.iter().find_map(|link| match &link.part {
+        Part::Tunnel(of, entries) if of.0 == wire.id => Some((&link.name, entries)),
+        _ => None,
+    });
+    let mut found = vec![];
+    let id = wire.id;
+    let Some((name, entries)) = tunnel else {
+        if wire.is_here() && !wire.remotes.is_empty() {
+            let message = format!("wire {id} leads to another host, and has no tunnel here");
+            found.push(finding(NetKind::Forwarding, format!("{message}: restart the node, which lays it anew")));
+        }
+        return found;
+    };
+    for (mac, to) in entries {
+        let stale = if *mac == MacAddr::ZERO { !wire.remotes.contains(to) } else { true };
+        if stale && wire.is_here() {
+            let what = if *mac == MacAddr::ZERO { "all frames".to_owned() } else { format!("frames for {mac}") };
+            let message = format!("`{name}` sends {what} of wire {id} to {to}, where the wire does not lead");
+            let remedy = format!("bridge fdb del {mac} dev {name} dst {to}");
+            found.push(finding(NetKind::Forwarding, format!("{message}: {remedy}")));
+        }
+    }
+    for remote in wire.remotes.iter().filter(|_| wire.is_here()) {
+        if !entries.contains(&(MacAddr::ZERO, *remote)) {
+            let message = format!("`{name}` sends nothing of wire {id} to {remote}, where the wire leads");
+            let remedy = format!("bridge fdb append 00:00:00:00:00:00 dev {name} dst {remote}");
+            found.push(finding(NetKind::Forwarding, format!("{message}: {remedy}")));
+        }
+    }
+    found
+}
+
+/// Devices of a wire that carry less, or more, than it does.
+fn too_small(kernel: &Kernel, wire: &Wire) -> Vec<NetFinding> {
+    let mine = |link: &&Surveyed| match &link.part {
+        Part::Device(endpoint) => wire.open.contains(endpoint),
+        Part::Tunnel(of, _) => of.0 == wire.id && wire.is_here(),
+        _ => false,
+    };
+    let differs = |link: &&Surveyed| link.mtu != u32::from(wire.mtu);
+    let tell = |link: &Surveyed| {
+        let message = format!("`{}` has MTU {}, and wire {} has {}", link.name, link.mtu, wire.id, wire.mtu);
+        let remedy = format!("larger frames are lost: ip link set {} mtu {}", link.name, wire.mtu);
+        finding(NetKind::Mtu, format!("{message}; {remedy}"))
+    };
+    kernel.links.iter().filter(mine).filter(differs).map(tell).collect()
+}
+
+async fn look(node: &Arc<Node>) -> Result<Vec<NetFinding>, ApiError> {
+    // The kernel first: what comes to be known in between is not taken for nobody's.
+    let kernel = Kernel {
+        links: node.wires().survey().await.map_err(network)?,
+        silent: node.wires().silent().await.map_err(network)?,
+        namespaces: node.components().namespaces(),
+    };
+    let components = node.local_components();
+    let vms = node.vms();
+    let of_vms = vms.iter().flat_map(|vm| vm.definition().wires.into_iter().map(|wire| wire.id).collect::<Vec<_>>());
+    let of_components = components.iter().flat_map(|c| c.definition.endpoints.iter().copied());
+    let records = Records {
+        endpoints: of_vms.chain(of_components).collect(),
+        components: components.iter().map(|c| c.definition.id.0).collect(),
+        wires: node
+            .local_wires()
+            .await
+            .into_iter()
+            .map(|local| Wire { id: local.wire.id, mtu: local.wire.mtu, open: local.open, remotes: local.remotes })
+            .collect(),
+    };
+    Ok(judge(&kernel, &records))
+}
+
+/// What is wrong here, and stays so.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub async fn check(node: &Arc<Node>) -> Result<Vec<NetFinding>, ApiError> {
+    let mut found = look(node).await?;
+    if !found.is_empty() {
+        tokio::time::sleep(AGAIN).await;
+        let again = look(node).await?;
+        found.retain(|finding| again.contains(finding));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(name: &str, part: Part) -> Surveyed {
+        Surveyed { name: name.into(), part, mtu: 1450, on: None }
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    /// A wire from endpoint 3, here, to the host 10.0.0.2, as it should be.
+    fn well() -> (Kernel, Records) {
+        let entries = vec![(MacAddr::ZERO, ip(2))];
+        let links = vec![
+            link("gw-pen", Part::Pen),
+            link("gwt3", Part::Device(3)),
+            link("gw-b00000007", Part::Bridge(WireId(7))),
+            link("gw-v00000007", Part::Tunnel(WireId(7), entries)),
+            link("gw-g00000009", Part::Gateway(WireId(9))),
+        ];
+        let wire = Wire { id: 7, mtu: 1450, open: vec![3], remotes: vec![ip(2)] };
+        let records = Records { wires: vec![wire], endpoints: [3].into(), components: [5].into() };
+        (Kernel { links, silent: vec![ip(8)], namespaces: vec![5] }, records)
+    }
+
+    /// The kinds of what is found once something was changed.
+    fn after(change: impl FnOnce(&mut Kernel, &mut Records)) -> Vec<NetKind> {
+        let (mut kernel, mut records) = well();
+        change(&mut kernel, &mut records);
+        judge(&kernel, &records).into_iter().map(|finding| finding.kind).collect()
+    }
+
+    fn entries(kernel: &mut Kernel) -> &mut Vec<(MacAddr, IpAddr)> {
+        let tunnel = kernel.links.iter_mut().find_map(|link| match &mut link.part {
+            Part::Tunnel(_, entries) => Some(entries),
+            _ => None,
+        });
+        tunnel.unwrap()
+    }
+
+    #[test]
+    fn nothing_is_found_where_all_is_well() {
+        assert_eq!(after(|_, _| ()), []);
+    }
+
+    #[test]
+    fn an_interface_or_a_namespace_of_no_record_is_found() {
+        for stray in [Part::Device(4), Part::Bridge(WireId(8)), Part::Tunnel(WireId(8), vec![]), Part::Other] {
+            let found = after(|kernel, _| kernel.links.push(link("gw-x", stray.clone())));
+            assert_eq!(found, [NetKind::Interface], "{stray:?}");
+        }
+        assert_eq!(after(|kernel, _| kernel.namespaces.push(6)), [NetKind::Namespace]);
+        // A VM's wire to a gateway has its endpoint's number.
+        let known = |kernel: &mut Kernel, records: &mut Records| {
+            records.endpoints.insert(8);
+            kernel.links.push(link("gw-b00000008", Part::Bridge(WireId(8))));
+        };
+        assert_eq!(after(known), []);
+    }
+
+    #[test]
+    fn a_forwarding_entry_that_leads_elsewhere_or_is_missing_is_found() {
+        assert_eq!(after(|kernel, _| entries(kernel).push((MacAddr::ZERO, ip(3)))), [NetKind::Forwarding]);
+        let one = MacAddr([2, 0, 0, 0, 0, 1]);
+        assert_eq!(after(|kernel, _| entries(kernel).push((one, ip(2)))), [NetKind::Forwarding]);
+        assert_eq!(after(|kernel, _| entries(kernel).clear()), [NetKind::Forwarding]);
+        assert_eq!(after(|kernel, _| drop(kernel.links.remove(3))), [NetKind::Forwarding]);
+        // A wire of which no end is open here need not lead anywhere.
+        let idle = |kernel: &mut Kernel, records: &mut Records| {
+            entries(kernel).clear();
+            records.wires[0].open.clear();
+        };
+        assert_eq!(after(idle), []);
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_and_an_mtu_that_is_not_the_wires_are_found() {
+        assert_eq!(after(|kernel, _| kernel.silent.push(ip(2))), [NetKind::Neighbour]);
+        for index in [1, 3] {
+            assert_eq!(after(|kernel, _| kernel.links[index].mtu = 1400), [NetKind::Mtu], "{index}");
+        }
+    }
+}
