@@ -444,9 +444,8 @@ impl Net {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let request = self.handle.neighbours().get().set_address_family(family);
             let all: Vec<_> = request.execute().try_collect().await.map_err(failed("list", "neighbours"))?;
-            let silent = all
-                .iter()
-                .filter(|e| matches!(e.header.state, NeighbourState::Failed | NeighbourState::Incomplete));
+            let silent =
+                all.iter().filter(|e| matches!(e.header.state, NeighbourState::Failed | NeighbourState::Incomplete));
             found.extend(silent.filter_map(destination_of));
         }
         Ok(found)
