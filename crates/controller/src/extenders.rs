@@ -429,8 +429,8 @@ fn take_in(c: &Controller, answers: &[Told]) -> Result<bool, ApiError> {
                 }
             }
         }
-        let of_sites = answers.iter().filter(|(host, ..)| record.sites.contains(&host.site));
-        let heard = of_sites.map(|(.., answer)| answer.is_ok()).fold(true, |all, one| all && one);
+        let mut of_sites = answers.iter().filter(|(host, ..)| record.sites.contains(&host.site));
+        let heard = of_sites.all(|(.., answer)| answer.is_ok());
         match record.state {
             ExtenderState::Disconnecting if heard => {
                 changes.push(Change::remove(Kind::Extender, record.id));
