@@ -264,7 +264,7 @@ async fn memory(
     let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
     let path = socket.clone();
-    crate::effects::on_qemu(&qemu, move |q| q.migrate_to(&path, throttle)).await?;
+    crate::effects::on_qemu(&qemu, move |q| q.migrate_to(&path, throttle, false)).await?;
     let accepted = tokio::time::timeout(CONNECT, listener.accept()).await.context("QEMU does not begin to migrate")?;
     let stream = accepted.context("QEMU does not connect")?.0;
     let _ = std::fs::remove_file(&socket);
