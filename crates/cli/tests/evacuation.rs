@@ -24,7 +24,10 @@ fn a_site_is_planned_away_and_a_group_is_foretold_one_after_another() {
         "disks": [{"volume": "db", "size": 16 << 20}],
     });
     pair.create("db", &spec);
-    let idle = json!({"memory": (64 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2"});
+    let idle = json!({
+        "memory": (64 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
+        "disks": [{"volume": "idle", "size": 16 << 20}],
+    });
     pair.create("idle", &idle);
     pair.ok(&["vm", "stop", "idle", "--force"]);
     pair.ok(&["vm", "profile", "db", "--for", "2s", "--interval", "200ms"]);

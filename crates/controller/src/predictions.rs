@@ -282,7 +282,7 @@ impl Known {
             if pair.disk_wire.is_some() { &pair } else { &anywhere },
             past::left_ago(&moves, id, &journey.to.name, now_s()),
         )?;
-        let calibration = past::calibration(&moves, |mv| between(&mv) || back(&mv));
+        let calibration = past::calibration(&moves, pair.moves > 0, |mv| between(&mv) || back(&mv));
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
         let others = open.iter().map(|mv| left_of(&mv.progress)).collect();

@@ -149,7 +149,7 @@ pub(super) fn plan(seen: Seen, wanted: &PlanEvacuation) -> Result<Evacuation, Ap
     }
     let here: HashSet<&Name> =
         seen.sites.iter().filter(|(_, site)| **site == seen.site).map(|(host, _)| host).collect();
-    let past = past::calibration(&seen.moves, |mv| here.contains(&mv.from));
+    let past = past::calibration(&seen.moves, copied.moves > 0, |mv| here.contains(&mv.from));
     let fleet = Fleet {
         boot_s: BOOT.likely,
         error: Errors { total: past.total.error(), downtime: past.downtime.error() },

@@ -147,9 +147,14 @@ pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
 }
 
 /// How far predictions were off: of moves between these hosts if there are enough, else of all. Moves are listed the newest first.
+///
+/// `informed`: of those that knew what moves between their hosts take, else of those that assumed it. What the latter were off by is known by
+/// now, and would be taken away twice.
 #[must_use]
-pub fn calibration(moves: &[MoveRecord], same: impl Fn(&MoveRecord) -> bool) -> Calibration {
-    let ended: Vec<&MoveRecord> = moves.iter().filter(|mv| mv.prediction.is_some() && total_s(mv).is_some()).collect();
+pub fn calibration(moves: &[MoveRecord], informed: bool, same: impl Fn(&MoveRecord) -> bool) -> Calibration {
+    let knew = |mv: &MoveRecord| mv.prediction.as_ref().map(|told| told.basis.past_moves > 0);
+    let ended: Vec<&MoveRecord> =
+        moves.iter().filter(|mv| knew(mv) == Some(informed) && total_s(mv).is_some()).collect();
     let these: Vec<&MoveRecord> = ended.iter().copied().filter(|mv| same(mv)).collect();
     let counted = if these.len() >= ENOUGH { these } else { ended };
     let mut found = Calibration::default();
@@ -283,7 +288,7 @@ mod tests {
         let alone = measured(&record(1)).unwrap();
         let behind = measured(&waited).unwrap();
         assert!((alone.before - behind.before).abs() < 1e-9, "{alone:?} {behind:?}");
-        let found = calibration(&vec![waited; ENOUGH], |_| true).total.apply(Span::exactly(10.0));
+        let found = calibration(&vec![waited; ENOUGH], false, |_| true).total.apply(Span::exactly(10.0));
         assert!((found.likely - 10.0).abs() < 1e-9, "{found:?}");
     }
 
@@ -313,9 +318,10 @@ mod tests {
         };
         let here = |mv: &MoveRecord| mv.order.to.name.as_str() == "b";
         let mut moves = vec![told(9, 4.0, "c"), told(8, 9.0, "b")];
-        assert_eq!(calibration(&moves, here).total.count(), 2);
+        assert_eq!(calibration(&moves, false, here).total.count(), 2);
+        assert_eq!(calibration(&moves, true, here).total.count(), 0, "none of them knew what moves take");
         moves.extend((0..ENOUGH as u64).map(|id| told(id, 9.0, "b")));
-        let found = calibration(&moves, here);
+        let found = calibration(&moves, false, here);
         assert_eq!(found.total.count(), ENOUGH + 1);
         // All were right about the time, and said half of the pause.
         let seconds = found.total.apply(Span::exactly(10.0));
