@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::component::{
     ApplyConfig, ComponentDefinition, ComponentObject, ComponentOrder, CreateComponent, LocalComponent, MoveComponent,
 };
+use crate::evacuation::{Activity, Evacuation, PlanEvacuation};
 use crate::host::{
     CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
 };
@@ -183,6 +184,11 @@ impl HostClient {
         self.0.post("/v1/path", asked).await
     }
 
+    /// `GET /v1/activity`: what it knows of all its VMs' guests, at such a time of day.
+    pub async fn activity(&self, at_unix_s: u64) -> Result<Vec<Activity>> {
+        self.0.within(ORDER).get(&format!("/v1/activity?at_unix_s={at_unix_s}")).await
+    }
+
     /// `POST /v1/vms/{id}/profiles`.
     pub async fn start_profile(&self, id: VmId, wanted: StartProfile) -> Result<Profile> {
         self.0.within(ORDER).post(&format!("/v1/vms/{}/profiles", id.0), &wanted).await
@@ -289,6 +295,11 @@ impl PublicClient {
     /// `DELETE /v1/sites/{site}`.
     pub async fn remove_site(&self, site: &Name) -> Result<()> {
         self.0.delete::<IgnoredAny>(&format!("/v1/sites/{site}")).await.map(drop)
+    }
+
+    /// `POST /v1/sites/{site}/evacuation-plan`.
+    pub async fn plan_evacuation(&self, site: &Name, wanted: &PlanEvacuation) -> Result<Evacuation> {
+        self.0.within(LONG).post(&format!("/v1/sites/{site}/evacuation-plan"), wanted).await
     }
 
     /// `GET /v1/hosts`.

@@ -12,6 +12,7 @@
 //! | `POST /v1/vms/{id}/promote` | [`PromoteVm`](crate::promote::PromoteVm) -> [`LocalPromotion`](crate::promote::LocalPromotion): as a claim, from the images of pre-caches |
 //! | `POST /v1/vms/{id}/outrank` | [`OutrankVm`]: a claim elsewhere has; what is here pauses |
 //! | `GET /v1/orphans`, `DELETE /v1/orphans/{id}` | [`Orphan`](crate::orphan::Orphan)s: what is nobody's here |
+//! | `GET /v1/activity?at_unix_s=TIME` | [`Activity`](crate::evacuation::Activity) of each VM: what it writes, and its profile |
 //! | `POST /v1/check` | [`CheckVm`] -> [`CheckReport`]: what would keep the VM from running here |
 //! | `POST /v1/moves` | [`MoveOrder`] -> [`LocalMove`]; the source's node drives the move from here on |
 //! | `GET /v1/moves/{id}` | [`LocalMove`] |

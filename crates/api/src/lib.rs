@@ -10,6 +10,7 @@ pub mod client;
 pub mod clients;
 pub mod component;
 pub mod error;
+pub mod evacuation;
 pub mod events;
 pub mod host;
 pub mod image;

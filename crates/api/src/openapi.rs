@@ -8,6 +8,7 @@
 //! with the list, and each call of [`PublicClient`](crate::PublicClient) with the document.
 
 use crate::component::{ApplyConfig, ComponentObject, CreateComponent, MoveComponent};
+use crate::evacuation::{Evacuation, PlanEvacuation};
 use crate::host::{SetLimit, StopVm};
 use crate::image::{CopyImage, ImageCopy};
 use crate::orphan::JudgedOrphan;
@@ -172,6 +173,14 @@ pub fn operations() -> Vec<Operation> {
         get("/v1/sites", "listSites", "Lists sites.").answers::<Vec<Site>>(),
         post("/v1/sites", "addSite", "Makes a site known.").takes::<Site>().answers::<Site>().may(&[Conflict]),
         delete("/v1/sites/{site}", "removeSite", "Forgets a site.").may(&[Conflict]),
+        post(
+            "/v1/sites/{site}/evacuation-plan",
+            "planEvacuation",
+            "Plans how a site's VMs leave it before a deadline. Nothing is moved.",
+        )
+        .takes::<PlanEvacuation>()
+        .answers::<Evacuation>()
+        .may(&[Conflict]),
         get("/v1/hosts", "listHosts", "Lists hosts, with what each says of itself.").answers::<Vec<Host>>(),
         post("/v1/hosts", "addHost", "Makes a host known.").takes::<AddHost>().answers::<Host>().may(&[
             Conflict,

@@ -159,16 +159,27 @@ pub struct Moment {
 /// What was foretold of a move, kept with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Foretold {
-    /// From the order to the guest's running there, in seconds.
+    /// From the order to the guest's running there, in seconds; waiting for its turn is part of it.
     pub total_s: Span,
+    /// Of one that was ordered together with others: when its turn comes, in seconds after the order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begins_s: Option<Span>,
     /// While the guest stands, in milliseconds.
     pub downtime_ms: Span,
     /// What crosses the link, in bytes.
     pub bytes: Span,
     /// What it went by.
     pub basis: Basis,
-    /// What was likely before past moves corrected it: they learn from this.
+    /// What was likely before past moves corrected it, from its turn on: they learn from this.
     pub uncorrected: Likely,
+}
+
+impl Foretold {
+    /// How long the move itself likely takes, from its turn on, in seconds.
+    #[must_use]
+    pub fn own_s(&self) -> f64 {
+        self.total_s.likely - self.begins_s.map_or(0.0, |begins| begins.likely)
+    }
 }
 
 /// What a move likely takes.

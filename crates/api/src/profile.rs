@@ -5,6 +5,7 @@
 //! | the controller's `POST /v1/vms/{vm}/profiles`, the node's `POST /v1/vms/{id}/profiles` | [`StartProfile`] -> [`Profile`] |
 //! | `GET` of the same | [`Profile`]s, the oldest first: of the controller, those of each host that the VM has been on |
 //! | `GET .../profiles/{start}` | [`ProfileLog`] |
+//! | the node's `GET /v1/activity` | [`Activity`](crate::evacuation::Activity): for each VM the one nearest to a time of day |
 
 use crate::Name;
 use godwit_units::Bytes;
@@ -108,6 +109,25 @@ impl Profile {
     }
 }
 
+/// Profiles within so many seconds of a time of day are as near to it as each other.
+const AS_NEAR_S: u64 = 900;
+
+/// How far two times of day are apart, in seconds.
+#[must_use]
+pub fn apart(a_unix_s: u64, b_unix_s: u64) -> u64 {
+    const DAY: u64 = 86_400;
+    let distance = (a_unix_s % DAY).abs_diff(b_unix_s % DAY);
+    distance.min(DAY - distance)
+}
+
+/// The profile that tells most of a time of day: of those that are near to it the newest. One that is still under way, or has seen nothing,
+/// tells nothing.
+#[must_use]
+pub fn nearest(profiles: impl IntoIterator<Item = Profile>, at_unix_s: u64) -> Option<Profile> {
+    let good = profiles.into_iter().filter(|p| p.state != ProfileState::Watching && p.looks >= 2);
+    good.min_by_key(|p| (apart(p.start_unix_ms / 1000, at_unix_s) / AS_NEAR_S, std::cmp::Reverse(p.start_unix_ms)))
+}
+
 /// What a memory is made of. Shares are of 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Contents {
@@ -155,6 +175,27 @@ impl ProfileLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_profile_of_the_same_time_of_day_counts_and_of_those_the_newest() {
+        let day = 86_400;
+        assert_eq!((apart(10, day - 10), apart(5 * day, day / 2), apart(7, 7)), (20, day / 2, 0));
+        let at = |start_s: u64, state| {
+            let wanted = StartProfile { for_s: 1, interval_ms: 1000 };
+            let begun = Profile::begun("a".parse().expect("a name"), start_s * 1000, wanted, Bytes(4096));
+            Profile { state, looks: 2, ..begun }
+        };
+        let all = [
+            at(3 * day + 100, ProfileState::Done),
+            at(4 * day + 700, ProfileState::Ended),
+            at(5 * day + 20_000, ProfileState::Done),
+            at(6 * day + 100, ProfileState::Watching),
+        ];
+        let found = |at: u64| nearest(all.clone(), at).map(|p| p.start_unix_ms / 1000);
+        assert_eq!(found(9 * day + 50), Some(4 * day + 700));
+        assert_eq!(found(9 * day + 19_000), Some(5 * day + 20_000));
+        assert_eq!(nearest([], 1), None);
+    }
 
     #[test]
     fn a_log_comes_back_as_it_was() {

@@ -3,6 +3,7 @@
 //! | request | body -> answer |
 //! |---|---|
 //! | `GET /v1/sites`, `POST /v1/sites`, `DELETE /v1/sites/{site}` | [`Site`] |
+//! | `POST /v1/sites/{site}/evacuation-plan` | [`PlanEvacuation`](crate::evacuation::PlanEvacuation) -> [`Evacuation`](crate::evacuation::Evacuation) |
 //! | `GET /v1/hosts`, `POST /v1/hosts`, `GET`, `DELETE /v1/hosts/{host}` | [`AddHost`] -> [`Host`] |
 //! | `GET /v1/components`, `POST`, `DELETE /v1/components/{component}` | [`Component`] |
 //! | `GET /v1/vms`, `POST`, `GET`, `DELETE /v1/vms/{vm}` | [`CreateVm`] -> [`Vm`] |

@@ -6,6 +6,7 @@
 use axum::extract::{Request, State};
 use axum::{Json, Router};
 use godwit_api::component::{ApplyConfig, ComponentKind, CreateComponent, MoveComponent};
+use godwit_api::evacuation::PlanEvacuation;
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::{CopyImage, Direction};
 use godwit_api::precache::StartPrecache;
@@ -259,6 +260,15 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, sites);
         call!(api, called, add_site, &Site { name: web.clone() });
         call!(api, called, remove_site, &web);
+        let evacuation = PlanEvacuation {
+            deadline_s: 600.0,
+            vms: all.then(|| vec![web.clone()]),
+            to: vec![web.clone()],
+            limit: Some(BitRate(1_000_000)),
+            at_unix_s: Some(1),
+            cold: all,
+        };
+        call!(api, called, plan_evacuation, &web, &evacuation);
         call!(api, called, hosts);
         call!(api, called, add_host, &AddHost { name: web.clone(), site: web.clone(), api: address });
         call!(api, called, host, &web);

@@ -20,26 +20,29 @@ pub async fn run(api: &PublicClient, args: &PredictArgs, json: bool) -> Result<(
         let accuracy = Accuracy::of(&api.moves().await?);
         return if json { write_json(&accuracy.json()) } else { print_text(&accuracy.show()) };
     }
-    let (Some(vm), Some(to)) = (&args.vm, &args.to) else {
-        return Err(Failure::usage("where to? name a site or a host with --to"));
-    };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let at_unix_s = (args.at > Duration::ZERO).then(|| (now + args.at).as_secs());
+    if let Some(site) = &args.site {
+        return crate::evacuation::run(api, args, site, at_unix_s, json).await;
+    }
+    let (Some(vm), [to]) = (&args.vm, args.to.as_slice()) else {
+        return Err(Failure::usage("where to? name a site or a host with --to"));
+    };
     let wanted =
         WantedPrediction { to: to.clone(), policy: args.policy, limit: args.limit, at_unix_s, when: args.when };
     let told = api.predict(vm, &wanted).await?;
     if json { write_json(&told) } else { print_text(&show(&told, now.as_secs())) }
 }
 
-fn between(span: &Span, one: impl Fn(f64) -> String) -> String {
+pub(crate) fn between(span: &Span, one: impl Fn(f64) -> String) -> String {
     format!("{} ({} - {})", one(span.likely), one(span.lower), one(span.upper))
 }
 
-fn seconds(value: f64) -> String {
+pub(crate) fn seconds(value: f64) -> String {
     format!("{value:.1} s")
 }
 
-fn ms(value: f64) -> String {
+pub(crate) fn ms(value: f64) -> String {
     if value < 10_000.0 { format!("{value:.0} ms") } else { seconds(value / 1e3) }
 }
 
@@ -51,8 +54,9 @@ fn bytes(value: f64) -> String {
 #[must_use]
 pub fn line(mv: &Move) -> Option<String> {
     let told = mv.prediction.as_ref()?;
+    let begins = told.begins_s.map_or_else(String::new, |at| format!(", its turn comes after {}", seconds(at.likely)));
     Some(format!(
-        "predicted: {}, the guest stands for {}, {} on the link",
+        "predicted: {}{begins}, the guest stands for {}, {} on the link",
         between(&told.total_s, seconds),
         between(&told.downtime_ms, ms),
         between(&told.bytes, bytes)

@@ -7,6 +7,7 @@ mod component;
 mod config;
 mod daemons;
 mod enrol;
+mod evacuation;
 mod events;
 mod failure;
 mod follow;

@@ -27,29 +27,41 @@ const STARTS: u32 = 100;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A move of 1 GiB whose guest dirties 20000 pages a second, over a link that carries 935 Mbit/s:\n\n  godwit predict --memory 1024MiB --rate 935Mbit --dirty-rate 20000 --pre 3.8s --post 314ms\n\nThe rate is the goodput that a move gets, measured; --pre and --post are what a move of an idle guest takes\nbesides its memory. Bytes are those of pages, before any codec.\n\nA fleet's file, TOML or JSON:\n\n  [[link]]\n  to = \"texas\"\n  rate_mbit = 1000          # and rtt_ms, per_move_mbit, room_gib\n  [[vm]]\n  name = \"web\"\n  memory_mib = 4096         # and disk_gib, held_gib, dirty_pages_per_s, working_set_mib, disk_kib_per_s,\n                            # strategies = [\"mirror\", \"postcopy\", \"cold\"], to = [\"texas\"]"
+    after_help = "A move of 1 GiB whose guest dirties 20000 pages a second, over a link that carries 935 Mbit/s:\n\n  godwit predict --memory 1024MiB --rate 935Mbit --dirty-rate 20000 --pre 3.8s --post 314ms\n\nThe rate is the goodput that a move gets, measured; --pre and --post are what a move of an idle guest takes\nbesides its memory. Bytes are those of pages, before any codec.\n\nA fleet's file, TOML or JSON:\n\n  [[link]]\n  to = \"texas\"\n  rate_mbit = 1000          # and rtt_ms, per_move_mbit, room_gib, rate_lower_mbit, rate_upper_mbit, busy_s,\n                            # pre_s, pause_ms, host = [{ name = \"h1\", memory_gib = 64, disk_gib = 500 }]\n  [[vm]]\n  name = \"web\"\n  memory_mib = 4096         # and disk_gib, held_gib, held = [{ host = \"h1\", gib = 20 }], machine, off,\n                            # first_bytes_a_page, again_bytes_a_page, dirty_pages_per_s, working_set_mib, disk_kib_per_s,\n                            # strategies = [\"mirror\", \"postcopy\", \"cold\"], to = [\"texas\"]"
 )]
 pub struct PredictArgs {
     /// A VM, to be asked of the controller: with --to, what its move would take by each way
-    #[arg(requires = "to", conflicts_with_all = ["memory", "rate", "log", "fleet", "bounds"])]
+    #[arg(requires = "to", group = "asked", conflicts_with_all = ["memory", "rate", "log", "fleet", "bounds"])]
     pub vm: Option<Name>,
-    /// Where it would go: a site, or a host
-    #[arg(long, value_name = "SITE|HOST", requires = "vm")]
-    pub to: Option<Name>,
+    /// Where it would go: a site, or a host; of a whole site's VMs, several [default: any other site]
+    #[arg(long, value_name = "SITE|HOST", requires = "asked", value_delimiter = ',')]
+    pub to: Vec<Name>,
+    /// Plan how this site's VMs leave it before --deadline, as the controller knows them; --json is the plan as a file
+    #[arg(long, requires = "deadline", requires = "whom", groups = ["asked", "planned"], conflicts_with_all = ["vm", "accuracy", "memory", "rate", "log", "fleet", "bounds", "when"])]
+    pub site: Option<Name>,
+    /// All VMs of the site
+    #[arg(long, requires = "site", group = "whom")]
+    pub all: bool,
+    /// Only those that the file names, one in a line; `-` reads it from standard input
+    #[arg(long, value_name = "FILE", requires = "site", group = "whom")]
+    pub vms: Option<PathBuf>,
+    /// VMs of the site may be shut down where they would be late otherwise
+    #[arg(long, requires = "site")]
+    pub cold: bool,
     /// What the VM's move is to spare, as for `godwit move`
     #[arg(long, value_name = "POLICY", default_value = "least-downtime", requires = "vm")]
     pub policy: Policy,
-    /// What the VM's move may use of the link
-    #[arg(long, value_name = "RATE", value_parser = rate, requires = "vm")]
+    /// What the VM's move, or all of the site's, may use of the link
+    #[arg(long, value_name = "RATE", value_parser = rate, requires = "asked")]
     pub limit: Option<BitRate>,
     /// How far past predictions were off
     #[arg(long, conflicts_with_all = ["vm", "memory", "rate", "log", "fleet", "bounds"])]
     pub accuracy: bool,
     /// The guest's memory; a log knows it
-    #[arg(long, value_name = "SIZE", value_parser = size, required_unless_present_any = ["log", "fleet", "vm", "accuracy"])]
+    #[arg(long, value_name = "SIZE", value_parser = size, required_unless_present_any = ["log", "fleet", "vm", "site", "accuracy"])]
     pub memory: Option<Bytes>,
     /// What a move gets of the link, such as 935Mbit
-    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present_any = ["fleet", "vm", "accuracy"])]
+    #[arg(long, value_name = "RATE", value_parser = rate, required_unless_present_any = ["fleet", "vm", "site", "accuracy"])]
     pub rate: Option<BitRate>,
     /// Pages that the guest dirties in a second
     #[arg(long, value_name = "PAGES", value_parser = dirty_rate, conflicts_with = "log")]
@@ -72,7 +84,7 @@ pub struct PredictArgs {
     /// A log of the pages that the guest dirtied
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
-    /// When the move begins: after the log's beginning; of a VM, from now
+    /// When the move begins: after the log's beginning; of a VM or a site, from now
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = span)]
     pub at: Duration,
     /// Take the log's pages whose content changed, not all that were written
@@ -91,10 +103,10 @@ pub struct PredictArgs {
     #[arg(long, conflicts_with = "log")]
     pub bounds: bool,
     /// Plan the evacuation of a site: the file describes its links and VMs; `-` reads it from standard input
-    #[arg(long, value_name = "FILE", requires = "deadline", conflicts_with_all = ["memory", "rate", "dirty_rate", "working_set", "rules", "model", "log", "bounds"])]
+    #[arg(long, value_name = "FILE", requires = "deadline", group = "planned", conflicts_with_all = ["memory", "rate", "dirty_rate", "working_set", "rules", "model", "log", "bounds"])]
     pub fleet: Option<PathBuf>,
     /// When the site must be empty, from now
-    #[arg(long, value_name = "TIME", value_parser = span, requires = "fleet")]
+    #[arg(long, value_name = "TIME", value_parser = span, requires = "planned")]
     pub deadline: Option<Duration>,
 }
 
@@ -102,7 +114,7 @@ impl PredictArgs {
     /// Whether the controller is asked.
     #[must_use]
     pub const fn asks(&self) -> bool {
-        self.vm.is_some() || self.accuracy
+        self.vm.is_some() || self.site.is_some() || self.accuracy
     }
 }
 
@@ -324,7 +336,7 @@ impl Moments {
 }
 
 /// All of a file, unless it is longer than `most`.
-fn read(file: &Path, most: u64) -> Result<Vec<u8>, Failure> {
+pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     let cannot = |why: &dyn std::fmt::Display| Failure::usage(format!("cannot read {}: {why}", file.display()));
     let mut bytes = vec![];
     let mut take = |from: &mut dyn Read| from.take(most + 1).read_to_end(&mut bytes);

@@ -11,7 +11,7 @@ use godwit_api::{Problem, PublicClient};
 use godwit_units::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often the controller is asked.
 const POLL: Duration = Duration::from_millis(500);
@@ -39,6 +39,11 @@ pub async fn run(client: &PublicClient, args: MoveArgs, json: bool) -> Result<()
         return if free { Ok(()) } else { Err(Failure::new(Code::Blocked, "")) };
     }
     let mut moves = client.move_together(&order).await?;
+    if !json {
+        for mv in &moves {
+            eprintln!("{}: {}", mv.vm, crate::foretell::line(mv).unwrap_or_else(|| "nothing could be foretold".into()));
+        }
+    }
     if !args.detach {
         moves = follow(client, moves, json).await?;
     }
@@ -94,14 +99,33 @@ fn line(moves: &[Move]) -> String {
     if waiting > 0 {
         parts.push(format!("{waiting} waiting"));
     }
+    let ends = moves.iter().filter_map(|mv| mv.progress.predicted_end_unix_us);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    if let Some(end) = ends.max() {
+        let left = Duration::from_micros(end).saturating_sub(now);
+        parts.push(format!("all there in {} s", left.as_secs()));
+    }
     parts.join("; ")
 }
 
 /// All of them, and what they come to.
 fn table(moves: &[Move]) -> String {
-    let mut table =
-        Table::new(&["VM", "TO", "OUTCOME", ">TIME", ">PAUSE", ">MEMORY", ">RAW", ">DISK", ">THERE", ">OF OTHERS"]);
+    let mut table = Table::new(&[
+        "VM",
+        "TO",
+        "OUTCOME",
+        ">PREDICTED",
+        ">TIME",
+        ">PAUSE",
+        ">MEMORY",
+        ">RAW",
+        ">DISK",
+        ">THERE",
+        ">OF OTHERS",
+    ]);
     let time = |mv: &Move| show::total_s(mv).map_or_else(|| "-".into(), |s| format!("{s:.1} s"));
+    let predicted =
+        |mv: &Move| mv.prediction.as_ref().map_or_else(|| "-".into(), |told| format!("{:.1} s", told.total_s.likely));
     let row = |all: &[Move]| {
         let sum = |of: fn(&Move) -> Bytes| all.iter().map(of).sum::<Bytes>().to_string();
         let not_sent = |mv: &Move| {
@@ -124,6 +148,7 @@ fn table(moves: &[Move]) -> String {
             mv.vm.to_string(),
             mv.to.to_string(),
             outcome,
+            predicted(mv),
             time(mv),
             pause,
             memory,
@@ -140,7 +165,19 @@ fn table(moves: &[Move]) -> String {
         .zip(end)
         .map_or_else(|| "-".into(), |(begin, end)| format!("{:.1} s", end.saturating_sub(begin) as f64 / 1e6));
     let all = format!("{} VMs", moves.len());
-    table.row([all, String::new(), String::new(), took, String::new(), memory, raw, disk, not_sent, others]);
+    table.row([
+        all,
+        String::new(),
+        String::new(),
+        String::new(),
+        took,
+        String::new(),
+        memory,
+        raw,
+        disk,
+        not_sent,
+        others,
+    ]);
     table.lines()
 }
 

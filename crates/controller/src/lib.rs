@@ -8,6 +8,7 @@
 
 mod allow;
 mod components;
+mod evacuation;
 mod events;
 mod failpoint;
 pub mod health;
@@ -155,6 +156,7 @@ fn router(controller: Arc<Controller>) -> Router {
     Router::new()
         .route("/v1/sites", get(places::sites).post(places::add_site))
         .route("/v1/sites/{site}", delete(places::remove_site))
+        .route("/v1/sites/{site}/evacuation-plan", post(evacuation::plan))
         .route("/v1/hosts", get(places::hosts).post(places::add_host))
         .route("/v1/hosts/{host}", get(places::host).delete(places::remove_host))
         .route("/v1/components", get(places::components).post(places::add_component))

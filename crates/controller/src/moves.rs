@@ -46,7 +46,7 @@ const CERTIFICATE_LEFT: Duration = Duration::from_secs(3600);
 /// A limit below this would not even carry a link's own keep-alive.
 const LEAST_LIMIT: BitRate = BitRate(100_000);
 
-fn unix_us() -> u64 {
+pub(crate) fn unix_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
 }
 

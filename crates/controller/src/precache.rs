@@ -199,6 +199,11 @@ pub fn figures(c: &Controller, volume: VolumeId, to: &Name) -> Option<PrecacheFi
     lock(&c.precaches.figures).get(&(volume, to.clone())).cloned()
 }
 
+/// What was last said of all pre-caches.
+pub(crate) fn all_figures(c: &Controller) -> HashMap<(VolumeId, Name), PrecacheFigures> {
+    lock(&c.precaches.figures).clone()
+}
+
 pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Precache>> {
     // What was said at the last round is seconds old; ask.
     tend(&c).await?;

@@ -17,17 +17,17 @@ use crate::state::{Controller, HostRecord, conflict, missing};
 use crate::store::Kind;
 use axum::Json;
 use axum::extract::{Extension, Path, Query, State};
-use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, PeerHost};
+use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, PeerHost, RunState};
 use godwit_api::precache::PrecacheState;
 use godwit_api::predict::{
     AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, WantedPrediction, When,
 };
-use godwit_api::profile::{Profile, ProfileState};
+use godwit_api::profile::{Profile, ProfileState, nearest};
 use godwit_api::progress::{MoveProgress, PhaseName};
 use godwit_api::public::{StartMove, Volume};
 use godwit_api::{ApiError, HostClient, Name};
 use godwit_predict::whole::{
-    self, AS_SEEN, Calibration, Disks, Going, Made, Road, UNSEEN, Way, foretell, recommend, share,
+    self, AS_SEEN, Calibration, Disks, Going, Made, Road, UNSEEN, Way, foretell, recommend, share, under_way,
 };
 use godwit_predict::{
     Cost, Evenly, Faster, Link, Log, NeverEnds, Overheads, PAGE, PageRate, Pages, Prediction, Replayed, Rules, Taken,
@@ -43,7 +43,7 @@ use tokio::time::timeout;
 /// What a move waits for its prediction, at the most.
 const PATIENCE: Duration = Duration::from_secs(4);
 /// Goodput of moves that are older than this is measured anew, where nothing is under way.
-const FRESH: Duration = Duration::from_secs(3600);
+pub(crate) const FRESH: Duration = Duration::from_secs(3600);
 /// Between two looks at what the guest writes to its disks.
 const WRITING: Duration = Duration::from_millis(250);
 /// Moves from which on what is odd is no accident.
@@ -57,7 +57,7 @@ const MOST_LOGS: usize = 24;
 /// What a reference, or a page equal to one before, takes on the wire: a guess between 4 and 40 bytes that does not matter.
 const NAMED: f64 = 16.0;
 
-fn now_s() -> u64 {
+pub(crate) fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
@@ -72,11 +72,11 @@ impl Links {
     }
 
     /// One that is fresh. There are no more than pairs of hosts.
-    fn get(&self, from: &Name, to: &Name) -> Option<BitRate> {
+    pub(crate) fn get(&self, from: &Name, to: &Name) -> Option<BitRate> {
         self.lock().get(&(from.clone(), to.clone())).filter(|(at, _)| at.elapsed() < FRESH).map(|(_, rate)| *rate)
     }
 
-    fn put(&self, from: &Name, to: &Name, rate: BitRate) {
+    pub(crate) fn put(&self, from: &Name, to: &Name, rate: BitRate) {
         self.lock().insert((from.clone(), to.clone()), (Instant::now(), rate));
     }
 }
@@ -160,6 +160,33 @@ pub async fn before(
     found
 }
 
+/// What is foretold of moves that go one after another: each begins when the guest before it runs at its destination. Behind one of which
+/// nothing could be said nobody knows when their turn comes.
+pub fn one_after_another(told: &mut [Option<Foretold>]) {
+    let mut begins = Some(Span::default());
+    for (nth, each) in told.iter_mut().enumerate() {
+        begins = match (each.take(), begins) {
+            (Some(own), Some(begins)) => {
+                let sum = |of: fn(&Span) -> f64| of(&own.total_s) + of(&begins);
+                // The same link carries all of them: what is off with one is off with the next.
+                let total_s = Span { lower: sum(|s| s.lower), likely: sum(|s| s.likely), upper: sum(|s| s.upper) };
+                *each = Some(Foretold { total_s, begins_s: (nth > 0).then_some(begins), ..own });
+                Some(total_s)
+            }
+            _ => None,
+        };
+    }
+}
+
+/// When a move that waits behind another will end, as that one stands: microseconds since 1970.
+#[must_use]
+pub fn end_behind(record: &MoveRecord, before: &MoveRecord, now_unix_us: u64) -> Option<u64> {
+    let us = |seconds: f64| (seconds.clamp(0.0, 1e7) * 1e6) as u64;
+    let said = || Some(before.ordered_unix_us + us(before.prediction.as_ref()?.total_s.likely));
+    let turn = before.progress.predicted_end_unix_us.or_else(said)?.max(now_unix_us);
+    Some(turn.saturating_add(us(record.prediction.as_ref()?.own_s())))
+}
+
 /// How the guest is known.
 enum Guest {
     /// By what it was seen to do.
@@ -181,6 +208,8 @@ struct Known {
     /// Bytes that other moves still have to send over the same link.
     others: Vec<f64>,
     has_precache: bool,
+    /// Whether there is no guest to be moved.
+    off: bool,
 }
 
 impl Known {
@@ -242,7 +271,7 @@ impl Known {
             rtt,
             before: overhead(pair.before.or(anywhere.before), assumed_before, anywhere.moves),
             pause: overhead(pair.pause.or(anywhere.pause), assumed_pause, anywhere.moves),
-            under_way: Bytes(past::UNDER_WAY),
+            under_way: under_way(goodput.likely / 8.0, rtt),
         };
         let (guest, faster) = guest(memory, profile.as_ref(), of_vm.as_ref(), &mut basis);
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
@@ -253,11 +282,12 @@ impl Known {
             if pair.disk_wire.is_some() { &pair } else { &anywhere },
             past::left_ago(&moves, id, &journey.to.name, now_s()),
         )?;
-        let calibration = past::calibration(&moves, |mv| between(&mv) || back(&mv));
+        let calibration = past::calibration(&moves, pair.moves > 0, |mv| between(&mv) || back(&mv));
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
         let others = open.iter().map(|mv| left_of(&mv.progress)).collect();
-        Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache })
+        let off = journey.local.as_ref().is_some_and(|local| local.run == RunState::Off);
+        Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache, off })
     }
 
     /// The moves of the memory alone.
@@ -325,6 +355,7 @@ impl Known {
         let plain = self.foretold(way, policy, &Calibration::default());
         Some(Foretold {
             total_s: told.total_s,
+            begins_s: None,
             downtime_ms: told.downtime_ms,
             bytes: told.bytes,
             uncorrected: Likely {
@@ -351,6 +382,7 @@ impl Known {
         let spec = &journey.vm.definition.spec;
         let has_disks = !spec.disks.is_empty();
         let applies = |way: &Way| match way {
+            _ if self.off => *way == Way::Cold,
             Way::Shared => self.disks.shared,
             Way::Mirror => !self.disks.shared,
             Way::Precache | Way::Postcopy => has_disks && !self.disks.shared,
@@ -365,12 +397,15 @@ impl Known {
             .into_iter()
             .filter(applies)
             .map(|way| self.foretold(way, wanted.policy, &self.calibration))
+            // Nobody waits for a guest that is off.
+            .map(|told| if self.off { whole::Foretold { downtime_ms: Span::default(), ..told } } else { told })
             .collect();
         let best = recommend(&told, can, wanted.policy);
         let (name, from) = (&journey.vm.definition.name, &journey.vm.host);
-        let choices = told.iter().map(|f| choice(f, can(f.way), name, &spec.disks)).collect();
+        let choices = told.iter().map(|f| choice(f, can(f.way), (name, self.off), &spec.disks)).collect();
         let (recommended, why) = match best {
             Some((i, why)) => (Some(told[i].way.name().to_owned()), why),
+            None if self.off => (None, format!("`{name}` is off, and `godwit move` takes a VM that runs")),
             None => (None, "no way that is possible now ends by itself".into()),
         };
         MovePrediction {
@@ -435,13 +470,6 @@ fn next_time(since_1970: Duration, now_s: u64) -> u64 {
     now_s + (since_1970.as_secs() % DAY + DAY - now_s % DAY) % DAY
 }
 
-/// How far two times of day are apart, in seconds.
-fn apart(a: u64, b: u64) -> u64 {
-    const DAY: u64 = 86_400;
-    let distance = (a % DAY).abs_diff(b % DAY);
-    distance.min(DAY - distance)
-}
-
 fn rules(policy: Policy) -> Rules {
     match policy {
         // The node stops after the first round.
@@ -450,14 +478,23 @@ fn rules(policy: Policy) -> Rules {
     }
 }
 
-fn choice(told: &whole::Foretold, possible: bool, vm: &Name, disks: &[godwit_api::vm::DiskSpec]) -> Choice {
+fn choice(
+    told: &whole::Foretold,
+    possible: bool,
+    (vm, off): (&Name, bool),
+    disks: &[godwit_api::vm::DiskSpec],
+) -> Choice {
     let some = |span: Span| told.never.is_none().then_some(span);
     let volume = disks.first().map_or("VOLUME", |disk| disk.volume.as_str());
     let note = told.never.clone().or(match told.way {
         Way::Precache if !possible => {
             Some(format!("first `godwit volume precache {volume} --to SITE`, for each disk; then as mirror"))
         }
-        Way::Cold => Some(format!("`godwit vm stop {vm}` first; its time to shut down and to boot is a guess")),
+        Way::Cold if off => Some(format!("`godwit vm start {vm}` first: a VM that runs can be moved")),
+        Way::Cold => Some(
+            "no command does this yet, `godwit move` takes a VM that runs; its time to shut down and to boot is a guess"
+                .into(),
+        ),
         _ => None,
     });
     Choice {
@@ -473,7 +510,7 @@ fn choice(told: &whole::Foretold, possible: bool, vm: &Name, disks: &[godwit_api
 }
 
 /// What moves get of the link, bits a second, and how that is known.
-fn goodput(pair: &Pair, anywhere: &Pair, path: Option<&PathFacts>) -> (Span, &'static str) {
+pub(crate) fn goodput(pair: &Pair, anywhere: &Pair, path: Option<&PathFacts>) -> (Span, &'static str) {
     if let Some(measured) = path.and_then(|p| p.goodput) {
         let likely = measured.0.max(1000) as f64;
         // A second of it says less than a move.
@@ -492,7 +529,7 @@ fn goodput(pair: &Pair, anywhere: &Pair, path: Option<&PathFacts>) -> (Span, &'s
 
 /// What moves take besides their bytes. A single one that took far longer than any should was held up by something else, and is believed when
 /// others have taken as long.
-fn overhead(seen: Option<Span>, assumed: Span, moves: usize) -> Span {
+pub(crate) fn overhead(seen: Option<Span>, assumed: Span, moves: usize) -> Span {
     let Some(seen) = seen else { return assumed };
     if moves >= FEW_MOVES || seen.likely <= assumed.upper {
         return seen;
@@ -503,10 +540,7 @@ fn overhead(seen: Option<Span>, assumed: Span, moves: usize) -> Span {
 /// The profile that is nearest to a time of day, of those the newest, with its log.
 async fn profile(c: &Controller, vm: &VmRecord, at_unix_s: u64) -> Option<(Profile, Log)> {
     let all = crate::profiles::all(c, vm.definition.id, &vm.host).await.ok()?;
-    let good = all.into_iter().filter(|p| p.state != ProfileState::Watching && p.looks >= 2);
-    // Within a quarter of an hour it is the newer that counts.
-    let best =
-        good.min_by_key(|p| (apart(p.start_unix_ms / 1000, at_unix_s) / 900, std::cmp::Reverse(p.start_unix_ms)))?;
+    let best = nearest(all, at_unix_s)?;
     let log = log(c, vm.definition.id, &best).await?;
     Some((best, log))
 }
@@ -540,31 +574,31 @@ fn guest(
         basis.working_set_pages = Pages::of(profile.working_set).0;
         return (Guest::Log(Box::new(log.clone())), AS_SEEN);
     }
-    let (rate, working_set, faster) = match of_vm {
-        Some(seen) => {
-            basis.model = "avg".into();
-            (seen.dirtied_per_s, Pages(seen.working_set.max(64) * 2), Span { lower: 0.4, likely: 1.0, upper: 2.5 })
-        }
-        None => {
-            basis.model = "assumed".into();
-            (200.0, Pages((memory.0 / 16).max(64)), UNSEEN)
-        }
-    };
+    let (rate, working_set) = rate(memory, of_vm);
+    let faster = if of_vm.is_some() { Span { lower: 0.4, likely: 1.0, upper: 2.5 } } else { UNSEEN };
+    basis.model = if of_vm.is_some() { "avg" } else { "assumed" }.into();
     basis.changed_per_s = rate;
     basis.working_set_pages = working_set.0;
     (Guest::Rate(PageRate::new(rate), working_set), faster)
 }
 
+/// Pages that a guest dirties in a second, and of how many: by its last move, else as a quiet one.
+pub(crate) fn rate(memory: Pages, of_vm: Option<&past::Pages>) -> (f64, Pages) {
+    match of_vm {
+        Some(seen) => (seen.dirtied_per_s, Pages(seen.working_set.max(64) * 2)),
+        None => (200.0, Pages((memory.0 / 16).max(64))),
+    }
+}
+
 /// What the codec makes of the guest's pages: by its profile, else as in its last move, else by a guess.
-fn wire(profile: Option<&Profile>, of_vm: Option<&past::Pages>) -> Wire {
+pub(crate) fn wire(profile: Option<&Profile>, of_vm: Option<&past::Pages>) -> Wire {
     let page = PAGE.0 as f64;
     let cost = |bytes: f64| Cost { bytes, seconds: WORK };
+    let of = |first: f64, again: f64| Wire { first: cost(first), again: cost(again), same: cost(again.min(NAMED)) };
     let Some(profile) = profile else {
         return match of_vm {
-            Some(seen) => {
-                Wire { first: cost(seen.first), again: cost(seen.again.unwrap_or(seen.first.max(page / 8.0))) }
-            }
-            None => Wire { first: cost(page * 0.25), again: cost(page * 0.25) },
+            Some(seen) => of(seen.first, seen.again.unwrap_or(seen.first.max(page / 8.0))),
+            None => of(page * 0.25, page * 0.25),
         };
     };
     let c = &profile.contents;
@@ -572,7 +606,7 @@ fn wire(profile: Option<&Profile>, of_vm: Option<&past::Pages>) -> Wire {
     let rest = (1.0 - c.zero - c.duplicate - on_disk).max(0.0);
     let first = rest * c.packed.unwrap_or(0.4) * page + (c.duplicate + on_disk) * NAMED;
     let again = c.again.or(c.packed).unwrap_or(0.4) * page * (1.0 - c.zeroed) + NAMED;
-    Wire { first: cost(first), again: cost(again) }
+    of(first, again)
 }
 
 /// What the guest has written to its disks, as its QEMU counts; none where it does not say.
@@ -638,7 +672,7 @@ fn disks(
 }
 
 /// Bytes that a move still has to send, as far as it says.
-fn left_of(p: &MoveProgress) -> f64 {
+pub(crate) fn left_of(p: &MoveProgress) -> f64 {
     let shrink = if p.raw.0 == 0 { 0.3 } else { (p.bytes.memory.0 as f64 / p.raw.0 as f64).min(1.0) };
     p.disk.remaining.0 as f64 + p.memory_remaining.0 as f64 * shrink
 }
@@ -662,7 +696,7 @@ pub fn revise(record: &mut MoveRecord, now_unix_us: u64) {
         before: PageRate::new(told.basis.changed_per_s),
         left,
         rounds: p.rounds.iter().map(made).collect(),
-        wire: Wire { first, again },
+        wire: Wire { first, again, same: cost(NAMED) },
         goodput: BitRate(goodput),
     };
     let Ok(rest) = going.rest(&rules(record.order.policy)) else { return };
@@ -687,7 +721,33 @@ mod tests {
         assert_eq!(next_time(Duration::from_secs(100), 10 * day + 50), 10 * day + 100);
         assert_eq!(next_time(Duration::from_secs(7 * day + 100), 10 * day + 150), 11 * day + 100);
         assert_eq!(next_time(Duration::from_secs(100), 100), 100);
-        assert_eq!((apart(10, day - 10), apart(5 * day, day / 2), apart(7, 7)), (20, day / 2, 0));
+    }
+
+    fn told(total: f64) -> Option<Foretold> {
+        Some(Foretold {
+            total_s: Span { lower: total - 1.0, likely: total, upper: total + 2.0 },
+            begins_s: None,
+            downtime_ms: Span::default(),
+            bytes: Span::default(),
+            basis: Basis::default(),
+            uncorrected: Likely { total_s: total, ..Likely::default() },
+        })
+    }
+
+    #[test]
+    fn moves_in_a_row_begin_when_those_before_them_are_there_and_behind_one_nobody_knows_of_nothing_is_said() {
+        let mut row = [told(5.0), told(10.0), told(20.0)];
+        one_after_another(&mut row);
+        let seen: Vec<_> = row.iter().flatten().map(|t| (t.begins_s.map(|b| b.likely), t.total_s, t.own_s())).collect();
+        let span = |lower, likely, upper| Span { lower, likely, upper };
+        assert_eq!(seen[0], (None, span(4.0, 5.0, 7.0), 5.0));
+        assert_eq!(seen[1], (Some(5.0), span(13.0, 15.0, 19.0), 10.0));
+        assert_eq!(seen[2], (Some(15.0), span(32.0, 35.0, 41.0), 20.0));
+        // What they learn from is their own time.
+        assert!(row.iter().flatten().all(|t| t.uncorrected.total_s == t.own_s()));
+        let mut torn = [told(5.0), None, told(20.0)];
+        one_after_another(&mut torn);
+        assert_eq!(torn.each_ref().map(Option::is_some), [true, false, false]);
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/sites", Read),
     ("POST", "/v1/sites", Rule),
     ("DELETE", "/v1/sites/{site}", Rule),
+    // It changes nothing, and tells what room hosts have.
+    ("POST", "/v1/sites/{site}/evacuation-plan", ReadAll),
     ("GET", "/v1/hosts", ReadAll),
     ("POST", "/v1/hosts", Rule),
     ("GET", "/v1/hosts/{host}", ReadAll),
@@ -373,10 +375,12 @@ mod tests {
         let operator = holder(Role::Client(Access::Operator), "o");
         let node = holder(Role::Node, "n");
         let token = |role| Caller::of_domain(&"t".parse().unwrap(), "d".parse().unwrap(), role);
-        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/metrics"];
+        let plan = "/v1/sites/{site}/evacuation-plan";
+        let ours = ["/v1/hosts", "/v1/revocations", "/v1/tokens", "/v1/orphans", "/metrics", plan];
         for (method, path, right) in RULES {
             let case = format!("{method} {path}");
-            let reads = *method == "GET";
+            // A plan is asked for with a body, and changes nothing.
+            let reads = *method == "GET" || *path == plan;
             let component = path.starts_with("/v1/components/objects");
             let moves =
                 path.starts_with("/v1/moves") && !path.ends_with("resolve") || component && path.ends_with("/move");

@@ -5,6 +5,9 @@
 //! ([`may_begin`]): the next begins when the guest before it runs at its destination. What follows a guest, blocks of its disk and the proof of its
 //! network, goes on beside the next move. The smallest memory goes first ([`in_order`]), so that at any moment as many VMs as possible are over.
 //!
+//! What is foretold of each begins where that of the one before it ends; while it waits, its end is moved on with that one's. Blocks that follow a
+//! guest beside the next move are not counted: they go when nothing more urgent does.
+//!
 //! Each of them is a move as any other, with a number, and is shown, followed and cancelled by it; its record says behind which one it waits,
 //! so that a controller that is restarted goes on in that order. One that fails or is cancelled holds nobody up.
 //!
@@ -15,12 +18,14 @@
 //! destination when its turn comes; the ones that find no room fail then, and their VMs stay where they are.
 
 use crate::moves::{self, Plan};
+use crate::predictions;
 use crate::record::{MoveRecord, Step};
 use crate::rights::Caller;
 use crate::state::{Controller, invalid};
 use axum::Json;
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::join_all;
 use godwit_api::ApiError;
 use godwit_api::progress::MoveProgress;
 use godwit_api::public::{DryRun, Move, MoveTogether, StartMove};
@@ -54,7 +59,10 @@ pub(crate) async fn turn(c: &Controller, record: &MoveRecord) -> bool {
             return false;
         }
         match c.move_record(before) {
-            Ok(before) if before.step != Step::Ended && !may_begin(&before.progress) => {}
+            Ok(before) if before.step != Step::Ended && !may_begin(&before.progress) => {
+                let predicted_end_unix_us = predictions::end_behind(record, &before, moves::unix_us());
+                c.set_live(record.id(), Some(MoveProgress { predicted_end_unix_us, ..record.progress.clone() }));
+            }
             // It has gone, or nobody knows of it: nothing to wait for.
             Ok(_) => return true,
             Err(error) if error.problem == godwit_api::Problem::NotFound => return true,
@@ -105,15 +113,14 @@ pub async fn start(
         moves::admitted(plan)?;
     }
     let mut records: Vec<MoveRecord> = vec![];
-    // Of those that wait nobody knows yet when they begin.
-    let mut prediction = match order_of.first() {
-        Some(n) => moves::foretold(&c, &plans[*n].0, &plans[*n].1).await,
-        None => None,
-    };
-    for n in order_of {
+    // Each by itself at first, all at the same time; then in their order.
+    let each = order_of.iter().map(|n| moves::foretold(&c, &plans[*n].0, &plans[*n].1));
+    let mut foretold = join_all(each).await;
+    predictions::one_after_another(&mut foretold);
+    for (n, prediction) in order_of.into_iter().zip(foretold) {
         let (order, plan) = &plans[n];
         let before = records.last().map(MoveRecord::id);
-        match moves::store(&c, order, plan, before, prediction.take()) {
+        match moves::store(&c, order, plan, before, prediction) {
             Ok(record) => records.push(record),
             // Those before it are written down: they go; whoever asked sees by their numbers which do.
             Err(error) if !records.is_empty() => {

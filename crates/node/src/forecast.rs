@@ -16,6 +16,7 @@
 //!
 //! Pure: times and counters in, a forecast out.
 
+use godwit_predict::whole::under_way;
 use godwit_units::Bytes;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -29,11 +30,6 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 const ROUND_TRIPS: u32 = 2;
 /// What both nodes and both QEMUs need beside: the last state, durable records, open disks. On an idle machine it is half of that.
 const WORK: Duration = Duration::from_millis(50);
-
-/// The least window, a few of the encoder's pieces; and the most: what a peer takes unread, and 1 Gbit/s times 180 ms.
-const WINDOWS: (Bytes, Bytes) = (Bytes(256 << 10), Bytes(24 << 20));
-/// What a window holds beside the bytes of a round trip, so that a sender that comes late leaves no gap.
-const SPARE: Duration = Duration::from_millis(30);
 
 /// What a link has lately carried of one stream.
 #[derive(Clone, Debug, Default)]
@@ -83,13 +79,11 @@ impl Goodput {
         rates.max_by(f64::total_cmp).filter(|rate| *rate > 0.0)
     }
 
-    /// How many bytes may be on their way: those of a round trip and a quarter, and of [`SPARE`]. Always more than keeps up the rate that
-    /// was measured, so a window never holds the rate down for long. None where no rate is known.
+    /// How many bytes may be on their way ([`under_way`]): always more than keeps up the rate that was measured, so a window never holds the
+    /// rate down for long. None where no rate is known.
     #[must_use]
     pub fn window(&self, rtt: Duration) -> Option<Bytes> {
-        let bytes = self.rate()? * (rtt.mul_f64(1.25) + SPARE).as_secs_f64();
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded right here")]
-        Some(Bytes((bytes as u64).clamp(WINDOWS.0.0, WINDOWS.1.0)))
+        Some(under_way(self.rate()?, rtt))
     }
 
     /// A pause with so many bytes on their way and so many to be sent, on a link of this round trip. `otherwise` is what the rest is

@@ -1,5 +1,6 @@
 //! The daemon of a host: the data path of a move.
 
+pub mod activity;
 pub mod actor;
 pub mod check;
 pub mod claim;

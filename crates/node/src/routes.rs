@@ -4,7 +4,7 @@ use crate::actor::Input;
 use crate::check::Purpose;
 use crate::node::Node;
 use crate::parts::Parts;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use godwit_api::component::{ComponentDefinition, ComponentOrder, LocalComponent};
@@ -40,6 +40,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/departure", get(departure))
         .route("/v1/vms/{id}/profiles", get(profiles).post(start_profile))
         .route("/v1/vms/{id}/profiles/{start}", get(profile_log))
+        .route("/v1/activity", get(activity))
         .route("/v1/path", post(path))
         .route("/v1/orphans", get(orphans))
         .route("/v1/orphans/{id}", delete(remove_orphan))
@@ -177,6 +178,19 @@ async fn path(
     Json(asked): Json<godwit_api::predict::AskPath>,
 ) -> Answer<godwit_api::predict::PathFacts> {
     Ok(Json(crate::path::ask(&node, asked).await?))
+}
+
+/// What is asked of all VMs at once.
+#[derive(serde::Deserialize)]
+struct AskActivity {
+    at_unix_s: u64,
+}
+
+async fn activity(
+    State(node): State<Arc<Node>>,
+    Query(asked): Query<AskActivity>,
+) -> Answer<Vec<godwit_api::evacuation::Activity>> {
+    Ok(Json(crate::activity::all(&node, asked.at_unix_s).await))
 }
 
 async fn profiles(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Vec<godwit_api::profile::Profile>> {

@@ -22,30 +22,23 @@ fn main() {
             strategies.push(Strategy::Cold);
         }
         FleetVm {
-            name: format!("vm{i}"),
-            memory_mib,
             disk_gib: below(100) as f64,
-            held_gib: 0.0,
             dirty_pages_per_s: below(5000) as f64,
             working_set_mib: Some(memory_mib / (1 + below(8))),
             disk_kib_per_s: below(4000) as f64,
             strategies,
-            to: None,
+            ..FleetVm::new(&format!("vm{i}"), memory_mib)
         }
     });
     let link = |to: &str, rate_mbit, per_move_mbit| FleetLink {
-        to: to.into(),
-        rate_mbit,
         rtt_ms: 20.0,
         per_move_mbit: Some(per_move_mbit),
-        room_gib: None,
+        ..FleetLink::new(to, rate_mbit)
     };
     let fleet = Fleet {
-        pre_s: 2.0,
-        post_ms: 100.0,
-        boot_s: 60.0,
         link: vec![link("texas", 40_000.0, 5000.0), link("ohio", 10_000.0, 10_000.0)],
         vm: vms.collect(),
+        ..Fleet::default()
     };
     println!("{VMS} VMs, links of 40 and 10 Gbit/s, at most 5 Gbit/s a move over the former");
     for minutes in [10, 60, 600, 1200, 6000] {

@@ -68,6 +68,17 @@ pub struct Evenly {
     outside: f64,
     /// How much of the memory this round has gone through.
     at: f64,
+    /// The round before, if there was one.
+    last: Option<LastRound>,
+}
+
+/// A round that is over.
+#[derive(Clone, Copy, Debug)]
+struct LastRound {
+    begin: f64,
+    end: f64,
+    /// The share of the working set that it sent.
+    inside: f64,
 }
 
 impl Evenly {
@@ -83,6 +94,7 @@ impl Evenly {
             inside: 1.0,
             outside: 1.0,
             at: 0.0,
+            last: None,
         }
     }
 
@@ -103,7 +115,22 @@ impl Evenly {
         if self.working_set == 0.0 {
             return 0.0;
         }
-        -(-self.rate.per_second() * (self.now - self.cleaned) / self.working_set).exp_m1()
+        self.written_within(self.now - self.cleaned)
+    }
+
+    /// The chance that a page of the working set is written within so many seconds.
+    fn written_within(&self, seconds: f64) -> f64 {
+        -(-self.rate.per_second() * seconds.max(0.0) / self.working_set).exp_m1()
+    }
+
+    /// Of the working set's pages that are sent now, the share that was not written since it was sent in the last round: dirtied there before its
+    /// turn, and neither after it nor in this one. Each round comes to a page after the same part of its time.
+    fn same(&self) -> f64 {
+        let Some(last) = self.last.filter(|_| self.working_set > 0.0 && self.inside > 0.0) else { return 0.0 };
+        let turn = last.begin + (last.end - last.begin) * (self.at / self.pages);
+        let before = self.written_within(turn - last.begin);
+        let after = 1.0 - self.written_within(self.now - turn);
+        (last.inside * before * after / self.inside).clamp(0.0, 1.0)
     }
 }
 
@@ -125,17 +152,21 @@ impl Guest for Evenly {
         let now = (wanted - again).max(0.0);
         let there_are = self.pages - self.at;
         let looked_at = if now * there_are <= most as f64 { there_are } else { most as f64 / now };
+        // What is skipped was written, and is none of these.
+        let same = looked_at * (self.working_set * self.inside / self.pages) * self.same();
         self.at += looked_at;
         // Rounding leaves slivers of pages.
         if self.pages - self.at < 1e-3 {
             self.at = self.pages;
         }
-        Some(Batch { sent: looked_at * now, skipped: looked_at * again })
+        let sent = looked_at * now;
+        Some(Batch { sent, skipped: looked_at * again, same: same.min(sent) })
     }
 
     fn clean(&mut self) -> Cleaned {
         let dirty = self.dirty();
         let not_reached = if self.pages > 0.0 { 1.0 - self.at / self.pages } else { 0.0 };
+        self.last = Some(LastRound { begin: self.cleaned, end: self.now, inside: self.inside * (1.0 - not_reached) });
         self.inside = dirty + (1.0 - dirty) * self.inside * not_reached;
         self.outside *= not_reached;
         self.at = 0.0;

@@ -19,18 +19,28 @@
 //! `tests/fleet.rs`) it had as many VMs away in time in each of them, and disturbed more than it had to in 83. For a large fleet
 //! [`Plan::at_most`] is a number of VMs that no plan exceeds, to be compared with [`Plan::in_time`].
 //!
+//! # How sure it is
+//!
+//! A link that is slower than said makes everything on it late in proportion, so its rate is an interval where one is known. What the
+//! model itself is off by ([`Fleet::error`]) differs from move to move and partly evens out: the errors of the moves in front of one add up as
+//! independent ones do, by their squares. Both make [`Move::end_between_s`]; a VM is [surely](Move::surely) away in time when all of that lies before
+//! the deadline.
+//!
 //! # What can go wrong
 //!
-//! Rates are means. A link that is slower than said makes everything late in proportion; VMs near the deadline are the last in their lane,
-//! [`Move::end_s`] shows how near.
+//! Guests are known by their mean rates here, not by their logs: one with phases may meet a bad one. *The host that has a VM's blocks
+//! fills up with others*: a VM that finds no room there is planned anew as if nobody had them.
+
+mod room;
 
 use crate::amount::{Overheads, PageRate, Pages};
 use crate::avg::Evenly;
 use crate::rules::Rules;
-use crate::simulate::{Link, simulate};
-use godwit_units::{BitRate, Bytes};
+use crate::simulate::{Cost as PageCost, Link, Wire, simulate_on};
+use godwit_units::{BitRate, Bytes, Span};
+use room::{Homes, Rooms};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 /// How a VM is moved; the least disturbing first.
@@ -82,8 +92,72 @@ pub struct FleetLink {
     pub rtt_ms: f64,
     /// The most that one move can use of it, in Mbit/s. None: all.
     pub per_move_mbit: Option<f64>,
-    /// Room for VMs' memory there, in GiB. None: enough.
+    /// Room for VMs' memory there, in GiB. None: enough. Where hosts are listed, their room counts.
     pub room_gib: Option<f64>,
+    /// The hosts there. None: one is as good as another.
+    #[serde(default)]
+    pub host: Vec<FleetHost>,
+    /// The goodput at the least and at the most, in Mbit/s. None: as it likely is.
+    pub rate_lower_mbit: Option<f64>,
+    /// As above.
+    pub rate_upper_mbit: Option<f64>,
+    /// For how long moves that are under way will still take it, in seconds.
+    #[serde(default)]
+    pub busy_s: f64,
+    /// As [`Fleet::pre_s`], where it was measured for this link.
+    pub pre_s: Option<f64>,
+    /// What a move over it takes after its last byte, in ms, round trips and all, where it was measured.
+    pub pause_ms: Option<f64>,
+}
+
+impl FleetLink {
+    /// A link of which no more is known.
+    #[must_use]
+    pub fn new(to: &str, rate_mbit: f64) -> Self {
+        Self {
+            to: to.into(),
+            rate_mbit,
+            rtt_ms: 0.0,
+            per_move_mbit: None,
+            room_gib: None,
+            host: vec![],
+            rate_lower_mbit: None,
+            rate_upper_mbit: None,
+            busy_s: 0.0,
+            pre_s: None,
+            pause_ms: None,
+        }
+    }
+
+    /// How many times as long its bytes may take as they likely do, at the least and at the most.
+    fn slower(&self) -> (f64, f64) {
+        let times = |rate: Option<f64>| self.rate_mbit / rate.unwrap_or(self.rate_mbit);
+        (times(self.rate_upper_mbit).min(1.0), times(self.rate_lower_mbit).max(1.0))
+    }
+}
+
+/// A host at the end of a link.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FleetHost {
+    /// Its name.
+    pub name: String,
+    /// Room for VMs' memory, in GiB. None: enough.
+    pub memory_gib: Option<f64>,
+    /// Room for their disks, in GiB. None: enough.
+    pub disk_gib: Option<f64>,
+    /// The machine types that it can run. None: any.
+    pub machines: Option<Vec<String>>,
+}
+
+/// What a host has of a VM's disks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Held {
+    /// The host.
+    pub host: String,
+    /// How much, in GiB.
+    pub gib: f64,
 }
 
 /// A VM that is to leave.
@@ -100,6 +174,9 @@ pub struct FleetVm {
     /// What the destinations have of them already, in GiB: a pre-cache's work.
     #[serde(default)]
     pub held_gib: f64,
+    /// What single hosts have of them: it goes to the one that has most.
+    #[serde(default)]
+    pub held: Vec<Held>,
     /// Pages it dirties in a second.
     #[serde(default)]
     pub dirty_pages_per_s: f64,
@@ -113,6 +190,46 @@ pub struct FleetVm {
     pub strategies: Vec<Strategy>,
     /// Where to. None: anywhere.
     pub to: Option<Vec<String>>,
+    /// The machine type that it needs. None: any host will do.
+    pub machine: Option<String>,
+    /// Whether it is off: only its disks travel then, and nobody waits for it.
+    #[serde(default)]
+    pub off: bool,
+    /// Bytes on the link for each page of its memory, the first time. None: all of the page.
+    pub first_bytes_a_page: Option<f64>,
+    /// For each page that is sent again.
+    pub again_bytes_a_page: Option<f64>,
+}
+
+impl FleetVm {
+    /// A VM of which no more is known.
+    #[must_use]
+    pub fn new(name: &str, memory_mib: u64) -> Self {
+        Self {
+            name: name.into(),
+            memory_mib,
+            disk_gib: 0.0,
+            held_gib: 0.0,
+            held: vec![],
+            dirty_pages_per_s: 0.0,
+            working_set_mib: None,
+            disk_kib_per_s: 0.0,
+            strategies: live(),
+            to: None,
+            machine: None,
+            off: false,
+            first_bytes_a_page: None,
+            again_bytes_a_page: None,
+        }
+    }
+
+    fn wire(&self) -> Wire {
+        let page = Wire::PAGES.first.bytes;
+        let cost = |bytes: Option<f64>| PageCost { bytes: bytes.unwrap_or(page), seconds: 0.0 };
+        // Who makes pages small names those that are there.
+        let same = self.again_bytes_a_page.map(|bytes| bytes.min(NAMED));
+        Wire { first: cost(self.first_bytes_a_page), again: cost(self.again_bytes_a_page), same: cost(same) }
+    }
 }
 
 fn live() -> Vec<Strategy> {
@@ -132,12 +249,37 @@ pub struct Fleet {
     /// How long a VM takes to shut down and to boot, in seconds.
     #[serde(default = "boot")]
     pub boot_s: f64,
+    /// How far moves are off from what is reckoned here, as past ones were.
+    #[serde(default)]
+    pub error: Errors,
     /// Its links.
     #[serde(default)]
     pub link: Vec<FleetLink>,
     /// Its VMs.
     #[serde(default)]
     pub vm: Vec<FleetVm>,
+}
+
+/// What moves took over what had been reckoned.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Errors {
+    /// Of their time.
+    pub total: Span,
+    /// Of the time that guests stand.
+    pub downtime: Span,
+}
+
+impl Default for Errors {
+    fn default() -> Self {
+        Self { total: crate::whole::UNPROVED, downtime: crate::whole::UNPROVED }
+    }
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self { pre_s: pre(), post_ms: post(), boot_s: boot(), error: Errors::default(), link: vec![], vm: vec![] }
+    }
 }
 
 const fn pre() -> f64 {
@@ -156,10 +298,16 @@ const fn boot() -> f64 {
 pub const MAX_VMS: usize = 100_000;
 /// The most lanes of all links.
 pub const MAX_LANES: usize = 1000;
+/// The most hosts at the ends of all links.
+pub const MAX_HOSTS: usize = 10_000;
+/// The most machine types: what runs where is looked up for each.
+const MAX_MACHINES: usize = 1000;
 /// A guest that writes to its disks at more than this share of the link is never caught up with.
 const MIRRORED_SHARE: f64 = 0.9;
 /// Batches of a round of memory; more make the model no better where rates are means.
 const BATCHES: u64 = 32;
+/// What naming a page takes on a link.
+const NAMED: f64 = 16.0;
 /// Larger sets that are tried, after one that does not pack: a heuristic's failure is no proof.
 const TRIES: usize = 64;
 
@@ -216,18 +364,30 @@ pub struct Move {
     pub vm: String,
     /// Where to.
     pub to: String,
+    /// To which host there, where hosts are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// How.
     pub strategy: Strategy,
+    /// The VM whose bytes the link carries before this one's, if any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
     /// When it is ordered, in seconds from the start.
     pub start_s: f64,
     /// When it is over: nothing of it is left at the site.
     pub end_s: f64,
+    /// The same at the earliest and at the latest.
+    pub end_between_s: [f64; 2],
     /// How long the guest stands.
     pub downtime_ms: f64,
+    /// The same at the least and at the most.
+    pub downtime_between_ms: [f64; 2],
     /// What it sends.
     pub bytes: u64,
-    /// Whether it is over before the deadline.
+    /// Whether it is likely over before the deadline.
     pub in_time: bool,
+    /// Whether it is over by then even at its latest.
+    pub surely: bool,
 }
 
 /// A VM that no plan moves.
@@ -252,6 +412,8 @@ pub struct LinkPlan {
     pub bytes: u64,
     /// When the last is over, in seconds.
     pub end_s: f64,
+    /// The same at the earliest and at the latest.
+    pub end_between_s: [f64; 2],
 }
 
 /// The plan.
@@ -259,14 +421,18 @@ pub struct LinkPlan {
 pub struct Plan {
     /// The deadline, in seconds from the start.
     pub deadline_s: f64,
-    /// VMs that are away before it.
+    /// VMs that are likely away before it.
     pub in_time: usize,
+    /// Those of them that surely are.
+    pub surely: usize,
     /// VMs that are away later.
     pub late: usize,
     /// No plan has more VMs away in time.
     pub at_most: usize,
     /// When all are away.
     pub end_s: f64,
+    /// The same at the earliest and at the latest.
+    pub end_between_s: [f64; 2],
     /// What is sent.
     pub bytes: u64,
     /// Links.
@@ -294,12 +460,15 @@ struct Lane {
     /// How long its moves may take together.
     room: f64,
     load: f64,
+    /// For how long others take it before.
+    busy: f64,
 }
 
 /// A VM's place.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     lane: usize,
+    host: usize,
     strategy: Strategy,
 }
 
@@ -329,9 +498,26 @@ impl Fleet {
     /// What makes no sense in the description.
     pub fn plan(&self, deadline: Duration) -> Result<Plan, FleetError> {
         self.check()?;
+        let first = self.plan_once(deadline)?;
+        // Whoever found no room at the host that has its blocks may go to another one, without them.
+        let crowded: HashSet<&str> = first.stranded.iter().map(|s| s.vm.as_str()).collect();
+        let mut freed = self.clone();
+        let bound = |vm: &&mut FleetVm| crowded.contains(vm.name.as_str()) && !vm.held.is_empty();
+        let count = freed.vm.iter_mut().filter(bound).map(|vm| vm.held.clear()).count();
+        if count == 0 {
+            return Ok(first);
+        }
+        let second = freed.plan_once(deadline)?;
+        let merit = |plan: &Plan| (plan.in_time, plan.moves.len());
+        Ok(if merit(&second) > merit(&first) { second } else { first })
+    }
+
+    fn plan_once(&self, deadline: Duration) -> Result<Plan, FleetError> {
         let lanes = self.lanes(deadline)?;
-        let costs = self.costs(&lanes);
-        let mut packer = Packer { fleet: self, costs: &costs, lanes, places: vec![None; self.vm.len()], room: vec![] };
+        let homes = Homes::of(self);
+        let costs = self.costs(&lanes, &homes);
+        let places = vec![None; self.vm.len()];
+        let mut packer = Packer { fleet: self, costs: &costs, homes: &homes, lanes, places, rooms: Rooms::of(self) };
         packer.pack();
         Ok(packer.plan(deadline))
     }
@@ -357,11 +543,30 @@ impl Fleet {
             number("rtt_ms", &whose, link.rtt_ms, 0.0, zero)?;
             number("per_move_mbit", &whose, link.per_move_mbit.unwrap_or(1.0), 1e-3, positive)?;
             number("room_gib", &whose, link.room_gib.unwrap_or(0.0), 0.0, zero)?;
+            number("busy_s", &whose, link.busy_s, 0.0, zero)?;
+            number("pre_s", &whose, link.pre_s.unwrap_or(0.0), 0.0, zero)?;
+            number("pause_ms", &whose, link.pause_ms.unwrap_or(0.0), 0.0, zero)?;
+            number("rate_lower_mbit", &whose, link.rate_lower_mbit.unwrap_or(1.0), 1e-3, positive)?;
+            number("rate_upper_mbit", &whose, link.rate_upper_mbit.unwrap_or(1.0), 1e-3, positive)?;
+            for host in &link.host {
+                let whose = format!("host `{}`", host.name);
+                number("memory_gib", &whose, host.memory_gib.unwrap_or(0.0), 0.0, zero)?;
+                number("disk_gib", &whose, host.disk_gib.unwrap_or(0.0), 0.0, zero)?;
+            }
+        }
+        for (what, span) in [("error.total", self.error.total), ("error.downtime", self.error.downtime)] {
+            for end in [span.lower, span.likely, span.upper] {
+                number(what, "the fleet", end, 1e-3, positive)?;
+            }
+        }
+        let hosts = self.link.iter().map(|link| link.host.len()).sum();
+        if hosts > MAX_HOSTS {
+            return Err(FleetError::TooMany { what: "hosts", there: hosts, most: MAX_HOSTS });
         }
         if self.vm.len() > MAX_VMS {
             return Err(FleetError::TooMany { what: "VMs", there: self.vm.len(), most: MAX_VMS });
         }
-        let mut names = std::collections::HashSet::new();
+        let mut names = HashSet::new();
         for vm in &self.vm {
             let whose = format!("VM `{}`", vm.name);
             if !names.insert(&vm.name) {
@@ -372,6 +577,11 @@ impl Fleet {
             number("held_gib", &whose, vm.held_gib, 0.0, zero)?;
             number("dirty_pages_per_s", &whose, vm.dirty_pages_per_s, 0.0, zero)?;
             number("disk_kib_per_s", &whose, vm.disk_kib_per_s, 0.0, zero)?;
+            number("first_bytes_a_page", &whose, vm.first_bytes_a_page.unwrap_or(0.0), 0.0, zero)?;
+            number("again_bytes_a_page", &whose, vm.again_bytes_a_page.unwrap_or(0.0), 0.0, zero)?;
+            for held in &vm.held {
+                number("gib held", &whose, held.gib, 0.0, zero)?;
+            }
             if vm.strategies.is_empty() {
                 let hint = "name at least one of mirror, postcopy and cold";
                 return Err(FleetError::Value { what: "strategies", whose, value: "empty".into(), hint });
@@ -383,12 +593,17 @@ impl Fleet {
                 }
             }
         }
+        let machines: HashSet<_> = self.vm.iter().map(|vm| &vm.machine).collect();
+        if machines.len() > MAX_MACHINES {
+            return Err(FleetError::TooMany { what: "machine types", there: machines.len(), most: MAX_MACHINES });
+        }
         Ok(())
     }
 
     /// What moves take besides their bytes.
     fn overheads(&self, link: &FleetLink) -> (f64, f64) {
-        (self.pre_s, (self.post_ms + 1.5 * link.rtt_ms) / 1e3)
+        let pause = link.pause_ms.unwrap_or(self.post_ms + 1.5 * link.rtt_ms);
+        (link.pre_s.unwrap_or(self.pre_s), pause / 1e3)
     }
 
     fn lanes(&self, deadline: Duration) -> Result<Vec<Lane>, FleetError> {
@@ -401,22 +616,24 @@ impl Fleet {
         let lanes = self.link.iter().enumerate().flat_map(|(link, known)| {
             let (pre, post) = self.overheads(known);
             let rate = known.rate_mbit / lanes_of(known);
-            let lane = Lane { link, rate, room: deadline.as_secs_f64() - pre - post, load: 0.0 };
+            let room = deadline.as_secs_f64() - pre - post - known.busy_s;
+            let lane = Lane { link, rate, room, load: 0.0, busy: known.busy_s };
             std::iter::repeat_n(lane, lanes_of(known) as usize)
         });
         Ok(lanes.collect())
     }
 
-    fn costs(&self, lanes: &[Lane]) -> Costs {
+    fn costs(&self, lanes: &[Lane], homes: &Homes) -> Costs {
         let mut known = HashMap::new();
         let lanes_of = |link| lanes.iter().filter(|lane| lane.link == link).count().max(1) as f64;
         let rates: Vec<f64> = self.link.iter().enumerate().map(|(i, l)| l.rate_mbit * 1e6 / lanes_of(i)).collect();
-        let of = |vm: &FleetVm, known: &mut HashMap<_, _>| {
-            let each = self.link.iter().zip(&rates).map(|(link, rate)| {
-                let may_go = vm.to.as_ref().is_none_or(|to| to.contains(&link.to));
+        let of = |(i, vm): (usize, &FleetVm), known: &mut HashMap<_, _>| {
+            let each = self.link.iter().zip(&rates).enumerate().map(|(at, (link, rate))| {
+                let may_go = vm.to.as_ref().is_none_or(|to| to.contains(&link.to)) && homes.may_run(i, at);
+                let held = homes.held(vm, i, at);
                 let way = |strategy| {
                     let fits = may_go && vm.strategies.contains(&strategy);
-                    fits.then(|| self.cost(vm, link, *rate, strategy, known)).flatten()
+                    fits.then(|| self.cost((vm, held), link, *rate, strategy, known)).flatten()
                 };
                 Strategy::ALL.map({
                     let mut way = way;
@@ -425,25 +642,46 @@ impl Fleet {
             });
             each.collect::<Vec<_>>()
         };
-        Costs(self.vm.iter().map(|vm| of(vm, &mut known)).collect())
+        Costs(self.vm.iter().enumerate().map(|vm| of(vm, &mut known)).collect())
     }
 
-    /// What a VM costs at so many bits a second; none where it never ends.
+    /// What a VM costs at so many bits a second, so many GiB of whose disks are there; none where it never ends.
     fn cost(
         &self,
-        vm: &FleetVm,
+        (vm, held): (&FleetVm, f64),
         link: &FleetLink,
         rate: f64,
         strategy: Strategy,
-        known: &mut HashMap<[u64; 4], Option<(f64, f64, f64)>>,
+        known: &mut HashMap<[u64; 6], Option<(f64, f64, f64)>>,
+    ) -> Option<Cost> {
+        // What past moves took more than was reckoned is reckoned with.
+        let cost = self.unproved_cost((vm, held), link, rate, strategy, known)?;
+        let (total, downtime) = (self.error.total.likely, self.error.downtime.likely);
+        Some(Cost { seconds: cost.seconds * total, downtime_s: cost.downtime_s * downtime, ..cost })
+    }
+
+    fn unproved_cost(
+        &self,
+        (vm, held): (&FleetVm, f64),
+        link: &FleetLink,
+        rate: f64,
+        strategy: Strategy,
+        known: &mut HashMap<[u64; 6], Option<(f64, f64, f64)>>,
     ) -> Option<Cost> {
         let post = self.overheads(link).1;
         let rate = rate / 8.0;
-        let disk = (vm.disk_gib - vm.held_gib).max(0.0) * (1_u64 << 30) as f64;
+        let disk = (vm.disk_gib - held).max(0.0) * (1_u64 << 30) as f64;
         let writes = if vm.disk_gib > 0.0 { vm.disk_kib_per_s * 1024.0 } else { 0.0 };
         let mut memory = |rate: f64| {
-            let key =
-                [vm.memory_mib, vm.working_set_mib.unwrap_or(u64::MAX), vm.dirty_pages_per_s.to_bits(), rate.to_bits()];
+            let wire = vm.wire();
+            let key = [
+                vm.memory_mib,
+                vm.working_set_mib.unwrap_or(u64::MAX),
+                vm.dirty_pages_per_s.to_bits(),
+                rate.to_bits(),
+                wire.first.bytes.to_bits(),
+                wire.again.bytes.to_bits(),
+            ];
             *known.entry(key).or_insert_with(|| memory(vm, rate))
         };
         match strategy {
@@ -462,7 +700,10 @@ impl Fleet {
                 let (seconds, stop, bytes) = memory(rate)?;
                 Some(Cost { seconds: seconds + disk / rate, downtime_s: stop + post, bytes: bytes + disk })
             }
-            Strategy::Cold => Some(Cost { seconds: disk / rate, downtime_s: self.boot_s + post, bytes: disk }),
+            Strategy::Cold => {
+                let downtime_s = if vm.off { 0.0 } else { self.boot_s + post };
+                Some(Cost { seconds: disk / rate, downtime_s, bytes: disk })
+            }
         }
     }
 }
@@ -474,7 +715,7 @@ fn memory(vm: &FleetVm, rate: f64) -> Option<(f64, f64, f64)> {
     let mut guest = Evenly::new(pages, working_set, PageRate::new(vm.dirty_pages_per_s));
     let link = Link { rate: BitRate((rate * 8.0) as u64), overheads: Overheads::default() };
     let rules = Rules { batch: (pages.0 / BATCHES).max(1), ..Rules::godwit() };
-    let moved = simulate(&mut guest, link, &rules).ok()?;
+    let moved = simulate_on(&mut guest, link, &vm.wire(), &rules).ok()?;
     Some((moved.total_s, moved.downtime_ms / 1e3, moved.bytes as f64))
 }
 
@@ -482,21 +723,22 @@ fn memory(vm: &FleetVm, rate: f64) -> Option<(f64, f64, f64)> {
 struct Packer<'a> {
     fleet: &'a Fleet,
     costs: &'a Costs,
+    homes: &'a Homes,
     lanes: Vec<Lane>,
     places: Vec<Option<Place>>,
-    /// MiB of memory that are left at the end of each link.
-    room: Vec<f64>,
+    rooms: Rooms,
 }
 
-/// What a link is used for: from when to when each of its moves lasts, and their bytes.
+/// What a link is used for: from when to when each of its moves lasts, when the last is over at the earliest and the latest, and their bytes.
 #[derive(Clone, Debug, Default)]
 struct Used {
     spans: Vec<(f64, f64)>,
+    ends: [f64; 2],
     bytes: u64,
 }
 
 /// A packing, to come back to.
-type Kept = (Vec<Lane>, Vec<Option<Place>>, Vec<f64>);
+type Kept = (Vec<Lane>, Vec<Option<Place>>, Rooms);
 
 /// Which strategy VMs are packed with.
 #[derive(Clone, Copy)]
@@ -509,7 +751,7 @@ impl Packer<'_> {
     fn clear(&mut self) {
         self.lanes.iter_mut().for_each(|lane| lane.load = 0.0);
         self.places.iter_mut().for_each(|place| *place = None);
-        self.room = self.fleet.link.iter().map(|l| l.room_gib.map_or(f64::INFINITY, |gib| gib * 1024.0)).collect();
+        self.rooms = Rooms::of(self.fleet);
     }
 
     fn way(&self, vm: usize, link: usize, with: With) -> Option<(Strategy, Cost)> {
@@ -528,9 +770,15 @@ impl Packer<'_> {
         shares.fold(f64::INFINITY, f64::min)
     }
 
+    /// The host that a VM would go to over a link now.
+    fn host(&self, vm: usize, link: usize) -> Option<usize> {
+        self.homes.host(&self.rooms, &self.fleet.vm[vm], vm, link)
+    }
+
     fn put(&mut self, vm: usize, place: Place, seconds: f64) {
+        let (link, known) = (self.lanes[place.lane].link, &self.fleet.vm[vm]);
         self.lanes[place.lane].load += seconds;
-        self.room[self.lanes[place.lane].link] -= self.fleet.vm[vm].memory_mib as f64;
+        self.rooms.take(link, place.host, known, self.homes.held(known, vm, link));
         self.places[vm] = Some(place);
     }
 
@@ -538,21 +786,24 @@ impl Packer<'_> {
         let place = self.places[vm].take()?;
         let link = self.lanes[place.lane].link;
         self.lanes[place.lane].load -= self.costs.get(vm, link, place.strategy).map_or(0.0, |cost| cost.seconds);
-        self.room[link] += self.fleet.vm[vm].memory_mib as f64;
+        let known = &self.fleet.vm[vm];
+        self.rooms.give_back(link, place.host, known, self.homes.held(known, vm, link));
         Some(place)
     }
 
     /// The lane in which least is left over behind a VM.
     fn fits_best(&self, vm: usize, with: With) -> Option<(Place, f64)> {
-        let memory = self.fleet.vm[vm].memory_mib as f64;
         let mut best: Option<(f64, Place, f64)> = None;
         for (i, lane) in self.lanes.iter().enumerate() {
             let Some((strategy, cost)) = self.way(vm, lane.link, with) else { continue };
             let over = lane.room - lane.load - cost.seconds;
             // Between links the faster one counts, too: it takes less of its time.
             let score = over / lane.room.max(1e-9) + 4.0 * cost.seconds / lane.room.max(1e-9);
-            if over >= 0.0 && self.room[lane.link] >= memory && best.is_none_or(|(s, ..)| score < s) {
-                best = Some((score, Place { lane: i, strategy }, cost.seconds));
+            if over < 0.0 || best.is_some_and(|(least, ..)| score >= least) {
+                continue;
+            }
+            if let Some(host) = self.host(vm, lane.link) {
+                best = Some((score, Place { lane: i, host, strategy }, cost.seconds));
             }
         }
         best.map(|(_, place, seconds)| (place, seconds))
@@ -646,7 +897,7 @@ impl Packer<'_> {
             }
         }
         if let Some((_, kept)) = found {
-            (self.lanes, self.places, self.room) = kept;
+            (self.lanes, self.places, self.rooms) = kept;
         }
         self.balance();
     }
@@ -663,7 +914,7 @@ impl Packer<'_> {
     }
 
     fn keep(&self) -> Kept {
-        (self.lanes.clone(), self.places.clone(), self.room.clone())
+        (self.lanes.clone(), self.places.clone(), self.rooms.clone())
     }
 
     /// Somebody who is disturbed stays behind if somebody else fits in who is disturbed less: as many are in time.
@@ -680,7 +931,7 @@ impl Packer<'_> {
                 for other in 0..self.places.len() {
                     tries += 1;
                     if other != vm && self.places[other].is_none() && tries < EXCHANGES {
-                        found = self.fits_with(other, strategy).map(|(lane, seconds)| (other, lane, strategy, seconds));
+                        found = self.fits_with(other, strategy).map(|(place, seconds)| (other, place, seconds));
                         if found.is_some() {
                             break 'found;
                         }
@@ -689,7 +940,7 @@ impl Packer<'_> {
             }
             let seconds = |p: Place| self.costs.get(vm, self.lanes[p.lane].link, p.strategy).map_or(0.0, |c| c.seconds);
             match found {
-                Some((other, lane, strategy, seconds)) => self.put(other, Place { lane, strategy }, seconds),
+                Some((other, place, seconds)) => self.put(other, place, seconds),
                 None => self.put(vm, before, seconds(before)),
             }
         }
@@ -708,23 +959,24 @@ impl Packer<'_> {
         all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         self.clear();
         for (_, vm, strategy) in all {
-            let memory = self.fleet.vm[vm].memory_mib as f64;
-            let ends = |(i, lane): (usize, &Lane)| {
-                let seconds = self.costs.get(vm, lane.link, strategy)?.seconds;
-                let end = lane.load + seconds;
-                (end <= lane.room && self.room[lane.link] >= memory).then_some((end, i, seconds))
+            let hosts = self.hosts(vm);
+            let ends = |(lane, known): (usize, &Lane)| {
+                let seconds = self.costs.get(vm, known.link, strategy)?.seconds;
+                let end = known.load + seconds;
+                let place = Place { lane, host: hosts[known.link]?, strategy };
+                (end <= known.room).then_some((end + known.busy, place, seconds))
             };
             match self.lanes.iter().enumerate().filter_map(ends).min_by(|a, b| a.0.total_cmp(&b.0)) {
-                Some((_, lane, seconds)) => self.put(vm, Place { lane, strategy }, seconds),
+                Some((_, place, seconds)) => self.put(vm, place, seconds),
                 None => {
-                    (self.lanes, self.places, self.room) = before;
+                    (self.lanes, self.places, self.rooms) = before;
                     return;
                 }
             }
         }
-        let last = |lanes: &[Lane]| lanes.iter().map(|lane| lane.load).fold(0.0, f64::max);
+        let last = |lanes: &[Lane]| lanes.iter().map(|lane| lane.load + lane.busy).fold(0.0, f64::max);
         if last(&self.lanes) > last(&before.0) {
-            (self.lanes, self.places, self.room) = before;
+            (self.lanes, self.places, self.rooms) = before;
         }
     }
 
@@ -758,7 +1010,7 @@ impl Packer<'_> {
     fn place_with(&mut self, vm: usize, strategy: Strategy) {
         let Some(before) = self.take(vm) else { return };
         match self.fits_with(vm, strategy) {
-            Some((lane, seconds)) => self.put(vm, Place { lane, strategy }, seconds),
+            Some((place, seconds)) => self.put(vm, place, seconds),
             None => {
                 let link = self.lanes[before.lane].link;
                 let seconds = self.costs.get(vm, link, before.strategy).map_or(0.0, |cost| cost.seconds);
@@ -768,15 +1020,24 @@ impl Packer<'_> {
     }
 
     /// The lane in which least is left over behind a VM that is moved so, and how long it takes there.
-    fn fits_with(&self, vm: usize, strategy: Strategy) -> Option<(usize, f64)> {
-        let memory = self.fleet.vm[vm].memory_mib as f64;
-        let over = |lane: &Lane| {
-            let cost = self.costs.get(vm, lane.link, strategy)?;
+    fn fits_with(&self, vm: usize, strategy: Strategy) -> Option<(Place, f64)> {
+        let mut best: Option<(f64, Place, f64)> = None;
+        for (i, lane) in self.lanes.iter().enumerate() {
+            let Some(cost) = self.costs.get(vm, lane.link, strategy) else { continue };
             let over = lane.room - lane.load - cost.seconds;
-            (over >= 0.0 && self.room[lane.link] >= memory).then_some((over, cost.seconds))
-        };
-        let ways = self.lanes.iter().enumerate().filter_map(|(i, lane)| Some((i, over(lane)?)));
-        ways.min_by(|a, b| a.1.0.total_cmp(&b.1.0)).map(|(lane, (_, seconds))| (lane, seconds))
+            if over < 0.0 || best.is_some_and(|(least, ..)| over >= least) {
+                continue;
+            }
+            if let Some(host) = self.host(vm, lane.link) {
+                best = Some((over, Place { lane: i, host, strategy }, cost.seconds));
+            }
+        }
+        best.map(|(_, place, seconds)| (place, seconds))
+    }
+
+    /// By link, the host that a VM would go to now.
+    fn hosts(&self, vm: usize) -> Vec<Option<usize>> {
+        (0..self.fleet.link.len()).map(|link| self.host(vm, link)).collect()
     }
 
     /// Those that are late go where they are away soonest, in the mildest way; what is left cannot go.
@@ -789,12 +1050,12 @@ impl Packer<'_> {
         };
         rest.sort_by(|a, b| soonest(*a).total_cmp(&soonest(*b)).then(a.cmp(b)));
         for vm in rest {
-            let memory = self.fleet.vm[vm].memory_mib as f64;
             let known = &self.fleet.vm[vm];
-            let ends = |(i, lane): (usize, &Lane)| {
-                let (strategy, cost) = self.costs.mildest(vm, lane.link)?;
-                let fits = self.room[lane.link] >= memory;
-                fits.then_some((lane.load + cost.seconds, Place { lane: i, strategy }, cost.seconds))
+            let hosts = self.hosts(vm);
+            let ends = |(lane, known): (usize, &Lane)| {
+                let (strategy, cost) = self.costs.mildest(vm, known.link)?;
+                let place = Place { lane, host: hosts[known.link]?, strategy };
+                Some((known.busy + known.load + cost.seconds, place, cost.seconds))
             };
             match self.lanes.iter().enumerate().filter_map(ends).min_by(|a, b| a.0.total_cmp(&b.0)) {
                 Some((_, place, seconds)) => {
@@ -803,10 +1064,12 @@ impl Packer<'_> {
                 }
                 None => {
                     let moves_at_all = (0..self.fleet.link.len()).any(|link| self.costs.mildest(vm, link).is_some());
-                    let why = if moves_at_all {
-                        "there is no room for its memory where it may go".to_owned()
-                    } else {
-                        "it writes to its disks faster than its links carry: allow it `postcopy` or `cold`".to_owned()
+                    let runs = (0..self.fleet.link.len()).any(|link| self.homes.may_run(vm, link));
+                    let why = match &known.machine {
+                        Some(machine) if !runs => format!("no host where it may go runs its machine type `{machine}`"),
+                        _ if moves_at_all => "there is no room for its memory and disks where it may go".to_owned(),
+                        _ => "it writes to its disks faster than its links carry: allow it `postcopy` or `cold`"
+                            .to_owned(),
                     };
                     stranded.push(Stranded { vm: known.name.clone(), why });
                 }
@@ -826,10 +1089,10 @@ impl Packer<'_> {
             let link = &self.fleet.link[lane.link];
             let (pre, post) = self.fleet.overheads(link);
             let of_lane = |moves_of: &[(usize, Place)], by_length: bool| {
-                let mut mine: Vec<(usize, Strategy, Cost)> = moves_of
+                let mut mine: Vec<(usize, Place, Cost)> = moves_of
                     .iter()
                     .filter(|(_, place)| place.lane == i)
-                    .filter_map(|(vm, p)| Some((*vm, p.strategy, self.costs.get(*vm, lane.link, p.strategy)?)))
+                    .filter_map(|(vm, p)| Some((*vm, *p, self.costs.get(*vm, lane.link, p.strategy)?)))
                     .collect();
                 // The shortest first: more are away sooner.
                 if by_length {
@@ -838,21 +1101,33 @@ impl Packer<'_> {
                 mine
             };
             let all: Vec<_> = of_lane(&in_time, true).into_iter().chain(of_lane(&late, false)).collect();
-            let mut begin = pre;
-            for (vm, strategy, cost) in all {
-                let (start_s, end_s) = (begin - pre, begin + cost.seconds + post);
-                begin += cost.seconds;
-                links[lane.link].spans.push((start_s, end_s));
-                links[lane.link].bytes += cost.bytes as u64;
+            let mut queue = Queue::new(link, self.fleet.error, lane.busy);
+            let mut after = None;
+            for (vm, place, cost) in all {
+                let start_s = queue.seconds;
+                queue.add(cost.seconds);
+                let end_s = pre + queue.seconds + post;
+                let end_between_s = queue.between().map(|seconds| pre + seconds + post);
+                let used = &mut links[lane.link];
+                used.spans.push((start_s, end_s));
+                used.bytes += cost.bytes as u64;
+                used.ends = [0, 1].map(|n| used.ends[n].max(end_between_s[n]));
+                let name = self.fleet.vm[vm].name.clone();
                 moves.push(Move {
-                    vm: self.fleet.vm[vm].name.clone(),
+                    vm: name.clone(),
                     to: link.to.clone(),
-                    strategy,
+                    host: link.host.get(place.host).map(|host| host.name.clone()),
+                    strategy: place.strategy,
+                    after: after.replace(name),
                     start_s,
                     end_s,
+                    end_between_s,
                     downtime_ms: cost.downtime_s * 1e3,
+                    downtime_between_ms: pause_between(cost.downtime_s, post, link, self.fleet.error)
+                        .map(|seconds| seconds * 1e3),
                     bytes: cost.bytes as u64,
                     in_time: end_s <= deadline.as_secs_f64() + 1e-6,
+                    surely: end_between_s[1] <= deadline.as_secs_f64() + 1e-6,
                 });
             }
         }
@@ -863,21 +1138,70 @@ impl Packer<'_> {
             at_once: at_once(&used.spans),
             bytes: used.bytes,
             end_s: used.spans.iter().map(|span| span.1).fold(0.0, f64::max),
+            end_between_s: used.ends,
         };
         let links: Vec<LinkPlan> = self.fleet.link.iter().zip(&links).map(of_link).collect();
         let in_time = moves.iter().filter(|m| m.in_time).count();
+        let last = |of: &dyn Fn(&LinkPlan) -> f64| links.iter().map(of).fold(0.0, f64::max);
         Plan {
             deadline_s: deadline.as_secs_f64(),
             in_time,
+            surely: moves.iter().filter(|m| m.surely).count(),
             late: moves.len() - in_time,
             at_most,
-            end_s: links.iter().map(|link| link.end_s).fold(0.0, f64::max),
+            end_s: last(&|link| link.end_s),
+            end_between_s: [last(&|link| link.end_between_s[0]), last(&|link| link.end_between_s[1])],
             bytes: moves.iter().map(|m| m.bytes).sum(),
             links,
             moves,
             stranded,
         }
     }
+}
+
+/// Moves of a lane, one behind the other, and how far what is reckoned of them may be off.
+struct Queue {
+    /// What they take together, and others before them.
+    seconds: f64,
+    /// How many times as long the link may take, and what a single move may be off.
+    slower: (f64, f64),
+    error: Span,
+    /// The squares of what single moves may be shorter and longer.
+    squares: (f64, f64),
+}
+
+impl Queue {
+    fn new(link: &FleetLink, error: Errors, busy: f64) -> Self {
+        Self { seconds: busy, slower: link.slower(), error: error.total, squares: (0.0, 0.0) }
+    }
+
+    fn add(&mut self, seconds: f64) {
+        let (less, more) = beyond(self.error);
+        self.seconds += seconds;
+        self.squares.0 += (seconds * less).powi(2);
+        self.squares.1 += (seconds * more).powi(2);
+    }
+
+    /// When the last one added is over, at the earliest and at the latest.
+    fn between(&self) -> [f64; 2] {
+        let less = (self.squares.0 + (self.seconds * (1.0 - self.slower.0)).powi(2)).sqrt();
+        let more = (self.squares.1 + (self.seconds * (self.slower.1 - 1.0)).powi(2)).sqrt();
+        [(self.seconds - less).max(0.0), self.seconds + more]
+    }
+}
+
+/// By which part of what is likely moves were shorter and longer.
+fn beyond(error: Span) -> (f64, f64) {
+    ((1.0 - error.lower / error.likely).max(0.0), (error.upper / error.likely - 1.0).max(0.0))
+}
+
+/// A pause at the least and at the most, so much of which is not the link's, in seconds.
+fn pause_between(pause: f64, post: f64, link: &FleetLink, errors: Errors) -> [f64; 2] {
+    let ((less, more), (fast, slow)) = (beyond(errors.downtime), link.slower());
+    let of_link = (pause - post).max(0.0);
+    let less = ((pause * less).powi(2) + (of_link * (1.0 - fast)).powi(2)).sqrt();
+    let more = ((pause * more).powi(2) + (of_link * (slow - 1.0)).powi(2)).sqrt();
+    [(pause - less).max(0.0), pause + more]
 }
 
 /// The most spans that overlap.

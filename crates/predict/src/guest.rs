@@ -11,6 +11,9 @@ pub struct Batch {
     pub sent: f64,
     /// So many were to be sent, but have been dirtied again.
     pub skipped: f64,
+    /// So many of those that are sent were not written since they were sent before: dirtied in the last round, before their turn came in it.
+    /// The other end has them as they are.
+    pub same: f64,
 }
 
 /// A round is over.
@@ -80,6 +83,8 @@ pub struct Bitmaps {
     pages: u64,
     to_send: Vec<u64>,
     dirty: Vec<u64>,
+    /// Written since they were sent, or never sent.
+    stale: Vec<u64>,
     dirtied: u64,
     /// The next word of this round, and the first bit of it that was not looked at.
     word: usize,
@@ -99,7 +104,8 @@ impl Bitmaps {
         if let (Some(last), part @ 1..) = (to_send.last_mut(), pages % WORD) {
             *last = (1 << part) - 1;
         }
-        Self { pages, to_send, dirty: vec![0; words], dirtied: 0, word: 0, bit: 0, words_left: words }
+        let stale = vec![u64::MAX; words];
+        Self { pages, to_send, dirty: vec![0; words], stale, dirtied: 0, word: 0, bit: 0, words_left: words }
     }
 
     /// How many there are.
@@ -130,6 +136,15 @@ impl Bitmaps {
     pub(crate) fn write_word(&mut self, word: usize, bits: u64) {
         self.dirtied += u64::from((bits & !self.dirty[word]).count_ones());
         self.dirty[word] |= bits;
+        self.stale[word] |= bits;
+    }
+
+    /// Pages of one word are sent; how many the other end has as they are.
+    fn send_word(&mut self, word: usize, bits: u64) -> u64 {
+        let same = bits & !self.stale[word];
+        self.to_send[word] &= !bits;
+        self.stale[word] &= !bits;
+        u64::from(same.count_ones())
     }
 
     /// As [`Guest::batch`].
@@ -137,7 +152,7 @@ impl Bitmaps {
         if self.words_left == 0 {
             return None;
         }
-        let (mut sent, mut skipped) = (0, 0);
+        let (mut sent, mut skipped, mut same) = (0, 0, 0);
         while self.words_left > 0 && sent < most {
             let wanted = self.to_send[self.word] & (u64::MAX << self.bit);
             let again = if skip { wanted & self.dirty[self.word] } else { 0 };
@@ -145,21 +160,21 @@ impl Bitmaps {
             if u64::from(now.count_ones()) > most - sent {
                 let now = lowest(now, most - sent);
                 let last = now.ilog2();
-                self.to_send[self.word] &= !now;
+                same += self.send_word(self.word, now);
                 skipped += u64::from((again & (u64::MAX >> (63 - last))).count_ones());
                 sent = most;
                 // Not the last bit: there are more.
                 self.bit = u64::from(last) + 1;
                 break;
             }
-            self.to_send[self.word] &= !now;
+            same += self.send_word(self.word, now);
             sent += u64::from(now.count_ones());
             skipped += u64::from(again.count_ones());
             self.word = if self.word + 1 == self.to_send.len() { 0 } else { self.word + 1 };
             self.bit = 0;
             self.words_left -= 1;
         }
-        Some(Batch { sent: sent as f64, skipped: skipped as f64 })
+        Some(Batch { sent: sent as f64, skipped: skipped as f64, same: same as f64 })
     }
 
     /// As [`Guest::clean`].
@@ -256,6 +271,43 @@ mod tests {
                         // What lies between the last page sent and the next word may be skipped by this batch or by the next.
                         let sent = |batch: Option<Batch>| batch.unwrap_or_default().sent;
                         prop_assert_eq!(sent(ours), sent(theirs));
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn the_other_end_has_a_page_as_it_is_if_nobody_wrote_to_it_since_it_was_sent(
+            steps in prop::collection::vec((0_u64..100, 1_u64..30, 1_u64..60, 0..5), 1..60),
+        ) {
+            let mut fast = Bitmaps::new(100);
+            // What each page holds, and what the other end has of it.
+            let (mut here, mut there) = (vec![1_u32; 100], vec![0_u32; 100]);
+            let mut to_send = vec![true; 100];
+            let mut dirty = vec![false; 100];
+            let mut at = 0;
+            for (from, run, most, kind) in steps {
+                match kind {
+                    0 => {
+                        fast.clean();
+                        // A round that is broken off goes on at the word where it was.
+                        at = fast.word * 64;
+                        to_send.iter_mut().zip(&mut dirty).for_each(|(send, dirty)| *send |= std::mem::take(dirty));
+                    }
+                    1 | 2 => {
+                        fast.write_run(from, run);
+                        for page in (from..from + run).map(|page| page as usize).filter(|page| *page < 100) {
+                            (here[page], dirty[page]) = (here[page] + 1, true);
+                        }
+                    }
+                    _ => {
+                        let Some(batch) = fast.batch(most, false) else { continue };
+                        let (mut sent, mut same) = (0, 0);
+                        for page in (0..100).map(|n| (at + n) % 100).filter(|page| to_send[*page]).take(batch.sent as usize).collect::<Vec<_>>() {
+                            (sent, same) = (sent + 1, same + u32::from(here[page] == there[page]));
+                            (there[page], to_send[page]) = (here[page], false);
+                        }
+                        prop_assert_eq!((batch.sent, batch.same), (f64::from(sent), f64::from(same)));
                     }
                 }
             }

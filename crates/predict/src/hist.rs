@@ -1,8 +1,13 @@
 //! The model HIST (section IV-B of the paper): a guest that dirties the pages that it was seen to dirty before.
 //!
-//! A log says which pages were dirtied within an interval, not when: they are spread over it, a sixteenth of them in each sixteenth
-//! of its time. Neighbouring words of the bitmap come at different times, so that every batch of 1,024 pages, sixteen words, sees the same
-//! share of what has been dirtied so far.
+//! A log says which pages were dirtied within an interval, not when, nor how often: they are spread over it in sixteen parts. Neighbouring
+//! words of the bitmap come at different times, so that every batch of 1,024 pages, sixteen words, sees the same share of what has
+//! been dirtied so far.
+//!
+//! A guest that writes the same pages again and again dirties most of them early in an interval, and dirties them again after a round has
+//! ended within it; one that goes through its memory page by page does neither. The two are told apart by how many of an interval's pages
+//! the next one has, too (`Timeline::hot`): of pages that are chosen at random from a set that is the share of the set that an interval has,
+//! and the share that any part of the interval has follows from it (`early`).
 //!
 //! # Speed
 //!
@@ -12,9 +17,9 @@
 //!
 //! # What it cannot know
 //!
-//! A page that is written many times within an interval is written once here. So rounds much shorter than an interval (those before
-//! a short pause) see too few of such pages: watch at intervals no longer than the pause that is asked about. Where a move outlasts
-//! the log, the log begins again: [`Replayed::repeats`].
+//! How often a page is written within an interval. What is said above is right for pages that are written at random and for those that are
+//! written in turn; pages that are written once in each interval, and the same ones in each, are taken to be written more often. Where a
+//! move outlasts the log, the log begins again: [`Replayed::repeats`].
 
 use crate::amount::Pages;
 use crate::guest::{Batch, Bitmaps, Cleaned, Guest};
@@ -33,6 +38,8 @@ const FAN: u64 = 4;
 const LEVELS: u32 = 6;
 /// Blocks of a round, at the least: a block's pages are that much out of place in time.
 const BLOCKS_A_ROUND: f64 = 16.0;
+/// More than this share of an interval's pages in the next one says no more of how often they are written.
+const HOTTEST: f64 = 0.98;
 /// What a timeline keeps unpacked, in words: 512 MiB. Past that it forgets, and unpacks again.
 const KEPT_WORDS: usize = (512 << 20) / size_of::<Dirty>();
 
@@ -58,9 +65,15 @@ impl Dirty {
 #[derive(Debug)]
 struct Block {
     parts: [Vec<Dirty>; PARTS as usize],
+    pages: u64,
 }
 
 impl Block {
+    fn new(parts: [Vec<Dirty>; PARTS as usize]) -> Self {
+        let pages = parts.iter().flatten().map(|dirty| u64::from(dirty.bits().count_ones())).sum();
+        Self { parts, pages }
+    }
+
     fn words(&self) -> usize {
         self.parts.iter().map(Vec::len).sum()
     }
@@ -84,8 +97,24 @@ impl Block {
             all.extend_from_slice(b);
             all
         });
-        Self { parts }
+        Self::new(parts)
     }
+}
+
+/// Pages that are in both; each is in the order of its words.
+fn in_both(mut a: &[Dirty], mut b: &[Dirty]) -> u64 {
+    let mut count = 0;
+    while let (Some((x, after_x)), Some((y, after_y))) = (a.split_first(), b.split_first()) {
+        match x.word.cmp(&y.word) {
+            Ordering::Less => a = after_x,
+            Ordering::Greater => b = after_y,
+            Ordering::Equal => {
+                count += u64::from((x.bits() & y.bits()).count_ones());
+                (a, b) = (after_x, after_y);
+            }
+        }
+    }
+    count
 }
 
 /// A log, made ready to be replayed any number of times.
@@ -101,6 +130,7 @@ struct Kept {
     /// By level and number.
     blocks: HashMap<(u32, u64), Rc<Block>>,
     words: usize,
+    hot: HashMap<u64, f64>,
 }
 
 impl<'a> Timeline<'a> {
@@ -121,7 +151,7 @@ impl<'a> Timeline<'a> {
                 // A guest has at most 2^32 pages, 2^26 words.
                 parts[word.wrapping_mul(7) % PARTS as usize].push(Dirty::new(word as u32, bits));
             });
-            Block { parts }
+            Block::new(parts)
         } else {
             let [a, b, c, d] = std::array::from_fn(|i| self.block(level - 1, number * FAN + i as u64));
             Block::union(&Block::union(&a, &b), &Block::union(&c, &d))
@@ -140,6 +170,30 @@ impl<'a> Timeline<'a> {
         kept.blocks.insert((level, number), Rc::clone(&block));
         block
     }
+
+    /// Which share of an interval's pages the next one has, too; at the log's end the one before. 0 where each has pages of its own, near 1 where
+    /// they are always the same.
+    fn hot(&self, number: u64) -> f64 {
+        let count = self.log.intervals();
+        if count < 2 {
+            return 0.0;
+        }
+        let number = number % count;
+        if let Some(hot) = self.kept.borrow().hot.get(&number) {
+            return *hot;
+        }
+        let next = if number + 1 < count { number + 1 } else { number - 1 };
+        let (this, next) = (self.block(0, number), self.block(0, next));
+        let both: u64 = this.parts.iter().zip(&next.parts).map(|(a, b)| in_both(a, b)).sum();
+        let hot = if this.pages == 0 { 0.0 } else { (both as f64 / this.pages as f64).min(HOTTEST) };
+        self.kept.borrow_mut().hot.insert(number, hot);
+        hot
+    }
+
+    fn interval(&self, number: u64, since: u64) -> Open {
+        let first = (since + number.wrapping_mul(5)) % PARTS;
+        Open { block: self.block(0, number), level: 0, number, hot: self.hot(number), since, first, applied: 0 }
+    }
 }
 
 /// A block that is being applied, part by part.
@@ -148,6 +202,32 @@ struct Open {
     block: Rc<Block>,
     level: u32,
     number: u64,
+    /// Of an interval: which share of what is written there it has; the tick of it at which the round began, or 0.
+    hot: f64,
+    since: u64,
+    /// The part that came first, and how many have come.
+    first: u64,
+    applied: u64,
+}
+
+impl Open {
+    /// The round ends at a tick of this interval: what comes after it is written anew.
+    fn begin_again(&mut self, tick: u64) {
+        self.first = (self.first + self.applied) % PARTS;
+        (self.since, self.applied) = (tick, 0);
+    }
+
+    /// How many parts have come by a tick.
+    fn due(&self, tick: u64) -> u64 {
+        let part = (tick - self.since) as f64 / PARTS as f64;
+        ((early(self.hot, part) * PARTS as f64).round() as u64).min(PARTS)
+    }
+}
+
+/// Which share of an interval's pages a part of it has, if the interval has the share `hot` of a set: 1 - (1 - hot)^part of the set, as pages
+/// that are chosen at random.
+fn early(hot: f64, part: f64) -> f64 {
+    if hot < 1e-3 { part } else { (1.0 - (1.0 - hot).powf(part)) / hot }
 }
 
 /// A guest that does again what its log says.
@@ -226,7 +306,19 @@ impl<'a> Replayed<'a> {
         let fits = |l: &u32| self.next.is_multiple_of(ticks(*l)) && self.next + ticks(*l) <= end;
         let level = (1..=most).rev().find(fits).unwrap_or(0);
         let number = self.next / ticks(level);
-        self.open = Some(Open { block: self.timeline.block(level, number), level, number });
+        self.open = Some(match level {
+            0 => self.timeline.interval(number, self.next % PARTS),
+            _ => Open {
+                block: self.timeline.block(level, number),
+                level,
+                number,
+                hot: 0.0,
+                since: 0,
+                // Another order in each, so that the same page is not always early.
+                first: number.wrapping_mul(5) % PARTS,
+                applied: 0,
+            },
+        });
     }
 
     fn write(memory: &mut Bitmaps, part: &[Dirty]) {
@@ -235,21 +327,23 @@ impl<'a> Replayed<'a> {
         }
     }
 
-    /// One part of the block that is open, and past it; whether that can be before `until`.
+    /// One tick of the block that is open, and past it; whether that can be before `until`.
     fn step(&mut self, until: u64) -> bool {
         if self.open.is_none() {
             self.enter();
         }
-        let Some(open) = &self.open else { return false };
+        let Some(open) = &mut self.open else { return false };
         let tick = FAN.pow(open.level);
         if self.next + tick > until {
             return false;
         }
-        let part = (self.next / tick) % PARTS;
-        // Another order in each, so that the same page is not always early.
-        let which = (part + open.number.wrapping_mul(5)) % PARTS;
-        Self::write(&mut self.memory, &open.block.parts[which as usize]);
         self.next += tick;
+        let due = open.due(self.next / tick - open.number * PARTS);
+        while open.applied < due {
+            let which = (open.first + open.applied) % PARTS;
+            Self::write(&mut self.memory, &open.block.parts[which as usize]);
+            open.applied += 1;
+        }
         if self.next.is_multiple_of(ticks(open.level)) {
             self.open = None;
         }
@@ -269,8 +363,7 @@ impl<'a> Replayed<'a> {
             at += ticks(level);
         }
         self.next = at;
-        let number = at / PARTS;
-        self.open = Some(Open { block: self.timeline.block(0, number), level: 0, number });
+        self.open = Some(self.timeline.interval(at / PARTS, 0));
         while self.step(self.now) {}
     }
 }
@@ -311,6 +404,9 @@ impl Guest for Replayed<'_> {
         let cleaned = self.memory.clean();
         self.to_send = cleaned.left;
         self.round = self.next;
+        if let Some(open) = &mut self.open {
+            open.begin_again(self.next - open.number * PARTS);
+        }
         cleaned
     }
 }

@@ -56,14 +56,23 @@ pub struct Wire {
     pub first: Cost,
     /// Of one that is sent again.
     pub again: Cost,
+    /// Of one that is sent again though the other end has it as it is: it was dirtied in the last round before its turn came in it. A hypervisor
+    /// sends all of it, a codec next to nothing.
+    pub same: Cost,
 }
 
 impl Wire {
     /// Every page as it is: the paper's.
     pub const PAGES: Self = {
         let page = Cost { bytes: PAGE.0 as f64, seconds: 0.0 };
-        Self { first: page, again: page }
+        Self { first: page, again: page, same: page }
     };
+
+    /// All pages that are sent again cost the same.
+    #[must_use]
+    pub const fn plain(first: Cost, again: Cost) -> Self {
+        Self { first, again, same: again }
+    }
 }
 
 /// A round of the copy; the last one is made while the guest stands.
@@ -120,6 +129,11 @@ pub fn simulate(guest: &mut impl Guest, link: Link, rules: &Rules) -> Result<Pre
     simulate_on(guest, link, &Wire::PAGES, rules)
 }
 
+/// Nothing takes no time, even where a page takes for ever.
+fn times(count: f64, each: f64) -> f64 {
+    if count > 0.0 { count * each } else { 0.0 }
+}
+
 /// As [`simulate`], by a codec. Rules count pages, and time as it is with that codec.
 ///
 /// # Errors
@@ -127,7 +141,7 @@ pub fn simulate(guest: &mut impl Guest, link: Link, rules: &Rules) -> Result<Pre
 pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rules) -> Result<Prediction, NeverEnds> {
     let ram = guest.pages() as f64;
     let seconds_of = |cost: &Cost| cost.seconds.max(cost.bytes * 8.0 / link.rate.0 as f64);
-    let (mut seconds_a_page, again) = (seconds_of(&wire.first), seconds_of(&wire.again));
+    let (first, again, same) = (seconds_of(&wire.first), seconds_of(&wire.again), seconds_of(&wire.same));
     let skip = rules.redirtied == Redirtied::Skipped;
     let leaves = rules.leaves(link.rate);
     let mut judge = Judge::new(rules, Pages(guest.pages()));
@@ -137,7 +151,8 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
     let mut ended_by = None;
     loop {
         let begin = clock;
-        let (mut sent, mut skipped) = (0.0, 0.0);
+        let (mut sent, mut skipped, mut unchanged) = (0.0, 0.0, 0.0);
+        let changed_page = if rounds.is_empty() { first } else { again };
         let stopped = ended_by.is_some();
         loop {
             let mut most = rules.batch;
@@ -151,13 +166,15 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
             let Some(batch) = guest.batch(most, skip && !stopped) else { break };
             sent += batch.sent;
             skipped += batch.skipped;
-            clock = begin + sent * seconds_a_page;
+            unchanged += batch.same;
+            clock = begin + times(sent - unchanged, changed_page) + times(unchanged, same);
             if !stopped {
                 guest.run_until(clock);
             }
         }
         all_sent += sent;
-        bytes += sent * if rounds.is_empty() { wire.first.bytes } else { wire.again.bytes };
+        let changed_bytes = if rounds.is_empty() { wire.first.bytes } else { wire.again.bytes };
+        bytes += (sent - unchanged) * changed_bytes + unchanged * wire.same.bytes;
         let cleaned = guest.clean();
         rounds.push(Round {
             sent: Pages::nearest(sent),
@@ -176,8 +193,9 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
             });
         }
         left = cleaned.left;
-        seconds_a_page = again;
-        let rest = Duration::try_from_secs_f64(left * seconds_a_page).unwrap_or(Duration::MAX);
+        // A node takes what is left to be as costly as what it has just sent again.
+        let each = if rounds.len() > 1 && sent > 0.0 { (clock - begin) / sent } else { again };
+        let rest = Duration::try_from_secs_f64(left * each).unwrap_or(Duration::MAX);
         ended_by = judge.round(&Seen { sent, skipped, dirtied: cleaned.dirtied, left, all_sent, ram, rest });
         if ended_by.is_none() && rounds.len() >= MOST_ROUNDS {
             return Err(NeverEnds {

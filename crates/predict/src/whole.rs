@@ -14,7 +14,7 @@
 //! # What can go wrong
 //!
 //! *Past moves were of another kind*: of idle guests, say, or over a link that is busy today. The newest ones count, [`RECENT`] of
-//! them, and a bias is only believed from [`ENOUGH`] on. *A guest writes to its disk faster than the link carries*: no mirror ever
+//! them, and a bias is only believed whole from [`ENOUGH`] on. *A guest writes to its disk faster than the link carries*: no mirror ever
 //! catches up, and [`Foretold::never`] says so; there is no number for it.
 
 use crate::amount::{PAGE, PageRate, Pages};
@@ -31,6 +31,15 @@ pub const RECENT: usize = 20;
 pub const ENOUGH: usize = 4;
 /// A guest that writes to its disks at more than this share of the link is never caught up with.
 const MIRRORED_SHARE: f64 = 0.9;
+/// How far the model is thought to be off, always the same way, and how far single moves are off around that: a standard deviation, as a
+/// part. What past moves say counts as soon as there are any.
+const BIAS: f64 = 0.2;
+/// As above.
+const NOISE: f64 = 0.06;
+/// So many moves' worth is the guess of the noise.
+const THOUGHT: f64 = 3.0;
+/// Standard deviations that nine of ten are within.
+const NINE_OF_TEN: f64 = 1.645;
 /// How far past moves may correct a prediction: more is another guest or another link, not a bias.
 const MOST_BIAS: f64 = 3.0;
 
@@ -58,6 +67,19 @@ impl Road {
         let pause = Span { lower: 0.03 + 1.5 * trips, likely: 0.12 + 2.5 * trips, upper: 0.6 + 6.0 * trips };
         (before, pause)
     }
+}
+
+/// The least that a node lets be on its way, a few of its encoder's pieces; and the most: what a peer takes unread, and 1 Gbit/s times 180 ms.
+const WINDOWS: (u64, u64) = (256 << 10, 24 << 20);
+/// What it lets be on its way beside the bytes of a round trip, so that a sender that comes late leaves no gap.
+const SPARE: Duration = Duration::from_millis(30);
+
+/// How many bytes of a guest's memory a node lets be on their way: those of a round trip and a quarter, and of some spare time. All of it is
+/// part of the pause. Nodes go by this when they move, and predictions when they foretell it.
+#[must_use]
+pub fn under_way(bytes_per_s: f64, rtt: Duration) -> Bytes {
+    let bytes = bytes_per_s * (rtt.mul_f64(1.25) + SPARE).as_secs_f64();
+    Bytes((bytes as u64).clamp(WINDOWS.0, WINDOWS.1))
 }
 
 /// What of the disks has to travel.
@@ -194,7 +216,7 @@ impl Case {
 }
 
 /// What a cold move takes beside its blocks: to shut down and to boot, where nobody has measured it. Seconds.
-const BOOT: Span = Span { lower: 5.0, likely: 40.0, upper: 180.0 };
+pub const BOOT: Span = Span { lower: 5.0, likely: 40.0, upper: 180.0 };
 
 /// Foretells a move. `faster`: [`AS_SEEN`], or how far the guest may be off from what `memory` does.
 #[must_use]
@@ -282,6 +304,9 @@ fn cold(road: &Road, disks: &Disks, slowed_by_ms: f64) -> Foretold {
     }
 }
 
+/// What moves may take over what was predicted, where none has been measured: a quarter less, or half as much again.
+pub const UNPROVED: Span = Span { lower: 0.75, likely: 1.0, upper: 1.5 };
+
 /// What past moves say of the model: what was measured over what had been predicted.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Calibration {
@@ -315,22 +340,39 @@ impl Ratios {
         self.0.len()
     }
 
-    /// What past moves make of a prediction: its bias taken away, and as wide as theirs were off. Without any, a quarter less and half as
-    /// much again.
+    /// What a move takes over what is predicted: likely the bias, and around it what nine moves of ten are within. [`UNPROVED`] before any
+    /// was made.
+    ///
+    /// Before moves are seen the model is thought to be off by [`BIAS`], and single moves by [`NOISE`] around that. One move says more of the bias
+    /// than that guess does, though not all; from [`ENOUGH`] on what they say is believed as it is.
+    #[must_use]
+    pub fn error(&self) -> Span {
+        let Some(seen) = Span::measured(&self.0) else { return UNPROVED };
+        let (count, middle) = (self.0.len() as f64, seen.likely.ln());
+        let squares: f64 = self.0.iter().map(|ratio| (ratio.ln() - middle).clamp(-1.0, 1.0).powi(2)).sum();
+        let noise = (THOUGHT * NOISE.powi(2) + squares) / (THOUGHT + count - 1.0);
+        let trust = if self.0.len() >= ENOUGH { 1.0 } else { BIAS.powi(2) / (BIAS.powi(2) + noise / count) };
+        let bias = (middle * trust).exp().clamp(1.0 / MOST_BIAS, MOST_BIAS);
+        let of_bias = 1.0 / (BIAS.powi(-2) + count / noise);
+        let reach = (NINE_OF_TEN * (noise + of_bias).sqrt()).exp();
+        Span { lower: bias / reach, likely: bias, upper: bias * reach }
+    }
+
+    /// What past moves make of a prediction: its bias taken away, and as wide as they were off and as link and guest may be.
     #[must_use]
     pub fn apply(&self, span: Span) -> Span {
-        let Some(seen) = Span::measured(&self.0).filter(|_| self.0.len() >= ENOUGH) else {
-            let likely = span.likely;
-            return Span::holding(likely, span.lower.min(likely * 0.75), span.upper.max(likely * 1.5));
-        };
-        let bias = seen.likely.clamp(1.0 / MOST_BIAS, MOST_BIAS);
-        let likely = span.likely * bias;
-        // Few moves have not shown all that there is: the less were seen, the more is added.
-        let more = 0.2 / (self.0.len() as f64).sqrt();
-        let (less, most) = (seen.lower / seen.likely - more, seen.upper / seen.likely + more);
-        // What the three moves say of link and guest counts half of its way: their extremes at once are rare.
-        let half = |end: f64| likely + (end - span.likely) * bias / 2.0;
-        Span::holding(likely, half(span.lower).min(likely * less), half(span.upper).max(likely * most))
+        let error = self.error();
+        let likely = span.likely * error.likely;
+        let (least, most) = (span.likely * error.lower, span.likely * error.upper);
+        let towards = |end: f64, part: f64| (end - span.likely).abs() * error.likely * part;
+        if self.0.is_empty() {
+            return Span::holding(likely, least.min(span.lower), most.max(span.upper));
+        }
+        // What the three moves say of link and guest counts half of its way: their extremes at once are rare. And it has nothing to do with what
+        // the model is off by, so the two add up by their squares.
+        let less = (likely - least).hypot(towards(span.lower, 0.5));
+        let more = (most - likely).hypot(towards(span.upper, 0.5));
+        Span::holding(likely, likely - less, likely + more)
     }
 }
 
@@ -459,6 +501,8 @@ impl Going {
         let working_set = self.rounds.iter().map(|r| r.dirtied).fold(self.working_set.0, u64::max);
         let mut guest = Evenly::new(self.memory, Pages(working_set), self.rate()).under_way(self.left);
         let link = Link { rate: self.goodput, overheads: crate::amount::Overheads::default() };
-        simulate_on(&mut guest, link, &Wire { first, again }, rules)
+        // What was measured has pages that were there already among the others.
+        let same = if pages > 0 { again } else { self.wire.same };
+        simulate_on(&mut guest, link, &Wire { first, again, same }, rules)
     }
 }

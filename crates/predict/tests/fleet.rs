@@ -2,30 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use godwit_predict::fleet::{Fleet, FleetLink, FleetVm, Plan, Strategy};
+use godwit_predict::fleet::{Errors, Fleet, FleetHost, FleetLink, FleetVm, Held, Plan, Strategy};
+use godwit_units::Span;
 use proptest::prelude::*;
 use std::time::Duration;
 
 fn vm(name: &str, memory_mib: u64, disk_gib: f64) -> FleetVm {
-    FleetVm {
-        name: name.into(),
-        memory_mib,
-        disk_gib,
-        held_gib: 0.0,
-        dirty_pages_per_s: 0.0,
-        working_set_mib: None,
-        disk_kib_per_s: 0.0,
-        strategies: vec![Strategy::Mirror, Strategy::Postcopy],
-        to: None,
-    }
+    FleetVm { disk_gib, ..FleetVm::new(name, memory_mib) }
 }
 
 fn link(to: &str, rate_mbit: f64) -> FleetLink {
-    FleetLink { to: to.into(), rate_mbit, rtt_ms: 20.0, per_move_mbit: None, room_gib: None }
+    FleetLink { rtt_ms: 20.0, ..FleetLink::new(to, rate_mbit) }
 }
 
 fn fleet(link: Vec<FleetLink>, vm: Vec<FleetVm>) -> Fleet {
-    Fleet { pre_s: 2.0, post_ms: 100.0, boot_s: 60.0, link, vm }
+    Fleet { link, vm, ..Fleet::default() }
 }
 
 /// What each VM costs alone, on each link, with each strategy: seconds of the link. As the planner itself has it.
@@ -226,4 +217,98 @@ fn what_makes_no_sense_is_refused_by_name() {
     assert!(plan(texas(), vec![astray]).contains("links lead to: texas"));
     let many = FleetLink { per_move_mbit: Some(0.001), ..link("texas", 1e6) };
     assert!(plan(vec![many], vec![]).contains("lanes"));
+}
+
+fn host(name: &str, memory_gib: f64) -> FleetHost {
+    FleetHost { name: name.into(), memory_gib: Some(memory_gib), ..FleetHost::default() }
+}
+
+#[test]
+fn each_vm_goes_to_a_host_that_has_room_for_it_and_can_run_it() {
+    let machines = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
+    let old = FleetHost { machines: machines(&["pc"]), ..host("old", 64.0) };
+    let new = FleetHost { machines: machines(&["pc", "q35"]), disk_gib: Some(100.0), ..host("new", 8.0) };
+    let texas = FleetLink { host: vec![old, new], ..link("texas", 1000.0) };
+    let of = |name: &str, memory_gib: u64, machine: &str| FleetVm {
+        machine: Some(machine.into()),
+        ..vm(name, memory_gib * 1024, 10.0)
+    };
+    let vms = vec![of("modern", 6, "q35"), of("plain", 6, "pc"), of("odd", 1, "virt"), of("late", 6, "q35")];
+    let plan = fleet(vec![texas], vms).plan(Duration::from_secs(9999)).unwrap();
+    let at = |name: &str| plan.moves.iter().find(|m| m.vm == name).and_then(|m| m.host.as_deref());
+    assert_eq!((at("plain"), [at("modern"), at("late")].iter().flatten().count()), (Some("old"), 1), "{plan:?}");
+    let why = |name: &str| plan.stranded.iter().find(|s| s.vm == name).map(|s| s.why.as_str()).unwrap_or_default();
+    assert!(why("odd").contains("machine type `virt`"), "{plan:?}");
+    assert!([why("modern"), why("late")].concat().contains("no room"), "{plan:?}");
+    // As much as the disks take is missing there, too.
+    let narrow = FleetHost { disk_gib: Some(15.0), ..host("narrow", 64.0) };
+    let texas = FleetLink { host: vec![narrow], ..link("texas", 1000.0) };
+    let plan =
+        fleet(vec![texas], vec![vm("a", 512, 10.0), vm("b", 512, 10.0)]).plan(Duration::from_secs(9999)).unwrap();
+    assert_eq!((plan.moves.len(), plan.stranded.len()), (1, 1));
+}
+
+#[test]
+fn a_vm_goes_where_its_blocks_are_and_elsewhere_only_when_there_is_no_room() {
+    let texas = |memory_gib| FleetLink { host: vec![host("a", 64.0), host("b", memory_gib)], ..link("texas", 100.0) };
+    let held = |name: &str| FleetVm {
+        held: vec![Held { host: "b".into(), gib: 7.5 }, Held { host: "a".into(), gib: 1.0 }],
+        ..vm(name, 1024, 8.0)
+    };
+    let at = |memory_gib, vms: &[&str]| {
+        let vms = vms.iter().map(|name| held(name)).collect();
+        fleet(vec![texas(memory_gib)], vms).plan(Duration::from_secs(9999)).unwrap()
+    };
+    let one = at(1.0, &["x"]);
+    assert_eq!(one.moves[0].host.as_deref(), Some("b"));
+    let crowded = at(1.0, &["x", "y"]);
+    let mut hosts: Vec<_> = crowded.moves.iter().map(|m| (m.host.as_deref(), m.bytes)).collect();
+    hosts.sort_unstable();
+    assert_eq!((hosts[0].0, hosts[1].0), (Some("a"), Some("b")), "{crowded:?}");
+    assert!(hosts[0].1 > 3 * hosts[1].1, "nobody has its blocks there: {crowded:?}");
+}
+
+#[test]
+fn a_vm_that_is_off_costs_its_disks_and_disturbs_nobody() {
+    let off = FleetVm { off: true, strategies: vec![Strategy::Cold], ..vm("off", 65_536, 1.0) };
+    let plan = fleet(vec![link("texas", 100.0)], vec![off]).plan(Duration::from_secs(200)).unwrap();
+    let only = &plan.moves[0];
+    assert_eq!((only.downtime_ms, only.bytes, only.in_time), (0.0, 1 << 30, true));
+}
+
+#[test]
+fn moves_under_way_keep_the_link_and_a_codec_makes_it_carry_more() {
+    let of = |busy_s, first_bytes_a_page| {
+        let texas = FleetLink { busy_s, ..link("texas", 100.0) };
+        let vm = FleetVm { first_bytes_a_page, ..vm("a", 4096, 0.0) };
+        fleet(vec![texas], vec![vm]).plan(Duration::from_secs(400)).unwrap()
+    };
+    let (free, busy, packed) = (of(0.0, None), of(100.0, None), of(0.0, Some(1024.0)));
+    assert!((busy.end_s - free.end_s - 100.0).abs() < 1e-6 && (free.in_time, busy.in_time) == (1, 0), "{busy:?}");
+    assert!(packed.bytes * 3 < free.bytes && packed.end_s < free.end_s / 2.0, "{packed:?}");
+}
+
+#[test]
+fn what_is_sure_is_what_the_link_and_past_errors_leave_no_doubt_of() {
+    let at = |lower, upper, total: Span, deadline| {
+        let texas = FleetLink { rate_lower_mbit: lower, rate_upper_mbit: upper, ..link("texas", 100.0) };
+        let vms = (0..9).map(|i| vm(&format!("vm{i}"), 1024, 0.0)).collect();
+        let error = Errors { total, downtime: Span::exactly(1.0) };
+        Fleet { error, ..fleet(vec![texas], vms) }.plan(Duration::from_secs(deadline)).unwrap()
+    };
+    let exact = at(None, None, Span::exactly(1.0), 1000);
+    let last = exact.moves.last().unwrap();
+    assert!(exact.moves.iter().all(|m| m.end_between_s.iter().all(|end| (end - m.end_s).abs() < 1e-9)), "{exact:?}");
+    assert_eq!((exact.surely, exact.in_time), (9, 9));
+    // Each may take half as long again; of nine it is not all of them at once.
+    let loose = at(None, None, Span { lower: 0.5, likely: 1.0, upper: 1.5 }, 1000);
+    let wide = |m: &godwit_predict::fleet::Move| (m.end_between_s[1] - m.end_s) / (m.end_s - m.start_s);
+    let (first, ninth) = (&loose.moves[0], loose.moves.last().unwrap());
+    assert!((wide(ninth) / wide(first) - 3.0).abs() < 0.1, "{} {}", wide(ninth), wide(first));
+    // A link that is half as fast makes all of it late, and not surely in time.
+    let slow = at(Some(50.0), None, Span::exactly(1.0), last.end_s as u64 + 1);
+    assert_eq!((slow.in_time, slow.surely), (9, 4), "{slow:?}");
+    // What past moves took more is reckoned with.
+    let biased = at(None, None, Span::exactly(2.0), 1000);
+    assert!(biased.end_s > exact.end_s * 1.9, "{} {}", biased.end_s, exact.end_s);
 }

@@ -12,7 +12,7 @@ use godwit_units::{BitRate, Bytes, Policy, Span};
 use proptest::prelude::*;
 use std::time::Duration;
 
-const WIRE: Wire = Wire { first: Cost { bytes: 1200.0, seconds: 8e-6 }, again: Cost { bytes: 800.0, seconds: 8e-6 } };
+const WIRE: Wire = Wire::plain(Cost { bytes: 1200.0, seconds: 8e-6 }, Cost { bytes: 800.0, seconds: 8e-6 });
 
 fn road(goodput: f64) -> Road {
     let rtt = Duration::from_millis(20);

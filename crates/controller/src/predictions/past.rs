@@ -6,11 +6,12 @@ use crate::record::MoveRecord;
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_api::progress::{MoveProgress, PhaseName, Round};
-use godwit_predict::whole::{Calibration, ENOUGH, RECENT};
+use godwit_predict::whole::{Calibration, ENOUGH, RECENT, under_way};
 use godwit_units::{Span, VmId};
+use std::time::Duration;
 
-/// Bytes of the memory stream that may be on their way when the guest stops: the node's window.
-pub const UNDER_WAY: u64 = 1 << 20;
+/// The round trip of a move whose prediction does not tell it.
+const RTT: Duration = Duration::from_millis(20);
 /// A round, or a copy, that brought less says nothing of the link.
 const TELLING: u64 = 256 << 10;
 /// What of the link's bytes is not QUIC's.
@@ -49,14 +50,38 @@ fn total_s(record: &MoveRecord) -> Option<f64> {
     record.public().total_s()
 }
 
+/// How long it waited behind others of the same order before it began.
+fn waited_s(record: &MoveRecord) -> f64 {
+    let first = record.progress.phases.first().filter(|_| record.after.is_some());
+    first.map_or(0.0, |phase| phase.started_unix_us.saturating_sub(record.ordered_unix_us) as f64 / 1e6)
+}
+
+/// What a move took by itself, from its turn on.
+fn own_s(record: &MoveRecord) -> Option<f64> {
+    Some((total_s(record)? - waited_s(record)).max(0.0))
+}
+
+/// Bytes of the rounds that were still on their way when the guest stopped, as far as the node's window tells: it follows what the link carries,
+/// which is what has arrived by then.
+fn left_under_way(record: &MoveRecord, wire: u64, in_rounds: f64) -> u64 {
+    let rtt_ms = record.prediction.as_ref().and_then(|told| told.basis.rtt_ms);
+    let rtt = rtt_ms.map_or(RTT, |ms| Duration::from_secs_f64((ms / 1e3).clamp(0.0, 60.0)));
+    let seconds = in_rounds.max(0.1);
+    let mut left = 0;
+    for _ in 0..3 {
+        left = under_way((wire - left) as f64 / seconds, rtt).0.min(wire);
+    }
+    left
+}
+
 /// What a move has shown that got there.
 #[must_use]
 pub fn measured(record: &MoveRecord) -> Option<Measured> {
-    let (p, total) = (&record.progress, total_s(record)?);
+    let (p, total) = (&record.progress, own_s(record)?);
     let downtime = p.downtime_ms? / 1e3;
     let (in_rounds, wire): (f64, u64) = p.rounds.iter().fold((0.0, 0), |(s, w), r| (s + r.seconds, w + r.wire.0));
     // What rounds have handed to the link, and what of it was still under way at the stop.
-    let under_way = wire.min(UNDER_WAY);
+    let under_way = left_under_way(record, wire, in_rounds);
     let by_rounds =
         (wire - under_way >= TELLING && in_rounds > 0.1).then(|| (wire - under_way) as f64 * 8.0 / in_rounds);
     let copying = seconds(p, PhaseName::CopyDisk);
@@ -122,14 +147,19 @@ pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
 }
 
 /// How far predictions were off: of moves between these hosts if there are enough, else of all. Moves are listed the newest first.
+///
+/// `informed`: of those that knew what moves between their hosts take, else of those that assumed it. What the latter were off by is known by
+/// now, and would be taken away twice.
 #[must_use]
-pub fn calibration(moves: &[MoveRecord], same: impl Fn(&MoveRecord) -> bool) -> Calibration {
-    let ended: Vec<&MoveRecord> = moves.iter().filter(|mv| mv.prediction.is_some() && total_s(mv).is_some()).collect();
+pub fn calibration(moves: &[MoveRecord], informed: bool, same: impl Fn(&MoveRecord) -> bool) -> Calibration {
+    let knew = |mv: &MoveRecord| mv.prediction.as_ref().map(|told| told.basis.past_moves > 0);
+    let ended: Vec<&MoveRecord> =
+        moves.iter().filter(|mv| knew(mv) == Some(informed) && total_s(mv).is_some()).collect();
     let these: Vec<&MoveRecord> = ended.iter().copied().filter(|mv| same(mv)).collect();
     let counted = if these.len() >= ENOUGH { these } else { ended };
     let mut found = Calibration::default();
     for mv in counted.into_iter().take(RECENT).rev() {
-        let (Some(told), Some(total)) = (&mv.prediction, total_s(mv)) else { continue };
+        let (Some(told), Some(total)) = (&mv.prediction, own_s(mv)) else { continue };
         let likely = told.uncorrected;
         found.total.add(likely.total_s, total);
         found.downtime.add(likely.downtime_ms, mv.progress.downtime_ms.unwrap_or(0.0));
@@ -140,8 +170,8 @@ pub fn calibration(moves: &[MoveRecord], same: impl Fn(&MoveRecord) -> bool) -> 
 
 /// How long ago a VM left a host with its disks whole there, in seconds, if it did so last by a move that mirrored them.
 #[must_use]
-pub fn left_ago(moves: &[MoveRecord], vm: VmId, host: &Name, now_s: u64) -> Option<f64> {
-    let left = moves.iter().find(|mv| mv.order.vm == vm && &mv.from == host && total_s(mv).is_some())?;
+pub fn left_ago<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId, host: &Name, now_s: u64) -> Option<f64> {
+    let left = moves.into_iter().find(|mv| mv.order.vm == vm && &mv.from == host && total_s(mv).is_some())?;
     let at = left.progress.resumed_unix_us.filter(|_| left.order.disk == DiskStrategy::Mirror)?;
     Some(now_s.saturating_sub(at / 1_000_000) as f64)
 }
@@ -151,7 +181,7 @@ pub fn left_ago(moves: &[MoveRecord], vm: VmId, host: &Name, now_s: u64) -> Opti
 pub struct Pages {
     /// Bytes on the wire for a page, in the first round.
     pub first: f64,
-    /// For one that is sent again; none where none was.
+    /// For one that is sent again and has changed since; none where none was.
     pub again: Option<f64>,
     /// Of the first round's pages, those that lay on the VM's disks at the destination.
     pub on_disk: f64,
@@ -163,12 +193,13 @@ pub struct Pages {
 
 /// By its newest move that has rounds.
 #[must_use]
-pub fn pages(moves: &[MoveRecord], vm: VmId) -> Option<Pages> {
-    let mv = moves.iter().find(|mv| mv.order.vm == vm && mv.progress.rounds.first().is_some_and(|r| r.pages > 0))?;
+pub fn pages<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId) -> Option<Pages> {
+    let mv =
+        moves.into_iter().find(|mv| mv.order.vm == vm && mv.progress.rounds.first().is_some_and(|r| r.pages > 0))?;
     let (first, rest) = mv.progress.rounds.split_first()?;
     // The one that goes on is not whole.
     let later: Vec<&Round> = rest.iter().filter(|round| round.pages >= 64).collect();
-    let (pages, wire) = later.iter().fold((0, 0), |(p, w), r| (p + r.pages, w + r.wire.0));
+    let (pages, wire) = later.iter().fold((0, 0), |(p, w), r| (p + r.pages.saturating_sub(r.unchanged), w + r.wire.0));
     let rates = mv.progress.rounds.iter().filter(|r| r.seconds > 0.05).map(|r| r.dirtied as f64 / r.seconds);
     Some(Pages {
         first: first.wire.0 as f64 / first.pages as f64,
@@ -186,6 +217,9 @@ mod tests {
     use crate::testing::progress;
     use godwit_api::progress::{Outcome, Phase};
     use godwit_units::Bytes;
+
+    /// The least that a node lets be on its way: a round trip of this link has less.
+    const UNDER_WAY: u64 = 256 << 10;
 
     /// A move of 9 s over 8 Mbit/s: 1 s of its own, 1 MB of disk in 2 s, 4 MB of memory in rounds of 4 s, and what is under way in the pause of 2 s.
     fn record(id: u64) -> MoveRecord {
@@ -217,6 +251,7 @@ mod tests {
     fn foretold(total: f64) -> godwit_api::predict::Foretold {
         godwit_api::predict::Foretold {
             total_s: Default::default(),
+            begins_s: None,
             downtime_ms: Default::default(),
             bytes: Default::default(),
             basis: Default::default(),
@@ -231,12 +266,30 @@ mod tests {
         // 9 s less the pause, the rounds and the 2 s of the disk.
         assert!((measured.before - 1.0).abs() < 1e-6, "{measured:?}");
         assert_eq!(measured.disk_speed, Some(4e6));
-        // 2 s less 0.01 s for ten pages and 1.05 s for what was under way.
-        assert!((measured.pause - 0.941_424).abs() < 1e-6, "{measured:?}");
+        // 2 s less 0.01 s for ten pages and 0.26 s for what was under way.
+        assert!((measured.pause - 1.727_856).abs() < 1e-6, "{measured:?}");
         assert_eq!(measured.disk_wire, Some(0.5));
         let mut failed = record(1);
         failed.progress.outcome = Outcome::Failed;
         assert_eq!(super::measured(&failed), None);
+    }
+
+    #[test]
+    fn a_move_that_waited_its_turn_has_shown_what_it_took_from_then_on() {
+        let mut waited = MoveRecord { prediction: Some(foretold(9.0)), step: Step::Ended, ..record(2) };
+        // Ordered 5 s before it began.
+        let later = |us: &mut u64| *us += 5_000_000;
+        for phase in &mut waited.progress.phases {
+            later(&mut phase.started_unix_us);
+            phase.ended_unix_us.iter_mut().for_each(later);
+        }
+        waited.progress.resumed_unix_us.iter_mut().for_each(later);
+        waited.after = Some(godwit_units::MoveId(1));
+        let alone = measured(&record(1)).unwrap();
+        let behind = measured(&waited).unwrap();
+        assert!((alone.before - behind.before).abs() < 1e-9, "{alone:?} {behind:?}");
+        let found = calibration(&vec![waited; ENOUGH], false, |_| true).total.apply(Span::exactly(10.0));
+        assert!((found.likely - 10.0).abs() < 1e-9, "{found:?}");
     }
 
     #[test]
@@ -252,7 +305,7 @@ mod tests {
     #[test]
     fn a_vms_pages_cost_what_its_last_move_says() {
         let pages = pages(&[record(2), record(1)], VmId(1)).unwrap();
-        assert_eq!((pages.first, pages.again, pages.working_set), (494.857_6, Some(1000.0), 100));
+        assert_eq!((pages.first, pages.again, pages.working_set), (416.214_4, Some(1000.0), 100));
         assert_eq!(super::pages(&[record(1)], VmId(2)), None);
     }
 
@@ -265,9 +318,10 @@ mod tests {
         };
         let here = |mv: &MoveRecord| mv.order.to.name.as_str() == "b";
         let mut moves = vec![told(9, 4.0, "c"), told(8, 9.0, "b")];
-        assert_eq!(calibration(&moves, here).total.count(), 2);
+        assert_eq!(calibration(&moves, false, here).total.count(), 2);
+        assert_eq!(calibration(&moves, true, here).total.count(), 0, "none of them knew what moves take");
         moves.extend((0..ENOUGH as u64).map(|id| told(id, 9.0, "b")));
-        let found = calibration(&moves, here);
+        let found = calibration(&moves, false, here);
         assert_eq!(found.total.count(), ENOUGH + 1);
         // All were right about the time, and said half of the pause.
         let seconds = found.total.apply(Span::exactly(10.0));

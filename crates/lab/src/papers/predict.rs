@@ -12,7 +12,7 @@ use crate::ledger::Entry;
 use crate::report::{MoveReport, Outcome, Predicted};
 use crate::table::figure;
 use godwit_predict::figure::{Mark, Point, Quantity, Series, draw};
-use godwit_predict::{Cost, Evenly, Link, Overheads, PageRate, Pages, Rules, Wire, simulate_on};
+use godwit_predict::{Cost, Evenly, Link, Overheads, PageRate, Pages, Rules, Sequential, Wire, simulate_on};
 use godwit_units::{BitRate, Bytes};
 use std::time::Duration;
 
@@ -146,14 +146,18 @@ fn by_avg(cell: Cell, figures: &MoveReport) -> Option<Predicted> {
     let full = figures.nonzero_share.unwrap_or(0.5);
     let page = |bytes: f64| Cost { bytes, seconds: 4e-6 };
     // A zero page is a record of nine bytes, another one has eight more than its contents.
-    let wire = Wire { first: page(full * 4104.0 + (1.0 - full) * 9.0), again: page(4104.0) };
+    let wire = Wire::plain(page(full * 4104.0 + (1.0 - full) * 9.0), page(4104.0));
     let overheads = Overheads { pre: Duration::from_millis(500), post: Duration::from_millis(60 + u64::from(RTT_MS)) };
     let link = Link { rate: BitRate::from_mbit(f64::from(cell.link) * TCP), overheads };
-    let mut guest = Evenly::new(pages, set, PageRate::new(cell.rate.into()));
+    let rate = PageRate::new(cell.rate.into());
     let mut rules = Rules::qemu(QEMU_LIMIT);
     // The lab's patience with it.
     rules.conditions.push(godwit_predict::Condition::Rounds(30));
-    let told = simulate_on(&mut guest, link, &wire, &rules).ok()?;
+    let told = match cell.pattern() {
+        "sequential" => simulate_on(&mut Sequential::new(pages, set, rate), link, &wire, &rules),
+        _ => simulate_on(&mut Evenly::new(pages, set, rate), link, &wire, &rules),
+    };
+    let told = told.ok()?;
     let between = |value: f64, less: f64, more: f64| Some([value * less, value * more]);
     Some(Predicted {
         total_s: told.total_s,
