@@ -377,7 +377,9 @@ fn where_memory_follows_its_guest_every_page_that_was_thrown_away_comes_again_an
     stream.part(&[(0, 3, Some(1)), (0, 4, Some(1)), (0, 5, Some(1)), (0, 9, Some(1))]);
     (3..6).for_each(|page| is(page, 1));
     // 4 and 5 follow; 5 has not changed. 7 was overlooked, as was 9.
-    (is(4, 2), is(7, 3), is(9, 4));
+    is(4, 2);
+    is(7, 3);
+    is(9, 4);
     stream.discard(&[(4, 1), (5, 1)]);
     stream.discard(&[(20, 2)]);
     let (raw, package) = stream.hand_over(b"what devices say", &[(0, 4, Some(2)), (0, 5, Some(1))]);

@@ -594,7 +594,7 @@ impl Actor {
             );
             tracing::error!(vm = %name, "{why}");
             self.parts.end_move(Outcome::MemoryLost, Some(why));
-        } else if self.wait >= LONGEST_TIMER {
+        } else if self.timer.is_slow() {
             tracker.update(|p| {
                 p.outcome = Outcome::WaitsForPeer;
                 p.error = Some(format!(

@@ -108,7 +108,16 @@ async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own(
     let order = |definition: &VmDefinition, capability: Option<SignedCapability>| {
         let source = world.peer("x", 2);
         let ticket = ticket(definition.id.0);
-        Stage { ticket, definition: definition.clone(), source, vcpus: None, capability, holders: vec![], mark: None }
+        Stage {
+            ticket,
+            definition: definition.clone(),
+            source,
+            vcpus: None,
+            capability,
+            holders: vec![],
+            mark: None,
+            postcopy: false,
+        }
     };
     let mut tries = vec![
         ("nothing", order(&wanted, None)),

@@ -283,7 +283,7 @@ mod tests {
             let mut fast = Bitmaps::new(100);
             // What each page holds, and what the other end has of it.
             let (mut here, mut there) = (vec![1_u32; 100], vec![0_u32; 100]);
-            let mut to_send = vec![true; 100];
+            let mut to_send = [true; 100];
             let mut dirty = vec![false; 100];
             let mut at = 0;
             for (from, run, most, kind) in steps {

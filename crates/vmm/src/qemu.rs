@@ -344,11 +344,11 @@ impl Qemu {
 
     /// Begins to migrate into a unix socket, and goes on over memory until [`Qemu::stop_now`]. The stream is the plain one,
     /// whatever was set on this QEMU before. With `throttle` it slows the guest's CPUs, in steps and by at most so many percent, while
-    /// as much is dirtied as is sent.
+    /// as much is dirtied as is sent. With `postcopy` memory may follow the guest; the other side has to know that, too
+    /// ([`Qemu::allow_postcopy`]).
     ///
     /// # Errors
     /// When QEMU refuses; a device that cannot be migrated is named.
-    /// `postcopy`: memory may follow the guest; the other side has to know that, too ([`Qemu::allow_postcopy`]).
     pub fn migrate_to(&self, socket: &Path, throttle: Option<u8>, postcopy: bool) -> Result<(), VmmError> {
         self.prepare(Start::Boot, Extras { throttle: throttle.is_some(), postcopy })?;
         let mut parameters = self.stray_parameters()?;

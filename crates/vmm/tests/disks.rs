@@ -74,7 +74,7 @@ fn a_destination_does_not_write_before_it_is_told_to_run() {
     let destination = Guest::start(&path("b"), vec![disk(&path("b.tap"))], Start::Incoming);
     destination.migrate_incoming(&path("in.sock")).unwrap();
     let relay = Relay::start(folder.path(), path("in.sock"), Shut::Pass);
-    source.migrate_to(&relay.socket, None).unwrap();
+    source.migrate_to(&relay.socket, None, false).unwrap();
     source.stop_now().unwrap();
     wait_state(&source, State::Postmigrate);
     wait_state(&destination, State::Stopped);

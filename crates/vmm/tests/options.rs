@@ -41,7 +41,7 @@ fn a_folder_and_a_name_with_a_comma_and_a_space_are_like_any_other() {
     assert!(placement(&path("source"), vec![]).logs.join("console.log").exists());
     destination.migrate_incoming(&path("in,sock")).unwrap();
     let relay = Relay::start(&folder, path("in,sock"), Shut::Pass);
-    source.migrate_to(&relay.socket, None).unwrap();
+    source.migrate_to(&relay.socket, None, false).unwrap();
     source.stop_now().unwrap();
     wait_state(&source, State::Postmigrate);
     wait_state(&destination, State::Stopped);
@@ -64,7 +64,7 @@ fn what_an_operator_set_does_not_change_the_stream() {
     destination.migrate_incoming(&path("in.sock")).unwrap();
     // Takes one connection, and no second: channels would find nobody.
     let relay = Relay::start(folder.path(), path("in.sock"), Shut::Pass);
-    source.migrate_to(&relay.socket, None).unwrap();
+    source.migrate_to(&relay.socket, None, false).unwrap();
     assert_eq!(capabilities(&source), ["events", "return-path"]);
     source.stop_now().unwrap();
     wait_state(&source, State::Postmigrate);
@@ -72,7 +72,7 @@ fn what_an_operator_set_does_not_change_the_stream() {
     // And again, to the same end.
     source.cont().unwrap();
     let listener = UnixListener::bind(path("again.sock")).unwrap();
-    source.migrate_to(&path("again.sock"), None).unwrap();
+    source.migrate_to(&path("again.sock"), None, false).unwrap();
     assert_eq!(capabilities(&source), ["events", "return-path"]);
     drop(listener);
 }

@@ -65,7 +65,7 @@ fn hold_shut() -> Held {
     let (out, into): (PathBuf, PathBuf) = (folder.path().join("out.sock"), folder.path().join("in.sock"));
     let listener = UnixListener::bind(&out).unwrap();
     destination.0.migrate_incoming(&into).unwrap();
-    source.0.migrate_to(&out, None).unwrap();
+    source.0.migrate_to(&out, None, false).unwrap();
     let (from, _) = listener.accept().unwrap();
     let to = UnixStream::connect(&into).unwrap();
     let (mut reader, mut writer) = (from.try_clone().unwrap(), to.try_clone().unwrap());
