@@ -375,7 +375,6 @@ fn in_the_middle_of_a_move_either_host_may_be_claimed_for_when_the_other_is_lost
             reached.exists()
         });
         std::fs::remove_file(reached).unwrap();
-        world.pair.kill_node(killed);
         lose(&mut world, killed);
         // Whatever it has received, it may be its own, or the other's: neither goes on alone.
         assert_ne!(world.show("sw1")["ownership"], "here", "{point}");

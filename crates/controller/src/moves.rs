@@ -236,8 +236,25 @@ fn blocked(plan: &Plan) -> ApiError {
         .remedy("`--dry-run` lists this again without moving")
 }
 
+/// Where what is not proven yet is allowed, by names with commas between.
+const EXPERIMENTAL: &str = "GODWIT_EXPERIMENTAL";
+/// Memory that follows its guest: a source's node that is killed between the stop and the seal loses it.
+const MEMORY_POSTCOPY: &str = "memory-postcopy";
+
+/// Refuses what is not proven yet, unless this controller was started with it.
+fn allowed(what: &str) -> Result<(), ApiError> {
+    if std::env::var(EXPERIMENTAL).is_ok_and(|all| all.split(',').any(|one| one == what)) {
+        return Ok(());
+    }
+    Err(ApiError::new(Problem::Forbidden, format!("`{what}` is an experiment, and may lose a guest's memory"))
+        .remedy(format!("move without it; or start the controller with {EXPERIMENTAL}={what}")))
+}
+
 /// Checks an order, and whether who gives it may.
 pub(crate) async fn check(c: &Controller, who: &Caller, order: &StartMove) -> Result<Plan, ApiError> {
+    if order.memory_postcopy.is_some() {
+        allowed(MEMORY_POSTCOPY)?;
+    }
     who.find(c, &order.vm)?;
     if order.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
         return Err(invalid(format!("limit: less than {LEAST_LIMIT} would stop the link")));

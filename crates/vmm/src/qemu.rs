@@ -392,6 +392,15 @@ impl Qemu {
         self.execute("migrate-start-postcopy", Value::Null).map(drop)
     }
 
+    /// Has as little of it go as can be, before it is given up: a QEMU that waits in a write sees the end of its socket before it sees that it
+    /// is given up, and takes that for a cut, after which it cannot go back.
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn calm_postcopy(&self) -> Result<(), VmmError> {
+        self.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": LEAST_BEHIND})).map(drop)
+    }
+
     /// Gives QEMU the other end of its own migration socket to keep, so that post-copy does not break off when this process ends: what
     /// follows can be decided by another. Only once all of the devices' state was read: while it writes that it answers nobody.
     ///

@@ -133,7 +133,7 @@ impl Pair {
 
     pub fn start_controller(&mut self) {
         let mut command = self.command("c", env!("CARGO_BIN_EXE_godwit"));
-        command.args(["controller", "--listen", "10.99.0.9:7400"]);
+        command.args(["controller", "--listen", "10.99.0.9:7400"]).env("GODWIT_EXPERIMENTAL", "memory-postcopy");
         command.arg("--state").arg(self.path("controller")).arg("--credentials").arg(self.path("cert-controller"));
         self.begin("c", command);
         self.until("the controller answers", || self.godwit(&["site", "ls"]).0 == 0);
