@@ -5,10 +5,10 @@
 
 mod common;
 
+use common::holders;
 use common::pair::{Pair, can_run};
 use serde_json::Value;
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
@@ -26,18 +26,6 @@ table inet filter {
 }
 """
 "#;
-
-/// The processes that keep components' namespaces, of those who write below `folder`.
-fn holders(folder: &Path) -> Vec<i32> {
-    let mine = format!("GODWIT_COMPONENT={}", folder.display());
-    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
-    let is_mine = |pid: &i32| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|b| *b == 0).any(|line| line.starts_with(mine.as_bytes()))
-    };
-    pids.filter(is_mine).collect()
-}
 
 struct World {
     pair: Pair,
@@ -71,7 +59,7 @@ impl World {
         path.to_str().unwrap().to_owned()
     }
 
-    fn holders(&self, host: &str) -> Vec<i32> {
+    fn holders(&self, host: &str) -> Vec<u32> {
         holders(&self.pair.path(&format!("run-{host}")))
     }
 

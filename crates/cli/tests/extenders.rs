@@ -6,10 +6,10 @@
 mod common;
 
 use common::pair::{Pair, can_run};
+use common::{holders, marked};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketType};
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,18 +29,6 @@ fn ready() -> bool {
         return false;
     }
     can_run()
-}
-
-/// The processes that bear a mark whose value begins with `folder`.
-fn marked(mark: &str, folder: &Path) -> Vec<u32> {
-    let mine = format!("{mark}={}", folder.display());
-    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
-    let is_mine = |pid: &u32| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|b| *b == 0).any(|line| line.starts_with(mine.as_bytes()))
-    };
-    pids.filter(is_mine).collect()
 }
 
 fn kill(pid: u32) {
@@ -131,9 +119,7 @@ impl World {
     }
 
     fn holder(&self, host: &str) -> u32 {
-        let [pid] = marked("GODWIT_COMPONENT", &self.pair.path(&format!("run-{host}")))[..] else {
-            panic!("{host} has no component")
-        };
+        let [pid] = holders(&self.pair.path(&format!("run-{host}")))[..] else { panic!("{host} has no component") };
         pid
     }
 

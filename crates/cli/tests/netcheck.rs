@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::holders;
 use common::pair::{Pair, can_run};
 use serde_json::Value;
 use std::path::Path;
@@ -24,17 +25,6 @@ impl Drop for World {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         }
     }
-}
-
-fn holders(folder: &Path) -> Vec<u32> {
-    let mine = format!("GODWIT_COMPONENT={}", folder.display());
-    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
-    let is_mine = |pid: &u32| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|b| *b == 0).any(|line| line.starts_with(mine.as_bytes()))
-    };
-    pids.filter(is_mine).collect()
 }
 
 /// What is found: of what kind, and where.

@@ -1,10 +1,9 @@
 //! The process that keeps a component's namespace: it sleeps, and outlives the daemon.
 //!
-//! It writes its own number into a file, as QEMUs do, so a daemon that dies at the very start of it finds it later; and it bears
-//! the file's path in its environment, so that another process which got its number, after a reboot, is not taken for it.
+//! It is found again by its file and its mark ([`godwit_net::marked`]).
 
-use godwit_net::{NetError, NetNs};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use godwit_net::{NetError, NetNs, marked};
+use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -36,16 +35,8 @@ fn failed(operation: &'static str, file: &Path) -> impl FnOnce(io::Error) -> Net
 impl Holder {
     /// The one that wrote `file`, if it runs.
     pub(crate) fn find(file: &Path) -> Option<Self> {
-        let pid = Pid::from_raw(std::fs::read_to_string(file).ok()?.trim().parse().ok()?)?;
-        // First the process, then its mark: its number may be given to another one in between, but not this descriptor.
-        let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        let environment = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).ok()?;
-        let mark = format!("{MARK}={}", file.display());
-        environment.split(|b| *b == 0).any(|line| line == mark.as_bytes()).then(|| Self {
-            file: file.to_owned(),
-            pid,
-            process,
-        })
+        let (pid, process) = marked(file, MARK)?;
+        Some(Self { file: file.to_owned(), pid, process })
     }
 
     /// The one that wrote `file`, or a new one in a fresh namespace; and whether it is new.

@@ -13,16 +13,16 @@
 
 use crate::components::{ComponentRecord, find, put, shown};
 use crate::record::{Claim, Life};
-use crate::resolve::SHORTEST_EVIDENCE;
+use crate::resolve::check_evidence;
 use crate::rights::Caller;
-use crate::state::{Controller, conflict, invalid, missing};
+use crate::state::{Controller, conflict, missing};
 use crate::store::Kind;
 use axum::Json;
 use axum::extract::{Extension, Path, State};
-use godwit_api::component::{ClaimComponent, ClaimOrder, ComponentMove, ComponentObject};
+use godwit_api::component::{ClaimComponent, ClaimOrder, ComponentObject};
 use godwit_api::host::Ownership;
 use godwit_api::progress::Outcome;
-use godwit_api::{ApiError, Name};
+use godwit_api::{ApiError, Name, Problem};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -42,10 +42,7 @@ pub async fn claim(
     Path(name): Path<Name>,
     Json(how): Json<ClaimComponent>,
 ) -> Result<Json<ComponentObject>, ApiError> {
-    if how.fenced.trim().chars().count() < SHORTEST_EVIDENCE {
-        return Err(invalid("a claim needs to know how the component's host is kept from running it")
-            .remedy("say what was done and by whom, such as `power cut at the PDU, by ann`"));
-    }
+    check_evidence(&how.fenced, "a claim needs to know how the component's host is kept from running it")?;
     let record = find(&c, &who, &name)?;
     if record.life != Life::Ready {
         return Err(conflict(format!("`{name}` is being made or deleted")).remedy("wait until that has ended"));
@@ -92,11 +89,8 @@ pub async fn claim(
             let now: Option<ComponentRecord> = c.store.read(Kind::ComponentObject, id.0)?;
             let mut now = now.ok_or_else(|| missing("component", &order.definition.name))?;
             if let (Some(_), Some(mv)) = (now.order.take(), &mut now.last_move) {
-                *mv = ComponentMove {
-                    outcome: Outcome::Failed,
-                    error: Some(format!("it was claimed for `{}`", here.name)),
-                    ..mv.clone()
-                };
+                mv.outcome = Outcome::Failed;
+                mv.error = Some(format!("it was claimed for `{}`", here.name));
             }
             now.host = here.name.clone();
             (now.lineage, now.generation, now.mtus) = (local.lineage, local.generation, local.mtus);
@@ -105,5 +99,5 @@ pub async fn claim(
         };
         shown(&c, now).await
     });
-    Ok(Json(task.await.map_err(|e| ApiError::new(godwit_api::Problem::Failed, format!("the claim broke off: {e}")))??))
+    Ok(Json(task.await.map_err(|e| ApiError::new(Problem::Failed, format!("the claim broke off: {e}")))??))
 }

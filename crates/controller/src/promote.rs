@@ -6,9 +6,9 @@
 
 use crate::precache::volume_called;
 use crate::record::{Claim, VmRecord};
-use crate::resolve::SHORTEST_EVIDENCE;
+use crate::resolve::check_evidence;
 use crate::rights::Caller;
-use crate::state::{Controller, HostRecord, conflict, invalid, missing};
+use crate::state::{Controller, HostRecord, conflict, missing};
 use crate::store::Kind;
 use crate::vms;
 use axum::Json;
@@ -26,9 +26,8 @@ pub async fn promote(
     Path(name): Path<Name>,
     Json(how): Json<PromoteVolume>,
 ) -> Result<Json<Promoted>, ApiError> {
-    if !how.dry_run && how.fenced.trim().chars().count() < SHORTEST_EVIDENCE {
-        return Err(invalid("a promotion needs to know how the VM's host is kept from running it")
-            .remedy("say what was done and by whom, such as `power cut at the PDU, by ann`"));
+    if !how.dry_run {
+        check_evidence(&how.fenced, "a promotion needs to know how the VM's host is kept from running it")?;
     }
     let (volume, vm) = volume_called(&c, &who, &name)?;
     if let Some(mv) = vms::open_move(&c, vm.definition.id)? {

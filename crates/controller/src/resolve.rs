@@ -21,8 +21,19 @@ use std::sync::Arc;
 
 type Shared = State<Arc<Controller>>;
 
-/// Less than this tells nobody what was done to a host.
-pub(crate) const SHORTEST_EVIDENCE: usize = 8;
+/// Less than this tells nobody what was done to a host, in characters.
+const SHORTEST_EVIDENCE: usize = 8;
+
+/// That something is said of how the host that is lost is kept down; else `lacks` says what is missing.
+///
+/// # Errors
+/// [`Problem::Invalid`].
+pub(crate) fn check_evidence(fenced: &str, lacks: &str) -> Result<(), ApiError> {
+    if fenced.trim().chars().count() >= SHORTEST_EVIDENCE {
+        return Ok(());
+    }
+    Err(invalid(lacks).remedy("say what was done and by whom, such as `power cut at the PDU, by ann`"))
+}
 
 /// Orders a move again that has ended without bringing the VM over. It is another move; what the first one has brought is there.
 pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>) -> Result<Response, ApiError> {
@@ -66,10 +77,7 @@ pub async fn resolve(
     Path(id): Path<u64>,
     Json(how): Json<ResolveMove>,
 ) -> Result<Json<Move>, ApiError> {
-    if how.fenced.trim().len() < SHORTEST_EVIDENCE {
-        return Err(invalid("a claim needs to know how the other host is kept from running the VM")
-            .remedy("say what was done and by whom, such as `power cut at the PDU, by ann`"));
-    }
+    check_evidence(&how.fenced, "a claim needs to know how the other host is kept from running the VM")?;
     let record = c.move_record(MoveId(id))?;
     if record.step == Step::Ended {
         return Err(

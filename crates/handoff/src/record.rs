@@ -119,6 +119,20 @@ impl Record {
         }
     }
 
+    /// Whether this node has the VM, or may be given it or take it back: what it has of that may be the only truth.
+    #[must_use]
+    pub const fn may_have_the_vm(&self) -> bool {
+        matches!(
+            self,
+            Self::Owned(_)
+                | Self::Sealed(_)
+                | Self::Prepared(_)
+                | Self::Granted(_)
+                | Self::Draining(_)
+                | Self::Started(_)
+        )
+    }
+
     /// What has to be written over this record before the fence around a node that lost to a claim is lifted, if the
     /// record is of an older lineage than the claim's. *Every* such record: one that waits for the peer's word could
     /// be given it by a message sent before the claim, and delayed.

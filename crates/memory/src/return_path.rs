@@ -154,6 +154,21 @@ impl ReturnPath {
         Ok(())
     }
 
+    /// What has come for the source's QEMU, as it is sent: not the decoder's words, which are for the source's node, and not SHUT, which
+    /// that one says itself. Polls dry.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    pub fn for_source(&mut self) -> Result<Vec<u8>, ReturnPathError> {
+        let mut out = vec![];
+        while let Some(message) = self.poll()? {
+            if !message.is_shut() && !message.is_feedback() {
+                message.encode(&mut out);
+            }
+        }
+        Ok(out)
+    }
+
     /// The next whole message.
     ///
     /// # Errors

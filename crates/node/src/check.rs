@@ -5,7 +5,6 @@ use crate::parts::Parts;
 use crate::spec;
 use godwit_api::host::{Blocker, CheckReport, CheckVm};
 use godwit_api::vm::{Boot, BootFile, ComponentSpec};
-use godwit_handoff::Record;
 use godwit_units::Bytes;
 use std::path::Path;
 use std::sync::Arc;
@@ -148,17 +147,7 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
             "see in the node's log why it is not renewed; or enrol the host again and restart the node",
         );
     }
-    if matches!(
-        node.record(definition.id),
-        Some(
-            Record::Owned(_)
-                | Record::Sealed(_)
-                | Record::Prepared(_)
-                | Record::Granted(_)
-                | Record::Draining(_)
-                | Record::Started(_),
-        )
-    ) {
+    if node.record(definition.id).is_some_and(|record| record.may_have_the_vm()) {
         add("vm", format!("{name} has the VM, or is handing it over"), "move it to another host, or wait");
     }
     if purpose == Purpose::Arrive {

@@ -224,12 +224,7 @@ async fn receive(parts: &Arc<Parts>, (mut back, mut from): (SendHalf, RecvHalf))
                 0 => return std::future::pending::<Result<()>>().await,
                 n => path.push(&buffer[..n])?,
             }
-            let mut out = vec![];
-            while let Some(message) = path.poll()? {
-                if !message.is_shut() && !message.is_feedback() {
-                    message.encode(&mut out);
-                }
-            }
+            let out = path.for_source()?;
             if !out.is_empty() {
                 back.write(out.into()).await?;
             }

@@ -330,12 +330,7 @@ async fn give_back(
             return Ok(());
         }
         path.push(&buffer[..n])?;
-        let mut out = vec![];
-        while let Some(message) = path.poll()? {
-            if !message.is_shut() && !message.is_feedback() {
-                message.encode(&mut out);
-            }
-        }
+        let out = path.for_source()?;
         if !out.is_empty() {
             back.write(out.into()).await?;
         }

@@ -397,17 +397,7 @@ impl Node {
             bail!("{} describes VM {}", registry::path(&self.folder(id)).display(), file.definition.id.0);
         }
         let parts = Arc::new(Parts::new(self.folder(id), self.run_folder(id), file));
-        if matches!(
-            record,
-            Some(
-                Record::Owned(_)
-                    | Record::Sealed(_)
-                    | Record::Prepared(_)
-                    | Record::Granted(_)
-                    | Record::Draining(_)
-                    | Record::Started(_)
-            )
-        ) {
+        if record.is_some_and(|record| record.may_have_the_vm()) {
             // Whoever may have the truth must not make an empty disk of a lost one.
             let definition = parts.definition();
             for (disk, volume) in definition.spec.disks.iter().zip(&definition.volumes) {

@@ -54,4 +54,4 @@ pub mod world;
 pub use check::{Failure, Violation, run, run_about, run_traced, run_traced_about};
 pub use godwit_handoff::{Guard, Guards};
 pub use profile::{Profile, Rules};
-pub use world::Theme;
+pub use world::{Theme, Told};

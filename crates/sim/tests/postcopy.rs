@@ -1,15 +1,14 @@
 //! Post-copy in simulation: three thousand worlds by default; as many as `GODWIT_POSTCOPY_SCHEDULES` says, the first being
 //! `GODWIT_POSTCOPY_FROM`; or one, traced, with `POSTCOPY_SEED`.
 
+mod common;
+
+use common::number;
 use godwit_sim::postcopy::{Counts, run};
 use godwit_volume::{Guard, Guards};
 
 /// How many seeds are searched for a world that needs a guard.
 const SEEDS: u64 = 20_000;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
-}
 
 #[test]
 fn a_guest_whose_disk_follows_it_reads_what_it_wrote_whatever_fails_and_however_often_it_moves_on() {

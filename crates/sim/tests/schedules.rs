@@ -1,11 +1,9 @@
 //! Ten thousand worlds by default; as many as `GODWIT_SIM_SCHEDULES` says; or one, traced, with `SEED`.
 
-use godwit_sim::{Rules, run, run_traced};
+mod common;
 
-/// A number from the environment; a value that is no number is an error, not the default.
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
-}
+use common::number;
+use godwit_sim::{Rules, run, run_traced};
 
 #[test]
 fn there_is_always_one_owner() {

@@ -19,6 +19,25 @@ pub fn guests(folder: &Path) -> Vec<u32> {
     .collect()
 }
 
+/// The processes that bear a mark whose value begins with `folder`: what keeps a namespace or a tunnel outlives its node by design.
+#[allow(dead_code, reason = "not every test has components or extenders")]
+pub fn marked(mark: &str, folder: &Path) -> Vec<u32> {
+    let mine = format!("{mark}={}", folder.display());
+    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    let is_mine = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|b| *b == 0).any(|line| line.starts_with(mine.as_bytes()))
+    };
+    pids.filter(is_mine).collect()
+}
+
+/// The processes that keep components' namespaces, of those who write below `folder`.
+#[allow(dead_code, reason = "as above")]
+pub fn holders(folder: &Path) -> Vec<u32> {
+    marked("GODWIT_COMPONENT", folder)
+}
+
 /// Ends the daemons first, so that nobody boots a guest again; then the guests.
 pub fn end<'a>(daemons: impl IntoIterator<Item = &'a mut Child>, folder: &Path) {
     for daemon in daemons {

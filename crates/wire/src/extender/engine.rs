@@ -1,10 +1,10 @@
 //! The program that stands in for the kernel's WireGuard: one process a device, which outlives the node.
 //!
-//! It writes its own number into a file before it becomes the program, so a node that dies at the very start of it finds it later; and
-//! it bears the file's path in its environment, so that another process that got its number is not taken for it.
+//! It is found again by its file and its mark ([`godwit_net::marked`]).
 
+use godwit_net::marked;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -38,14 +38,9 @@ impl Engine {
     /// The one that wrote `file`, if it runs.
     #[must_use]
     pub fn find(file: &Path, device: &str) -> Option<Self> {
-        let pid = Pid::from_raw(std::fs::read_to_string(file).ok()?.trim().parse().ok()?)?;
-        // First the process, then its mark: its number may be given to another one in between, but not this descriptor.
-        let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        let environment = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).ok()?;
-        let mark = format!("{MARK}={}", file.display());
-        let is_it = environment.split(|b| *b == 0).any(|line| line == mark.as_bytes());
+        let (pid, process) = marked(file, MARK)?;
         let found = Self { file: file.to_owned(), device: device.to_owned(), pid, process };
-        (is_it && found.is_alive()).then_some(found)
+        found.is_alive().then_some(found)
     }
 
     /// The one that wrote `file`, or a new one, whose device and socket are there then.
