@@ -324,6 +324,9 @@ pub struct NodeArgs {
     /// Carry extenders, the tunnels to other sites: reached at this address on 16 UDP ports from this one on, or `outbound`
     #[arg(long, value_name = "IP:PORT|outbound")]
     pub extender: Option<crate::extender::ExtenderAt>,
+    /// How often each guest's memory is watched for 10 s, for predictions: a time such as `1h`, or `never` [default: 1h]
+    #[arg(long, value_name = "TIME|never")]
+    pub watch_every: Option<crate::profile::Routine>,
     /// How it writes its log to standard error; GODWIT_LOG says what of it [default: text]
     #[arg(long, value_name = "FORMAT", env = "GODWIT_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,

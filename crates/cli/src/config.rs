@@ -7,6 +7,7 @@
 use crate::args::{ControllerArgs, FileKind, LogFormat, NodeArgs};
 use crate::extender::ExtenderAt;
 use crate::failure::Failure;
+use crate::profile::Routine;
 use crate::quantity::time;
 use godwit_api::Name;
 use godwit_units::RadosPool;
@@ -67,6 +68,8 @@ pub struct NodeFile {
     pub memory: Option<u16>,
     /// That it can carry extenders: `outbound`, or where other sites reach it.
     pub extender: Option<ExtenderAt>,
+    /// How often each guest's memory is watched: a time, or `never`.
+    pub watch_every: Option<Routine>,
     /// Folder with `ca.pem`, `cert.pem` and `key.pem`.
     pub credentials: Option<PathBuf>,
     /// What is logged.
@@ -148,6 +151,8 @@ pub struct NodeSettings {
     pub memory: u16,
     /// That it can carry extenders.
     pub extender: Option<ExtenderAt>,
+    /// How often each guest's memory is watched.
+    pub watch_every: Routine,
     /// Folder of its credentials, where one was named.
     pub credentials: Option<PathBuf>,
     /// What is logged, where that was said.
@@ -197,6 +202,7 @@ pub fn node(args: NodeArgs, credentials: Option<PathBuf>) -> Result<NodeSettings
         disk: args.disk.or(file.disk).unwrap_or(10809),
         memory: args.memory.or(file.memory).unwrap_or(4444),
         extender: args.extender.or(file.extender),
+        watch_every: args.watch_every.or(file.watch_every).unwrap_or_default(),
         credentials: credentials.or(file.credentials),
         log: file.log,
         log_format: args.log_format.or(file.log_format).unwrap_or_default(),
@@ -353,6 +359,7 @@ mod tests {
             disk: Some(10809),
             memory: Some(4444),
             extender: Some(_),
+            watch_every: Some(routine),
             credentials: Some(_),
             log: Some(_),
             log_format: Some(LogFormat::Text),
@@ -360,6 +367,7 @@ mod tests {
         else {
             panic!("a key is not in the file, or not with its default: {file:?}")
         };
+        assert_eq!(routine, Routine::default());
     }
 
     #[test]

@@ -64,7 +64,20 @@ pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
     let settings = config::node(args, global.credentials.clone())?;
     log(settings.log.as_deref(), settings.log_format)?;
     let NodeSettings {
-        name, state, run, images, pool, address, api, control, disk, memory, extender, credentials, ..
+        name,
+        state,
+        run,
+        images,
+        pool,
+        address,
+        api,
+        control,
+        disk,
+        memory,
+        extender,
+        watch_every,
+        credentials,
+        ..
     } = settings;
     let credentials = credentials.map_or_else(|| enrol::own_credentials(&state), Ok)?;
     let name = match name {
@@ -84,6 +97,7 @@ pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
         disk_port: disk,
         memory_port: memory,
         extender: extender.map(crate::extender::ExtenderAt::offer),
+        watch_every: watch_every.0,
     };
     Ok(Runtime::new()?.block_on(async {
         let manager = Arc::new(Manager::from_env());

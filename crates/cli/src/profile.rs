@@ -5,12 +5,15 @@
 use crate::failure::{Code, Failure};
 use crate::follow::{print_text, write_json};
 use crate::predict::span;
+use crate::quantity::time;
 use crate::table::Table;
 use clap::Args;
 use godwit_api::profile::{Profile, ProfileState, StartProfile};
 use godwit_api::{Name, PublicClient};
 use godwit_units::Bytes;
+use serde::Deserialize;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// How often the host is asked how far it is.
@@ -38,6 +41,36 @@ pub struct ProfileArgs {
     /// Do not wait for its end
     #[arg(long, conflicts_with_all = ["ls", "log"])]
     pub detach: bool,
+}
+
+/// How often a host watches its guests without being asked; none: never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Routine(pub Option<Duration>);
+
+impl Default for Routine {
+    fn default() -> Self {
+        Self(Some(Duration::from_secs(3600)))
+    }
+}
+
+impl FromStr for Routine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "never" {
+            return Ok(Self(None));
+        }
+        time(text).map(|every| Self(Some(every))).map_err(|error| format!("{error}, or never"))
+    }
+}
+
+impl TryFrom<String> for Routine {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
 }
 
 /// Carries it out.
@@ -130,6 +163,16 @@ pub fn show(all: &[Profile]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn guests_are_watched_every_so_often_or_never() {
+        assert_eq!("never".parse(), Ok(Routine(None)));
+        assert_eq!("15m".parse(), Ok(Routine(Some(Duration::from_secs(900)))));
+        for bad in ["", "0s", "1", "Never", "off"] {
+            let said = bad.parse::<Routine>().unwrap_err();
+            assert!(said.contains("such as 12h, or never"), "{said}");
+        }
+    }
 
     #[test]
     fn the_tables_say_what_changed_what_it_packs_to_and_what_looking_cost() {

@@ -17,11 +17,17 @@ fn a_guest_is_watched_its_move_is_foretold_and_compared_with_what_it_took() {
     if !can_run() {
         return;
     }
-    let pair = Pair::with_a_disk("foretell");
+    let mut pair = Pair::with_a_disk("foretell");
+    // There guests are watched without being asked for.
+    pair.kill_node("b");
+    pair.more.insert("b", vec!["--watch-every".into(), "2s".into()]);
+    pair.start_node("b");
 
-    // Nothing is known: the link is measured, and the guest is taken to be a quiet one.
+    // Nothing is known: the link is measured, and the guest is watched for some seconds.
+    assert_eq!(pair.json(&["vm", "profile", "web", "--ls"]).as_array().unwrap().len(), 0);
     let told = pair.json(&["predict", "web", "--to", "site-b"]);
-    assert_eq!((&told["from"], &told["to"], &told["basis"]["model"]), (&"a".into(), &"b".into(), &"assumed".into()));
+    assert_eq!((&told["from"], &told["to"], &told["basis"]["model"]), (&"a".into(), &"b".into(), &"hist".into()));
+    assert_eq!(pair.json(&["vm", "profile", "web", "--ls"]).as_array().unwrap().len(), 1);
     assert_eq!(told["basis"]["goodput_by"], "measured now", "{told}");
 
     // Watched; the log can be taken, and is predicted from without any VM.
@@ -55,7 +61,12 @@ fn a_guest_is_watched_its_move_is_foretold_and_compared_with_what_it_took() {
 
     // The profile is found though the VM has gone, and the way back goes by what the move there has shown: what moves take between these
     // hosts. By how much the first prediction was off says nothing of it, as that one had to assume it.
-    assert_eq!(pair.json(&["vm", "profile", "web", "--ls"]).as_array().unwrap().len(), 1);
+    let kept = || pair.json(&["vm", "profile", "web", "--ls"]).as_array().unwrap().clone();
+    let at = |host: &str| kept().iter().filter(|profile| profile["host"] == host).count();
+    assert_eq!(at("a"), 2);
+    pair.until("the guest is watched by itself", || {
+        kept().iter().any(|profile| profile["host"] == "b" && profile["looks"].as_u64() > Some(0))
+    });
     let taught = |told: &Value| {
         let basis = &told["basis"];
         (basis["past_moves"].as_u64().unwrap(), basis["past_predictions"].as_u64().unwrap(), basis["model"].clone())

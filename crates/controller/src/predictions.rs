@@ -5,8 +5,8 @@
 //!
 //! # What can go wrong
 //!
-//! *Nothing is known of the VM*: it was never watched, nor moved. It is taken to be a quiet one, and the interval is wide
-//! ([`Basis::model`] says `assumed`). *Nothing is known of the link*: it is measured, for less than a second. *A replica lies at the destination
+//! *Nothing is known of the VM*: it was never watched, nor moved. Whoever asks has it watched for [`SHORTLY`]; a move does not wait for
+//! that: the guest is taken to be a quiet one, and the interval is wide ([`Basis::model`] says `assumed`). *Nothing is known of the link*: it is measured, for less than a second. *A replica lies at the destination
 //! and no pre-cache keeps it*: how much of it is old only a comparison would tell; the interval reaches from nothing to all.
 
 pub mod past;
@@ -22,7 +22,7 @@ use godwit_api::precache::PrecacheState;
 use godwit_api::predict::{
     AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, WantedPrediction, When,
 };
-use godwit_api::profile::{Profile, ProfileState, nearest};
+use godwit_api::profile::{Profile, ProfileState, StartProfile, nearest};
 use godwit_api::progress::{MoveProgress, PhaseName};
 use godwit_api::public::{StartMove, Volume};
 use godwit_api::{ApiError, HostClient, Name};
@@ -46,6 +46,10 @@ const PATIENCE: Duration = Duration::from_secs(4);
 pub(crate) const FRESH: Duration = Duration::from_secs(3600);
 /// Between two looks at what the guest writes to its disks.
 const WRITING: Duration = Duration::from_millis(250);
+/// How a guest of which nothing is known is watched when somebody wants a prediction.
+const SHORTLY: StartProfile = StartProfile { for_s: 3, interval_ms: 100 };
+/// What is waited for that at the most: looking at a large guest takes longer.
+const SHORTLY_PATIENCE: Duration = Duration::from_secs(10);
 /// Moves from which on what is odd is no accident.
 const FEW_MOVES: usize = 3;
 /// Beginnings within a log that are simulated for one prediction; and so few of a guest of more than 16 GiB.
@@ -241,7 +245,17 @@ impl Known {
         let asked = node.path(&asked).await;
         // Of a link of which not even the round trip is known nothing is kept with a move.
         let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
-        let (written, profile) = tokio::join!(writes(&node, id, has_disks), profile(c, vm, at));
+        let is_on = journey.local.as_ref().is_some_and(|local| local.run == RunState::Running);
+        let profile = async {
+            match profile(c, vm, at).await {
+                None if may == Measure::IfNeeded && is_on => {
+                    watch_shortly(&node, id).await;
+                    profile(c, vm, at).await
+                }
+                found => found,
+            }
+        };
+        let (written, profile) = tokio::join!(writes(&node, id, has_disks), profile);
         if let Some(rate) = path.and_then(|path| path.goodput) {
             c.links.put(&vm.host, &journey.to.name, rate);
         } else if let Some(path) = &mut path {
@@ -543,6 +557,26 @@ async fn profile(c: &Controller, vm: &VmRecord, at_unix_s: u64) -> Option<(Profi
     let best = nearest(all, at_unix_s)?;
     let log = log(c, vm.definition.id, &best).await?;
     Some((best, log))
+}
+
+/// Watches a guest that nobody has watched yet. If that cannot be, it stays unknown.
+async fn watch_shortly(node: &HostClient, vm: VmId) {
+    let Ok(begun) = node.start_profile(vm, SHORTLY).await else { return };
+    let watching = async {
+        loop {
+            tokio::time::sleep(WRITING).await;
+            let now = node
+                .profiles(vm)
+                .await
+                .unwrap_or_default()
+                .into_iter()
+                .find(|p| p.start_unix_ms == begun.start_unix_ms);
+            if now.is_none_or(|now| now.state != ProfileState::Watching) {
+                return;
+            }
+        }
+    };
+    let _ = timeout(SHORTLY_PATIENCE, watching).await;
 }
 
 async fn log(c: &Controller, vm: VmId, profile: &Profile) -> Option<Log> {

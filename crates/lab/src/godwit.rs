@@ -317,6 +317,8 @@ fn node(binary: &Path, site: &Site, folders: &Folders, points: &Failpoints) -> D
         ("--control", LINK_PORT.to_string()),
         ("--disk", DISK_PORT.to_string()),
         ("--memory", MEMORY_PORT.to_string()),
+        // What is measured is not to be disturbed now and then.
+        ("--watch-every", "never".into()),
     ] {
         arguments.extend([flag.into(), value.into()]);
     }

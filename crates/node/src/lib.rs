@@ -47,6 +47,7 @@ pub mod quarantine;
 mod recycle;
 pub mod registry;
 pub mod routes;
+mod routine;
 pub mod scrub;
 mod seen;
 mod snapshot;
@@ -61,6 +62,7 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a node is started with.
 #[derive(Clone, Debug)]
@@ -89,6 +91,8 @@ pub struct Config {
     pub memory_port: u16,
     /// That it can carry extenders, and where other sites reach it.
     pub extender: Option<godwit_api::extender::ExtenderOffer>,
+    /// How often each guest is profiled without being asked for; none: never.
+    pub watch_every: Option<Duration>,
 }
 
 /// Runs a node until `shutdown`; `up` is told when it serves. Guests go on without it.
@@ -105,6 +109,9 @@ pub async fn run(
     let listener = godwit_api::server::listen(address).await?;
     tracing::info!(%address, name = node.name(), "node up");
     up(&node);
+    if let Some(every) = node.config().watch_every {
+        tokio::spawn(routine::watch(Arc::downgrade(&node), every));
+    }
     let router = godwit_api::server::only(routes::router(node.clone()), godwit_trust::Role::Controller);
     let router = router.merge(metrics::router(node.clone()));
     godwit_api::server::serve(listener, router, node.credentials(), shutdown).await?;

@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Profiles of a VM that are kept: one an hour for two days and some.
+/// Profiles of a VM that are kept: one an hour ([`crate::routine`]) for two days and some.
 pub const MOST_LOGS: usize = 64;
 /// What the logs of a VM may take together, the newest not counted.
 pub const MOST_BYTES: u64 = 64 << 20;
@@ -280,6 +280,12 @@ fn tidy(folder: &Path, newest: u64) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// When the newest profile of a VM began that is kept, or is under way: milliseconds since 1970.
+pub(crate) fn newest(parts: &Parts) -> Option<u64> {
+    let watched = lock(&parts.watched).as_ref().map(|profile| profile.start_unix_ms);
+    watched.max(kept(&folder(parts)).last().map(|(start, _)| *start))
 }
 
 /// The profiles of a VM, the oldest first, and the one under way.

@@ -152,6 +152,16 @@ fn each_policy_has_its_own_best_way() {
 }
 
 #[test]
+fn a_guest_does_not_depend_on_two_sites_for_some_hundredths_of_a_second() {
+    let disks = Disks { missing: Span::exactly(16e6), written: Span::exactly(1e4), shared: false, speed: None };
+    let choices: Vec<Foretold> =
+        [Way::Mirror, Way::Postcopy].map(|way| told(way, 3e9, 30_000, 100.0, &disks, &Calibration::default())).into();
+    let [mirror, postcopy] = [0, 1].map(|i: usize| choices[i].total_s.likely);
+    assert!(postcopy < mirror && mirror < postcopy * 1.05, "{choices:?}");
+    assert_eq!(recommend(&choices, |_| true, Policy::LeastDowntime).unwrap().0, 0, "{choices:?}");
+}
+
+#[test]
 fn nobody_who_was_not_watched_is_foretold_as_surely_as_one_who_was() {
     let past = Calibration::default();
     let of = |faster| foretell(Way::Mirror, &road(50e6), &Disks::default(), faster, &memory(60_000, 2000.0), &past);

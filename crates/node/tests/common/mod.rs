@@ -75,6 +75,7 @@ impl World {
             disk_port: 10809,
             memory_port: 4444,
             extender: None,
+            watch_every: None,
         }
     }
 }
