@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires ...]
+# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires|qemu10 ...]
 #
 # Brings this machine to where `make test` and `make demo` run: Debian packages,
 # a Rust tool-chain (checked, not installed) and guest images (tiny unless named
@@ -18,17 +18,19 @@ wanted=()
 deb=no
 nbd=no
 wires=no
+qemu10=no
 for argument in "$@"; do
     case $argument in
         --quiet) export GODWIT_QUIET=1 ;;
         tiny | debian) wanted+=("$argument") ;;
         deb) deb=yes ;; # what makes Debian packages; no image
         nbd) nbd=yes ;; # what our NBD server is measured and tried against; no image
+        qemu10) qemu10=yes ;; # a second QEMU, unpacked beside the installed one; no image
         wires) wires=yes ;; # the tunnels that wires are measured against; no image
-        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires ...]" ;;
+        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires|qemu10 ...]" ;;
     esac
 done
-[ ${#wanted[@]} -gt 0 ] || [ "$deb" = yes ] || [ "$nbd" = yes ] || [ "$wires" = yes ] || wanted=(tiny)
+[ ${#wanted[@]} -gt 0 ] || [ "$deb" = yes ] || [ "$nbd" = yes ] || [ "$wires" = yes ] || [ "$qemu10" = yes ] || wanted=(tiny)
 images=${GODWIT_IMAGES:-/var/cache/godwit-lab/images}
 images=${images%/}
 
@@ -70,6 +72,18 @@ if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
     apt_with_update install_packages "${missing[@]}" ||
         die "apt-get could not install ${missing[*]}: its message is above"
+fi
+
+# ---- Another QEMU ---------------------------------------------------------
+
+# Debian's backports have QEMU 10. It is not installed, so that the machine keeps what its other users have; its packages are unpacked
+# into a folder, which a scenario's `site.qemu` names. apt checks their signatures, in a configuration of its own.
+if [ "$qemu10" = yes ]; then
+    QEMU10=${GODWIT_QEMU10:-$(dirname "$images")/qemu10}
+    # shellcheck source=images/qemu10.sh
+    . "$root/images/qemu10.sh"
+    qemu10_unpack "$QEMU10"
+    say "QEMU 10 is in $QEMU10/bin"
 fi
 
 # ---- Rust -----------------------------------------------------------------

@@ -23,13 +23,13 @@ pub mod places;
 
 use crate::fabric::{CONTROLLER_PORT, DISK_PORT, Fabric, LINK_PORT, MEMORY_PORT, NODE_PORT, Site};
 use crate::guest::tail;
-use crate::scenario::Network;
+use crate::scenario::{self, Network};
 use anyhow::{Context, Result, bail};
 use daemon::Daemon;
 use failpoint::Failpoints;
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -117,7 +117,7 @@ impl Installation {
     ///
     /// # Errors
     /// When something does not start or is refused, with its own words.
-    pub fn start(fabric: &Arc<Fabric>, work: &Path) -> Result<Self> {
+    pub fn start(fabric: &Arc<Fabric>, wanted: &[scenario::Site], work: &Path) -> Result<Self> {
         let binary = binary()?;
         let home = fabric.sites.last().context("a scenario has sites")?;
         let issue = Issuer { binary: &binary, authority: work.join("pki") };
@@ -130,7 +130,11 @@ impl Installation {
             issue.issue("client", "lab", &folders.credentials.join("client"))?;
             std::fs::create_dir_all(&folders.images)?;
             let points = Failpoints::create(site.folder.join("failpoints"))?;
-            nodes.insert(site.name.clone(), Mutex::new(node(&binary, site, &folders, &points)));
+            let mut node = node(&binary, site, &folders, &points);
+            if let Some(qemu) = wanted.iter().find(|w| w.name.get_ref() == &site.name).and_then(|w| w.qemu.as_ref()) {
+                node = node.with_environment("PATH", path_with(qemu.get_ref())?);
+            }
+            nodes.insert(site.name.clone(), Mutex::new(node));
             failpoints.insert(site.name.clone(), points);
             write_environment(site, home)?;
         }
@@ -299,6 +303,13 @@ impl Drop for Installation {
         places::end_all(&self.fabric);
         places::end_components();
     }
+}
+
+/// What is found first in `folder`, else where it was.
+fn path_with(folder: &Path) -> Result<OsString> {
+    let rest = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&rest));
+    std::env::join_paths(folders).with_context(|| format!("`site.qemu`: {} cannot be in PATH", folder.display()))
 }
 
 fn node(binary: &Path, site: &Site, folders: &Folders, points: &Failpoints) -> Daemon {

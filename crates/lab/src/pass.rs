@@ -133,7 +133,7 @@ impl Pass {
         let installation = match means {
             Means::Godwit => {
                 progress.note("starting Godwit");
-                Some(Arc::new(Installation::start(&fabric, work)?))
+                Some(Arc::new(Installation::start(&fabric, &scenario.site, work)?))
             }
             Means::Baseline(_) => None,
         };

@@ -15,7 +15,7 @@ use godwit_units::{BitRate, Bytes};
 use godwit_wan::PathSpec;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use step::RawStep;
 use toml::Spanned;
@@ -155,6 +155,8 @@ pub struct Wan {
 pub struct Site {
     /// Lower-case letters, digits and `-`; at most 24 characters (it becomes part of file names).
     pub name: Spanned<String>,
+    /// Folder with another `qemu-system-x86_64` than the machine's, which Godwit's guests in this site run on.
+    pub qemu: Option<Spanned<PathBuf>>,
 }
 
 /// A guest.

@@ -390,6 +390,30 @@ verify = { vm = "vm" }
 }
 
 #[test]
+fn a_loaded_guest_goes_to_qemu_10_and_back() {
+    let Some(_machine) = machine() else { return };
+    let root = std::env::var("GODWIT_QEMU10").unwrap_or_else(|_| "/var/cache/godwit-lab/qemu10".into());
+    if !Path::new(&root).join("bin/qemu-system-x86_64").exists() {
+        eprintln!("SKIPPED: no QEMU 10 in {root}: run scripts/setup.sh qemu10");
+        return;
+    }
+    let back = "[[step]]\nmove = { vm = \"vm\", to = \"a\" }\n[[step]]\nverify = { vm = \"vm\" }\n";
+    let there = "[[step]]\nmove = { vm = \"vm\", to = \"b\" }\n[[step]]\nverify = { vm = \"vm\" }\n";
+    let text = by_godwit(&format!("{there}{back}"));
+    let text = text.replace("name = \"b\"\n", &format!("name = \"b\"\nqemu = \"{root}/bin\"\n"));
+    let (code, report) = Run::new(&text).finish();
+    assert_eq!(report.moves.len(), 2, "{:?}", report.warnings);
+    for figures in &report.moves {
+        assert_eq!((figures.outcome, &figures.why), (Outcome::Completed, &None));
+        let i = &figures.integrity;
+        for check in [i.memory_ok, i.disk_ok, i.tcp_ok, i.ram_equal] {
+            assert_eq!(check, Some(true), "{i:?}");
+        }
+    }
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+}
+
+#[test]
 fn a_move_whose_nodes_are_killed_around_the_seal_leaves_one_guest_and_can_be_tried_again() {
     let Some(_machine) = machine() else { return };
     survives(&[

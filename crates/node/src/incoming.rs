@@ -16,10 +16,10 @@ use anyhow::{Context, Result, anyhow};
 use godwit_api::host::MoveRole;
 use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
-use godwit_handoff::{Event, Ticket};
+use godwit_handoff::{Event, Record, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_memory::{CheckpointKey, Decoder, Feedback, Limits, Message, ReturnPath, Witness};
-use godwit_units::VolumeId;
+use godwit_units::{VmId, VolumeId};
 use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -39,6 +39,19 @@ const RESUMED: Duration = Duration::from_secs(1);
 /// How long the network is given to lead to the guest's new place.
 pub(crate) const PROOF: Duration = Duration::from_secs(10);
 
+/// How long a new attempt waits for the end of an earlier one.
+const EARLIER: Duration = Duration::from_secs(8);
+
+/// Waits for the end of an earlier attempt. Who begins another one has given that up, and this host hears so when it asks the next time: a
+/// user who tries again at once need not be told to try again later.
+async fn await_end_of_earlier(node: &Node, vm: VmId, ticket: Ticket) {
+    let is_open = || matches!(node.record(vm), Some(Record::Staged(earlier)) if earlier < ticket);
+    let deadline = Instant::now() + EARLIER;
+    while is_open() && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// A source asks for a place.
 ///
 /// # Errors
@@ -48,6 +61,7 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
         return Err(ApiError::new(Problem::Forbidden, format!("{from} asks in the name of {}", stage.source.name)));
     }
     crate::covered::stage(node.credentials(), from, &stage)?;
+    await_end_of_earlier(node, stage.definition.id, stage.ticket).await;
     let check = godwit_api::host::CheckVm {
         definition: stage.definition.clone(),
         disk: godwit_units::Bytes(0),

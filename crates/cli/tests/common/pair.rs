@@ -4,6 +4,7 @@
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -53,6 +54,8 @@ pub struct Pair {
     /// What nodes are told besides; and their environment.
     pub more: HashMap<&'static str, Vec<String>>,
     pub environment: Vec<(&'static str, PathBuf)>,
+    /// Where hosts find programs that do not find them where the rest does.
+    pub path_of: HashMap<&'static str, OsString>,
     /// The sites of hosts that are not in one of their own.
     pub sites: HashMap<&'static str, String>,
 }
@@ -68,6 +71,7 @@ impl Pair {
             daemons: HashMap::new(),
             more: HashMap::new(),
             environment: vec![],
+            path_of: HashMap::new(),
             sites: HashMap::new(),
         };
         std::fs::create_dir(pair.path("images")).unwrap();
@@ -147,6 +151,7 @@ impl Pair {
         command.arg("--state").arg(self.path(name)).arg("--run").arg(self.path(&format!("run-{name}")));
         command.arg("--images").arg(self.path("images")).arg("--credentials").arg(self.path(&format!("cert-{name}")));
         command.args(self.more.get(name).into_iter().flatten()).envs(self.environment.clone());
+        command.envs(self.path_of.get(name).map(|path| ("PATH", path)));
         self.begin(name, command);
         let api = format!("10.99.0.{number}:7410");
         self.until("the node listens", || self.ask(name, "GET", "/v1/host").is_ok());

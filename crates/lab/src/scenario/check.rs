@@ -9,6 +9,7 @@ use godwit_load::protocol::LoadSpec;
 use godwit_units::Bytes;
 use std::collections::HashSet;
 use std::ops::Range;
+use std::path::PathBuf;
 use toml::Spanned;
 
 /// The checks that need more than one key, with the text at hand to name lines.
@@ -84,10 +85,27 @@ impl Checker<'_> {
         let mut seen = HashSet::new();
         for site in &s.site {
             self.name(&site.name, "site.name", &mut seen)?;
+            if let Some(qemu) = &site.qemu {
+                self.other_qemu(s, qemu)?;
+            }
         }
         if s.site.len() < 2 || s.site.len() > MAX_SITES {
             let what = format!("{} sites; a scenario has 2 to {MAX_SITES} [[site]] tables", s.site.len());
             return self.fail(s.name.span(), "site", what);
+        }
+        Ok(())
+    }
+
+    fn other_qemu(&self, s: &Scenario, folder: &Spanned<PathBuf>) -> Result<(), ScenarioError> {
+        let fail = |what: String| self.fail(folder.span(), "site.qemu", what);
+        let program = folder.get_ref().join("qemu-system-x86_64");
+        if !s.baseline.is_empty() || !s.godwit {
+            return fail("goes with Godwit alone: leave out `baseline` and `godwit = false`".into());
+        }
+        if !program.is_absolute() || !program.is_file() {
+            let what =
+                format!("there is no {}; `scripts/setup.sh qemu10` makes one, and says where", program.display());
+            return fail(what);
         }
         Ok(())
     }

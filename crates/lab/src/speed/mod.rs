@@ -141,7 +141,7 @@ pub fn run(scenario: &Scenario, asked: &Speed, work: &Path, progress: &Progress)
     let names = scenario.site.iter().map(|site| site.name.get_ref().as_str());
     let fabric = Arc::new(Fabric::direct(names, work)?);
     progress.note("starting Godwit");
-    let installation = Installation::start(&fabric, work)?;
+    let installation = Installation::start(&fabric, &scenario.site, work)?;
     let mut worlds = vec![];
     for way in &asked.ways {
         progress.note(&format!("building {way}"));
