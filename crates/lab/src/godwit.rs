@@ -15,6 +15,7 @@
 //! ended with the installation.
 
 pub mod daemon;
+pub mod extender;
 pub mod failpoint;
 pub mod hosted;
 pub mod incident;
@@ -107,6 +108,8 @@ pub struct Installation {
     nodes: HashMap<String, Mutex<Daemon>>,
     controller: Mutex<Daemon>,
     failpoints: HashMap<String, Failpoints>,
+    /// Pairs of sites that are joined by extenders.
+    joined: Vec<extender::Joined>,
     /// Restarts and restorations that are still to come.
     pub(crate) later: incident::Later,
 }
@@ -129,21 +132,26 @@ impl Installation {
             issue.issue("node", &host_of(&site.name), &folders.credentials.join("node"))?;
             issue.issue("client", "lab", &folders.credentials.join("client"))?;
             std::fs::create_dir_all(&folders.images)?;
+            if fabric.carries(&site.name) {
+                extender::prepare(site)?;
+            }
             let points = Failpoints::create(site.folder.join("failpoints"))?;
-            nodes.insert(site.name.clone(), Mutex::new(node(&binary, site, &folders, &points)));
+            nodes.insert(site.name.clone(), Mutex::new(node(&binary, fabric, site, &folders, &points)));
             failpoints.insert(site.name.clone(), points);
             write_environment(site, home)?;
         }
         issue.issue("controller", "controller", &Folders::of(home).credentials.join("controller"))?;
-        let installation = Self {
+        let mut installation = Self {
             controller: Mutex::new(controller(&binary, home)),
             binary,
             fabric: fabric.clone(),
             nodes,
             failpoints,
+            joined: vec![],
             later: incident::Later::default(),
         };
         installation.bring_up()?;
+        installation.joined = extender::connect(&installation)?;
         Ok(installation)
     }
 
@@ -298,10 +306,11 @@ impl Drop for Installation {
         self.nodes.values().for_each(|node| lock(node).kill());
         places::end_all(&self.fabric);
         places::end_components();
+        extender::end_all(&self.fabric);
     }
 }
 
-fn node(binary: &Path, site: &Site, folders: &Folders, points: &Failpoints) -> Daemon {
+fn node(binary: &Path, fabric: &Fabric, site: &Site, folders: &Folders, points: &Failpoints) -> Daemon {
     let mut arguments = vec!["node".into(), "--name".into(), host_of(&site.name).into()];
     for (flag, path) in [
         ("--state", &folders.state),
@@ -319,6 +328,9 @@ fn node(binary: &Path, site: &Site, folders: &Folders, points: &Failpoints) -> D
         ("--memory", MEMORY_PORT.to_string()),
     ] {
         arguments.extend([flag.into(), value.into()]);
+    }
+    if fabric.carries(&site.name) {
+        arguments.extend(["--extender".into(), extender::offer(site).into()]);
     }
     let log = site.folder.join("node.log");
     Daemon::new(&format!("the node of {}", site.name), binary, arguments, log)
