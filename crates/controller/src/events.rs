@@ -664,6 +664,26 @@ mod tests {
     }
 
     #[test]
+    fn an_extender_is_told_of_when_it_goes_up_or_down_and_when_a_hosts_frames_take_another_way() {
+        let hub = Hub::new(1000);
+        let seen = |up: bool, way: serde_json::Value| -> Extender {
+            let ways = serde_json::json!([{"host": "e1", "way": way, "good": up}]);
+            serde_json::from_value(serde_json::json!({
+                "id": 1, "sites": ["east", "west"], "state": "connected", "up": up, "problems": [],
+                "carriers": [[], []], "tunnels": [], "ways": ways, "keys_unix_s": 0,
+            }))
+            .unwrap()
+        };
+        let tunnel = |id: u32| serde_json::json!({"tunnel": id});
+        let both = [(false, tunnel(1)), (true, tunnel(1)), (true, tunnel(1)), (true, tunnel(2)), (false, tunnel(2))];
+        both.into_iter().for_each(|(up, way)| hub.note_extender(&seen(up, way)));
+        let kinds: Vec<String> = hub.read(0, 64, None).events.iter().map(|event| event.what.kind()).collect();
+        assert_eq!(kinds, ["extender-up", "extender-way-changed", "extender-down"]);
+        assert_eq!(hub.extenders(), [(["east", "west"].map(|site| site.parse().unwrap()), false)]);
+        assert_eq!(hub.read(0, 64, Some(&"acme".parse().unwrap())).events, [], "they are the deployment's");
+    }
+
+    #[test]
     fn a_slow_reader_is_told_how_many_it_lost_and_goes_on_with_the_oldest_that_is_kept() {
         let hub = Hub::new(1000);
         told(&hub, 1);

@@ -892,7 +892,9 @@ fn recorded_on_both_sides(run: &Run, report: &Report) {
                 let ip = |at: usize| frame.head.get(at..at + 4).is_some_and(|ip| ends.iter().any(|end| end == ip));
                 frame.head.get(12..14) == Some(&[8, 0]) && ip(26) && ip(30)
             };
-            assert!(frames.iter().filter(between).count() > 5, "{file:?}");
+            // One that an end came to just before the recording ended has but a few.
+            let seen = file.seen_s.expect("it has frames");
+            assert!(frames.iter().filter(between).count() > 5 || seen[1] - seen[0] < 2.0, "{file:?}");
         }
         // The wire whose two ends move at different times is at both hosts for a while.
         if let Some(b) = b {
@@ -902,9 +904,23 @@ fn recorded_on_both_sides(run: &Run, report: &Report) {
         }
     }
     assert!(sides >= 2, "{:?}", recorded.files);
-    let (db, moved) = (&recorded.files, report.marks.iter().find(|mark| mark.what == "db").unwrap());
-    let after = db.iter().filter(|file| file.host == "host-b").filter_map(|file| file.seen_s).map(|seen| seen[1]);
-    assert!(after.fold(0.0, f64::max) > moved.end_s.min(29.0), "{moved:?} {db:?}");
+    let moved = report.marks.iter().find(|mark| mark.what == "db").expect("it moved");
+    let until = recorded.at_s + f64::from(recorded.s);
+    if moved.end_s + 1.0 > until {
+        eprintln!(
+            "db was there {:.1} s after the first step, too late for the recording: only the firewall's move is in it",
+            moved.end_s
+        );
+        return;
+    }
+    let at_b: Vec<f64> = recorded
+        .files
+        .iter()
+        .filter(|file| file.host == "host-b")
+        .filter_map(|file| file.seen_s)
+        .map(|seen| seen[1])
+        .collect();
+    assert!(at_b.len() == 3 && at_b.iter().all(|last| *last > moved.end_s), "{moved:?} {:?}", recorded.files);
 }
 
 /// Whether extenders can be had here without the kernel's.

@@ -57,14 +57,15 @@ pub struct Joined {
 /// With Godwit's words; when one does not come up, with what is wrong with it.
 pub fn connect(installation: &Installation) -> Result<Vec<Joined>> {
     let fabric = installation.fabric();
-    let mut joined = vec![];
-    for between in &fabric.extenders {
-        let [a, b] = between;
+    for [a, b] in &fabric.extenders {
         installation.command(["extender", "connect", a, b])?;
-        await_up(installation, a, b)?;
-        joined.push(Joined { between: between.clone(), before: fabric.counters(a, b)? });
     }
-    Ok(joined)
+    let joined = fabric.extenders.iter().map(|between| {
+        let [a, b] = between;
+        await_up(installation, a, b)?;
+        Ok(Joined { between: between.clone(), before: fabric.counters(a, b)? })
+    });
+    joined.collect()
 }
 
 fn await_up(installation: &Installation, a: &str, b: &str) -> Result<()> {
