@@ -159,7 +159,8 @@ impl World {
             let kind = Some(rustix::thread::LinkNameSpaceType::Network);
             rustix::thread::move_into_link_name_space(space.as_fd(), kind).unwrap();
             let node = Identity::node(host).unwrap();
-            let client = godwit_api::Client::new((address, 7410).into(), node, &credentials, Duration::from_secs(30));
+            let at = std::net::SocketAddr::from((address, 7410));
+            let client = godwit_api::Client::new(at, node, &credentials, Duration::from_secs(30));
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(client.text("/metrics")).unwrap()
         });
