@@ -2,7 +2,7 @@
 
 #![allow(clippy::missing_errors_doc, reason = "each fails as the server says, or as unreachable; see `Client`")]
 
-use crate::capture::{Capture, CaptureWire, HostCapture};
+use crate::capture::{Capture, CaptureHere, CaptureWire, HostCapture};
 use crate::client::Client;
 use crate::component::{
     ApplyConfig, ClaimComponent, ClaimOrder, ComponentDefinition, ComponentObject, ComponentOrder, CreateComponent,
@@ -129,7 +129,7 @@ impl HostClient {
     }
 
     /// `POST /v1/wires/{wire}/capture`: takes as long as it records.
-    pub async fn capture_wire(&self, wire: u32, asked: &CaptureWire) -> Result<Capture> {
+    pub async fn capture_wire(&self, wire: u32, asked: &CaptureHere) -> Result<Capture> {
         let patience = ORDER + Duration::from_millis(asked.for_ms);
         self.0.within(patience).post(&format!("/v1/wires/{wire}/capture"), asked).await
     }

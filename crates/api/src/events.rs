@@ -11,6 +11,7 @@
 //! that it has seen.
 
 use crate::client::Body;
+use crate::extender::LocalWay;
 use crate::name::Name;
 use crate::progress::{Outcome, PhaseName};
 use crate::{ApiError, Problem, PublicClient};
@@ -176,6 +177,35 @@ pub enum Happening {
         downtime_ms: Option<f64>,
         /// Why, where it did not go as it was meant to.
         error: Option<String>,
+    },
+    /// All hosts of two sites know of the extender that joins them.
+    ExtenderConnected {
+        /// The sites.
+        sites: [Name; 2],
+    },
+    /// Two sites have no extender any more.
+    ExtenderDisconnected {
+        /// The sites.
+        sites: [Name; 2],
+    },
+    /// A tunnel of an extender is up, and none was before.
+    ExtenderUp {
+        /// The sites.
+        sites: [Name; 2],
+    },
+    /// No tunnel of an extender is up any more: what wires send there is lost.
+    ExtenderDown {
+        /// The sites.
+        sites: [Name; 2],
+    },
+    /// A host's frames take another way than before: another tunnel, or another host that carries.
+    ExtenderWayChanged {
+        /// The sites.
+        sites: [Name; 2],
+        /// Whose frames.
+        host: Name,
+        /// Which way; none: nowhere.
+        way: Option<LocalWay>,
     },
     /// Not an event, but a hole: some before this one are not kept any more.
     Lost {

@@ -122,6 +122,12 @@ pub struct HostWay {
     pub way: Option<LocalWay>,
     /// Whether that is known to work.
     pub good: bool,
+    /// Since when they take it, seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_unix_s: Option<u64>,
+    /// How often they have gone over to another one since the host's node started.
+    #[serde(default)]
+    pub changes: u64,
 }
 
 /// Controller to node: all that it has to know of extenders. What is not in it any more ends.
@@ -188,6 +194,12 @@ pub struct LocalExtender {
     pub way: Option<LocalWay>,
     /// Whether that is known to work.
     pub good: bool,
+    /// Since when they take it, seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_unix_s: Option<u64>,
+    /// How often they have gone over to another one since the node started.
+    #[serde(default)]
+    pub changes: u64,
     /// What is wrong here, with what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

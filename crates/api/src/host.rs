@@ -11,7 +11,7 @@
 //! | `POST /v1/vms/{id}/claim` | [`ClaimVm`]: this host takes the VM, in a new lineage |
 //! | `POST /v1/vms/{id}/promote` | [`PromoteVm`](crate::promote::PromoteVm) -> [`LocalPromotion`](crate::promote::LocalPromotion): as a claim, from the images of pre-caches |
 //! | `POST /v1/vms/{id}/outrank` | [`OutrankVm`]: a claim elsewhere has; what is here pauses |
-//! | `POST /v1/wires/{wire}/capture` | [`CaptureWire`](crate::capture::CaptureWire) -> [`Capture`](crate::capture::Capture) |
+//! | `POST /v1/wires/{wire}/capture` | [`CaptureHere`](crate::capture::CaptureHere) -> [`Capture`](crate::capture::Capture) |
 //! | `GET /v1/network` | [`NetFinding`](crate::network::NetFinding)s: what is wrong with the network here |
 //! | `GET /v1/orphans`, `DELETE /v1/orphans/{id}` | [`Orphan`](crate::orphan::Orphan)s: what is nobody's here |
 //! | `GET /v1/activity?at_unix_s=TIME` | [`Activity`](crate::evacuation::Activity) of each VM: what it writes, and its profile |

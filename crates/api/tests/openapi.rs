@@ -362,7 +362,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         let how = ResolveMove { claim: web.clone(), fenced: "off".into(), peer_did_not_run: all };
         call!(api, called, resolve, MoveId(1), &how);
         call!(api, called, network);
-        call!(api, called, capture_wire, 1, &godwit_api::capture::CaptureWire { for_ms: 1 });
+        call!(api, called, capture_wire, 1, &godwit_api::capture::CaptureWire { for_ms: 1, also: vec![] });
         call!(api, called, orphans);
         call!(api, called, remove_orphan, &web, "volume-7");
         call!(api, called, host_token, &web, Duration::from_secs(60));

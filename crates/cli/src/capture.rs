@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use godwit_api::capture::{Capture, CaptureWire, HostCapture, bytes};
-use godwit_api::{ApiError, PublicClient};
+use godwit_api::{ApiError, Name, PublicClient};
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,10 +12,13 @@ use std::time::Duration;
 
 /// The most wires that are recorded at once: what one host of theirs takes.
 const MOST_WIRES: usize = 8;
+/// The endpoint of a host that no end came to.
+const NONE_CAME: u32 = 0;
 /// The longest frame that there is.
 const LONGEST_FRAME: u32 = 1 << 18;
 
-/// Records all of these wires at the same time; gives the files that were written, none of which was there before.
+/// Records all of these wires at the same time, and at hosts that ends of theirs come to meanwhile; gives the files that were written,
+/// none of which was there before.
 ///
 /// # Errors
 /// The controller's; that the folder has such files, or cannot be written.
@@ -23,6 +26,7 @@ pub async fn record(
     api: &PublicClient,
     wires: &BTreeSet<u32>,
     lasting: Duration,
+    also: &[Name],
     folder: &Path,
 ) -> Result<Vec<PathBuf>, Failure> {
     if wires.len() > MOST_WIRES {
@@ -34,13 +38,13 @@ pub async fn record(
     let for_ms = u64::try_from(lasting.as_millis()).unwrap_or(u64::MAX);
     let mut asking = tokio::task::JoinSet::new();
     for wire in wires.iter().copied() {
-        let api = api.clone();
-        asking.spawn(async move { Ok::<_, ApiError>((wire, api.capture_wire(wire, &CaptureWire { for_ms }).await?)) });
+        let (api, asked) = (api.clone(), CaptureWire { for_ms, also: also.to_vec() });
+        asking.spawn(async move { Ok::<_, ApiError>((wire, api.capture_wire(wire, &asked).await?)) });
     }
     let mut files = vec![];
     while let Some(answer) = asking.join_next().await {
         let (wire, captures) = answer.map_err(|e| Failure::usage(format!("a recording ended in a bug: {e}")))??;
-        for HostCapture { host, capture } in captures {
+        for HostCapture { host, capture } in captures.into_iter().filter(|there| there.capture.endpoint != NONE_CAME) {
             let path = folder.join(format!("wire-{wire}-{host}.pcap"));
             let mut file =
                 OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(|e| {

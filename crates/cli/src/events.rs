@@ -79,6 +79,13 @@ fn line(event: &Event) -> String {
             let why = error.as_ref().map_or(String::new(), |why| format!(": {why}"));
             format!("move {} of {vm}: {}{pause}{why}", mv.0, crate::show::word(outcome))
         }
+        H::ExtenderConnected { sites: [a, b] }
+        | H::ExtenderDisconnected { sites: [a, b] }
+        | H::ExtenderUp { sites: [a, b] }
+        | H::ExtenderDown { sites: [a, b] } => format!("extender {a} to {b}"),
+        H::ExtenderWayChanged { sites: [a, b], host, way } => {
+            format!("extender {a} to {b}: frames of {host} go {}", crate::extender::leads(way.as_ref()))
+        }
         H::Lost { count: Some(count) } => format!("{count} events before this one are not kept any more"),
         H::Lost { count: None } => "the controller was restarted: what it told in between is not known".into(),
     };

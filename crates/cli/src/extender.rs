@@ -176,18 +176,28 @@ fn shown(extender: &Extender) -> String {
     out += &table.lines();
     out.push('\n');
     for way in &extender.ways {
-        let how = match &way.way {
-            Some(LocalWay::Tunnel(id)) => format!("into tunnel {id}"),
-            Some(LocalWay::Carrier(host)) => format!("to {host}, which carries"),
-            None => "nowhere".into(),
+        let since = way.since_unix_s.map_or_else(String::new, |at| format!(", since {}", ago(at)));
+        let changes = match way.changes {
+            0 => String::new(),
+            1 => ", after one change".to_owned(),
+            n => format!(", after {n} changes"),
         };
-        out +=
-            &format!("frames of {} go {how}{}\n", way.host, if way.good { "" } else { ", of which nothing is heard" });
+        let silent = if way.good { "" } else { ", of which nothing is heard" };
+        out += &format!("frames of {} go {}{since}{changes}{silent}\n", way.host, leads(way.way.as_ref()));
     }
     for problem in &extender.problems {
         out += &format!("{}\n", printable(problem));
     }
     out
+}
+
+/// Where a way leads.
+pub fn leads(way: Option<&LocalWay>) -> String {
+    match way {
+        Some(LocalWay::Tunnel(id)) => format!("into tunnel {id}"),
+        Some(LocalWay::Carrier(host)) => format!("to {host}, which carries"),
+        None => "nowhere".into(),
+    }
 }
 
 fn row(tunnel: &ExtenderTunnel, end: &ExtenderEnd) -> Vec<String> {

@@ -26,6 +26,9 @@ pub enum NetCommand {
         /// For how long: at most a minute
         #[arg(long = "for", value_name = "TIME", value_parser = crate::quantity::time, default_value = "10s", requires = "capture")]
         lasting: Duration,
+        /// Record at this host, too, as soon as the object comes there: name where it moves to; may be given again
+        #[arg(long, value_name = "HOST", requires = "capture")]
+        also: Vec<Name>,
     },
     /// Look for what keeps frames from where they should go: hosts that do not answer, wires that are not connected, objects
     /// without an owner, addresses that two interfaces have, switches in a circle, MTUs that differ along the way; and on each
@@ -79,7 +82,7 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
     let api = user.api();
     let wires = api.port_wires().await?;
     match command {
-        NetCommand::Trace { object, capture, lasting } => {
+        NetCommand::Trace { object, capture, lasting, also } => {
             let hops = trace(&object, &wires);
             let passed = hops.iter().map(|hop| hop.wire).collect();
             user.print(&hops, |hops| {
@@ -95,7 +98,7 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
                 if hops.is_empty() { format!("no wire ends at `{object}`\n") } else { hops.iter().map(line).collect() }
             })?;
             let Some(folder) = capture else { return Ok(()) };
-            for file in crate::capture::record(api, &passed, lasting, &folder).await? {
+            for file in crate::capture::record(api, &passed, lasting, &also, &folder).await? {
                 eprintln!("{}", file.display());
             }
             Ok(())

@@ -7,6 +7,7 @@ mod common;
 
 use common::pair::{Pair, can_run};
 use common::{holders, marked};
+use godwit_trust::{Credentials, Identity};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketType};
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
@@ -148,6 +149,22 @@ impl World {
 
     fn extender(&self) -> Value {
         self.pair.json(&["extender", "show", "site-a", "site-b"])
+    }
+
+    /// What a host's node tells Prometheus.
+    fn metrics(&self, host: &'static str, address: [u8; 4]) -> String {
+        let space = std::fs::File::open(format!("/run/netns/{}", self.pair.space("c"))).unwrap();
+        let credentials = Credentials::load(&self.pair.path("cert-ann")).unwrap();
+        let asked = std::thread::spawn(move || {
+            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(space.as_fd(), kind).unwrap();
+            let node = Identity::node(host).unwrap();
+            let at = std::net::SocketAddr::from((address, 7410));
+            let client = godwit_api::Client::new(at, node, &credentials, Duration::from_secs(30));
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(client.text("/metrics")).unwrap()
+        });
+        asked.join().unwrap()
     }
 
     fn until_up(&self) {
@@ -308,10 +325,27 @@ fn frames_between_sites_are_encrypted_whoever_is_killed_and_nothing_is_left_when
     assert!(!has_clear_frames(&frames), "something went in clear");
     assert!(frames.iter().filter_map(|frame| udp_ports(frame)).any(|(_, to)| to == 51820), "{} frames", frames.len());
 
+    let value = |sample: &str| -> f64 {
+        let told = world.metrics("a", [10, 99, 0, 1]);
+        let line = told.lines().find(|line| line.starts_with(sample)).unwrap_or_else(|| panic!("no {sample}: {told}"));
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    };
+    assert_eq!(value("godwit_extender_way_up{site=\"site-b\"}"), 1.0);
+    assert!(value("godwit_extender_way_changes_total{site=\"site-b\"}") >= 1.0, "it went over to new keys");
+    assert!(value("godwit_extender_tunnel_sent_bytes_total{site=\"site-b\",peer=\"b\"") > 0.0);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    let age = now - value("godwit_extender_tunnel_last_handshake_timestamp_seconds{site=\"site-b\",peer=\"b\"");
+    assert!((0.0..180.0).contains(&age), "{age}");
+    assert!(world.pair.ok(&["extender", "show", "site-a", "site-b"]).contains("s ago, after"));
+
     let (code, _, said) = world.pair.godwit(&["extender", "disconnect", "site-a", "site-b"]);
     assert!(code != 0 && said.contains("--clear"), "{said}");
     world.pair.ok(&["extender", "disconnect", "site-a", "site-b", "--clear"]);
     ping.goes_on(&world.pair);
+    let told = world.pair.ok(&["events", "--after", "0", "--no-follow"]);
+    for kind in ["extender-up", "extender-down", "extender-way-changed", "extender-disconnected"] {
+        assert!(told.contains(kind), "no {kind}: {told}");
+    }
     for host in ["a", "b"] {
         assert_eq!(world.engines(host), [0; 0], "{host}");
         assert!(!world.pair.within(host, "ip -o link").contains(": gx"), "{host}");

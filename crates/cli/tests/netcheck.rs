@@ -16,7 +16,7 @@ struct World(Pair);
 
 impl Drop for World {
     fn drop(&mut self) {
-        for name in ["a", "b"] {
+        for name in ["a", "b", "d"] {
             if self.0.has(name) {
                 self.0.kill_node(name);
             }
@@ -166,5 +166,46 @@ fn a_trace_records_what_passes_each_wire_at_both_of_its_hosts() {
         let echoes =
             |kind: u8| frames.iter().filter(|(long, f)| *long == 1042 && f.len() == 256 && f[34] == kind).count();
         assert!(echoes(8) > 3 && echoes(0) > 3, "{host}: {} frames", frames.len());
+    }
+}
+
+#[test]
+fn a_recording_goes_along_with_a_component_that_moves() {
+    if !can_run() {
+        return;
+    }
+    let mut world = World(Pair::new("recmove"));
+    let pair = &mut world.0;
+    pair.start_controller();
+    for host in ["a", "b", "d"] {
+        pair.start_node(host);
+    }
+    for (name, host, number) in [("r1", "a", 1), ("r2", "b", 2)] {
+        let file = pair.path(name);
+        std::fs::write(&file, format!("[[port]]\nnumber = 1\naddresses = [\"10.7.0.{number}/24\"]\n")).unwrap();
+        let file = file.to_str().unwrap();
+        pair.ok(&["component", "create", name, "--kind", "router", "--ports", "1", "--host", host, "--config", file]);
+    }
+    pair.ok(&["wire", "connect", "r1:p1", "r2:p1"]);
+    let [r1] = holders(&pair.path("run-a"))[..] else { panic!("one component is at a") };
+    let mut pings = Command::new("nsenter");
+    pings.arg(format!("--net=/proc/{r1}/ns/net")).args(["ping", "-i", "0.1", "10.7.0.2"]);
+    let mut pings = pings.stdout(Stdio::null()).spawn().unwrap();
+    let wire = pair.json(&["wire", "show", "r1:p1"])["id"].clone();
+    let folder = pair.path("recordings");
+    let words = ["net", "trace", "r1", "--capture", folder.to_str().unwrap(), "--for", "8s", "--also", "d"];
+    let (said, moved) = std::thread::scope(|scope| {
+        let recording = scope.spawn(|| pair.godwit(&words));
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        let moved = pair.godwit(&["move", "r2", "--to", "d"]);
+        (recording.join().unwrap(), moved)
+    });
+    pings.kill().unwrap();
+    pings.wait().unwrap();
+    assert_eq!((said.0, moved.0), (0, 0), "{said:?}{moved:?}{}", pair.logs());
+    for host in ["a", "b", "d"] {
+        let frames = recorded(&folder.join(format!("wire-{wire}-{host}.pcap")));
+        let replies = frames.iter().filter(|(_, frame)| frame.len() > 34 && frame[23] == 1 && frame[34] == 0).count();
+        assert!(replies > 3, "{host}: {} frames, {replies} answers", frames.len());
     }
 }

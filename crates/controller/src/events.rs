@@ -13,6 +13,7 @@
 //! domain that its VM was in then; whoever reads for a domain is given that domain's, and what is everybody's. What nobody
 //! has said otherwise of is the deployment's.
 
+use crate::extenders::ExtenderRecord;
 use crate::record::{Life, MoveRecord, Step, VmRecord};
 use crate::rights::Caller;
 use crate::state::{Controller, HostRecord, conflict};
@@ -22,6 +23,7 @@ use axum::extract::{Extension, Query, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use godwit_api::events::{Event, Happening};
+use godwit_api::extender::{Extender, ExtenderState, HostWay, LocalWay};
 use godwit_api::metrics::{KEPT as MOVES_KEPT_FOR, MOST_KEPT};
 use godwit_api::progress::{MoveProgress, Outcome, PhaseName};
 use godwit_api::public::{Component, Site, Volume};
@@ -96,6 +98,10 @@ struct Inner {
     ended: VecDeque<(Instant, MoveRecord)>,
     outcomes: BTreeMap<&'static str, u64>,
     hosts: BTreeMap<Name, bool>,
+    /// Whether each extender was up when it was last looked at.
+    extenders: BTreeMap<u32, ([Name; 2], bool)>,
+    /// Which way each host's frames took then.
+    ways: BTreeMap<(u32, Name), Option<LocalWay>>,
 }
 
 fn unix_us() -> u64 {
@@ -138,6 +144,8 @@ impl Hub {
             ended: VecDeque::new(),
             outcomes: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            extenders: BTreeMap::new(),
+            ways: BTreeMap::new(),
         };
         Self {
             inner: Mutex::new(inner),
@@ -176,6 +184,11 @@ impl Hub {
             | Happening::HostRemoved { .. }
             | Happening::HostReachable { .. }
             | Happening::HostUnreachable { .. }
+            | Happening::ExtenderConnected { .. }
+            | Happening::ExtenderDisconnected { .. }
+            | Happening::ExtenderUp { .. }
+            | Happening::ExtenderDown { .. }
+            | Happening::ExtenderWayChanged { .. }
             | Happening::Lost { .. } => For::Deployment,
             #[allow(unreachable_patterns, reason = "what is new is the deployment's until somebody says otherwise")]
             _ => For::Deployment,
@@ -276,6 +289,49 @@ impl Hub {
         }
     }
 
+    /// How an extender stands, as its hosts said just now. Where a host's frames went at first is nobody's news.
+    pub fn note_extender(&self, seen: &Extender) {
+        let (mut news, sites) = (vec![], &seen.sites);
+        let mut inner = self.lock();
+        let was_up = inner.extenders.insert(seen.id, (sites.clone(), seen.up)).is_some_and(|(_, up)| up);
+        match (was_up, seen.up) {
+            (false, true) => news.push(Happening::ExtenderUp { sites: sites.clone() }),
+            (true, false) => news.push(Happening::ExtenderDown { sites: sites.clone() }),
+            _ => {}
+        }
+        for HostWay { host, way, .. } in &seen.ways {
+            let before = inner.ways.insert((seen.id, host.clone()), way.clone());
+            if before.is_some_and(|before| before.is_some() && before != *way) {
+                let (sites, host, way) = (sites.clone(), host.clone(), way.clone());
+                news.push(Happening::ExtenderWayChanged { sites, host, way });
+            }
+        }
+        drop(inner);
+        news.into_iter().for_each(|what| self.tell(what));
+    }
+
+    /// Whether each extender was up when it was last looked at.
+    pub fn extenders(&self) -> Vec<([Name; 2], bool)> {
+        self.lock().extenders.values().cloned().collect()
+    }
+
+    fn compare_extenders(&self, before: Option<ExtenderRecord>, after: Option<ExtenderRecord>) {
+        let connected = |record: &ExtenderRecord| record.state == ExtenderState::Connected;
+        match (before, after) {
+            (before, Some(new)) if connected(&new) && !before.as_ref().is_some_and(connected) => {
+                self.tell(Happening::ExtenderConnected { sites: new.sites });
+            }
+            (Some(old), None) => {
+                let mut inner = self.lock();
+                inner.extenders.remove(&old.id);
+                inner.ways.retain(|(id, _), _| *id != old.id);
+                drop(inner);
+                self.tell(Happening::ExtenderDisconnected { sites: old.sites });
+            }
+            _ => {}
+        }
+    }
+
     /// Whether each host answered when it was last asked.
     pub fn hosts(&self) -> BTreeMap<Name, bool> {
         self.lock().hosts.clone()
@@ -336,6 +392,7 @@ impl Hub {
                 _ => {}
             },
             Kind::Move => self.compare_moves(read(before), read(after)),
+            Kind::Extender => self.compare_extenders(read(before), read(after)),
             // What else is stored is nobody's event.
             #[allow(unreachable_patterns, reason = "a new kind of record need not be told of")]
             _ => {}
@@ -604,6 +661,26 @@ mod tests {
         let begin = (1000 << 20) + 1;
         assert_eq!(ids, (begin..begin + 100).collect::<Vec<_>>());
         assert_eq!(hub.read(second.after, 64, None), Read { events: vec![], after: second.after });
+    }
+
+    #[test]
+    fn an_extender_is_told_of_when_it_goes_up_or_down_and_when_a_hosts_frames_take_another_way() {
+        let hub = Hub::new(1000);
+        let seen = |up: bool, way: serde_json::Value| -> Extender {
+            let ways = serde_json::json!([{"host": "e1", "way": way, "good": up}]);
+            serde_json::from_value(serde_json::json!({
+                "id": 1, "sites": ["east", "west"], "state": "connected", "up": up, "problems": [],
+                "carriers": [[], []], "tunnels": [], "ways": ways, "keys_unix_s": 0,
+            }))
+            .unwrap()
+        };
+        let tunnel = |id: u32| serde_json::json!({"tunnel": id});
+        let both = [(false, tunnel(1)), (true, tunnel(1)), (true, tunnel(1)), (true, tunnel(2)), (false, tunnel(2))];
+        both.into_iter().for_each(|(up, way)| hub.note_extender(&seen(up, way)));
+        let kinds: Vec<String> = hub.read(0, 64, None).events.iter().map(|event| event.what.kind()).collect();
+        assert_eq!(kinds, ["extender-up", "extender-way-changed", "extender-down"]);
+        assert_eq!(hub.extenders(), [(["east", "west"].map(|site| site.parse().unwrap()), false)]);
+        assert_eq!(hub.read(0, 64, Some(&"acme".parse().unwrap())).events, [], "they are the deployment's");
     }
 
     #[test]

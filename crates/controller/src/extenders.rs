@@ -275,7 +275,8 @@ fn shown(c: &Controller, record: &ExtenderRecord) -> Extender {
     let mine = record.known.iter().filter(|(_, known)| record.sites.contains(&known.site)).map(|(host, _)| host);
     let ways = mine.filter_map(|host| {
         let local = local(&said, host, record.id)?;
-        Some(HostWay { host: host.clone(), way: local.way.clone(), good: local.good })
+        let LocalExtender { way, good, since_unix_s, changes, .. } = local.clone();
+        Some(HostWay { host: host.clone(), way, good, since_unix_s, changes })
     });
     Extender {
         id: record.id,
@@ -340,6 +341,9 @@ pub async fn tend(c: &Arc<Controller>) -> Result<(), ApiError> {
         if !round(c).await? {
             break;
         }
+    }
+    for record in all(c)?.iter().filter(|record| record.state != ExtenderState::Disconnecting) {
+        c.events.note_extender(&shown(c, record));
     }
     Ok(())
 }

@@ -51,6 +51,15 @@ pub async fn show(State(c): State<Arc<Controller>>) -> Result<Exposition, ApiErr
             f64::from(u8::from(up)),
         );
     }
+    for ([a, b], up) in c.events.extenders() {
+        let labels = [("a", a.as_str()), ("b", b.as_str())];
+        out.gauge(
+            "godwit_extender_up",
+            "1 while a tunnel between the two sites is up.",
+            &labels,
+            f64::from(u8::from(up)),
+        );
+    }
     out.gauge("godwit_vms", "VMs that the controller knows.", &[], c.vm_records()?.len() as f64);
     out.counter("godwit_events_total", "Events told since the controller started.", &[], c.events.newest().1 as f64);
     out.gauge("godwit_event_readers", "Readers that follow the events.", &[], c.events.readers() as f64);

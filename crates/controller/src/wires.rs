@@ -14,7 +14,7 @@ use crate::store::{Change, Kind};
 use crate::vms::{VNI_BITS, wire_number};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
-use godwit_api::capture::{CaptureWire, HostCapture, LONGEST_CAPTURE_MS};
+use godwit_api::capture::{CaptureHere, CaptureWire, HostCapture, LONGEST_CAPTURE_MS, MOST_ALSO};
 use godwit_api::host::PeerHost;
 use godwit_api::vm::ETHERNET_MTU;
 use godwit_api::wire::{
@@ -245,7 +245,7 @@ pub async fn show(State(c): Shared, Extension(who): Extension<Caller>, Path(id):
     Ok(Json(shown(&c, &record, said)?))
 }
 
-/// Records what passes it, at the hosts of its ends at the same time: once where that is one host.
+/// Records what passes it, at the hosts of its ends at the same time: once where that is one host; and where ends may come meanwhile.
 pub async fn capture(
     State(c): Shared,
     Extension(who): Extension<Caller>,
@@ -256,6 +256,9 @@ pub async fn capture(
     if !(1..=LONGEST_CAPTURE_MS).contains(&asked.for_ms) {
         return Err(invalid(format!("`for_ms` is {}; it takes 1 to {LONGEST_CAPTURE_MS}", asked.for_ms)));
     }
+    if asked.also.len() > MOST_ALSO {
+        return Err(invalid(format!("`also` has {} hosts; {MOST_ALSO} are the most", asked.also.len())));
+    }
     let mut hosts: Vec<Name> = vec![];
     for end in &record.ends {
         let host = find_end(&c, None, end)?.host;
@@ -263,8 +266,18 @@ pub async fn capture(
             hosts.push(host);
         }
     }
+    let now = hosts.len();
+    for host in asked.also {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
     let nodes = hosts.iter().map(|host| c.node_of(host)).collect::<Result<Vec<_>, _>>()?;
-    let asking = nodes.iter().map(|node| node.capture_wire(id, &asked));
+    let for_ms = asked.for_ms;
+    let asking = nodes
+        .iter()
+        .enumerate()
+        .map(|(i, node)| async move { node.capture_wire(id, &CaptureHere { for_ms, awaits: i >= now }).await });
     let answers = futures_util::future::join_all(asking).await;
     let with_host = |(host, answer): (Name, Result<_, ApiError>)| Ok(HostCapture { host, capture: answer? });
     hosts.into_iter().zip(answers).map(with_host).collect::<Result<_, ApiError>>().map(Json)

@@ -47,6 +47,8 @@ fn report() -> Report {
         applications: vec![],
         marks: vec![],
         speeds: vec![],
+        extenders: vec![],
+        captures: vec![],
     }
 }
 

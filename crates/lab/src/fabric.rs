@@ -42,6 +42,8 @@ pub const NODE_PORT: u16 = 7410;
 pub const LINK_PORT: u16 = 7411;
 /// Port of VXLAN, all that guests and their clients say: class client.
 pub const VXLAN_PORT: u16 = 4789;
+/// UDP ports of extenders' tunnels: class tunnel, on the paths that extenders join.
+pub const TUNNEL_PORTS: std::ops::RangeInclusive<u16> = 51820..=51835;
 /// MTU of the guests' segment: the underlay's 1500 less VXLAN's 50.
 pub const GUEST_MTU: u16 = 1450;
 /// First of the ports that the lab counts as memory; several VMs that move at once use one each.
@@ -81,6 +83,8 @@ pub struct Fabric {
     pub sites: Vec<Site>,
     /// How guests are reached.
     pub network: Network,
+    /// Pairs of sites that extenders are to join.
+    pub extenders: Vec<[String; 2]>,
     _wan: Namespace,
 }
 
@@ -102,19 +106,21 @@ impl Fabric {
                 stretch(&sites[index])?;
             }
         }
+        let extenders: Vec<_> = scenario.extender.iter().map(|extender| extender.between.get_ref().clone()).collect();
         let mut paths = vec![];
         for a in 0..sites.len() {
             for b in a + 1..sites.len() {
                 let spec = scenario.path_spec(&sites[a].name, &sites[b].name);
                 let seed = scenario.seed.wrapping_mul(1000).wrapping_add((a * 100 + b) as u64);
-                paths.push((a, b, join(&wan, (a, &sites[a]), (b, &sites[b]), spec, seed)?));
+                let extended = extenders.iter().any(|pair| same_pair(pair, &sites[a].name, &sites[b].name));
+                paths.push((a, b, join(&wan, (a, &sites[a]), (b, &sites[b]), spec, extended, seed)?));
             }
         }
         for (index, site) in sites.iter().enumerate().filter(|_| scenario.network == Network::Switch) {
             let others = sites.iter().enumerate().filter(|(i, _)| *i != index);
             site.ns.bridge(others.map(|(_, o)| format!("fdb append 00:00:00:00:00:00 dev vx0 dst {}", o.underlay)))?;
         }
-        Ok(Self { paths, sites, network: scenario.network, _wan: wan })
+        Ok(Self { paths, sites, network: scenario.network, extenders, _wan: wan })
     }
 
     /// Two sites that a veth joins, with nothing between: to measure what is faster than the emulator.
@@ -135,7 +141,13 @@ impl Fabric {
             "link set wan1 master wan up".into(),
         ])?;
         other.ns.ip(["link set wan0 master wan up"])?;
-        Ok(Self { paths: vec![], sites, network: Network::Gateway, _wan: wan })
+        Ok(Self { paths: vec![], sites, network: Network::Gateway, extenders: vec![], _wan: wan })
+    }
+
+    /// Whether a site's host carries an extender.
+    #[must_use]
+    pub fn carries(&self, site: &str) -> bool {
+        self.extenders.iter().flatten().any(|name| name == site)
     }
 
     /// The site from whose segment a guest that runs in `site` is reached.
@@ -238,6 +250,7 @@ fn join(
     (a, one): (usize, &Site),
     (b, other): (usize, &Site),
     spec: PathSpec,
+    extended: bool,
     seed: u64,
 ) -> Result<godwit_wan::Path> {
     for (i, site, j, peer) in [(a, one, b, other), (b, other, a, one)] {
@@ -257,12 +270,14 @@ fn join(
         segment(site, j, &spec)?;
     }
     let name = format!("{}-{}", one.name, other.name);
-    let rules = Classifier::new([
+    let rules = [
         (MEMORY_PORTS, Class::Memory),
         (DISK_PORTS, Class::Disk),
+        // Before tunnels: VXLAN draws the ports that it sends from, and may draw one of theirs.
         (VXLAN_PORT..=VXLAN_PORT, Class::Client),
         (CONTROLLER_PORT..=LINK_PORT, Class::Control),
-    ]);
+    ];
+    let rules = Classifier::new(rules.into_iter().chain(extended.then_some((TUNNEL_PORTS, Class::Tunnel))));
     wan.run(move || godwit_wan::Path::start(&name, &format!("p{a}-{b}"), &format!("p{b}-{a}"), spec, rules, seed))
         .context("cannot start the WAN emulator")
 }

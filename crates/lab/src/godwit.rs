@@ -15,6 +15,7 @@
 //! ended with the installation.
 
 pub mod daemon;
+pub mod extender;
 pub mod failpoint;
 pub mod hosted;
 pub mod incident;
@@ -107,6 +108,8 @@ pub struct Installation {
     nodes: HashMap<String, Mutex<Daemon>>,
     controller: Mutex<Daemon>,
     failpoints: HashMap<String, Failpoints>,
+    /// Pairs of sites that are joined by extenders.
+    joined: Vec<extender::Joined>,
     /// Restarts and restorations that are still to come.
     pub(crate) later: incident::Later,
 }
@@ -129,8 +132,11 @@ impl Installation {
             issue.issue("node", &host_of(&site.name), &folders.credentials.join("node"))?;
             issue.issue("client", "lab", &folders.credentials.join("client"))?;
             std::fs::create_dir_all(&folders.images)?;
+            if fabric.carries(&site.name) {
+                extender::prepare(site)?;
+            }
             let points = Failpoints::create(site.folder.join("failpoints"))?;
-            let mut node = node(&binary, site, &folders, &points);
+            let mut node = node(&binary, fabric, site, &folders, &points);
             if let Some(qemu) = wanted.iter().find(|w| w.name.get_ref() == &site.name).and_then(|w| w.qemu.as_ref()) {
                 node = node.with_environment("PATH", path_with(qemu.get_ref())?);
             }
@@ -139,15 +145,17 @@ impl Installation {
             write_environment(site, home)?;
         }
         issue.issue("controller", "controller", &Folders::of(home).credentials.join("controller"))?;
-        let installation = Self {
+        let mut installation = Self {
             controller: Mutex::new(controller(&binary, home)),
             binary,
             fabric: fabric.clone(),
             nodes,
             failpoints,
+            joined: vec![],
             later: incident::Later::default(),
         };
         installation.bring_up()?;
+        installation.joined = extender::connect(&installation)?;
         Ok(installation)
     }
 
@@ -302,6 +310,7 @@ impl Drop for Installation {
         self.nodes.values().for_each(|node| lock(node).kill());
         places::end_all(&self.fabric);
         places::end_components();
+        extender::end_all(&self.fabric);
     }
 }
 
@@ -312,7 +321,7 @@ fn path_with(folder: &Path) -> Result<OsString> {
     std::env::join_paths(folders).with_context(|| format!("`site.qemu`: {} cannot be in PATH", folder.display()))
 }
 
-fn node(binary: &Path, site: &Site, folders: &Folders, points: &Failpoints) -> Daemon {
+fn node(binary: &Path, fabric: &Fabric, site: &Site, folders: &Folders, points: &Failpoints) -> Daemon {
     let mut arguments = vec!["node".into(), "--name".into(), host_of(&site.name).into()];
     for (flag, path) in [
         ("--state", &folders.state),
@@ -332,6 +341,9 @@ fn node(binary: &Path, site: &Site, folders: &Folders, points: &Failpoints) -> D
         ("--watch-every", "never".into()),
     ] {
         arguments.extend([flag.into(), value.into()]);
+    }
+    if fabric.carries(&site.name) {
+        arguments.extend(["--extender".into(), extender::offer(site).into()]);
     }
     let log = site.folder.join("node.log");
     Daemon::new(&format!("the node of {}", site.name), binary, arguments, log)

@@ -28,6 +28,7 @@ mod profile;
 pub mod progress;
 pub mod qemu_move;
 mod reboot;
+pub mod recording;
 pub mod report;
 pub mod run;
 pub mod sandbox;

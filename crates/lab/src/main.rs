@@ -8,7 +8,7 @@ use godwit_lab::pass::Pass;
 use godwit_lab::progress::Progress;
 use godwit_lab::report::Report;
 use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
-use godwit_lab::scenario::Scenario;
+use godwit_lab::scenario::{Action, Scenario};
 use godwit_lab::sweep::{self, Cell, SweepFile};
 use godwit_lab::{plot, run, table};
 use serde::{Deserialize, Serialize};
@@ -207,12 +207,13 @@ fn real_main() -> Result<ExitCode> {
         Command::Check { scenario } => {
             let checked = Scenario::load(&scenario)?;
             println!(
-                "{}: {} sites, {} VMs, {} components, {} wires, {} steps; fine",
+                "{}: {} sites, {} VMs, {} components, {} wires, {} extenders, {} steps; fine",
                 checked.name.get_ref(),
                 checked.site.len(),
                 checked.vm.len(),
                 checked.component.len(),
                 checked.wire.len(),
+                checked.extender.len(),
                 checked.step.len()
             );
             Ok(ExitCode::SUCCESS)
@@ -258,12 +259,13 @@ fn told_to_stop() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Runs one scenario in a sandbox of its own; `None` when it was told to stop.
+/// Runs one scenario in a sandbox of its own; `None` when it was told to stop. What it recorded goes to `keep`, or with the run.
 fn run_sandboxed(
     text: &str,
     path: &str,
     cell: Option<&Cell>,
     work: Option<&Path>,
+    keep: Option<&Path>,
     stop: &AtomicBool,
 ) -> Result<Option<Report>> {
     let scenario = Scenario::parse(text, path)?;
@@ -281,9 +283,54 @@ fn run_sandboxed(
     let mut sandbox = start(&engine)?;
     match ended(&mut sandbox, stop)? {
         None => Ok(None),
-        Some(status) if status.success() => read_report(&report).map(Some),
+        Some(status) if status.success() => {
+            let mut report = read_report(&report)?;
+            take_recordings(&mut report, &folder.path().join(run::RECORDINGS), keep)?;
+            Ok(Some(report))
+        }
         Some(_) => bail!("the run failed; what it said stands above"),
     }
+}
+
+/// Moves recordings of frames out of the work folder, and has the report name them where they are then; without a folder for them it names
+/// none.
+fn take_recordings(report: &mut Report, from: &Path, to: Option<&Path>) -> Result<()> {
+    let Some(to) = to else {
+        report.captures.clear();
+        return Ok(());
+    };
+    if !from.exists() {
+        return Ok(());
+    }
+    if let Some(parent) = to.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    // Moved, or copied where the report is on another file system.
+    let moved = std::process::Command::new("mv").args(["-T", "--"]).arg(from).arg(to).status();
+    if !moved.is_ok_and(|status| status.success()) {
+        bail!("cannot move the recordings from {} to {}", from.display(), to.display());
+    }
+    for file in report.captures.iter_mut().flat_map(|recorded| &mut recorded.files) {
+        if let Ok(below) = Path::new(&file.file).strip_prefix(from) {
+            file.file = to.join(below).display().to_string();
+        }
+    }
+    Ok(())
+}
+
+/// Where a run's recordings go: beside its report. None: it has no step `capture`.
+fn recordings_beside(report: &Path, scenario: &Scenario) -> Result<Option<PathBuf>> {
+    if !scenario.step.iter().any(|step| matches!(step.action, Action::Capture(_))) {
+        return Ok(None);
+    }
+    if report == Path::new("-") {
+        bail!("the scenario has a step `capture`, whose files go beside the report: name a file with --report");
+    }
+    let folder = report.with_extension("captures");
+    if folder.exists() {
+        bail!("{} has the recordings of an earlier run: move or remove it", folder.display());
+    }
+    Ok(Some(std::path::absolute(folder)?))
 }
 
 /// Starts what a lab consists of.
@@ -310,8 +357,9 @@ fn run_command(args: &RunArgs) -> Result<ExitCode> {
     let stop = told_to_stop()?;
     let text = std::fs::read_to_string(&args.scenario)
         .with_context(|| format!("cannot read the scenario {}", args.scenario.display()))?;
-    let Some(report) = run_sandboxed(&text, &args.scenario.display().to_string(), None, args.work.as_deref(), &stop)?
-    else {
+    let path = args.scenario.display().to_string();
+    let keep = recordings_beside(&args.report, &Scenario::parse(&text, &path)?)?;
+    let Some(report) = run_sandboxed(&text, &path, None, args.work.as_deref(), keep.as_deref(), &stop)? else {
         eprintln!("godwit-lab: told to stop; everything was taken down");
         return Ok(ExitCode::from(130));
     };
@@ -509,7 +557,7 @@ fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
             continue;
         }
         eprintln!("godwit-lab: {} of {all}: {}", number + 1, cell.name());
-        let Some(report) = run_sandboxed(&text, &path, Some(&cell), None, &stop)? else {
+        let Some(report) = run_sandboxed(&text, &path, Some(&cell), None, None, &stop)? else {
             eprintln!("godwit-lab: told to stop; the ledger has what was finished, and the same command goes on");
             return Ok(ExitCode::from(130));
         };
@@ -568,7 +616,7 @@ fn figures_command(args: &FiguresArgs) -> Result<ExitCode> {
             continue;
         }
         eprintln!("godwit-lab: {} of {all}: {}", number + 1, cell.name);
-        let report = match run_sandboxed(&cell.scenario, &cell.name, None, None, &stop) {
+        let report = match run_sandboxed(&cell.scenario, &cell.name, None, None, None, &stop) {
             Ok(Some(report)) => report,
             Ok(None) => {
                 eprintln!("godwit-lab: told to stop; the ledger has what was finished, and the same command goes on");

@@ -88,7 +88,8 @@ impl Pass {
 
     /// Whether anything keeps frames from where they should go; after the last step, with no move under way.
     pub(crate) fn check_network(&mut self) {
-        let Some(installation) = self.installation.as_ref().filter(|_| !self.scenario.wire.is_empty()) else { return };
+        let has_any = !self.scenario.wire.is_empty() || !self.scenario.extender.is_empty();
+        let Some(installation) = self.installation.as_ref().filter(|_| has_any) else { return };
         if let Err(error) = installation.command(["net", "check"]) {
             self.warnings.push(format!("the network at the end: {error:#}"));
         }

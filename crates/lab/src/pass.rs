@@ -3,6 +3,7 @@
 use crate::application::Watched;
 use crate::fabric::Fabric;
 use crate::godwit::Installation;
+use crate::godwit::extender;
 use crate::godwit::hosted::{self, Hosted};
 use crate::godwit::incident::{Incident, Later};
 use crate::guest::{self, Accel, ECHO_PORT, Guest, GuestSpec, Start};
@@ -10,7 +11,8 @@ use crate::images::GuestImage;
 use crate::machine::Machine;
 use crate::moves::{Ended, Running};
 use crate::progress::Progress;
-use crate::report::{Application, ComponentReport, IoWindow, Mark, MoveReport};
+use crate::recording::Recordings;
+use crate::report::{Application, CaptureReport, ComponentReport, ExtenderReport, IoWindow, Mark, MoveReport};
 use crate::scenario::{Baseline, Damage, Image, Scenario};
 use crate::steps::TRAIL;
 use crate::truth;
@@ -106,6 +108,7 @@ pub struct Pass {
     pub(crate) components: Vec<ComponentReport>,
     pub(crate) applications: Vec<Watched>,
     pub(crate) marks: Vec<Mark>,
+    pub(crate) recordings: Recordings,
     /// The zero of what happens in the pass: its first step.
     pub(crate) zero: Instant,
     pub(crate) progress: Arc<Progress>,
@@ -149,6 +152,7 @@ impl Pass {
             components: vec![],
             applications: vec![],
             marks: vec![],
+            recordings: Recordings::into(work.join("recordings")),
             zero: Instant::now(),
             progress: progress.clone(),
             installation,
@@ -265,6 +269,11 @@ impl Pass {
         self.vms.iter().find(|vm| vm.name == name).expect("a checked scenario names only VMs that exist").clone()
     }
 
+    /// Where files of what is recorded go; without it into a folder that goes with the pass.
+    pub fn record_into(&mut self, folder: PathBuf) {
+        self.recordings = Recordings::into(folder);
+    }
+
     /// Takes everything down; yields what was measured, and what is to be said beside it.
     pub fn finish(mut self) -> Finished {
         self.running.iter().for_each(|r| r.cancel.store(true, Ordering::Relaxed));
@@ -273,7 +282,9 @@ impl Pass {
             self.settle(&vm.name, TRAIL);
         }
         let applications = self.end_applications();
+        let captures = self.end_captures();
         self.check_network();
+        let extenders = self.installation.as_ref().map(|i| extender::seen(i)).unwrap_or_default();
         self.later.wait();
         self.warnings.extend(self.later.failures());
         if let Some(installation) = &self.installation {
@@ -300,6 +311,8 @@ impl Pass {
             components: std::mem::take(&mut self.components),
             applications,
             marks: std::mem::take(&mut self.marks),
+            extenders,
+            captures,
         }
     }
 }
@@ -317,6 +330,10 @@ pub struct Finished {
     pub applications: Vec<Application>,
     /// When what moved.
     pub marks: Vec<Mark>,
+    /// What passed extenders.
+    pub extenders: Vec<ExtenderReport>,
+    /// What was recorded.
+    pub captures: Vec<CaptureReport>,
 }
 
 /// The images of a pass, each with its load program made once.

@@ -38,6 +38,57 @@ pub struct Report {
     /// How fast wires and other ways were.
     #[serde(default)]
     pub speeds: Vec<SpeedWindow>,
+    /// What passed between sites that an extender joins, in Godwit's pass.
+    #[serde(default)]
+    pub extenders: Vec<ExtenderReport>,
+    /// Frames that were recorded: the steps `capture`.
+    #[serde(default)]
+    pub captures: Vec<CaptureReport>,
+}
+
+/// What passed between two sites that an extender joins, from when it was up. The WAN emulator has counted, which all of it passes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExtenderReport {
+    /// The sites.
+    pub between: [String; 2],
+    /// Packets of tunnels, both directions.
+    pub tunnel_packets: u64,
+    /// Their bytes.
+    pub tunnel_bytes: u64,
+    /// Packets of wires that were to be seen outside tunnels, whether they arrived or not: none, if all is well.
+    pub clear_packets: u64,
+}
+
+/// A recording of what passed wires.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CaptureReport {
+    /// What the scenario calls it.
+    pub name: String,
+    /// The VM or component.
+    pub of: String,
+    /// When the command was given, seconds from the first step.
+    pub at_s: f64,
+    /// For how long, seconds.
+    pub s: u32,
+    /// The files, a wire's and a host's each.
+    pub files: Vec<CaptureFile>,
+}
+
+/// A file of a recording, for tcpdump and Wireshark.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CaptureFile {
+    /// Where it is.
+    pub file: String,
+    /// The wire's number.
+    pub wire: u32,
+    /// The host that recorded it.
+    pub host: String,
+    /// Frames in it.
+    pub frames: u64,
+    /// Bytes that these had.
+    pub bytes: u64,
+    /// When the first one passed, and the last, seconds from the first step.
+    pub seen_s: Option<[f64; 2]>,
 }
 
 /// A window of a measurement of wires.
@@ -160,6 +211,7 @@ impl Report {
         let disturbed = moves().any(|figures| !figures.incidents.is_empty());
         moves().all(MoveReport::is_well)
             && self.components.iter().all(|moved| moved.outcome == Outcome::Completed)
+            && self.extenders.iter().all(|extender| extender.clear_packets == 0)
             && self.applications.iter().all(|seen| seen.wrong == 0 && (disturbed || seen.failed == 0))
     }
 }

@@ -13,6 +13,9 @@ use anyhow::{Result, bail};
 use std::path::Path;
 use std::sync::Arc;
 
+/// The folder in a run's work folder that recordings of frames are in, until somebody takes them.
+pub const RECORDINGS: &str = "recordings";
+
 /// Runs all passes of a scenario in `work`.
 ///
 /// # Errors
@@ -44,6 +47,8 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         applications: vec![],
         marks: vec![],
         speeds: vec![],
+        extenders: vec![],
+        captures: vec![],
     };
     if let Some(asked) = &scenario.speed {
         progress.title("speed:");
@@ -58,9 +63,16 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
             let folder = work.join("pass");
             std::fs::create_dir_all(&folder)?;
             let mut pass = Pass::build(scenario, *means, &folder, accel, progress)?;
+            pass.record_into(if scenario.repeat > 1 {
+                work.join(RECORDINGS).join((repeat + 1).to_string())
+            } else {
+                work.join(RECORDINGS)
+            });
             let script = pass.script();
             report.windows.append(&mut pass.windows);
-            let Finished { moves, warnings, components, applications, marks } = pass.finish();
+            let Finished { moves, warnings, components, applications, marks, extenders, captures } = pass.finish();
+            report.extenders.extend(extenders);
+            report.captures.extend(captures);
             report.components.extend(components);
             report.applications.extend(applications);
             report.marks.extend(marks);

@@ -20,10 +20,10 @@ use std::time::Duration;
 use step::RawStep;
 use toml::Spanned;
 
-pub use network::{Component, End, Nic, Wire, route};
+pub use network::{Component, End, Extender, Nic, Wire, route};
 pub use step::{
-    Action, Alter, Between, ComponentStep, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep, Move, PathChange,
-    Point, Precache, ProfileStep, Runs, Step, Verify, Victim, Wait,
+    Action, Alter, Between, CaptureStep, ComponentStep, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep,
+    Move, PathChange, Point, Precache, ProfileStep, Runs, Step, Verify, Victim, Wait,
 };
 
 /// Data sets (MiB of files, records and random bytes) for which the set-up makes an image.
@@ -78,6 +78,9 @@ pub struct Scenario {
     /// What joins ports of components and of guests, from the beginning on.
     #[serde(default)]
     pub wire: Vec<Wire>,
+    /// Pairs of sites that encrypted tunnels join, from the beginning on.
+    #[serde(default)]
+    pub extender: Vec<Extender>,
     /// What happens, in order.
     #[serde(skip)]
     pub step: Vec<Step>,
@@ -294,6 +297,12 @@ impl Scenario {
         self.step.iter().any(
             |step| matches!(&step.action, Action::Move(m) if m.vm.get_ref() == vm && m.disk == DiskStrategy::Shared),
         )
+    }
+
+    /// Whether a site's host carries an extender.
+    #[must_use]
+    pub fn carries(&self, site: &str) -> bool {
+        self.extender.iter().any(|extender| extender.between.get_ref().iter().any(|name| name == site))
     }
 
     /// What the WAN does between two sites at the start.

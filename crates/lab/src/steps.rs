@@ -68,6 +68,7 @@ impl Pass {
                 Action::Profile(step) => self.profile(&step)?,
                 Action::Io(step) => self.io(&step)?,
                 Action::Load(step) => self.load(&step)?,
+                Action::Capture(step) => self.capture(&step)?,
             }
         }
         self.join(|_| true);

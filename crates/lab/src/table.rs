@@ -6,7 +6,9 @@
 //! medians, taken over the runs that completed: the figures of a cancelled run say how long somebody waited, not how
 //! long a move takes.
 
-use crate::report::{Application, ComponentReport, Integrity, MoveReport, Outcome, Report, SpeedWindow};
+use crate::report::{
+    Application, CaptureReport, ComponentReport, ExtenderReport, Integrity, MoveReport, Outcome, Report, SpeedWindow,
+};
 use std::fmt::Write as _;
 
 /// Stands where nothing was measured.
@@ -198,6 +200,12 @@ fn below(report: &Report, subjects: &[Subject<'_>], mut out: String) -> String {
     for window in &report.speeds {
         say(speed(window));
     }
+    for extender in &report.extenders {
+        say(extended(extender));
+    }
+    for recorded in &report.captures {
+        say(captured(recorded));
+    }
     for warning in &report.warnings {
         say(format!("warning: {warning}"));
     }
@@ -206,6 +214,25 @@ fn below(report: &Report, subjects: &[Subject<'_>], mut out: String) -> String {
         out.push('\n');
     }
     out
+}
+
+/// What an extender carried, in a line.
+fn extended(seen: &ExtenderReport) -> String {
+    let ExtenderReport { between: [a, b], tunnel_packets, tunnel_bytes, clear_packets } = seen;
+    let clear = if *clear_packets == 0 {
+        "none of wires in clear".to_owned()
+    } else {
+        format!("{clear_packets} OF WIRES IN CLEAR")
+    };
+    format!("extender: {a} - {b}: {tunnel_packets} packets of tunnels, {tunnel_bytes} bytes; {clear}")
+}
+
+/// A recording, in a line.
+fn captured(recorded: &CaptureReport) -> String {
+    let CaptureReport { name, of, files, .. } = recorded;
+    let frames: u64 = files.iter().map(|file| file.frames).sum();
+    let folder = files.first().and_then(|first| first.file.rsplit_once('/')).map_or("", |(folder, _)| folder);
+    format!("capture: {name}, of {of}: {frames} frames in {} files of {folder}", files.len())
 }
 
 /// A component's move, in a line.
@@ -518,6 +545,8 @@ pub(crate) mod tests {
             applications: vec![],
             marks: vec![],
             speeds: vec![],
+            extenders: vec![],
+            captures: vec![],
         }
     }
 

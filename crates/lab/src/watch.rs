@@ -64,7 +64,10 @@ pub fn wan_bytes(counters: &Counters) -> WanBytes {
     WanBytes {
         memory: on_the_line(counters, Class::Memory),
         disk: on_the_line(counters, Class::Disk),
-        other: [Class::Control, Class::Client, Class::Other].into_iter().map(|c| on_the_line(counters, c)).sum(),
+        other: [Class::Control, Class::Client, Class::Tunnel, Class::Other]
+            .into_iter()
+            .map(|c| on_the_line(counters, c))
+            .sum(),
         split_by_hypervisor: false,
     }
 }

@@ -4,7 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use godwit_lab::recording::{Frame, read_pcap};
 use godwit_lab::report::{Integrity, MoveReport, Outcome, Report};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -855,6 +857,8 @@ ends = ["fw:p2", "sw:p1"]
 [[wire]]
 ends = ["sw:p2", "db:eth1"]
 [[step]]
+capture = { of = "db", s = 30, name = "tiers" }
+[[step]]
 after_s = 2
 move = { component = "fw", to = "b" }
 [[step]]
@@ -873,7 +877,8 @@ wait = { s = 2 }
 #[test]
 fn an_application_of_two_tiers_answers_through_moves_of_its_firewall_its_switch_and_its_database() {
     let Some(_machine) = machine() else { return };
-    let (code, report) = Run::new(TWO_TIERS).finish();
+    let run = Run::new(TWO_TIERS);
+    let (code, report) = run.finish();
     let moved: Vec<_> = report.components.iter().map(|moved| (moved.component.as_str(), moved.outcome)).collect();
     assert_eq!(moved, [("fw", Outcome::Completed), ("sw", Outcome::Completed)], "{:?}", report.components);
     assert!(report.components[0].flows >= 1, "the firewall's connections go along: {:?}", report.components);
@@ -887,6 +892,121 @@ fn an_application_of_two_tiers_answers_through_moves_of_its_firewall_its_switch_
     assert!(["fw", "db", "sw"].iter().all(|name| what.contains(name)), "{what:?}");
     assert_eq!(code, Some(0), "{:?}", report.warnings);
     assert!(!report.warnings.iter().any(|warning| warning.contains("network")), "{:?}", report.warnings);
+    recorded_on_both_sides(&run, &report);
+}
+
+/// Each hop of the tiers' way was recorded at both hosts, with what the guests said to each other, and db's own before and after its move.
+fn recorded_on_both_sides(run: &Run, report: &Report) {
+    let [recorded] = report.captures.as_slice() else { panic!("{:?}", report.warnings) };
+    assert_eq!((recorded.name.as_str(), recorded.of.as_str()), ("tiers", "db"));
+    let wires: BTreeSet<u32> = recorded.files.iter().map(|file| file.wire).collect();
+    assert_eq!(wires.len(), 3, "{:?}", recorded.files);
+    let mut sides = 0;
+    for wire in wires {
+        let at = |host: &str| recorded.files.iter().find(|file| file.wire == wire && file.host == host);
+        let (a, b) = (at("host-a").expect("all were there at first"), at("host-b"));
+        assert!(a.frames > 10, "{a:?}");
+        for file in [Some(a), b].into_iter().flatten() {
+            let path = Path::new(&file.file);
+            assert!(path.starts_with(run.folder.path().join("report.captures/tiers")), "{path:?}");
+            let frames = read_pcap(&std::fs::read(path).unwrap()).unwrap();
+            assert_eq!(frames.len() as u64, file.frames);
+            let between = |frame: &&Frame| {
+                let ends = [[10, 20, 1, 2], [10, 20, 2, 2]];
+                let ip = |at: usize| frame.head.get(at..at + 4).is_some_and(|ip| ends.iter().any(|end| end == ip));
+                frame.head.get(12..14) == Some(&[8, 0]) && ip(26) && ip(30)
+            };
+            // One that an end came to just before the recording ended has but a few.
+            let seen = file.seen_s.expect("it has frames");
+            assert!(frames.iter().filter(between).count() > 5 || seen[1] - seen[0] < 2.0, "{file:?}");
+        }
+        // The wire whose two ends move at different times is at both hosts for a while.
+        if let Some(b) = b {
+            sides += 1;
+            let (first_at_a, last_at_b) = (a.seen_s.unwrap()[0], b.seen_s.unwrap()[1]);
+            assert!(first_at_a < last_at_b, "{a:?} {b:?}");
+        }
+    }
+    assert!(sides >= 2, "{:?}", recorded.files);
+    let moved = report.marks.iter().find(|mark| mark.what == "db").expect("it moved");
+    let until = recorded.at_s + f64::from(recorded.s);
+    if moved.end_s + 1.0 > until {
+        eprintln!(
+            "db was there {:.1} s after the first step, too late for the recording: only the firewall's move is in it",
+            moved.end_s
+        );
+        return;
+    }
+    let at_b: Vec<f64> = recorded
+        .files
+        .iter()
+        .filter(|file| file.host == "host-b")
+        .filter_map(|file| file.seen_s)
+        .map(|seen| seen[1])
+        .collect();
+    assert!(at_b.len() == 3 && at_b.iter().all(|last| *last > moved.end_s), "{moved:?} {:?}", recorded.files);
+}
+
+/// Whether extenders can be had here without the kernel's.
+fn has_tunnels() -> bool {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
+    let all = has("wg") && has("nft") && has("wireguard-go");
+    if !all {
+        eprintln!("SKIPPED: this needs wireguard-tools, nftables and wireguard-go: scripts/setup.sh installs them");
+    }
+    all
+}
+
+#[test]
+fn a_guests_wire_goes_through_extenders_whose_programs_are_killed_and_never_in_clear() {
+    let Some(_machine) = machine() else { return };
+    if !has_tunnels() {
+        return;
+    }
+    let (code, report) = Run::new(include_str!("../../../scenarios/extender.toml")).finish();
+    let [moved] = report.moves.as_slice() else { panic!("{:?}", report.warnings) };
+    assert_eq!((moved.outcome, &moved.why), (Outcome::Completed, &None), "{:?}", report.warnings);
+    let i = &moved.integrity;
+    assert_eq!((i.memory_ok, i.disk_ok, i.tcp_ok), (Some(true), Some(true), Some(true)), "{i:?}");
+    let [gate] = report.components.as_slice() else { panic!("{:?}", report.warnings) };
+    assert_eq!(gate.outcome, Outcome::Completed, "{gate:?}");
+    assert_eq!(report.extenders.len(), 3, "{:?}", report.extenders);
+    for seen in &report.extenders {
+        assert!(seen.clear_packets == 0 && seen.tunnel_packets > 0, "{seen:?}");
+    }
+    // The session's echoes are in tunnels: 50 a second, there and back.
+    let carried = |a: &str, b: &str| {
+        report.extenders.iter().find(|seen| seen.between == [a, b]).map_or(0, |seen| seen.tunnel_packets)
+    };
+    assert!(carried("a", "c") > 200 && carried("b", "c") > 200, "{:?}", report.extenders);
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+    assert!(!report.warnings.iter().any(|warning| warning.contains("network")), "{:?}", report.warnings);
+}
+
+#[test]
+fn without_an_extender_the_emulator_sees_wires_in_clear() {
+    let Some(_machine) = machine() else { return };
+    if !has_tunnels() {
+        return;
+    }
+    // That of the guest's first site and its gateway's is taken away when it is up: by the user, who says so.
+    let text = include_str!("../../../scenarios/extender.toml");
+    let head = text.split_once("[[step]]").expect("the scenario has steps").0;
+    let run = Run::new(&format!("{head}[[step]]\nwait = {{ s = 6 }}\n"));
+    let mut lab = run.command().stdout(Stdio::null()).spawn().unwrap();
+    let asked = gone_within(PATIENCE * 2, || {
+        let environment = run.work().join("pass/sites/c/godwit.env");
+        let commands = "godwit wire show vm:eth1 && godwit extender disconnect a c --clear";
+        let script = format!("set -a; . {} && {commands}", environment.display());
+        let mut enter = Command::new(LAB);
+        enter.args(["enter", "--scenario", "extender", "c", "--", "/bin/sh", "-c", &script]);
+        enter.output().is_ok_and(|o| o.status.success())
+    });
+    assert!(asked);
+    lab.wait().unwrap();
+    let report = run.report("");
+    let clear: Vec<u64> = report.extenders.iter().map(|seen| seen.clear_packets).collect();
+    assert!(clear.iter().any(|n| *n > 0) && !report.is_well(), "{:?}", report.extenders);
 }
 
 #[test]

@@ -309,6 +309,38 @@ fn names_are_given_once_and_fit_into_file_names() {
 }
 
 #[test]
+fn extenders_and_recordings_name_sites_and_objects_with_wires() {
+    let with = |more: &str| {
+        let wired = burst_with("disk_gib = 4 ", "nic = [{ address = \"10.20.1.2/24\" }]\ndisk_gib = 4 ");
+        let wired = wired.replace("baseline = [\"qemu\"]", "");
+        let sw = "[[component]]\nname = \"sw\"\nkind = \"switch\"\nsite = \"texas\"\nports = 1\n";
+        format!("{wired}{sw}[[wire]]\nends = [\"web:eth1\", \"sw:p1\"]\n{more}")
+    };
+    let joined = "[[extender]]\nbetween = [\"illinois\", \"texas\"]\n";
+    let fine = format!(
+        "{joined}[[step]]\ncapture = {{ of = \"sw\", s = 60 }}\n[[step]]\nkill = {{ what = \"extender\", site = \"texas\" }}\n"
+    );
+    let scenario = Scenario::parse(&with(&fine), "burst.toml").unwrap();
+    assert!(scenario.carries("illinois") && scenario.carries("texas") && !scenario.carries("california"));
+    let refused = |more: &str, key: &str, what: &str| {
+        let said = Scenario::parse(&with(more), "burst.toml").unwrap_err().to_string();
+        assert!(said.contains(&format!("`{key}`")) && said.contains(what), "{more}: {said}");
+    };
+    refused("[[extender]]\nbetween = [\"illinois\", \"ohio\"]\n", "extender.between", "no site `ohio`");
+    refused("[[extender]]\nbetween = [\"texas\", \"texas\"]\n", "extender.between", "twice");
+    let again = format!("{joined}[[extender]]\nbetween = [\"texas\", \"illinois\"]\n");
+    refused(&again, "extender.between", "already");
+    let step = |text: &str| format!("[[step]]\n{text}\n");
+    refused(&step("kill = { what = \"extender\", site = \"texas\" }"), "step.kill.site", "no [[extender]]");
+    refused(&step("kill = { what = \"extender\" }"), "step.kill.site", "is missing");
+    refused(&step("capture = { of = \"lan\", s = 5 }"), "step.capture.of", "no end of a [[wire]]");
+    refused(&step("capture = { of = \"web\", s = 61 }"), "step.capture.s", "1 to 60");
+    refused(&step("capture = { of = \"web\", s = 5, name = \"../x\" }"), "step.capture.name", "a-z");
+    let twice = format!("{}{}", step("capture = { of = \"web\", s = 5 }"), step("capture = { of = \"web\", s = 5 }"));
+    refused(&twice, "step.capture.name", "twice");
+}
+
+#[test]
 fn the_wan_refuses_what_no_link_does() {
     refused(&burst_with("loss = 0.0", "loss = 1.5"), 8, "wan.loss");
     refused(&burst_with("loss = 0.0", "loss = -0.1"), 8, "wan.loss");

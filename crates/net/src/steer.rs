@@ -17,6 +17,14 @@ use std::net::{IpAddr, Ipv4Addr};
 /// By which the kernel's routes that were made here are told from others.
 const PROTOCOL: u8 = 72;
 
+/// Whether the kernel has WireGuard, by what it said when it was to make a device: without the module it knows no such kind.
+fn has_wireguard(made: Result<(), NetError>) -> Result<bool, NetError> {
+    match made {
+        Err(NetError::Kernel { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
 /// Which packets a rule sends to its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steered {
@@ -239,10 +247,7 @@ impl Net {
             return Ok(true);
         }
         let new = LinkMessageBuilder::<LinkWireguard>::new(name).build();
-        match self.handle.link().add(new).execute().await.map_err(failed("create WireGuard device", name)) {
-            Err(NetError::Kernel { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
-            other => other.map(|()| true),
-        }
+        has_wireguard(self.handle.link().add(new).execute().await.map_err(failed("create WireGuard device", name)))
     }
 
     /// A point-to-point interface's two addresses: this end's and the other's, which is reached by it.
@@ -258,5 +263,22 @@ impl Net {
         attributes.push(AddressAttribute::Local(own.into()));
         attributes.push(AddressAttribute::Address(other.into()));
         new.execute().await.map_err(|e| failed("add address", &own.to_string())(e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn a_program_stands_in_for_a_kernel_that_knows_no_wireguard_and_for_no_other_refusal() {
+        let said = |code: i32| {
+            let source = io::Error::from_raw_os_error(code);
+            has_wireguard(Err(NetError::Kernel { operation: "create", object: "gx1".into(), source }))
+        };
+        assert!(has_wireguard(Ok(())).unwrap());
+        assert!(!said(libc::EOPNOTSUPP).unwrap());
+        assert!(said(libc::EPERM).is_err() && said(libc::EEXIST).is_err() && said(libc::ENOMEM).is_err());
     }
 }

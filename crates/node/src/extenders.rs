@@ -33,7 +33,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 
 /// Tunnels that end at one host: a bound for what is believed.
@@ -89,6 +89,26 @@ struct Heard {
     rtt: BTreeMap<TunnelId, Duration>,
     /// When each has answered last.
     answered: BTreeMap<TunnelId, Instant>,
+    /// By extender.
+    turns: BTreeMap<u32, Turn>,
+}
+
+/// Which way frames took last, and how often that was another one.
+#[derive(Debug, Default)]
+struct Turn {
+    way: Option<Way<Name>>,
+    since_unix_s: Option<u64>,
+    changes: u64,
+}
+
+impl Turn {
+    fn take(&mut self, way: Option<&Way<Name>>, now_unix_s: u64) {
+        if way == self.way.as_ref() {
+            return;
+        }
+        self.changes += u64::from(self.way.is_some());
+        (self.way, self.since_unix_s) = (way.cloned(), Some(now_unix_s));
+    }
 }
 
 /// The extenders of this host.
@@ -103,6 +123,10 @@ pub struct Extenders {
     heard: Mutex<Heard>,
     wake: Notify,
     watched: AtomicBool,
+}
+
+fn now_unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn failed(error: impl std::fmt::Display) -> ApiError {
@@ -270,6 +294,13 @@ impl Node {
         self.as_they_are(&held).await
     }
 
+    /// The extenders' orders, each with how it is here.
+    pub(crate) async fn seen_extenders(&self) -> Vec<(ExtenderOrder, LocalExtender)> {
+        let held = self.extenders().held.lock().await;
+        let local = self.as_they_are(&held).await.extenders;
+        held.orders.extenders.iter().cloned().zip(local).collect()
+    }
+
     /// Another host of the site says which extenders have a tunnel that is up there.
     pub(crate) fn heard_of_extenders(&self, from: &str, up: &[(u32, bool)]) {
         let Ok(from) = from.parse::<Name>() else { return };
@@ -315,6 +346,7 @@ impl Node {
     fn know(&self, orders: &ExtenderOrders) {
         let mut heard = lock(&self.extenders().heard);
         heard.ways.retain(|id, _| orders.extenders.iter().any(|extender| extender.id == *id));
+        heard.turns.retain(|id, _| orders.extenders.iter().any(|extender| extender.id == *id));
         for extender in &orders.extenders {
             let tunnels: Vec<_> = extender
                 .tunnels
@@ -485,9 +517,10 @@ impl Node {
         let now = self.extenders().now();
         let mut paths = Paths { clear: orders.clear.iter().copied().collect(), beyond: vec![] };
         {
-            let mut heard = lock(&self.extenders().heard);
+            let heard = &mut *lock(&self.extenders().heard);
             for extender in &orders.extenders {
                 let Some(ways) = heard.ways.get_mut(&extender.id) else { continue };
+                heard.turns.entry(extender.id).or_default().take(ways.choose(now), now_unix_s());
                 let device = |id: &TunnelId| held.own.get(&id.0).map(|own| own.tunnel.device.clone());
                 let carrier = |name: &Name| extender.carriers.iter().find(|host| &host.name == name).and_then(ipv4);
                 let hop = match ways.choose(now) {
@@ -672,9 +705,11 @@ impl Node {
                 Some(Way::Carrier(name)) => Some(LocalWay::Carrier(name)),
                 None => None,
             };
+            let turn = heard.turns.get(&order.id);
+            let (since_unix_s, changes) = turn.map_or((None, 0), |turn| (turn.since_unix_s, turn.changes));
             let error = held.no_way.get(&order.id).or(held.refused.as_ref()).cloned();
             let good = ways.is_some_and(|ways| ways.is_good(now)) && error.is_none();
-            LocalExtender { id: order.id, way: local, good, error, tunnels }
+            LocalExtender { id: order.id, way: local, good, since_unix_s, changes, error, tunnels }
         };
         LocalExtenders { extenders: held.orders.extenders.iter().map(extender).collect() }
     }
@@ -702,6 +737,20 @@ mod tests {
         let site = "texas".parse().expect("a name");
         let extender = ExtenderOrder { id: 1, site, beyond, mates: vec![], carriers: vec![], tunnels };
         ExtenderOrders { clear: vec![], extenders: vec![extender] }
+    }
+
+    #[test]
+    fn a_way_that_is_taken_again_is_no_change_and_the_first_one_is_none_either() {
+        let (first, second) = (Way::Tunnel(TunnelId(1)), Way::Carrier("b".parse().expect("a name")));
+        let mut turn = Turn::default();
+        let mut seen = vec![];
+        for (way, now) in
+            [(None, 1), (Some(&first), 2), (Some(&first), 3), (Some(&second), 4), (None, 5), (Some(&first), 6)]
+        {
+            turn.take(way, now);
+            seen.push((turn.changes, turn.since_unix_s));
+        }
+        assert_eq!(seen, [(0, None), (0, Some(2)), (0, Some(2)), (1, Some(4)), (2, Some(5)), (2, Some(6))]);
     }
 
     #[test]

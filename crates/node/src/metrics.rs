@@ -5,6 +5,7 @@ use crate::node::Node;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::get;
+use godwit_api::extender::{ExtenderOrder, LocalExtender, LocalTunnel};
 use godwit_api::host::{MoveRole, Ownership};
 use godwit_api::metrics::{Exposition, OfMove, about, of_move, stages};
 use godwit_link::Lane;
@@ -41,6 +42,9 @@ async fn show(State(node): State<Arc<Node>>) -> Exposition {
     vms(&mut out, &node);
     precaches(&mut out, &node);
     links(&mut out, &node);
+    for (order, local) in node.seen_extenders().await {
+        extender(&mut out, &order, &local);
+    }
     out
 }
 
@@ -161,4 +165,38 @@ fn links(out: &mut Exposition, node: &Node) {
             );
         }
     }
+}
+
+fn extender(out: &mut Exposition, order: &ExtenderOrder, local: &LocalExtender) {
+    let labels = [("site", order.site.as_str())];
+    let is = |yes: bool| f64::from(u8::from(yes));
+    let help = "1 while the way that this host's frames take to the site is known to work.";
+    out.gauge("godwit_extender_way_up", help, &labels, is(local.good));
+    let help = "How often this host's frames have gone over to another tunnel or carrier.";
+    out.counter("godwit_extender_way_changes_total", help, &labels, float(local.changes));
+    for (order, tunnel) in order.tunnels.iter().filter_map(|order| Some((order, of(local, order.id)?))) {
+        let id = tunnel.id.to_string();
+        let labels = [labels[0], ("peer", order.peer.as_str()), ("tunnel", id.as_str())];
+        out.gauge("godwit_extender_tunnel_up", "1 while the other end answers.", &labels, is(tunnel.up));
+        out.gauge("godwit_extender_tunnel_in_use", "1 while frames are sent into it.", &labels, is(tunnel.in_use));
+        if let Some(at) = tunnel.handshake_unix_s {
+            let help = "When the two ends agreed on session keys last; more than three minutes ago: it is silent.";
+            out.gauge("godwit_extender_tunnel_last_handshake_timestamp_seconds", help, &labels, float(at));
+        }
+        if let Some(ms) = tunnel.rtt_ms {
+            out.gauge("godwit_extender_tunnel_rtt_seconds", "There and back, as measured last.", &labels, ms / 1e3);
+        }
+        let (sent, received) = (float(tunnel.sent.0), float(tunnel.received.0));
+        out.counter("godwit_extender_tunnel_sent_bytes_total", "Sent, from 0 after a silence.", &labels, sent);
+        out.counter(
+            "godwit_extender_tunnel_received_bytes_total",
+            "Received, from 0 after a silence.",
+            &labels,
+            received,
+        );
+    }
+}
+
+fn of(local: &LocalExtender, id: u32) -> Option<&LocalTunnel> {
+    local.tunnels.iter().find(|tunnel| tunnel.id == id)
 }

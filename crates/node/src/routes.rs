@@ -226,7 +226,7 @@ async fn orphans(State(node): State<Arc<Node>>) -> Answer<Vec<Orphan>> {
 async fn capture(
     State(node): State<Arc<Node>>,
     Path(wire): Path<u32>,
-    Json(asked): Json<godwit_api::capture::CaptureWire>,
+    Json(asked): Json<godwit_api::capture::CaptureHere>,
 ) -> Answer<godwit_api::capture::Capture> {
     Ok(Json(crate::capture::capture(&node, wire, asked).await?))
 }

@@ -20,13 +20,15 @@ pub enum Class {
     Control,
     /// The VM's own traffic with its clients.
     Client,
+    /// The same inside an encrypted tunnel.
+    Tunnel,
     /// What no rule matches: ARP, ICMP, later fragments of a datagram, strangers.
     Other,
 }
 
 impl Class {
     /// Every class, in order.
-    pub const ALL: [Self; 5] = [Self::Memory, Self::Disk, Self::Control, Self::Client, Self::Other];
+    pub const ALL: [Self; 6] = [Self::Memory, Self::Disk, Self::Control, Self::Client, Self::Tunnel, Self::Other];
 }
 
 /// A frame's two ports; their order does not matter here.
@@ -74,6 +76,8 @@ pub struct PerClass<T> {
     pub control: T,
     /// For [`Class::Client`].
     pub client: T,
+    /// For [`Class::Tunnel`].
+    pub tunnel: T,
     /// For [`Class::Other`].
     pub other: T,
 }
@@ -86,6 +90,7 @@ impl<T> PerClass<T> {
             disk: value(Class::Disk),
             control: value(Class::Control),
             client: value(Class::Client),
+            tunnel: value(Class::Tunnel),
             other: value(Class::Other),
         }
     }
@@ -99,6 +104,7 @@ impl<T> Index<Class> for PerClass<T> {
             Class::Disk => &self.disk,
             Class::Control => &self.control,
             Class::Client => &self.client,
+            Class::Tunnel => &self.tunnel,
             Class::Other => &self.other,
         }
     }
@@ -111,6 +117,7 @@ impl<T> IndexMut<Class> for PerClass<T> {
             Class::Disk => &mut self.disk,
             Class::Control => &mut self.control,
             Class::Client => &mut self.client,
+            Class::Tunnel => &mut self.tunnel,
             Class::Other => &mut self.other,
         }
     }

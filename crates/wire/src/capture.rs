@@ -37,11 +37,25 @@ pub struct CapturedFrame {
     pub head: Vec<u8>,
 }
 
+impl Captured {
+    /// Bytes of all that is kept.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.frames.iter().map(|frame| frame.head.len()).sum()
+    }
+
+    /// What passed later.
+    pub fn append(&mut self, later: Self) {
+        self.frames.extend(later.frames);
+        self.not_kept += later.not_kept;
+    }
+}
+
 impl Wires {
-    /// Records frames of both directions at `device`, a wire's port.
+    /// Records frames of both directions at `device`, a wire's port. It ends early when that is taken down or away.
     ///
     /// # Errors
-    /// [`WireError::Net`], when there is no such interface, or it goes meanwhile.
+    /// [`WireError::Net`], when there is no such interface.
     pub async fn capture(&self, device: &str, bounds: CaptureBounds) -> Result<Captured, WireError> {
         let failed = || net("capture at", device);
         let kernel = |source| NetError::Kernel { operation: "read frames of", object: device.to_owned(), source };
@@ -51,7 +65,11 @@ impl Wires {
         let (mut captured, mut bytes) = (Captured::default(), 0);
         let mut buffer = vec![0; bounds.each];
         while let Ok(got) = timeout_at(end, socket.receive(&mut buffer)).await {
-            let length = got.map_err(|e| failed()(kernel(e)))?;
+            let length = match got {
+                Ok(length) => length,
+                Err(e) if e.kind() == std::io::ErrorKind::NetworkDown => break,
+                Err(e) => return Err(failed()(kernel(e))),
+            };
             let head = &buffer[..length.min(bounds.each)];
             bytes += head.len();
             if bytes > bounds.bytes {

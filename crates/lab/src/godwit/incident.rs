@@ -5,7 +5,7 @@
 //! a path that is restored) does so later, in a thread of its own, and the end of the move waits for it.
 
 use super::hosted::Hosted;
-use super::{Installation, lock};
+use super::{Installation, extender, lock};
 use crate::fabric::Fabric;
 use crate::scenario::{Point, Victim};
 use anyhow::{Context, Result};
@@ -50,7 +50,11 @@ impl std::fmt::Display for Deed {
         match self {
             Self::Kill { what: Victim::Controller, .. } => f.write_str("killing the controller"),
             Self::Kill { what, site, .. } => {
-                let what = if *what == Victim::Node { "the node" } else { "the QEMU" };
+                let what = match what {
+                    Victim::Node => "the node",
+                    Victim::Extender => "the extender",
+                    Victim::Qemu | Victim::Controller => "the QEMU",
+                };
                 match site {
                     Some(site) => write!(f, "killing {what} in {site}"),
                     None => write!(f, "killing {what}"),
@@ -140,6 +144,10 @@ pub fn perform(installation: &Arc<Installation>, deed: &Deed, at: Option<&str>, 
                 Some(i) => lock(i.node(&site)).start(i.fabric().site(&site)),
                 None => Ok(()),
             })
+        }
+        Deed::Kill { what: Victim::Extender, site, .. } => {
+            let site = site.as_deref().or(at).context("nobody said which site's extender")?;
+            extender::kill(installation.fabric().site(site))
         }
         Deed::Kill { what: Victim::Qemu, site, .. } => {
             let vm = vm.context("nobody said whose QEMU")?;

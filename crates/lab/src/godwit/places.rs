@@ -95,15 +95,20 @@ pub fn end_all(fabric: &Fabric) {
 
 /// Ends the processes that keep components' namespaces: those of this run, since no others are in the sandbox's process namespace.
 pub fn end_components() {
+    let mark = format!("GODWIT_COMPONENT={}", crate::sandbox::registry().display());
+    // One that is gone meanwhile is what is wanted.
+    marked(&mark).into_iter().for_each(|id| drop(kill(id)));
+}
+
+/// Processes with a variable in their environment that begins so: those of this run, as above.
+pub(super) fn marked(mark: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let ids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    let mark = format!("GODWIT_COMPONENT={}", crate::sandbox::registry().display());
-    let keeps = |id: &u32| {
+    let has_mark = |id: &u32| {
         let environment = std::fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
         environment.split(|b| *b == 0).any(|line| line.starts_with(mark.as_bytes()))
     };
-    // One that is gone meanwhile is what is wanted.
-    ids.filter(keeps).for_each(|id| drop(kill(id)));
+    ids.filter(has_mark).collect()
 }
 
 /// The QEMUs in these sites, and no others of the machine's, that have `word` in their command line.
@@ -116,7 +121,8 @@ fn with(fabric: &Fabric, word: &str) -> Vec<Place> {
     qemus(word).into_iter().filter_map(find).collect()
 }
 
-fn namespace_of(site: &Site) -> Option<PathBuf> {
+/// What names a site's network namespace.
+pub(super) fn namespace_of(site: &Site) -> Option<PathBuf> {
     std::fs::read_link(site.ns.path()).ok()
 }
 
@@ -138,7 +144,11 @@ fn is_qemu_with(line: &[u8], word: &str) -> bool {
     is_qemu && words.any(|w| w.contains(word))
 }
 
-fn kill(process: u32) -> Result<()> {
+/// Kills a process.
+///
+/// # Errors
+/// When there is none of that number.
+pub(super) fn kill(process: u32) -> Result<()> {
     let pid = Pid::from_raw(i32::try_from(process)?).context("0 is no process")?;
     let handle = pidfd_open(pid, PidfdFlags::empty())?;
     Ok(pidfd_send_signal(&handle, Signal::KILL)?)

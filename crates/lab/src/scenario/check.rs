@@ -3,7 +3,7 @@
 use super::network::{KINDS, MAX_NICS, MAX_PORTS, route};
 use super::{
     Action, DATA_SETS_MIB, DiskStrategy, End, Image, Kill, MAX_SITES, MAX_VMS, Network, PathSpec, Point, Scenario,
-    ScenarioError, Victim, Vm,
+    ScenarioError, Victim, Vm, same_pair,
 };
 use godwit_load::protocol::LoadSpec;
 use godwit_units::Bytes;
@@ -11,6 +11,9 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use toml::Spanned;
+
+/// The longest that frames are recorded, as Godwit has it.
+const LONGEST_CAPTURE_S: u32 = 60;
 
 /// The checks that need more than one key, with the text at hand to name lines.
 pub(super) struct Checker<'a> {
@@ -42,16 +45,16 @@ impl Checker<'_> {
         self.vms(s)?;
         self.users_network(s)?;
         self.speed(s)?;
-        self.steps(s)
+        self.steps(s)?;
+        self.captures(s)
     }
 
     /// A run that measures wires has two sites, and nothing else that could be busy.
     fn speed(&self, s: &Scenario) -> Result<(), ScenarioError> {
         let Some(speed) = &s.speed else { return Ok(()) };
         let other = !s.vm.is_empty() || !s.step.is_empty() || !s.component.is_empty() || !s.baseline.is_empty();
-        if other || s.site.len() != 2 || !s.godwit {
-            let what =
-                "goes with two sites, and without [[vm]], [[component]], [[step]], `baseline` and `godwit = false`";
+        if other || !s.extender.is_empty() || s.site.len() != 2 || !s.godwit {
+            let what = "goes with two sites, and without [[vm]], [[component]], [[extender]], [[step]], `baseline` and `godwit = false`";
             return self.fail(speed.span(), "speed", what);
         }
         match speed.get_ref().problem() {
@@ -224,9 +227,13 @@ impl Checker<'_> {
         for vm in &s.vm {
             self.nics(vm)?;
         }
-        let has_any = !s.component.is_empty() || !s.wire.is_empty() || s.vm.iter().any(|vm| !vm.nic.is_empty());
+        self.extenders(s)?;
+        let has_any = !s.component.is_empty()
+            || !s.wire.is_empty()
+            || !s.extender.is_empty()
+            || s.vm.iter().any(|vm| !vm.nic.is_empty());
         if has_any && (!s.baseline.is_empty() || !s.godwit) {
-            let what = "stands beside components, wires or `nic`, which only Godwit has: leave out `baseline` and `godwit = false`";
+            let what = "stands beside components, wires, extenders or `nic`, which only Godwit has: leave out `baseline` and `godwit = false`";
             return self.fail(s.name.span(), "baseline", what);
         }
         let mut taken = HashSet::new();
@@ -237,6 +244,39 @@ impl Checker<'_> {
                     return self.fail(wire.ends.span(), "wire.ends", format!("`{text}` has a wire already"));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Each pair of sites has at most one.
+    fn extenders(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        for (index, extender) in s.extender.iter().enumerate() {
+            self.known_pair(s, &extender.between, "extender.between")?;
+            let [a, b] = extender.between.get_ref();
+            if s.extender[..index].iter().any(|before| same_pair(before.between.get_ref(), a, b)) {
+                let what = format!("`{a}` and `{b}` have an extender already");
+                return self.fail(extender.between.span(), "extender.between", what);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is recorded passes wires, and each recording has a folder of its own.
+    fn captures(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        let mut names = HashSet::new();
+        for step in &s.step {
+            let Action::Capture(capture) = &step.action else { continue };
+            let of = capture.of.get_ref();
+            let mut ends = s.wire.iter().flat_map(|wire| wire.ends.get_ref()).filter_map(|text| End::of(text));
+            if !ends.any(|end| &end.object == of) {
+                let what = format!("`{of}` is at no end of a [[wire]]: there is nothing to record");
+                return self.fail(capture.of.span(), "step.capture.of", what);
+            }
+            if !(1..=LONGEST_CAPTURE_S).contains(&capture.s) {
+                let what = format!("is {}; it takes 1 to {LONGEST_CAPTURE_S} seconds", capture.s);
+                return self.fail(capture.of.span(), "step.capture.s", what);
+            }
+            self.name(capture.name(), "step.capture.name", &mut names)?;
         }
         Ok(())
     }
@@ -368,7 +408,8 @@ impl Checker<'_> {
                 Action::Verify(v) => self.known_vm(s, &v.vm, "step.verify.vm")?,
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
                 Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
-                Action::Wait(_) => {}
+                // Looked at together.
+                Action::Wait(_) | Action::Capture(_) => {}
                 Action::Precache(p) => {
                     self.known_vm(s, &p.vm, "step.precache.vm")?;
                     self.known_site(s, p.to.get_ref(), p.to.span(), "step.precache.to")?;
@@ -445,6 +486,17 @@ impl Checker<'_> {
             Victim::Node if kill.site.is_none() && kill.at.is_none() => {
                 self.fail(at, "step.kill.site", "is missing: say which site's node, or `at` which point of a move")
             }
+            Victim::Extender => match &kill.site {
+                None if kill.at.is_none() => self.fail(at, "step.kill.site", "is missing: say which site's extender"),
+                Some(site) if !s.carries(site.get_ref()) => {
+                    let what = format!("`{}` has no [[extender]]", site.get_ref());
+                    self.fail(site.span(), "step.kill.site", what)
+                }
+                None if s.extender.is_empty() => {
+                    self.fail(at, "step.kill.what", "there is no [[extender]] to be killed")
+                }
+                _ => Ok(()),
+            },
             Victim::Qemu if kill.vm.is_none() => self.fail(at, "step.kill.vm", "is missing: say whose QEMU"),
             Victim::Controller if kill.site.is_some() => {
                 self.fail(at, "step.kill.site", "goes with a node or a QEMU; there is one controller")

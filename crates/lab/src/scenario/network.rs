@@ -1,6 +1,6 @@
-//! The user's own network in a scenario: components, the interfaces of guests that are ports, and wires between them.
+//! The user's own network in a scenario: components, the interfaces of guests that are ports, wires between them, and extenders.
 //!
-//! What stands here is what `godwit component create`, `godwit vm create --nic` and `godwit wire connect` are told.
+//! What stands here is what `godwit component create`, `godwit vm create --nic`, `godwit wire connect` and `godwit extender connect` are told.
 
 use serde::Deserialize;
 use std::fmt;
@@ -81,6 +81,14 @@ pub fn route(text: &str) -> Option<(&str, Ipv4Addr)> {
 pub struct Wire {
     /// Its two ends, each `OBJECT:PORT`.
     pub ends: Spanned<[String; 2]>,
+}
+
+/// An extender: frames of wires between the two sites go through an encrypted tunnel, and never in clear.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Extender {
+    /// The two sites.
+    pub between: Spanned<[String; 2]>,
 }
 
 /// An end of a wire.

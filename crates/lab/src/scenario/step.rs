@@ -53,6 +53,8 @@ pub enum Action {
     Io(IoStep),
     /// Replace what a guest does.
     Load(LoadStep),
+    /// Begin to record frames.
+    Capture(CaptureStep),
 }
 
 /// A step as it is written: one of the keys but `after_s`.
@@ -89,6 +91,8 @@ pub(super) struct RawStep {
     io: Option<IoStep>,
     #[serde(default)]
     load: Option<LoadStep>,
+    #[serde(default)]
+    capture: Option<CaptureStep>,
 }
 
 impl TryFrom<RawStep> for Step {
@@ -113,13 +117,14 @@ impl TryFrom<RawStep> for Step {
             raw.profile.map(Action::Profile),
             raw.io.map(Action::Io),
             raw.load.map(Action::Load),
+            raw.capture.map(Action::Capture),
         ]
         .into_iter()
         .flatten();
         match (actions.next(), actions.next()) {
             (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
             (None, _) => Err(
-                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache, profile, io, load"
+                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache, profile, io, load, capture"
                     .into(),
             ),
             (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
@@ -320,7 +325,7 @@ pub struct Kill {
     /// Not at the beginning of `copy-disk`, `memory` or `fill`, but when this share of the disks or of RAM has gone.
     #[serde(default)]
     pub share: Option<f64>,
-    /// Seconds after which a killed daemon is started again. A QEMU is not.
+    /// Seconds after which a killed daemon is started again. A QEMU is not; an extender's program is by its node, at once.
     #[serde(default = "two")]
     pub restart_after_s: f64,
 }
@@ -335,6 +340,8 @@ pub enum Victim {
     Qemu,
     /// The controller.
     Controller,
+    /// What carries a site's tunnels to other sites: the programs, or the kernel's devices where it has WireGuard.
+    Extender,
 }
 
 /// Points of a move at which a node of Godwit's can be held, in their order.
@@ -469,6 +476,27 @@ pub struct LoadStep {
     /// Goes on when every disk load with `total_mib` has written that; after an hour it is an error.
     #[serde(default)]
     pub until_done: bool,
+}
+
+/// Whose frames are recorded, for how long, and what that is called. The script goes on meanwhile.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaptureStep {
+    /// A VM or a component; all wires that its frames may pass are recorded.
+    pub of: Spanned<String>,
+    /// Seconds.
+    pub s: u32,
+    /// The folder of its files; the object's name if not said.
+    #[serde(default)]
+    pub name: Option<Spanned<String>>,
+}
+
+impl CaptureStep {
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &Spanned<String> {
+        self.name.as_ref().unwrap_or(&self.of)
+    }
 }
 
 /// For how long a guest's memory is watched.
