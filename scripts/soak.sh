@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # scripts/soak.sh [PART...]: what takes hours. Every part can be stopped and goes on where it was: the sweep by its ledger, the
-# series by one file for each run. Results stay in results/ (see CONTRIBUTING.md). PARTs: schedules postcopy nbd api fuzz upgrade kills
+# series by one file for each run. Results stay in results/ (see CONTRIBUTING.md). PARTs: schedules postcopy follows nbd api fuzz upgrade kills
 # series there-and-back resume precache rados volumes faults debian packages sweeps; all of them unless some are named.
 #
-# For a try of the script itself sizes come from the environment: SOAK_SCHEDULES, SOAK_POSTCOPY, SOAK_EXAMPLES (a request of the
+# For a try of the script itself sizes come from the environment: SOAK_SCHEDULES, SOAK_POSTCOPY, SOAK_FOLLOWS, SOAK_EXAMPLES (a request of the
 # API's), SOAK_FUZZ_SECONDS (a reader), SOAK_KILLS, SOAK_MOVES (the first ones of a series), POINTS and KINDS (of faults, see faults.sh),
 # SOAK_RATES, SOAK_RTTS and SOAK_SWEPT (of sweeps: lists for TOML, and a scenario). SOAK_RESULTS is another folder than results/,
 # and then the table of faults goes there as well.
@@ -19,7 +19,7 @@ results=$(cd "$results" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-parts=${*:-schedules postcopy nbd api fuzz upgrade kills series there-and-back resume precache rados volumes faults debian packages sweeps}
+parts=${*:-schedules postcopy follows nbd api fuzz upgrade kills series there-and-back resume precache rados volumes faults debian packages sweeps}
 part() { # NAME WHAT
     case " $parts " in *" $1 "*) echo "== $2" ;; *) return 1 ;; esac
 }
@@ -49,6 +49,12 @@ if part schedules "a million schedules of the hand-off"; then
 fi
 if part postcopy "ten million operations of guests whose disks follow them"; then
     GODWIT_POSTCOPY_SCHEDULES=${SOAK_POSTCOPY:-60000} tests -p godwit-sim --test postcopy a_guest -- --nocapture
+fi
+if part follows "guests whose memory follows them: in simulation, and between nodes again and again"; then
+    GODWIT_SIM_SCHEDULES=${SOAK_SCHEDULES:-300000} tests -p godwit-sim --test pages a_guest -- --nocapture
+    for ((round = 0; round < ${SOAK_FOLLOWS:-20}; round++)); do
+        tests -p godwit --test postcopy -- --ignored --nocapture
+    done
 fi
 if part nbd "our NBD server under the clients that others wrote: fio's checks, libnbd's own calls"; then
     scripts/setup.sh nbd

@@ -11,6 +11,10 @@ use godwit_units::Bytes;
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// What is said of a move whose memory may follow its guest.
+pub(crate) const NOT_OF_POSTCOPY: &str = "what is foretold of a move is foretold without post-copy: whether the guest's memory follows it, and for \
+                                          how long, is decided when the rounds of memory are seen; `godwit move show` says it then";
+
 /// Asks the controller.
 ///
 /// # Errors

@@ -305,6 +305,9 @@ impl User {
 
     async fn mv(&self, args: MoveArgs) -> Result<(), Failure> {
         let api = &self.client;
+        if args.memory_postcopy.is_some() && !self.json {
+            eprintln!("{}", crate::foretell::NOT_OF_POSTCOPY);
+        }
         if args.vms.len() > 1 && !args.cancel {
             return crate::together::run(api, args, self.json).await;
         }

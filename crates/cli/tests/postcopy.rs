@@ -1,7 +1,10 @@
 //! Memory that follows its guest (post-copy): real nodes, real QEMUs, a link that is slower than the guest, and what may happen on the way.
 //!
-//! The guest proves by itself that no page was lost or came late: it writes 16 MiB in passes, and before it writes a word it looks whether
+//! The guest proves by itself that no page was lost or came late: it writes 8 MiB in passes, and before it writes a word it looks whether
 //! that is what the pass before has written. One that is not stops it, and is remembered.
+//!
+//! How far a round is behind depends on who else uses the machine. So the point `diverge` says that rounds do not converge, and nothing here
+//! bounds how long memory is predicted to follow but where that is what is tested.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -33,7 +36,7 @@ const CHECKER: [u8; 162] = [
     0x66, 0x89, 0xe9, 0xe8, 0x22, 0x00, //                         eax = value(at, pass)
     0x67, 0x66, 0x89, 0x07, //                                     [at] = eax
     0x66, 0x83, 0xc7, 0x04, //                                     at += 4
-    0x66, 0x81, 0xff, 0x00, 0x00, 0x10, 0x01, 0x75, 0xd6, //       if at < 17 MiB: word
+    0x66, 0x81, 0xff, 0x00, 0x00, 0x90, 0x00, 0x75, 0xd6, //       if at < 9 MiB: word
     0x66, 0x45, 0x66, 0x89, 0x2e, 0x00, 0x7e, 0xeb, 0xc7, //       [0x7e00] = ++pass; pass
     0x66, 0x89, 0x3e, 0x04, 0x7e, 0xf4, 0xeb, 0xfd, //      wrong: [0x7e04] = at; hlt
     0x66, 0x69, 0xc1, 0x35, 0xae, 0xb2, 0xc2, //            value: eax = ecx * 0xc2b2ae35
@@ -47,10 +50,12 @@ const CHECKER: [u8; 162] = [
     0x0f, 0x00, 0x8c, 0x7c, 0x00, 0x00, //                   gdtr: 15, gdt
 ];
 const MEMORY: u64 = (64 << 20) + 8192;
-/// What the link carries. A round over what the guest writes takes over five seconds then.
+/// What the link carries. A round over what the guest writes takes over three seconds then.
 const LIMIT: &str = "20Mbit/s";
-/// Ends the rounds after the first: a second one would take as long, and end too late.
-const POLICY: &str = "deadline=8s";
+/// Ends the rounds after the first, whatever the machine makes of it: a second one would end too late.
+const POLICY: &str = "deadline=1s";
+/// No bound: how fast the link is thought to be depends on who else uses the machine.
+const FOLLOWS: &str = "--memory-postcopy=1000s";
 
 struct World {
     pair: Pair,
@@ -75,6 +80,8 @@ fn world(name: &str) -> Option<World> {
     let spec = json!({"memory": MEMORY, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
                       "disks": [{"volume": "web", "size": 1 << 20, "from": path}]});
     pair.create("web", &spec);
+    // Whether a guest's writes outrun its link is the machine's to decide, and not what is tested.
+    std::fs::write(pair.path("points/diverge"), "").unwrap();
     let world = World { pair, _machine: machine };
     world.checks("a", 2);
     Some(world)
@@ -116,10 +123,14 @@ impl World {
         serde_json::from_str(out.lines().last().unwrap()).unwrap()
     }
 
-    /// Begins a move by post-copy, and returns when the guest runs at its destination without all of its memory.
+    /// Orders a move by post-copy.
+    fn follow(&self, to: &str) {
+        self.pair.ok(&["move", "web", "--to", to, "--policy", POLICY, "--limit", LIMIT, FOLLOWS, "--detach"]);
+    }
+
+    /// Begins one, and returns when the guest runs at its destination without all of its memory.
     fn begin(&self, to: &str) {
-        let words = ["move", "web", "--to", to, "--policy", POLICY, "--limit", LIMIT, "--memory-postcopy", "--detach"];
-        self.pair.ok(&words);
+        self.follow(to);
         self.until_phase(PhaseName::Drain);
     }
 
@@ -148,12 +159,12 @@ impl World {
 }
 
 #[test]
-#[ignore = "an experiment: see docs/memory-postcopy.md"]
+#[ignore = "takes over half a minute: see scripts/soak.sh follows"]
 fn a_guest_that_writes_faster_than_the_link_pauses_far_shorter_when_its_memory_follows_it() {
     let Some(world) = world("postcopy") else { return };
     let anyway = world.order("b", &[]);
     world.checks("b", 2);
-    let back = world.order("a", &["--memory-postcopy"]);
+    let back = world.order("a", &[FOLLOWS]);
     world.checks("a", 2);
     assert_eq!((anyway.progress.outcome, back.progress.outcome), (Outcome::Completed, Outcome::Completed));
     let notes: Vec<&str> = back.progress.trace.notes.iter().map(|note| note.text.as_str()).collect();
@@ -174,7 +185,7 @@ fn a_guest_that_writes_faster_than_the_link_pauses_far_shorter_when_its_memory_f
 }
 
 #[test]
-#[ignore = "an experiment: see docs/memory-postcopy.md"]
+#[ignore = "takes over half a minute: see scripts/soak.sh follows"]
 fn a_cut_while_memory_follows_makes_the_guest_wait_and_is_made_up_for() {
     let Some(world) = world("postcut") else { return };
     world.begin("b");
@@ -187,7 +198,7 @@ fn a_cut_while_memory_follows_makes_the_guest_wait_and_is_made_up_for() {
 }
 
 #[test]
-#[ignore = "an experiment: see docs/memory-postcopy.md"]
+#[ignore = "takes over half a minute: see scripts/soak.sh follows"]
 fn a_node_that_is_killed_while_memory_follows_goes_on_where_it_was() {
     let Some(mut world) = world("postkill") else { return };
     for (from, to, killed) in [("a", "b", "a"), ("b", "a", "a")] {
@@ -201,30 +212,23 @@ fn a_node_that_is_killed_while_memory_follows_goes_on_where_it_was() {
 }
 
 #[test]
-#[ignore = "an experiment: see docs/memory-postcopy.md"]
+#[ignore = "takes over half a minute: see scripts/soak.sh follows"]
 fn nodes_that_are_killed_before_the_guest_has_gone_take_it_back_or_bring_it_over_with_its_memory() {
     let Some(mut world) = world("postpoints") else { return };
     let mut here = "a";
-    for (point, kills_source, goes) in
-        [("prepared", false, None), ("sealed", true, Some(true)), ("started", false, Some(true))]
-    {
+    // Whether the guest has to arrive where that node dies; where nothing is said it may, or stay.
+    for (point, kills_source, goes) in [
+        ("stopped", true, Some(false)),
+        ("sealing", true, Some(false)),
+        ("prepared", false, None),
+        ("sealed", true, Some(true)),
+        ("started", false, Some(true)),
+    ] {
         let there = if here == "a" { "b" } else { "a" };
         let victim = if kills_source { here } else { there };
         let before = world.passes(here).unwrap().0;
         std::fs::write(world.pair.path(&format!("points/{point}")), "kill").unwrap();
-        let words = [
-            "move",
-            "web",
-            "--to",
-            there,
-            "--policy",
-            "least-total",
-            "--limit",
-            LIMIT,
-            "--memory-postcopy",
-            "--detach",
-        ];
-        world.pair.ok(&words);
+        world.follow(there);
         world.pair.until(point, || world.pair.path(&format!("points/{point}.reached")).exists());
         std::fs::remove_file(world.pair.path(&format!("points/{point}.reached"))).unwrap();
         world.pair.kill_node(victim);
@@ -243,7 +247,28 @@ fn nodes_that_are_killed_before_the_guest_has_gone_take_it_back_or_bring_it_over
 }
 
 #[test]
-#[ignore = "an experiment: see docs/memory-postcopy.md"]
+#[ignore = "takes over half a minute: see scripts/soak.sh follows"]
+fn a_post_copy_that_is_cancelled_before_the_seal_leaves_the_guest_where_it_is_with_its_memory() {
+    let Some(world) = world("postcancel") else { return };
+    let before = world.passes("a").unwrap().0;
+    std::fs::write(world.pair.path("points/prepared"), "hold").unwrap();
+    world.follow("b");
+    // The source's QEMU is in post-copy, and its node waits for the word that lets it seal.
+    world.pair.until("prepared", || world.pair.path("points/prepared.reached").exists());
+    world.pair.ok(&["move", "web", "--cancel"]);
+    world.checks("a", 2);
+    assert!(world.passes("a").unwrap().0 > before, "it kept its memory");
+    std::fs::remove_file(world.pair.path("points/prepared")).unwrap();
+    world.until(Outcome::Cancelled);
+    world.pair.until("one QEMU is left", || world.pair.guests("b").is_empty());
+    // That QEMU can do it again.
+    world.begin("b");
+    world.until(Outcome::Completed);
+    world.checks("b", 2);
+}
+
+#[test]
+#[ignore = "takes over half a minute: see scripts/soak.sh follows"]
 fn memory_that_is_lost_is_said_to_be_and_the_guest_starts_from_its_disks_when_somebody_wants_it() {
     let Some(mut world) = world("postlost") else { return };
     world.begin("b");

@@ -252,6 +252,11 @@ fn allowed(what: &str) -> Result<(), ApiError> {
 
 /// Checks an order, and whether who gives it may.
 pub(crate) async fn check(c: &Controller, who: &Caller, order: &StartMove) -> Result<Plan, ApiError> {
+    if order.memory_postcopy.is_some() && order.keep_checkpoint {
+        let both = "memory_postcopy and keep_checkpoint: what is kept is what was sent before the guest went, which is not all of a guest whose \
+                    memory follows it";
+        return Err(invalid(both).remedy("order one of them"));
+    }
     if order.memory_postcopy.is_some() {
         allowed(MEMORY_POSTCOPY)?;
     }

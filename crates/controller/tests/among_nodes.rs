@@ -13,7 +13,7 @@ use godwit_api::progress::Outcome;
 use godwit_api::public::{AddHost, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
 use godwit_trust::{Access, Identity, Role};
-use godwit_units::{BitRate, Generation, MoveId};
+use godwit_units::{BitRate, Generation, MaxDrain, MoveId};
 use serde_json::json;
 use std::time::Duration;
 
@@ -170,6 +170,21 @@ async fn a_move_that_fails_leaves_the_vm_with_its_owner() {
     for refusal in [world.api.cancel(mv.id).await, world.api.limit(mv.id, SetLimit { limit: None }).await] {
         assert_eq!(refusal.unwrap_err().problem, Problem::Conflict);
     }
+}
+
+#[tokio::test]
+async fn memory_does_not_follow_where_it_is_to_be_kept_nor_where_that_is_not_allowed() {
+    let world = World::new().await;
+    world.api.create_vm(&web("ohio")).await.unwrap();
+    let follows = StartMove { memory_postcopy: Some(MaxDrain::DEFAULT), ..to_host("texas") };
+    let both = StartMove { keep_checkpoint: true, ..follows.clone() };
+    for order in [both.clone(), StartMove { dry_run: true, ..both }] {
+        let error = world.api.start_move(&order).await.unwrap_err();
+        assert_eq!(error.problem, Problem::Invalid, "{error}");
+        assert!(error.message.contains("keep_checkpoint"), "{error}");
+    }
+    let error = world.api.dry_run(&follows).await.unwrap_err();
+    assert_eq!(error.problem, Problem::Forbidden, "an experiment: {error}");
 }
 
 #[tokio::test]

@@ -375,9 +375,6 @@ impl Destination {
             (S::Staged { ticket }, Event::Loaded) => Ok(self.loaded(ticket)),
             (S::Staged { ticket }, Event::Listens) => {
                 self.out.push(Action::Persist(Record::Prepared(ticket)));
-                if !self.guards.hold(Guard::PreparedBeforeTold) {
-                    self.send(ticket, Body::Prepared);
-                }
                 Ok(S::Preparing { ticket })
             }
             (S::Preparing { ticket }, Event::Persisted(record)) if record == Record::Prepared(ticket) => {

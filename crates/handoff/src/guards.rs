@@ -74,8 +74,6 @@ pub enum Guard {
     ClaimKnowsNewest,
     /// Who owns a VM in a newer lineage says so to whoever still speaks of an older one.
     OlderLineageIsTold,
-    /// PREPARED is durable before it is told.
-    PreparedBeforeTold,
     /// A destination that is prepared refuses nothing by itself, nor because it is asked whether it has taken the VM.
     PreparedKeeps,
     /// STARTED is told, and the source lets go, only when every page of memory is here.
@@ -87,7 +85,7 @@ pub enum Guard {
 #[cfg_attr(not(feature = "sabotage"), allow(dead_code))]
 impl Guard {
     /// All of them.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 37] = [
         Self::SealAfterPostmigrate,
         Self::SealAfterVerified,
         Self::SealAfterClosed,
@@ -122,7 +120,6 @@ impl Guard {
         Self::ClaimNeedsSilence,
         Self::ClaimKnowsNewest,
         Self::OlderLineageIsTold,
-        Self::PreparedBeforeTold,
         Self::PreparedKeeps,
         Self::StartedAfterDrained,
         Self::AbandonOnlyLost,

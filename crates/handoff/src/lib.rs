@@ -45,11 +45,11 @@
 //! # Memory that follows its guest
 //!
 //! With memory post-copy the guest is handed over while a part of its RAM is only at the source. Until it runs at the destination
-//! nothing else is different: the source's RAM is the whole VM. But a source QEMU whose post-copy has begun is not so easily gone
-//! back to, and from DRAINING on there is no way back at all. So:
+//! nothing else is different: the source's RAM is the whole VM. But a source QEMU whose post-copy has begun is gone back to only by
+//! a detour, for which its node has to keep some rules of its own; and from DRAINING on there is no way back at all. So:
 //!
 //! 1. **PREPARED before the seal.** The destination writes that it will not refuse before it says that it is ready: no cancel at its side
-//!    and no restart costs the memory afterwards. It refuses only when the source says OVER, which it says of attempts that
+//!    and no restart sends the guest back afterwards. It refuses only when the source says OVER, which it says of attempts that
 //!    it can never seal any more; a RECALL may be late. If its QEMU dies before the guest ran, it returns the VM, as ever.
 //! 2. **DRAINING instead of STARTED, before `cont`,** and STARTED when the last page is here: the source keeps its QEMU until
 //!    STARTED, as ever, and the acknowledgement comes after that.

@@ -38,6 +38,10 @@ const RECORD: f64 = 4104.0;
 /// A remainder so near to the smallest that there was is as good.
 const NEARLY: f64 = 1.1;
 
+/// So many pages have to be left that memory may follow its guest. Some of them go before it is certain that the guest does, and who has
+/// sent the last one cannot go back; and what is less is soon through.
+pub const LEAST_FOLLOWING: u64 = 1024;
+
 /// A round that has just ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -164,6 +168,8 @@ pub enum Instead {
     Nothing,
     /// The guest goes now, and its memory follows within so long.
     Postcopy(Duration),
+    /// Fewer than [`LEAST_FOLLOWING`] pages are left: as the verdict says.
+    TooLittle,
     /// That would take longer than it may, or nobody knows how long: as the verdict says.
     TooLong(Option<Duration>),
 }
@@ -177,6 +183,7 @@ pub fn instead(verdict: &Verdict, most: Duration, rest: Rest) -> Instead {
         Verdict::Stop(_) | Verdict::GiveUp(_) => {}
     }
     match rest.drain() {
+        _ if rest.pages < LEAST_FOLLOWING => Instead::TooLittle,
         Some(drain) if drain <= most => Instead::Postcopy(drain),
         drain => Instead::TooLong(drain),
     }
@@ -462,6 +469,7 @@ mod tests {
             assert_eq!(instead(&not, most, rest), Instead::Postcopy(drain), "{not:?}");
             assert_eq!(instead(&not, drain / 2, rest), Instead::TooLong(Some(drain)));
             assert_eq!(instead(&not, most, Rest { rate: None, ..rest }), Instead::TooLong(None));
+            assert_eq!(instead(&not, most, Rest { pages: LEAST_FOLLOWING - 1, ..rest }), Instead::TooLittle);
         }
     }
 

@@ -682,6 +682,11 @@ impl Actor {
             Some(Record::Outranked { lineage, .. }) => (lineage.0, 0),
             None => (0, 0),
         };
+        if status == Status::Lends
+            && let Some(moving) = self.parts.moving()
+        {
+            moving.gone.cancel();
+        }
         self.parts.publish(View {
             ownership: match status {
                 Status::Runs => Ownership::Here,

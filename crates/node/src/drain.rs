@@ -9,6 +9,12 @@
 //! The source's node breaks its own QEMU off as well, opens another stream ([`Hello::Drain`]), and both QEMUs agree over it what has come
 //! (`migrate-recover` and `migrate resume`). On such a stream nothing is packed: QEMU's bytes pass as they are.
 //!
+//! Only once the guest runs at the destination: until then it needs no page, and the source may have to go back ([`Qemu::go_back`]), which
+//! it could not while both QEMUs agree.
+//!
+//! *A stream breaks off when QEMU has sent its last page, or while both QEMUs agree.* QEMU 7.2 can go on with neither. What was under way is
+//! lost, and the QEMU ends, so that this is said.
+//!
 //! *The source's QEMU dies.* Nobody has the pages then. Its machine says so, and the destination's stands still ([`godwit_handoff::Body::Lost`]).
 //!
 //! *The destination's node dies before it has written that the last page is here.* It asks its QEMU again when it is back.
@@ -26,7 +32,7 @@ use godwit_handoff::{Event, Record};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf, Stream};
 use godwit_memory::ReturnPath;
 use godwit_units::Bytes as Amount;
-use godwit_vmm::{MigrationStatus, Qemu};
+use godwit_vmm::{MigrationStatus, Qemu, VmmError};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -48,6 +54,9 @@ const LOOK: Duration = Duration::from_millis(100);
 const WINDOW: Amount = Amount(512 << 10);
 /// What is read from QEMU at once.
 const READ: usize = 64 << 10;
+
+/// Why a QEMU ends that has what a guest elsewhere needs.
+const STUCK: &str = "the stream of a post-copy broke off where QEMU cannot go on with it: what was under way is lost, and its QEMU ends";
 
 /// Whether this host's QEMU has pages that a guest elsewhere needs, or may.
 #[must_use]
@@ -74,16 +83,16 @@ pub fn go_on(node: &Arc<Node>, parts: &Arc<Parts>, record: Option<Record>) {
     });
 }
 
-/// Source: sees to it that a stream leads from its QEMU to the destination's, for as long as the move lasts.
+/// Source: sees to it that a stream leads from its QEMU to the destination's, from when the guest runs there for as long as the move lasts.
 pub async fn serve(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) {
     let mut pause = FIRST_PAUSE;
     loop {
         tokio::select! {
             () = moving.over.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
-        }
-        if !is_needed(parts, moving) {
-            continue;
+            () = async {
+                moving.gone.cancelled().await;
+                tokio::time::sleep(pause).await;
+            } => {}
         }
         let began = Instant::now();
         let served = tokio::select! {
@@ -104,8 +113,18 @@ pub async fn serve(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) {
 async fn give(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Result<()> {
     let qemu = parts.qemu().context("the QEMU that has the pages is gone")?;
     let session = node.peers().session(&moving.peer).await.map_err(|e| anyhow!("{e}"))?;
-    on_qemu(&qemu, Qemu::pause_postcopy).await?;
+    if !on_qemu(&qemu, pauses).await? {
+        tracing::error!(vm = parts.name, "{STUCK}");
+        on_qemu(&qemu, |q| {
+            q.kill();
+            Ok(())
+        })
+        .await?;
+        bail!("{STUCK}");
+    }
     crate::parts::lock(&moving.socket).take();
+    let behind = behind(parts, moving);
+    on_qemu(&qemu, move |q| q.follow(behind)).await?;
     let hello = Hello::Drain { ticket: moving.ticket };
     let stream = session.open_stream_with(Lane::Memory, Priority::Bulk, proto::encode(&hello), WINDOW).await?;
     let socket = parts.run.join("drain.sock");
@@ -135,6 +154,24 @@ async fn give(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Res
         pass(&mut from, out).await
     };
     tokio::try_join!(there, answers(back, to, &resumed), holding).map(drop)
+}
+
+/// Whether QEMU can go on through another stream.
+fn pauses(qemu: &Qemu) -> Result<bool, VmmError> {
+    match qemu.pause_postcopy() {
+        Err(VmmError::Stuck) => Ok(false),
+        paused => paused.map(|()| true),
+    }
+}
+
+/// How much goes behind the guest's back in a second: as was decided when it went, or, in a node that was not there then, the same part of
+/// what the move may take.
+fn behind(parts: &Parts, moving: &Moving) -> Option<Amount> {
+    let decided = Some(Amount(moving.behind.load(Ordering::Acquire))).filter(|behind| behind.0 > 0);
+    decided.or_else(|| {
+        let limit = parts.file().order.filter(|order| order.id == moving.ticket.mv)?.limit?;
+        Some(crate::outgoing::behind(limit.bytes_in(Duration::from_secs(1)).0 as f64))
+    })
 }
 
 /// QEMU's bytes, as they are.

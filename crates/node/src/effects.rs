@@ -17,10 +17,6 @@ use std::time::Duration;
 
 /// How long the last writes of a stopped guest may take to be answered: they never wait for the WAN.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long a post-copy that is given up is left to come to rest: QEMU sends in turns of 100 ms.
-const CALM: Duration = Duration::from_millis(200);
-/// How long it may then say nothing before it is not listened to any more.
-const EMPTYING: Duration = Duration::from_secs(5);
 /// How long a step that has to succeed is left alone before it is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -189,8 +185,8 @@ enum Went {
 }
 
 /// Why a guest is booted whose QEMU is there.
-const STUCK: &str = "the node was killed in the very moment in which a post-copy began, and QEMU cannot go back: the memory is lost, and the \
-                     VM boots from its disks";
+const STUCK: &str =
+    "QEMU cannot go back from a post-copy that was given up: the memory is lost, and the VM boots from its disks";
 
 fn go_on(qemu: &Qemu) -> Result<Went, VmmError> {
     match qemu.cont() {
@@ -265,35 +261,23 @@ async fn abort(parts: &Arc<Parts>) {
             crate::parts::lock(&moving.socket).take();
         }
     }
+    // Kept until QEMU has let go of its end: it must not see a cut while it is told to pause.
     let held = moving.as_ref().and_then(|moving| crate::parts::lock(&moving.socket).take());
-    let postcopy = held.is_some();
-    let emptying = held.map(|socket| crate::trace::spawn_blocking(move || empty(&socket)));
+    let follows = moving.as_ref().is_some_and(|moving| moving.follows());
     if let Some(qemu) = parts.qemu() {
-        if postcopy {
-            let _ = on_qemu(&qemu, Qemu::calm_postcopy).await;
-            tokio::time::sleep(CALM).await;
-        }
-        let _ = on_qemu(&qemu, |q| {
-            q.migrate_cancel()?;
+        let given_up = on_qemu(&qemu, move |q| {
+            if follows { q.go_back() } else { q.migrate_cancel() }?;
             q.let_go();
             Ok(())
-        })
-        .await;
+        });
+        if let Err(error) = given_up.await {
+            tracing::warn!(vm = parts.name, %error, "its migration is not given up yet");
+        }
     }
-    drop(emptying);
+    drop(held);
     for disk in parts.disks() {
         disk.stop_mirror().await;
     }
-}
-
-/// Reads what a post-copy that is given up still says, so that its QEMU waits for nobody; until it has ended.
-fn empty(mut socket: &std::os::unix::net::UnixStream) {
-    use std::io::Read;
-    let mut buffer = vec![0; 64 << 10];
-    if socket.set_nonblocking(false).and_then(|()| socket.set_read_timeout(Some(EMPTYING))).is_err() {
-        return;
-    }
-    while socket.read(&mut buffer).is_ok_and(|n| n > 0) {}
 }
 
 async fn receive(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Option<Event> {

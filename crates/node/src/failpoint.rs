@@ -4,6 +4,9 @@
 //! `granted.3`, and then for one that is called as the point alone, for every VM: with the contents `hold` it makes
 //! `NAME.reached` and waits until the file is gone; with `kill` it makes `NAME.reached` and kills itself, as a crash
 //! would. Without the variable a point costs nothing.
+//!
+//! One is no step but a question ([`is_armed`]): whether a guest's writes outrun its link is decided by a machine's load, and a test that
+//! needs it cannot wait for that.
 
 use godwit_units::VmId;
 use std::path::{Path, PathBuf};
@@ -21,6 +24,9 @@ pub enum Point {
     CopyDisk,
     /// Source: memory goes in rounds.
     Memory,
+    /// Source: a round of memory has ended. Where the file is there, whatever is in it, the rounds count as ones that do not converge when it
+    /// is asked whether memory may follow its guest.
+    Diverge,
     /// Source: the vCPUs are stopped.
     Stopped,
     /// Source: everything is verified, SEALED is not written.
@@ -60,6 +66,7 @@ impl Point {
             Self::Staged => "staged",
             Self::CopyDisk => "copy-disk",
             Self::Memory => "memory",
+            Self::Diverge => "diverge",
             Self::Stopped => "stopped",
             Self::Sealing => "sealing",
             Self::Sealed => "sealed",
@@ -90,6 +97,16 @@ pub fn reach(point: Point, vm: VmId) {
     }
 }
 
+/// Whether there is a file for `point`, of this VM or of all.
+#[must_use]
+pub fn is_armed(point: Point, vm: VmId) -> bool {
+    FOLDER.as_deref().is_some_and(|folder| names(point, vm).iter().any(|name| folder.join(name).exists()))
+}
+
+fn names(point: Point, vm: VmId) -> [String; 2] {
+    [format!("{}.{}", point.name(), vm.0), point.name().to_owned()]
+}
+
 /// As [`reach`], for tasks.
 pub async fn reach_async(point: Point, vm: VmId) {
     if FOLDER.is_some() {
@@ -98,7 +115,7 @@ pub async fn reach_async(point: Point, vm: VmId) {
 }
 
 fn obey(folder: &Path, point: Point, vm: VmId) {
-    for name in [format!("{}.{}", point.name(), vm.0), point.name().to_owned()] {
+    for name in names(point, vm) {
         let order = folder.join(&name);
         let Ok(what) = std::fs::read_to_string(&order) else { continue };
         tracing::warn!(point = name, order = what.trim(), "failpoint");

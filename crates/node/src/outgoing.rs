@@ -8,7 +8,7 @@
 use crate::actor::Input;
 use crate::disk::Disk;
 use crate::disk_index::{At, DiskIndex};
-use crate::failpoint::{Point, reach_async};
+use crate::failpoint::{Point, is_armed, reach_async};
 use crate::forecast::Goodput;
 use crate::memory_out::{self, Returning, Seen};
 use crate::neighbours::Known;
@@ -53,6 +53,12 @@ const SHORT: Duration = Duration::from_secs(5);
 const BEHIND: f64 = 0.75;
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
+
+/// How much goes behind the back of such a guest in a second, over a link that carries so many bytes in one.
+pub(crate) fn behind(rate: f64) -> Amount {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of a link")]
+    Amount((rate * BEHIND) as u64)
+}
 
 /// Whether the guest may still be writing because QEMU's stream has not ended.
 #[must_use]
@@ -337,7 +343,7 @@ async fn memory(
         // What the pause is thought to take; and since when it lasts, how long it may, what had been acknowledged when last looked.
         let (mut foreseen, mut stopped) = (Duration::ZERO, None::<(Instant, Duration, u64)>);
         let mut last = (Instant::now(), seen.progress());
-        let (mut stopping, mut handed) = (false, false);
+        let (mut stopping, mut handed, mut gone) = (false, false, false);
         loop {
             let event = tokio::select! {
                 event = events.recv() => event.context("QEMU is gone")?,
@@ -347,6 +353,12 @@ async fn memory(
                     // From here on it does not break off when this node dies.
                     crate::effects::on_qemu(&qemu, move |q| q.hold(held.as_fd())).await?;
                     parts.keeper().tell(Input::Event(Event::Postmigrate)).await;
+                    continue;
+                }
+                () = moving.gone.cancelled(), if !gone => {
+                    gone = true;
+                    let behind = Amount(moving.behind.load(Ordering::Acquire));
+                    crate::effects::on_qemu(&qemu, move |q| q.follow(Some(behind))).await?;
                     continue;
                 }
                 () = moving.stop_now.notified(), if !stopping => {
@@ -414,9 +426,11 @@ async fn memory(
                         );
                     }
                     if let Some(most) = postcopy {
-                        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of a link")]
-                        let rate = goodput.rate().map(|rate| (rate * BEHIND) as u64);
-                        match instead(&verdict, most, Rest { pages: dirtied, rate }) {
+                        let rate = goodput.rate().map(|rate| behind(rate).0);
+                        let rest = Rest { pages: dirtied, rate };
+                        let gives_up = Verdict::GiveUp(pause.total());
+                        let verdict = if is_armed(Point::Diverge, parts.id) { &gives_up } else { &verdict };
+                        match instead(verdict, most, rest) {
                             Instead::Nothing => {}
                             Instead::Postcopy(drain) => {
                                 let text = format!(
@@ -434,10 +448,17 @@ async fn memory(
                                 moving.tracker.update(|p| p.predicted_downtime_ms = Some(ms));
                                 moving.follows.store(true, Ordering::Release);
                                 *crate::parts::lock(&moving.socket) = Some(end.try_clone()?);
-                                let behind = Amount(rate.unwrap_or_default());
-                                crate::effects::on_qemu(&qemu, move |q| q.start_postcopy(behind)).await?;
+                                moving.behind.store(rate.unwrap_or_default(), Ordering::Release);
+                                crate::effects::on_qemu(&qemu, Qemu::start_postcopy).await?;
                                 continue;
                             }
+                            Instead::TooLittle => moving.note(
+                                NoteKind::Decision,
+                                format!(
+                                    "no post-copy: {} are left, too little to follow a guest",
+                                    Amount(dirtied * 4096)
+                                ),
+                            ),
                             Instead::TooLong(drain) => moving.note(
                                 NoteKind::Decision,
                                 format!(

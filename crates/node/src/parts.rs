@@ -15,7 +15,7 @@ use godwit_handoff::{MoveId, Record, Ticket, VmId};
 use godwit_vmm::{Qemu, QemuEvent};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 use tokio::sync::{Notify, broadcast};
@@ -84,6 +84,10 @@ pub struct Moving {
     pub(crate) follows: AtomicBool,
     /// Source: its QEMU has said all that the guest needs to run there, and will not go on with it by itself.
     pub(crate) handed: CancellationToken,
+    /// Source: the guest runs at the destination, and needs its pages from here; there is no way back.
+    pub(crate) gone: CancellationToken,
+    /// Source: how much of what nobody waits for may go behind the guest's back in a second; zero where that is not known.
+    pub(crate) behind: AtomicU64,
     /// Source: where QEMU's migration socket ends, so that a stream that fails does not break it: it could not be gone back to then.
     pub(crate) socket: Mutex<Option<UnixStream>>,
     /// Destination: the last page is here.
@@ -113,6 +117,8 @@ impl Moving {
             memory_loaded: AtomicBool::new(false),
             follows: AtomicBool::new(false),
             handed: CancellationToken::new(),
+            gone: CancellationToken::new(),
+            behind: AtomicU64::new(0),
             socket: Mutex::default(),
             drained: CancellationToken::new(),
             arrived: AtomicBool::new(false),

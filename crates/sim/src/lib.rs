@@ -30,7 +30,9 @@
 //!   because the ledger's contract (two slots, or a rename) makes it so.
 //! - **The endpoint** lives in the kernel, from which its machine is rebuilt at each order; announcements live in the process.
 //! - **Memory that follows** ([`pages`]): a source QEMU whose post-copy has begun gives pages until it ends, and goes on with the guest only
-//!   where a node makes it; a guest that lacks pages waits while nobody gives them.
+//!   where a node makes it and it still can, which depends on what the node did before ([`ShellGuard`]); one whose node dies before it was
+//!   given its stream's other end is broken off; a guest that lacks pages waits while nobody gives them. Not modelled: a stream that breaks
+//!   off just after the last page, when the guest has gone.
 //! - **Streams** come in order and whole while both processes live, however long a cut lasts, and end with either.
 //! - **Effects** under way when the node dies happen or not: a `cont` may sit in a socket already.
 
@@ -53,5 +55,5 @@ pub mod world;
 
 pub use check::{Failure, Violation, run, run_about, run_traced, run_traced_about};
 pub use godwit_handoff::{Guard, Guards};
-pub use profile::{Profile, Rules};
+pub use profile::{Profile, Rules, ShellGuard, ShellGuards};
 pub use world::{Theme, Told};

@@ -3,9 +3,13 @@
 //! A guest that runs without all of its pages waits for one at every second step or so. While the other side's QEMU has them, both nodes
 //! are there and the link is not cut, they come in the end. When that QEMU is gone the guest waits for ever, and somebody gives its memory
 //! up: as it should be, or carelessly.
+//!
+//! Until then the source's QEMU has all of the guest's memory, and has to give the guest back where the move is undone. QEMU 7.2 does not make
+//! that easy: what a node has to do, and to leave alone, so that it always can is a [`ShellGuard`] each.
 
 use crate::check::Violation;
 use crate::net::Weather;
+use crate::profile::ShellGuard;
 use crate::site::QemuState;
 use crate::world::{Happening, Place, World, other};
 use godwit_handoff::{DestinationState, Event, Machine, Record, Status, Ticket};
@@ -54,18 +58,42 @@ impl World {
 
     /// The shell has seen that post-copy has begun, and has seen to it that QEMU stays so whatever becomes of the shell.
     pub(crate) fn serves(&mut self, at: Place, stream: (Ticket, u64)) {
-        let qemu = &self.sites[at].qemu;
+        let qemu = &mut self.sites[at].qemu;
         if qemu.stream == Some(stream) && qemu.state == QemuState::Serving {
+            qemu.held = true;
             self.inform(at, Event::Postmigrate);
         }
     }
 
-    /// Whose stream is gone gives pages through another one: a sealed source sees to that, and its QEMU cannot go back then.
+    /// Whose stream is gone gives pages through another one, once the guest has gone; carelessly, as soon as it is sealed.
     pub(crate) fn breaks_off(&mut self, at: Place) {
+        let careless = !self.rules.shell.hold(ShellGuard::ResumesOnlyGone);
         let site = &mut self.sites[at];
-        if site.qemu.state == QemuState::Serving && matches!(site.ledger.durable, Some(Record::Sealed(_))) {
+        if careless && site.qemu.state == QemuState::Serving && matches!(site.ledger.durable, Some(Record::Sealed(_))) {
+            site.qemu.stuck = self.rng.random_ratio(1, 4);
             site.qemu.broken_off = true;
         }
+    }
+
+    /// Whether a source whose post-copy has begun, and whose guest is to go on, can do that: as QEMU 7.2 can.
+    fn can_go_back(&mut self, at: Place) -> bool {
+        let shell = self.rules.shell;
+        let (stuck, broken_off) = (self.sites[at].qemu.stuck, self.sites[at].qemu.broken_off);
+        let sent_all = !shell.hold(ShellGuard::TricklesUntilGone) && self.rng.random_ratio(1, 8);
+        let spoilt = !shell.hold(ShellGuard::EndsByItsOwnStream) && (broken_off || self.rng.random_ratio(1, 8));
+        !stuck && !sent_all && !spoilt
+    }
+
+    /// A source whose post-copy has begun gets its guest back; as the node, where it cannot: what is left is a boot.
+    pub(crate) fn goes_back(&mut self, at: Place) {
+        if self.can_go_back(at) {
+            return;
+        }
+        if !self.sites[at].may_drop_ram {
+            self.violated(Violation::RamDropped);
+        }
+        self.sites[at].qemu.die(true);
+        self.sites[at].qemu.ram = self.last_write;
     }
 
     /// Pages come, perhaps the last; when they have, the machine is told until it has written it down.

@@ -11,11 +11,17 @@ pub struct Rules {
     pub handoff: godwit_handoff::Guards,
     /// The replica's.
     pub volume: godwit_volume::Guards,
+    /// The node's around a QEMU in post-copy.
+    pub shell: ShellGuards,
 }
 
 impl Rules {
     /// All of them.
-    pub const ALL: Self = Self { handoff: godwit_handoff::Guards::ALL, volume: godwit_volume::Guards::ALL };
+    pub const ALL: Self = Self {
+        handoff: godwit_handoff::Guards::ALL,
+        volume: godwit_volume::Guards::ALL,
+        shell: ShellGuards { removed: None },
+    };
 }
 
 impl From<godwit_handoff::Guards> for Rules {
@@ -27,6 +33,51 @@ impl From<godwit_handoff::Guards> for Rules {
 impl From<godwit_volume::Guards> for Rules {
     fn from(volume: godwit_volume::Guards) -> Self {
         Self { volume, ..Self::ALL }
+    }
+}
+
+/// What the node does, and the machines do not know of, so that a source's QEMU can go back from a post-copy that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShellGuard {
+    /// It goes back by a stream of its own, which it is led to the end of; not by `migrate_cancel`, which spoils one whose stream broke off, and
+    /// now and then one whose stream did not.
+    EndsByItsOwnStream,
+    /// It sends few pages until the guest runs at the destination. Who has sent the last one waits for its destination's word for ever, if
+    /// the stream breaks off.
+    TricklesUntilGone,
+    /// A stream that broke off is followed by another only when the guest runs at the destination. Who is about to agree over what has come
+    /// when that one breaks off, too, goes neither on nor back.
+    ResumesOnlyGone,
+}
+
+impl ShellGuard {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::EndsByItsOwnStream, Self::TricklesUntilGone, Self::ResumesOnlyGone];
+}
+
+/// The shell's guards in force. All of them, but in the tests that show what each is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShellGuards {
+    removed: Option<ShellGuard>,
+}
+
+impl ShellGuards {
+    /// Every guard but one.
+    #[must_use]
+    pub const fn without(guard: ShellGuard) -> Self {
+        Self { removed: Some(guard) }
+    }
+
+    /// Whether `guard` is in force.
+    #[must_use]
+    pub fn hold(self, guard: ShellGuard) -> bool {
+        self.removed != Some(guard)
+    }
+}
+
+impl From<ShellGuards> for Rules {
+    fn from(shell: ShellGuards) -> Self {
+        Self { shell, ..Self::ALL }
     }
 }
 

@@ -286,15 +286,7 @@ impl World {
                     QemuState::Running => return Outcome::Next,
                     // A QEMU continued on half a stream runs on garbage, which remembers nothing.
                     QemuState::Incoming => site.qemu.ram = u64::MAX,
-                    QemuState::Serving if site.qemu.broken_off => {
-                        // As the node: what is left is a boot.
-                        let forgiven = site.may_drop_ram || self.sites[other(at)].qemu.lost;
-                        if !forgiven {
-                            self.violated(Violation::RamDropped);
-                        }
-                        self.sites[at].qemu.die(true);
-                        self.sites[at].qemu.ram = self.last_write;
-                    }
+                    QemuState::Serving => self.goes_back(at),
                     _ => {}
                 }
                 self.runs(at);
@@ -399,7 +391,7 @@ impl World {
         site.qemu.state = QemuState::Running;
         site.qemu.stream = None;
         site.qemu.quit = false;
-        (site.qemu.broken_off, site.qemu.lost) = (false, false);
+        (site.qemu.held, site.qemu.broken_off, site.qemu.stuck, site.qemu.lost) = (false, false, false, false);
         site.may_drop_ram = false;
         self.sites[other(at)].qemu.lost = false;
         let site = &self.sites[at];

@@ -84,8 +84,12 @@ pub struct Qemu {
     pub stream: Option<(Ticket, u64)>,
     /// Whether the node ended it, rather than a fault.
     pub quit: bool,
-    /// Source: its post-copy was broken off, to go on through another stream. It gives pages, and cannot go on with the guest.
+    /// Source: it keeps its stream's other end, which does not end with the node then.
+    pub held: bool,
+    /// Source: its post-copy has broken off. It waits for another stream.
     pub broken_off: bool,
+    /// Source: it was about to agree over another stream what has come, when that ended, too.
+    pub stuck: bool,
     /// A fault has ended it while it held what its guest needed.
     pub lost: bool,
     /// Destination: the attempt of which pages are still to come. A guest that runs waits for them now and then.
@@ -101,7 +105,7 @@ impl Qemu {
             self.quit = ended;
             self.lost |= !ended && (self.state == QemuState::Fetching || self.owed.is_some());
         }
-        self.broken_off = false;
+        (self.held, self.broken_off, self.stuck) = (false, false, false);
         self.state = QemuState::Dead;
         self.stream = None;
         self.owed = None;
@@ -273,7 +277,9 @@ impl Site {
                 ram: 0,
                 stream: None,
                 quit: false,
+                held: false,
                 broken_off: false,
+                stuck: false,
                 lost: false,
                 owed: None,
                 requests: VecDeque::new(),

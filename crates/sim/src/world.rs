@@ -707,6 +707,7 @@ impl World {
         match site.qemu.state {
             QemuState::Stopped if site.qemu.stream.is_some() => site.qemu.state = QemuState::Running,
             QemuState::Incoming => site.qemu.die(false),
+            QemuState::Serving => site.qemu.broken_off |= !site.qemu.held,
             _ => {}
         }
         if !matches!(site.qemu.state, QemuState::Loaded | QemuState::Fetching | QemuState::Serving) {

@@ -29,8 +29,7 @@ fn each_guard_of_the_hand_off_removed_makes_a_seed_fail_that_passes_with_it() {
     let of_claims =
         [Guard::ClaimNeedsStatement, Guard::ClaimNeedsSilence, Guard::ClaimKnowsNewest, Guard::OlderLineageIsTold];
     // Nor does memory follow but in those of `pages.rs`, as above.
-    let of_pages =
-        [Guard::PreparedBeforeTold, Guard::PreparedKeeps, Guard::StartedAfterDrained, Guard::AbandonOnlyLost];
+    let of_pages = [Guard::PreparedKeeps, Guard::StartedAfterDrained, Guard::AbandonOnlyLost];
     let elsewhere = [&of_claims[..], &of_pages[..]].concat();
     let guards: Vec<Guard> = Guard::ALL.into_iter().filter(|guard| !elsewhere.contains(guard)).collect();
     each_has_a_witness(&guards, |guard| Guards::without(guard).into());

@@ -56,8 +56,8 @@ pub enum VmmError {
         /// Its state.
         state: String,
     },
-    /// A source whose post-copy broke off: it can go on giving pages, and nothing else.
-    #[error("QEMU's post-copy broke off before the guest had gone: it cannot go on with the guest")]
+    /// A source in post-copy that can neither give pages any more nor go on with its guest.
+    #[error("QEMU's post-copy broke off where QEMU can neither go on with it nor go back")]
     Stuck,
     /// QEMU said something that makes no sense.
     #[error("QEMU's answer to `{command}` has no {missing}")]

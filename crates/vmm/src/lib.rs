@@ -20,6 +20,8 @@
 //! *TCG before QEMU 10 loses dirty pages* where a block of RAM is a multiple of 256 KiB; such a VM is refused
 //! ([`spec::VmSpec::check`]).
 //!
+//! *A source's post-copy has begun.* QEMU has no command to take that back, and a way all the same: [`Qemu::go_back`].
+//!
 //! *The monitor does not answer* while QEMU stops for the last pages. Events still come, each with QEMU's own time.
 //!
 //! *The monitor breaks, or cannot be reached at all.* The guest is not given up for that: the connection is made again for as
@@ -28,6 +30,7 @@
 mod command;
 mod error;
 mod facts;
+mod go_back;
 mod monitor;
 mod process;
 mod qemu;

@@ -25,6 +25,8 @@ const ADOPTION: Duration = Duration::from_secs(2);
 const END: Duration = Duration::from_secs(5);
 /// How long a migration that is cancelled may take to be so: QEMU has to get out of a write to its socket.
 const CANCEL: Duration = Duration::from_secs(10);
+/// How long a post-copy may take to see that its stream has broken off: it does so within a tenth of a second, or never.
+const PAUSE: Duration = Duration::from_secs(10);
 /// A pause that QEMU never expects to keep: pre-copy goes on until it is told otherwise. 0 would end it after one pass.
 const KEEP_GOING_MS: u64 = 1;
 /// By how much a guest's CPUs are slowed first, and by how much more each time, in percent. QEMU looks at every second round, and rounds
@@ -33,8 +35,8 @@ const THROTTLE_FIRST: u8 = 40;
 const THROTTLE_STEP: u8 = 25;
 /// A pause that QEMU always expects to keep: pre-copy ends. Its own maximum.
 const STOP_NOW_MS: u64 = 2_000_000;
-/// The least that goes behind a guest's back in a second: 0 would be no limit at all.
-const LEAST_BEHIND: u64 = 128 << 10;
+/// The least that QEMU can be told to send in a second: it counts in tenths, and 0 would be no limit at all. That is a page in each of them.
+const TRICKLE: u64 = 10;
 /// How a descriptor is called that QEMU keeps.
 const HELD: &str = "godwit-held";
 /// More than any socket carries, bytes a second: the link's back-pressure is the limit.
@@ -272,7 +274,7 @@ impl Qemu {
         Ok(stray)
     }
 
-    fn execute(&self, command: &str, arguments: Value) -> Result<Value, VmmError> {
+    pub(crate) fn execute(&self, command: &str, arguments: Value) -> Result<Value, VmmError> {
         self.monitor.execute_within(command, arguments, ORDINARY)
     }
 
@@ -382,23 +384,24 @@ impl Qemu {
         self.execute("migrate-set-capabilities", on).map(drop)
     }
 
-    /// Ends pre-copy by post-copy: the guest stops within some ten milliseconds, and what it has dirtied follows it. Of what nobody waits for
-    /// at most so much goes in a second, so that what somebody waits for finds the way free.
+    /// Ends pre-copy by post-copy: the guest stops within some ten milliseconds, and what it has dirtied is to follow it. Of what nobody waits
+    /// for ten pages go in a second until [`Qemu::follow`]: who has sent the last one cannot go back ([`Qemu::go_back`]).
     ///
     /// # Errors
     /// When QEMU refuses, as it does where [`Qemu::migrate_to`] was not told that this may be.
-    pub fn start_postcopy(&self, behind: Bytes) -> Result<(), VmmError> {
-        self.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": behind.0.max(LEAST_BEHIND)}))?;
+    pub fn start_postcopy(&self) -> Result<(), VmmError> {
+        self.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": TRICKLE}))?;
         self.execute("migrate-start-postcopy", Value::Null).map(drop)
     }
 
-    /// Has as little of it go as can be, before it is given up: a QEMU that waits in a write sees the end of its socket before it sees that it
-    /// is given up, and takes that for a cut, after which it cannot go back.
+    /// The guest has gone: of the pages that nobody waits for at most so much goes in a second, so that one that somebody waits for finds the
+    /// way free. None: as much as the link carries.
     ///
     /// # Errors
     /// When its monitor does not answer.
-    pub fn calm_postcopy(&self) -> Result<(), VmmError> {
-        self.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": LEAST_BEHIND})).map(drop)
+    pub fn follow(&self, behind: Option<Bytes>) -> Result<(), VmmError> {
+        let behind = behind.map_or(0, |most| most.0.max(TRICKLE));
+        self.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": behind})).map(drop)
     }
 
     /// Gives QEMU the other end of its own migration socket to keep, so that post-copy does not break off when this process ends: what
@@ -407,7 +410,12 @@ impl Qemu {
     /// # Errors
     /// When its monitor does not answer.
     pub fn hold(&self, socket: BorrowedFd<'_>) -> Result<(), VmmError> {
-        self.monitor.execute_passing("getfd", json!({"fdname": HELD}), socket, ORDINARY).map(drop)
+        self.pass(HELD, socket)
+    }
+
+    /// Gives QEMU a descriptor under a name; one that it had by that name is closed.
+    pub(crate) fn pass(&self, name: &str, descriptor: BorrowedFd<'_>) -> Result<(), VmmError> {
+        self.monitor.execute_passing("getfd", json!({"fdname": name}), descriptor, ORDINARY).map(drop)
     }
 
     /// Takes that back. Nothing where it has none.
@@ -418,9 +426,10 @@ impl Qemu {
     /// Source: breaks a post-copy off, so that it can go on through another stream.
     ///
     /// # Errors
-    /// When it does not.
+    /// [`VmmError::Stuck`] where QEMU can do neither: it has sent its last page, or was about to agree with the other side over what had come,
+    /// when its stream broke off.
     pub fn pause_postcopy(&self) -> Result<(), VmmError> {
-        let deadline = Instant::now() + CANCEL;
+        let deadline = Instant::now() + PAUSE;
         loop {
             match self.migration()?.status {
                 MigrationStatus::Paused => return Ok(()),
@@ -429,6 +438,7 @@ impl Qemu {
                     let _ = self.execute("migrate-pause", Value::Null);
                     std::thread::sleep(Duration::from_millis(20));
                 }
+                MigrationStatus::Postcopy => return Err(VmmError::Stuck),
                 other => {
                     return Err(VmmError::State { what: "go on with its post-copy", state: format!("{other:?}") });
                 }
@@ -460,15 +470,14 @@ impl Qemu {
         self.execute("migrate-incoming", json!({"uri": format!("unix:{}", socket.display())})).map(drop)
     }
 
-    /// Gives a migration up, if one goes on, and waits until it is over. The guest is as it was: running, unless it had
-    /// stopped for the last pages.
+    /// Gives a pre-copy up, if one goes on, and waits until it is over. The guest is as it was: running, unless it had
+    /// stopped for the last pages. A post-copy is not given up like this: see [`Qemu::go_back`].
     ///
     /// # Errors
     /// When QEMU does not.
     pub fn migrate_cancel(&self) -> Result<(), VmmError> {
         let deadline = Instant::now() + CANCEL;
-        let under_way = |status| matches!(status, MigrationStatus::Active | MigrationStatus::Postcopy);
-        while under_way(self.migration()?.status) {
+        while self.migration()?.status == MigrationStatus::Active {
             if Instant::now() > deadline {
                 return Err(VmmError::State { what: "give its migration up", state: "migrating".into() });
             }
@@ -481,7 +490,7 @@ impl Qemu {
     /// Makes the vCPUs run, whatever a migration did to them. Does nothing where they run.
     ///
     /// # Errors
-    /// When it is still waiting for a migration, or does not answer.
+    /// When it is still waiting for a migration, or does not answer; [`VmmError::Stuck`].
     pub fn cont(&self) -> Result<(), VmmError> {
         match self.state()? {
             State::Running => return Ok(()),
@@ -490,10 +499,7 @@ impl Qemu {
         }
         // A destination's post-copy is not given up: its guest goes on while pages come.
         if !self.is_arriving()? {
-            if self.migration()?.status == MigrationStatus::Paused {
-                return Err(VmmError::Stuck);
-            }
-            self.migrate_cancel()?;
+            self.go_back()?;
             self.let_go();
         }
         self.execute("cont", Value::Null).map(drop)

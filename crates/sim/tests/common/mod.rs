@@ -2,7 +2,6 @@
 
 #![allow(dead_code, reason = "not every test of worlds has a theme")]
 
-use godwit_handoff::{Guard, Guards};
 use godwit_sim::{Rules, Theme, Told, run_about, run_traced_about};
 use std::fmt::Debug;
 use std::ops::Add;
@@ -40,8 +39,9 @@ pub fn run_all<C: Add<Output = C> + Debug + Default>(theme: Theme, of: impl Fn(T
     Some((schedules, all))
 }
 
-/// The first of so many worlds of a theme that fails without a guard, and does not with it.
-pub fn needs(theme: Theme, guard: Guard, seeds: u64) -> Option<u64> {
+/// The first of so many worlds of a theme that fails without a rule, and does not with it.
+pub fn needs(theme: Theme, without: impl Into<Rules>, seeds: u64) -> Option<u64> {
+    let without = without.into();
     let fails = |seed, rules: Rules| run_about(theme, seed, rules).is_err();
-    (0..seeds).find(|seed| fails(*seed, Guards::without(guard).into()) && !fails(*seed, Rules::ALL))
+    (0..seeds).find(|seed| fails(*seed, without) && !fails(*seed, Rules::ALL))
 }
