@@ -440,6 +440,7 @@ impl Known {
         let rules = rules(policy);
         let rate = BitRate(self.road.goodput.likely as u64);
         let link = Link { rate, overheads: Overheads::default() };
+        let begins = Duration::from_secs_f64(self.road.before.likely.max(0.0));
         let each = (MOMENTS / logs.len().max(1)).max(1) as u32;
         let mut tried = vec![];
         for log in logs {
@@ -450,7 +451,8 @@ impl Known {
                     continue;
                 };
                 tried.push(Moment {
-                    at_unix_s: next_time(log.header().start + at, now_s()),
+                    // When to order it: the guest's pages follow what every move begins with.
+                    at_unix_s: next_time((log.header().start + at).saturating_sub(begins), now_s()),
                     total_s: moved.total_s + self.road.before.likely + self.road.pause.likely,
                     downtime_ms: moved.downtime_ms + self.road.pause.likely * 1e3,
                     bytes: moved.bytes as f64,

@@ -45,6 +45,8 @@ pub(crate) struct MoveThread {
     pub means: Means,
     pub disk: DiskStrategy,
     pub leave_at: Option<f64>,
+    /// Whether RAM is compared at both ends.
+    pub compare: bool,
     /// What it is to spare.
     pub policy: Option<Policy>,
     /// By how much the guest's CPUs may be slowed.
@@ -124,6 +126,7 @@ impl MoveThread {
             policy: self.policy,
             throttle: self.throttle,
             leave_at: self.leave_at,
+            compare: self.compare,
             damage: std::mem::take(&mut *lock(&self.vm.damage)),
             incidents: &self.vm.incidents,
             timeout: self.timeout,

@@ -23,7 +23,7 @@ use toml::Spanned;
 pub use network::{Component, End, Extender, Nic, Wire, route};
 pub use step::{
     Action, Alter, Between, CaptureStep, ComponentStep, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep,
-    Move, PathChange, Point, Precache, ProfileStep, Runs, Step, Verify, Victim, Wait,
+    Moment, Move, PathChange, Point, Precache, ProfileStep, Runs, Step, Verify, Victim, Wait,
 };
 
 /// Data sets (MiB of files, records and random bytes) for which the set-up makes an image.

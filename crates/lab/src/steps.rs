@@ -8,14 +8,15 @@ use crate::moves::{Ended, MoveThread, Running};
 use crate::pass::{Means, Pass, Vm, lock};
 use crate::reboot;
 use crate::report::{EchoPoint, Integrity, Mark, MoveReport};
-use crate::scenario::{Action, Alter, Cut, Damage, DiskStrategy, Expect, Kill, LoadStep, Move, Runs};
+use crate::scenario::{Action, Alter, Cut, Damage, DiskStrategy, Expect, Kill, LoadStep, Moment, Move, Runs};
 use crate::watch::Client;
 use anyhow::{Context, Result, bail};
+use godwit_api::predict::MovePrediction;
 use godwit_load::protocol::{CorruptTarget, LoadSpec, LoadStatus, WorkCheck};
 use godwit_wan::Class;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How much of the clients' life before a move the curves show.
 const LEAD: Duration = Duration::from_secs(3);
@@ -247,11 +248,39 @@ impl Pass {
         }
     }
 
+    /// Waits for the moment at which a move is to be ordered.
+    fn await_moment(&self, name: &str, to: &str, moment: &Moment) -> Result<()> {
+        let at_s = match moment.at_s {
+            Some(at_s) => at_s,
+            None => {
+                let guest = self.vm(name);
+                let installation = match lock(&guest.guest).as_ref() {
+                    Some(Machine::Godwit(hosted)) => hosted.installation().clone(),
+                    _ => bail!("`moment` without `at_s` asks Godwit for it: leave out the baselines"),
+                };
+                let told: MovePrediction = installation.json(&["predict", name, "--to", to, "--when"])?;
+                let best = told.when.context("no profile of the guest tells of a moment: `profile` it first")?.best;
+                self.progress.note(&format!(
+                    "{name}: the best moment takes {:.1} s and a pause of {:.0} ms, it is said",
+                    best.total_s, best.downtime_ms
+                ));
+                (best.at_unix_s % u64::from(moment.period_s)) as f64
+            }
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        std::thread::sleep(moment.wait(now, at_s));
+        self.progress.note(&format!("{name}: it is {at_s} s after the beginning of its period"));
+        Ok(())
+    }
+
     fn begin_move(&mut self, order: &Move) -> Result<()> {
         let name = order.vm.get_ref().clone();
         self.join(|vm| vm == name);
         self.settle(&name, TRAIL);
         let vm = self.vm(&name);
+        if let Some(moment) = &order.moment {
+            self.await_moment(&name, order.to.get_ref(), moment)?;
+        }
         let Some(source) = lock(&vm.guest).take() else { bail!("VM `{name}` was lost and cannot move") };
         let (from, to) = (source.site().to_owned(), order.to.get_ref().clone());
         if from == to {
@@ -280,6 +309,7 @@ impl Pass {
             means: self.means,
             disk: order.disk,
             leave_at: order.leave_at,
+            compare: order.compare,
             policy: order.policy,
             throttle: order.throttle,
             vm,

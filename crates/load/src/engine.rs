@@ -16,7 +16,7 @@ use crate::{
     content::Prf,
     disk::{Access, DiskCounters, DiskLoad, DiskPace, DiskPlace},
     meminfo::MemInfo,
-    memory::{MemoryCounters, MemoryLoad},
+    memory::{MemoryCounters, MemoryLoad, Phases},
     page::RunId,
     protocol::{
         Activity, Answer, BootId, CheckReport, CorruptReport, CorruptTarget, DiskCheck, HelloReport, LoadSpec,
@@ -199,7 +199,7 @@ impl Engine {
         // Two loads of one kind must not do the same.
         let seed = Prf::new(seed, load as u64, 0).next_u64();
         match spec {
-            LoadSpec::Memory { pages_per_s, pattern, working_set_mib, bytes_per_page } => {
+            LoadSpec::Memory { pages_per_s, pattern, working_set_mib, bytes_per_page, busy_s, rest_s } => {
                 let arena = Arena::build(*working_set_mib, seed, run, *bytes_per_page)
                     .map_err(|_| refusal(format_args!("no address space for {working_set_mib} MiB of pages")))?;
                 let (pages, counters) = (arena.len(), Arc::<MemoryCounters>::default());
@@ -207,6 +207,7 @@ impl Engine {
                 let work = MemoryLoad {
                     load,
                     pages_per_s: *pages_per_s,
+                    phases: Phases { busy_s: *busy_s, rest_s: *rest_s },
                     arena,
                     chooser,
                     damaged: None,

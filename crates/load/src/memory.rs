@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use crate::{
@@ -38,10 +38,26 @@ impl MemoryCounters {
     }
 }
 
+/// When a load writes: a guest whose moves are better at one moment than at another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Phases {
+    pub busy_s: u32,
+    /// 0: it never rests.
+    pub rest_s: u32,
+}
+
+impl Phases {
+    fn rests_at(self, since_1970: Duration) -> bool {
+        let period = u64::from(self.busy_s) + u64::from(self.rest_s);
+        self.rest_s > 0 && since_1970.as_secs() % period >= self.busy_s.into()
+    }
+}
+
 /// The load; see [`crate::worker`] for its life.
 pub(crate) struct MemoryLoad {
     pub load: usize,
     pub pages_per_s: u32,
+    pub phases: Phases,
     pub arena: Arena,
     pub chooser: Chooser,
     /// What was damaged on purpose; flipping the same bit twice would heal it.
@@ -55,6 +71,9 @@ impl Work for MemoryLoad {
     }
 
     fn step(&mut self, units: u64) {
+        if self.phases.rests_at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()) {
+            return;
+        }
         for _ in 0..units {
             let page = self.chooser.choose();
             if let Err(fault) = self.arena.touch(page) {
@@ -82,5 +101,20 @@ impl Work for MemoryLoad {
             CorruptReport { what: CorruptTarget::MemoryPage, index: index.0.into(), byte }
         });
         Ok(damage.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_that_rests_does_so_at_the_same_seconds_of_each_period() {
+        let rests = |busy_s, rest_s, at| Phases { busy_s, rest_s }.rests_at(Duration::from_millis(at));
+        assert!(!rests(0, 0, 5000) && !rests(3, 0, 5000));
+        assert_eq!(
+            [0, 2999, 3000, 4999, 5000, 8000].map(|at| rests(3, 2, at)),
+            [false, false, true, true, false, true]
+        );
     }
 }

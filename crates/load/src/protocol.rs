@@ -47,6 +47,9 @@ pub const MAX_SCALE: u32 = 100;
 /// Longest `think_ms` of a tier's clients.
 pub const MAX_THINK_MS: u32 = 60_000;
 
+/// Longest `busy_s` and `rest_s` of a memory load, seconds.
+pub const MAX_PHASE_S: u32 = 3600;
+
 /// Largest `per_s` of an echo load.
 pub const MAX_ECHO_PER_S: u32 = 10_000;
 
@@ -66,6 +69,13 @@ pub enum LoadSpec {
         /// Fresh bytes written per touch (besides version and checksum, 24 bytes); 1 to [`MAX_BYTES_PER_PAGE`].
         #[serde(default = "default_bytes_per_page")]
         bytes_per_page: u32,
+        /// Writes for so many seconds and rests for `rest_s`, over and over, by the guest's clock: the first of a period begins at 1970.
+        /// 1 to [`MAX_PHASE_S`] where it rests at all.
+        #[serde(default)]
+        busy_s: u32,
+        /// 0, the default: it never rests.
+        #[serde(default)]
+        rest_s: u32,
     },
     /// Writes 4 KiB records to random slots of a disk, and knows which of them the disk has acknowledged.
     Disk {
@@ -234,7 +244,9 @@ impl LoadSpec {
             }),
         };
         match self {
-            Self::Memory { pages_per_s, pattern: _, working_set_mib, bytes_per_page } => {
+            Self::Memory { pages_per_s, pattern: _, working_set_mib, bytes_per_page, busy_s, rest_s } => {
+                within("rest_s", *rest_s, 0, MAX_PHASE_S)?;
+                within("busy_s", *busy_s, u32::from(*rest_s > 0), MAX_PHASE_S)?;
                 within("pages_per_s", *pages_per_s, 0, MAX_PAGES_PER_S)?;
                 within("working_set_mib", *working_set_mib, 1, MAX_WORKING_SET_MIB)?;
                 within("bytes_per_page", *bytes_per_page, 1, MAX_BYTES_PER_PAGE)
@@ -791,8 +803,22 @@ mod tests {
         assert_eq!(
             loads,
             [
-                LoadSpec::Memory { pages_per_s: 2000, pattern: Pattern::Zipf, working_set_mib: 64, bytes_per_page: 32 },
-                LoadSpec::Memory { pages_per_s: 1, pattern: Pattern::Uniform, working_set_mib: 1, bytes_per_page: 64 },
+                LoadSpec::Memory {
+                    pages_per_s: 2000,
+                    pattern: Pattern::Zipf,
+                    working_set_mib: 64,
+                    bytes_per_page: 32,
+                    busy_s: 0,
+                    rest_s: 0
+                },
+                LoadSpec::Memory {
+                    pages_per_s: 1,
+                    pattern: Pattern::Uniform,
+                    working_set_mib: 1,
+                    bytes_per_page: 64,
+                    busy_s: 0,
+                    rest_s: 0
+                },
                 LoadSpec::Disk { kib_per_s: 512, working_set_mib: 256, disk: 0, read_kib_per_s: 0, total_mib: 0 },
                 LoadSpec::Echo { from: "california".into(), per_s: 100 },
                 LoadSpec::KernelCompile { jobs: 2 },
@@ -829,6 +855,8 @@ mod tests {
             pattern: Pattern::Uniform,
             working_set_mib,
             bytes_per_page,
+            busy_s: 0,
+            rest_s: 0,
         };
         memory(0, 1, MAX_BYTES_PER_PAGE).validate().unwrap();
         let refused = memory(1, 1, MAX_BYTES_PER_PAGE + 1).validate().unwrap_err().to_string();
@@ -838,6 +866,14 @@ mod tests {
             memory(1, 0, 1),
             memory(1, 1, 0),
             memory(1, u32::MAX, 1),
+            LoadSpec::Memory {
+                pages_per_s: 1,
+                pattern: Pattern::Uniform,
+                working_set_mib: 1,
+                bytes_per_page: 64,
+                busy_s: 0,
+                rest_s: 1,
+            },
             LoadSpec::Disk { kib_per_s: 0, working_set_mib: 1, disk: 0, read_kib_per_s: 0, total_mib: 0 },
             LoadSpec::KernelCompile { jobs: 0 },
             LoadSpec::Database { clients: 1, scale: MAX_SCALE + 1 },

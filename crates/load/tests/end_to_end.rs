@@ -80,7 +80,7 @@ impl Guest {
 }
 
 fn memory(pattern: Pattern) -> LoadSpec {
-    LoadSpec::Memory { pages_per_s: 5000, pattern, working_set_mib: 4, bytes_per_page: 64 }
+    LoadSpec::Memory { pages_per_s: 5000, pattern, working_set_mib: 4, bytes_per_page: 64, busy_s: 0, rest_s: 0 }
 }
 
 fn loads() -> Vec<LoadSpec> {
@@ -163,8 +163,14 @@ fn refusals_say_what_to_do_and_leave_the_connection_usable() {
     assert!(refused(&[disk(1, 1)]).contains("started with 1 --disk"));
     assert!(refused(&[disk(0, 3)]).contains("truncate -s"));
     assert!(refused(&[disk(0, 1), disk(0, 1)]).contains("two disk loads"));
-    let huge =
-        LoadSpec::Memory { pages_per_s: 1, pattern: Pattern::Uniform, working_set_mib: 1 << 20, bytes_per_page: 64 };
+    let huge = LoadSpec::Memory {
+        pages_per_s: 1,
+        pattern: Pattern::Uniform,
+        working_set_mib: 1 << 20,
+        bytes_per_page: 64,
+        busy_s: 0,
+        rest_s: 0,
+    };
     assert!(refused(&[huge]).contains("working sets smaller"));
     assert!(matches!(control.corrupt(CorruptTarget::DiskRecord), Err(ControlError::Refused { .. })));
     assert!(matches!(control.warm(101), Err(ControlError::Refused { .. })));

@@ -60,6 +60,8 @@ pub struct Order<'a> {
     pub throttle: Option<u8>,
     /// Not to its end, but until this share of the blocks that follow the VM has come.
     pub leave_at: Option<f64>,
+    /// Whether the guest is held to compare its RAM at both ends.
+    pub compare: bool,
     /// Damage to do on purpose once everything has arrived.
     pub damage: Vec<Damage>,
     /// What happens at points of the move; may grow while it runs.
@@ -103,7 +105,7 @@ pub fn run(order: &Order<'_>, vm: &mut Hosted) -> Moved {
         figures,
         disks: Disks::Unknown,
         armed: BTreeSet::new(),
-        compare: true,
+        compare: order.compare,
         arrived_ram: None,
     };
     let result = journey.travel();

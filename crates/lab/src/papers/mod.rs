@@ -14,6 +14,7 @@ mod guest_io;
 mod predict;
 mod three_tier;
 mod way_back;
+mod when;
 mod wires;
 mod writes;
 mod xnbd;
@@ -37,6 +38,8 @@ pub enum Paper {
     GuestIo,
     /// Akoush et al., figure 3: moves foretold and measured, over the dirty rate.
     Predict,
+    /// A guest that writes and rests: the moment that HIST names beside all others.
+    When,
     /// VirtualWire, section 5.3: three tiers and two firewalls, moved under load; split switches and a central one.
     ThreeTier,
     /// VirtualWire, figures 11 to 14: wires beside other ways between two hosts, many at once, and chains of switches.
@@ -73,6 +76,7 @@ impl Paper {
             Self::WayBack => "way-back",
             Self::GuestIo => "guest-io",
             Self::Predict => "predict",
+            Self::When => "when",
             Self::ThreeTier => "three-tier",
             Self::Wires => "wires",
             Self::Endpoints => "endpoints",
@@ -88,6 +92,7 @@ impl Paper {
             Self::WayBack => way_back::cells(),
             Self::GuestIo => guest_io::cells(extent),
             Self::Predict => predict::cells(extent),
+            Self::When => when::cells(extent),
             Self::ThreeTier => three_tier::cells(),
             Self::Wires => wires::cells(extent),
             Self::Endpoints => endpoints::cells(extent),
@@ -103,6 +108,7 @@ impl Paper {
             Self::WayBack => way_back::document(entries),
             Self::GuestIo => guest_io::document(entries),
             Self::Predict => predict::document(entries),
+            Self::When => when::document(entries),
             Self::ThreeTier => three_tier::document(entries),
             Self::Wires => wires::document(entries),
             Self::Endpoints => endpoints::document(entries),

@@ -395,6 +395,9 @@ impl Checker<'_> {
                         );
                         return self.fail(m.vm.span(), "step.move.disk", what);
                     }
+                    if let Some(what) = m.moment.and_then(|moment| moment.problem()) {
+                        return self.fail(m.vm.span(), "step.move.moment", what);
+                    }
                     let leaves = m.leave_at.is_none_or(|share| share > 0.0 && share < 1.0);
                     if !leaves || (m.leave_at.is_some() && m.disk != DiskStrategy::Postcopy) {
                         let what = "takes more than 0 and less than 1, with `disk = \"postcopy\"`";

@@ -6,6 +6,7 @@ use godwit_units::{BitRate, Policy};
 use godwit_wan::PathSpec;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::time::Duration;
 use toml::Spanned;
 
 /// One step: an action, after a while.
@@ -151,18 +152,25 @@ pub(super) struct RawMove {
     retry: bool,
     #[serde(default)]
     leave_at: Option<f64>,
+    #[serde(default)]
+    compare: Option<bool>,
+    #[serde(default)]
+    moment: Option<Moment>,
 }
 
 impl RawMove {
     fn understood(self) -> Result<Action, String> {
-        let Self { vm, component, to, disk, policy, throttle, retry, leave_at } = self;
+        let Self { vm, component, to, disk, policy, throttle, retry, leave_at, compare, moment } = self;
         match (vm, component) {
             (Some(vm), None) => {
                 let disk = disk.unwrap_or_default();
-                Ok(Action::Move(Move { vm, to, disk, policy, throttle, retry, leave_at }))
+                let compare = compare.unwrap_or(true);
+                Ok(Action::Move(Move { vm, to, disk, policy, throttle, retry, leave_at, compare, moment }))
             }
             (None, Some(component)) => {
-                if disk.is_some() || policy.is_some() || throttle.is_some() || leave_at.is_some() || retry {
+                let other =
+                    disk.is_some() || policy.is_some() || throttle.is_some() || compare.is_some() || moment.is_some();
+                if other || leave_at.is_some() || retry {
                     return Err(
                         "`move` of a `component` takes `to`, and nothing else: it has no disk and no memory".into()
                     );
@@ -201,6 +209,42 @@ pub struct Move {
     /// With `postcopy`: goes on with the next step when this share of the blocks that follow has come; the move is over then, and the
     /// fill is not.
     pub leave_at: Option<f64>,
+    /// Whether Godwit's move is held for a moment to compare the guest's RAM at both ends. What Godwit learns of such a move has the moment in
+    /// it: not where predictions are judged.
+    pub compare: bool,
+    /// When it is ordered; else at once.
+    pub moment: Option<Moment>,
+}
+
+/// A moment within a guest's own period, such as a load has that writes and rests (`busy_s`, `rest_s`).
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moment {
+    /// How long the period is, seconds; the first one began at 1970. Divides a day, so that the same time of another day is the same
+    /// moment.
+    pub period_s: u32,
+    /// So many seconds after a period's beginning; none: at the moment that `godwit predict --when` names.
+    pub at_s: Option<f64>,
+}
+
+impl Moment {
+    /// What is wrong with it.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        const DAY: u32 = 86_400;
+        if !(1..=3600).contains(&self.period_s) || !DAY.is_multiple_of(self.period_s) {
+            return Some("`period_s` is from 1 to 3600 seconds and divides a day, such as 20 or 60");
+        }
+        let within = self.at_s.is_none_or(|at| (0.0..f64::from(self.period_s)).contains(&at));
+        (!within).then_some("`at_s` is at least 0 and less than `period_s`")
+    }
+
+    /// How long it is from `since_1970` until `at_s` seconds after a period's beginning come next.
+    #[must_use]
+    pub fn wait(&self, since_1970: Duration, at_s: f64) -> Duration {
+        let period = f64::from(self.period_s);
+        Duration::from_secs_f64((at_s - since_1970.as_secs_f64()).rem_euclid(period))
+    }
 }
 
 /// How a move brings the disks along.
@@ -589,4 +633,26 @@ impl PathChange {
 
 fn two() -> f64 {
     2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_of_a_period_comes_within_one_period() {
+        let moment = Moment { period_s: 20, at_s: None };
+        let wait = |now: f64, at_s: f64| moment.wait(Duration::from_secs_f64(now), at_s).as_secs_f64();
+        assert!((wait(100.0, 5.0) - 5.0).abs() < 1e-6 && (wait(107.0, 5.0) - 18.0).abs() < 1e-6);
+        assert!(wait(105.0, 5.0).abs() < 1e-6);
+        let problem = |period_s, at_s| Moment { period_s, at_s }.problem().is_some();
+        assert!(
+            problem(0, None)
+                && problem(7, None)
+                && problem(7200, None)
+                && problem(20, Some(20.0))
+                && problem(20, Some(-1.0))
+        );
+        assert!(!problem(20, Some(0.0)) && !problem(3600, None));
+    }
 }
