@@ -31,8 +31,8 @@ use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
 use godwit_component::{Kind, Place, Spec, State};
 use godwit_handoff::{
-    Action, Body, Destination, DestinationState, Event, Fenced, FileLedger, Generation, Ledger, Lineage, Machine,
-    Message, Owner, Peer, PeerHistory, Record, Seen, SourceState, Status, Ticket, Upkeep, Verdict, VmId, Why,
+    Action, Body, CannotBegin, Destination, DestinationState, Event, Fenced, FileLedger, Generation, Ledger, Lineage,
+    Machine, Message, Owner, Peer, PeerHistory, Record, Seen, SourceState, Status, Ticket, Upkeep, Verdict, VmId, Why,
 };
 use godwit_trust::SignedCapability;
 use serde::{Deserialize, Serialize};
@@ -52,6 +52,8 @@ const RETRY: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(20);
 /// For a keeper that claims, to come to rest before and to have made the component afterwards.
 const CLAIMING: Duration = Duration::from_secs(20);
+/// For a component that was just made to be up.
+const COMING_UP: Duration = Duration::from_secs(5);
 /// Tracked connections in one message: some 200 kB of JSON in the usual case, a fifth of what the link takes.
 const FLOWS_A_PART: usize = 200;
 /// Tracked connections of one component: the kernel's own bound, unless somebody raises it.
@@ -286,6 +288,13 @@ impl Keeper {
         view.ownership == Ownership::Here && view.owner.0 > newest
     }
 
+    /// Whether it is this host's, and stays: then only its own coming up keeps it from being moved.
+    fn comes_up(&self) -> bool {
+        let view = lock(&self.view);
+        let leaves = view.leaving.as_ref().is_some_and(|mv| mv.outcome == Outcome::Running);
+        view.ownership == Ownership::Here && !leaves
+    }
+
     fn local(&self) -> LocalComponent {
         let view = lock(&self.view).clone();
         let definition = lock(&self.kept).definition.clone();
@@ -369,8 +378,18 @@ impl Node {
     /// The controller's order: it is to go.
     pub(crate) async fn move_component(&self, id: VmId, order: ComponentOrder) -> Result<LocalComponent, ApiError> {
         let keeper = self.find_component(id)?;
-        keeper.ask(|reply| Input::Begin { order, reply }).await?;
-        Ok(keeper.local())
+        let began = Instant::now();
+        loop {
+            match keeper.ask(|reply| Input::Begin { order: order.clone(), reply }).await {
+                // Whoever has it made and then moved need not ask twice.
+                Err(error)
+                    if error.problem == Problem::Conflict && keeper.comes_up() && began.elapsed() < COMING_UP =>
+                {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                answer => return answer.map(|()| keeper.local()),
+            }
+        }
     }
 
     /// The controller's order: it is this host's from now on, because whoever may own it is lost. Answers when it is made.
@@ -767,7 +786,10 @@ impl Actor {
             return Ok(());
         }
         let (Some(Machine::Source(source)), None) = (&self.machine, &self.reserving) else { return Err(self.busy()) };
-        let ticket = source.next_ticket(order.id).map_err(|e| ApiError::new(Problem::Conflict, e.to_string()))?;
+        let ticket = source.next_ticket(order.id).map_err(|why| match why {
+            CannotBegin::Busy => self.busy(),
+            CannotBegin::NotOwner | CannotBegin::UsedTicket { .. } => ApiError::new(Problem::Conflict, why.to_string()),
+        })?;
         let definition = {
             let mut kept = lock(&self.me.kept);
             kept.peer = Some(order.to.clone());
