@@ -52,6 +52,21 @@ fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ServeE
     move |source| ServeError::Io { what, path, source }
 }
 
+/// By word, not only by closing it: a program that this process starts has the file open, too, from its fork to its exec.
+fn unlock(file: &File) {
+    let _ = flock(file, FlockOperation::Unlock);
+}
+
+/// A raw file that is tracked, for nobody else.
+#[derive(Debug)]
+struct Raw(File);
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        unlock(&self.0);
+    }
+}
+
 /// Opens a file, for nobody else.
 fn open_locked(path: &Path) -> Result<(File, u64), ServeError> {
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(io_error("open", path))?;
@@ -86,6 +101,12 @@ pub struct Plain {
     size: u64,
     /// A device knows no holes.
     device: bool,
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        unlock(&self.disk.0);
+    }
 }
 
 impl Plain {
@@ -196,7 +217,7 @@ pub struct Tracked {
     path: PathBuf,
     read_only: bool,
     /// The raw file, locked.
-    raw: Option<File>,
+    raw: Option<Raw>,
 }
 
 /// What a raw file looked like when it was closed: if it looks otherwise when it is opened, somebody else had it.
@@ -244,6 +265,7 @@ impl Tracked {
 
     fn open_raw(path: &Path) -> Result<Self, ServeError> {
         let (file, size) = open_locked(path)?;
+        let file = Raw(file);
         if size == 0 || !size.is_multiple_of(BLOCK) {
             return Err(ServeError::NotBlocks { path: path.to_owned(), size });
         }
@@ -253,7 +275,7 @@ impl Tracked {
             // Nobody but this file is ever compared with it under this number: a node gives a volume its own.
             Replica::create_beside(&folder, VolumeId(0), Bytes(size))?;
         }
-        let metadata = file.metadata().map_err(io_error("look at", path))?;
+        let metadata = file.0.metadata().map_err(io_error("look at", path))?;
         let seen: Option<Seen> =
             std::fs::read(folder.join("seen")).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let (replica, opened) = Replica::open_beside(&folder, path)?;
@@ -288,7 +310,7 @@ impl Tracked {
         self.replica.flush()?;
         if let Some(raw) = &self.raw {
             let folder = Self::folder_beside(&self.path);
-            let seen = Seen::of(&raw.metadata().map_err(io_error("look at", &self.path))?);
+            let seen = Seen::of(&raw.0.metadata().map_err(io_error("look at", &self.path))?);
             let bytes = serde_json::to_vec(&seen).map_err(|e| io_error("describe", &self.path)(e.into()))?;
             std::fs::write(folder.join("seen"), bytes).map_err(io_error("write into", &folder))?;
         }

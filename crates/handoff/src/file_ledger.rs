@@ -28,7 +28,7 @@ const HEADER: usize = 8 + 8 + 8 + 16;
 pub struct FileLedger {
     folder: PathBuf,
     /// Held for as long as the ledger is; the kernel drops it with the process.
-    _lock: File,
+    lock: File,
     /// Open files, and the sequence of the last record in each.
     open: HashMap<VmId, Slots>,
 }
@@ -74,6 +74,13 @@ fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ledger
     move |source| LedgerError::Io { what, path, source }
 }
 
+impl Drop for FileLedger {
+    /// By word, not only by closing it: a program that this process starts has it open, too, from its fork to its exec.
+    fn drop(&mut self) {
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
 impl FileLedger {
     /// Opens the folder, and makes it if need be.
     ///
@@ -85,7 +92,7 @@ impl FileLedger {
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let lock = lock.map_err(io_error("open", &path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { folder: folder.to_owned(), _lock: lock, open: HashMap::new() }),
+            Ok(()) => Ok(Self { folder: folder.to_owned(), lock, open: HashMap::new() }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(LedgerError::Locked { folder: folder.to_owned() }),
             Err(e) => Err(io_error("lock", &path)(e.into())),
         }

@@ -14,18 +14,17 @@ use godwit_api::vm::VmDefinition;
 use godwit_api::wire::{EndView, WireOrder};
 use godwit_handoff::{Body, FileLedger, Ledger, Message, Record, Ticket};
 use godwit_link::{Addresses, Config as LinkConfig, Endpoint, Lane, LinkError, Peer, Priority, Session, State};
+use godwit_node::covered;
 use godwit_node::lend::Fetch;
 use godwit_node::node::Node;
 use godwit_node::proto::{self, Answer, Hello, Note, ProbeWire, Repoint, Request, Secret, Stage};
 use godwit_node::registry::{self, Power, VmFile};
-use godwit_node::{Config, covered};
 use godwit_trust::{Capability, Role, SignedCapability};
 use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
 use godwit_volume::fetch::Requester;
 use godwit_volume::{Holder, Packer, Replica, Unpacker};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 const SOON: Duration = Duration::from_secs(120);
@@ -72,26 +71,12 @@ async fn ask(session: &Session, request: &Request) -> Answer {
     proto::decode(&answer).unwrap()
 }
 
-/// A node. What a program has locked a child has too, from its fork to its exec, and tests beside this one start programs: the ledger that
-/// was written a moment ago may be locked a moment longer.
-async fn start(config: Config) -> Arc<Node> {
-    let until = Instant::now() + SOON;
-    loop {
-        match Node::start(config.clone()).await {
-            Err(error) if error.to_string().contains("in use by another process") && Instant::now() < until => {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            node => return node.unwrap(),
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own() {
     let Some(world) = World::new([88, 1]) else { return };
     world.credentials(Role::Node, "b");
     let controller = world.credentials(Role::Controller, "controller");
-    let node = start(world.config("b", 1)).await;
+    let node = Node::start(world.config("b", 1)).await.unwrap();
     let secret = world.folder.path().join("secret.img");
     std::fs::write(&secret, b"another's secret".repeat(65536)).unwrap();
     let web = node.define(definition(1, "pc-q35-7.2", &[1], secret.to_str())).await.unwrap();
@@ -194,7 +179,7 @@ async fn a_node_that_was_taken_over_ends_no_hand_off_that_is_not_its_own() {
         VmFile { peer: Some(world.peer("a", 3)), ..VmFile::new(definition(1, "pc-q35-7.2", &[], None), Power::On) };
     registry::store(&config.state.join("vms/1"), &file).unwrap();
     FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Sealed(ticket(1))).unwrap();
-    let node = start(config).await;
+    let node = Node::start(config).await.unwrap();
     assert_eq!(node.record(VmId(1)), Some(Record::Sealed(ticket(1))));
     let say = async |session: &Session, body| {
         let note = Note::HandOff(Message { ticket: ticket(1), body });
@@ -222,7 +207,7 @@ async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_g
     let controller = world.credentials(Role::Controller, "controller");
     let config = world.config("b", 1);
     let gateways = config.state.join("gateways");
-    let node = start(config).await;
+    let node = Node::start(config).await.unwrap();
     // As the controller's order leaves it; in the kernel there is nothing, and no bridge can have such a name: where this fails,
     // the machine's network stays as it is.
     let known = GatewayPort {
@@ -304,7 +289,7 @@ async fn a_node_that_was_taken_over_leads_no_end_of_a_wire_to_itself_and_makes_n
     let known = order(9, view(host("a", 1), 1, None));
     std::fs::create_dir_all(&wires).unwrap();
     std::fs::write(wires.join("9.json"), json!({"order": known}).to_string()).unwrap();
-    let node = start(config).await;
+    let node = Node::start(config).await.unwrap();
 
     let (_x, session) = world.intruder("x", 2).await;
     let ask = async |order: &WireOrder| {
@@ -393,7 +378,7 @@ async fn blocks_that_were_left_behind_go_to_the_vms_owner_and_to_nobody_else() {
     let lacking = handed_on(&config.state.join("volumes/1"), &world.folder.path().join("there"));
     // It went from here to c as generation 2; c may have handed it on.
     lending(&config, &web, &world.peer("c", 3));
-    let node = start(config).await;
+    let node = Node::start(config).await.unwrap();
     let lent = || node.vm(VmId(1)).unwrap().file().lent;
     let right = |generation, capability: Option<Capability>| Fetch {
         vm: VmId(1),

@@ -12,12 +12,12 @@ use crate::guards::{Guard, Guards};
 use crate::journal::Journal;
 use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
 use crate::shadow::Shadow;
-use crate::shared::Shared;
+use crate::shared::{FolderLock, Shared};
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -55,7 +55,7 @@ pub struct Replica {
     /// One settling at a time: another one's look at the regions would hide what was written from this one.
     settling: Mutex<()>,
     /// Held for as long as the replica is.
-    _lock: Option<File>,
+    _lock: Option<FolderLock>,
     /// What is special about one on shared storage.
     pub(crate) shared: Option<Shared>,
 }
@@ -167,7 +167,11 @@ impl Replica {
     }
 
     /// Opens what nobody else has open.
-    pub(crate) fn open_locked(folder: &Path, data: &Path, lock: Option<File>) -> Result<(Self, Opened), VolumeError> {
+    pub(crate) fn open_locked(
+        folder: &Path,
+        data: &Path,
+        lock: Option<FolderLock>,
+    ) -> Result<(Self, Opened), VolumeError> {
         let description = DescriptionFile(folder.join("meta"));
         let meta = Meta::load(&description, folder)?;
         let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
@@ -209,7 +213,7 @@ impl Replica {
         folder: &Path,
         meta: Meta,
         media: Media,
-        lock: Option<File>,
+        lock: Option<FolderLock>,
         guards: Guards,
     ) -> Result<(Self, Opened), VolumeError> {
         let mut opened = Opened { clean: meta.clean, doubted: 0 };

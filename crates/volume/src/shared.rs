@@ -72,7 +72,7 @@ pub(crate) struct Shared {
     attached: AtomicBool,
     /// Detached, it reads as zeroes: nobody believes what is read then.
     blank: AtomicBool,
-    lock: Mutex<Option<File>>,
+    lock: Mutex<Option<FolderLock>>,
 }
 
 fn holder_of(place: &Path) -> DescriptionFile {
@@ -380,15 +380,26 @@ impl Replica {
         Self::create_beside(place, volume, size)
     }
 
-    pub(crate) fn lock_folder(place: &Path) -> Result<File, VolumeError> {
+    pub(crate) fn lock_folder(place: &Path) -> Result<FolderLock, VolumeError> {
         let path = place.join("lock");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let lock = lock.map_err(io_error("open", &path))?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(lock),
+            Ok(()) => Ok(FolderLock(lock)),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(VolumeError::Locked(place.to_owned())),
             Err(e) => Err(io_error("lock", &path)(e.into())),
         }
+    }
+}
+
+/// Keeps others out of a folder. It is let go of by word, not only by closing it: a program that this process starts has it open, too, from
+/// its fork to its exec, and would keep it from whoever opens the folder next.
+#[derive(Debug)]
+pub(crate) struct FolderLock(File);
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
     }
 }
 
