@@ -649,8 +649,8 @@ pub struct MoveArgs {
     /// Slow the guest's CPUs by up to so many percent when it writes faster than the link carries; without, they are left alone
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
     pub throttle: Option<u8>,
-    /// An experiment, which the controller has to allow: let a part of memory follow the guest where the rounds do not get shorter, if that is predicted to take no longer than TIME; if the
-    /// source's host is lost meanwhile, so is the memory (`memory-lost`)
+    /// An experiment, which the controller has to allow: let a part of memory follow the guest where the rounds do not get shorter, if that
+    /// is predicted to take no longer than TIME; if the source's host is lost meanwhile, so is the memory (`memory-lost`)
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "30s",
           conflicts_with = "keep_checkpoint")]
     pub memory_postcopy: Option<MaxDrain>,

@@ -9,7 +9,7 @@ use common::holders;
 use common::pair::{Pair, can_run};
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// Ends the nodes, then the processes that keep components' namespaces of this test.
 struct World(Pair);
@@ -127,6 +127,21 @@ fn recorded(file: &Path) -> Vec<(u32, Vec<u8>)> {
     frames
 }
 
+/// A router at a, r1, that is wired to one at b, r2, and pings it in this way until the program is killed.
+fn two_routers(pair: &Pair, ping: &[&str]) -> Child {
+    for (name, host, number) in [("r1", "a", 1), ("r2", "b", 2)] {
+        let file = pair.path(name);
+        std::fs::write(&file, format!("[[port]]\nnumber = 1\naddresses = [\"10.7.0.{number}/24\"]\n")).unwrap();
+        let file = file.to_str().unwrap();
+        pair.ok(&["component", "create", name, "--kind", "router", "--ports", "1", "--host", host, "--config", file]);
+    }
+    pair.ok(&["wire", "connect", "r1:p1", "r2:p1"]);
+    let [r1] = holders(&pair.path("run-a"))[..] else { panic!("one component is at a") };
+    let mut pings = Command::new("nsenter");
+    pings.arg(format!("--net=/proc/{r1}/ns/net")).arg("ping").args(ping).arg("10.7.0.2");
+    pings.stdout(Stdio::null()).spawn().unwrap()
+}
+
 #[test]
 fn a_trace_records_what_passes_each_wire_at_both_of_its_hosts() {
     if !can_run() {
@@ -137,17 +152,7 @@ fn a_trace_records_what_passes_each_wire_at_both_of_its_hosts() {
     pair.start_controller();
     pair.start_node("a");
     pair.start_node("b");
-    for (name, host, number) in [("r1", "a", 1), ("r2", "b", 2)] {
-        let file = pair.path(name);
-        std::fs::write(&file, format!("[[port]]\nnumber = 1\naddresses = [\"10.7.0.{number}/24\"]\n")).unwrap();
-        let file = file.to_str().unwrap();
-        pair.ok(&["component", "create", name, "--kind", "router", "--ports", "1", "--host", host, "--config", file]);
-    }
-    pair.ok(&["wire", "connect", "r1:p1", "r2:p1"]);
-    let [r1] = holders(&pair.path("run-a"))[..] else { panic!("one component is at a") };
-    let mut pings = Command::new("nsenter");
-    pings.arg(format!("--net=/proc/{r1}/ns/net")).args(["ping", "-i", "0.2", "-s", "1000", "10.7.0.2"]);
-    let mut pings = pings.stdout(Stdio::null()).spawn().unwrap();
+    let mut pings = two_routers(pair, &["-i", "0.2", "-s", "1000"]);
     let wire = pair.json(&["wire", "show", "r1:p1"])["id"].clone();
     let folder = pair.path("recordings");
     let words = ["net", "trace", "r1", "--capture", folder.to_str().unwrap(), "--for", "2s"];
@@ -180,17 +185,7 @@ fn a_recording_goes_along_with_a_component_that_moves() {
     for host in ["a", "b", "d"] {
         pair.start_node(host);
     }
-    for (name, host, number) in [("r1", "a", 1), ("r2", "b", 2)] {
-        let file = pair.path(name);
-        std::fs::write(&file, format!("[[port]]\nnumber = 1\naddresses = [\"10.7.0.{number}/24\"]\n")).unwrap();
-        let file = file.to_str().unwrap();
-        pair.ok(&["component", "create", name, "--kind", "router", "--ports", "1", "--host", host, "--config", file]);
-    }
-    pair.ok(&["wire", "connect", "r1:p1", "r2:p1"]);
-    let [r1] = holders(&pair.path("run-a"))[..] else { panic!("one component is at a") };
-    let mut pings = Command::new("nsenter");
-    pings.arg(format!("--net=/proc/{r1}/ns/net")).args(["ping", "-i", "0.1", "10.7.0.2"]);
-    let mut pings = pings.stdout(Stdio::null()).spawn().unwrap();
+    let mut pings = two_routers(pair, &["-i", "0.1"]);
     let wire = pair.json(&["wire", "show", "r1:p1"])["id"].clone();
     let folder = pair.path("recordings");
     let words = ["net", "trace", "r1", "--capture", folder.to_str().unwrap(), "--for", "8s", "--also", "d"];

@@ -238,7 +238,7 @@ fn blocked(plan: &Plan) -> ApiError {
 
 /// Where what is not proven yet is allowed, by names with commas between.
 const EXPERIMENTAL: &str = "GODWIT_EXPERIMENTAL";
-/// Memory that follows its guest: a source's node that is killed between the stop and the seal loses it.
+/// Memory that follows its guest: where a node dies after QEMU's last page and before all of it has arrived, what was under way is lost.
 const MEMORY_POSTCOPY: &str = "memory-postcopy";
 
 /// Refuses what is not proven yet, unless this controller was started with it.

@@ -6,6 +6,7 @@ use godwit_lab::ledger::{self, Entry, Key, Ledger};
 use godwit_lab::papers::{Extent, Paper};
 use godwit_lab::pass::Pass;
 use godwit_lab::progress::Progress;
+use godwit_lab::recording;
 use godwit_lab::report::Report;
 use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
 use godwit_lab::scenario::{Action, Scenario};
@@ -285,7 +286,7 @@ fn run_sandboxed(
         None => Ok(None),
         Some(status) if status.success() => {
             let mut report = read_report(&report)?;
-            take_recordings(&mut report, &folder.path().join(run::RECORDINGS), keep)?;
+            take_recordings(&mut report, &folder.path().join(recording::FOLDER), keep)?;
             Ok(Some(report))
         }
         Some(_) => bail!("the run failed; what it said stands above"),

@@ -11,7 +11,7 @@ use crate::images::GuestImage;
 use crate::machine::Machine;
 use crate::moves::{Ended, Running};
 use crate::progress::Progress;
-use crate::recording::Recordings;
+use crate::recording::{self, Recordings};
 use crate::report::{Application, CaptureReport, ComponentReport, ExtenderReport, IoWindow, Mark, MoveReport};
 use crate::scenario::{Baseline, Damage, Image, Scenario};
 use crate::steps::TRAIL;
@@ -152,7 +152,7 @@ impl Pass {
             components: vec![],
             applications: vec![],
             marks: vec![],
-            recordings: Recordings::into(work.join("recordings")),
+            recordings: Recordings::into(work.join(recording::FOLDER)),
             zero: Instant::now(),
             progress: progress.clone(),
             installation,

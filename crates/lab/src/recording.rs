@@ -16,6 +16,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+/// The folder in a run's work folder that recordings are in, until somebody takes them.
+pub const FOLDER: &str = "recordings";
+
 /// What is being recorded in a pass, and where that goes.
 #[derive(Debug)]
 pub(crate) struct Recordings {

@@ -7,14 +7,12 @@ use crate::guest::Accel;
 use crate::pass::{Finished, Means, Pass};
 use crate::progress::Progress;
 use crate::qemu_move;
+use crate::recording;
 use crate::report::{BaselineReport, Host, Report, WanFigures};
 use crate::scenario::Scenario;
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::sync::Arc;
-
-/// The folder in a run's work folder that recordings of frames are in, until somebody takes them.
-pub const RECORDINGS: &str = "recordings";
 
 /// Runs all passes of a scenario in `work`.
 ///
@@ -64,9 +62,9 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
             std::fs::create_dir_all(&folder)?;
             let mut pass = Pass::build(scenario, *means, &folder, accel, progress)?;
             pass.record_into(if scenario.repeat > 1 {
-                work.join(RECORDINGS).join((repeat + 1).to_string())
+                work.join(recording::FOLDER).join((repeat + 1).to_string())
             } else {
-                work.join(RECORDINGS)
+                work.join(recording::FOLDER)
             });
             let script = pass.script();
             report.windows.append(&mut pass.windows);

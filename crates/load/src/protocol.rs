@@ -786,6 +786,16 @@ mod tests {
         toml::from_str::<Vm>(text).map(|vm| vm.load)
     }
 
+    fn memory(
+        pattern: Pattern,
+        pages_per_s: u32,
+        working_set_mib: u32,
+        bytes_per_page: u32,
+        [busy_s, rest_s]: [u32; 2],
+    ) -> LoadSpec {
+        LoadSpec::Memory { pages_per_s, pattern, working_set_mib, bytes_per_page, busy_s, rest_s }
+    }
+
     #[test]
     fn the_load_tables_of_a_scenario_are_load_specs() {
         let loads = scenario(
@@ -803,22 +813,8 @@ mod tests {
         assert_eq!(
             loads,
             [
-                LoadSpec::Memory {
-                    pages_per_s: 2000,
-                    pattern: Pattern::Zipf,
-                    working_set_mib: 64,
-                    bytes_per_page: 32,
-                    busy_s: 0,
-                    rest_s: 0
-                },
-                LoadSpec::Memory {
-                    pages_per_s: 1,
-                    pattern: Pattern::Uniform,
-                    working_set_mib: 1,
-                    bytes_per_page: 64,
-                    busy_s: 0,
-                    rest_s: 0
-                },
+                memory(Pattern::Zipf, 2000, 64, 32, [0, 0]),
+                memory(Pattern::Uniform, 1, 1, 64, [0, 0]),
                 LoadSpec::Disk { kib_per_s: 512, working_set_mib: 256, disk: 0, read_kib_per_s: 0, total_mib: 0 },
                 LoadSpec::Echo { from: "california".into(), per_s: 100 },
                 LoadSpec::KernelCompile { jobs: 2 },
@@ -850,30 +846,18 @@ mod tests {
 
     #[test]
     fn bounds_are_checked_and_the_message_says_which() {
-        let memory = |pages_per_s, working_set_mib, bytes_per_page| LoadSpec::Memory {
-            pages_per_s,
-            pattern: Pattern::Uniform,
-            working_set_mib,
-            bytes_per_page,
-            busy_s: 0,
-            rest_s: 0,
+        let uniform = |pages_per_s, working_set_mib, bytes_per_page| {
+            memory(Pattern::Uniform, pages_per_s, working_set_mib, bytes_per_page, [0, 0])
         };
-        memory(0, 1, MAX_BYTES_PER_PAGE).validate().unwrap();
-        let refused = memory(1, 1, MAX_BYTES_PER_PAGE + 1).validate().unwrap_err().to_string();
+        uniform(0, 1, MAX_BYTES_PER_PAGE).validate().unwrap();
+        let refused = uniform(1, 1, MAX_BYTES_PER_PAGE + 1).validate().unwrap_err().to_string();
         assert_eq!(refused, "memory load: bytes_per_page = 4041 is out of range; give 1 to 4040");
         for bad in [
-            memory(MAX_PAGES_PER_S + 1, 1, 1),
-            memory(1, 0, 1),
-            memory(1, 1, 0),
-            memory(1, u32::MAX, 1),
-            LoadSpec::Memory {
-                pages_per_s: 1,
-                pattern: Pattern::Uniform,
-                working_set_mib: 1,
-                bytes_per_page: 64,
-                busy_s: 0,
-                rest_s: 1,
-            },
+            uniform(MAX_PAGES_PER_S + 1, 1, 1),
+            uniform(1, 0, 1),
+            uniform(1, 1, 0),
+            uniform(1, u32::MAX, 1),
+            memory(Pattern::Uniform, 1, 1, 64, [0, 1]),
             LoadSpec::Disk { kib_per_s: 0, working_set_mib: 1, disk: 0, read_kib_per_s: 0, total_mib: 0 },
             LoadSpec::KernelCompile { jobs: 0 },
             LoadSpec::Database { clients: 1, scale: MAX_SCALE + 1 },

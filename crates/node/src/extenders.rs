@@ -16,6 +16,7 @@ use crate::node::Node;
 use crate::parts::lock;
 use crate::proto::{self, Note};
 use crate::spec;
+use crate::tracker::unix_ms;
 use godwit_api::extender::{
     ExtenderOrder, ExtenderOrders, LocalExtender, LocalExtenders, LocalTunnel, LocalWay, MOST_HOSTS, TunnelOrder,
 };
@@ -33,7 +34,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Tunnels that end at one host: a bound for what is believed.
@@ -123,10 +124,6 @@ pub struct Extenders {
     heard: Mutex<Heard>,
     wake: Notify,
     watched: AtomicBool,
-}
-
-fn now_unix_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn failed(error: impl std::fmt::Display) -> ApiError {
@@ -520,7 +517,7 @@ impl Node {
             let heard = &mut *lock(&self.extenders().heard);
             for extender in &orders.extenders {
                 let Some(ways) = heard.ways.get_mut(&extender.id) else { continue };
-                heard.turns.entry(extender.id).or_default().take(ways.choose(now), now_unix_s());
+                heard.turns.entry(extender.id).or_default().take(ways.choose(now), unix_ms() / 1000);
                 let device = |id: &TunnelId| held.own.get(&id.0).map(|own| own.tunnel.device.clone());
                 let carrier = |name: &Name| extender.carriers.iter().find(|host| &host.name == name).and_then(ipv4);
                 let hop = match ways.choose(now) {

@@ -21,6 +21,7 @@ use crate::durable::replace;
 use crate::node::Node;
 use crate::parts::{Parts, lock};
 use crate::proto::{self, Hello, Request};
+use crate::tracker::unix_ms;
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::Ownership;
 use godwit_api::precache::{LocalPrecache, PrecacheFigures, PrecacheOrder, PrecacheState, digest};
@@ -35,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -137,10 +138,6 @@ pub struct Precaches {
     receiving: Mutex<BTreeMap<VolumeId, Receiving>>,
     /// One asks at a time: making a replica takes a moment.
     standing_by: tokio::sync::Mutex<()>,
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 impl Precaches {

@@ -24,6 +24,7 @@
 
 use crate::node::Node;
 use crate::parts::{Parts, lock};
+use crate::tracker::unix_ms;
 use godwit_api::host::RunState;
 use godwit_api::profile::{INTERVAL_MS, LONGEST_S, Profile, ProfileLog, ProfileState, StartProfile};
 use godwit_api::{ApiError, Problem};
@@ -35,7 +36,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Profiles of a VM that are kept: one an hour ([`crate::routine`]) for two days and some.
 pub const MOST_LOGS: usize = 64;
@@ -87,9 +88,7 @@ pub async fn start(node: &Arc<Node>, parts: &Arc<Parts>, wanted: StartProfile) -
     let memory = parts.definition().spec.memory;
     let ram = qemu.ram(memory).map_err(|e| failed("cannot see the guest's RAM", &e))?;
     let watcher = Watcher::new(ram, memory).map_err(|e| failed("cannot see the guest's RAM", &e))?;
-    let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let started = u64::try_from(begin.as_millis()).unwrap_or_default();
-    let profile = Profile::begun(node.config().name.clone(), started, wanted, memory);
+    let profile = Profile::begun(node.config().name.clone(), unix_ms(), wanted, memory);
     {
         let mut watched = lock(&parts.watched);
         if watched.is_some() {
@@ -169,12 +168,11 @@ impl Watching<'_> {
         let least = u32::try_from((looking.as_secs_f64() / SHARE * 1e3) as u64).unwrap_or(u32::MAX);
         self.profile.interval_ms = self.profile.interval_ms.max(least).min(*INTERVAL_MS.end());
         let interval = Duration::from_millis(self.profile.interval_ms.into());
-        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let header = Header {
             observed: Observed::Contents,
             pages: Pages::of(self.profile.memory),
             interval,
-            start: Duration::from_millis(u64::try_from(start.as_millis()).unwrap_or_default()),
+            start: Duration::from_millis(unix_ms()),
         };
         let (mut writer, first) = LogWriter::new(header).map_err(io::Error::other)?;
         let mut out = OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)?;

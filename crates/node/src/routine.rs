@@ -13,18 +13,19 @@
 use crate::node::Node;
 use crate::parts::{Parts, lock};
 use crate::profile;
+use crate::tracker::unix_ms;
 use godwit_api::host::RunState;
 use godwit_api::profile::StartProfile;
 use godwit_units::VmId;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// How long a guest is watched, and how often it is looked at meanwhile. A look that takes long is made less often.
 const WATCHED: StartProfile = StartProfile { for_s: 10, interval_ms: 250 };
 /// What a guest is left alone for at first: what it does while it boots it does not do again.
 const SETTLES: Duration = Duration::from_secs(120);
-/// Between two looks for a guest whose turn has come, where there are none.
+/// Between two looks for a guest whose turn has come.
 const LOOK: Duration = Duration::from_secs(15);
 
 /// A guest that runs here.
@@ -39,24 +40,20 @@ struct Guest {
     tried: Option<u64>,
 }
 
+impl Guest {
+    /// When it had its last turn, whatever came of it.
+    fn last(&self) -> Option<u64> {
+        self.profiled.max(self.tried)
+    }
+}
+
 /// The one whose turn it is.
 fn next(guests: impl IntoIterator<Item = Guest>, now: u64, every: Duration) -> Option<VmId> {
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let is_due = |guest: &Guest| {
-        let last = guest.profiled.max(guest.tried);
-        now.saturating_sub(guest.seen) >= ms(SETTLES.min(every))
-            && last.is_none_or(|at| now.saturating_sub(at) >= ms(every))
-    };
-    guests
-        .into_iter()
-        .filter(is_due)
-        .min_by_key(|guest| (guest.profiled.max(guest.tried), guest.vm))
-        .map(|guest| guest.vm)
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or_default()
+    let has_settled = |guest: &Guest| now.saturating_sub(guest.seen) >= ms(SETTLES.min(every));
+    let is_due = |guest: &Guest| guest.last().is_none_or(|at| now.saturating_sub(at) >= ms(every));
+    let due = guests.into_iter().filter(|guest| has_settled(guest) && is_due(guest));
+    due.min_by_key(|guest| (guest.last(), guest.vm)).map(|guest| guest.vm)
 }
 
 /// Watches until the node is gone.
@@ -72,7 +69,7 @@ pub async fn watch(node: Weak<Node>, every: Duration) {
                 running.push(parts);
             }
         }
-        let now = now_ms();
+        let now = unix_ms();
         known.retain(|vm, _| running.iter().any(|parts| parts.id == *vm));
         let guests = running.iter().map(|parts| {
             let (seen, tried) = *known.entry(parts.id).or_insert((now, None));

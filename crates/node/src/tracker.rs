@@ -12,6 +12,12 @@ pub fn unix_us(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
 }
 
+/// Milliseconds since 1970: now.
+#[must_use]
+pub fn unix_ms() -> u64 {
+    unix_us(SystemTime::now()) / 1000
+}
+
 /// Over how long the rate is averaged.
 const RATE_OVER: Duration = Duration::from_secs(2);
 

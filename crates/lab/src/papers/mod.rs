@@ -120,6 +120,11 @@ impl Paper {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scale(pub f64);
 
+/// The steps of a move that nothing else goes on beside: `order` is its table.
+fn move_steps(order: &str) -> String {
+    format!("[[step]]\nmove = {order}\n[[step]]\nwait = {{ moves = true }}\n")
+}
+
 /// The report of a cell.
 fn report_of<'a>(entries: &'a [Entry], cell: &str) -> Option<&'a Report> {
     entries.iter().rfind(|entry| entry.key.cell == cell).map(|entry| &entry.report)

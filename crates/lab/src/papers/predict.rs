@@ -7,7 +7,7 @@
 //! What can go wrong: a guest that does not write as fast as asked (it is emulated) is foretold wrongly by AVG, not by a profile. A move that
 //! does not complete says nothing, and is a row without figures.
 
-use super::{Document, Drawing, Extent, PlanCell, Table, instead, remarks, report_of};
+use super::{Document, Drawing, Extent, PlanCell, Table, instead, move_steps, remarks, report_of};
 use crate::ledger::Entry;
 use crate::report::{MoveReport, Outcome, Predicted};
 use crate::table::figure;
@@ -72,8 +72,7 @@ impl Cell {
         };
         let mv = |to: &str| {
             // A guest that is held to compare its RAM teaches predictions a pause that is the lab's.
-            let order = format!("{{ vm = \"vm\", to = \"{to}\", compare = false }}");
-            format!("[[step]]\nmove = {order}\n[[step]]\nwait = {{ moves = true }}\n")
+            move_steps(&format!("{{ vm = \"vm\", to = \"{to}\", compare = false }}"))
         };
         let moves = if by_qemu {
             mv("b")

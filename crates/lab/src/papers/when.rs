@@ -7,7 +7,7 @@
 //! What can go wrong: the guest's clock and the host's part, so that a period does not begin when the log says; moves stop guests for less
 //! than a second, and a period has [`PERIOD_S`].
 
-use super::{Document, Extent, PlanCell, Table, instead, remarks, report_of};
+use super::{Document, Extent, PlanCell, Table, instead, move_steps, remarks, report_of};
 use crate::ledger::Entry;
 use crate::report::{MoveReport, Outcome};
 use crate::table::{figure, in_mib};
@@ -73,9 +73,7 @@ verify = {{ vm = "vm" }}
 fn step(moment: Option<u32>, to: &str) -> String {
     let at = moment.map_or_else(String::new, |at| format!(", at_s = {at}"));
     let moment = format!("{{ period_s = {PERIOD_S}{at} }}");
-    format!(
-        "[[step]]\nmove = {{ vm = \"vm\", to = \"{to}\", compare = false, moment = {moment} }}\n[[step]]\nwait = {{ moves = true }}\n"
-    )
+    move_steps(&format!("{{ vm = \"vm\", to = \"{to}\", compare = false, moment = {moment} }}"))
 }
 
 pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
