@@ -43,7 +43,7 @@ deb:
 # In release, like everything that is measured: so the workspace is built once, and the lab's own work costs the guests
 # little.
 test: setup build lint
-	cargo test --release --workspace --locked
+	cargo test --release --workspace --locked --no-fail-fast
 
 # Figures. None of them is asserted: they belong to the machine that made them.
 bench: setup build
