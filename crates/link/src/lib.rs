@@ -34,6 +34,7 @@ pub mod scavenger;
 mod session;
 mod stream;
 mod transport;
+mod windows;
 mod wire;
 
 pub use config::{Addresses, Config, Lane, Peer, Priority};

@@ -5,10 +5,12 @@
 //! are fewer than most. The least would be steadier still, and blind: a TCP flow sends its window in clumps, so that in each round trip
 //! a queue that costs it packets is empty for a moment.
 
-use quinn::congestion::{Controller, ControllerFactory, ControllerMetrics};
+use crate::Lane;
+use crate::windows::Windows;
+use quinn::congestion::{Controller, ControllerFactory, ControllerMetrics, CubicConfig};
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// For so long round trips are kept, and so many: a quantile of more is no better.
@@ -21,6 +23,9 @@ pub(crate) const ENOUGH: usize = 10;
 /// Which of them, by length: so much of them is shorter.
 pub(crate) const QUANTILE: f64 = 0.4;
 
+/// CUBIC's answer to a loss (RFC 9438): a window becomes so much of itself.
+const BETA: f64 = 0.7;
+
 /// A lane's path now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path {
@@ -30,6 +35,8 @@ pub struct Path {
     pub lost: u64,
     /// Bytes that were acknowledged since it was connected.
     pub acknowledged: u64,
+    /// Bytes that may be on their way.
+    pub window: u64,
 }
 
 /// The quantile of round trips.
@@ -48,21 +55,34 @@ pub(crate) fn quantile(rtts: &mut [Duration]) -> Option<Duration> {
 struct Inner {
     recent: VecDeque<(Instant, Duration)>,
     acknowledged: u64,
+    window: u64,
 }
 
 /// The round trips of a connection's last second.
 #[derive(Debug, Default)]
-pub struct Samples(Mutex<Inner>);
+pub struct Samples {
+    inner: Mutex<Inner>,
+    /// The session's, and which of its lanes this connection is.
+    windows: OnceLock<(Arc<Windows>, Lane)>,
+}
 
 impl Samples {
+    /// This connection is a lane of a session.
+    pub fn join(&self, windows: &Arc<Windows>, lane: Lane) {
+        if self.windows.set((Arc::clone(windows), lane)).is_ok() {
+            windows.begin(lane);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A packet was acknowledged.
-    fn put(&self, now: Instant, rtt: Duration, bytes: u64) {
+    fn put(&self, now: Instant, rtt: Duration, bytes: u64, window: u64) {
         let mut inner = self.lock();
         inner.acknowledged += bytes;
+        inner.window = window;
         inner.recent.push_back((now, rtt));
         if inner.recent.len() > MOST {
             inner.recent.pop_front();
@@ -79,22 +99,33 @@ impl Samples {
             .take_while(|(n, (at, _))| *n < ENOUGH || age(*at) <= MOMENTS)
             .map(|(_, (_, rtt))| *rtt)
             .collect();
-        Path { rtt: quantile(&mut rtts), lost, acknowledged: inner.acknowledged }
+        Path { rtt: quantile(&mut rtts), lost, acknowledged: inner.acknowledged, window: inner.window }
     }
 }
 
-/// Makes controllers that take samples.
-pub struct Sampling(pub Arc<dyn ControllerFactory + Send + Sync>);
+/// Makes CUBIC controllers that take samples, and that begin with so many bytes.
+pub struct Sampling {
+    pub initial_window: u64,
+}
 
 impl ControllerFactory for Sampling {
     fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
-        Box::new(Sampled { inner: Arc::clone(&self.0).build(now, mtu), samples: Arc::default() })
+        let initial = self.initial_window;
+        Box::new(Sampled { cubic: cubic(initial, now, mtu), initial, mtu, samples: Arc::default() })
     }
 }
 
-/// Another controller, and what it hears of round trips.
+fn cubic(window: u64, now: Instant, mtu: u16) -> Box<dyn Controller> {
+    let mut config = CubicConfig::default();
+    config.initial_window(window);
+    Arc::new(config).build(now, mtu)
+}
+
+/// CUBIC, what it hears of round trips, and the session's other lanes.
 pub struct Sampled {
-    inner: Box<dyn Controller>,
+    cubic: Box<dyn Controller>,
+    initial: u64,
+    mtu: u16,
     samples: Arc<Samples>,
 }
 
@@ -103,44 +134,71 @@ impl Sampled {
     pub fn of(connection: &quinn::Connection) -> Option<Arc<Samples>> {
         connection.congestion_state().into_any().downcast::<Self>().ok().map(|sampled| sampled.samples)
     }
+
+    /// Goes on with a window that this path has carried moments ago: as after a loss that cut a larger one down to it, so that it grows as
+    /// CUBIC's windows do near what was too much, not as at a connection's beginning.
+    fn go_on_with(&mut self, window: u64, now: Instant) {
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a window is some megabytes"
+        )]
+        let before = (window as f64 / BETA) as u64;
+        self.cubic = cubic(before, now, self.mtu);
+        self.cubic.on_congestion_event(now, now, false, 0);
+    }
 }
 
 impl Controller for Sampled {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.inner.on_sent(now, bytes, last_packet_number);
+        if let Some(left) = self.samples.windows.get().and_then(|(windows, lane)| windows.left(*lane)) {
+            self.cubic = cubic(left.max(self.initial), now, self.mtu);
+        }
+        self.cubic.on_sent(now, bytes, last_packet_number);
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &quinn_proto::RttEstimator) {
-        self.samples.put(now, now.saturating_duration_since(sent), bytes);
-        self.inner.on_ack(now, sent, bytes, app_limited, rtt);
+        self.cubic.on_ack(now, sent, bytes, app_limited, rtt);
+        if !app_limited
+            && let Some((windows, lane)) = self.samples.windows.get()
+            && let Some(taken) = windows.busy(*lane, self.cubic.window(), rtt.get(), now)
+        {
+            self.go_on_with(taken, now);
+        }
+        self.samples.put(now, now.saturating_duration_since(sent), bytes, self.cubic.window());
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
-        self.inner.on_end_acks(now, in_flight, app_limited, largest);
+        self.cubic.on_end_acks(now, in_flight, app_limited, largest);
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost: u64) {
-        self.inner.on_congestion_event(now, sent, persistent, lost);
+        self.cubic.on_congestion_event(now, sent, persistent, lost);
+        if let Some((windows, lane)) = self.samples.windows.get() {
+            windows.cut(*lane, self.cubic.window());
+        }
     }
 
     fn on_mtu_update(&mut self, mtu: u16) {
-        self.inner.on_mtu_update(mtu);
+        self.mtu = mtu;
+        self.cubic.on_mtu_update(mtu);
     }
 
     fn window(&self) -> u64 {
-        self.inner.window()
+        self.cubic.window()
     }
 
     fn metrics(&self) -> ControllerMetrics {
-        self.inner.metrics()
+        self.cubic.metrics()
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(Self { inner: self.inner.clone_box(), samples: Arc::clone(&self.samples) })
+        Box::new(Self { cubic: self.cubic.clone_box(), samples: Arc::clone(&self.samples), ..*self })
     }
 
     fn initial_window(&self) -> u64 {
-        self.inner.initial_window()
+        self.initial
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -160,17 +218,17 @@ mod tests {
         let seen = |now: u64| samples.path(at(now), 3).rtt;
         assert_eq!(seen(0), None);
         for n in 0..100 {
-            samples.put(at(n * 2), ms(if n % 2 == 0 { 40 } else { 70 }), 1000);
+            samples.put(at(n * 2), ms(if n % 2 == 0 { 40 } else { 70 }), 1000, 7);
         }
         assert_eq!(seen(200), Some(ms(40)));
         // A queue makes all of them late, and is seen when the moments before it are over.
         for n in 100..160 {
-            samples.put(at(n * 2), ms(50), 1000);
+            samples.put(at(n * 2), ms(50), 1000, 7);
         }
         assert_eq!(seen(320), Some(ms(50)));
         // Of few answers older ones count, too; of those of long ago none.
-        samples.put(at(900), ms(90), 1000);
+        samples.put(at(900), ms(90), 1000, 7);
         assert_eq!(seen(900), Some(ms(50)));
-        assert_eq!(samples.path(at(2000), 3), Path { rtt: None, lost: 3, acknowledged: 161_000 });
+        assert_eq!(samples.path(at(2000), 3), Path { rtt: None, lost: 3, acknowledged: 161_000, window: 7 });
     }
 }

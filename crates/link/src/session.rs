@@ -3,6 +3,7 @@
 use crate::limiter::Limiter;
 use crate::resume::MAX_CHUNK;
 use crate::stream::{Carrier, Shared, Stream};
+use crate::windows::Windows;
 use crate::wire::{self, Attach, Kind, MAX_HELLO, MAX_STREAMS, code};
 use crate::{Closed, Config, Counters, Lane, LaneCounters, Priority, RecvHalf, RequestError, SendHalf, StreamError};
 use bytes::{Bytes, BytesMut};
@@ -84,6 +85,7 @@ pub struct Inner {
     state: watch::Sender<State>,
     down_before: Mutex<Duration>,
     slots: [Slot; 3],
+    windows: Arc<Windows>,
     streams: Mutex<HashMap<u64, Entry>>,
     next: AtomicU64,
     limiter: Arc<Limiter>,
@@ -115,6 +117,7 @@ impl Inner {
             state: watch::Sender::new(State::Down { since: Instant::now() }),
             down_before: Mutex::default(),
             slots: Default::default(),
+            windows: Arc::default(),
             streams: Mutex::default(),
             next: AtomicU64::new(0),
             limiter: Limiter::new(),
@@ -212,6 +215,9 @@ impl Inner {
         for shared in gone {
             self.forget(shared.id);
             shared.forgotten();
+        }
+        if let Some(samples) = crate::samples::Sampled::of(&connection) {
+            samples.join(&self.windows, lane);
         }
         let slot = &self.slots[lane.index()];
         lock(&slot.past).connections += 1;

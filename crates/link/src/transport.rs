@@ -1,9 +1,9 @@
 //! QUIC as this crate sets it up: one socket per lane, which both accepts and connects.
 
+use crate::samples::Sampling;
 use crate::wire::ALPN;
 use crate::{Config, Lane, LinkError};
 use godwit_trust::{Credentials, Identity, PeerCertificate, PeerError, Role};
-use quinn::congestion::CubicConfig;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ConnectionError, MtuDiscoveryConfig, TransportConfig, VarInt};
 use rustls::pki_types::CertificateDer;
@@ -53,8 +53,6 @@ fn transport(config: &Config, lane: Lane) -> Result<TransportConfig, LinkError> 
     let mut t = TransportConfig::default();
     let silence =
         config.silence.try_into().map_err(|_| LinkError::Config(format!("silence of {:?}", config.silence)))?;
-    let mut cubic = CubicConfig::default();
-    cubic.initial_window(INITIAL_WINDOW);
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(config.max_datagram);
     t.max_idle_timeout(Some(silence))
@@ -66,7 +64,7 @@ fn transport(config: &Config, lane: Lane) -> Result<TransportConfig, LinkError> 
         .max_concurrent_bidi_streams(VarInt::from_u32(2 * crate::MAX_STREAMS as u32))
         .max_concurrent_uni_streams(VarInt::from_u32(if lane == Lane::Control { 64 } else { 0 }))
         .mtu_discovery_config(Some(mtu))
-        .congestion_controller_factory(Arc::new(crate::samples::Sampling(Arc::new(cubic))));
+        .congestion_controller_factory(Arc::new(Sampling { initial_window: INITIAL_WINDOW }));
     Ok(t)
 }
 

@@ -209,6 +209,46 @@ async fn streams_messages_and_requests_are_exact_over_a_path_that_delays_loses_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_goes_on_with_the_window_of_the_disk_that_has_just_ended() {
+    let site = Site::new();
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let ms = Duration::from_millis;
+    let path = wan::Path { rate: 200e6, delay: ms(20), jitter: Duration::ZERO, loss: 0.0, queue: ms(100) };
+    let to = b.addresses();
+    let addresses = Addresses {
+        control: wan::join(to.control, path, 1).await,
+        disk: wan::join(to.disk, path, 3).await,
+        memory: wan::join(to.memory, path, 5).await,
+    };
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", addresses)), b.accept());
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    let window = |lane| ours.path(lane).unwrap().window;
+    // So little of memory that its window, which grows by what is acknowledged, does not become large by itself.
+    let carry = async |lane, bytes: usize| {
+        let mut stream = ours.open_stream(lane, Priority::Bulk, Bytes::new()).await.unwrap();
+        let (_, _, mut other) = theirs.accept_stream().await.unwrap();
+        let piece = Bytes::from(vec![7; 64 << 10]);
+        let writes = async {
+            for _ in 0..bytes / piece.len() {
+                stream.send.write(piece.clone()).await.unwrap();
+            }
+            stream.send.finish().unwrap();
+        };
+        let reads = async { while other.recv.read().await.unwrap().is_some() {} };
+        tokio::join!(writes, reads);
+    };
+    carry(Lane::Disk, 16 << 20).await;
+    carry(Lane::Memory, 320 << 10).await;
+    let (before, memory) = (window(Lane::Disk), window(Lane::Memory));
+    assert!(before > 800 << 10, "the disk's window was {before} bytes");
+    assert!(memory > before / 10 * 9, "the disk's window was {before} bytes, memory's is {memory}");
+    carry(Lane::Disk, 64 << 10).await;
+    let after = window(Lane::Disk);
+    assert!(after < before, "both lanes have the disk's window: {after} of {before} bytes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_of_the_peer_is_noticed() {
     let site = Site::new();
     let cut = Arc::new(AtomicBool::new(false));
