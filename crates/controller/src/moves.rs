@@ -181,11 +181,14 @@ pub(crate) struct Plan {
     pub(crate) blockers: Vec<Blocker>,
     facts: Option<HostFacts>,
     local: Option<LocalVm>,
+    /// When the order came: what is checked and foretold before the move begins is a part of what its user waits for.
+    came_unix_us: u64,
 }
 
 /// Checks everything that can be checked. Of a site's hosts the first without blockers is taken; if there is none, the
 /// blockers of all of them are listed.
 async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
+    let came_unix_us = unix_us();
     let vm = c.vm_record(&order.vm)?;
     let candidates: Vec<HostRecord> = match c.store.read(Kind::Host, &order.to)? {
         Some(host) => vec![host],
@@ -223,11 +226,11 @@ async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
         if found.is_empty() {
             // What other candidates had does not matter now; what the source has does.
             blockers.retain(|b| b.host == vm.host);
-            return Ok(Plan { vm, to, blockers, facts, local });
+            return Ok(Plan { vm, to, blockers, facts, local, came_unix_us });
         }
         blockers.extend(found);
     }
-    Ok(Plan { vm, to: first, blockers, facts: None, local })
+    Ok(Plan { vm, to: first, blockers, facts: None, local, came_unix_us })
 }
 
 fn blocked(plan: &Plan) -> ApiError {
@@ -300,7 +303,7 @@ pub(crate) fn store(
     c.host(&plan.to.name)?;
     let id = MoveId(c.store.next(Counter::Move)?);
     let to = PeerHost { name: plan.to.name.clone(), link: facts.link, underlay: facts.underlay };
-    let ordered_unix_us = unix_us();
+    let ordered_unix_us = plan.came_unix_us;
     let record = MoveRecord {
         order: MoveOrder {
             id,

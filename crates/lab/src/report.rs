@@ -412,6 +412,15 @@ pub struct Predicted {
     /// How many past predictions had corrected it.
     #[serde(default)]
     pub corrected_by: u32,
+    /// The time as it was before these did.
+    #[serde(default)]
+    pub uncorrected_s: Option<f64>,
+    /// What it took the link to carry.
+    #[serde(default)]
+    pub goodput_mbit: Option<f64>,
+    /// What it took a move to need besides its bytes, while the guest runs.
+    #[serde(default)]
+    pub before_s: Option<f64>,
 }
 
 /// The truth checks; `null` is "not checked", with the reason in `notes`.

@@ -833,7 +833,6 @@ impl Node {
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::Wire(told)) => return proto::encode(&self.told(from, *told).await),
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
-            Ok(proto::Request::Filler(_)) => Ok(()),
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
         };
         proto::encode(&answer)
@@ -846,6 +845,7 @@ impl Node {
             return;
         };
         let ticket = match hello {
+            proto::Hello::Filler => return crate::path::swallow(stream),
             proto::Hello::Precache { volume } => return crate::precache::streamed(self, from, volume, stream),
             proto::Hello::Fetch { right, pair, fill } => {
                 return crate::lend::streamed(self, from, &right, pair, fill, stream);
@@ -874,7 +874,7 @@ impl Node {
             proto::Hello::Tell { ticket, volume } => {
                 crate::incoming::disk(&parts, ticket, volume, stream, Comes::After)
             }
-            proto::Hello::Precache { .. } | proto::Hello::Fetch { .. } => {}
+            proto::Hello::Filler | proto::Hello::Precache { .. } | proto::Hello::Fetch { .. } => {}
         }
     }
 

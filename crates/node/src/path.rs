@@ -1,29 +1,35 @@
 //! What this host's link knows of the way to another: round trip, loss, and, if asked to measure, what it carries.
 //!
 //! Goodput is best known from moves and pre-caches that were made; this is for hosts between which there were none. What is sent is
-//! filler, in requests that the other node answers: no more than [`MOST`] and for no longer than [`LONGEST`].
+//! filler, on the lane of disks and as disks go: no more than [`MOST`] and for no longer than [`LONGEST`].
 
 use crate::node::Node;
-use crate::proto::{self, Request};
+use crate::proto::{self, Hello};
+use bytes::Bytes;
 use godwit_api::ApiError;
 use godwit_api::host::PeerHost;
 use godwit_api::predict::{AskPath, PathFacts};
-use godwit_link::{Lane, Session};
-use godwit_units::BitRate;
+use godwit_link::{Flow, Lane, Priority, SendHalf, Session, Stream};
+use godwit_units::{BitRate, Bytes as Amount};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::task::JoinSet;
 
 /// What is sent at the most.
-const MOST: usize = 8 << 20;
-/// For how long.
+const MOST: u64 = 8 << 20;
+/// For how long, besides the round trips in which windows grow.
 const LONGEST: Duration = Duration::from_millis(700);
+/// So many.
+const GROWING: u32 = 6;
 /// In pieces of.
 const PIECE: usize = 64 << 10;
-/// So many under way at a time, at the most: a bandwidth-delay product of 200 Mbit/s and 60 ms.
-const AT_ONCE: usize = 24;
-/// As many as the link answered in so much time: a slow one is not given what it would take seconds for.
-const AHEAD: Duration = Duration::from_millis(150);
+/// Under way at first.
+const AT_FIRST: u64 = 2 * PIECE as u64;
+/// Then twice what the link carries in so much time, and in a round trip: a slow one is not given what it would take seconds for.
+const AHEAD: Duration = Duration::from_millis(75);
+/// Between two looks at what has arrived.
+const LOOK: Duration = Duration::from_millis(10);
+/// A rate is what arrived since so many looks before.
+const LOOKS: usize = 10;
 /// A packet, for a count of those that were acknowledged.
 const PACKET: u64 = 1200;
 
@@ -33,7 +39,7 @@ const PACKET: u64 = 1200;
 /// The other host cannot be reached.
 pub async fn ask(node: &Arc<Node>, asked: AskPath) -> Result<PathFacts, ApiError> {
     let session = node.peers().session(&asked.peer).await?;
-    let goodput = if asked.measure { measure(node, &session, &asked.peer).await } else { None };
+    let goodput = if asked.measure { measure(&session).await } else { None };
     let (mut lost, mut acknowledged) = (0, 0);
     for path in Lane::ALL.iter().filter_map(|lane| session.path(*lane)) {
         (lost, acknowledged) = (lost + path.lost, acknowledged + path.acknowledged);
@@ -51,36 +57,76 @@ fn round_trip(session: &Session) -> f64 {
     lanes.chain(session.rtt()).min().unwrap_or_default().as_secs_f64() * 1e3
 }
 
-async fn measure(node: &Arc<Node>, session: &Session, peer: &PeerHost) -> Option<BitRate> {
-    let filler = proto::encode(&Request::Filler("x".repeat(PIECE)));
-    let begin = Instant::now();
-    let (mut under_way, mut sent, mut answered) = (JoinSet::new(), 0, vec![]);
-    loop {
-        while under_way.len() < at_once(answered.len(), begin.elapsed()) && sent < MOST && begin.elapsed() < LONGEST {
-            let (node, peer, filler) = (node.clone(), peer.clone(), filler.clone());
-            under_way.spawn(async move { node.peers().request(&peer, filler, LONGEST * 8).await.is_ok() });
-            sent += PIECE;
-        }
-        match under_way.join_next().await {
-            Some(Ok(true)) => answered.push(begin.elapsed()),
-            Some(_) => return None,
-            None => break,
+/// What has arrived by when.
+type Arrived = (Duration, u64);
+
+async fn measure(session: &Session) -> Option<BitRate> {
+    let hello = proto::encode(&Hello::Filler);
+    let stream = session.open_stream_with(Lane::Disk, Priority::Bulk, hello, Amount(AT_FIRST)).await.ok()?;
+    let rtt = Duration::from_secs_f64(round_trip(session) / 1e3);
+    let flow = stream.send.flow();
+    let arrived = tokio::select! {
+        biased;
+        // The other host does not take it.
+        () = write(stream.send) => return None,
+        arrived = watch(&flow, rtt) => arrived,
+    };
+    carried(&arrived, rtt)
+}
+
+/// Writes filler until it is over. Dropped before that, it takes back what has not gone.
+async fn write(mut send: SendHalf) {
+    let filler = Bytes::from(vec![b'x'; PIECE]);
+    for _ in 0..MOST / PIECE as u64 {
+        if send.write(filler.clone()).await.is_err() {
+            return;
         }
     }
-    carried(&answered, Duration::from_secs_f64(round_trip(session) / 1e3))
+    std::future::pending().await
 }
 
-/// How many pieces may be under way when so many were answered until now.
-fn at_once(answered: usize, since: Duration) -> usize {
-    let ahead = answered as f64 * AHEAD.as_secs_f64() / since.as_secs_f64().max(1e-3);
-    (ahead.ceil() as usize + 2).min(AT_ONCE)
+async fn watch(flow: &Flow, rtt: Duration) -> Vec<Arrived> {
+    let begin = Instant::now();
+    let mut arrived = vec![(Duration::ZERO, 0)];
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = (begin.elapsed(), flow.counters().acknowledged.0);
+        arrived.push(now);
+        if now.1 >= MOST || now.0 >= LONGEST + rtt * GROWING {
+            return arrived;
+        }
+        flow.set_window(Amount(ahead(&arrived, rtt)));
+    }
 }
 
-/// What the link carried, by when each piece was answered: all of it, since pieces that are under way together are answered together. The
-/// first piece's round trip is no part of it.
-fn carried(answered: &[Duration], rtt: Duration) -> Option<BitRate> {
-    let time = answered.last()?.saturating_sub(rtt);
-    (!time.is_zero()).then(|| BitRate(((answered.len() * PIECE * 8) as f64 / time.as_secs_f64()) as u64))
+/// How many bytes may be under way.
+fn ahead(arrived: &[Arrived], rtt: Duration) -> u64 {
+    let (from, to) = (arrived[arrived.len().saturating_sub(LOOKS + 1)], arrived[arrived.len() - 1]);
+    let rate = (to.1 - from.1) as f64 / (to.0 - from.0).max(LOOK).as_secs_f64();
+    ((rate * (AHEAD + rtt).as_secs_f64() * 2.0) as u64).clamp(AT_FIRST, MOST)
+}
+
+/// What the link carried: the later half of what has arrived, since windows grow and the link is not full before.
+fn carried(arrived: &[Arrived], rtt: Duration) -> Option<BitRate> {
+    let all = arrived.last()?.1;
+    let first = |least: u64| arrived.iter().find(|(_, bytes)| *bytes >= least);
+    let (end, half) = (first(all.max(1))?, first(all / 2)?);
+    // All at once: what it took, but for the way.
+    let (from, bytes) = if half.0 < end.0 { (half.0, end.1 - half.1) } else { (rtt.min(end.0 / 2), all) };
+    Some(BitRate((bytes as f64 * 8.0 / (end.0 - from).as_secs_f64()) as u64))
+}
+
+/// Another host measures: what comes is read, and is nothing.
+pub fn swallow(stream: Stream) {
+    tokio::spawn(async move {
+        // A stream of which one half is dropped is given up.
+        let (_send, mut recv) = stream.split();
+        let mut left = MOST;
+        while let Ok(Some(piece)) = recv.read().await {
+            let Some(less) = left.checked_sub(piece.len() as u64) else { break };
+            left = less;
+        }
+    });
 }
 
 #[cfg(test)]
@@ -88,25 +134,35 @@ mod tests {
     use super::*;
 
     const RTT: Duration = Duration::from_millis(20);
+    const SECOND: u64 = 1_000_000;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
 
     #[test]
-    fn pieces_that_are_answered_together_are_no_faster_link() {
-        let ms = Duration::from_millis;
-        // One after the other, and six at a time: 64 KiB * 8 / 50 ms.
-        let each: Vec<Duration> = (1..=12).map(|i| RTT + ms(i * 50)).collect();
-        let together: Vec<Duration> = [300, 600].into_iter().flat_map(|at| vec![RTT + ms(at); 6]).collect();
-        for answered in [each, together] {
-            let mbit = carried(&answered, RTT).map_or(0.0, BitRate::mbit);
-            assert!((10.4..10.6).contains(&mbit), "{mbit}");
-        }
-        assert_eq!((carried(&[], RTT), carried(&[ms(1)], RTT)), (None, None));
+    fn what_was_sent_while_windows_grew_does_not_make_the_link_slower() {
+        // A fifth of the link until 200 ms, all of its 8 Mbit/s from then on.
+        let bytes = |at: u64| if at < 200 { at * SECOND / 5000 } else { 40_000 + (at - 200) * SECOND / 1000 };
+        let arrived: Vec<Arrived> = (0..=70).map(|i| (ms(i * 10), bytes(i * 10))).collect();
+        let mbit = carried(&arrived, RTT).map_or(0.0, BitRate::mbit);
+        assert!((7.99..8.01).contains(&mbit), "{mbit}");
+    }
+
+    #[test]
+    fn of_a_link_that_answers_once_it_is_known_what_that_took() {
+        let arrived = [(ms(0), 0), (ms(10), 0), (ms(520), 62_500), (ms(700), 62_500)];
+        assert_eq!(carried(&arrived, RTT), Some(BitRate(1_000_000)));
+        assert_eq!(carried(&arrived[..2], RTT), None);
     }
 
     #[test]
     fn a_slow_link_is_asked_for_little_and_a_fast_one_for_much() {
-        assert_eq!(at_once(0, Duration::ZERO), 2);
-        // 1 Mbit/s and 200 Mbit/s.
-        assert_eq!(at_once(1, Duration::from_millis(524)), 3);
-        assert_eq!(at_once(380, Duration::from_secs(1)), AT_ONCE);
+        let at = |per_ms: u64| -> Vec<Arrived> { (0..30).map(|i| (ms(i * 10), i * 10 * per_ms)).collect() };
+        assert_eq!(ahead(&at(0), RTT), AT_FIRST);
+        // 1 Mbit/s, 200 Mbit/s, 10 Gbit/s.
+        assert_eq!(ahead(&at(125), RTT), AT_FIRST);
+        assert_eq!(ahead(&at(25_000), RTT), 4_750_000);
+        assert_eq!(ahead(&at(1_250_000), RTT), MOST);
     }
 }

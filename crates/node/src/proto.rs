@@ -28,8 +28,6 @@ pub enum Request {
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
     ProbeWire(ProbeWire),
-    /// Nothing: it is sent to see how long it takes.
-    Filler(String),
     /// A host that has, or had, an end of a wire between ports: this is where its ends are. Answered by the same, as the other host knows
     /// it then: `Result<[EndView; 2], ApiError>`.
     Wire(Box<WireOrder>),
@@ -183,6 +181,8 @@ pub enum Hello {
         /// Which volume.
         volume: VolumeId,
     },
+    /// Nothing: it is sent to see how long it takes.
+    Filler,
 }
 
 /// A key on its way between two nodes.

@@ -59,12 +59,14 @@ pub struct Road {
 }
 
 impl Road {
-    /// What is assumed of a move's overheads where nobody has measured them: a QEMU to be started, three durable records.
+    /// What is assumed of a move's overheads where nobody has measured them. While the guest runs: a look at what it writes, a QEMU to be
+    /// started, three durable records, and five or six questions to the other host. In the pause: the devices' state, a durable record
+    /// at each end, and two questions.
     #[must_use]
     pub fn assumed(rtt: Duration) -> (Span, Span) {
         let trips = rtt.as_secs_f64();
-        let before = Span { lower: 0.5 + 2.0 * trips, likely: 2.0 + 6.0 * trips, upper: 8.0 + 20.0 * trips };
-        let pause = Span { lower: 0.03 + 1.5 * trips, likely: 0.12 + 2.5 * trips, upper: 0.6 + 6.0 * trips };
+        let before = Span { lower: 0.5 + 2.0 * trips, likely: 0.8 + 6.0 * trips, upper: 8.0 + 20.0 * trips };
+        let pause = Span { lower: 0.03 + 1.5 * trips, likely: 0.06 + 2.0 * trips, upper: 0.6 + 6.0 * trips };
         (before, pause)
     }
 }

@@ -523,6 +523,9 @@ impl Journey<'_> {
             downtime_between_ms: Some([told.downtime_ms.lower, told.downtime_ms.upper]),
             model: Some(told.basis.model.clone()),
             corrected_by: told.basis.past_predictions,
+            uncorrected_s: Some(told.uncorrected.total_s),
+            goodput_mbit: Some(told.basis.goodput_mbit.likely),
+            before_s: Some(told.basis.before_s.likely),
         });
         figures.zero_pages = p.zero_pages;
         figures.kept = Kept { memory: p.held_memory.0, disk: p.disk.held.0 };

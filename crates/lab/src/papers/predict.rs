@@ -167,7 +167,7 @@ fn by_avg(cell: Cell, figures: &MoveReport) -> Option<Predicted> {
         total_between_s: between(told.total_s, 0.85, 1.2),
         downtime_between_ms: between(told.downtime_ms, 0.6, 1.8),
         model: Some("avg, from what was asked".into()),
-        corrected_by: 0,
+        ..Predicted::default()
     })
 }
 
