@@ -294,9 +294,10 @@ impl Scenario {
     /// Whether this VM's disks are on storage that all sites reach: it has a move with `disk = "shared"`.
     #[must_use]
     pub fn shares_disks(&self, vm: &str) -> bool {
-        self.step.iter().any(
-            |step| matches!(&step.action, Action::Move(m) if m.vm.get_ref() == vm && m.disk == DiskStrategy::Shared),
-        )
+        self.step.iter().any(|step| {
+            matches!(&step.action, Action::Move(m)
+                if m.disk == DiskStrategy::Shared && m.vms.iter().any(|name| name.get_ref() == vm))
+        })
     }
 
     /// Whether a site's host carries an extender.
