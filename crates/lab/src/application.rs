@@ -19,6 +19,9 @@ const LEAD_S: f64 = 5.0;
 /// How much of the time before a move its requests show, seconds.
 const REQUESTS_LEAD_S: f64 = 20.0;
 
+/// Requests that a move tells: some minutes of a hundred a second. A line of a ledger has room for several such moves.
+const MOST_REQUESTS: usize = 12_000;
+
 /// Clients of a VM's tier.
 pub(crate) struct Watched {
     vm: String,
@@ -62,6 +65,7 @@ pub(crate) fn requests(all: &[Watched], vm: &str, began: Instant, until: Instant
     let until_s = until.saturating_duration_since(began).as_secs_f64();
     let mut seen: Vec<_> = seen.filter(|point| (-REQUESTS_LEAD_S..=until_s).contains(&point.t_s)).collect();
     seen.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));
+    seen.truncate(MOST_REQUESTS);
     seen
 }
 

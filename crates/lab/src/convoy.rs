@@ -11,7 +11,7 @@
 use crate::fabric::Fabric;
 use crate::godwit::Installation;
 use crate::pass::{Means, lock};
-use crate::report::{MoveReport, TogetherReport, WanBytes};
+use crate::report::{MoveReport, TogetherReport, WanBytes, WanSample};
 use crate::watch::wan_bytes;
 use anyhow::{Context, Result, anyhow};
 use godwit_api::public;
@@ -21,6 +21,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often the controller is asked how all of them stand.
 const ASK: Duration = Duration::from_millis(500);
+
+/// Points of a curve that goes into ledgers.
+const CURVE: usize = 240;
 
 /// When an order was given, by two clocks.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +122,7 @@ impl Convoy {
     }
 
     /// What all of them come to, once they have ended.
-    pub fn report(&self) -> TogetherReport {
+    fn report(&self) -> TogetherReport {
         let ended = lock(&self.ended).clone();
         TogetherReport {
             by: self.means.to_string(),
@@ -128,8 +131,22 @@ impl Convoy {
             to: self.to.clone(),
             total_s: all_run_s(self.means, &ended.times),
             bytes: ended.bytes,
+            curve: vec![],
         }
     }
+
+    /// The same, with the curve of the path's bytes, which the move that ended last has seen to its end.
+    pub fn report_with(&self, moves: &[MoveReport]) -> TogetherReport {
+        let mine = |m: &&MoveReport| m.to == self.to && self.vms.contains(&m.vm);
+        let last = moves.iter().filter(mine).max_by(|a, b| a.total_s.total_cmp(&b.total_s));
+        TogetherReport { curve: last.map(|m| thinned(&m.series.wan)).unwrap_or_default(), ..self.report() }
+    }
+}
+
+/// At most [`CURVE`] of the points from the order on.
+fn thinned(samples: &[WanSample]) -> Vec<(f64, u64)> {
+    let all: Vec<_> = samples.iter().filter(|s| s.t_s >= 0.0).map(|s| (s.t_s, s.memory + s.disk)).collect();
+    all.iter().copied().step_by(all.len().div_ceil(CURVE).max(1)).collect()
 }
 
 /// When the last guest ran, less what the lab held guests. Godwit's go one after another: each waits for what those before it were held.
@@ -163,6 +180,15 @@ fn ask(convoy: &Weak<Convoy>, installation: &Installation) {
 mod tests {
     use super::*;
     use crate::scenario::Baseline;
+
+    #[test]
+    fn a_curve_has_a_few_hundred_points_from_the_order_on() {
+        let sample = |n: i32| WanSample { t_s: f64::from(n) / 5.0, memory: 1, disk: 2, other: 4 };
+        let long: Vec<_> = (-10..1000).map(sample).collect();
+        let curve = thinned(&long);
+        assert!(curve.len() <= CURVE && curve.len() > CURVE / 2, "{}", curve.len());
+        assert_eq!((curve[0], thinned(&long[..12]).len(), thinned(&[]).len()), ((0.0, 3), 2, 0));
+    }
 
     #[test]
     fn what_the_lab_held_is_taken_off_once_for_each_guest_that_others_waited_for() {

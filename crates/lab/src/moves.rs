@@ -205,6 +205,7 @@ impl MoveThread {
             phases: figures.phases.clone(),
             predicted: figures.predicted.clone(),
             incidents: figures.incidents.clone(),
+            requests: vec![],
             integrity,
             series: Series { memory: figures.memory.clone(), ..Series::default() },
         }

@@ -287,6 +287,7 @@ impl Pass {
             self.settle(&vm.name, TRAIL);
         }
         let applications = self.end_applications();
+        let together = self.convoys.iter().map(|convoy| convoy.report_with(&self.done)).collect();
         let captures = self.end_captures();
         self.check_network();
         let extenders = self.installation.as_ref().map(|i| extender::seen(i)).unwrap_or_default();
@@ -316,7 +317,7 @@ impl Pass {
             components: std::mem::take(&mut self.components),
             applications,
             marks: std::mem::take(&mut self.marks),
-            together: self.convoys.iter().map(|convoy| convoy.report()).collect(),
+            together,
             extenders,
             captures,
         }

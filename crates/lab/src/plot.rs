@@ -475,7 +475,6 @@ mod tests {
                     .map(|i| EchoPoint { t_s: f64::from(i) / 100.0, rtt_ms: 27.0 + f64::from(i % 7) })
                     .collect(),
                 io: (0..520).filter(|i| !(516..518).contains(i)).map(|i| io_point(f64::from(i) / 4.0)).collect(),
-                requests: vec![],
             },
             ..a_move()
         }

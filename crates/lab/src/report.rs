@@ -221,6 +221,9 @@ pub struct TogetherReport {
     pub total_s: f64,
     /// Bytes on the path between the two sites, from before the order until the last move had ended.
     pub bytes: WanBytes,
+    /// How these came: seconds from the order, and bytes of memory and disks by then; a few hundred points at the most.
+    #[serde(default)]
+    pub curve: Vec<(f64, u64)>,
 }
 
 impl Report {
@@ -331,6 +334,9 @@ pub struct MoveReport {
     /// What the scenario did to it on purpose, and where: `at sealed: killing the node`.
     #[serde(default)]
     pub incidents: Vec<String>,
+    /// What clients of the application on this VM saw, one by one, from 20 s before the command on. Ledgers keep it.
+    #[serde(default)]
+    pub requests: Vec<RequestPoint>,
     /// Curves for the plot.
     #[serde(default)]
     pub series: Series,
@@ -485,13 +491,11 @@ pub struct Series {
     /// The guest's own disk I/O and work.
     #[serde(default)]
     pub io: Vec<IoPoint>,
-    /// What clients of the application on this VM saw, one by one, from 20 s before the command on.
-    #[serde(default)]
-    pub requests: Vec<RequestPoint>,
 }
 
-/// A request of a client.
+/// A request of a client; as `[t_s, ms, answered]`, since there are thousands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "(f64, f64, bool)", into = "(f64, f64, bool)")]
 pub struct RequestPoint {
     /// When it ended, seconds from the command.
     pub t_s: f64,
@@ -499,6 +503,19 @@ pub struct RequestPoint {
     pub ms: f64,
     /// Whether it was answered, and right.
     pub answered: bool,
+}
+
+impl From<(f64, f64, bool)> for RequestPoint {
+    fn from((t_s, ms, answered): (f64, f64, bool)) -> Self {
+        Self { t_s, ms, answered }
+    }
+}
+
+impl From<RequestPoint> for (f64, f64, bool) {
+    /// To the tenth of a millisecond.
+    fn from(point: RequestPoint) -> Self {
+        ((point.t_s * 1e4).round() / 1e4, (point.ms * 10.0).round() / 10.0, point.answered)
+    }
 }
 
 /// An interval of the guest's own clock: what its disks did, as its kernel counts it, and what its loads did.

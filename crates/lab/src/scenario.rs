@@ -170,6 +170,9 @@ pub struct Vm {
     pub name: Spanned<String>,
     /// Where it runs at first.
     pub site: Spanned<String>,
+    /// The trust domain that it is made in, by a token of that domain's; none: the deployment's own.
+    #[serde(default)]
+    pub domain: Option<Spanned<String>>,
     /// What it boots.
     #[serde(default)]
     pub image: Image,

@@ -369,7 +369,7 @@ impl Pass {
         for mut ended in mine {
             look_from_clients(&mut ended, &lock(&self.vm(vm).clients), now);
             ended.report.series.wan = ended.sampler.finish();
-            ended.report.series.requests = application::requests(&self.applications, vm, ended.began, now);
+            ended.report.requests = application::requests(&self.applications, vm, ended.began, now);
             let stop = ended.report.phases.iter().find(|phase| phase.name == "stop").map(|phase| phase.start_s);
             let mark = self.mark(&ended.report, ended.began);
             self.marks.push(mark);

@@ -522,6 +522,7 @@ pub(crate) mod tests {
                 notes: vec![],
             },
             incidents: vec![],
+            requests: vec![],
             series: Series::default(),
         }
     }

@@ -152,6 +152,15 @@ fn several_vms_are_moved_in_one_order_each_once_and_with_what_holds_for_all() {
 }
 
 #[test]
+fn a_vms_trust_domain_is_a_name_as_godwit_has_them() {
+    let of = |domain: &str| burst_with("image = \"tiny\"", &format!("domain = \"{domain}\" #"));
+    let scenario = Scenario::parse(&of("developers"), "burst.toml").unwrap();
+    assert_eq!(scenario.vm[0].domain.as_ref().map(|domain| domain.get_ref().as_str()), Some("developers"));
+    refused(&of("My Company"), 19, "vm.domain");
+    assert!(Scenario::parse(BURST, "burst.toml").unwrap().vm[0].domain.is_none());
+}
+
+#[test]
 fn a_tier_commits_to_a_disk_and_its_clients_are_known() {
     let load = "{ kind = \"tier\", port = 5432, commits_to = 1, from = \"texas\", sessions = 4 }";
     let text = burst_with("{ kind = \"echo\", from = \"california\", per_s = 100 }", load);

@@ -111,7 +111,7 @@ fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
 }
 
 fn row(mover: Mover, m: &MoveReport, stretch: &Stretch) -> Vec<String> {
-    let seen: Vec<&RequestPoint> = m.series.requests.iter().filter(|point| within(point, stretch)).collect();
+    let seen: Vec<&RequestPoint> = m.requests.iter().filter(|point| within(point, stretch)).collect();
     let mut took: Vec<f64> = seen.iter().filter(|point| point.answered).map(|point| point.ms).collect();
     took.sort_by(f64::total_cmp);
     let seconds = stretch.to_s - stretch.from_s;
@@ -133,12 +133,7 @@ fn pause(m: &MoveReport) -> Option<(f64, f64)> {
 }
 
 fn curve(mover: Mover, m: &MoveReport) -> Curve<'_> {
-    Curve {
-        name: mover.shown(),
-        requests: &m.series.requests,
-        pause_s: pause(m),
-        end_s: m.ended_s.unwrap_or(m.total_s),
-    }
+    Curve { name: mover.shown(), requests: &m.requests, pause_s: pause(m), end_s: m.ended_s.unwrap_or(m.total_s) }
 }
 
 pub(super) fn document(entries: &[Entry]) -> Document {
@@ -188,8 +183,8 @@ pub(super) fn document(entries: &[Entry]) -> Document {
 /// No request is lost; and the memory's part, in which CloudNet's clients waited longest, is shorter than a plain move's.
 fn bounds(size: u32, runs: &[(Mover, &MoveReport)]) -> Vec<(String, Option<bool>)> {
     let of = |mover| runs.iter().find(|run| run.0 == mover).map(|run| run.1);
-    let ours = of(Mover::Godwit).filter(|m| !m.series.requests.is_empty());
-    let lost = ours.map(|m| m.series.requests.iter().filter(|point| !point.answered).count());
+    let ours = of(Mover::Godwit).filter(|m| !m.requests.is_empty());
+    let lost = ours.map(|m| m.requests.iter().filter(|point| !point.answered).count());
     let memory_s = |m: &MoveReport| {
         let stretch = &stretches(m)[2];
         stretch.to_s - stretch.from_s
@@ -209,7 +204,7 @@ fn bounds(size: u32, runs: &[(Mover, &MoveReport)]) -> Vec<(String, Option<bool>
 mod tests {
     use super::super::tests::{entry, filled};
     use super::*;
-    use crate::report::{BaselineReport, Phase, Series};
+    use crate::report::{BaselineReport, Phase};
     use crate::scenario::Baseline;
 
     fn point(t_s: f64, ms: f64) -> RequestPoint {
@@ -224,7 +219,7 @@ mod tests {
             ended_s: Some(total_s + 1.0),
             downtime_ms: Some(500.0),
             phases: vec![phase("disk", 0.1, 4.0), phase("memory", 4.0, total_s - 0.5)],
-            series: Series { requests, ..Series::default() },
+            requests,
             ..filled()
         }
     }

@@ -68,7 +68,7 @@ fn name(work: Work, mover: Mover) -> String {
 fn cell(work: Work, mover: Mover) -> PlanCell {
     let vm = |name: &str| {
         format!(
-            "[[vm]]\nname = \"{name}\"\nsite = \"texas\"\n{}\nload = [\n  {}\n  {{ kind = \"echo\", from = \"california\", per_s = 20 }},\n]\n\n",
+            "[[vm]]\nname = \"{name}\"\nsite = \"texas\"\ndomain = \"developers\"\n{}\nload = [\n  {}\n  {{ kind = \"echo\", from = \"california\", per_s = 20 }},\n]\n\n",
             work.guest(),
             work.load()
         )
@@ -162,9 +162,7 @@ impl<'a> Run<'a> {
 
     /// What had crossed the path, by when.
     fn line(&self) -> (String, Vec<(f64, f64)>) {
-        let last = self.moves.iter().max_by(|a, b| a.total_s.total_cmp(&b.total_s));
-        let samples = last.into_iter().flat_map(|m| &m.series.wan).filter(|s| s.t_s >= 0.0);
-        (self.mover.shown().into(), samples.map(|s| (s.t_s, in_mib(s.memory + s.disk))).collect())
+        (self.mover.shown().into(), self.all.curve.iter().map(|(t_s, bytes)| (*t_s, in_mib(*bytes))).collect())
     }
 }
 
@@ -274,6 +272,7 @@ mod tests {
             to: "illinois".into(),
             total_s: 40.0,
             bytes: bytes(memory, disk),
+            curve: vec![(0.0, 0), (40.0, 1 << 20)],
         }
     }
 

@@ -190,6 +190,9 @@ impl Checker<'_> {
         for vm in &s.vm {
             self.name(&vm.name, "vm.name", &mut seen)?;
             self.known_site(s, vm.site.get_ref(), vm.site.span(), "vm.site")?;
+            if let Some(domain) = &vm.domain {
+                self.name(domain, "vm.domain", &mut HashSet::new())?;
+            }
             if !(96..=16_384).contains(vm.memory_mib.get_ref()) {
                 let what = format!("is {}; a guest takes 96 to 16384", vm.memory_mib.get_ref());
                 return self.fail(vm.memory_mib.span(), "vm.memory_mib", what);
