@@ -357,9 +357,9 @@ mod tests {
         let guests = &document(&runs(50)).tables[1];
         let of =
             |row: usize| (guests.rows[row][1].as_str(), guests.rows[row][6].as_str(), guests.rows[row][7].as_str());
-        assert_eq!((of(0), of(1)), (("a", "0.0", ""), ("b", "7.0", "40.0")));
+        assert_eq!((of(0), of(1)), (("a", "0.0", "-"), ("b", "7.0", "40.0")));
         // Nobody counted a plain move's own bytes.
-        assert_eq!(of(4), ("a", "", ""));
+        assert_eq!(of(4), ("a", "-", "-"));
     }
 
     #[test]

@@ -26,7 +26,7 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 64.0;
 const FLOOR: f64 = 380.0;
-/// Of a curve's own marks below the axis.
+/// Height of a line of words.
 const ROW: f64 = 16.0;
 /// Length of the intervals, seconds.
 const INTERVAL_S: f64 = 0.5;
@@ -67,14 +67,16 @@ pub(crate) fn chart(title: &str, curves: &[Curve<'_>]) -> String {
     let high = all().map(|p| p.2).fold(0.0, f64::max);
     let across = Axis::linear((first, last), (LEFT, WIDTH - RIGHT));
     let up = Axis::log((low, high), (FLOOR, TOP));
-    let height = FLOOR + 44.0 + ROW * curves.len() as f64;
-    let mut svg = Svg::new(title, WIDTH, height);
+    let mut svg = Svg::new(title, WIDTH, FLOOR + 44.0);
     svg.text("title", (LEFT, 20.0), Anchor::Start, title);
     for (number, curve) in curves.iter().enumerate() {
         if let Some((from, to)) = curve.pause_s {
             let (from, to) = (across.at(from), across.at(to));
             let hint = format!("{}: the guest stands still", curve.name);
-            svg.rect(&format!("f{}", number % COLOURS), (from, TOP), ((to - from).max(1.5), FLOOR - TOP), &hint);
+            let colour = number % COLOURS;
+            svg.rect(&format!("f{colour}"), (from, TOP), ((to - from).max(1.5), FLOOR - TOP), &hint);
+            let row = FLOOR - 8.0 - ROW * number as f64;
+            svg.text(&format!("t{colour}"), (from - 4.0, row), Anchor::End, "pause");
         }
     }
     for tick in up.ticks(4) {
@@ -98,7 +100,7 @@ pub(crate) fn chart(title: &str, curves: &[Curve<'_>]) -> String {
         if curve.end_s.is_finite() {
             let end = across.at(curve.end_s);
             svg.line(&format!("s{colour}"), (end, TOP), (end, FLOOR));
-            svg.text(&format!("t{colour}"), (end - 4.0, TOP + 11.0 + ROW * number as f64), Anchor::End, "end");
+            svg.text(&format!("t{colour}"), (end + 4.0, TOP + 11.0 + ROW * number as f64), Anchor::Start, "end");
         }
         let at = 38.0 + ROW * number as f64;
         svg.polyline(&format!("s{colour}"), [(LEFT, at - 4.0), (LEFT + 22.0, at - 4.0)]);
@@ -140,7 +142,7 @@ mod tests {
         for class in ["s0 dot", "s1 dot", "f0", "f1", "begin"] {
             assert_eq!(drawing.matches(&format!("class=\"{class}\"")).count(), 1, "{class}");
         }
-        assert_eq!(drawing.matches(">end<").count(), 2);
+        assert_eq!((drawing.matches(">end<").count(), drawing.matches(">pause<").count()), (2, 2));
         assert!(drawing.contains("from 2.00 s for 900 ms"));
         assert!(chart("nothing", &[]).starts_with("<svg xmlns"));
     }
