@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const ASK: Duration = Duration::from_millis(500);
 
 /// Points of a curve that goes into ledgers.
-const CURVE: usize = 240;
+const CURVE: usize = 60;
 
 /// When an order was given, by two clocks.
 #[derive(Clone, Copy, Debug)]
@@ -182,7 +182,7 @@ mod tests {
     use crate::scenario::Baseline;
 
     #[test]
-    fn a_curve_has_a_few_hundred_points_from_the_order_on() {
+    fn a_curve_has_some_dozens_of_points_from_the_order_on() {
         let sample = |n: i32| WanSample { t_s: f64::from(n) / 5.0, memory: 1, disk: 2, other: 4 };
         let long: Vec<_> = (-10..1000).map(sample).collect();
         let curve = thinned(&long);

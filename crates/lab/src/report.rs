@@ -221,7 +221,7 @@ pub struct TogetherReport {
     pub total_s: f64,
     /// Bytes on the path between the two sites, from before the order until the last move had ended.
     pub bytes: WanBytes,
-    /// How these came: seconds from the order, and bytes of memory and disks by then; a few hundred points at the most.
+    /// How these came: seconds from the order, and bytes of memory and disks by then; some dozens of points.
     #[serde(default)]
     pub curve: Vec<(f64, u64)>,
 }
