@@ -46,6 +46,7 @@ fn report() -> Report {
         components: vec![],
         applications: vec![],
         marks: vec![],
+        together: vec![],
         speeds: vec![],
         extenders: vec![],
         captures: vec![],
@@ -106,6 +107,7 @@ fn sample_move(seed: u64, scale: f64) -> MoveReport {
         held_ms: 0.0,
         outage_ms: Some((run - stop) * 1e3 + 241.0),
         bytes: WanBytes { memory: last.memory, disk: last.disk, other: last.other, split_by_hypervisor: false },
+        counted: None,
         precached_bytes: 0,
         raw_bytes: last.memory + last.disk + (19_200 << 12),
         zero_pages: 19_348,
@@ -114,6 +116,7 @@ fn sample_move(seed: u64, scale: f64) -> MoveReport {
         rounds,
         phases: phases.map(|(name, start_s, end_s)| Phase { name: name.into(), start_s, end_s }).into(),
         incidents: vec![],
+        requests: vec![],
         predicted: None,
         integrity: Integrity {
             memory_ok: Some(true),

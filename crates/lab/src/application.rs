@@ -2,7 +2,7 @@
 
 use crate::fabric::Fabric;
 use crate::pass::{Pass, Vm};
-use crate::report::{Application, ApplicationPoint};
+use crate::report::{Application, ApplicationPoint, RequestPoint};
 use anyhow::{Context, Result};
 use godwit_load::tier::{Asked, Clients, Verdict};
 use std::net::{SocketAddr, TcpStream};
@@ -15,6 +15,12 @@ const INTERVAL_S: f64 = 0.5;
 const CONNECTED: Duration = Duration::from_secs(3);
 /// How much of the time before the first step is told.
 const LEAD_S: f64 = 5.0;
+
+/// How much of the time before a move its requests show, seconds.
+const REQUESTS_LEAD_S: f64 = 20.0;
+
+/// Requests that a move tells: some minutes of a hundred a second. A line of a ledger has room for several such moves.
+const MOST_REQUESTS: usize = 12_000;
 
 /// Clients of a VM's tier.
 pub(crate) struct Watched {
@@ -48,6 +54,24 @@ impl Pass {
         let (zero, now) = (self.zero, self.seconds(Instant::now()));
         self.applications.drain(..).map(|watched| told(&watched, zero, now)).collect()
     }
+}
+
+/// What the clients of `vm` saw from [`REQUESTS_LEAD_S`] before `began` until `until`, one by one.
+pub(crate) fn requests(all: &[Watched], vm: &str, began: Instant, until: Instant) -> Vec<RequestPoint> {
+    let seen = all.iter().filter(|watched| watched.vm == vm).flat_map(|watched| {
+        let zero = began.saturating_duration_since(watched.clients.began).as_secs_f64();
+        watched.clients.seen().asked.into_iter().map(move |asked| point(&asked, zero))
+    });
+    let until_s = until.saturating_duration_since(began).as_secs_f64();
+    let mut seen: Vec<_> = seen.filter(|point| (-REQUESTS_LEAD_S..=until_s).contains(&point.t_s)).collect();
+    seen.sort_by(|a, b| a.t_s.total_cmp(&b.t_s));
+    seen.truncate(MOST_REQUESTS);
+    seen
+}
+
+fn point(asked: &Asked, zero: f64) -> RequestPoint {
+    let answered = matches!(asked.verdict, Verdict::Good | Verdict::Late);
+    RequestPoint { t_s: asked.at_s - zero, ms: asked.took_s * 1e3, answered }
 }
 
 fn connector(fabric: &Arc<Fabric>, from: &str, vm: &Vm, port: u16) -> impl Fn() -> std::io::Result<TcpStream> + use<> {
@@ -136,5 +160,16 @@ mod tests {
             [(-0.5, 1, 0, 0), (0.0, 2, 0, 0), (0.5, 0, 0, 0), (1.0, 0, 0, 0), (1.5, 0, 1, 1), (2.0, 0, 0, 0)]
         );
         assert_eq!((points[1].longest_ms, points[2].median_ms), (Some(300.0), None));
+    }
+
+    #[test]
+    fn a_request_counts_from_the_command_and_one_that_failed_was_not_answered() {
+        let told = |at_s, verdict| {
+            let RequestPoint { t_s, ms, answered } = point(&Asked { at_s, took_s: 0.5, verdict }, 10.0);
+            (t_s, ms, answered)
+        };
+        assert_eq!(told(12.0, Verdict::Late), (2.0, 500.0, true));
+        assert_eq!(told(9.0, Verdict::Failed), (-1.0, 500.0, false));
+        assert!(!told(9.0, Verdict::Wrong).2);
     }
 }

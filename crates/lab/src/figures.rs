@@ -2,7 +2,7 @@
 //!
 //! Moments are kept as moments, and become the report's seconds and milliseconds only at the end.
 
-use crate::report::{Kept, MemorySample, Outcome, Phase, Round};
+use crate::report::{Kept, MemorySample, Outcome, Phase, Round, WanBytes};
 use crate::truth::Difference;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -38,6 +38,8 @@ pub struct Figures {
     pub zero_pages: u64,
     /// What the destination had from before.
     pub kept: Kept,
+    /// What its mover counted for this move alone.
+    pub counted: Option<WanBytes>,
     /// Pages of any kind that were sent, in bytes, unreduced.
     pub page_bytes: u64,
     /// Disk bytes that the mirror went through, unreduced; as QEMU counts them.
@@ -80,6 +82,7 @@ impl Figures {
             memory: vec![],
             zero_pages: 0,
             kept: Kept::default(),
+            counted: None,
             page_bytes: 0,
             disk_bytes: 0,
             disk_in_stream: None,

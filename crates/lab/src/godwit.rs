@@ -31,7 +31,10 @@ use failpoint::Failpoints;
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -178,6 +181,19 @@ impl Installation {
             Network::Gateway => self.command(["component", "add", COMPONENT, "--gateway", &gateway])?,
         };
         Ok(())
+    }
+
+    /// The file with a token for all that may be done in a trust domain; made when it is first asked for.
+    pub(crate) fn token(&self, domain: &str) -> Result<PathBuf> {
+        let file = Folders::of(self.home()).credentials.join(format!("token-{domain}"));
+        if !file.exists() {
+            let words = self.command(["token", "create", domain, "--domain", domain, "--role", "admin"])?;
+            let mut options = OpenOptions::new();
+            let made = options.write(true).create_new(true).mode(0o600).open(&file);
+            let written = made.and_then(|mut made| made.write_all(words.trim().as_bytes()));
+            written.with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        Ok(file)
     }
 
     /// Waits until `daemon` takes connections from the site where the controller and the commands are.

@@ -99,6 +99,8 @@ pub struct GuestSpec {
     pub disks: Vec<Bytes>,
     /// Where the disks are, if that is a place that all sites reach.
     pub shared: Option<PathBuf>,
+    /// Its trust domain.
+    pub domain: Option<String>,
     /// Where things are on the first disk.
     pub layout: DiskLayout,
     /// Address on the guests' segment.
@@ -139,6 +141,7 @@ impl GuestSpec {
             vcpus: vm.vcpus,
             disks: vm.disks(),
             shared,
+            domain: vm.domain.as_ref().map(|domain| domain.get_ref().clone()),
             layout: image.layout(vm)?,
             address: Ipv4Addr::new(10, 99, 0, number),
             mac: format!("02:67:77:00:00:{number:02x}"),

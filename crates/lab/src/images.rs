@@ -133,15 +133,19 @@ impl GuestImage {
         let records_at = fs_end + FRESH_RANDOM;
         let name = vm.name.get_ref();
         for load in &vm.load {
-            let LoadSpec::Disk { working_set_mib, disk, .. } = load.get_ref() else { continue };
+            let (disk, wanted) = match load.get_ref() {
+                LoadSpec::Disk { working_set_mib, disk, .. } => (disk, Bytes::mib(u64::from(*working_set_mib))),
+                LoadSpec::Tier { commits_to: Some(disk), .. } => (disk, Bytes(godwit_load::tier::COMMIT_BYTES)),
+                _ => continue,
+            };
             let Some(size) = vm.disks().get(*disk).copied() else {
-                bail!("VM `{name}`: a disk load is for disk {disk}, but there are {}", vm.disks().len());
+                bail!("VM `{name}`: a load is for disk {disk}, but there are {}", vm.disks().len());
             };
             let at = if *disk == 0 { records_at } else { Bytes::ZERO };
-            let end = at + Bytes::mib(u64::from(*working_set_mib));
+            let end = at + wanted;
             if end > size {
                 bail!(
-                    "VM `{name}`: the disk load needs {end} on disk {disk}, which has {size}; make the disk larger, or the data or the working set smaller"
+                    "VM `{name}`: a load needs {end} on disk {disk}, which has {size}; make the disk larger, or the data or the working set smaller"
                 );
             }
         }

@@ -7,6 +7,7 @@
 
 mod application;
 pub mod capture;
+mod convoy;
 pub mod disks;
 pub mod fabric;
 pub mod figures;

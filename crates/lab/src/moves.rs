@@ -1,5 +1,6 @@
 //! One move of a pass, in a thread of its own: by QEMU or by Godwit; then its report.
 
+use crate::convoy::Convoy;
 use crate::disks::{self, Pair};
 use crate::fabric::Fabric;
 use crate::figures::Figures;
@@ -51,6 +52,10 @@ pub(crate) struct MoveThread {
     pub policy: Option<Policy>,
     /// By how much the guest's CPUs may be slowed.
     pub throttle: Option<u8>,
+    /// Whether the source is to keep the guest's memory.
+    pub keep_checkpoint: bool,
+    /// Those that move in one order with it.
+    pub convoy: Option<Arc<Convoy>>,
     pub vm: Arc<Vm>,
     pub from: String,
     pub to: String,
@@ -81,6 +86,9 @@ impl MoveThread {
             (None, None) => String::new(),
         };
         let outcome = crate::table::outcome_word(report.outcome);
+        if let Some(convoy) = &self.convoy {
+            convoy.ended(&report);
+        }
         self.progress.note(&format!("{}: {outcome} after {:.1} s; {says}", report.vm, report.total_s));
         *lock(&self.vm.guest) = machine;
         lock(&self.ended).push(Ended { report, began, sampler: sampler.rebased(began), watch });
@@ -96,6 +104,7 @@ impl MoveThread {
             kind,
             fabric: &self.fabric,
             to: self.fabric.site(&self.to),
+            compare: self.compare,
             life: self.vm.lives.fetch_add(1, Ordering::Relaxed),
             index: self.vm.index,
             damage: std::mem::take(&mut *lock(&self.vm.damage)),
@@ -109,6 +118,9 @@ impl MoveThread {
         if let (Outcome::Completed, Some(guest)) = (figures.outcome, &guest) {
             if strategy == DiskStrategy::Shared {
                 report.integrity.notes.push("the disk is shared: there is no copy to compare".into());
+            } else if !self.compare {
+                self.judge_carried(&mut report);
+                old_disks.iter().for_each(|file| drop(std::fs::remove_file(file)));
             } else {
                 let found = pairs(&old_disks, &guest.disk_files)
                     .and_then(|pairs| disks::compare(guest, self.fabric.site(&self.to), &guest.disk_nodes(), &pairs));
@@ -127,6 +139,8 @@ impl MoveThread {
             throttle: self.throttle,
             leave_at: self.leave_at,
             compare: self.compare,
+            keep_checkpoint: self.keep_checkpoint,
+            convoy: self.convoy.as_ref(),
             damage: std::mem::take(&mut *lock(&self.vm.damage)),
             incidents: &self.vm.incidents,
             timeout: self.timeout,
@@ -181,6 +195,7 @@ impl MoveThread {
             held_ms: figures.held.as_secs_f64() * 1e3,
             outage_ms: None,
             bytes,
+            counted: figures.counted,
             precached_bytes: figures.kept.disk,
             raw_bytes: figures.page_bytes + figures.disk_bytes + figures.disk_in_stream.unwrap_or(0),
             zero_pages: figures.zero_pages,
@@ -190,6 +205,7 @@ impl MoveThread {
             phases: figures.phases.clone(),
             predicted: figures.predicted.clone(),
             incidents: figures.incidents.clone(),
+            requests: vec![],
             integrity,
             series: Series { memory: figures.memory.clone(), ..Series::default() },
         }

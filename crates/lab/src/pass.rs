@@ -1,6 +1,7 @@
 //! A pass: sites and guests, up, loaded and warm, and who moves them.
 
 use crate::application::Watched;
+use crate::convoy::Convoy;
 use crate::fabric::Fabric;
 use crate::godwit::Installation;
 use crate::godwit::extender;
@@ -12,7 +13,9 @@ use crate::machine::Machine;
 use crate::moves::{Ended, Running};
 use crate::progress::Progress;
 use crate::recording::{self, Recordings};
-use crate::report::{Application, CaptureReport, ComponentReport, ExtenderReport, IoWindow, Mark, MoveReport};
+use crate::report::{
+    Application, CaptureReport, ComponentReport, ExtenderReport, IoWindow, Mark, MoveReport, TogetherReport,
+};
 use crate::scenario::{Baseline, Damage, Image, Scenario};
 use crate::steps::TRAIL;
 use crate::truth;
@@ -108,6 +111,7 @@ pub struct Pass {
     pub(crate) components: Vec<ComponentReport>,
     pub(crate) applications: Vec<Watched>,
     pub(crate) marks: Vec<Mark>,
+    pub(crate) convoys: Vec<Arc<Convoy>>,
     pub(crate) recordings: Recordings,
     /// The zero of what happens in the pass: its first step.
     pub(crate) zero: Instant,
@@ -152,6 +156,7 @@ impl Pass {
             components: vec![],
             applications: vec![],
             marks: vec![],
+            convoys: vec![],
             recordings: Recordings::into(work.join(recording::FOLDER)),
             zero: Instant::now(),
             progress: progress.clone(),
@@ -282,6 +287,7 @@ impl Pass {
             self.settle(&vm.name, TRAIL);
         }
         let applications = self.end_applications();
+        let together = self.convoys.iter().map(|convoy| convoy.report_with(&self.done)).collect();
         let captures = self.end_captures();
         self.check_network();
         let extenders = self.installation.as_ref().map(|i| extender::seen(i)).unwrap_or_default();
@@ -311,6 +317,7 @@ impl Pass {
             components: std::mem::take(&mut self.components),
             applications,
             marks: std::mem::take(&mut self.marks),
+            together,
             extenders,
             captures,
         }
@@ -330,6 +337,8 @@ pub struct Finished {
     pub applications: Vec<Application>,
     /// When what moved.
     pub marks: Vec<Mark>,
+    /// What VMs that moved in one order come to.
+    pub together: Vec<TogetherReport>,
     /// What passed extenders.
     pub extenders: Vec<ExtenderReport>,
     /// What was recorded.

@@ -12,6 +12,7 @@ mod charts;
 pub(crate) mod lines;
 mod overview;
 pub(crate) mod page;
+pub(crate) mod response;
 mod series;
 mod style;
 mod svg;

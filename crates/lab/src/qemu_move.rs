@@ -111,6 +111,8 @@ pub struct Order<'a> {
     pub fabric: &'a Fabric,
     /// Where to.
     pub to: &'a Site,
+    /// Whether the stopped guest is held to compare its RAM and disks at both ends.
+    pub compare: bool,
     /// Which of the VM's QEMUs the destination's will be.
     pub life: u32,
     /// The VM's number, from which its ports follow.
@@ -234,14 +236,11 @@ fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures:
     close_round(figures, &source.qmp, Instant::now())?;
 
     figures.phase("compare");
-    let held = Instant::now();
-    if order.damage.contains(&Damage::Block) {
-        disks::damage(&destination.disk_files[0], &source.spec.layout)?;
+    if order.compare {
+        compare(order, source, destination, figures)?;
+    } else {
+        figures.notes.push("RAM and disks were not compared: the scenario asked for no hold".into());
     }
-    let altered = order.damage.contains(&Damage::Page);
-    figures.ram = Some(truth::compare_arrived(&source.ram, &destination.ram, source.spec.memory.0, altered)?);
-    disks::begin_record(destination, &destination.disk_nodes())?;
-    figures.held = held.elapsed();
 
     figures.phase("run");
     order.progress.phase(vm, "run");
@@ -331,6 +330,19 @@ fn end_mirrors(order: &Order<'_>, source: &Guest, mark: EventMark, disks: usize)
         }
         source.qmp("blockdev-del", json!({"node-name": format!("remote{disk}")}))?;
     }
+    Ok(())
+}
+
+/// Holds the stopped guest while its RAM is compared at both ends, and has its writes recorded from then on.
+fn compare(order: &Order<'_>, source: &Guest, destination: &Guest, figures: &mut Figures) -> Result<()> {
+    let held = Instant::now();
+    if order.damage.contains(&Damage::Block) {
+        disks::damage(&destination.disk_files[0], &source.spec.layout)?;
+    }
+    let altered = order.damage.contains(&Damage::Page);
+    figures.ram = Some(truth::compare_arrived(&source.ram, &destination.ram, source.spec.memory.0, altered)?);
+    disks::begin_record(destination, &destination.disk_nodes())?;
+    figures.held = held.elapsed();
     Ok(())
 }
 

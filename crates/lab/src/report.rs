@@ -35,6 +35,9 @@ pub struct Report {
     /// What happened meanwhile: moves of VMs and of components.
     #[serde(default)]
     pub marks: Vec<Mark>,
+    /// What VMs that moved in one order come to.
+    #[serde(default)]
+    pub together: Vec<TogetherReport>,
     /// How fast wires and other ways were.
     #[serde(default)]
     pub speeds: Vec<SpeedWindow>,
@@ -203,6 +206,26 @@ pub struct Mark {
     pub stop_s: Option<[f64; 2]>,
 }
 
+/// VMs that moved in one order; each has its [`MoveReport`] besides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TogetherReport {
+    /// By which means: `godwit`, or a baseline's name.
+    pub by: String,
+    /// The VMs, as they were named.
+    pub vms: Vec<String>,
+    /// Their site before.
+    pub from: String,
+    /// Where they were to go.
+    pub to: String,
+    /// From the order until the last of them ran at the destination, less what the lab held guests to compare them, seconds.
+    pub total_s: f64,
+    /// Bytes on the path between the two sites, from before the order until the last move had ended.
+    pub bytes: WanBytes,
+    /// How these came: seconds from the order, and bytes of memory and disks by then; some dozens of points.
+    #[serde(default)]
+    pub curve: Vec<(f64, u64)>,
+}
+
 impl Report {
     /// Whether nothing is wrong that the scenario did not ask for.
     #[must_use]
@@ -284,8 +307,11 @@ pub struct MoveReport {
     pub held_ms: f64,
     /// Longest time without an answer at the client, in ms; over all clients of the VM.
     pub outage_ms: Option<f64>,
-    /// Bytes on the WAN between the two sites.
+    /// Bytes on the WAN between the two sites: with what others brought meanwhile over the same path.
     pub bytes: WanBytes,
+    /// What Godwit itself counted for this move alone, from its own end of the link: UDP payload. Nothing of a baseline's.
+    #[serde(default)]
+    pub counted: Option<WanBytes>,
     /// Sent before the move began.
     pub precached_bytes: u64,
     /// What a sender without any reduction would have sent: pages (zero ones too) and disk blocks, in bytes.
@@ -308,6 +334,9 @@ pub struct MoveReport {
     /// What the scenario did to it on purpose, and where: `at sealed: killing the node`.
     #[serde(default)]
     pub incidents: Vec<String>,
+    /// What clients of the application on this VM saw, one by one, from 20 s before the command on. Ledgers keep it.
+    #[serde(default)]
+    pub requests: Vec<RequestPoint>,
     /// Curves for the plot.
     #[serde(default)]
     pub series: Series,
@@ -337,7 +366,7 @@ pub struct BaselineReport {
 
 /// Bytes that crossed the WAN between the two sites during the move, both directions, as the emulator counted them:
 /// layer 2, without preamble and gap.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WanBytes {
     /// The memory stream.
     pub memory: u64,
@@ -365,6 +394,9 @@ pub struct Kept {
     pub memory: u64,
     /// Disk blocks.
     pub disk: u64,
+    /// Memory that other VMs, which had moved before, had brought.
+    #[serde(default)]
+    pub of_others: u64,
 }
 
 /// One pre-copy round.
@@ -468,6 +500,31 @@ pub struct Series {
     /// The guest's own disk I/O and work.
     #[serde(default)]
     pub io: Vec<IoPoint>,
+}
+
+/// A request of a client; as `[t_s, ms, answered]`, since there are thousands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "(f64, f64, bool)", into = "(f64, f64, bool)")]
+pub struct RequestPoint {
+    /// When it ended, seconds from the command.
+    pub t_s: f64,
+    /// How long it took, ms.
+    pub ms: f64,
+    /// Whether it was answered, and right.
+    pub answered: bool,
+}
+
+impl From<(f64, f64, bool)> for RequestPoint {
+    fn from((t_s, ms, answered): (f64, f64, bool)) -> Self {
+        Self { t_s, ms, answered }
+    }
+}
+
+impl From<RequestPoint> for (f64, f64, bool) {
+    /// To the tenth of a millisecond.
+    fn from(point: RequestPoint) -> Self {
+        ((point.t_s * 1e4).round() / 1e4, (point.ms * 10.0).round() / 10.0, point.answered)
+    }
 }
 
 /// An interval of the guest's own clock: what its disks did, as its kernel counts it, and what its loads did.

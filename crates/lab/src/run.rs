@@ -44,6 +44,7 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         components: vec![],
         applications: vec![],
         marks: vec![],
+        together: vec![],
         speeds: vec![],
         extenders: vec![],
         captures: vec![],
@@ -68,7 +69,9 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
             });
             let script = pass.script();
             report.windows.append(&mut pass.windows);
-            let Finished { moves, warnings, components, applications, marks, extenders, captures } = pass.finish();
+            let Finished { moves, warnings, components, applications, marks, together, extenders, captures } =
+                pass.finish();
+            report.together.extend(together);
             report.extenders.extend(extenders);
             report.captures.extend(captures);
             report.components.extend(components);

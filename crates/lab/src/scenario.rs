@@ -170,6 +170,9 @@ pub struct Vm {
     pub name: Spanned<String>,
     /// Where it runs at first.
     pub site: Spanned<String>,
+    /// The trust domain that it is made in, by a token of that domain's; none: the deployment's own.
+    #[serde(default)]
+    pub domain: Option<Spanned<String>>,
     /// What it boots.
     #[serde(default)]
     pub image: Image,
@@ -294,9 +297,10 @@ impl Scenario {
     /// Whether this VM's disks are on storage that all sites reach: it has a move with `disk = "shared"`.
     #[must_use]
     pub fn shares_disks(&self, vm: &str) -> bool {
-        self.step.iter().any(
-            |step| matches!(&step.action, Action::Move(m) if m.vm.get_ref() == vm && m.disk == DiskStrategy::Shared),
-        )
+        self.step.iter().any(|step| {
+            matches!(&step.action, Action::Move(m)
+                if m.disk == DiskStrategy::Shared && m.vms.iter().any(|name| name.get_ref() == vm))
+        })
     }
 
     /// Whether a site's host carries an extender.

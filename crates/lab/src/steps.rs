@@ -1,5 +1,7 @@
 //! A scenario's steps: what is done to a pass, in order, and what is looked at afterwards.
 
+use crate::application;
+use crate::convoy::Convoy;
 use crate::godwit::hosted::Hosted;
 use crate::godwit::incident::{self, Deed, Incident};
 use crate::guest_io::GuestWatch;
@@ -274,13 +276,37 @@ impl Pass {
     }
 
     fn begin_move(&mut self, order: &Move) -> Result<()> {
-        let name = order.vm.get_ref().clone();
-        self.join(|vm| vm == name);
-        self.settle(&name, TRAIL);
-        let vm = self.vm(&name);
+        let names: Vec<String> = order.vms.iter().map(|vm| vm.get_ref().clone()).collect();
+        self.join(|vm| names.iter().any(|name| name == vm));
+        names.iter().for_each(|name| self.settle(name, TRAIL));
+        let [name] = names.as_slice() else { return self.begin_together(order, names) };
         if let Some(moment) = &order.moment {
-            self.await_moment(&name, order.to.get_ref(), moment)?;
+            self.await_moment(name, order.to.get_ref(), moment)?;
         }
+        self.begin_one(order, name, None)
+    }
+
+    /// Begins the moves of several VMs: by Godwit in one order, by a baseline all at once.
+    fn begin_together(&mut self, order: &Move, names: Vec<String>) -> Result<()> {
+        let to = order.to.get_ref();
+        let mut sites = vec![];
+        for name in &names {
+            // Before anything moves: nobody waits for one that will never come.
+            sites.push(self.vm(name).site().with_context(|| format!("VM `{name}` was lost and cannot move"))?);
+        }
+        if let Some(other) = sites.iter().find(|site| **site != sites[0]) {
+            bail!("VMs of one order are in one site: there are some in {} and in {other}", sites[0]);
+        }
+        if sites[0] == *to {
+            bail!("they are in {to} already");
+        }
+        let convoy = Arc::new(Convoy::new(self.means, names.clone(), &sites[0], to, &self.fabric));
+        self.convoys.push(convoy.clone());
+        names.iter().try_for_each(|name| self.begin_one(order, name, Some(&convoy)))
+    }
+
+    fn begin_one(&mut self, order: &Move, name: &str, convoy: Option<&Arc<Convoy>>) -> Result<()> {
+        let vm = self.vm(name);
         let Some(source) = lock(&vm.guest).take() else { bail!("VM `{name}` was lost and cannot move") };
         let (from, to) = (source.site().to_owned(), order.to.get_ref().clone());
         if from == to {
@@ -312,6 +338,8 @@ impl Pass {
             compare: order.compare,
             policy: order.policy,
             throttle: order.throttle,
+            keep_checkpoint: order.keep_checkpoint,
+            convoy: convoy.cloned(),
             vm,
             from,
             to,
@@ -322,7 +350,7 @@ impl Pass {
             ended: self.ended.clone(),
         };
         let thread = std::thread::Builder::new().name(format!("move-{name}")).spawn(move || running.run(source))?;
-        self.running.push(Running { vm: name, thread, cancel });
+        self.running.push(Running { vm: name.to_owned(), thread, cancel });
         Ok(())
     }
 
@@ -341,6 +369,7 @@ impl Pass {
         for mut ended in mine {
             look_from_clients(&mut ended, &lock(&self.vm(vm).clients), now);
             ended.report.series.wan = ended.sampler.finish();
+            ended.report.requests = application::requests(&self.applications, vm, ended.began, now);
             let stop = ended.report.phases.iter().find(|phase| phase.name == "stop").map(|phase| phase.start_s);
             let mark = self.mark(&ended.report, ended.began);
             self.marks.push(mark);

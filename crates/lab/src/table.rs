@@ -502,6 +502,7 @@ pub(crate) mod tests {
             held_ms: 0.0,
             outage_ms: Some(655.0),
             bytes: WanBytes { memory: 500 << 20, disk: 1100 << 20, other: 3 << 20, split_by_hypervisor: false },
+            counted: None,
             precached_bytes: 0,
             raw_bytes: 5 << 30,
             zero_pages: 19_000,
@@ -521,6 +522,7 @@ pub(crate) mod tests {
                 notes: vec![],
             },
             incidents: vec![],
+            requests: vec![],
             series: Series::default(),
         }
     }
@@ -544,6 +546,7 @@ pub(crate) mod tests {
             components: vec![],
             applications: vec![],
             marks: vec![],
+            together: vec![],
             speeds: vec![],
             extenders: vec![],
             captures: vec![],

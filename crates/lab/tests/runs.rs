@@ -97,6 +97,30 @@ move = { vm = "vm", to = "b" }
 verify = { vm = "vm" }
 "#;
 
+#[test]
+fn two_vms_move_in_one_order_and_the_second_names_what_the_first_brought() {
+    let Some(_machine) = machine() else { return };
+    let steps = "[[step]]\nmove = { vms = [\"vm\", \"other\"], to = \"b\" }\n\
+                 [[step]]\nverify = { vm = \"vm\" }\n[[step]]\nverify = { vm = \"other\" }\n";
+    let text = by_godwit(steps).replace("site = \"a\"", "site = \"a\"\ndomain = \"company\"");
+    let vm = text.find("[[vm]]").unwrap()..text.find("[[step]]").unwrap();
+    let other = text[vm.clone()].replace("name = \"vm\"", "name = \"other\"");
+    let (code, report) = Run::new(&format!("{}{other}{}", &text[..vm.end], &text[vm.end..])).finish();
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+    let [first, second] = ["vm", "other"].map(|vm| report.moves.iter().find(|m| m.vm == vm).unwrap());
+    for moved in [first, second] {
+        assert_eq!((moved.outcome, moved.integrity.ram_equal), (Outcome::Completed, Some(true)), "{moved:?}");
+    }
+    assert!(second.total_s > first.total_s, "one after the other");
+    assert!(first.kept.of_others == 0 && second.kept.of_others > 1 << 20, "{:?}", second.kept);
+    // The path's bytes are both moves', without what frames add to them.
+    let counted = [first, second].map(|m| m.counted.unwrap());
+    let own: u64 = counted.iter().map(|bytes| bytes.memory + bytes.disk).sum();
+    let [together] = &report.together[..] else { panic!("{:?}", report.together) };
+    assert!(together.bytes.memory + together.bytes.disk >= own, "{together:?} {counted:?}");
+    assert_eq!((together.by.as_str(), together.vms.len()), ("godwit", 2));
+}
+
 /// What goes wrong in a move, what has to be true afterwards, and that a second try succeeds.
 fn incident(incident: &str, to: &str) -> String {
     format!(

@@ -126,6 +126,55 @@ fn a_step_that_names_what_is_not_there_is_refused() {
 }
 
 #[test]
+fn several_vms_are_moved_in_one_order_each_once_and_with_what_holds_for_all() {
+    let second = BURST.replacen("[[step]]", &format!("{}[[step]]", second_vm()), 1);
+    let ordered = |keys: &str| second.replace("vm = \"web\", to = \"texas\"", keys);
+    let both = "vms = [\"web\", \"db\"], to = \"texas\", keep_checkpoint = true";
+    let scenario = Scenario::parse(&ordered(both), "burst.toml").unwrap();
+    let Action::Move(order) = &scenario.step[0].action else { panic!("{:?}", scenario.step[0]) };
+    let named: Vec<&str> = order.vms.iter().map(|vm| vm.get_ref().as_str()).collect();
+    assert_eq!((named, order.keep_checkpoint), (vec!["web", "db"], true));
+    let one = Scenario::parse(BURST, "burst.toml").unwrap();
+    assert!(matches!(&one.step[0].action, Action::Move(m) if m.vms.len() == 1 && !m.keep_checkpoint));
+
+    let said = |keys: &str| Scenario::parse(&ordered(keys), "burst.toml").unwrap_err().to_string();
+    for (keys, what) in [
+        ("vms = [\"web\", \"mail\"], to = \"texas\"", "there is no VM `mail`"),
+        ("vms = [\"web\", \"web\"], to = \"texas\"", "`web` is there twice"),
+        ("vms = [\"web\"], to = \"texas\"", "two or more"),
+        ("vm = \"web\", vms = [\"web\", \"db\"], to = \"texas\"", "one of `vm`, `vms` and `component`"),
+        ("vms = [\"web\", \"db\"], to = \"texas\", retry = true", "takes no `retry`"),
+        ("vms = [\"web\", \"db\"], to = \"texas\", moment = { period_s = 20 }", "takes no `retry`"),
+        ("component = \"sw\", to = \"texas\", keep_checkpoint = true", "nothing else"),
+    ] {
+        assert!(said(keys).contains(what), "{keys}: {}", said(keys));
+    }
+}
+
+#[test]
+fn a_vms_trust_domain_is_a_name_as_godwit_has_them() {
+    let of = |domain: &str| burst_with("image = \"tiny\"", &format!("domain = \"{domain}\" #"));
+    let scenario = Scenario::parse(&of("developers"), "burst.toml").unwrap();
+    assert_eq!(scenario.vm[0].domain.as_ref().map(|domain| domain.get_ref().as_str()), Some("developers"));
+    refused(&of("My Company"), 19, "vm.domain");
+    assert!(Scenario::parse(BURST, "burst.toml").unwrap().vm[0].domain.is_none());
+}
+
+#[test]
+fn a_tier_commits_to_a_disk_and_its_clients_are_known() {
+    let load = "{ kind = \"tier\", port = 5432, commits_to = 1, from = \"texas\", sessions = 4 }";
+    let text = burst_with("{ kind = \"echo\", from = \"california\", per_s = 100 }", load);
+    let scenario = Scenario::parse(&text, "burst.toml").unwrap();
+    assert_eq!(scenario.vm[0].asked().collect::<Vec<_>>(), [("texas", 5432, 4, 0)]);
+    refused(&text.replace("commits_to = 1", "commits_to = \"disk\""), 26, "disk");
+}
+
+/// Another VM beside the documented one.
+fn second_vm() -> String {
+    "[[vm]]\nname = \"db\"\nsite = \"illinois\"\nmemory_mib = 128\ndisk_gib = 1\n".into()
+}
+
+#[test]
 fn a_step_does_exactly_one_thing() {
     refused(&burst_with("after_s = 5\n", "verify = { vm = \"web\" }\n"), 28, "one thing");
     refused(&format!("{BURST}[[step]]\nafter_s = 1\n"), 33, "a step needs one of");

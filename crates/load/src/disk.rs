@@ -105,7 +105,7 @@ pub enum Access {
     Cached,
 }
 
-fn open(path: &Path) -> io::Result<(File, Access)> {
+pub(crate) fn open(path: &Path) -> io::Result<(File, Access)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
     match options.clone().custom_flags(libc::O_DIRECT).open(path) {

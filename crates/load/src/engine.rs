@@ -14,7 +14,7 @@ use crate::{
     activity::Recorder,
     arena::{Arena, Chooser},
     content::Prf,
-    disk::{Access, DiskCounters, DiskLoad, DiskPace, DiskPlace},
+    disk::{Access, DiskCounters, DiskError, DiskLoad, DiskPace, DiskPlace},
     meminfo::MemInfo,
     memory::{MemoryCounters, MemoryLoad, Phases},
     page::RunId,
@@ -227,9 +227,15 @@ impl Engine {
                 Ok(Load::Disk { worker, counters, access })
             }
             LoadSpec::Echo { .. } => Ok(Load::Echo),
-            LoadSpec::Tier { port, asks, times, answer_bytes, .. } => {
-                let spec = TierSpec { port: *port, asks: *asks, times: *times, answer_bytes: *answer_bytes };
-                let failed = |error| refusal(format_args!("a tier cannot listen on port {port}: {error}"));
+            LoadSpec::Tier { port, asks, times, answer_bytes, commits_to, .. } => {
+                let disks = &self.resources.disks;
+                let place = |disk: usize| {
+                    disks.get(disk).cloned().ok_or(DiskError::NoSuchDisk { index: disk, have: disks.len() })
+                };
+                let commits_to = commits_to.map(place).transpose().map_err(refusal)?;
+                let spec =
+                    TierSpec { port: *port, asks: *asks, times: *times, answer_bytes: *answer_bytes, commits_to };
+                let failed = |error| refusal(format_args!("a tier cannot begin on port {port}: {error}"));
                 Tier::start(spec, seed).map(Load::Tier).map_err(failed)
             }
             LoadSpec::KernelCompile { jobs } => {

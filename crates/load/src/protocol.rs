@@ -132,6 +132,10 @@ pub enum LoadSpec {
         /// Size of its answers; at most [`crate::tier::MAX_ANSWER_BYTES`].
         #[serde(default = "default_answer_bytes")]
         answer_bytes: u32,
+        /// Which of the program's `--disk` arguments each request is written to, 4 KiB and flushed, before it is answered: what a
+        /// database's commit does. None: nothing is written.
+        #[serde(default)]
+        commits_to: Option<usize>,
         /// Site from which clients outside ask; none: nobody but the tier before does.
         #[serde(default)]
         from: Option<String>,
@@ -195,8 +199,8 @@ pub enum LoadSpecError {
     /// An echo load does not say where its client runs.
     #[error("echo load: `from` is empty; name the site at which the client runs")]
     EchoFromNowhere,
-    /// Two disk loads would overwrite each other's records, and each would report the other's as foreign.
-    #[error("two disk loads use disk {disk}; give each its own disk, or make them one load")]
+    /// Two disk loads, or one and a tier that commits, would overwrite each other's records, and each would report the other's as foreign.
+    #[error("two loads write to disk {disk}; give each its own disk, or make them one load")]
     DiskUsedTwice {
         /// The disk's index.
         disk: usize,
@@ -268,7 +272,7 @@ impl LoadSpec {
                 within("clients", *clients, 1, MAX_PROCESSES)?;
                 within("scale", *scale, 1, MAX_SCALE)
             }
-            Self::Tier { port, asks: _, times, answer_bytes, from: _, sessions, think_ms } => {
+            Self::Tier { port, asks: _, times, answer_bytes, commits_to: _, from: _, sessions, think_ms } => {
                 within("port", (*port).into(), 1, u16::MAX.into())?;
                 within("times", *times, 1, MAX_PROCESSES)?;
                 within("answer_bytes", *answer_bytes, 0, crate::tier::MAX_ANSWER_BYTES)?;
@@ -292,16 +296,18 @@ impl LoadSpec {
         for load in loads {
             load.validate()?;
             match load {
-                Self::Disk { disk, .. } if !disks.insert(*disk) => {
+                Self::Disk { disk, .. } | Self::Tier { commits_to: Some(disk), .. } if !disks.insert(*disk) => {
                     return Err(LoadSpecError::DiskUsedTwice { disk: *disk });
                 }
                 Self::KernelCompile { .. } | Self::Database { .. } if !works.insert(load.kind()) => {
                     return Err(LoadSpecError::WorkTwice { kind: load.kind() });
                 }
-                Self::Tier { port, .. } if !ports.insert(*port) => {
-                    return Err(LoadSpecError::PortUsedTwice { port: *port });
-                }
                 _ => {}
+            }
+            if let Self::Tier { port, .. } = load
+                && !ports.insert(*port)
+            {
+                return Err(LoadSpecError::PortUsedTwice { port: *port });
             }
         }
         Ok(())

@@ -8,13 +8,18 @@
 //! [`Clients`] hold sessions from outside, each with one request under way at a time, and write down when each was answered and how
 //! ([`Verdict`]): while a tier stands still nothing is, and what is lost of a session shows as a failure.
 //!
+//! A tier may write each request to a disk before it answers (`commits_to`), as a database commits: what a move does to the guest's writes,
+//! its clients see.
+//!
 //! What can go wrong: the next tier does not answer within [`ANSWER`], or its session breaks. Then this tier says that it failed,
 //! and asks over a new session the next time. Whoever sends what is no request is hung up on.
 
 use std::{
     collections::HashMap,
+    fs::File,
     io::{self, Read, Write},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    os::unix::fs::FileExt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -27,7 +32,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{content::Prf, protocol::TierStatus, worker::ErrorLog};
+use crate::{
+    content::Prf,
+    disk::{self, DiskPlace},
+    page::{PAGE_BYTES, Page},
+    protocol::TierStatus,
+    worker::ErrorLog,
+};
 
 /// Most sessions that a tier serves at a time; each is a thread.
 pub const MAX_SESSIONS: u32 = 64;
@@ -50,6 +61,9 @@ pub const MAX_SAMPLES: usize = 1 << 20;
 /// Keys that clients ask for: few, so that each is asked for again and again.
 const KEYS: u64 = 256;
 
+/// What a tier that commits takes of its disk.
+pub const COMMIT_BYTES: u64 = KEYS * PAGE_BYTES as u64;
+
 /// Entries of the last tier's table, half a MiB.
 const ENTRIES: usize = 1 << 16;
 
@@ -69,7 +83,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// What a tier does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierSpec {
     /// Its port; 0 takes a free one.
     pub port: u16,
@@ -79,6 +93,28 @@ pub struct TierSpec {
     pub times: u32,
     /// Bytes of its answers' bodies.
     pub answer_bytes: u32,
+    /// What a request is written to before it is answered.
+    pub commits_to: Option<DiskPlace>,
+}
+
+/// What requests are written to, a page for each key: [`COMMIT_BYTES`] from the place's beginning.
+struct Commits {
+    file: File,
+    offset: u64,
+}
+
+impl Commits {
+    fn open(place: &DiskPlace) -> io::Result<Self> {
+        Ok(Self { file: disk::open(&place.path)?.0, offset: place.offset })
+    }
+
+    /// Comes back when the disk says that the page is durable.
+    fn commit(&self, key: u64) -> io::Result<()> {
+        let mut page = Box::new(Page::ZERO);
+        Prf::new(key, 0, 0).fill(&mut page.0);
+        self.file.write_all_at(&page.0, self.offset + key % KEYS * PAGE_BYTES as u64)?;
+        self.file.sync_data()
+    }
 }
 
 /// What a tier says.
@@ -200,6 +236,7 @@ pub struct Tier {
 /// What a tier's threads share.
 struct Shared {
     spec: TierSpec,
+    commits: Option<Commits>,
     table: Vec<u64>,
     counters: Arc<Counters>,
     sessions: Arc<Sessions>,
@@ -209,8 +246,9 @@ impl Tier {
     /// Begins to answer on every address; `seed` determines the last tier's table.
     ///
     /// # Errors
-    /// When the port is taken, or there is no thread to be had.
+    /// When the port is taken, the disk cannot be opened, or there is no thread to be had.
     pub fn start(spec: TierSpec, seed: u64) -> io::Result<Self> {
+        let commits = spec.commits_to.as_ref().map(Commits::open).transpose()?;
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, spec.port))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -219,7 +257,7 @@ impl Tier {
         let table = (0..entries).map(|_| prf.next_u64()).collect();
         let (stop, sessions) = (Arc::new(AtomicBool::new(false)), Arc::<Sessions>::default());
         let counters = Arc::<Counters>::default();
-        let shared = Arc::new(Shared { spec, table, counters: counters.clone(), sessions: sessions.clone() });
+        let shared = Arc::new(Shared { spec, commits, table, counters: counters.clone(), sessions: sessions.clone() });
         let told = stop.clone();
         let thread =
             std::thread::Builder::new().name("tier-accept".into()).spawn(move || accept(&listener, &shared, &told))?;
@@ -300,7 +338,7 @@ impl Session<'_> {
                 Ok(answer) => answer,
                 Err(error) => {
                     self.below = None;
-                    self.shared.counters.failures.note(format_args!("the next tier: {error}"));
+                    self.shared.counters.failures.note(format_args!("the next tier, or the disk: {error}"));
                     Answer::failed(key)
                 }
             };
@@ -311,6 +349,9 @@ impl Session<'_> {
 
     fn answer(&mut self, key: u64) -> io::Result<Answer> {
         let TierSpec { asks, times, answer_bytes, .. } = self.shared.spec;
+        if let Some(commits) = &self.shared.commits {
+            commits.commit(key)?;
+        }
         let Some(next) = asks else {
             let value = self.shared.table[key as usize % ENTRIES];
             return Ok(Answer::new(key, value, 1, answer_bytes));
@@ -564,7 +605,7 @@ mod tests {
 
     fn spec(asks: Option<SocketAddr>, times: u32) -> TierSpec {
         let asks = asks.map(|at| SocketAddrV4::new(Ipv4Addr::LOCALHOST, at.port()));
-        TierSpec { port: 0, asks, times, answer_bytes: 100 }
+        TierSpec { port: 0, asks, times, answer_bytes: 100, commits_to: None }
     }
 
     fn clients_of(tier: &Tier) -> Clients {
@@ -610,10 +651,36 @@ mod tests {
         drop(database);
         until("it is missed", || count(&clients, Verdict::Failed) > 0);
         let other = TierSpec { port, ..spec(None, 1) };
-        until("its port is free", || Tier::start(other, 2).map(drop).is_ok());
+        until("its port is free", || Tier::start(other.clone(), 2).map(drop).is_ok());
         let _back = Tier::start(other, 2).unwrap();
         until("what it says is not what it said", || count(&clients, Verdict::Wrong) > 0);
         assert!(web.status().errors > 0 && web.status().first_error.is_some());
+    }
+
+    #[test]
+    fn a_tier_that_commits_has_written_each_key_before_it_answers_and_fails_where_it_cannot() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let offset = 8192;
+        std::fs::write(&path, vec![0; (offset + COMMIT_BYTES) as usize]).unwrap();
+        let commits_to = Some(DiskPlace { path: path.clone(), offset });
+        let tier = Tier::start(TierSpec { commits_to, ..spec(None, 1) }, 1).unwrap();
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, tier.address().port())).unwrap();
+        for key in [0, 7, 255] {
+            stream.write_all(&request(key)).unwrap();
+            let answer = Answer::read(|buffer| stream.read_exact(buffer)).unwrap();
+            assert_eq!((answer.key, answer.tiers), (key, 1));
+            let disk = std::fs::read(&path).unwrap();
+            let at = (offset + key * PAGE_BYTES as u64) as usize;
+            assert!(disk[at..at + PAGE_BYTES].iter().any(|byte| *byte != 0), "key {key}");
+        }
+        assert!(std::fs::read(&path).unwrap()[..offset as usize].iter().all(|byte| *byte == 0));
+
+        let commits_to = Some(DiskPlace { path: "/dev/full".into(), offset: 0 });
+        let full = Tier::start(TierSpec { commits_to, ..spec(None, 1) }, 1).unwrap();
+        let clients = clients_of(&full);
+        until("it says that it failed", || count(&clients, Verdict::Failed) > 0);
+        assert_eq!(count(&clients, Verdict::Good), 0);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use godwit_api::vm::{self, Boot, DiskSpec, NicSpec, VmSpec};
 use godwit_load::control::Control;
 use godwit_units::{VmId, VolumeId};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -56,8 +57,17 @@ impl Hosted {
         let name = spec.name.as_str();
         let disks: Vec<_> = (0..spec.disks.len()).map(|disk| spec.disk_file(site, 0, disk)).collect();
         let described = serde_json::to_string(&describe(spec, &disks)?)?;
-        let create = ["vm", "create", name, "--at", &site.name, "--file", "-", "--start"];
-        installation.command_with(create, Some(&described))?;
+        let create = ["vm", "create", name, "--at", &site.name, "--file", "-"];
+        match &spec.domain {
+            None => installation.command_with(create.into_iter().chain(["--start"]), Some(&described))?,
+            Some(domain) => {
+                let token = installation.token(domain)?;
+                let by = [OsStr::new("--api-token-file"), token.as_os_str()];
+                installation.command_with(by.into_iter().chain(create.map(OsStr::new)), Some(&described))?;
+                import(installation, name, &disks)?;
+                installation.command(["vm", "start", name])?
+            }
+        };
         for disk in &disks {
             std::fs::remove_file(disk).with_context(|| format!("cannot remove {}", disk.display()))?;
         }
@@ -316,11 +326,23 @@ pub fn boot_files(image: &str) -> [String; 2] {
 }
 
 /// The VM as Godwit is told of it: the machine that the baselines have.
+/// Fills the volumes of a VM that is off, as the deployment's admin does for a customer.
+fn import(installation: &Installation, vm: &str, disks: &[PathBuf]) -> Result<()> {
+    for (index, file) in disks.iter().enumerate() {
+        let volume = volume_name(vm, index);
+        let words = ["volume", "import", "--format", "raw", "--overwrite", "--volume", volume.as_str()];
+        installation.command(words.map(OsStr::new).into_iter().chain([file.as_os_str()]))?;
+    }
+    Ok(())
+}
+
 fn describe(spec: &GuestSpec, disks: &[PathBuf]) -> Result<VmSpec> {
     let [kernel, initrd] = boot_files(&spec.image.kind().to_string());
     let disk = |(index, size): (usize, &godwit_units::Bytes)| -> Result<DiskSpec> {
         let from = disks[index].to_str().context("the work folder's path is no text")?.to_owned();
-        Ok(DiskSpec { volume: volume_name(&spec.name, index).parse()?, size: *size, from: Some(from), store: None })
+        // A customer names no file of a host.
+        let from = spec.domain.is_none().then_some(from);
+        Ok(DiskSpec { volume: volume_name(&spec.name, index).parse()?, size: *size, from, store: None })
     };
     Ok(VmSpec {
         machine: "q35".into(),

@@ -18,11 +18,12 @@
 use super::hosted::Hosted;
 use super::incident::{self, Incident};
 use super::{Installation, lock};
+use crate::convoy::{Began, Convoy};
 use crate::disks::{self, Pair};
 use crate::fabric::Site;
 use crate::figures::Figures;
 use crate::progress::Progress;
-use crate::report::{Kept, MemorySample, Outcome, Phase, Predicted, Round};
+use crate::report::{Kept, MemorySample, Outcome, Phase, Predicted, Round, WanBytes};
 use crate::scenario::{Damage, DiskStrategy, Point};
 use crate::truth::{self, Difference, PAGE};
 use anyhow::{Context, Result};
@@ -37,7 +38,7 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How often the lab looks whether a point was reached: this is part of the pause that it measures.
 const LOOK: Duration = Duration::from_millis(1);
@@ -62,6 +63,10 @@ pub struct Order<'a> {
     pub leave_at: Option<f64>,
     /// Whether the guest is held to compare its RAM at both ends.
     pub compare: bool,
+    /// Whether the source is to keep the guest's memory for the way back.
+    pub keep_checkpoint: bool,
+    /// Those that move in one order with it.
+    pub(crate) convoy: Option<&'a Arc<Convoy>>,
     /// Damage to do on purpose once everything has arrived.
     pub damage: Vec<Damage>,
     /// What happens at points of the move; may grow while it runs.
@@ -165,13 +170,7 @@ impl Said {
             self.words.push('\n');
             return;
         };
-        if told.progress.phase == PhaseName::Memory {
-            self.memory.push(MemorySample {
-                t_s: began.elapsed().as_secs_f64(),
-                remaining: told.progress.memory_remaining.0,
-                dirty_pages_per_s: told.progress.dirty_rate.0 as f64 / PAGE as f64,
-            });
-        }
+        self.memory.extend(sample(&told.progress, began));
         self.last = Some(told);
     }
 }
@@ -206,36 +205,89 @@ impl Journey<'_> {
 
     /// Orders the move and follows it to its end; yields what is known of it then.
     fn travel(&mut self) -> Result<public::Move> {
+        let (last, began) = match self.order.convoy {
+            Some(convoy) => self.go_along(convoy)?,
+            None => self.go_alone()?,
+        };
+        self.take_figures(&last, began.unix_us);
+        Ok(last)
+    }
+
+    /// What `godwit move` is told beside the VM's name.
+    fn options(&self) -> Vec<String> {
+        let Order { to, disk, policy, throttle, keep_checkpoint, .. } = self.order;
+        let mut options = vec!["--to".to_owned(), to.name.clone(), "--disk".to_owned(), disk.to_string()];
+        options.extend(policy.iter().flat_map(|policy| ["--policy".to_owned(), policy.to_string()]));
+        options.extend(throttle.iter().flat_map(|percent| ["--throttle".to_owned(), percent.to_string()]));
+        options.extend(keep_checkpoint.then(|| "--keep-checkpoint".to_owned()));
+        options
+    }
+
+    /// Orders the move together with the others, and follows this VM's to its end.
+    fn go_along(&mut self, convoy: &Arc<Convoy>) -> Result<(public::Move, Began)> {
+        // The others wait for this one: so it does not fail before the order.
+        if self.compare
+            && let Err(e) = self.arm(COMPARE_AT)
+        {
+            self.note(format!("{e:#}"));
+        }
+        self.look();
+        let options = self.options();
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        let began = convoy.order(self.installation, &options)?;
+        self.figures.began = began.at;
+        let name = self.vm.spec.name.clone();
+        let deadline = began.at + self.order.timeout + GRACE;
+        let (mut asked, mut next) = (None, Instant::now());
+        loop {
+            self.look();
+            if Instant::now() >= next {
+                let told = convoy.said(&name).context("Godwit took the order, and not for this VM")?;
+                self.figures.ended = Instant::now();
+                if is_over(&told.progress) {
+                    return Ok((told, began));
+                }
+                self.figures.memory.extend(sample(&told.progress, began.at));
+                self.show(&told);
+                self.look_at_shares(&told.progress);
+                next = Instant::now() + ASK;
+            }
+            self.cancel_if_told(&name, &mut asked);
+            if Instant::now() > deadline {
+                anyhow::bail!("the move has no end");
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Orders the move of this VM, and follows it to its end.
+    fn go_alone(&mut self) -> Result<(public::Move, Began)> {
         if self.compare {
             self.arm(COMPARE_AT)?;
         }
         self.look();
         let name = self.vm.spec.name.clone();
-        let began_unix_us = unix_us(SystemTime::now());
-        self.figures.began = Instant::now();
-        let disk = self.order.disk.to_string();
-        let mut arguments = vec!["move", &name, "--to", &self.order.to.name, "--disk", &disk, "--json"];
-        let policy = self.order.policy.map(|policy| policy.to_string());
-        if let Some(policy) = &policy {
-            arguments.extend(["--policy", policy]);
-        }
-        let throttle = self.order.throttle.map(|percent| percent.to_string());
-        if let Some(percent) = &throttle {
-            arguments.extend(["--throttle", percent]);
-        }
-        let mut command = Command::start(self.installation, &arguments, self.figures.began)?;
+        let options = self.options();
+        let mut arguments = vec!["move", &name, "--json"];
+        arguments.extend(options.iter().map(String::as_str));
+        let began = Began::now();
+        self.figures.began = began.at;
+        let mut command = Command::start(self.installation, &arguments, began.at)?;
         let (mut asked, mut left) = (None, false);
         let status = loop {
             self.look();
             if let Some(status) = command.child.try_wait()? {
                 break Some(status);
             }
-            self.show(&command);
-            if self.may_leave(&command) {
-                left = true;
-                break None;
+            let told = lock(&command.said).last.clone();
+            if let Some(told) = &told {
+                self.show(told);
+                if self.may_leave(&told.progress) {
+                    left = true;
+                    break None;
+                }
+                self.look_at_shares(&told.progress);
             }
-            self.look_at_shares(&command);
             self.cancel_if_told(&name, &mut asked);
             if self.figures.began.elapsed() > self.order.timeout + GRACE {
                 break None;
@@ -257,7 +309,7 @@ impl Journey<'_> {
             }
             last => {
                 let words = said.words.trim().to_owned();
-                let after = self.follow(&name, last, began_unix_us);
+                let after = self.follow(&name, last, began.unix_us);
                 self.figures.ended = Instant::now();
                 after.with_context(|| match status {
                     Some(status) => format!("`godwit move` ended ({status}): {words}"),
@@ -265,18 +317,15 @@ impl Journey<'_> {
                 })?
             }
         };
-        self.take_figures(&last, began_unix_us);
-        Ok(last)
+        Ok((last, began))
     }
 
-    fn may_leave(&self, command: &Command) -> bool {
-        let (Some(share), Some(told)) = (self.order.leave_at, &lock(&command.said).last) else { return false };
-        has_gone(Point::Fill, &told.progress, 0) >= share && told.progress.network_proved_ms.is_some()
+    fn may_leave(&self, told: &MoveProgress) -> bool {
+        let Some(share) = self.order.leave_at else { return false };
+        has_gone(Point::Fill, told, 0) >= share && told.network_proved_ms.is_some()
     }
 
-    fn show(&self, command: &Command) {
-        let said = lock(&command.said);
-        let Some(told) = &said.last else { return };
+    fn show(&self, told: &public::Move) {
         let p = &told.progress;
         let name = told.vm.as_str();
         let phase = phase_name(p.phase);
@@ -404,13 +453,12 @@ impl Journey<'_> {
     }
 
     /// Does what was to be done when so much had gone.
-    fn look_at_shares(&mut self, command: &Command) {
+    fn look_at_shares(&mut self, progress: &MoveProgress) {
         if lock(self.order.incidents).iter().all(|i| i.share.is_none()) {
             return;
         }
-        let Some(progress) = lock(&command.said).last.as_ref().map(|told| told.progress.clone()) else { return };
         let ram = self.vm.spec.memory.0;
-        let due = self.take_incidents(|i| i.share.is_some_and(|share| has_gone(i.at, &progress, ram) >= share));
+        let due = self.take_incidents(|i| i.share.is_some_and(|share| has_gone(i.at, progress, ram) >= share));
         self.let_happen(due);
     }
 
@@ -528,7 +576,14 @@ impl Journey<'_> {
             before_s: Some(told.basis.before_s.likely),
         });
         figures.zero_pages = p.zero_pages;
-        figures.kept = Kept { memory: p.held_memory.0, disk: p.disk.held.0 };
+        figures.kept = Kept { memory: p.held_memory.0, disk: p.disk.held.0, of_others: p.neighbour_memory.0 };
+        let counted = p.bytes;
+        figures.counted = Some(WanBytes {
+            memory: counted.memory.0,
+            disk: counted.disk.0,
+            other: counted.control.0,
+            ..WanBytes::default()
+        });
         let pages: u64 = p.rounds.iter().map(|round| round.pages).sum();
         figures.page_bytes = (pages * PAGE as u64).max(p.raw.0);
         figures.disk_bytes = p.disk.copied.0;
@@ -578,6 +633,15 @@ impl Journey<'_> {
     }
 }
 
+/// A point of the curve, while memory goes.
+fn sample(told: &MoveProgress, began: Instant) -> Option<MemorySample> {
+    (told.phase == PhaseName::Memory).then(|| MemorySample {
+        t_s: began.elapsed().as_secs_f64(),
+        remaining: told.memory_remaining.0,
+        dirty_pages_per_s: told.dirty_rate.0 as f64 / PAGE as f64,
+    })
+}
+
 fn is_over(progress: &MoveProgress) -> bool {
     !matches!(progress.outcome, Told::Running | Told::WaitsForPeer)
 }
@@ -598,8 +662,4 @@ fn has_gone(at: Point, progress: &MoveProgress, ram: u64) -> f64 {
 
 fn phase_name(phase: PhaseName) -> String {
     serde_json::to_value(phase).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
-}
-
-fn unix_us(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
 }

@@ -8,11 +8,14 @@
 //! What can go wrong: a run cannot be made (its cell stays open, the others go on); a move does not end (the paper has such cells too:
 //! `not finished`, with the time after which it was given up).
 
+mod day;
 mod document;
 mod endpoints;
 mod guest_io;
 mod predict;
+mod response;
 mod three_tier;
+mod vms;
 mod way_back;
 mod when;
 mod wires;
@@ -46,6 +49,12 @@ pub enum Paper {
     Wires,
     /// VirtualWire, table 1: what endpoints that move with their guest add to its pause.
     Endpoints,
+    /// CloudNet, section 4.8: four guests over one link, in one order and by four plain moves.
+    Vms,
+    /// There and back in a day, with the memory kept at home and without.
+    Day,
+    /// CloudNet, figure 8: what a database's client waits for its answers through a move, ours and a plain one.
+    Response,
 }
 
 /// How much of a set is run.
@@ -80,6 +89,9 @@ impl Paper {
             Self::ThreeTier => "three-tier",
             Self::Wires => "wires",
             Self::Endpoints => "endpoints",
+            Self::Vms => "vms",
+            Self::Day => "day",
+            Self::Response => "response",
         }
     }
 
@@ -96,6 +108,9 @@ impl Paper {
             Self::ThreeTier => three_tier::cells(),
             Self::Wires => wires::cells(extent),
             Self::Endpoints => endpoints::cells(extent),
+            Self::Vms => vms::cells(extent),
+            Self::Day => day::cells(extent),
+            Self::Response => response::cells(extent),
         }
     }
 
@@ -112,6 +127,9 @@ impl Paper {
             Self::ThreeTier => three_tier::document(entries),
             Self::Wires => wires::document(entries),
             Self::Endpoints => endpoints::document(entries),
+            Self::Vms => vms::document(entries),
+            Self::Day => day::document(entries),
+            Self::Response => response::document(entries),
         }
     }
 }
@@ -154,6 +172,47 @@ impl Parts {
         let disk_s = figures.phases.iter().filter(|p| disk(&p.name)).map(|p| p.end_s - p.start_s).sum::<f64>();
         let total_s = figures.total_s;
         Some(Self { total_s, memory_s: (total_s - disk_s).max(0.0), disk_s: disk_s.min(total_s) })
+    }
+}
+
+/// Those who move a guest of a figure: Godwit, and QEMU alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mover {
+    Godwit,
+    Qemu,
+}
+
+impl Mover {
+    const ALL: [Self; 2] = [Self::Godwit, Self::Qemu];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Godwit => "godwit",
+            Self::Qemu => "qemu",
+        }
+    }
+
+    fn shown(self) -> &'static str {
+        match self {
+            Self::Godwit => "Godwit",
+            Self::Qemu => "QEMU, plain",
+        }
+    }
+
+    /// The lines of a scenario that make it the only one who moves.
+    fn lines(self) -> &'static str {
+        match self {
+            Self::Godwit => "godwit = true",
+            Self::Qemu => "godwit = false\nbaseline = [\"qemu\"]",
+        }
+    }
+
+    /// Its moves in a report, in the order in which they were looked at.
+    fn moves(self, report: &Report) -> Vec<&MoveReport> {
+        match self {
+            Self::Godwit => report.moves.iter().collect(),
+            Self::Qemu => report.baselines.iter().map(|baseline| &baseline.figures).collect(),
+        }
     }
 }
 
@@ -211,7 +270,7 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 8] = [
+    const ALL: [Paper; 11] = [
         Paper::Xnbd,
         Paper::Writes,
         Paper::WayBack,
@@ -220,6 +279,9 @@ mod tests {
         Paper::ThreeTier,
         Paper::Wires,
         Paper::Endpoints,
+        Paper::Vms,
+        Paper::Day,
+        Paper::Response,
     ];
 
     pub(super) fn entry(cell: &str, moves: Vec<MoveReport>) -> Entry {

@@ -2,8 +2,8 @@
 
 use super::network::{KINDS, MAX_NICS, MAX_PORTS, route};
 use super::{
-    Action, DATA_SETS_MIB, DiskStrategy, End, Image, Kill, MAX_SITES, MAX_VMS, Network, PathSpec, Point, Scenario,
-    ScenarioError, Victim, Vm, same_pair,
+    Action, DATA_SETS_MIB, DiskStrategy, End, Image, Kill, MAX_SITES, MAX_VMS, Move, Network, PathSpec, Point,
+    Scenario, ScenarioError, Victim, Vm, same_pair,
 };
 use godwit_load::protocol::LoadSpec;
 use godwit_units::Bytes;
@@ -190,6 +190,9 @@ impl Checker<'_> {
         for vm in &s.vm {
             self.name(&vm.name, "vm.name", &mut seen)?;
             self.known_site(s, vm.site.get_ref(), vm.site.span(), "vm.site")?;
+            if let Some(domain) = &vm.domain {
+                self.name(domain, "vm.domain", &mut HashSet::new())?;
+            }
             if !(96..=16_384).contains(vm.memory_mib.get_ref()) {
                 let what = format!("is {}; a guest takes 96 to 16384", vm.memory_mib.get_ref());
                 return self.fail(vm.memory_mib.span(), "vm.memory_mib", what);
@@ -385,25 +388,7 @@ impl Checker<'_> {
     fn steps(&self, s: &Scenario) -> Result<(), ScenarioError> {
         for step in &s.step {
             match &step.action {
-                Action::Move(m) => {
-                    self.known_vm(s, &m.vm, "step.move.vm")?;
-                    self.known_site(s, m.to.get_ref(), m.to.span(), "step.move.to")?;
-                    if (m.disk == DiskStrategy::Shared) != s.shares_disks(m.vm.get_ref()) {
-                        let what = format!(
-                            "`{}` moves once with a shared disk and once without; a disk is one or the other",
-                            m.vm.get_ref()
-                        );
-                        return self.fail(m.vm.span(), "step.move.disk", what);
-                    }
-                    if let Some(what) = m.moment.and_then(|moment| moment.problem()) {
-                        return self.fail(m.vm.span(), "step.move.moment", what);
-                    }
-                    let leaves = m.leave_at.is_none_or(|share| share > 0.0 && share < 1.0);
-                    if !leaves || (m.leave_at.is_some() && m.disk != DiskStrategy::Postcopy) {
-                        let what = "takes more than 0 and less than 1, with `disk = \"postcopy\"`";
-                        return self.fail(m.vm.span(), "step.move.leave_at", what);
-                    }
-                }
+                Action::Move(m) => self.a_move(s, m)?,
                 Action::Component(step) => {
                     self.known_component(s, &step.component)?;
                     self.known_site(s, step.to.get_ref(), step.to.span(), "step.move.to")?;
@@ -474,6 +459,34 @@ impl Checker<'_> {
                     self.path_figures(&c.apply(s.path_spec(a, b)), c.between.span(), "step.rate")?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn a_move(&self, s: &Scenario, m: &Move) -> Result<(), ScenarioError> {
+        let at = m.to.span();
+        self.known_site(s, m.to.get_ref(), at.clone(), "step.move.to")?;
+        let mut seen = HashSet::new();
+        for vm in &m.vms {
+            self.known_vm(s, vm, if m.vms.len() > 1 { "step.move.vms" } else { "step.move.vm" })?;
+            if !seen.insert(vm.get_ref()) {
+                return self.fail(vm.span(), "step.move.vms", format!("`{}` is there twice", vm.get_ref()));
+            }
+            if (m.disk == DiskStrategy::Shared) != s.shares_disks(vm.get_ref()) {
+                let what = format!(
+                    "`{}` moves once with a shared disk and once without; a disk is one or the other",
+                    vm.get_ref()
+                );
+                return self.fail(vm.span(), "step.move.disk", what);
+            }
+        }
+        if let Some(what) = m.moment.and_then(|moment| moment.problem()) {
+            return self.fail(at, "step.move.moment", what);
+        }
+        let leaves = m.leave_at.is_none_or(|share| share > 0.0 && share < 1.0);
+        if !leaves || (m.leave_at.is_some() && m.disk != DiskStrategy::Postcopy) {
+            let what = "takes more than 0 and less than 1, with `disk = \"postcopy\"`";
+            return self.fail(at, "step.move.leave_at", what);
         }
         Ok(())
     }

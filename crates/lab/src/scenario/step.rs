@@ -140,6 +140,8 @@ pub(super) struct RawMove {
     #[serde(default)]
     vm: Option<Spanned<String>>,
     #[serde(default)]
+    vms: Option<Vec<Spanned<String>>>,
+    #[serde(default)]
     component: Option<Spanned<String>>,
     to: Spanned<String>,
     #[serde(default)]
@@ -155,29 +157,45 @@ pub(super) struct RawMove {
     #[serde(default)]
     compare: Option<bool>,
     #[serde(default)]
+    keep_checkpoint: bool,
+    #[serde(default)]
     moment: Option<Moment>,
 }
 
 impl RawMove {
     fn understood(self) -> Result<Action, String> {
-        let Self { vm, component, to, disk, policy, throttle, retry, leave_at, compare, moment } = self;
-        match (vm, component) {
-            (Some(vm), None) => {
-                let disk = disk.unwrap_or_default();
-                let compare = compare.unwrap_or(true);
-                Ok(Action::Move(Move { vm, to, disk, policy, throttle, retry, leave_at, compare, moment }))
-            }
-            (None, Some(component)) => {
+        let Self { vm, vms, component, to, disk, policy, throttle, retry, leave_at, compare, keep_checkpoint, moment } =
+            self;
+        if vms.is_some() && (retry || leave_at.is_some() || moment.is_some()) {
+            return Err("`move` of several `vms` takes no `retry`, `leave_at` or `moment`: those are one VM's".into());
+        }
+        if vms.as_ref().is_some_and(|vms| vms.len() < 2) {
+            return Err("`vms` are two or more, which go in one order; one alone is `vm`".into());
+        }
+        match (vm.map(|vm| vec![vm]), vms, component) {
+            (Some(vms), None, None) | (None, Some(vms), None) => Ok(Action::Move(Move {
+                vms,
+                to,
+                disk: disk.unwrap_or_default(),
+                policy,
+                throttle,
+                retry,
+                leave_at,
+                compare: compare.unwrap_or(true),
+                keep_checkpoint,
+                moment,
+            })),
+            (None, None, Some(component)) => {
                 let other =
                     disk.is_some() || policy.is_some() || throttle.is_some() || compare.is_some() || moment.is_some();
-                if other || leave_at.is_some() || retry {
+                if other || leave_at.is_some() || retry || keep_checkpoint {
                     return Err(
                         "`move` of a `component` takes `to`, and nothing else: it has no disk and no memory".into()
                     );
                 }
                 Ok(Action::Component(ComponentStep { component, to }))
             }
-            _ => Err("`move` needs one of `vm` and `component`".into()),
+            _ => Err("`move` needs one of `vm`, `vms` and `component`".into()),
         }
     }
 }
@@ -194,8 +212,8 @@ pub struct ComponentStep {
 /// A move, as the scenario asks for it.
 #[derive(Clone, Debug)]
 pub struct Move {
-    /// Which VM.
-    pub vm: Spanned<String>,
+    /// Which VM; or which, in one order. There is at least one.
+    pub vms: Vec<Spanned<String>>,
     /// To which site.
     pub to: Spanned<String>,
     /// How the disk comes along.
@@ -212,6 +230,8 @@ pub struct Move {
     /// Whether Godwit's move is held for a moment to compare the guest's RAM at both ends. What Godwit learns of such a move has the moment in
     /// it: not where predictions are judged.
     pub compare: bool,
+    /// Whether the host that it leaves is to keep its memory for the way back. Baselines have nothing of the kind.
+    pub keep_checkpoint: bool,
     /// When it is ordered; else at once.
     pub moment: Option<Moment>,
 }
