@@ -731,6 +731,7 @@ impl Node {
         effects::end_qemu(parts).await;
         let _ = self.remove_endpoints(parts).await;
         for disk in parts.disks() {
+            disk.end_snapshot("its replica is removed from this host");
             // Whatever still fills it, or answers from it, ends. What it cannot make durable goes with its files.
             let _ = disk.freeze().await;
         }

@@ -562,6 +562,13 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
         }
         let disk = parts.disks().into_iter().find(|d| d.id == asked.volume);
         let Some(disk) = disk else { return conflict(format!("`{}` has no volume {}", parts.name, asked.volume.0)) };
+        if disk.has_snapshot() {
+            return conflict(format!(
+                "`{}` is still being exported at {} as it was before its VM left; this goes on when that has ended",
+                disk.name,
+                node.name()
+            ));
+        }
         (disk, None)
     } else if let Some(own) = before.and_then(|b| b.own) {
         (own.clone(), Some(own))
