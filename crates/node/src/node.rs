@@ -635,7 +635,8 @@ impl Node {
         definition.boot_files = files
             .unwrap_or_else(|_| Err("hashing ended in a bug of the node".into()))
             .map_err(|e| ApiError::new(Problem::Invalid, e))?;
-        let asked = godwit_api::host::CheckVm { definition: definition.clone(), disk: Bytes(0), vcpus: None };
+        let asked =
+            godwit_api::host::CheckVm { definition: definition.clone(), disk: Bytes(0), vcpus: None, place: vec![] };
         if let Some(first) = check::check(self, &asked, check::Purpose::Create).await.blockers.into_iter().next() {
             return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
         }
