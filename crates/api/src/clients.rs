@@ -11,7 +11,8 @@ use crate::component::{
 use crate::evacuation::{Activity, Evacuation, PlanEvacuation};
 use crate::extender::{ConnectExtender, DisconnectExtender, Extender, ExtenderOrders, LocalExtenders};
 use crate::host::{
-    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
+    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, PlaceVolume,
+    SetLimit, StopVm,
 };
 use crate::image::{CopyImage, ImageCopy, ImageOrder};
 use crate::network::{HostFinding, NetFinding};
@@ -177,6 +178,12 @@ impl HostClient {
     /// `POST /v1/volumes/{id}/verify`.
     pub async fn verify(&self, order: &VerifyOrder) -> Result<Verified> {
         self.0.within(ORDER).post(&format!("/v1/volumes/{}/verify", order.volume.0), order).await
+    }
+
+    /// `PUT /v1/volumes/{id}/place`. A large device takes longer than this waits: to be sent again then.
+    pub async fn place(&self, order: &PlaceVolume) -> Result<()> {
+        let path = format!("/v1/volumes/{}/place", order.volume.0);
+        self.0.within(ORDER).put::<IgnoredAny>(&path, order).await.map(drop)
     }
 
     /// `POST /v1/volumes/{id}/image`.

@@ -24,6 +24,7 @@
 //! | `PUT /v1/revocations` | [`Revocations`](godwit_trust::Revocations): whose certificates are void |
 //! | `PUT /v1/precaches` | all [`PrecacheOrder`](crate::precache::PrecacheOrder)s of this host -> [`LocalPrecache`](crate::precache::LocalPrecache)s |
 //! | `POST /v1/volumes/{id}/verify` | [`VerifyOrder`](crate::verify::VerifyOrder) -> [`Verified`](crate::verify::Verified): a slice of it |
+//! | `PUT /v1/volumes/{id}/place` | [`PlaceVolume`]: makes its replica on a block device, before a move brings it |
 //! | `POST`, `GET`, `DELETE /v1/volumes/{id}/image` | [`ImageOrder`](crate::image::ImageOrder) -> [`ImageCopy`](crate::image::ImageCopy): begins, shows and ends an import or export |
 //! | `GET /v1/components`, `GET`, `PUT`, `DELETE /v1/components/{id}` | [`ComponentDefinition`](crate::component::ComponentDefinition) -> [`LocalComponent`](crate::component::LocalComponent): made, or given another file |
 //! | `POST /v1/components/{id}/move` | [`ComponentOrder`](crate::component::ComponentOrder) -> [`LocalComponent`](crate::component::LocalComponent) |
@@ -34,7 +35,7 @@
 
 use crate::name::Name;
 use crate::progress::MoveProgress;
-use crate::vm::VmDefinition;
+use crate::vm::{Placement, VmDefinition};
 use godwit_units::{BitRate, Bytes, Generation, Lineage, MaxDrain, MoveId, Policy, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -162,6 +163,28 @@ pub struct CheckVm {
     pub disk: Bytes,
     /// CPUs to plug in on arrival, if more than it has.
     pub vcpus: Option<u32>,
+    /// Volumes that are to lie on block devices of this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub place: Vec<Placement>,
+}
+
+/// Has a volume that is about to come by a move lie on a block device. May be sent again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PlaceVolume {
+    /// The VM.
+    pub vm: VmId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// Its size.
+    pub size: Bytes,
+    /// The host that has it.
+    pub from: Name,
+    /// Its owner's lineage.
+    pub lineage: Lineage,
+    /// Its owner's generation.
+    pub generation: Generation,
+    /// Where it is to lie.
+    pub place: Placement,
 }
 
 /// What would keep a VM from running on a host. Empty: nothing.

@@ -56,6 +56,9 @@ pub struct ImageCopy {
     pub done: f64,
     /// How large the virtual disk is.
     pub size: Bytes,
+    /// When it began, by its host's clock, in milliseconds since 1970.
+    #[serde(default)]
+    pub began_unix_ms: u64,
     /// How it stands.
     pub state: ImageState,
     /// Why it failed.

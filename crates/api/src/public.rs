@@ -25,7 +25,7 @@
 use crate::host::{Blocker, DiskStrategy, HostFacts, Ownership, RunState};
 use crate::name::Name;
 use crate::progress::MoveProgress;
-use crate::vm::{ComponentSpec, VmSpec};
+use crate::vm::{ComponentSpec, Placement, VmSpec};
 use godwit_units::{BitRate, Bytes, Generation, Lineage, MaxDrain, MoveId, Policy, VmId, VolumeId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -200,6 +200,11 @@ pub struct StartMove {
     /// Whether the host that it leaves keeps its memory for a day, sealed under a key that goes with the VM: coming back is less then.
     #[serde(default)]
     pub keep_checkpoint: bool,
+    /// Volumes that are to lie on block devices there. Each is made before anything is copied, and stays if the move fails, for the next try. Only
+    /// for admins of the deployment.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub place: Vec<Placement>,
     /// Only check.
     #[serde(default)]
     pub dry_run: bool,

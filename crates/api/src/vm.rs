@@ -155,6 +155,22 @@ pub enum Store {
     },
 }
 
+/// What a volume is to lie on at the host that a move brings it to, where that is not the node's folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// The volume's name.
+    pub volume: Name,
+    /// A block device of that host, as in [`Store::Device`]: the volume's alone, and zeroed before anything comes.
+    pub device: String,
+    /// Take it although it has a file system, a partition table or the like.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overwrite: bool,
+    /// It reads as zeroes, as whoever says this vouches: it is not zeroed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub zeroed: bool,
+}
+
 impl DiskSpec {
     /// The folder on shared storage that it lies in, if it does.
     #[must_use]

@@ -17,7 +17,7 @@ use godwit_api::promote::PromoteVolume;
 use godwit_api::public::{AddHost, Component, CreateVm, MoveTogether, ResolveMove, Site, StartMove};
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::verify::VerifyVolume;
-use godwit_api::vm::{ComponentSpec, DiskSpec, VmSpec};
+use godwit_api::vm::{ComponentSpec, DiskSpec, Placement, VmSpec};
 use godwit_api::wire::ConnectWire;
 use godwit_api::{Name, PublicClient, openapi, serve};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
@@ -256,6 +256,10 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
             memory_postcopy: Some(godwit_units::MaxDrain::DEFAULT),
             vcpus: None,
             keep_checkpoint: true,
+            place: match all {
+                true => vec![Placement { volume: web.clone(), device: "/dev/x".into(), overwrite: true, zeroed: true }],
+                false => vec![],
+            },
             dry_run: false,
         };
         let component = Component { name: web.clone(), kind: ComponentSpec::Switch { bridge: "br0".into() } };

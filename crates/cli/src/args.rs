@@ -660,6 +660,10 @@ pub struct MoveArgs {
     /// Have the host that it leaves keep its memory for a day, sealed under a key that goes with the VM: coming back is less then
     #[arg(long)]
     pub keep_checkpoint: bool,
+    /// Have a volume lie on a block device of the destination, which is the volume's alone from then on and is zeroed first. One with a file system or
+    /// the like is refused without `overwrite`; `zeroed` vouches that it reads as zeroes. Again for another volume; for admins
+    #[arg(long, value_name = "VOLUME,device=PATH[,overwrite][,zeroed]", value_parser = crate::spec::place)]
+    pub place: Vec<godwit_api::vm::Placement>,
     /// Only check, and list what is in the way
     #[arg(long)]
     pub dry_run: bool,
@@ -667,7 +671,7 @@ pub struct MoveArgs {
     #[arg(long)]
     pub detach: bool,
     /// Take the VM's move back; it goes on at its source
-    #[arg(long, conflicts_with_all = ["to", "limit", "policy", "throttle", "memory_postcopy", "vcpus", "dry_run", "detach"])]
+    #[arg(long, conflicts_with_all = ["to", "limit", "policy", "throttle", "memory_postcopy", "vcpus", "place", "dry_run", "detach"])]
     pub cancel: bool,
 }
 

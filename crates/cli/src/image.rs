@@ -61,7 +61,7 @@ pub struct ImportArgs {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "godwit volume export [OPTIONS] <FILE> <IMAGE>\n       godwit volume export [OPTIONS] --volume <NAME> <IMAGE>",
-    after_help = "A node's volume is exported as it is when this begins. Its VM may run, and goes on writing: the image is what a loss of power at\nthat moment would have left. Of a VM that is off it is the disk as the guest left it. The volumes of a VM are exported one by one,\neach as of its own moment. The image has its name only when it is whole."
+    after_help = "A node's volume is exported as it is when this begins. Its VM may run, and goes on writing: the image is what a loss of power at\nthat moment would have left. Of a VM that is off it is the disk as the guest left it. The volumes of a VM are exported one by one,\neach as of its own moment. The image has its name only when it is whole.\n\nIt does not end when its VM moves away: it goes on at the host where it began. It breaks off, and says so, when its VM comes back to that\nhost meanwhile, and where the volume lies on shared storage."
 )]
 pub struct ExportArgs {
     /// A raw image, a block device, or the folder of a replica; then the image to write. With --volume only the image

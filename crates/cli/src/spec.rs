@@ -3,7 +3,7 @@
 use crate::args::CreateArgs;
 use crate::failure::Failure;
 use crate::quantity::size;
-use godwit_api::vm::{DiskSpec, NicSpec, Store, VmSpec};
+use godwit_api::vm::{DiskSpec, NicSpec, Placement, Store, VmSpec};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::io::Read;
@@ -55,6 +55,27 @@ pub fn disk(text: &str) -> Result<DiskSpec, String> {
         rest = next;
     }
     Ok(disk)
+}
+
+/// `VOLUME,device=PATH[,overwrite][,zeroed]`.
+///
+/// # Errors
+/// What is wrong with the text.
+pub fn place(text: &str) -> Result<Placement, String> {
+    let usage = || format!("`{text}`: write VOLUME,device=PATH, such as root,device=/dev/vg0/root");
+    let mut words = text.split(',');
+    let volume = words.next().unwrap_or_default().parse().map_err(text_of)?;
+    let device = words.next().and_then(|word| word.strip_prefix("device=")).filter(|path| !path.is_empty());
+    let device = device.ok_or_else(usage)?.to_owned();
+    let mut place = Placement { volume, device, overwrite: false, zeroed: false };
+    for word in words {
+        match word {
+            "overwrite" => place.overwrite = true,
+            "zeroed" => place.zeroed = true,
+            _ => return Err(format!("`{word}`: after the device only overwrite and zeroed may follow")),
+        }
+    }
+    Ok(place)
 }
 
 /// `MAC[@COMPONENT][,name=PORT][,ip=IP]...[,mtu=N]`. Without a component it is for wires to take.
@@ -182,6 +203,23 @@ mod tests {
         let line = [&["godwit", "vm", "create", "web", "--at", "texas"], words].concat();
         let Command::Vm(Vm::Create(args)) = Cli::try_parse_from(line).unwrap().command else { panic!("no creation") };
         from_args(&args)
+    }
+
+    #[test]
+    fn a_place_is_a_volume_and_a_device_of_its_destination() {
+        let placed = |overwrite, zeroed| Placement {
+            volume: "root".parse().unwrap(),
+            device: "/dev/vg0/root".into(),
+            overwrite,
+            zeroed,
+        };
+        assert_eq!(place("root,device=/dev/vg0/root"), Ok(placed(false, false)));
+        assert_eq!(place("root,device=/dev/vg0/root,zeroed,overwrite"), Ok(placed(true, true)));
+        for bad in
+            ["root", "root,device=", "root,/dev/x", "root,device=/dev/x,from=/a", ",device=/dev/x", "root,zeroed"]
+        {
+            assert!(place(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

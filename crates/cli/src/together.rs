@@ -26,6 +26,9 @@ pub async fn run(client: &PublicClient, args: MoveArgs, json: bool) -> Result<()
     if args.vcpus.is_some() {
         return Err(Failure::usage("--vcpus is for one VM: move it by itself"));
     }
+    if !args.place.is_empty() {
+        return Err(Failure::usage("--place is for one VM: move it by itself"));
+    }
     let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
     let MoveArgs { vms, disk, limit, policy, throttle, memory_postcopy, keep_checkpoint, dry_run, .. } = args;
     let order = MoveTogether { vms, to, disk, limit, policy, throttle, memory_postcopy, keep_checkpoint, dry_run };

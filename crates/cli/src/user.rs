@@ -329,9 +329,21 @@ impl User {
         if !args.dry_run && component::find(api, &vm).await?.is_some() {
             return self.print(&component::move_to(api, &vm, to, args.detach).await?, component::moved);
         }
-        let MoveArgs { disk, limit, policy, throttle, memory_postcopy, vcpus, keep_checkpoint, dry_run, .. } = args;
-        let order =
-            StartMove { vm, to, disk, limit, policy, throttle, memory_postcopy, vcpus, keep_checkpoint, dry_run };
+        let MoveArgs { disk, limit, policy, throttle, memory_postcopy, vcpus, keep_checkpoint, place, dry_run, .. } =
+            args;
+        let order = StartMove {
+            vm,
+            to,
+            disk,
+            limit,
+            policy,
+            throttle,
+            memory_postcopy,
+            vcpus,
+            keep_checkpoint,
+            place,
+            dry_run,
+        };
         if args.dry_run {
             let dry = api.dry_run(&order).await?;
             self.print(&dry, show::dry_run)?;

@@ -10,6 +10,8 @@ use common::{holders, marked};
 use godwit_trust::{Credentials, Identity};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketType};
 use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +44,7 @@ struct World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        for name in ["a", "b", "d"] {
+        for name in ["a", "b", "d", "e"] {
             if self.pair.has(name) {
                 self.pair.kill_node(name);
             }
@@ -79,6 +81,89 @@ impl Pinging {
         let numbers: Vec<u32> = self.answered().into_iter().filter(|n| *n >= since).collect();
         numbers.windows(2).map(|two| two[1].saturating_sub(two[0] + 1)).max().unwrap_or(0)
     }
+}
+
+/// A TCP session from the first router to the second, with a number every 10 ms that the other end sends back.
+struct Session {
+    stop: Arc<AtomicBool>,
+    answers: std::sync::mpsc::Receiver<Instant>,
+    ends: std::thread::JoinHandle<u64>,
+    /// When the last answer came that was looked at.
+    last: Instant,
+}
+
+/// Carries something out in the namespace of a component.
+fn inside<T: Send + 'static>(holder: u32, what: impl FnOnce() -> T + Send + 'static) -> std::thread::JoinHandle<T> {
+    let space = std::fs::File::open(format!("/proc/{holder}/ns/net")).unwrap();
+    std::thread::spawn(move || {
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(space.as_fd(), kind).unwrap();
+        what()
+    })
+}
+
+impl Session {
+    fn begin(client: u32, server: u32) -> Self {
+        let listener = inside(server, || TcpListener::bind("10.9.0.2:7007").unwrap()).join().unwrap();
+        std::thread::spawn(move || {
+            let (mut from, _) = listener.accept().unwrap();
+            let mut to = from.try_clone().unwrap();
+            let _ = std::io::copy(&mut from, &mut to);
+        });
+        let (stop, (came, answers)) = (Arc::new(AtomicBool::new(false)), std::sync::mpsc::channel());
+        let ended = stop.clone();
+        let ends = inside(client, move || {
+            let mut session = TcpStream::connect("10.9.0.2:7007").unwrap();
+            session.set_nodelay(true).unwrap();
+            let mut hearing = session.try_clone().unwrap();
+            let hears = std::thread::spawn(move || {
+                let (mut next, mut bytes) = (0_u64, [0; 8]);
+                while hearing.read_exact(&mut bytes).is_ok() {
+                    assert_eq!(u64::from_be_bytes(bytes), next, "the session loses or swaps something");
+                    next += 1;
+                    let _ = came.send(Instant::now());
+                }
+                next
+            });
+            let mut sent = 0_u64;
+            while !ended.load(Ordering::Relaxed) {
+                session.write_all(&sent.to_be_bytes()).expect("the session breaks");
+                sent += 1;
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            session.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(hears.join().unwrap(), sent, "the session ends before all has come back");
+            sent
+        });
+        Self { stop, answers, ends, last: Instant::now() }
+    }
+
+    /// The longest time without an answer, from the last look until twenty answers have come that were not there by now.
+    fn longest_gap(&mut self) -> Duration {
+        let (now, mut since, mut longest) = (Instant::now(), 0, Duration::ZERO);
+        while since < 20 {
+            let answer = self.answers.recv_timeout(Duration::from_secs(60)).expect("the session does not go on");
+            longest = longest.max(answer.duration_since(self.last));
+            self.last = answer;
+            since += u32::from(answer > now);
+        }
+        longest
+    }
+
+    /// How many numbers went there and came back.
+    fn end(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.ends.join().unwrap()
+    }
+}
+
+/// Segments that were sent again in a component's namespace, as the kernel counts them.
+fn sent_again(holder: u32) -> u64 {
+    let told = std::fs::read_to_string(format!("/proc/{holder}/net/snmp")).unwrap();
+    let mut lines = told.lines().filter(|line| line.starts_with("Tcp:"));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let mut both = names.split(' ').zip(values.split(' '));
+    both.find(|(name, _)| *name == "RetransSegs").unwrap().1.parse().unwrap()
 }
 
 impl Drop for Pinging {
@@ -427,6 +512,85 @@ fn the_second_carrier_of_a_site_takes_over_and_the_first_ones_frames_go_by_it() 
     world.until_up();
     world.pair.ok(&["extender", "disconnect", "site-a", "site-b", "--clear"]);
     assert_eq!(forwarding("d").trim(), "0", "what it did not do before it does not do after");
+}
+
+#[test]
+fn a_tcp_session_goes_on_over_a_sites_other_carrier_when_the_carrying_host_or_its_node_and_program_die() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !ready() {
+        return;
+    }
+    // The host `e` has the session's end, and does not carry.
+    let hosts = [
+        ("a", "site-a", Some("10.99.0.1:51820")),
+        ("d", "site-a", Some("10.99.0.3:51820")),
+        ("e", "site-a", None),
+        ("b", "site-b", Some("10.99.0.2:51820")),
+    ];
+    let mut world = World::new("extdead", &hosts);
+    world.routers(["e", "b"]);
+    world.pair.ok(&["extender", "connect", "site-a", "site-b"]);
+    world.until_up();
+    let (client, server) = (world.holder("e"), world.holder("b"));
+    let ping = world.ping("e");
+    ping.goes_on(&world.pair);
+    let mut session = Session::begin(client, server);
+    session.longest_gap();
+    let carrier = |world: &World| {
+        let shown = world.extender();
+        let ways = shown["ways"].as_array().unwrap().clone();
+        let way = ways.into_iter().find(|way| way["host"] == "e").unwrap()["way"].clone();
+        ["a", "d"].into_iter().find(|host| way["carrier"] == *host).unwrap_or_else(|| panic!("{way}"))
+    };
+    let capture = Capture::begin(&world.pair);
+
+    // The whole host: its node, its program and its cable.
+    let first = carrier(&world);
+    let (again, answered) = (sent_again(client) + sent_again(server), ping.last());
+    session.longest_gap();
+    world.pair.kill_node(first);
+    world.engines(first).into_iter().for_each(kill);
+    world.pair.within("c", &format!("ip link set to-{first} down"));
+    world.pair.until("the other carrier has taken over", || carrier(&world) != first);
+    let gap = session.longest_gap();
+    let lost = ping.goes_on_since(answered, &world.pair);
+    let again = sent_again(client) + sent_again(server) - again;
+    println!(
+        "carrying host `{first}` killed: the TCP session stood for {} ms, with {again} segments sent again; {lost} questions of 50 ms unanswered",
+        gap.as_millis()
+    );
+    assert!(lost > 0 && again > 0, "the session did not go over the carrier that was killed");
+    let second = carrier(&world);
+
+    // It comes back, and nothing changes: the way stays where it is.
+    world.pair.within("c", &format!("ip link set to-{first} up"));
+    world.pair.start_node(first);
+    world.until_up();
+    session.longest_gap();
+    assert_eq!(carrier(&world), second);
+
+    // The other one's node and program, on a host that is well and has its network.
+    let (again, answered) = (sent_again(client) + sent_again(server), ping.last());
+    world.pair.kill_node(second);
+    world.engines(second).into_iter().for_each(kill);
+    world.pair.until("the first carrier has taken over", || carrier(&world) == first);
+    let gap = session.longest_gap();
+    let lost = ping.goes_on_since(answered, &world.pair);
+    let again = sent_again(client) + sent_again(server) - again;
+    println!(
+        "node and program of carrier `{second}` killed: the TCP session stood for {} ms, with {again} segments sent again; {lost} questions of 50 ms unanswered",
+        gap.as_millis()
+    );
+    assert!(lost > 0 && again > 0, "the session did not go over the carrier that was killed");
+
+    let numbers = session.end();
+    println!("{numbers} numbers went there and back in order");
+    let of_b = world.pair.within("b", "cat /sys/class/net/under/address");
+    let of_b: Vec<u8> = of_b.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+    let frames = capture.end();
+    let at_b: Vec<Vec<u8>> =
+        frames.into_iter().filter(|frame| frame[..6] == of_b[..] || frame[6..12] == of_b[..]).collect();
+    assert!(!has_clear_frames(&at_b), "something went in clear between the sites");
 }
 
 #[test]

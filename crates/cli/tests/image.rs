@@ -43,7 +43,11 @@ fn filled(parts: &[(u8, usize)]) -> Vec<u8> {
 
 /// Writes as the guest does: at the export that its QEMU has.
 fn guest_writes(pair: &Pair, what: &str) {
-    let socket = pair.path("run-a/vms/1/disk0.sock");
+    guest_writes_at(pair, "a", what);
+}
+
+fn guest_writes_at(pair: &Pair, host: &str, what: &str) {
+    let socket = pair.path(&format!("run-{host}/vms/1/disk0.sock"));
     tool("qemu-io", &["-f", "raw", "-c", what, &format!("nbd+unix:///root?socket={}", text(&socket))]);
 }
 
@@ -118,6 +122,106 @@ fn a_volume_is_exported_as_it_was_when_that_began_while_its_guest_writes_on() {
     assert!(code == 1 && said.contains("knows of no import or export"), "{said}");
     let left: Vec<_> = std::fs::read_dir(pair.path("images")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["one.qcow2"]);
+}
+
+/// Begins an export that is held, and has its guest overwrite something.
+fn begin_held(pair: &Pair, image: &str) {
+    let _ = std::fs::remove_file(pair.path("points/export.reached"));
+    hold(pair, "export", "hold");
+    pair.ok(&["volume", "export", "--volume", "root", image, "--detach"]);
+    reached(pair, "export");
+}
+
+fn export_stands(pair: &Pair) -> serde_json::Value {
+    pair.json(&["volume", "export", "--volume", "root", "--status"])
+}
+
+fn ended(pair: &Pair) -> serde_json::Value {
+    std::fs::remove_file(pair.path("points/export")).unwrap();
+    pair.until("the export ends", || export_stands(pair)["state"] != "copying");
+    export_stands(pair)
+}
+
+#[test]
+fn an_export_goes_on_where_it_began_when_its_vm_moves_away() {
+    let _machine = MACHINE.lock();
+    if !can_run() {
+        return;
+    }
+    let pair = Pair::with_a_disk("exportmove");
+    begin_held(&pair, "one.qcow2");
+    guest_writes(&pair, "write -P 0x77 1M 2M");
+    pair.ok(&["move", "web", "--to", "b"]);
+    guest_writes_at(&pair, "b", "write -P 0x66 3M 2M");
+    let stands = export_stands(&pair);
+    assert_eq!((&stands["host"], &stands["state"]), (&json!("a"), &json!("copying")), "{stands}");
+    // What would change the blocks that are still to be read waits.
+    pair.ok(&["volume", "precache", "root", "--to", "a", "--interval", "1s"]);
+    pair.until("the pre-cache says why it waits", || {
+        pair.json(&["volume", "status"]).to_string().contains("still being exported at a")
+    });
+    // Another one of the same volume, where it is now.
+    std::fs::remove_file(pair.path("points/export.reached")).unwrap();
+    let now = filled(&[(0x5a, 1 << 20), (0x77, 2 << 20), (0x66, 2 << 20), (0x5a, 3 << 20)]);
+    let release = pair.path("points/export");
+    let other = pair.ok(&["volume", "export", "--volume", "root", "two.qcow2", "--detach"]);
+    assert!(other.contains("at b"), "{other}");
+    reached(&pair, "export");
+    std::fs::remove_file(release).unwrap();
+    pair.until("both exports end", || export_stands(&pair)["state"] != "copying");
+    let stands = export_stands(&pair);
+    assert_eq!((&stands["host"], &stands["state"]), (&json!("b"), &json!("done")), "{stands}");
+    assert!(contents(&pair, "images/one.qcow2") == filled(&[(0x5a, 8 << 20)]), "as it was when it began");
+    assert!(contents(&pair, "images/two.qcow2") == now);
+    pair.until("the pre-cache goes on", || std::fs::read(pair.path("a/volumes/1/data")).unwrap() == now);
+}
+
+#[test]
+fn an_export_that_begins_during_a_move_is_of_that_moment_and_one_of_what_has_not_come_yet_is_refused() {
+    let _machine = MACHINE.lock();
+    if !can_run() {
+        return;
+    }
+    let pair = Pair::with_a_disk("moveexport");
+    hold(&pair, "copy-disk", "hold");
+    pair.ok(&["move", "web", "--to", "b", "--detach"]);
+    reached(&pair, "copy-disk");
+    begin_held(&pair, "one.qcow2");
+    guest_writes(&pair, "write -P 0x77 1M 2M");
+    std::fs::remove_file(pair.path("points/copy-disk")).unwrap();
+    pair.until("it has moved", || pair.json(&["vm", "show", "web"])["host"] == "b");
+    guest_writes_at(&pair, "b", "write -P 0x66 3M 2M");
+    let done = ended(&pair);
+    assert_eq!((&done["host"], &done["state"]), (&json!("a"), &json!("done")), "{done}");
+    assert!(contents(&pair, "images/one.qcow2") == filled(&[(0x5a, 8 << 20)]), "as it was when it began");
+    pair.until("the move has ended", || pair.json(&["move", "ls"]).to_string().contains("completed"));
+
+    // One that its VM comes back to breaks off, and says so; the VM is whole.
+    guest_writes_at(&pair, "b", "write -P 0x44 0 1M");
+    begin_held(&pair, "three.qcow2");
+    pair.ok(&["move", "web", "--to", "a"]);
+    guest_writes(&pair, "write -P 0x33 5M 1M");
+    pair.ok(&["move", "web", "--to", "b"]);
+    let broken = ended(&pair);
+    let why = broken["error"]["message"].as_str().unwrap_or_default();
+    assert!(broken["state"] == "failed" && why.contains("comes back to this host"), "{broken}");
+    assert!(!pair.path("images/three.qcow2").exists());
+
+    // The VM runs here, and its blocks follow: from a host that is cut off.
+    guest_writes_at(&pair, "b", "write -P 0x22 6M 1M");
+    hold(&pair, "granted", "hold");
+    pair.ok(&["move", "web", "--to", "a", "--disk", "postcopy", "--detach"]);
+    reached(&pair, "granted");
+    pair.within("c", "ip link set to-b down");
+    std::fs::remove_file(pair.path("points/granted")).unwrap();
+    pair.until("it has moved", || pair.json(&["vm", "show", "web"])["host"] == "a");
+    let words = ["volume", "export", "--volume", "root", "four.qcow2"];
+    let (code, _, said) = pair.godwit(&words);
+    assert!(code == 1 && said.contains("not all here yet") && said.contains("until the fill has ended"), "{said}");
+    pair.within("c", "ip link set to-b up");
+    pair.until("it is whole", || pair.godwit(&words).0 == 0);
+    let now = [(0x44, 1 << 20), (0x77, 2 << 20), (0x66, 2 << 20), (0x33, 1 << 20), (0x22, 1 << 20), (0x5a, 1 << 20)];
+    assert!(contents(&pair, "images/four.qcow2") == filled(&now));
 }
 
 #[test]

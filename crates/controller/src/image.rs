@@ -1,15 +1,17 @@
 //! `godwit volume import` and `export` of volumes that a node holds: passed on to the volume's host, which does them.
 //!
 //! Nothing is kept here. Whoever asks needs no controller any more once the host has begun, and hears of the end from the next
-//! controller.
+//! controller. An export goes on where it began when its VM moves away meanwhile: so the other hosts that have a replica are asked, too.
 
 use crate::precache::volume_called;
+use crate::record::VmRecord;
 use crate::rights::Caller;
-use crate::state::{Controller, invalid};
+use crate::state::{Controller, invalid, missing};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
-use godwit_api::image::{CopyImage, ImageCopy, ImageOrder};
-use godwit_api::{ApiError, Name};
+use godwit_api::image::{CopyImage, ImageCopy, ImageOrder, ImageState};
+use godwit_api::public::Volume;
+use godwit_api::{ApiError, Name, Problem};
 use std::sync::Arc;
 
 type Answer = Result<Json<ImageCopy>, ApiError>;
@@ -42,7 +44,7 @@ pub async fn show(
     Path(name): Path<Name>,
 ) -> Answer {
     let (volume, vm) = volume_called(&c, &who, &name)?;
-    Ok(Json(c.node_of(&vm.host)?.image(volume.id).await?))
+    Ok(Json(latest(&c, &volume, &vm).await?))
 }
 
 pub async fn end(
@@ -51,5 +53,27 @@ pub async fn end(
     Path(name): Path<Name>,
 ) -> Answer {
     let (volume, vm) = volume_called(&c, &who, &name)?;
-    Ok(Json(c.node_of(&vm.host)?.end_image(volume.id).await?))
+    let host = latest(&c, &volume, &vm).await?.host;
+    Ok(Json(c.node_of(&host)?.end_image(volume.id).await?))
+}
+
+/// The copy that is under way, or began last, wherever that is.
+async fn latest(c: &Controller, volume: &Volume, vm: &VmRecord) -> Result<ImageCopy, ApiError> {
+    let mut found = vec![];
+    // Of a host that was left and is silent nobody can say anything; the VM's own host has the last word.
+    for host in volume.replicas.iter().filter(|host| **host != vm.host) {
+        let Ok(node) = c.node_of(host) else { continue };
+        found.extend(node.image(volume.id).await.ok());
+    }
+    match c.node_of(&vm.host)?.image(volume.id).await {
+        Ok(copy) => found.push(copy),
+        Err(error) if found.iter().all(|copy| copy.state != ImageState::Copying) => {
+            if error.problem != Problem::NotFound || found.is_empty() {
+                return Err(error);
+            }
+        }
+        Err(_) => {}
+    }
+    let at = |copy: &ImageCopy| (copy.state == ImageState::Copying, copy.began_unix_ms);
+    found.into_iter().max_by_key(at).ok_or_else(|| missing("image of volume", &volume.name))
 }

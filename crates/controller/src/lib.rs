@@ -20,6 +20,7 @@ mod moves;
 mod netcheck;
 mod orphans;
 mod places;
+mod placing;
 mod precache;
 mod predictions;
 mod profiles;

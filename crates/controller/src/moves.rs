@@ -214,9 +214,9 @@ async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
             blocker(&vm.host, "disk", message, "copy it: `--disk mirror` or `--disk postcopy`")
         }));
     }
-    let size: Bytes = vm.definition.spec.disks.iter().map(|d| d.size).sum();
+    let size = crate::placing::not_placed(&vm.definition, &order.place);
     let disk = local.as_ref().map_or(size, |l| l.allocated.min(size));
-    let check = CheckVm { definition: vm.definition.clone(), disk, vcpus: order.vcpus };
+    let check = CheckVm { definition: vm.definition.clone(), disk, vcpus: order.vcpus, place: order.place.clone() };
     let first = candidates[0].clone();
     for to in candidates {
         if to.name == vm.host && first.name != to.name {
@@ -264,6 +264,7 @@ pub(crate) async fn check(c: &Controller, who: &Caller, order: &StartMove) -> Re
         allowed(MEMORY_POSTCOPY)?;
     }
     who.find(c, &order.vm)?;
+    crate::placing::check(who, &c.vm_record(&order.vm)?.definition, &order.place)?;
     if order.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
         return Err(invalid(format!("limit: less than {LEAST_LIMIT} would stop the link")));
     }
@@ -331,6 +332,7 @@ pub(crate) fn store(
         superseded: false,
         after,
         prediction,
+        place: order.place.clone(),
     };
     c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
     Ok(record)
@@ -411,6 +413,7 @@ async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<A
 
 /// Has the source's node take the order: as often as it takes, since a lost answer does not mean a lost order.
 async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> {
+    crate::placing::make_all(c, record).await?;
     let node = c.node_of(&record.from)?;
     // The same reason is noted once, however often it is met.
     let mut told = None;

@@ -82,6 +82,9 @@ pub struct MoveRecord {
     /// What was foretold of it, by the way that was ordered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<godwit_api::predict::Foretold>,
+    /// Volumes that are to lie on devices of the destination.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub place: Vec<godwit_api::vm::Placement>,
 }
 
 /// That somebody has claimed a VM.

@@ -55,6 +55,7 @@ pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>
         memory_postcopy: record.order.memory_postcopy,
         vcpus: record.order.vcpus,
         keep_checkpoint: record.order.keep_checkpoint,
+        place: record.place,
         dry_run: false,
     };
     moves::start(State(c), who, Json(again)).await

@@ -244,6 +244,18 @@ impl Caller {
         Err(ApiError::new(Problem::Forbidden, format!("{} may not create a VM with {what}", self.name))
             .remedy("ask an admin of the deployment"))
     }
+
+    /// Whether a move may put volumes on devices of its destination.
+    ///
+    /// # Errors
+    /// [`Problem::Forbidden`].
+    pub fn may_place(&self) -> Result<(), ApiError> {
+        if matches!(self.kind, CallerKind::Holder(Role::Client(Access::Admin))) {
+            return Ok(());
+        }
+        Err(ApiError::new(Problem::Forbidden, format!("{} may not name devices of a host", self.name))
+            .remedy("ask an admin of the deployment; or move without a place"))
+    }
 }
 
 fn may(who: Option<&Caller>, right: Right) -> Result<(), ApiError> {

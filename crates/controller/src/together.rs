@@ -92,6 +92,7 @@ pub async fn start(
         memory_postcopy: order.memory_postcopy,
         vcpus: None,
         keep_checkpoint: order.keep_checkpoint,
+        place: vec![],
         dry_run: order.dry_run,
     };
     let mut plans: Vec<(StartMove, Plan)> = vec![];

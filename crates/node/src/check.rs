@@ -118,6 +118,14 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
             "make room, or choose another host",
         );
     }
+    for place in &asked.place {
+        let mut disks = definition.spec.disks.iter().zip(&definition.volumes);
+        if let Some((disk, volume)) = disks.find(|(disk, _)| disk.volume == place.volume)
+            && let Some((message, remedy)) = crate::place::in_the_way(node, *volume, disk.size, place)
+        {
+            add("disk", message, remedy);
+        }
+    }
     for file in &definition.boot_files {
         if let Err(message) = same_file(&node.config().images, file) {
             add(

@@ -400,7 +400,9 @@ impl Disk {
                     *order = None;
                 }
                 if disk.is_shared() {
-                    disk.end_snapshot();
+                    disk.end_snapshot(
+                        "the volume lies on shared storage, and is let go of for another host; begin it again there",
+                    );
                     disk.recorder.clear();
                 }
                 // With the guest's lock still held, and none of its writes under way.
@@ -414,9 +416,6 @@ impl Disk {
     /// The VM is not here any more, or was never: without QEMU. `lost`: it is another host's.
     pub async fn rest(self: &Arc<Self>, lost: bool) {
         self.stop_mirror().await;
-        if lost {
-            self.end_snapshot();
-        }
         let done = self.clone().blocking(move |disk| {
             if lost {
                 disk.replica.detach()?;
@@ -614,7 +613,9 @@ impl Disk {
             let mut receiving = lock(&disk.receiving);
             *receiving = Some(ticket);
             *lock(&disk.complete) = None;
-            disk.end_snapshot();
+            disk.end_snapshot(
+                "the VM comes back to this host, and its blocks with it; begin it again when the move has ended",
+            );
             if disk.is_shared() {
                 // Nothing comes: it is opened when it is granted. Until then QEMU sees zeroes.
                 disk.replica.detach()?;
@@ -913,11 +914,16 @@ impl Disk {
         Ok(snapshot)
     }
 
-    /// Nothing is kept any more; whoever still reads it hears so.
-    pub(crate) fn end_snapshot(&self) {
+    /// Nothing is kept any more; whoever still reads it hears why.
+    pub(crate) fn end_snapshot(&self, why: &str) {
         if let Some(snapshot) = lock(&self.snapshot).take() {
-            snapshot.break_off("the volume is not this host's any more");
+            snapshot.break_off(why);
         }
+    }
+
+    /// Whether the volume is kept as it was, for somebody who copies it: its blocks must not be changed behind that one's back.
+    pub(crate) fn has_snapshot(&self) -> bool {
+        lock(&self.snapshot).is_some()
     }
 
     /// Waits until the replica takes writes.

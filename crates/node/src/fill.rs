@@ -174,17 +174,23 @@ impl Disk {
 
     /// Answers of a holder. False: the fill is over.
     fn answered(&self, from: &Holder, messages: &[Vec<u8>]) -> Result<bool> {
+        let Some(opener) = self.with_fetch(|requester| requester.opener()) else { return Ok(false) };
         for message in messages {
-            // As a guest's write: whoever says what is here must not say it in between.
-            let mut order = lock(&self.order);
-            let mut fetch = lock(&self.fetch);
-            let Some(requester) = &mut *fetch else { return Ok(false) };
-            let taken = requester.handle(from, message, self.began.elapsed(), &self.replica)?;
-            if let Some(outgoing) = &mut *order
-                && !taken.is_empty()
+            // Reads of disks, and digests: no write of the guest waits for them.
+            let arrival = opener.open(message, &self.replica)?;
             {
-                outgoing.machine.arrived(&taken, &self.replica);
+                // As a guest's write: whoever says what is here must not say it in between.
+                let mut order = lock(&self.order);
+                let mut fetch = lock(&self.fetch);
+                let Some(requester) = &mut *fetch else { return Ok(false) };
+                let taken = requester.take(from, &arrival, self.began.elapsed(), &self.replica)?;
+                if let Some(outgoing) = &mut *order
+                    && !taken.is_empty()
+                {
+                    outgoing.machine.arrived(&taken, &self.replica);
+                }
             }
+            arrival.learn();
         }
         self.tell();
         Ok(true)

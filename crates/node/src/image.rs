@@ -6,6 +6,11 @@
 //! An *export* is of the volume as it is when it begins ([`crate::snapshot`]). Its file has no name until it is whole and durable, so one that is
 //! cut off, whoever dies, leaves nothing.
 //!
+//! A *move* neither waits for an export nor ends it: the VM goes, and what is left here is the volume as it was left, which nobody writes to, with
+//! what the guest had overwritten before. Whoever would write to it is told to wait (a pre-cache, [`crate::precache`]) or goes first, and the
+//! export breaks off (the VM itself, when it comes back; who removes the replica). Of a volume on shared storage nothing is left here, so
+//! its export breaks off, too.
+//!
 //! An *import* overwrites the volume in its place. A copy beside it that takes its place at the end would need room for both; and the
 //! stamps of what was there must go on counting, or another site's replica would be believed equal. So half an import is a volume of
 //! neither the old contents nor the new. It is *marked*, durably, in the VM's file before anything is overwritten, and until all of it is
@@ -174,6 +179,7 @@ pub async fn begin(node: &Arc<Node>, parts: &Arc<Parts>, order: ImageOrder) -> R
         format,
         done: 0.0,
         size: disk.size(),
+        began_unix_ms: crate::tracker::unix_ms(),
         state: ImageState::Copying,
         error: None,
     };
@@ -273,7 +279,7 @@ async fn carry_out(parts: Arc<Parts>, disk: Arc<Disk>, job: Arc<Job>, work: Work
             let result = export(&parts, &disk, &job, &to, &format, &snapshot, overwrite).await;
             // It says more than qemu-img, which only saw an error.
             let broken = snapshot.broken().map(str::to_owned);
-            disk.end_snapshot();
+            disk.end_snapshot("the export has ended");
             match broken {
                 Some(why) if result.is_err() => Err(anyhow!("the export broke off: {why}")),
                 _ => result,

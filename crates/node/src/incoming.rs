@@ -66,6 +66,7 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
         definition: stage.definition.clone(),
         disk: godwit_units::Bytes(0),
         vcpus: stage.vcpus,
+        place: vec![],
     };
     let report = crate::check::check(node, &check, crate::check::Purpose::Arrive).await;
     if let Some(first) = report.blockers.first() {

@@ -39,6 +39,7 @@ mod pace;
 pub mod parts;
 pub mod path;
 pub mod peers;
+pub mod place;
 pub mod precache;
 pub mod profile;
 pub mod promote;

@@ -635,7 +635,8 @@ impl Node {
         definition.boot_files = files
             .unwrap_or_else(|_| Err("hashing ended in a bug of the node".into()))
             .map_err(|e| ApiError::new(Problem::Invalid, e))?;
-        let asked = godwit_api::host::CheckVm { definition: definition.clone(), disk: Bytes(0), vcpus: None };
+        let asked =
+            godwit_api::host::CheckVm { definition: definition.clone(), disk: Bytes(0), vcpus: None, place: vec![] };
         if let Some(first) = check::check(self, &asked, check::Purpose::Create).await.blockers.into_iter().next() {
             return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
         }
@@ -731,6 +732,7 @@ impl Node {
         effects::end_qemu(parts).await;
         let _ = self.remove_endpoints(parts).await;
         for disk in parts.disks() {
+            disk.end_snapshot("its replica is removed from this host");
             // Whatever still fills it, or answers from it, ends. What it cannot make durable goes with its files.
             let _ = disk.freeze().await;
         }

@@ -138,6 +138,8 @@ pub struct Precaches {
     receiving: Mutex<BTreeMap<VolumeId, Receiving>>,
     /// One asks at a time: making a replica takes a moment.
     standing_by: tokio::sync::Mutex<()>,
+    /// One place is made at a time: a device may be zeroed for hours.
+    placing: tokio::sync::Mutex<()>,
 }
 
 impl Precaches {
@@ -151,7 +153,13 @@ impl Precaches {
             sending: Mutex::default(),
             receiving: Mutex::default(),
             standing_by: tokio::sync::Mutex::default(),
+            placing: tokio::sync::Mutex::default(),
         }
+    }
+
+    /// For as long as this is held nobody else makes a place for a volume that is to come.
+    pub(crate) async fn placing(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.placing.lock().await
     }
 
     /// How those from here stand.
@@ -562,6 +570,13 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
         }
         let disk = parts.disks().into_iter().find(|d| d.id == asked.volume);
         let Some(disk) = disk else { return conflict(format!("`{}` has no volume {}", parts.name, asked.volume.0)) };
+        if disk.has_snapshot() {
+            return conflict(format!(
+                "`{}` is still being exported at {} as it was before its VM left; this goes on when that has ended",
+                disk.name,
+                node.name()
+            ));
+        }
         (disk, None)
     } else if let Some(own) = before.and_then(|b| b.own) {
         (own.clone(), Some(own))
@@ -601,14 +616,18 @@ fn open(node: &Arc<Node>, folder: &Path, from: &str, asked: &Standby) -> Result<
     use std::os::unix::fs::DirBuilderExt;
     let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, format!("volume {}: {e}", asked.volume.0));
     let sockets = &node.precaches().sockets;
-    let mut private = std::fs::DirBuilder::new();
-    private.recursive(true).mode(0o700);
-    private.create(sockets).and_then(|()| private.create(folder)).map_err(|e| failed(&e))?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).map_err(|e| failed(&e))?;
     // First: a volume without it is nobody's.
     let mark = Mark { vm: asked.vm, lineage: asked.lineage, generation: asked.generation, from: from.to_owned() };
-    let bytes = serde_json::to_vec(&mark).map_err(|e| failed(&e))?;
-    replace(&folder.join(MARK), &bytes).map_err(|e| failed(&e))?;
+    make_mark(folder, &mark).map_err(|e| failed(&format!("{e:#}")))?;
     opened(node, folder, asked.volume, asked.size)
+}
+
+/// Makes the folder of a replica that is to be another host's, with its mark.
+pub(crate) fn make_mark(folder: &Path, mark: &Mark) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    Ok(replace(&folder.join(MARK), &serde_json::to_vec(mark)?)?)
 }
 
 fn opened(node: &Arc<Node>, folder: &Path, volume: VolumeId, size: Amount) -> Result<Arc<Disk>, ApiError> {

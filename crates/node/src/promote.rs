@@ -50,7 +50,7 @@ pub async fn promote(node: &Arc<Node>, order: PromoteVm) -> Result<LocalPromotio
             .remedy(format!("`godwit vm show {name}` tells how it is")));
     }
     let images = images(node, &order).await?;
-    let asked = CheckVm { definition: order.definition.clone(), disk: Bytes(0), vcpus: None };
+    let asked = CheckVm { definition: order.definition.clone(), disk: Bytes(0), vcpus: None, place: vec![] };
     if let Some(first) = check::check(node, &asked, Purpose::Arrive).await.blockers.into_iter().next() {
         return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
     }

@@ -10,7 +10,8 @@ use axum::{Json, Router};
 use godwit_api::component::{ClaimOrder, ComponentDefinition, ComponentOrder, LocalComponent};
 use godwit_api::extender::{ExtenderOrders, LocalExtenders};
 use godwit_api::host::{
-    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, SetLimit, StopVm,
+    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, PlaceVolume,
+    SetLimit, StopVm,
 };
 use godwit_api::image::{ImageCopy, ImageOrder};
 use godwit_api::orphan::Orphan;
@@ -55,6 +56,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/revocations", put(revoke))
         .route("/v1/precaches", put(precaches))
         .route("/v1/volumes/{id}/verify", post(verify))
+        .route("/v1/volumes/{id}/place", put(place))
         .route("/v1/volumes/{id}/image", post(copy_image).get(image).delete(end_image))
         .route("/v1/components", get(components))
         .route("/v1/components/{id}", get(component).put(define_component).delete(remove_component))
@@ -394,6 +396,14 @@ async fn verify(
         return Err(ApiError::new(Problem::Invalid, format!("the path says volume {id}, the body {}", order.volume.0)));
     }
     Ok(Json(crate::scrub::verify(&node, &order).await?))
+}
+
+async fn place(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(order): Json<PlaceVolume>) -> Answer<Value> {
+    if order.volume.0 != id {
+        return Err(ApiError::new(Problem::Invalid, format!("the path says volume {id}, the body {}", order.volume.0)));
+    }
+    crate::place::make(&node, order).await?;
+    Ok(Json(Value::Null))
 }
 
 async fn copy_image(

@@ -10,7 +10,9 @@
 //! *There is no room, or the guest overwrites very much at once.* The guest goes first: the snapshot breaks, and its reader fails. A snapshot that
 //! is broken gives nothing, so no copy is made of two moments.
 //!
-//! *The volume becomes another host's*, whose blocks come past here. It is broken first ([`crate::disk::Disk::receive`]).
+//! *The volume becomes another host's.* What is here does not change any more, and the reader goes on. Blocks that come from there, with the VM or
+//! by a pre-cache, come past here: it is broken before the first of a VM's ([`crate::disk::Disk::receive`]), and a pre-cache has to wait
+//! ([`crate::precache::stand_by`]).
 
 use crate::parts::lock;
 use godwit_units::BlockIndex;

@@ -5,6 +5,8 @@
 //! carries the signature of something (a file system, a partition table, swap, a part of LVM or RAID: `wipefs` looks) is refused
 //! unless somebody says that it may be lost; one of another volume of this node always.
 //!
+//! A volume that comes by a move lies on a device where whoever orders the move says so ([`crate::place`]).
+//!
 //! *Objects in a pool* of a Ceph cluster ([`godwit_volume::rados`]) are the volume's by their names; a node may have such a pool for all volumes
 //! that are new to it ([`crate::Config::pool`]), those that come by a move included.
 //!
@@ -69,7 +71,7 @@ pub fn place(node: &Node, volume: VolumeId, size: Bytes, store: &Store) -> Resul
 }
 
 /// Whether a device may become a volume's, whose replica is to be in `folder`.
-fn may_take(folder: &Path, device: &Path, overwrite: bool, zeroed: bool) -> Result<Before> {
+pub(crate) fn may_take(folder: &Path, device: &Path, overwrite: bool, zeroed: bool) -> Result<Before> {
     let volumes = folder.parent().context("the node's folder has no parent")?;
     if let Some(other) = is_taken(device, volumes) {
         bail!("{} holds the volume of {} already", device.display(), other.display());

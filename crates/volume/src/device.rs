@@ -150,6 +150,14 @@ pub(crate) fn open(data: &Path, size: u64) -> Result<Box<dyn Medium>, VolumeErro
     Ok(Box::new(device))
 }
 
+/// Whether a device could hold a volume of this size, as far as the system says.
+///
+/// # Errors
+/// When it is in use, too small, none, or cannot be opened.
+pub fn look_at(device: &Path, size: Bytes) -> Result<(), VolumeError> {
+    Device::open(device, size.0).map(drop)
+}
+
 impl Medium for Device {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         self.0.read(at, into)

@@ -29,6 +29,13 @@
 //! the fill, so that no demand waits behind them. It names what it finds among them in the fill's answers, never in a demand's. What a name does not
 //! lead to is asked for as if it were demanded, and comes in full.
 //!
+//! To look a block up costs a read of a disk and a digest, and to learn one a digest; so neither is done under the lock that the guest's writes
+//! take ([`Opener::open`], then [`Requester::take`] under it, then [`Arrival::learn`]). The order holds by itself. *Open before take*: what is
+//! found is copied out and compared with its name, and is the contents of the stamp that was asked for, whatever is written to where it
+//! was found; that the guest has written to its place meanwhile is seen at the take, as with contents that were still on the link.
+//! *Take before learn*: a library's word is a guess that whoever uses it compares, so a block that the guest overwrites in between is
+//! not found, or found to be another; and what was refused is never learnt.
+//!
 //! # What can go wrong
 //!
 //! *The path is cut, or the holder's node dies.* [`Requester::disconnected`]: what was asked is forgotten, and asked again of whoever
@@ -51,7 +58,7 @@ use crate::replica::{Contents, Replica, is_zero};
 use crate::runs::{parse_run, run_message, words};
 use crate::shadow::{Holder, Version};
 use crate::stamp::{STAMP_BYTES, Stamp};
-use godwit_content::{ContentError, Sender, reply};
+use godwit_content::{ContentError, Sender, Taken, reply};
 use godwit_units::{BlockIndex, Bytes};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -178,7 +185,7 @@ pub struct Requester {
     idle: bool,
     fetched: [u64; 2],
     /// Where names are looked up.
-    library: Option<Reader>,
+    library: Option<Arc<Reader>>,
     /// Answers to names, and what holders are told of the library: small, or paid for by a piece of the fill each.
     due: VecDeque<Question>,
     named: u64,
@@ -194,7 +201,7 @@ impl Requester {
     /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel.
     #[must_use]
     pub fn with_library(order: Vec<Range<u64>>, replica: &Replica, library: Arc<Library>) -> Self {
-        Self { library: Reader::new(library, replica), ..Self::new(order) }
+        Self { library: Reader::new(library, replica).map(Arc::new), ..Self::new(order) }
     }
 
     /// What was found here by name, and did not travel.
@@ -374,10 +381,16 @@ impl Requester {
         }
     }
 
-    /// A message came from a holder: what of it is here now and was not before. Whoever waits for it has to try again.
+    /// What opens the messages that come for this requester.
+    #[must_use]
+    pub fn opener(&self) -> Opener {
+        Opener(self.library.clone())
+    }
+
+    /// A message came from a holder: opened, taken and learnt at once, for whoever has no guest that waits.
     ///
     /// # Errors
-    /// When it makes no sense: the session is over; or the replica fails.
+    /// As [`Opener::open`] and [`Requester::take`].
     pub fn handle(
         &mut self,
         from: &Holder,
@@ -385,19 +398,36 @@ impl Requester {
         now: Duration,
         replica: &Replica,
     ) -> Result<BlockSet, FetchError> {
+        let opener = self.opener();
+        let arrival = opener.open(message, replica)?;
+        let taken = self.take(from, &arrival, now, replica)?;
+        arrival.learn();
+        Ok(taken)
+    }
+
+    /// A message that was opened: what of it is here now and was not before. Whoever waits for it has to try again.
+    ///
+    /// # Errors
+    /// When it makes no sense: the session is over; or the replica fails.
+    pub fn take(
+        &mut self,
+        from: &Holder,
+        arrival: &Arrival<'_>,
+        now: Duration,
+        replica: &Replica,
+    ) -> Result<BlockSet, FetchError> {
         let Some(session) = self.sessions.get_mut(from) else {
             return Err(FetchError::Message("an answer in no session"));
         };
-        let (kind, body) = message.split_first().ok_or(FetchError::Message("an empty message"))?;
-        let Some((run, stamp, data)) = parse_run(body) else { return Err(FetchError::Message("a malformed run")) };
+        let (kind, run, stamp, data) = (arrival.kind, arrival.run.clone(), arrival.stamp, arrival.data);
         let count = run.end - run.start;
-        if count == 0 || count > MOST_BLOCKS || run.clone().any(|b| session.has(b).is_none()) {
+        if run.clone().any(|b| session.has(b).is_none()) {
             return Err(FetchError::Message("an answer to no question"));
         }
-        let contents = match *kind {
+        let contents = match kind {
             DATA if data.len() as u64 == count * BLOCK => Contents::Data(data),
             ZEROES if data.is_empty() => Contents::Zeroes(count),
-            NAMED => return self.looked_up(from, &run, stamp, data, now, replica),
+            NAMED => return self.looked_up(from, arrival, now, replica),
             LACK if data.is_empty() => {
                 session.demand.remove(run.clone());
                 session.fill.remove(run.clone());
@@ -429,9 +459,6 @@ impl Requester {
         if !replica.wanted(run.clone())?.is_empty() {
             return Err(FetchError::Message("contents of another time"));
         }
-        if let (Some(library), Contents::Data(data)) = (&self.library, contents) {
-            library.learn(run.start, data);
-        }
         Ok(taken)
     }
 
@@ -439,16 +466,14 @@ impl Requester {
     fn looked_up(
         &mut self,
         from: &Holder,
-        run: &Range<u64>,
-        stamp: Stamp,
-        frame: &[u8],
+        arrival: &Arrival<'_>,
         now: Duration,
         replica: &Replica,
     ) -> Result<BlockSet, FetchError> {
-        let Some(library) = &self.library else {
+        let (run, stamp) = (&arrival.run, arrival.stamp);
+        let Some(found) = &arrival.found else {
             return Err(FetchError::Message("names, for which it was given no key"));
         };
-        let found = library.take(run, frame, replica)?;
         let message = [&[FOUND][..], &reply(&found.missing)].concat();
         self.due.push_back(Question { to: from.clone(), lane: Lane::Fill, message });
         if let Some(session) = self.sessions.get_mut(from) {
@@ -463,8 +488,8 @@ impl Requester {
             taken.union(&self.arrived(&part, stamp, Contents::Data(data), now, replica)?);
         }
         self.named += found.named - found.missing.len() as u64;
-        for at in found.missing {
-            let block = run.start + u64::from(at);
+        for at in &found.missing {
+            let block = run.start + u64::from(*at);
             self.queue.push_back(block..block + 1);
         }
         Ok(taken)
@@ -491,6 +516,54 @@ impl Requester {
     #[must_use]
     pub fn lacking(&self) -> u64 {
         self.sessions.values().map(|s| s.lacks.len()).sum()
+    }
+}
+
+/// Opens messages of holders, beside whatever the requester does: see the module's "Names".
+#[derive(Clone, Debug)]
+pub struct Opener(Option<Arc<Reader>>);
+
+/// A holder's message, with what its names lead to at this site.
+#[derive(Debug)]
+pub struct Arrival<'a> {
+    kind: u8,
+    run: Range<u64>,
+    stamp: Stamp,
+    data: &'a [u8],
+    found: Option<Taken>,
+    library: Option<&'a Reader>,
+}
+
+impl Opener {
+    /// Looks up what a message names: reads of other volumes, and digests.
+    ///
+    /// # Errors
+    /// When it makes no sense: the session is over.
+    pub fn open<'a>(&'a self, message: &'a [u8], replica: &Replica) -> Result<Arrival<'a>, FetchError> {
+        let (kind, body) = message.split_first().ok_or(FetchError::Message("an empty message"))?;
+        let Some((run, stamp, data)) = parse_run(body) else { return Err(FetchError::Message("a malformed run")) };
+        if run.is_empty() || run.end - run.start > MOST_BLOCKS {
+            return Err(FetchError::Message("an answer to no question"));
+        }
+        let library = self.0.as_deref();
+        let found = match library.filter(|_| *kind == NAMED) {
+            Some(library) => Some(library.take(&run, data, replica)?),
+            None => None,
+        };
+        Ok(Arrival { kind: *kind, run, stamp, data, found, library })
+    }
+}
+
+impl Arrival<'_> {
+    /// What it brought can be found by others from now on: to be called when it was taken.
+    pub fn learn(&self) {
+        let Some(library) = self.library else { return };
+        if self.kind == DATA {
+            library.learn(self.run.start, self.data);
+        }
+        for (at, data) in self.found.iter().flat_map(|found| &found.present) {
+            library.learn(self.run.start + *at as u64, data);
+        }
     }
 }
 

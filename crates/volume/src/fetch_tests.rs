@@ -101,6 +101,40 @@ fn a_read_of_512_bytes_brings_their_block_first_and_each_byte_once() {
 }
 
 #[test]
+fn what_is_written_between_a_look_in_the_library_and_the_take_changes_nothing_of_what_was_asked_for() {
+    let library = Arc::new(Library::new(godwit_content::Key::new([9; 32]), Bytes::mib(1)));
+    let mut first = Pair::beside(300, &library);
+    first.finish();
+    let mut second = Pair::beside(300, &library);
+    second.ask();
+    let opener = second.requester.opener();
+    let mut held = vec![0; 300 * BLOCK as usize];
+    second.from.read(0, &mut held).expect("reads");
+    let (mut guests, mut looked) = (vec![], 0);
+    while let Some(Answer { message, .. }) = second.server.poll(&second.from, &BOTH).expect("reads") {
+        let arrival = opener.open(&message, &second.to).expect("makes sense");
+        looked += arrival.found.as_ref().map_or(0, |found| found.present.len());
+        // The guest overwrites one of its blocks; and where they were found they are no more.
+        let block = arrival.run.start;
+        second.to.write(block * BLOCK, &[0; BLOCK as usize]).expect("writes");
+        first.to.zero(0, 300 * BLOCK).expect("writes");
+        let taken = second.requester.take(&holder(), &arrival, NOW, &second.to).expect("makes sense");
+        assert!(!taken.contains(BlockIndex(block)), "the guest's write is newer");
+        arrival.learn();
+        guests.push(block);
+        first.to.write(0, &held).expect("writes");
+        second.ask();
+    }
+    assert!(looked > 0, "something was found by name");
+    for block in guests {
+        held[(block * BLOCK) as usize..((block + 1) * BLOCK) as usize].fill(0);
+    }
+    let mut ours = vec![1; held.len()];
+    second.to.read(0, &mut ours).expect("all is here");
+    assert!(ours == held);
+}
+
+#[test]
 fn what_another_volume_of_the_domain_has_here_is_found_by_name_and_what_is_not_comes_in_full() {
     let library = Arc::new(Library::new(godwit_content::Key::new([9; 32]), Bytes::mib(1)));
     // The same 128 blocks, again and again: they come once, but for what was asked for before the holder knew of them.

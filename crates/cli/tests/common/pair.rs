@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The hosts `a` and `b`, `d` for tests that need a third one, and `c` for the controller.
-const PLACES: [(&str, u8); 4] = [("a", 1), ("b", 2), ("d", 3), ("c", 9)];
+/// The hosts `a` and `b`, `d` and `e` for tests that need more of them, and `c` for the controller.
+const PLACES: [(&str, u8); 5] = [("a", 1), ("b", 2), ("d", 3), ("e", 4), ("c", 9)];
 
 /// Whether there is what such a test needs; says so, if not.
 pub fn can_run() -> bool {
@@ -83,6 +83,7 @@ impl Pair {
             (Role::Node, "a"),
             (Role::Node, "b"),
             (Role::Node, "d"),
+            (Role::Node, "e"),
         ];
         for (role, name) in roles {
             let authority = Authority::open(&pair.path("ca")).unwrap();
@@ -96,7 +97,7 @@ impl Pair {
         pair.within("c", "ip link add under type bridge");
         pair.within("c", "ip link set under up");
         pair.within("c", "ip address add 10.99.0.9/24 dev under");
-        for (place, number) in &PLACES[..3] {
+        for (place, number) in &PLACES[..4] {
             pair.within("c", &format!("ip link add to-{place} type veth peer name under netns {}", pair.space(place)));
             pair.within("c", &format!("ip link set to-{place} master under up"));
             pair.within(place, &format!("ip address add 10.99.0.{number}/24 dev under"));
@@ -282,7 +283,7 @@ impl Pair {
             let lines: Vec<&str> = text.lines().collect();
             format!("\n{name}:\n{}", lines[lines.len().saturating_sub(40)..].join("\n"))
         };
-        ["c.log", "a.log", "b.log", "d.log"].map(tail).concat()
+        ["c.log", "a.log", "b.log", "d.log", "e.log"].map(tail).concat()
     }
 }
 
