@@ -7,7 +7,6 @@ use crate::node::Node;
 use crate::proto::{self, Hello};
 use bytes::Bytes;
 use godwit_api::ApiError;
-use godwit_api::host::PeerHost;
 use godwit_api::predict::{AskPath, PathFacts};
 use godwit_link::{Flow, Lane, Priority, SendHalf, Session, Stream};
 use godwit_units::{BitRate, Bytes as Amount};
