@@ -15,6 +15,9 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// How long the controller may be away before following ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The longest kind's length.
+const KIND: usize = "extender-disconnected".len();
+
 /// Prints events until the end of the world, or with `--no-follow` of what is there.
 ///
 /// # Errors
@@ -89,7 +92,7 @@ fn line(event: &Event) -> String {
         H::Lost { count: Some(count) } => format!("{count} events before this one are not kept any more"),
         H::Lost { count: None } => "the controller was restarted: what it told in between is not known".into(),
     };
-    format!("{}  {:<17} {}", clock(event.at_unix_us), event.what.kind(), printable(&text))
+    format!("{}  {:<KIND$} {}", clock(event.at_unix_us), event.what.kind(), printable(&text))
 }
 
 #[cfg(test)]
@@ -104,6 +107,14 @@ mod tests {
             "downtime_ms": 12.4, "error": "no\nroom",
         });
         let event: Event = serde_json::from_value(ended).unwrap();
-        assert_eq!(line(&event), "01:02:03.004  move-ended        move 3 of web: failed, pause 12 ms: no room");
+        assert_eq!(line(&event), "01:02:03.004  move-ended             move 3 of web: failed, pause 12 ms: no room");
+    }
+
+    #[test]
+    fn the_longest_kind_fits_its_column() {
+        let gone = json!({"id": 1, "at_unix_us": 0, "kind": "extender-disconnected", "sites": ["a", "b"]});
+        let event: Event = serde_json::from_value(gone).unwrap();
+        assert_eq!(event.what.kind().len(), KIND);
+        assert_eq!(line(&event), "00:00:00.000  extender-disconnected extender a to b");
     }
 }
