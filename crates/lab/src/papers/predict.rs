@@ -1,6 +1,7 @@
 //! Akoush et al., figure 3 and table II: moves as they were foretold beside moves as they were, over the dirty rate.
 //!
-//! Three links, two sizes of memory, guests from idle to far faster than the link, written in three patterns; by Godwit, which is watched for some
+//! Three links, two sizes of memory, guests from idle to far faster than the link, written in three patterns; and over one link guests that
+//! serve pages, write and read files, work and rest, or compile (table III); by Godwit, which is watched for some
 //! seconds and then moved three times, there and back and there: each move is foretold by the deployment itself, with what it knows by
 //! then. And by QEMU alone, whose moves are foretold here, by AVG with QEMU's own rule, from what was asked of the load.
 //!
@@ -24,6 +25,9 @@ const MEMORIES: [u32; 2] = [128, 256];
 /// Pages a second.
 const RATES: [u32; 5] = [0, 200, 1000, 5000, 20_000];
 const QUICK_RATES: [u32; 2] = [0, 1000];
+/// Table III's guests go over this link; and what a compilation needs.
+const WORKS_LINK: u32 = 50;
+const COMPILE_MIB: u32 = 448;
 const PATTERNS: [&str; 3] = ["uniform", "sequential", "zipf"];
 const WORKING_SET_MIB: u32 = 32;
 const RTT_MS: u32 = 20;
@@ -38,30 +42,100 @@ const WIDTH: f64 = 0.25;
 const QEMU_LIMIT: Duration = Duration::from_millis(300);
 const TCP: f64 = 0.95;
 
+/// What a guest does: the paper's table III, and its figure 3.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Work {
+    /// So many pages a second.
+    Dirty(u32),
+    /// Pages are asked for by clients.
+    Web,
+    /// Files are written and read.
+    Files,
+    /// It works for some seconds, and rests.
+    Batch,
+    /// A compilation.
+    Compile,
+}
+
+impl Work {
+    /// Of table III, those that a small guest does.
+    const SMALL: [Self; 3] = [Self::Web, Self::Files, Self::Batch];
+
+    fn rate(self) -> Option<u32> {
+        match self {
+            Self::Dirty(rate) => Some(rate),
+            _ => None,
+        }
+    }
+}
+
 /// What a cell's name says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cell {
     link: u32,
     memory: u32,
-    rate: u32,
+    work: Work,
     by_qemu: bool,
 }
 
 impl Cell {
     fn name(self) -> String {
         let means = if self.by_qemu { "qemu" } else { "godwit" };
-        format!("{}mbit-{}mib-{}pages-{means}", self.link, self.memory, self.rate)
+        let work = match self.work {
+            Work::Dirty(rate) => format!("{rate}pages"),
+            _ => self.does().to_owned(),
+        };
+        format!("{}mbit-{}mib-{work}-{means}", self.link, self.memory)
     }
 
-    fn pattern(self) -> &'static str {
-        // Each pattern meets each link and each rate.
-        let n = LINKS.iter().position(|l| *l == self.link).unwrap_or(0)
-            + RATES.iter().position(|r| *r == self.rate).unwrap_or(0);
-        PATTERNS[n % PATTERNS.len()]
+    /// The pattern in which it writes, or what it is.
+    fn does(self) -> &'static str {
+        match self.work {
+            // Each pattern meets each link and each rate.
+            Work::Dirty(rate) => {
+                let n = LINKS.iter().position(|l| *l == self.link).unwrap_or(0)
+                    + RATES.iter().position(|r| *r == rate).unwrap_or(0);
+                PATTERNS[n % PATTERNS.len()]
+            }
+            Work::Web => "web",
+            Work::Files => "files",
+            Work::Batch => "batch",
+            Work::Compile => "compile",
+        }
+    }
+
+    fn load(self) -> String {
+        match self.work {
+            Work::Dirty(rate) => {
+                let pattern = self.does();
+                format!(
+                    "{{ kind = \"memory\", pages_per_s = {rate}, pattern = \"{pattern}\", working_set_mib = {WORKING_SET_MIB}, bytes_per_page = 64 }}"
+                )
+            }
+            Work::Web => {
+                "{ kind = \"tier\", port = 80, answer_bytes = 8192, from = \"c\", sessions = 8, think_ms = 20 }".into()
+            }
+            Work::Files => {
+                "{ kind = \"disk\", kib_per_s = 256, read_kib_per_s = 1024, working_set_mib = 32 }".into()
+            }
+            Work::Batch => {
+                "{ kind = \"memory\", pages_per_s = 3000, working_set_mib = 24, bytes_per_page = 1024, busy_s = 4, rest_s = 4 }".into()
+            }
+            Work::Compile => "{ kind = \"kernel-compile\" }".into(),
+        }
+    }
+
+    /// Its image and its disk.
+    fn disk(self) -> &'static str {
+        match self.work {
+            Work::Compile => "image = \"debian\"\ndisk_gib = 6.1",
+            Work::Files => "disk_gib = 0.2",
+            _ => "disk_gib = 0.1",
+        }
     }
 
     fn plan(self) -> PlanCell {
-        let Self { link, memory, rate, by_qemu } = self;
+        let Self { link, memory, by_qemu, .. } = self;
         let who = if by_qemu { "godwit = false\nbaseline = [\"qemu\"]" } else { "godwit = true" };
         let profile = |s: u32, to: &str| {
             if by_qemu {
@@ -79,7 +153,7 @@ impl Cell {
         } else {
             [profile(12, "b"), mv("b"), profile(8, "a"), mv("a"), profile(8, "b"), mv("b")].concat()
         };
-        let pattern = self.pattern();
+        let (disk, load) = (self.disk(), self.load());
         let scenario = format!(
             r#"name = "figures-predict"
 {who}
@@ -94,14 +168,16 @@ rtt_ms = {RTT_MS}
 name = "a"
 [[site]]
 name = "b"
+[[site]]
+name = "c"
 
 [[vm]]
 name = "vm"
 site = "a"
 memory_mib = {memory}
-disk_gib = 0.1
+{disk}
 load = [
-  {{ kind = "memory", pages_per_s = {rate}, pattern = "{pattern}", working_set_mib = {WORKING_SET_MIB}, bytes_per_page = 64 }},
+  {load},
 ]
 
 [[step]]
@@ -121,17 +197,23 @@ fn all() -> Vec<Cell> {
         for link in LINKS {
             for rate in RATES {
                 for by_qemu in [false, true] {
-                    cells.push(Cell { link, memory, rate, by_qemu });
+                    cells.push(Cell { link, memory, work: Work::Dirty(rate), by_qemu });
                 }
             }
         }
     }
+    let link = WORKS_LINK;
+    cells.extend(Work::SMALL.map(|work| Cell { link, memory: MEMORIES[0], work, by_qemu: false }));
+    cells.push(Cell { link, memory: COMPILE_MIB, work: Work::Compile, by_qemu: false });
     cells
 }
 
 fn is_quick(cell: &Cell) -> bool {
-    let shown = cell.memory == MEMORIES[0] && QUICK_LINKS.contains(&cell.link) && QUICK_RATES.contains(&cell.rate);
-    shown && (!cell.by_qemu || cell.link == 50)
+    let shown = match cell.work {
+        Work::Dirty(rate) => QUICK_LINKS.contains(&cell.link) && QUICK_RATES.contains(&rate),
+        work => Work::SMALL.contains(&work),
+    };
+    shown && cell.memory == MEMORIES[0] && (!cell.by_qemu || cell.link == 50)
 }
 
 pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
@@ -140,8 +222,9 @@ pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
     quick.chain(rest).map(Cell::plan).collect()
 }
 
-/// What AVG says of a move by QEMU alone.
+/// What AVG says of a move by QEMU alone, of a guest whose rate is known.
 fn by_avg(cell: Cell, figures: &MoveReport) -> Option<Predicted> {
+    let rate = PageRate::new(cell.work.rate()?.into());
     let pages = Pages::of(Bytes::mib(cell.memory.into()));
     let set = Pages::of(Bytes::mib(WORKING_SET_MIB.into()));
     let full = figures.nonzero_share.unwrap_or(0.5);
@@ -150,11 +233,10 @@ fn by_avg(cell: Cell, figures: &MoveReport) -> Option<Predicted> {
     let wire = Wire::plain(page(full * 4104.0 + (1.0 - full) * 9.0), page(4104.0));
     let overheads = Overheads { pre: Duration::from_millis(500), post: Duration::from_millis(60 + u64::from(RTT_MS)) };
     let link = Link { rate: BitRate::from_mbit(f64::from(cell.link) * TCP), overheads };
-    let rate = PageRate::new(cell.rate.into());
     let mut rules = Rules::qemu(QEMU_LIMIT);
     // The lab's patience with it.
     rules.conditions.push(godwit_predict::Condition::Rounds(30));
-    let told = match cell.pattern() {
+    let told = match cell.does() {
         "sequential" => simulate_on(&mut Sequential::new(pages, set, rate), link, &wire, &rules),
         _ => simulate_on(&mut Evenly::new(pages, set, rate), link, &wire, &rules),
     };
@@ -210,10 +292,10 @@ impl Compared<'_> {
         let (cell, figures) = (self.cell, self.figures);
         let mut row = vec![
             if cell.by_qemu { "QEMU" } else { "Godwit" }.to_owned(),
-            self.cell.pattern().to_owned(),
+            cell.does().to_owned(),
             cell.link.to_string(),
             cell.memory.to_string(),
-            cell.rate.to_string(),
+            cell.work.rate().map_or_else(String::new, |rate| rate.to_string()),
             self.nth.to_string(),
         ];
         let (Some(told), Some([time, pause]), Some(inside)) = (&self.told, self.errors(), self.inside()) else {
@@ -366,18 +448,18 @@ fn drawings(found: &[Compared<'_>]) -> Vec<Drawing> {
                 let of = |m: &&Compared<'_>| {
                     m.is_whole() && m.cell.link == link && m.cell.by_qemu == by_qemu && m.cell.memory == MEMORIES[0]
                 };
-                let point = |m: &Compared<'_>, total_s: f64, downtime_ms: f64| Point {
-                    pages_per_s: m.cell.rate.into(),
-                    total_s,
-                    downtime_ms,
+                let point = |m: &Compared<'_>, total_s: f64, downtime_ms: f64| {
+                    let pages_per_s = m.cell.work.rate()?.into();
+                    Some(Point { pages_per_s, total_s, downtime_ms })
                 };
                 let last = found.iter().filter(of).filter(|m| by_qemu || m.nth > 1);
-                let told =
-                    last.filter_map(|m| m.told.as_ref().map(|told| point(m, told.total_s, told.downtime_ms))).collect();
+                let told = last
+                    .filter_map(|m| m.told.as_ref().and_then(|told| point(m, told.total_s, told.downtime_ms)))
+                    .collect();
                 let measured = found
                     .iter()
                     .filter(of)
-                    .map(|m| point(m, m.figures.total_s, m.figures.downtime_ms.unwrap_or(0.0)))
+                    .filter_map(|m| point(m, m.figures.total_s, m.figures.downtime_ms.unwrap_or(0.0)))
                     .collect();
                 series.push(Series { name: format!("{who}, foretold"), mark: Mark::Line, points: told });
                 series.push(Series { name: format!("{who}, measured"), mark: Mark::Dots, points: measured });
@@ -398,7 +480,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
     let found = compared(entries);
     let columns = [
         "by",
-        "pattern",
+        "what",
         "Mbit/s",
         "MiB",
         "pages/s",
