@@ -471,6 +471,14 @@ fn the_second_carrier_of_a_site_takes_over_and_the_first_ones_frames_go_by_it() 
         "only who has somebody to carry for passes on"
     );
 
+    let way = |host: &str| {
+        let shown = world.extender();
+        let ways = shown["ways"].as_array().unwrap().clone();
+        ways.into_iter().find(|way| way["host"] == host).unwrap()["way"].clone()
+    };
+    // Where the other carrier's came up first, a host's own is taken once it has been steady for a while.
+    world.pair.until("the first carrier's frames go into its own tunnel", || !way("a")["tunnel"].is_null());
+
     // What the first one's tunnel sends and gets is lost; its node runs, and so does its network.
     let of_b = world.pair.within("b", "cat /sys/class/net/under/address");
     let of_b: Vec<u8> = of_b.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
@@ -481,11 +489,6 @@ fn the_second_carrier_of_a_site_takes_over_and_the_first_ones_frames_go_by_it() 
     let (cut, last) = (Instant::now(), ping.last());
     let gap = ping.goes_on_since(last, &world.pair);
     println!("one carrier's tunnel cut: {gap} questions of 50 ms unanswered, 20 answers within {:?}", cut.elapsed());
-    let way = |host: &str| {
-        let shown = world.extender();
-        let ways = shown["ways"].as_array().unwrap().clone();
-        ways.into_iter().find(|way| way["host"] == host).unwrap()["way"].clone()
-    };
     assert_eq!(way("a"), serde_json::json!({"carrier": "d"}));
     let (code, said, _) = world.pair.godwit(&["net", "check"]);
     assert!(code != 0 && said.contains("between `a` and `b` is down"), "{said}");
