@@ -162,7 +162,7 @@ fn refusals_say_what_to_do_and_leave_the_connection_usable() {
         |disk, working_set_mib| LoadSpec::Disk { kib_per_s: 1, working_set_mib, disk, read_kib_per_s: 0, total_mib: 0 };
     assert!(refused(&[disk(1, 1)]).contains("started with 1 --disk"));
     assert!(refused(&[disk(0, 3)]).contains("truncate -s"));
-    assert!(refused(&[disk(0, 1), disk(0, 1)]).contains("two disk loads"));
+    assert!(refused(&[disk(0, 1), disk(0, 1)]).contains("two loads write to disk 0"));
     let huge = LoadSpec::Memory {
         pages_per_s: 1,
         pattern: Pattern::Uniform,
