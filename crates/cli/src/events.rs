@@ -107,7 +107,7 @@ mod tests {
             "downtime_ms": 12.4, "error": "no\nroom",
         });
         let event: Event = serde_json::from_value(ended).unwrap();
-        assert_eq!(line(&event), "01:02:03.004  move-ended             move 3 of web: failed, pause 12 ms: no room");
+        assert_eq!(line(&event), "01:02:03.004  move-ended            move 3 of web: failed, pause 12 ms: no room");
     }
 
     #[test]
