@@ -259,6 +259,12 @@ impl World {
         });
     }
 
+    /// Which way a host's frames take.
+    fn way(&self, host: &str) -> Value {
+        let ways = self.extender()["ways"].as_array().unwrap().clone();
+        ways.into_iter().find(|way| way["host"] == host).unwrap()["way"].clone()
+    }
+
     /// How many answers come in a second and a half.
     fn rate(&self, ping: &Pinging) -> u32 {
         let before = ping.last();
@@ -471,11 +477,7 @@ fn the_second_carrier_of_a_site_takes_over_and_the_first_ones_frames_go_by_it() 
         "only who has somebody to carry for passes on"
     );
 
-    let way = |host: &str| {
-        let shown = world.extender();
-        let ways = shown["ways"].as_array().unwrap().clone();
-        ways.into_iter().find(|way| way["host"] == host).unwrap()["way"].clone()
-    };
+    let way = |host: &str| world.way(host);
     // Where the other carrier's came up first, a host's own is taken once it has been steady for a while.
     world.pair.until("the first carrier's frames go into its own tunnel", || !way("a")["tunnel"].is_null());
 
@@ -540,9 +542,7 @@ fn a_tcp_session_goes_on_over_a_sites_other_carrier_when_the_carrying_host_or_it
     let mut session = Session::begin(client, server);
     session.longest_gap();
     let carrier = |world: &World| {
-        let shown = world.extender();
-        let ways = shown["ways"].as_array().unwrap().clone();
-        let way = ways.into_iter().find(|way| way["host"] == "e").unwrap()["way"].clone();
+        let way = world.way("e");
         ["a", "d"].into_iter().find(|host| way["carrier"] == *host).unwrap_or_else(|| panic!("{way}"))
     };
     let capture = Capture::begin(&world.pair);

@@ -7,7 +7,7 @@
 //!
 //! *Nothing is known of the VM*: it was never watched, nor moved. Whoever asks has it watched for [`SHORTLY`]; a move does not wait for
 //! that: the guest is taken to be a quiet one, and the interval is wide ([`Basis::model`] says `assumed`). *Nothing is known of the link*:
-//! it is measured, for less than a second. *A replica lies at the destination and no pre-cache keeps it*: how much of it is old only a
+//! it is measured, for about a second. *A replica lies at the destination and no pre-cache keeps it*: how much of it is old only a
 //! comparison would tell; the interval reaches from nothing to all.
 
 pub mod past;
