@@ -28,7 +28,7 @@ use godwit_api::progress::{MoveProgress, PhaseName};
 use godwit_api::public::{StartMove, Volume};
 use godwit_api::{ApiError, HostClient, Name};
 use godwit_predict::whole::{
-    self, AS_SEEN, Calibration, Disks, Going, Made, Road, UNSEEN, Way, foretell, recommend, share, under_way,
+    self, AS_SEEN, Calibration, Disks, Going, Made, Road, UNSEEN, Way, foretell, recommend, share,
 };
 use godwit_predict::{
     Cost, Evenly, Faster, Link, Log, NeverEnds, Overheads, PAGE, PageRate, Pages, Prediction, Replayed, Rules, Taken,
@@ -286,7 +286,6 @@ impl Known {
             rtt,
             before: overhead(pair.before.or(anywhere.before), assumed_before, anywhere.moves),
             pause: overhead(pair.pause.or(anywhere.pause), assumed_pause, anywhere.moves),
-            under_way: under_way(goodput.likely / 8.0, rtt),
         };
         let (guest, faster) = guest(memory, profile.as_ref(), of_vm.as_ref(), &mut basis);
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());

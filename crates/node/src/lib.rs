@@ -51,6 +51,7 @@ pub mod routes;
 mod routine;
 pub mod scrub;
 mod seen;
+mod settle;
 mod snapshot;
 pub mod spec;
 pub mod store;

@@ -16,6 +16,7 @@ use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::peers::carried;
 use crate::proto::{self, Hello, Request, Stage};
+use crate::settle::{self, Settling};
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{DiskStrategy, MoveOrder, MoveRole};
 use godwit_api::progress::{NoteKind, PhaseName, Round};
@@ -344,6 +345,7 @@ async fn memory(
         let (mut foreseen, mut stopped) = (Duration::ZERO, None::<(Instant, Duration, u64)>);
         let mut last = (Instant::now(), seen.progress());
         let (mut stopping, mut handed, mut gone) = (false, false, false);
+        let (mut settling, mut looked) = (Settling::default(), Instant::now());
         loop {
             let event = tokio::select! {
                 event = events.recv() => event.context("QEMU is gone")?,
@@ -368,7 +370,7 @@ async fn memory(
                     crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     continue;
                 }
-                () = tokio::time::sleep(LOOK) => {
+                () = tokio::time::sleep(if settling.is_on(began.elapsed()) { settle::LOOK } else { LOOK }) => {
                     let acknowledged = flow.counters().acknowledged.0;
                     if let Some((since, most, before)) = &mut stopped
                         && acknowledged > *before
@@ -378,11 +380,17 @@ async fn memory(
                         parts.keeper().tell(Input::Event(Event::Flowing)).await;
                     }
                     goodput.seen(began.elapsed(), acknowledged);
-                    if let Some(window) = goodput.window(rtt()) {
+                    if let Some(window) = settling.window(began.elapsed(), &goodput, rtt()) {
                         flow.set_window(window);
                     }
+                    if !stopping && settling.may_stop(began.elapsed(), on_its_way(), &goodput, rtt()) {
+                        stopping = true;
+                        seen.stopping();
+                        crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
+                    }
                     // The monitor does not answer while QEMU stops.
-                    if !stopping || handed {
+                    if looked.elapsed() >= LOOK && (!stopping || handed) {
+                        looked = Instant::now();
                         look(moving, &qemu).await;
                     }
                     continue;
@@ -392,15 +400,26 @@ async fn memory(
                 QemuEvent::Pass(n) if n > 1 && !stopping => {
                     let (round, left, throttled) = close_round(moving, &qemu, &seen, &mut last).await?;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
-                    let (sent, dirtied) = (round.pages, round.dirtied);
+                    let (sent, dirtied, round_took) = (round.pages, round.dirtied, round.seconds);
                     goodput.seen(began.elapsed(), flow.counters().acknowledged.0);
                     #[allow(clippy::cast_precision_loss)]
                     let rest = round.wire.0 as f64 / sent.max(1) as f64 * dirtied as f64;
                     let pause = goodput.forecast(on_its_way(), rest, rtt(), left);
                     tracing::info!(vm = parts.name, ?pause, "if it stopped now");
                     foreseen = pause.total();
-                    moving.tracker.round(round);
+                    // QEMU goes round and round while a stop waits.
+                    if sent > 0 || !settling.is_waiting() {
+                        moving.tracker.round(round);
+                    }
                     moving.tracker.update(|p| p.predicted_downtime_ms = Some(pause.total().as_secs_f64() * 1000.0));
+                    let took = Duration::from_secs_f64(round_took);
+                    settling.round(began.elapsed(), took, pause.rest, rtt());
+                    if let Some(window) = settling.window(began.elapsed(), &goodput, rtt()) {
+                        flow.set_window(window);
+                    }
+                    if settling.is_waiting() {
+                        continue;
+                    }
                     let left = if matches!(policy, Policy::MaxDowntime(_)) { pause.total() } else { pause.rest };
                     let crossed = rule.has_crossed();
                     let verdict = rule.round(&Ended {
@@ -476,7 +495,10 @@ async fn memory(
                         Verdict::GoOn => {}
                         Verdict::Stop(reason) => {
                             moving.note(NoteKind::Decision, reason.to_string());
-                            // What lies between QEMU and the wire has to be there first, or it is part of the pause.
+                            // What lies between QEMU and the other host has to be there first, or it is part of the pause.
+                            if settling.waits(began.elapsed(), pause.on_its_way) {
+                                continue;
+                            }
                             stopping = true;
                             seen.stopping();
                             crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
@@ -494,6 +516,10 @@ async fn memory(
                         return Err(too_long(policy, pause));
                     }
                     seen.stopping();
+                    settling.over();
+                    if let Some(window) = goodput.window(rtt()) {
+                        flow.set_window(window);
+                    }
                     let most = foreseen.max(pause) * LONGER_THAN_FORESEEN + SHORT;
                     stopped = Some((Instant::now(), most, flow.counters().acknowledged.0));
                     moving.tracker.stopped(at, unix_us);

@@ -64,13 +64,18 @@ async fn measure(session: &Session) -> Option<BitRate> {
     let stream = session.open_stream_with(Lane::Disk, Priority::Bulk, hello, Amount(AT_FIRST)).await.ok()?;
     let rtt = Duration::from_secs_f64(round_trip(session) / 1e3);
     let flow = stream.send.flow();
+    // What came behind a packet that was lost counts when it came, and not when that one was sent again.
+    let acknowledged = || session.path(Lane::Disk).map_or(0, |path| path.acknowledged);
+    let before = acknowledged();
     let arrived = tokio::select! {
         biased;
         // The other host does not take it.
         () = write(stream.send) => return None,
-        arrived = watch(&flow, rtt) => arrived,
+        arrived = watch(&flow, || acknowledged().saturating_sub(before), rtt) => arrived,
     };
-    carried(&arrived, rtt)
+    let packets = arrived.last()?.1.max(1);
+    let part = (flow.counters().acknowledged.0 as f64 / packets as f64).min(1.0);
+    carried(&arrived, rtt).map(|rate| BitRate((rate.0 as f64 * part) as u64))
 }
 
 /// Writes filler until it is over. Dropped before that, it takes back what has not gone.
@@ -84,14 +89,14 @@ async fn write(mut send: SendHalf) {
     std::future::pending().await
 }
 
-async fn watch(flow: &Flow, rtt: Duration) -> Vec<Arrived> {
+async fn watch(flow: &Flow, acknowledged: impl Fn() -> u64, rtt: Duration) -> Vec<Arrived> {
     let begin = Instant::now();
     let mut arrived = vec![(Duration::ZERO, 0)];
     loop {
         tokio::time::sleep(LOOK).await;
-        let now = (begin.elapsed(), flow.counters().acknowledged.0);
+        let now = (begin.elapsed(), acknowledged());
         arrived.push(now);
-        if now.1 >= MOST || now.0 >= LONGEST + rtt * GROWING {
+        if flow.counters().acknowledged.0 >= MOST || now.0 >= LONGEST + rtt * GROWING {
             return arrived;
         }
         flow.set_window(Amount(ahead(&arrived, rtt)));

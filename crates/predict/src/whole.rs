@@ -31,11 +31,6 @@ pub const RECENT: usize = 20;
 pub const ENOUGH: usize = 4;
 /// A guest that writes to its disks at more than this share of the link is never caught up with.
 const MIRRORED_SHARE: f64 = 0.9;
-/// How far the model is thought to be off, always the same way, and how far single moves are off around that: a standard deviation, as a
-/// part. What past moves say counts as soon as there are any.
-const BIAS: f64 = 0.2;
-/// As above.
-const NOISE: f64 = 0.06;
 /// So many moves' worth is the guess of the noise.
 const THOUGHT: f64 = 3.0;
 /// Standard deviations that nine of ten are within.
@@ -54,8 +49,6 @@ pub struct Road {
     pub before: Span,
     /// What it takes besides while the guest stands, in seconds.
     pub pause: Span,
-    /// What may be on its way when the guest stops, and is waited for.
-    pub under_way: Bytes,
 }
 
 impl Road {
@@ -76,12 +69,40 @@ const WINDOWS: (u64, u64) = (256 << 10, 24 << 20);
 /// What it lets be on its way beside the bytes of a round trip, so that a sender that comes late leaves no gap.
 const SPARE: Duration = Duration::from_millis(30);
 
-/// How many bytes of a guest's memory a node lets be on their way: those of a round trip and a quarter, and of some spare time. All of it is
-/// part of the pause. Nodes go by this when they move, and predictions when they foretell it.
+/// How long the link is busy with what is on its way: a round trip and a quarter, and some spare time.
+#[must_use]
+pub fn ahead(rtt: Duration) -> Duration {
+    rtt.mul_f64(1.25) + SPARE
+}
+
+/// How many bytes of a guest's memory a node lets be on their way: those of [`ahead`]. Nodes go by this when they move, and predictions when
+/// they foretell it.
 #[must_use]
 pub fn under_way(bytes_per_s: f64, rtt: Duration) -> Bytes {
-    let bytes = bytes_per_s * (rtt.mul_f64(1.25) + SPARE).as_secs_f64();
+    let bytes = bytes_per_s * ahead(rtt).as_secs_f64();
     Bytes((bytes as u64).clamp(WINDOWS.0, WINDOWS.1))
+}
+
+/// How long what is on its way in the last rounds waits for the link: they have little to send.
+const SETTLED: Duration = Duration::from_millis(5);
+/// The least of it: less is many small messages.
+const LEAST_SETTLED: u64 = 16 << 10;
+
+/// How many bytes a node lets be on their way in the last rounds: those of a round trip, which are on the wire or acknowledged, and next to
+/// nothing that waits for the link. That is what a guest's last pages would have to wait for when it stops.
+#[must_use]
+pub fn settled(bytes_per_s: f64, rtt: Duration) -> Bytes {
+    let bytes = bytes_per_s * (rtt + SETTLED).as_secs_f64();
+    Bytes((bytes as u64).clamp(LEAST_SETTLED, WINDOWS.1))
+}
+
+/// For how long the last pages of a guest that stops wait for those that were sent before them. `rest`: what they take themselves. Where that is
+/// little, little is on its way either: a guest is stopped only then.
+#[must_use]
+pub fn queue(bytes_per_s: f64, rtt: Duration, rest: Duration) -> Duration {
+    let rate = bytes_per_s.max(1.0);
+    let takes = |bytes: Bytes| Duration::from_secs_f64(bytes.0 as f64 / rate);
+    if rest > ahead(rtt) { takes(under_way(rate, rtt)) } else { SETTLED.max(takes(Bytes(LEAST_SETTLED))) }
 }
 
 /// What of the disks has to travel.
@@ -199,11 +220,13 @@ impl Case {
         let left_over = self.goodput - writes;
         let copying = copied * 8.0 / left_over.min(self.speed);
         let moved = memory(rate(left_over), self.faster).map_err(|e| e.to_string())?;
-        // What was handed to the link and has not arrived when the guest stops: the copy's time has it, and the pause has it too.
-        let draining = (moved.bytes as f64).min(road.under_way.0 as f64) * 8.0 / self.goodput;
+        // What was handed to the link before the last pages: the copy's time has it, and the pause has it too.
+        let rest = Duration::from_secs_f64((moved.downtime_ms / 1e3).clamp(0.0, 1e9));
+        let all = moved.bytes as f64 * 8.0 / self.goodput;
+        let queued = queue(self.goodput / 8.0, road.rtt, rest).as_secs_f64().min(all);
         // Moves of memory alone have no overheads of their own.
-        let downtime = moved.downtime_ms / 1e3 + draining + self.pause;
-        let total = self.before + copying + moved.total_s.max(draining) + self.pause;
+        let downtime = moved.downtime_ms / 1e3 + queued + self.pause;
+        let total = self.before + copying + moved.total_s.max(queued) + self.pause;
         let mirrored = self.written * (copying + moved.total_s);
         let (slowed, later) = match way {
             Way::Mirror | Way::Precache => (moved.total_s, mirrored),
@@ -309,8 +332,18 @@ fn cold(road: &Road, disks: &Disks, slowed_by_ms: f64) -> Foretold {
 /// What moves may take over what was predicted, where none has been measured: a quarter less, or half as much again.
 pub const UNPROVED: Span = Span { lower: 0.75, likely: 1.0, upper: 1.5 };
 
+/// How far off a model is thought to be before moves have shown it, as standard deviations of the ratios' logarithms. What moves say counts as
+/// soon as there are any.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Doubt {
+    /// Always the same way.
+    pub bias: f64,
+    /// From one move to the next.
+    pub noise: f64,
+}
+
 /// What past moves say of the model: what was measured over what had been predicted.
-#[derive(Clone, Debug, PartialEq, Default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
     /// Of the time.
     pub total: Ratios,
@@ -320,18 +353,45 @@ pub struct Calibration {
     pub bytes: Ratios,
 }
 
+impl Calibration {
+    /// Of predictions for hosts between which moves were made, if `informed`; else of those that assume what such moves take. Pauses differ from
+    /// one move to the next more than times do.
+    #[must_use]
+    pub fn new(informed: bool) -> Self {
+        let (total, downtime) = if informed { (0.05, 0.1) } else { (0.2, 0.3) };
+        let of = |bias, noise| Ratios::new(Doubt { bias, noise });
+        Self { total: of(total, 0.05), downtime: of(downtime, 0.2), bytes: of(total, 0.05) }
+    }
+}
+
+impl Default for Calibration {
+    /// Of those that assume.
+    fn default() -> Self {
+        Self::new(false)
+    }
+}
+
 /// Measured over predicted, the newest last. Those that make no sense are left out.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ratios(Vec<f64>);
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ratios {
+    seen: Vec<f64>,
+    doubt: Doubt,
+}
 
 impl Ratios {
+    /// None yet.
+    #[must_use]
+    pub const fn new(doubt: Doubt) -> Self {
+        Self { seen: vec![], doubt }
+    }
+
     /// A move that has ended.
     pub fn add(&mut self, predicted: f64, measured: f64) {
         let ratio = measured / predicted;
         if ratio.is_finite() && ratio > 0.0 && predicted > 0.0 {
-            self.0.push(ratio);
-            if self.0.len() > RECENT {
-                self.0.remove(0);
+            self.seen.push(ratio);
+            if self.seen.len() > RECENT {
+                self.seen.remove(0);
             }
         }
     }
@@ -339,25 +399,25 @@ impl Ratios {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.seen.len()
     }
 
-    /// What a move takes over what is predicted: likely the bias, and around it what nine moves of ten are within. [`UNPROVED`] before any
-    /// was made.
+    /// What a move takes over what is predicted: likely the bias, and around it what nine moves of ten are within.
     ///
-    /// Before moves are seen the model is thought to be off by [`BIAS`], and single moves by [`NOISE`] around that. One move says more of the bias
-    /// than that guess does, though not all; from [`ENOUGH`] on what they say is believed as it is.
+    /// Before moves are seen the model is thought to be as far off as [`Doubt`] says. One move says more of the bias than that guess does,
+    /// though not all; from [`ENOUGH`] on what they say is believed as it is.
     #[must_use]
     pub fn error(&self) -> Span {
-        let Some(seen) = Span::measured(&self.0) else { return UNPROVED };
-        let (count, middle) = (self.0.len() as f64, seen.likely.ln());
-        let squares: f64 = self.0.iter().map(|ratio| (ratio.ln() - middle).clamp(-1.0, 1.0).powi(2)).sum();
-        let noise = (THOUGHT * NOISE.powi(2) + squares) / (THOUGHT + count - 1.0);
-        let trust = if self.0.len() >= ENOUGH { 1.0 } else { BIAS.powi(2) / (BIAS.powi(2) + noise / count) };
-        let bias = (middle * trust).exp().clamp(1.0 / MOST_BIAS, MOST_BIAS);
-        let of_bias = 1.0 / (BIAS.powi(-2) + count / noise);
-        let reach = (NINE_OF_TEN * (noise + of_bias).sqrt()).exp();
-        Span { lower: bias / reach, likely: bias, upper: bias * reach }
+        let Doubt { bias, noise } = self.doubt;
+        let seen = Span::measured(&self.seen);
+        let (count, middle) = (self.seen.len() as f64, seen.map_or(0.0, |span| span.likely.ln()));
+        let squares: f64 = self.seen.iter().map(|ratio| (ratio.ln() - middle).clamp(-1.0, 1.0).powi(2)).sum();
+        let variance = (THOUGHT * noise.powi(2) + squares) / (THOUGHT + (count - 1.0).max(0.0));
+        let of_bias = 1.0 / (bias.powi(-2) + count / variance);
+        let trust = if self.seen.len() >= ENOUGH { 1.0 } else { of_bias * count / variance };
+        let likely = (middle * trust).exp().clamp(1.0 / MOST_BIAS, MOST_BIAS);
+        let reach = (NINE_OF_TEN * (variance + of_bias).sqrt()).exp();
+        Span { lower: likely / reach, likely, upper: likely * reach }
     }
 
     /// What past moves make of a prediction: its bias taken away, and as wide as they were off and as link and guest may be.
@@ -366,15 +426,12 @@ impl Ratios {
         let error = self.error();
         let likely = span.likely * error.likely;
         let (least, most) = (span.likely * error.lower, span.likely * error.upper);
-        let towards = |end: f64, part: f64| (end - span.likely).abs() * error.likely * part;
-        if self.0.is_empty() {
-            return Span::holding(likely, least.min(span.lower), most.max(span.upper));
-        }
         // What the three moves say of link and guest counts half of its way: their extremes at once are rare. And it has nothing to do with what
         // the model is off by, so the two add up by their squares.
-        let less = (likely - least).hypot(towards(span.lower, 0.5));
-        let more = (most - likely).hypot(towards(span.upper, 0.5));
-        Span::holding(likely, likely - less, likely + more)
+        let towards = |end: f64| (end - span.likely).abs() * error.likely * 0.5;
+        let less = (likely - least).hypot(towards(span.lower));
+        let more = (most - likely).hypot(towards(span.upper));
+        Span::holding(likely, (likely - less).max(0.0), likely + more)
     }
 }
 

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use godwit_predict::whole::{
-    AS_SEEN, Calibration, Disks, Foretold, Going, Made, Ratios, Road, UNSEEN, Way, foretell, recommend, share,
+    AS_SEEN, Calibration, Disks, Doubt, Foretold, Going, Made, Ratios, Road, UNSEEN, Way, foretell, queue, recommend,
+    share,
 };
 use godwit_predict::{
     Cost, Evenly, Faster, Link, NeverEnds, Overheads, PageRate, Pages, Prediction, Rules, Wire, simulate, simulate_on,
@@ -18,7 +19,7 @@ fn road(goodput: f64) -> Road {
     let rtt = Duration::from_millis(20);
     let (before, pause) = Road::assumed(rtt);
     let goodput = Span { lower: goodput * 0.8, likely: goodput, upper: goodput * 1.1 };
-    Road { goodput, rtt, before, pause, under_way: Bytes::mib(1) }
+    Road { goodput, rtt, before, pause }
 }
 
 fn memory(pages: u64, rate: f64) -> impl Fn(BitRate, f64) -> Result<Prediction, NeverEnds> {
@@ -111,9 +112,11 @@ fn two_moves_that_share_a_link_take_turns_until_the_smaller_is_through() {
 
 #[test]
 fn past_moves_take_the_bias_away_and_make_the_interval_narrower() {
-    let mut past = Ratios::default();
+    let mut past = Ratios::new(Doubt { bias: 0.2, noise: 0.05 });
     let ten = Span::exactly(10.0);
-    assert_eq!(past.apply(ten), Span { lower: 7.5, likely: 10.0, upper: 15.0 });
+    let unproved = past.apply(ten);
+    // Nine of ten within 1.645 standard deviations: a fifth, and a twentieth.
+    assert!((unproved.upper / 10.0 - (1.645 * 0.2_f64.hypot(0.05)).exp()).abs() < 1e-9, "{unproved:?}");
     for measured in [11.9, 12.0, 12.0, 12.1, 12.0, 12.1, 11.9, 12.0, 12.0] {
         past.add(10.0, measured);
     }
@@ -123,6 +126,26 @@ fn past_moves_take_the_bias_away_and_make_the_interval_narrower() {
     past.add(0.0, 5.0);
     past.add(5.0, f64::NAN);
     assert_eq!(past.count(), 9);
+}
+
+#[test]
+fn of_what_differs_from_move_to_move_a_single_one_says_little() {
+    let after_one = |noise: f64| {
+        let mut past = Ratios::new(Doubt { bias: 0.1, noise });
+        past.add(100.0, 200.0);
+        past.apply(Span::exactly(100.0))
+    };
+    let (alike, unlike) = (after_one(0.02), after_one(0.3));
+    assert!(alike.likely > 190.0 && unlike.likely < 115.0, "{alike:?} {unlike:?}");
+    assert!(unlike.width() > alike.width(), "{alike:?} {unlike:?}");
+}
+
+#[test]
+fn what_a_guest_that_is_nearly_done_waits_for_is_little_and_what_one_that_is_not_waits_for_is_a_window() {
+    let (rtt, rate) = (Duration::from_millis(100), 1.25e6);
+    let (little, much) = (Duration::from_millis(20), Duration::from_secs(1));
+    let (settled, full) = (queue(rate, rtt, little), queue(rate, rtt, much));
+    assert!(settled < rtt / 5 && full > rtt, "{settled:?} {full:?}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use godwit_api::public::Volume;
 use godwit_api::{ApiError, Name};
 use godwit_predict::Pages;
 use godwit_predict::fleet::{Errors, Fleet, FleetHost, FleetLink, FleetVm, Held, Move, Plan, Strategy};
-use godwit_predict::whole::{BOOT, Road, under_way};
+use godwit_predict::whole::{BOOT, Road, queue};
 use godwit_units::{Bytes, Span, VmId, VolumeId};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -185,7 +185,7 @@ fn ways(seen: &Seen, wanted: &PlanEvacuation) -> Vec<Way> {
             Span { lower: goodput.lower.min(most), likely: goodput.likely.min(most), upper: goodput.upper.min(most) };
         let (before, pause) = overheads(&pair, &anywhere, rtt(path));
         let rtt = rtt(path);
-        let draining = under_way(goodput.likely / 8.0, rtt).0 as f64 * 8.0 / goodput.likely.max(1.0);
+        let draining = queue(goodput.likely / 8.0, rtt, Duration::ZERO).as_secs_f64();
         let open = links.iter().filter(|mv| mv.step != Step::Ended && here.contains(&mv.from));
         let busy = open.fold(0.0, |busy, mv| busy + left_of(&mv.progress) * 8.0 / goodput.likely.max(1.0));
         let host = |host: &&HostRecord| {

@@ -6,7 +6,7 @@ use crate::record::MoveRecord;
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_api::progress::{MoveProgress, PhaseName, Round};
-use godwit_predict::whole::{Calibration, ENOUGH, RECENT, under_way};
+use godwit_predict::whole::{Calibration, ENOUGH, RECENT, ahead, queue, settled, under_way};
 use godwit_units::{Span, VmId};
 use std::time::Duration;
 
@@ -61,17 +61,23 @@ fn own_s(record: &MoveRecord) -> Option<f64> {
     Some((total_s(record)? - waited_s(record)).max(0.0))
 }
 
+/// The round trip, as it was when the move was foretold.
+fn rtt(record: &MoveRecord) -> Duration {
+    let ms = record.prediction.as_ref().and_then(|told| told.basis.rtt_ms);
+    ms.map_or(RTT, |ms| Duration::from_secs_f64((ms / 1e3).clamp(0.0, 60.0)))
+}
+
 /// Bytes of the rounds that were still on their way when the guest stopped, as far as the node's window tells: it follows what the link carries,
-/// which is what has arrived by then.
-fn left_under_way(record: &MoveRecord, wire: u64, in_rounds: f64) -> u64 {
-    let rtt_ms = record.prediction.as_ref().and_then(|told| told.basis.rtt_ms);
-    let rtt = rtt_ms.map_or(RTT, |ms| Duration::from_secs_f64((ms / 1e3).clamp(0.0, 60.0)));
+/// which is what has arrived by then. And how much a second that is.
+fn left_under_way(wire: u64, in_rounds: f64, rtt: Duration, stopped: f64) -> (u64, f64) {
     let seconds = in_rounds.max(0.1);
-    let mut left = 0;
+    let (mut left, mut rate) = (0, wire as f64 / seconds);
     for _ in 0..3 {
-        left = under_way((wire - left) as f64 / seconds, rtt).0.min(wire);
+        let window = if stopped > rate * ahead(rtt).as_secs_f64() { under_way(rate, rtt) } else { settled(rate, rtt) };
+        left = window.0.min(wire);
+        rate = (wire - left) as f64 / seconds;
     }
-    left
+    (left, rate)
 }
 
 /// What a move has shown that got there.
@@ -80,20 +86,28 @@ pub fn measured(record: &MoveRecord) -> Option<Measured> {
     let (p, total) = (&record.progress, own_s(record)?);
     let downtime = p.downtime_ms? / 1e3;
     let (in_rounds, wire): (f64, u64) = p.rounds.iter().fold((0.0, 0), |(s, w), r| (s + r.seconds, w + r.wire.0));
+    let stopped = p.rounds.last().map_or(0.0, |r| r.wire.0 as f64 / r.pages.max(1) as f64 * r.dirtied as f64);
     // What rounds have handed to the link, and what of it was still under way at the stop.
-    let under_way = left_under_way(record, wire, in_rounds);
-    let by_rounds =
-        (wire - under_way >= TELLING && in_rounds > 0.1).then(|| (wire - under_way) as f64 * 8.0 / in_rounds);
+    let (under_way, rate) = left_under_way(wire, in_rounds, rtt(record), stopped);
+    let by_rounds = (wire - under_way >= TELLING && in_rounds > 0.1).then_some(rate * 8.0);
     let copying = seconds(p, PhaseName::CopyDisk);
     let copied = p.bytes.disk.0 as f64;
     let by_copy = (p.bytes.disk.0 >= TELLING && copying > 0.1).then(|| copied * 8.0 / copying);
-    // The disks' bytes are counted with QUIC's own.
-    let goodput = by_rounds.or(by_copy.map(|rate| rate * PAYLOAD));
+    // The disks' bytes are counted with QUIC's own. The last of them go while the first round begins: both together say what the link carries,
+    // unless the disks were slower than it.
+    let by_all = |rounds: f64| {
+        let both = copied * PAYLOAD * 8.0 + rounds * in_rounds;
+        if by_copy.is_some() { both / (copying + in_rounds) } else { rounds }
+    };
+    let goodput = by_rounds.map(|rate| rate.max(by_all(rate))).or(by_copy.map(|rate| rate * PAYLOAD));
     let at = |bytes: f64| goodput.map_or(0.0, |rate| bytes * 8.0 / rate);
     // A copy of next to nothing is what every move takes; one of more took its own time.
     let before = total - downtime - in_rounds - by_copy.map_or(0.0, |_| copying);
-    let stopped = p.rounds.last().map_or(0.0, |r| r.wire.0 as f64 / r.pages.max(1) as f64 * r.dirtied as f64);
-    let pause = downtime - at(stopped) - at(under_way as f64);
+    let queued = goodput.map_or(0.0, |rate| {
+        let rest = Duration::from_secs_f64((stopped * 8.0 / rate.max(1.0)).clamp(0.0, 1e6));
+        queue(rate / 8.0, rtt(record), rest).as_secs_f64()
+    });
+    let pause = downtime - at(stopped) - queued;
     let disk_wire = (p.disk.copied.0 >= TELLING).then(|| copied / p.disk.copied.0 as f64);
     // What the model explains more than all of is its error, and no time that goes backwards.
     Some(Measured {
@@ -157,7 +171,7 @@ pub fn calibration(moves: &[MoveRecord], informed: bool, same: impl Fn(&MoveReco
         moves.iter().filter(|mv| knew(mv) == Some(informed) && total_s(mv).is_some()).collect();
     let these: Vec<&MoveRecord> = ended.iter().copied().filter(|mv| same(mv)).collect();
     let counted = if these.len() >= ENOUGH { these } else { ended };
-    let mut found = Calibration::default();
+    let mut found = Calibration::new(informed);
     for mv in counted.into_iter().take(RECENT).rev() {
         let (Some(told), Some(total)) = (&mv.prediction, own_s(mv)) else { continue };
         let likely = told.uncorrected;
@@ -218,8 +232,8 @@ mod tests {
     use godwit_api::progress::{Outcome, Phase};
     use godwit_units::Bytes;
 
-    /// The least that a node lets be on its way: a round trip of this link has less.
-    const UNDER_WAY: u64 = 256 << 10;
+    /// What a node lets be on its way in the last rounds over 8 Mbit/s: a round trip of 20 ms, and 5 ms.
+    const UNDER_WAY: u64 = 25_000;
 
     /// A move of 9 s over 8 Mbit/s: 1 s of its own, 1 MB of disk in 2 s, 4 MB of memory in rounds of 4 s, and what is under way in the pause of 2 s.
     fn record(id: u64) -> MoveRecord {
@@ -266,12 +280,22 @@ mod tests {
         // 9 s less the pause, the rounds and the 2 s of the disk.
         assert!((measured.before - 1.0).abs() < 1e-6, "{measured:?}");
         assert_eq!(measured.disk_speed, Some(4e6));
-        // 2 s less 0.01 s for ten pages and 0.26 s for what was under way.
-        assert!((measured.pause - 1.727_856).abs() < 1e-6, "{measured:?}");
+        // 2 s less 0.01 s for ten pages and 0.016 s for what they waited for.
+        assert!((measured.pause - 1.973_616).abs() < 1e-6, "{measured:?}");
         assert_eq!(measured.disk_wire, Some(0.5));
         let mut failed = record(1);
         failed.progress.outcome = Outcome::Failed;
         assert_eq!(super::measured(&failed), None);
+    }
+
+    #[test]
+    fn what_the_first_round_shared_with_the_end_of_the_disk_does_not_make_the_link_slower() {
+        let mut mv = record(1);
+        // 8 Mbit/s all the time: half a second's worth of the disk went while memory did.
+        mv.progress.bytes.disk = Bytes((2.5 * 1e6 / PAYLOAD) as u64);
+        mv.progress.rounds[0].wire = Bytes(3_400_000 + UNDER_WAY);
+        let measured = measured(&mv).unwrap();
+        assert!((measured.goodput.unwrap() - 8e6).abs() < 0.05e6, "{measured:?}");
     }
 
     #[test]

@@ -1,0 +1,170 @@
+//! What lies between QEMU and the other host when a guest stops is part of its pause: up to a window of bytes, which is more than a round trip
+//! of the link. So the last rounds, in which there is little to send anyway, go with next to nothing under way, and a guest that is to be
+//! stopped runs on until what was sent before has arrived.
+//!
+//! # What can go wrong
+//!
+//! *The guest writes as fast as the link carries*: what is under way is never little, and waiting for it makes nothing shorter. Then nothing is
+//! waited for ([`Settling::round`]). *The guest begins to write meanwhile*: then what is left of the round is more than what is under way, the
+//! window is as wide as ever, and a stop that was decided is decided anew. *The link stands*: nothing is waited for longer than
+//! [`PATIENCE`] times what it should take.
+//!
+//! Pure: times and bytes in, a window and a moment out.
+
+use crate::forecast::Goodput;
+use godwit_predict::whole::{ahead, settled, under_way};
+use godwit_units::Bytes;
+use std::time::Duration;
+
+/// Between two looks at what is under way, while that matters.
+pub const LOOK: Duration = Duration::from_millis(5);
+/// A guest that dirties more than this part of what the link carries is not waited for: it would dirty as much as arrives meanwhile.
+const QUIET: f64 = 0.5;
+/// So little is chance.
+const LITTLE: Duration = Duration::from_millis(10);
+/// So many times as long as what is under way should take.
+const PATIENCE: f64 = 2.0;
+/// And so much longer.
+const LONGER: Duration = Duration::from_millis(50);
+/// The longest that the last rounds go with little under way: a guest that writes little but steadily would have the link stand idle.
+const MOST: Duration = Duration::from_secs(2);
+
+/// The last rounds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settling {
+    /// Until when little goes at a time.
+    until: Option<Duration>,
+    /// Until when a stop that was decided waits.
+    stop_by: Option<Duration>,
+}
+
+impl Settling {
+    /// A round has ended that took so long; what was dirtied in it takes `rest` to send.
+    pub fn round(&mut self, now: Duration, took: Duration, rest: Duration, rtt: Duration) {
+        if rest > ahead(rtt) || rest > took.mul_f64(QUIET).max(LITTLE) {
+            *self = Self::default();
+        } else if self.until.is_none() {
+            self.until = Some(now + MOST);
+        }
+    }
+
+    /// Whether little goes at a time.
+    #[must_use]
+    pub fn is_on(&self, now: Duration) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// How many bytes may be on their way, if it is known what the link carries.
+    #[must_use]
+    pub fn window(&self, now: Duration, goodput: &Goodput, rtt: Duration) -> Option<Bytes> {
+        let rate = goodput.rate()?;
+        Some(if self.is_on(now) { settled(rate, rtt) } else { under_way(rate, rtt) })
+    }
+
+    /// The guest is to be stopped, with so much before it that is on its way. False where it is to be done at once.
+    pub fn waits(&mut self, now: Duration, on_its_way: Duration) -> bool {
+        if self.is_on(now) {
+            self.stop_by.get_or_insert(now + on_its_way.mul_f64(PATIENCE) + LONGER);
+        }
+        self.is_waiting()
+    }
+
+    /// Whether a stop was decided and waits.
+    #[must_use]
+    pub const fn is_waiting(&self) -> bool {
+        self.stop_by.is_some()
+    }
+
+    /// Whether what a stop waited for is over.
+    #[must_use]
+    pub fn may_stop(&self, now: Duration, on_its_way: u64, goodput: &Goodput, rtt: Duration) -> bool {
+        let Some(by) = self.stop_by else { return false };
+        now >= by || goodput.rate().is_none_or(|rate| on_its_way <= settled(rate, rtt).0)
+    }
+
+    /// The guest stops: what is left goes as fast as it can.
+    pub fn over(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTT: Duration = Duration::from_millis(20);
+    const RATE: u64 = 1_000_000;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn goodput() -> Goodput {
+        let mut goodput = Goodput::default();
+        goodput.seen(Duration::ZERO, 0);
+        goodput.seen(ms(1000), RATE);
+        goodput
+    }
+
+    /// A round of 100 ms left so much.
+    fn after(rest: Duration) -> Settling {
+        let mut settling = Settling::default();
+        settling.round(ms(1000), ms(100), rest, RTT);
+        settling
+    }
+
+    #[test]
+    fn the_last_rounds_go_with_little_under_way_and_a_stop_waits_until_it_is_little() {
+        let (goodput, mut settling) = (goodput(), after(ms(10)));
+        let little = settling.window(ms(1000), &goodput, RTT).unwrap().0;
+        assert!(little <= 25_000, "{little}");
+        assert!(settling.waits(ms(1000), ms(80)));
+        assert!(!settling.may_stop(ms(1010), 70_000, &goodput, RTT));
+        assert!(settling.may_stop(ms(1060), little, &goodput, RTT));
+        // What is left goes as fast as it can.
+        settling.over();
+        assert_eq!(settling.window(ms(1060), &goodput, RTT), goodput.window(RTT));
+        assert!(!settling.may_stop(ms(1060), 0, &goodput, RTT), "a guest is stopped once");
+    }
+
+    #[test]
+    fn a_guest_that_writes_much_is_stopped_at_once() {
+        // More than a window; or as much as arrives.
+        for rest in [ms(400), ms(54)] {
+            let mut settling = after(rest);
+            assert!(!settling.waits(ms(1000), ms(80)), "{rest:?}");
+            assert_eq!(settling.window(ms(1000), &goodput(), RTT), goodput().window(RTT));
+        }
+    }
+
+    #[test]
+    fn a_guest_that_begins_to_write_is_not_stopped_for_what_it_was_before() {
+        let mut settling = after(ms(10));
+        assert!(settling.waits(ms(1000), ms(80)));
+        settling.round(ms(1020), ms(20), ms(300), RTT);
+        assert!(!settling.is_waiting() && !settling.may_stop(ms(9000), 0, &goodput(), RTT));
+    }
+
+    #[test]
+    fn over_a_link_that_stands_nothing_is_waited_for_long() {
+        let mut settling = after(ms(10));
+        assert!(settling.waits(ms(1000), ms(80)));
+        // Said again, it does not wait longer.
+        assert!(settling.waits(ms(1100), ms(80)));
+        assert!(!settling.may_stop(ms(1200), 80_000, &goodput(), RTT));
+        assert!(settling.may_stop(ms(1210), 80_000, &goodput(), RTT));
+    }
+
+    #[test]
+    fn a_guest_that_goes_on_writing_little_has_the_link_again_after_a_while() {
+        let mut settling = after(ms(10));
+        for at in [1500, 2500, 2990] {
+            settling.round(ms(at), ms(100), ms(10), RTT);
+            assert!(settling.is_on(ms(at)), "{at}");
+        }
+        settling.round(ms(3000), ms(100), ms(10), RTT);
+        assert_eq!(settling.window(ms(3000), &goodput(), RTT), goodput().window(RTT));
+        // A stop is not put off any more.
+        assert!(!settling.waits(ms(3000), ms(80)));
+    }
+}
