@@ -11,8 +11,8 @@ use crate::component::{
 use crate::evacuation::{Activity, Evacuation, PlanEvacuation};
 use crate::extender::{ConnectExtender, DisconnectExtender, Extender, ExtenderOrders, LocalExtenders};
 use crate::host::{
-    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, PlaceVolume,
-    SetLimit, StopVm,
+    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, Packs,
+    PlaceVolume, SetLimit, StopVm,
 };
 use crate::image::{CopyImage, ImageCopy, ImageOrder};
 use crate::network::{HostFinding, NetFinding};
@@ -102,6 +102,11 @@ impl HostClient {
     /// `GET /v1/vms/{id}/departure`.
     pub async fn departure(&self, id: VmId) -> Result<CheckReport> {
         self.0.within(ORDER).get(&format!("/v1/vms/{}/departure", id.0)).await
+    }
+
+    /// `GET /v1/vms/{id}/packs`.
+    pub async fn packs(&self, id: VmId) -> Result<Packs> {
+        self.0.within(ORDER).get(&format!("/v1/vms/{}/packs", id.0)).await
     }
 
     /// `POST /v1/check`.

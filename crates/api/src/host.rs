@@ -8,6 +8,7 @@
 //! | `DELETE /v1/vms/{id}` | ends it, removes replicas and endpoints; refused while a hand-off is open |
 //! | `POST /v1/vms/{id}/start`, `/stop`, `/monitor` | `{}`, [`StopVm`], any QMP command -> its answer |
 //! | `GET /v1/vms/{id}/departure` | -> [`CheckReport`]: what would keep the VM from leaving, as its QEMU says now |
+//! | `GET /v1/vms/{id}/packs` | -> [`Packs`]: by how much its disks pack, by a few pieces of them |
 //! | `POST /v1/vms/{id}/claim` | [`ClaimVm`]: this host takes the VM, in a new lineage |
 //! | `POST /v1/vms/{id}/promote` | [`PromoteVm`](crate::promote::PromoteVm) -> [`LocalPromotion`](crate::promote::LocalPromotion): as a claim, from the images of pre-caches |
 //! | `POST /v1/vms/{id}/outrank` | [`OutrankVm`]: a claim elsewhere has; what is here pauses |
@@ -185,6 +186,15 @@ pub struct PlaceVolume {
     pub generation: Generation,
     /// Where it is to lie.
     pub place: Placement,
+}
+
+/// By how much a VM's disks pack, shared ones apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Packs {
+    /// What they hold.
+    pub held: Bytes,
+    /// What of that a link would carry, judged by a few pieces.
+    pub wire: Bytes,
 }
 
 /// What would keep a VM from running on a host. Empty: nothing.

@@ -18,7 +18,7 @@ use crate::state::{Controller, HostRecord, conflict, missing};
 use crate::store::Kind;
 use axum::Json;
 use axum::extract::{Extension, Path, Query, State};
-use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, PeerHost, RunState};
+use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, Packs, PeerHost, RunState};
 use godwit_api::precache::PrecacheState;
 use godwit_api::predict::{
     AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, WantedPrediction, When,
@@ -256,7 +256,12 @@ impl Known {
                 found => found,
             }
         };
-        let (written, profile) = tokio::join!(writes(&node, id, has_disks), profile);
+        let packs = async {
+            let wanted =
+                has_disks && may == Measure::IfNeeded && past::left_ago(&moves, id, &journey.to.name, 0).is_none();
+            if wanted { node.packs(id).await.ok().filter(|packs| packs.held.0 > 0) } else { None }
+        };
+        let (written, profile, packs) = tokio::join!(writes(&node, id, has_disks), profile, packs);
         if let Some(rate) = path.and_then(|path| path.goodput) {
             c.links.put(&vm.host, &journey.to.name, rate);
         } else if let Some(path) = &mut path {
@@ -293,6 +298,7 @@ impl Known {
             c,
             journey,
             written,
+            packs,
             if pair.disk_wire.is_some() { &pair } else { &anywhere },
             past::left_ago(&moves, id, &journey.to.name, now_s()),
         )?;
@@ -667,6 +673,7 @@ fn disks(
     c: &Controller,
     journey: &Journey,
     written: Option<f64>,
+    packs: Option<Packs>,
     copied: &Pair,
     left_ago: Option<f64>,
 ) -> Result<(Disks, bool), ApiError> {
@@ -688,6 +695,9 @@ fn disks(
         held += usize::from(volume.replicas.contains(&journey.to.name));
     }
     let wire = copied.disk_wire.unwrap_or(Span { lower: 0.5, likely: 1.0, upper: 1.1 });
+    // What this VM's disks say of themselves is more than what others' did. Some of it may be there already, which pieces of it do not show.
+    let packed = packs.map(|packs| packs.wire.0 as f64 / packs.held.0 as f64);
+    let of_all = packed.map_or(wire, |share| Span { lower: share * 0.6, likely: share, upper: (share * 1.2).min(1.1) });
     let rate = written.unwrap_or(64e3);
     let missing = if kept == own {
         Span { lower: 0.0, likely: backlog, upper: backlog * 1.5 + 1e6 }
@@ -698,7 +708,7 @@ fn disks(
     } else if held >= own {
         Span { lower: 0.0, likely: whole * 0.05, upper: whole }
     } else {
-        Span { lower: whole * wire.lower, likely: whole * wire.likely, upper: whole * wire.upper }
+        Span { lower: whole * of_all.lower, likely: whole * of_all.likely, upper: whole * of_all.upper }
     };
     let written = match written {
         Some(rate) => Span { lower: rate * 0.5, likely: rate, upper: rate * 1.5 },

@@ -36,6 +36,7 @@ pub mod node;
 pub mod orphans;
 pub mod outgoing;
 mod pace;
+pub mod packs;
 pub mod parts;
 pub mod path;
 pub mod peers;

@@ -10,8 +10,8 @@ use axum::{Json, Router};
 use godwit_api::component::{ClaimOrder, ComponentDefinition, ComponentOrder, LocalComponent};
 use godwit_api::extender::{ExtenderOrders, LocalExtenders};
 use godwit_api::host::{
-    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, PlaceVolume,
-    SetLimit, StopVm,
+    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, Packs,
+    PlaceVolume, SetLimit, StopVm,
 };
 use godwit_api::image::{ImageCopy, ImageOrder};
 use godwit_api::orphan::Orphan;
@@ -40,6 +40,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/vms/{id}/promote", post(promote))
         .route("/v1/vms/{id}/outrank", post(outrank))
         .route("/v1/vms/{id}/departure", get(departure))
+        .route("/v1/vms/{id}/packs", get(packs))
         .route("/v1/vms/{id}/profiles", get(profiles).post(start_profile))
         .route("/v1/vms/{id}/profiles/{start}", get(profile_log))
         .route("/v1/activity", get(activity))
@@ -245,6 +246,11 @@ async fn remove_orphan(State(node): State<Arc<Node>>, Path(id): Path<String>) ->
 async fn departure(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<CheckReport> {
     let parts = find(&node, id)?;
     Ok(Json(crate::check::departure(&node, &parts).await))
+}
+
+async fn packs(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Packs> {
+    let parts = find(&node, id)?;
+    Ok(Json(crate::packs::ask(&parts).await?))
 }
 
 async fn check(State(node): State<Arc<Node>>, Json(check): Json<CheckVm>) -> Answer<CheckReport> {
