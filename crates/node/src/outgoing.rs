@@ -346,6 +346,8 @@ async fn memory(
         let mut last = (Instant::now(), seen.progress());
         let (mut stopping, mut handed, mut gone) = (false, false, false);
         let (mut settling, mut looked) = (Settling::default(), Instant::now());
+        // Bytes that the last round left.
+        let mut rest = 0.0;
         loop {
             let event = tokio::select! {
                 event = events.recv() => event.context("QEMU is gone")?,
@@ -385,6 +387,9 @@ async fn memory(
                     }
                     if !stopping && settling.may_stop(began.elapsed(), on_its_way(), &goodput, rtt()) {
                         stopping = true;
+                        foreseen = goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total();
+                        let ms = foreseen.as_secs_f64() * 1000.0;
+                        moving.tracker.update(|p| p.predicted_downtime_ms = Some(ms));
                         seen.stopping();
                         crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     }
@@ -403,7 +408,8 @@ async fn memory(
                     let (sent, dirtied, round_took) = (round.pages, round.dirtied, round.seconds);
                     goodput.seen(began.elapsed(), flow.counters().acknowledged.0);
                     #[allow(clippy::cast_precision_loss)]
-                    let rest = round.wire.0 as f64 / sent.max(1) as f64 * dirtied as f64;
+                    let left_over = round.wire.0 as f64 / sent.max(1) as f64 * dirtied as f64;
+                    rest = left_over;
                     let pause = goodput.forecast(on_its_way(), rest, rtt(), left);
                     tracing::info!(vm = parts.name, ?pause, "if it stopped now");
                     foreseen = pause.total();

@@ -547,3 +547,17 @@ pub(super) fn document(entries: &[Entry]) -> Document {
         remarks: notes,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_differ_by_their_standard_deviation_within_each_cell() {
+        let cell = |link| Cell { link, memory: 128, work: Work::Web, by_qemu: false };
+        let values = [(cell(10), 100.0), (cell(10), 120.0), (cell(50), 300.0), (cell(50), 300.0), (cell(200), 7.0)];
+        // 14.1 and 0; what was measured once says nothing.
+        assert!((spread(values.into_iter()) - 200_f64.sqrt() / 2.0).abs() < 1e-9);
+        assert!(spread(std::iter::empty()).abs() < 1e-9);
+    }
+}
