@@ -59,6 +59,16 @@ pub struct Link {
     pub port: Option<u16>,
 }
 
+impl Link {
+    /// The interface itself, if it is of that kind; `wanted` says the kind in words.
+    ///
+    /// # Errors
+    /// [`NetError::OtherKind`].
+    pub fn of_kind(self, kind: Kind, wanted: &'static str) -> Result<Self, NetError> {
+        if self.kind == kind { Ok(self) } else { Err(NetError::OtherKind { object: self.name, wanted }) }
+    }
+}
+
 /// A point-to-point VXLAN device to be made; it reaches nobody until it has a default entry ([`Net::fdb_add`]).
 #[derive(Clone, Debug)]
 pub struct Vxlan<'a> {
@@ -241,14 +251,15 @@ impl Net {
     /// # Errors
     /// [`NetError::OtherKind`] when the name is another's.
     pub async fn ensure_bridge(&self, name: &str, ageing: Option<u32>) -> Result<Link, NetError> {
-        if self.find(name).await?.is_none() {
-            let mut wanted = LinkMessageBuilder::<LinkBridge>::new(name);
-            if let Some(ageing) = ageing {
-                wanted = wanted.ageing_time(ageing);
-            }
-            let made = self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name));
-            unless_there_now(made)?;
+        if let Some(there) = self.find(name).await? {
+            return there.of_kind(Kind::Bridge, "bridge");
         }
+        let mut wanted = LinkMessageBuilder::<LinkBridge>::new(name);
+        if let Some(ageing) = ageing {
+            wanted = wanted.ageing_time(ageing);
+        }
+        let made = self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name));
+        unless_there_now(made)?;
         self.expect(name, Kind::Bridge, "bridge").await
     }
 
@@ -258,13 +269,14 @@ impl Net {
     /// # Errors
     /// [`NetError::OtherKind`] when the name is another's.
     pub async fn ensure_wire_bridge(&self, name: &str) -> Result<Link, NetError> {
-        if self.find(name).await?.is_none() {
-            let wanted = LinkMessageBuilder::<LinkBridge>::new(name)
-                .ageing_time(0)
-                .mcast_snooping(false)
-                .group_fwd_mask(FORWARDED_BY_BRIDGE);
-            self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name))?;
+        if let Some(there) = self.find(name).await? {
+            return there.of_kind(Kind::Bridge, "bridge");
         }
+        let wanted = LinkMessageBuilder::<LinkBridge>::new(name)
+            .ageing_time(0)
+            .mcast_snooping(false)
+            .group_fwd_mask(FORWARDED_BY_BRIDGE);
+        self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name))?;
         self.expect(name, Kind::Bridge, "bridge").await
     }
 
@@ -283,15 +295,15 @@ impl Net {
     /// # Errors
     /// [`NetError::OtherKind`] when the name is another's; EEXIST when the VNI is.
     pub async fn ensure_vxlan(&self, wanted: &Vxlan<'_>) -> Result<Link, NetError> {
-        if self.find(wanted.name).await?.is_none() {
-            let new =
-                LinkMessageBuilder::<LinkVxlan>::new(wanted.name).id(wanted.vni).port(wanted.port).learning(false);
-            let new = match wanted.local {
-                IpAddr::V4(ip) => new.local(ip),
-                IpAddr::V6(ip) => new.local6(ip),
-            };
-            self.handle.link().add(new.build()).execute().await.map_err(failed("create vxlan", wanted.name))?;
+        if let Some(there) = self.find(wanted.name).await? {
+            return there.of_kind(Kind::Vxlan, "VXLAN device");
         }
+        let new = LinkMessageBuilder::<LinkVxlan>::new(wanted.name).id(wanted.vni).port(wanted.port).learning(false);
+        let new = match wanted.local {
+            IpAddr::V4(ip) => new.local(ip),
+            IpAddr::V6(ip) => new.local6(ip),
+        };
+        self.handle.link().add(new.build()).execute().await.map_err(failed("create vxlan", wanted.name))?;
         self.expect(wanted.name, Kind::Vxlan, "VXLAN device").await
     }
 
@@ -300,8 +312,7 @@ impl Net {
     /// # Errors
     /// [`NetError::OtherKind`], [`NetError::Missing`].
     pub async fn expect(&self, name: &str, kind: Kind, wanted: &'static str) -> Result<Link, NetError> {
-        let link = self.get(name).await?;
-        if link.kind == kind { Ok(link) } else { Err(NetError::OtherKind { object: name.to_owned(), wanted }) }
+        self.get(name).await?.of_kind(kind, wanted)
     }
 
     async fn set(&self, operation: &'static str, link: LinkIndex, change: LinkMessage) -> Result<(), NetError> {

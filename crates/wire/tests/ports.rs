@@ -72,7 +72,7 @@ impl Host {
             remotes: self.machine.remotes().into_iter().map(address).collect(),
         };
         if self.wires.lay(&plan).await.unwrap() {
-            self.wires.rule(&plan).await;
+            self.wires.rule(&[plan]).await;
         }
     }
 
