@@ -13,6 +13,7 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{Error, Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVxlan};
 use std::net::IpAddr;
 use std::sync::Arc;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::JoinHandle;
 
 /// The kernel's number of an interface in this namespace.
@@ -101,6 +102,7 @@ pub enum Fdb {
 #[derive(Clone, Debug)]
 pub struct Net {
     pub(crate) handle: Handle,
+    listing: Arc<Mutex<()>>,
     _connection: Arc<Ended>,
 }
 
@@ -209,7 +211,13 @@ impl Net {
             object: "netlink".into(),
             source,
         })?;
-        Ok(Self { handle, _connection: Arc::new(Ended(tokio::spawn(connection))) })
+        Ok(Self { handle, listing: Arc::default(), _connection: Arc::new(Ended(tokio::spawn(connection))) })
+    }
+
+    /// Before anything is listed, until all of it is there: the kernel makes one list at a time for a socket, and refuses a second one
+    /// (EBUSY). Whoever changes or looks up single things need not wait.
+    pub(crate) async fn listing(&self) -> MutexGuard<'_, ()> {
+        self.listing.lock().await
     }
 
     /// The interface of that name, if there is one.
@@ -241,6 +249,7 @@ impl Net {
     /// # Errors
     /// [`NetError::Kernel`].
     pub async fn list(&self, prefix: &str) -> Result<Vec<Link>, NetError> {
+        let _alone = self.listing().await;
         let all = self.handle.link().get().execute().map_ok(read);
         let mine = all.try_filter(|link| std::future::ready(link.name.starts_with(prefix)));
         mine.try_collect().await.map_err(failed("list links", prefix))
@@ -440,6 +449,7 @@ impl Net {
     /// # Errors
     /// The kernel's.
     pub async fn fdb(&self, vxlan: LinkIndex) -> Result<Vec<(MacAddr, IpAddr)>, NetError> {
+        let _alone = self.listing().await;
         let request = self.handle.neighbours().get().set_address_family(AddressFamily::Bridge);
         let all: Vec<_> = request.execute().try_collect().await.map_err(failed("list entries of", "vxlan"))?;
         let mine = all.into_iter().filter(|e| e.header.ifindex == vxlan.0);
@@ -452,6 +462,7 @@ impl Net {
     /// The kernel's.
     pub async fn silent_neighbours(&self) -> Result<Vec<IpAddr>, NetError> {
         let mut found = vec![];
+        let _alone = self.listing().await;
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let request = self.handle.neighbours().get().set_address_family(family);
             let all: Vec<_> = request.execute().try_collect().await.map_err(failed("list", "neighbours"))?;

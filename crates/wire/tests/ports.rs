@@ -408,3 +408,37 @@ fn a_host_that_an_end_has_left_can_put_nothing_into_the_wire() {
         assert!(!came(4), "the former host still speaks");
     });
 }
+
+#[test]
+fn several_wires_are_laid_and_told_of_at_once() {
+    test(async || {
+        let place = Place::new();
+        place.enter();
+        let wires = Wires::new("gw", address(0)).unwrap();
+        let plans: Vec<PortWire> = (1..=8)
+            .map(|n| PortWire {
+                wire: WireId(n),
+                vni: Vni(100 + n),
+                port: godwit_wire::DEFAULT_PORT,
+                mtu: 1500,
+                devices: vec![],
+                remotes: [address(1), address(2)].into(),
+            })
+            .collect();
+        for _ in 0..5 {
+            let (laid, listed) = futures_util::future::join(
+                futures_util::future::join_all(plans.iter().map(|plan| wires.lay(plan))),
+                futures_util::future::join_all((0..8).map(|_| wires.list())),
+            )
+            .await;
+            laid.into_iter().for_each(|laid| drop(laid.unwrap()));
+            listed.into_iter().for_each(|listed| drop(listed.unwrap()));
+        }
+        wires.rule(&plans).await;
+        for plan in &plans {
+            wires.take_up(plan.wire, plan.vni).await.unwrap();
+        }
+        wires.tidy().await.unwrap();
+        assert_eq!(wires.list().await.unwrap(), []);
+    });
+}
