@@ -415,6 +415,10 @@ fn several_wires_are_laid_and_told_of_at_once() {
         let place = Place::new();
         place.enter();
         let wires = Wires::new("gw", address(0)).unwrap();
+        // So many that the kernel does not list them in one go.
+        for n in 0..100 {
+            wires.net().ensure_bridge(&format!("other{n}"), None).await.unwrap();
+        }
         let plans: Vec<PortWire> = (1..=8)
             .map(|n| PortWire {
                 wire: WireId(n),
@@ -431,8 +435,12 @@ fn several_wires_are_laid_and_told_of_at_once() {
                 futures_util::future::join_all((0..8).map(|_| wires.list())),
             )
             .await;
-            laid.into_iter().for_each(|laid| drop(laid.unwrap()));
-            listed.into_iter().for_each(|listed| drop(listed.unwrap()));
+            for laid in laid {
+                laid.unwrap();
+            }
+            for listed in listed {
+                listed.unwrap();
+            }
         }
         wires.rule(&plans).await;
         for plan in &plans {
