@@ -148,6 +148,23 @@ fn a_wire_joins_two_guests_follows_both_and_collapses_where_they_meet() {
 }
 
 #[test]
+fn a_guest_whose_network_cannot_be_isolated_stays_where_it_is_and_moves_when_it_can() {
+    let Some(tiny) = image().filter(|_| can_run()) else { return };
+    let pair = two_guests("pen", &tiny);
+    pair.ok(&["wire", "connect", "web:eth0", "db:eth0"]);
+    they_talk(&pair, "a", "b");
+    // Something else has the name of the bridge that endpoints are isolated on.
+    pair.within("a", "ip link del gw-pen");
+    pair.within("a", "ip tuntap add gw-pen mode tap");
+    let (code, _, said) = pair.godwit(&["move", "web", "--to", "b"]);
+    assert!(code != 0 && said.contains("cannot be isolated"), "{said}");
+    they_talk(&pair, "a", "b");
+    pair.within("a", "ip link del gw-pen");
+    pair.ok(&["move", "web", "--to", "b"]);
+    they_talk(&pair, "b", "b");
+}
+
+#[test]
 fn both_ends_of_a_wire_change_places_with_the_controller_gone() {
     let Some(tiny) = image().filter(|_| can_run()) else { return };
     let mut pair = two_guests("swap", &tiny);

@@ -236,15 +236,10 @@ impl Net {
     /// The kernel's.
     pub async fn set_addresses(&self, link: LinkIndex, wanted: &[Prefix]) -> Result<(), NetError> {
         let object = format!("#{}", link.0);
-        let all: Vec<_> = self
-            .handle
-            .address()
-            .get()
-            .set_link_index_filter(link.0)
-            .execute()
-            .try_collect()
-            .await
-            .map_err(|e| failed("list addresses of", &object)(e))?;
+        let alone = self.listing().await;
+        let request = self.handle.address().get().set_link_index_filter(link.0);
+        let all: Vec<_> = request.execute().try_collect().await.map_err(|e| failed("list addresses of", &object)(e))?;
+        drop(alone);
         let mut there = vec![];
         for message in all {
             let ip = message.attributes.iter().find_map(|a| match a {
@@ -269,6 +264,7 @@ impl Net {
 
     async fn our_routes(&self) -> Result<Vec<RouteMessage>, NetError> {
         let mut found = vec![];
+        let _alone = self.listing().await;
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut ask = RouteMessage::default();
             ask.header.address_family = family;
@@ -334,6 +330,7 @@ impl Net {
     /// # Errors
     /// The kernel's.
     pub async fn learnt(&self, bridge: LinkIndex) -> Result<Vec<Learnt>, NetError> {
+        let _alone = self.listing().await;
         let request = self.handle.neighbours().get().set_address_family(AddressFamily::Bridge);
         let all: Vec<NeighbourMessage> =
             request.execute().try_collect().await.map_err(failed("list entries of", "bridge"))?;

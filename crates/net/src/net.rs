@@ -13,6 +13,7 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{Error, Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVxlan};
 use std::net::IpAddr;
 use std::sync::Arc;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::JoinHandle;
 
 /// The kernel's number of an interface in this namespace.
@@ -59,6 +60,16 @@ pub struct Link {
     pub port: Option<u16>,
 }
 
+impl Link {
+    /// The interface itself, if it is of that kind; `wanted` says the kind in words.
+    ///
+    /// # Errors
+    /// [`NetError::OtherKind`].
+    pub fn of_kind(self, kind: Kind, wanted: &'static str) -> Result<Self, NetError> {
+        if self.kind == kind { Ok(self) } else { Err(NetError::OtherKind { object: self.name, wanted }) }
+    }
+}
+
 /// A point-to-point VXLAN device to be made; it reaches nobody until it has a default entry ([`Net::fdb_add`]).
 #[derive(Clone, Debug)]
 pub struct Vxlan<'a> {
@@ -91,6 +102,7 @@ pub enum Fdb {
 #[derive(Clone, Debug)]
 pub struct Net {
     pub(crate) handle: Handle,
+    listing: Arc<Mutex<()>>,
     _connection: Arc<Ended>,
 }
 
@@ -199,7 +211,13 @@ impl Net {
             object: "netlink".into(),
             source,
         })?;
-        Ok(Self { handle, _connection: Arc::new(Ended(tokio::spawn(connection))) })
+        Ok(Self { handle, listing: Arc::default(), _connection: Arc::new(Ended(tokio::spawn(connection))) })
+    }
+
+    /// Before anything is listed, until all of it is there: the kernel makes one list at a time for a socket, and refuses a second one
+    /// (EBUSY). Whoever changes or looks up single things need not wait.
+    pub(crate) async fn listing(&self) -> MutexGuard<'_, ()> {
+        self.listing.lock().await
     }
 
     /// The interface of that name, if there is one.
@@ -231,6 +249,7 @@ impl Net {
     /// # Errors
     /// [`NetError::Kernel`].
     pub async fn list(&self, prefix: &str) -> Result<Vec<Link>, NetError> {
+        let _alone = self.listing().await;
         let all = self.handle.link().get().execute().map_ok(read);
         let mine = all.try_filter(|link| std::future::ready(link.name.starts_with(prefix)));
         mine.try_collect().await.map_err(failed("list links", prefix))
@@ -241,14 +260,15 @@ impl Net {
     /// # Errors
     /// [`NetError::OtherKind`] when the name is another's.
     pub async fn ensure_bridge(&self, name: &str, ageing: Option<u32>) -> Result<Link, NetError> {
-        if self.find(name).await?.is_none() {
-            let mut wanted = LinkMessageBuilder::<LinkBridge>::new(name);
-            if let Some(ageing) = ageing {
-                wanted = wanted.ageing_time(ageing);
-            }
-            let made = self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name));
-            unless_there_now(made)?;
+        if let Some(there) = self.find(name).await? {
+            return there.of_kind(Kind::Bridge, "bridge");
         }
+        let mut wanted = LinkMessageBuilder::<LinkBridge>::new(name);
+        if let Some(ageing) = ageing {
+            wanted = wanted.ageing_time(ageing);
+        }
+        let made = self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name));
+        unless_there_now(made)?;
         self.expect(name, Kind::Bridge, "bridge").await
     }
 
@@ -258,13 +278,14 @@ impl Net {
     /// # Errors
     /// [`NetError::OtherKind`] when the name is another's.
     pub async fn ensure_wire_bridge(&self, name: &str) -> Result<Link, NetError> {
-        if self.find(name).await?.is_none() {
-            let wanted = LinkMessageBuilder::<LinkBridge>::new(name)
-                .ageing_time(0)
-                .mcast_snooping(false)
-                .group_fwd_mask(FORWARDED_BY_BRIDGE);
-            self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name))?;
+        if let Some(there) = self.find(name).await? {
+            return there.of_kind(Kind::Bridge, "bridge");
         }
+        let wanted = LinkMessageBuilder::<LinkBridge>::new(name)
+            .ageing_time(0)
+            .mcast_snooping(false)
+            .group_fwd_mask(FORWARDED_BY_BRIDGE);
+        self.handle.link().add(wanted.build()).execute().await.map_err(failed("create bridge", name))?;
         self.expect(name, Kind::Bridge, "bridge").await
     }
 
@@ -283,15 +304,15 @@ impl Net {
     /// # Errors
     /// [`NetError::OtherKind`] when the name is another's; EEXIST when the VNI is.
     pub async fn ensure_vxlan(&self, wanted: &Vxlan<'_>) -> Result<Link, NetError> {
-        if self.find(wanted.name).await?.is_none() {
-            let new =
-                LinkMessageBuilder::<LinkVxlan>::new(wanted.name).id(wanted.vni).port(wanted.port).learning(false);
-            let new = match wanted.local {
-                IpAddr::V4(ip) => new.local(ip),
-                IpAddr::V6(ip) => new.local6(ip),
-            };
-            self.handle.link().add(new.build()).execute().await.map_err(failed("create vxlan", wanted.name))?;
+        if let Some(there) = self.find(wanted.name).await? {
+            return there.of_kind(Kind::Vxlan, "VXLAN device");
         }
+        let new = LinkMessageBuilder::<LinkVxlan>::new(wanted.name).id(wanted.vni).port(wanted.port).learning(false);
+        let new = match wanted.local {
+            IpAddr::V4(ip) => new.local(ip),
+            IpAddr::V6(ip) => new.local6(ip),
+        };
+        self.handle.link().add(new.build()).execute().await.map_err(failed("create vxlan", wanted.name))?;
         self.expect(wanted.name, Kind::Vxlan, "VXLAN device").await
     }
 
@@ -300,8 +321,7 @@ impl Net {
     /// # Errors
     /// [`NetError::OtherKind`], [`NetError::Missing`].
     pub async fn expect(&self, name: &str, kind: Kind, wanted: &'static str) -> Result<Link, NetError> {
-        let link = self.get(name).await?;
-        if link.kind == kind { Ok(link) } else { Err(NetError::OtherKind { object: name.to_owned(), wanted }) }
+        self.get(name).await?.of_kind(kind, wanted)
     }
 
     async fn set(&self, operation: &'static str, link: LinkIndex, change: LinkMessage) -> Result<(), NetError> {
@@ -429,6 +449,7 @@ impl Net {
     /// # Errors
     /// The kernel's.
     pub async fn fdb(&self, vxlan: LinkIndex) -> Result<Vec<(MacAddr, IpAddr)>, NetError> {
+        let _alone = self.listing().await;
         let request = self.handle.neighbours().get().set_address_family(AddressFamily::Bridge);
         let all: Vec<_> = request.execute().try_collect().await.map_err(failed("list entries of", "vxlan"))?;
         let mine = all.into_iter().filter(|e| e.header.ifindex == vxlan.0);
@@ -441,6 +462,7 @@ impl Net {
     /// The kernel's.
     pub async fn silent_neighbours(&self) -> Result<Vec<IpAddr>, NetError> {
         let mut found = vec![];
+        let _alone = self.listing().await;
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let request = self.handle.neighbours().get().set_address_family(family);
             let all: Vec<_> = request.execute().try_collect().await.map_err(failed("list", "neighbours"))?;

@@ -92,6 +92,7 @@ fn table_of_rule(rule: &RuleMessage) -> u32 {
 
 impl Net {
     async fn rules_to(&self, table: u32) -> Result<Vec<RuleMessage>, NetError> {
+        let _alone = self.listing().await;
         let all = self.handle.rule().get(IpVersion::V4).execute();
         let all: Vec<RuleMessage> = all.try_collect().await.map_err(failed("list", "rules"))?;
         Ok(all.into_iter().filter(|rule| table_of_rule(rule) == table).collect())
@@ -99,6 +100,7 @@ impl Net {
 
     /// Rules of IPv6 of this priority; none where the kernel has no IPv6.
     async fn ipv6_rules(&self, priority: u32) -> Vec<RuleMessage> {
+        let _alone = self.listing().await;
         let all = self.handle.rule().get(IpVersion::V6).execute();
         let all: Vec<RuleMessage> = all.try_collect().await.unwrap_or_default();
         let of = |rule: &RuleMessage| rule.attributes.contains(&RuleAttribute::Priority(priority));
@@ -195,8 +197,10 @@ impl Net {
         }
         let mut ask = RouteMessage::default();
         ask.header.address_family = AddressFamily::Inet;
+        let alone = self.listing().await;
         let routes = self.handle.route().get(ask).execute();
         let routes: Vec<RouteMessage> = routes.try_collect().await.map_err(failed("list", "routes"))?;
+        drop(alone);
         for route in routes.into_iter().filter(|route| table_of(route) == table) {
             let to = route.attributes.iter().find_map(|a| match a {
                 RouteAttribute::Destination(RouteAddress::Inet(ip)) => Some(*ip),

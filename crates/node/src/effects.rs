@@ -116,8 +116,12 @@ async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation
 async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
     crate::wired::leaves(node, parts).await;
     // The network first: what the guest's own stop left in flight is all that may still leave.
-    if let Err(error) = node.isolate(parts).await {
-        tracing::error!(vm = parts.name, %error, "the network cannot be isolated");
+    while let Err(error) = node.isolate(parts).await {
+        tracing::error!(vm = parts.name, %error, "the network cannot be isolated, and is not let go of");
+        if !arriving && is_undone(parts, format!("the network cannot be isolated: {error}")).await {
+            return false;
+        }
+        tokio::time::sleep(AGAIN).await;
     }
     parts.disks().iter().for_each(|disk| disk.let_go());
     // QEMU answers its guest's last writes after the STOP event; by the end of RAM all of them are.
@@ -131,14 +135,20 @@ async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
     for disk in parts.disks() {
         while let Err(error) = disk.freeze().await {
             tracing::error!(vm = parts.name, volume = disk.name, %error, "a shared disk cannot be made durable, and is not let go of");
-            if let Some(moving) = parts.moving().filter(|moving| !arriving && parts.takes_part_in(moving)) {
-                moving.failed(format!("disk `{}`: {error}", disk.name));
-                parts.keeper().tell(Input::Event(Event::MigrationFailed)).await;
+            if !arriving && is_undone(parts, format!("disk `{}`: {error}", disk.name)).await {
                 return false;
             }
             tokio::time::sleep(AGAIN).await;
         }
     }
+    true
+}
+
+/// Whether a move is under way, which is undone then: what has to be closed first cannot be.
+async fn is_undone(parts: &Arc<Parts>, why: String) -> bool {
+    let Some(moving) = parts.moving().filter(|moving| parts.takes_part_in(moving)) else { return false };
+    moving.failed(why);
+    parts.keeper().tell(Input::Event(Event::MigrationFailed)).await;
     true
 }
 

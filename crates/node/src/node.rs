@@ -549,10 +549,7 @@ impl Node {
     /// # Errors
     /// When the network refuses.
     pub async fn prepare_host(&self, parts: &Parts) -> Result<(), ApiError> {
-        for endpoint in crate::spec::endpoints(&parts.definition())? {
-            self.wires.stage(&endpoint).await.map_err(network)?;
-        }
-        Ok(())
+        self.wires.stage_all(&crate::spec::endpoints(&parts.definition())?).await.map_err(network)
     }
 
     /// Lets a VM's endpoints speak, and announces them.
@@ -566,11 +563,10 @@ impl Node {
         generation: Generation,
     ) -> Result<(), ApiError> {
         let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
-        for endpoint in crate::spec::endpoints(&parts.definition())? {
-            // Staging again costs little and does nothing where it was done.
-            self.wires.stage(&endpoint).await.map_err(network)?;
-            self.wires.activate(&endpoint, sequence).await.map_err(network)?;
-        }
+        let endpoints = crate::spec::endpoints(&parts.definition())?;
+        // Staging again costs little and does nothing where it was done.
+        self.wires.stage_all(&endpoints).await.map_err(network)?;
+        self.wires.activate_all(&endpoints, sequence).await.map_err(network)?;
         wired::opened(self, parts, lineage, generation).await
     }
 
@@ -580,10 +576,10 @@ impl Node {
     /// When the network refuses.
     pub async fn isolate(self: &Arc<Self>, parts: &Parts) -> Result<(), ApiError> {
         gateways::let_go(self, &parts.definition());
-        for endpoint in crate::spec::endpoints(&parts.definition())? {
-            self.wires.isolate(&endpoint).await.map_err(network)?;
-        }
-        wired::closed(self, parts).await
+        let isolated = self.wires.isolate_all(&crate::spec::endpoints(&parts.definition())?).await.map_err(network);
+        // Whoever asks again finds what is closed closed.
+        let closed = wired::closed(self, parts).await;
+        isolated.and(closed)
     }
 
     /// Removes a VM's endpoints.
@@ -593,10 +589,7 @@ impl Node {
     pub async fn remove_endpoints(self: &Arc<Self>, parts: &Parts) -> Result<(), ApiError> {
         gateways::let_go(self, &parts.definition());
         wired::removed(self, parts).await?;
-        for endpoint in crate::spec::endpoints(&parts.definition())? {
-            self.wires.remove(&endpoint).await.map_err(network)?;
-        }
-        Ok(())
+        self.wires.remove_all(&crate::spec::endpoints(&parts.definition())?).await.map_err(network)
     }
 
     /// Proves that the network leads to the VM here.

@@ -20,6 +20,7 @@ use crate::node::{Node, network};
 use crate::parts::{Parts, lock};
 use crate::proto::{self, ProbeWire, Request};
 use crate::spec;
+use futures_util::future::join_all;
 use godwit_api::host::{MoveRole, PeerHost};
 use godwit_api::wire::{Coming, EndView, LocalWire, OrderedEnd, WireOrder};
 use godwit_api::{ApiError, Name, Problem};
@@ -44,6 +45,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// The longest that a guest is asked for on somebody's behalf.
 const LONGEST_PROBE: Duration = Duration::from_secs(30);
+/// How long rules wait for those of other wires: much less than the grant takes, after which frames come from another host.
+const GATHER: Duration = Duration::from_millis(2);
 /// The most hosts that one wire's file names: two ends, each going somewhere, and where they came from. A bound for what is believed.
 const MOST_HOSTS: usize = 64;
 
@@ -57,6 +60,8 @@ pub struct Wired {
     open: Mutex<BTreeMap<u32, Opened>>,
     /// Who is being told of which wire; wakes whoever waits to tell again.
     telling: Mutex<BTreeMap<(u32, Name), Arc<Notify>>>,
+    /// The wires whose rules are to follow, while somebody is at it.
+    ruling: Mutex<Option<BTreeSet<u32>>>,
 }
 
 #[derive(Debug, Default)]
@@ -213,7 +218,13 @@ impl Wired {
     /// With nothing loaded yet.
     #[must_use]
     pub fn new(state: &Path) -> Self {
-        Self { folder: state.join("wires"), table: Mutex::default(), open: Mutex::default(), telling: Mutex::default() }
+        Self {
+            folder: state.join("wires"),
+            table: Mutex::default(),
+            open: Mutex::default(),
+            telling: Mutex::default(),
+            ruling: Mutex::default(),
+        }
     }
 
     fn path(&self, wire: u32) -> PathBuf {
@@ -439,17 +450,22 @@ impl Node {
         }
         let plan = held.plan();
         if self.wires().lay(&plan).await.map_err(network)? {
-            // No guest waits for this.
-            let (node, id) = (self.clone(), held.order.id);
-            tokio::spawn(async move {
-                let Some(held) = node.wired().get(id) else { return };
-                let held = held.lock().await;
-                if !held.gone {
-                    node.wires().rule(&held.plan()).await;
-                }
-            });
+            self.rule(held.order.id);
         }
         Ok(())
+    }
+
+    /// Has the rules of a wire follow, in the background: no guest waits for this. Wires that change within a moment, as those of one
+    /// guest do, are ruled together.
+    fn rule(self: &Arc<Self>, wire: u32) {
+        let mut ruling = lock(&self.wired().ruling);
+        match ruling.as_mut() {
+            Some(due) => drop(due.insert(wire)),
+            None => {
+                *ruling = Some([wire].into());
+                tokio::spawn(rule(self.clone()));
+            }
+        }
     }
 
     async fn announce_end(&self, held: &Held, side: Side) {
@@ -573,6 +589,29 @@ impl Node {
     }
 }
 
+/// Rules the wires that are due, until none is.
+async fn rule(node: Arc<Node>) {
+    loop {
+        tokio::time::sleep(GATHER).await;
+        let due = {
+            let mut ruling = lock(&node.wired().ruling);
+            let due = ruling.take().unwrap_or_default();
+            if due.is_empty() {
+                return;
+            }
+            *ruling = Some(BTreeSet::new());
+            due
+        };
+        // Whoever changes or disconnects one waits until its rules are written. Nobody else takes the locks of two.
+        let mut held = vec![];
+        for wire in due.into_iter().filter_map(|wire| node.wired().get(wire)) {
+            held.push(wire.lock_owned().await);
+        }
+        let plans: Vec<PortWire> = held.iter().filter(|held| !held.gone).map(|held| held.plan()).collect();
+        node.wires().rule(&plans).await;
+    }
+}
+
 async fn ask(node: &Arc<Node>, host: &PeerHost, order: &WireOrder) -> Result<[EndView; 2], ApiError> {
     let request = proto::encode(&Request::Wire(Box::new(order.clone())));
     let asking = async {
@@ -681,10 +720,13 @@ pub async fn opened(node: &Arc<Node>, parts: &Parts, lineage: Lineage, generatio
     }
     let capability = covered::held(node.credentials(), parts, lineage, generation);
     let sequence = Sequence { lineage: lineage.0, generation: generation.0 };
-    for endpoint in ports {
-        node.end_opened(endpoint, sequence, capability.clone()).await?;
-    }
-    Ok(())
+    let opening = ports.into_iter().map(|endpoint| node.end_opened(endpoint, sequence, capability.clone()));
+    all(opening).await
+}
+
+/// Each is done, whatever becomes of the others, and at once: a guest waits for the slowest and not for their sum.
+async fn all(doing: impl Iterator<Item = impl Future<Output = Result<(), ApiError>>>) -> Result<(), ApiError> {
+    join_all(doing).await.into_iter().collect()
 }
 
 /// A VM's endpoints are in the pen.
@@ -692,10 +734,7 @@ pub async fn opened(node: &Arc<Node>, parts: &Parts, lineage: Lineage, generatio
 /// # Errors
 /// When the network refuses.
 pub async fn closed(node: &Arc<Node>, parts: &Parts) -> Result<(), ApiError> {
-    for endpoint in ports(parts) {
-        node.end_closed(endpoint).await?;
-    }
-    Ok(())
+    all(ports(parts).into_iter().map(|endpoint| node.end_closed(endpoint))).await
 }
 
 /// A VM's endpoints go from here.
@@ -703,10 +742,7 @@ pub async fn closed(node: &Arc<Node>, parts: &Parts) -> Result<(), ApiError> {
 /// # Errors
 /// When the network refuses.
 pub async fn removed(node: &Arc<Node>, parts: &Parts) -> Result<(), ApiError> {
-    for endpoint in ports(parts) {
-        node.end_removed(endpoint).await?;
-    }
-    Ok(())
+    all(ports(parts).into_iter().map(|endpoint| node.end_removed(endpoint))).await
 }
 
 /// A place was made for a VM: whoever made it is told of its wires, and lays them.
@@ -714,19 +750,15 @@ pub async fn removed(node: &Arc<Node>, parts: &Parts) -> Result<(), ApiError> {
 /// # Errors
 /// When it cannot be told.
 pub async fn staged(node: &Arc<Node>, parts: &Parts, there: &PeerHost) -> Result<(), ApiError> {
-    for endpoint in ports(parts) {
-        node.end_staged(endpoint, there).await?;
-    }
-    Ok(())
+    all(ports(parts).into_iter().map(|endpoint| node.end_staged(endpoint, there))).await
 }
 
 /// A VM stops, to be handed over, if it does.
 pub async fn leaves(node: &Arc<Node>, parts: &Parts) {
     let Some(moving) = parts.moving().filter(|m| m.role == MoveRole::Source && !m.over.is_cancelled()) else { return };
     let capability = parts.file().order.and_then(|order| order.capability);
-    for endpoint in ports(parts) {
-        node.end_leaves(endpoint, &moving.peer, capability.clone()).await;
-    }
+    let leaving = ports(parts).into_iter().map(|endpoint| node.end_leaves(endpoint, &moving.peer, capability.clone()));
+    join_all(leaving).await;
 }
 
 /// Proves that a guest is reachable on its wire, here and from the other end's host. One without a wire is reachable from nowhere,

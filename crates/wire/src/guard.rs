@@ -26,37 +26,69 @@ pub(crate) struct Guard {
     table: String,
 }
 
-impl Guard {
-    pub(crate) fn new(prefix: &str) -> Self {
-        Self { table: format!("inet {prefix}-wires") }
-    }
+/// Who may send by a number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowed<'a> {
+    /// The number.
+    pub vni: Vni,
+    /// The tunnels' UDP port.
+    pub port: u16,
+    /// This host.
+    pub local: IpAddr,
+    /// Only they; nobody, without any.
+    pub remotes: &'a [IpAddr],
+}
 
-    /// From now on only `remotes` may send by this number to `local`; nobody, without any.
-    pub(crate) async fn only(&self, vni: Vni, port: u16, local: IpAddr, remotes: &[IpAddr]) {
-        let (t, n) = (&self.table, vni.0);
-        let pass = remotes.iter().map(|remote| {
-            let family = |ip: IpAddr| if ip.is_ipv4() { "ip" } else { "ip6" };
+impl Allowed<'_> {
+    /// The number's own part of the rules in the table `t`.
+    fn rules(&self, t: &str) -> String {
+        let (n, port, local) = (self.vni.0, self.port, self.local);
+        let family = |ip: IpAddr| if ip.is_ipv4() { "ip" } else { "ip6" };
+        let pass = self.remotes.iter().map(|remote| {
             let (f, l) = (family(*remote), family(local));
             format!("add rule {t} w{n} {f} saddr {remote} {l} daddr {local} return\n")
         });
         let pass: String = pass.collect();
-        let script = format!(
-            "add table {t}\n\
-             add set {t} ports {{ type inet_service ; }}\n\
-             add map {t} wires {{ typeof @th,96,24 : verdict ; }}\n\
-             add chain {t} input {{ type filter hook input priority filter ; policy accept ; }}\n\
-             flush chain {t} input\n\
-             add rule {t} input udp dport @ports @th,96,24 vmap @wires\n\
-             add element {t} ports {{ {port} }}\n\
+        format!(
+            "add element {t} ports {{ {port} }}\n\
              add chain {t} w{n}\n\
              flush chain {t} w{n}\n\
              {pass}\
              add rule {t} w{n} counter drop\n\
              add element {t} wires {{ {n} : jump w{n} }}\n"
-        );
-        if let Err(why) = run(&script).await {
-            tracing::warn!(vni = n, why, "any host may send into this wire: install nftables, or filter the underlay");
+        )
+    }
+}
+
+impl Guard {
+    pub(crate) fn new(prefix: &str) -> Self {
+        Self { table: format!("inet {prefix}-wires") }
+    }
+
+    /// From now on this is who may send: all of it, or nothing has changed.
+    pub(crate) async fn only(&self, allowed: &[Allowed<'_>]) {
+        if allowed.is_empty() {
+            return;
         }
+        if let Err(why) = run(&self.script(allowed)).await {
+            let numbers: Vec<u32> = allowed.iter().map(|a| a.vni.0).collect();
+            tracing::warn!(vni = ?numbers, why, "any host may send into this wire: install nftables, or filter the underlay");
+        }
+    }
+
+    /// One transaction.
+    fn script(&self, allowed: &[Allowed<'_>]) -> String {
+        let t = &self.table;
+        let mut script = format!(
+            "add table {t}\n\
+             add set {t} ports {{ type inet_service ; }}\n\
+             add map {t} wires {{ typeof @th,96,24 : verdict ; }}\n\
+             add chain {t} input {{ type filter hook input priority filter ; policy accept ; }}\n\
+             flush chain {t} input\n\
+             add rule {t} input udp dport @ports @th,96,24 vmap @wires\n"
+        );
+        script.extend(allowed.iter().map(|allowed| allowed.rules(t)));
+        script
     }
 
     /// The numbers that there are rules for. Without `nft` there are none.
@@ -108,6 +140,27 @@ async fn listed(script: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_wires_rules_are_one_transaction_each_with_its_own_hosts() {
+        let (a, b) = ([IpAddr::from([10, 0, 0, 1])], [IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 3])]);
+        let local = IpAddr::from([10, 0, 0, 9]);
+        let of = |vni, remotes| Allowed { vni: Vni(vni), port: 4789, local, remotes };
+        let script = Guard::new("gw").script(&[of(5, &a), of(6, &b)]);
+        assert_eq!(script.matches("flush chain inet gw-wires input\n").count(), 1, "{script}");
+        let senders = |vni: u32| {
+            let rule = format!("add rule inet gw-wires w{vni} ip saddr ");
+            let lines = script.lines().filter_map(|line| line.strip_prefix(&rule));
+            lines.map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!((senders(5), senders(6)), (vec!["10.0.0.1".into()], vec!["10.0.0.2".into(), "10.0.0.3".into()]));
+        for vni in [5, 6] {
+            let at = |text: String| script.find(&text).unwrap_or_else(|| panic!("no `{text}` in {script}"));
+            let dropped = at(format!("add rule inet gw-wires w{vni} counter drop\n"));
+            assert!(at(format!("flush chain inet gw-wires w{vni}\n")) < dropped, "{script}");
+            assert!(dropped < at(format!("wires {{ {vni} : jump w{vni} }}\n")), "{script}");
+        }
+    }
 
     #[test]
     fn the_numbers_are_read_from_what_nft_prints_and_from_nothing_else() {

@@ -2,12 +2,13 @@
 
 mod lay;
 
-use crate::guard::Guard;
+use crate::guard::{Allowed, Guard};
 use crate::record;
 use crate::{
     Action, Component, Endpoint, EndpointSpec, GatewayPort, Order, Port, PortAction, PortOrder, PortState, Refused,
     Sequence, Stale, State, Vni, WireId,
 };
+use futures_util::future::join_all;
 use godwit_net::{Fdb, Frame, Kind, Link, MacAddr, Net, NetError, PacketSocket, Vxlan};
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -106,6 +107,40 @@ pub struct Wires {
     live: Arc<Mutex<HashMap<String, Arc<Mutex<bool>>>>>,
 }
 
+/// An endpoint as the kernel shows it.
+#[derive(Debug)]
+struct Seen {
+    tap: Option<Link>,
+    /// What it joins when it is activated.
+    bridge: Option<Link>,
+}
+
+impl Seen {
+    fn state(&self, spec: &EndpointSpec) -> State {
+        let Some(tap) = &self.tap else { return State::Absent };
+        let bridge = self.bridge.as_ref().map(|b| b.index);
+        let joined = match spec.component {
+            Component::Nowhere => tap.master.is_some() && tap.master != bridge,
+            _ => tap.master.is_some() && tap.master == bridge,
+        };
+        record::state(record::read(tap.alias.as_deref()).map(|r| r.0), joined)
+    }
+
+    fn tap(&self, spec: &EndpointSpec) -> Result<&Link, NetError> {
+        self.tap.as_ref().ok_or_else(|| NetError::Missing { operation: "look up", object: spec.tap.clone() })
+    }
+}
+
+/// What an order means for an endpoint.
+#[derive(Debug)]
+struct Decided<'a> {
+    spec: &'a EndpointSpec,
+    seen: Seen,
+    actions: &'static [Action],
+    /// Where it stands afterwards.
+    state: State,
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -167,43 +202,66 @@ impl Wires {
         }
     }
 
-    async fn state(&self, spec: &EndpointSpec) -> Result<State, NetError> {
-        let Some(tap) = self.net.find(&spec.tap).await? else { return Ok(State::Absent) };
-        let bridge = self.net.find(&self.bridge(spec)).await?.map(|b| b.index);
-        let joined = match spec.component {
-            Component::Nowhere => tap.master.is_some() && tap.master != bridge,
-            _ => tap.master.is_some() && tap.master == bridge,
-        };
-        Ok(record::state(record::read(tap.alias.as_deref()).map(|r| r.0), joined))
+    async fn see(&self, spec: &EndpointSpec) -> Result<Seen, NetError> {
+        let bridge = self.bridge(spec);
+        let (tap, bridge) = tokio::try_join!(self.net.find(&spec.tap), self.net.find(&bridge))?;
+        Ok(Seen { tap, bridge })
     }
 
-    async fn run(&self, doing: &'static str, spec: &EndpointSpec, order: Order) -> Result<(), WireError> {
+    /// What an order means for an endpoint; nothing has changed yet.
+    async fn decide<'a>(
+        &self,
+        doing: &'static str,
+        spec: &'a EndpointSpec,
+        order: Order,
+    ) -> Result<Decided<'a>, WireError> {
         if !spec.tap.starts_with(&self.prefix) || spec.tap.starts_with(&format!("{}-", self.prefix)) {
             let why = "a tap's name begins with the prefix, and not with the prefix and `-`";
             return Err(WireError::BadName { name: spec.tap.clone(), why });
         }
-        let failed = |e| net(doing, &spec.tap)(e);
-        let mut endpoint = Endpoint::recover(self.state(spec).await.map_err(failed)?);
+        let seen = self.see(spec).await.map_err(net(doing, &spec.tap))?;
+        let mut endpoint = Endpoint::recover(seen.state(spec));
         let actions = endpoint.handle(order).map_err(|why| WireError::Stale { tap: spec.tap.clone(), why })?;
+        Ok(Decided { spec, seen, actions, state: endpoint.state() })
+    }
+
+    async fn carry_out(&self, doing: &'static str, decided: Decided<'_>) -> Result<(), WireError> {
+        let Decided { spec, seen, actions, state } = decided;
         for action in actions {
-            self.perform(spec, *action, endpoint.state()).await.map_err(|e| net(doing, &spec.tap)(e))?;
+            self.perform(spec, &seen, *action, state).await.map_err(net(doing, &spec.tap))?;
         }
         Ok(())
     }
 
-    async fn perform(&self, spec: &EndpointSpec, action: Action, state: State) -> Result<(), NetError> {
+    /// One order for several endpoints, at once: a guest that stands waits for the slowest of them and not for their sum.
+    ///
+    /// An order that lets something in is refused whole: where one endpoint has had a later owner, none is touched. One that keeps
+    /// something out is carried out wherever that is possible, and what was not possible is said afterwards.
+    async fn run(&self, doing: &'static str, specs: &[EndpointSpec], order: Order) -> Result<(), WireError> {
+        let decided = join_all(specs.iter().map(|spec| self.decide(doing, spec, order))).await;
+        let (decided, refused): (Vec<_>, Vec<_>) = decided.into_iter().partition(Result::is_ok);
+        let refused = refused.into_iter().filter_map(Result::err).next();
+        if let (Order::Stage | Order::Activate(_), Some(refused)) = (order, &refused) {
+            tracing::debug!(doing, why = %refused, "none of the endpoints is touched");
+        } else {
+            let doings = decided.into_iter().flatten().map(|decided| self.carry_out(doing, decided));
+            join_all(doings).await.into_iter().collect::<Result<(), _>>()?;
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    async fn perform(&self, spec: &EndpointSpec, seen: &Seen, action: Action, state: State) -> Result<(), NetError> {
         match action {
-            Action::MakeTap => self.make_tap(spec).await,
+            Action::MakeTap => self.make_tap(spec, seen).await,
             Action::MakeTunnel => self.make_tunnel(spec).await,
             Action::Record => {
                 let State::Active(sequence) = state else { return Ok(()) };
-                let tap = self.net.get(&spec.tap).await?;
-                self.net.set_alias(tap.index, &record::write(sequence, None)).await
+                self.net.set_alias(seen.tap(spec)?.index, &record::write(sequence, None)).await
             }
             // It waits in the pen for a wire.
             Action::Join if spec.component == Component::Nowhere => Ok(()),
             Action::Join => {
-                let tap = self.net.get(&spec.tap).await?;
+                let tap = seen.tap(spec)?;
                 let bridge = self.net.expect(&self.bridge(spec), Kind::Bridge, "bridge").await?;
                 self.net.set_master(tap.index, Some(bridge.index)).await?;
                 // Otherwise frames for the guest still go to where it was until it speaks.
@@ -228,8 +286,7 @@ impl Wires {
             }
             Action::Pen => {
                 let pen = self.pen().await?;
-                let tap = self.net.get(&spec.tap).await?;
-                self.net.set_master(tap.index, Some(pen.index)).await
+                self.net.set_master(seen.tap(spec)?.index, Some(pen.index)).await
             }
             Action::RemoveTap => self.net.remove(&spec.tap).await,
             Action::RemoveTunnel => {
@@ -252,17 +309,25 @@ impl Wires {
         Ok(pen)
     }
 
-    async fn make_tap(&self, spec: &EndpointSpec) -> Result<(), NetError> {
-        if self.net.find(&spec.tap).await?.is_none() {
-            godwit_net::ensure_tap(&spec.tap)?;
-        }
-        let tap = self.net.expect(&spec.tap, Kind::Tap, "tap").await?;
-        Net::without_ipv6(&spec.tap)?;
+    async fn make_tap(&self, spec: &EndpointSpec, seen: &Seen) -> Result<(), NetError> {
         let pen = self.pen().await?;
+        let tap = match &seen.tap {
+            Some(tap) => tap.clone().of_kind(Kind::Tap, "tap")?,
+            None => {
+                godwit_net::ensure_tap(&spec.tap)?;
+                self.net.expect(&spec.tap, Kind::Tap, "tap").await?
+            }
+        };
+        let (mac, mtu) = (spec.mac.of_tap(), u32::from(spec.mtu));
+        // It is set up last: one that is up was made to its end. This is repeated within the VM's pause.
+        if tap.up && tap.master == Some(pen.index) && tap.mac == mac && tap.mtu == mtu {
+            return Ok(());
+        }
+        Net::without_ipv6(&spec.tap)?;
         if tap.master != Some(pen.index) {
             self.net.set_master(tap.index, Some(pen.index)).await?;
         }
-        self.net.set_mac(tap.index, spec.mac.of_tap()).await?;
+        self.net.set_mac(tap.index, mac).await?;
         self.net.set_mtu(tap.index, spec.mtu).await?;
         self.net.up(tap.index).await
     }
@@ -274,7 +339,7 @@ impl Wires {
         let (name, bridge_name) = (self.device('v', wire), self.device('b', wire));
         // Before there is a device that could let something in. Once is enough: this is repeated within the VM's pause.
         if self.net.find(&name).await?.is_none() {
-            self.guard.only(vni, port, self.underlay, &[host]).await;
+            self.guard.only(&[Allowed { vni, port, local: self.underlay, remotes: &[host] }]).await;
         }
         let wanted = Vxlan { name: &name, vni: vni.0, local: self.underlay, port };
         let vxlan = self.net.ensure_vxlan(&wanted).await?;
@@ -365,7 +430,15 @@ impl Wires {
     /// # Errors
     /// [`WireError`].
     pub async fn stage(&self, spec: &EndpointSpec) -> Result<(), WireError> {
-        self.run("stage", spec, Order::Stage).await
+        self.stage_all(std::slice::from_ref(spec)).await
+    }
+
+    /// As [`Wires::stage`], for several at once.
+    ///
+    /// # Errors
+    /// [`WireError`]; it may be repeated.
+    pub async fn stage_all(&self, specs: &[EndpointSpec]) -> Result<(), WireError> {
+        self.run("stage", specs, Order::Stage).await
     }
 
     /// Lets frames pass and announces the guest, the latter in the background.
@@ -373,7 +446,16 @@ impl Wires {
     /// # Errors
     /// [`WireError::Stale`] when it was not staged or was activated by a later owner.
     pub async fn activate(&self, spec: &EndpointSpec, sequence: Sequence) -> Result<(), WireError> {
-        self.run("activate", spec, Order::Activate(sequence)).await
+        self.activate_all(std::slice::from_ref(spec), sequence).await
+    }
+
+    /// As [`Wires::activate`], for several endpoints of one owner, at once.
+    ///
+    /// # Errors
+    /// [`WireError::Stale`] when one of them was not staged or was activated by a later owner: none is touched then. Else it may be
+    /// repeated.
+    pub async fn activate_all(&self, specs: &[EndpointSpec], sequence: Sequence) -> Result<(), WireError> {
+        self.run("activate", specs, Order::Activate(sequence)).await
     }
 
     /// Announces an active endpoint once more, as when its wire has just been pointed here. Any other says nothing: isolation
@@ -391,7 +473,15 @@ impl Wires {
     /// # Errors
     /// [`WireError::Net`].
     pub async fn isolate(&self, spec: &EndpointSpec) -> Result<(), WireError> {
-        self.run("isolate", spec, Order::Isolate).await
+        self.isolate_all(std::slice::from_ref(spec)).await
+    }
+
+    /// As [`Wires::isolate`], for several at once.
+    ///
+    /// # Errors
+    /// [`WireError`], the first one; all that could be isolated are.
+    pub async fn isolate_all(&self, specs: &[EndpointSpec]) -> Result<(), WireError> {
+        self.run("isolate", specs, Order::Isolate).await
     }
 
     /// Removes tap and wiring.
@@ -399,7 +489,15 @@ impl Wires {
     /// # Errors
     /// [`WireError::Net`].
     pub async fn remove(&self, spec: &EndpointSpec) -> Result<(), WireError> {
-        self.run("remove", spec, Order::Remove).await
+        self.remove_all(std::slice::from_ref(spec)).await
+    }
+
+    /// As [`Wires::remove`], for several at once.
+    ///
+    /// # Errors
+    /// [`WireError`], the first one; all that could be removed are.
+    pub async fn remove_all(&self, specs: &[EndpointSpec]) -> Result<(), WireError> {
+        self.run("remove", specs, Order::Remove).await
     }
 
     /// After the vCPUs stopped and before isolation: waits, at most `bound`, until the guest's last frames have left QEMU.
@@ -576,7 +674,9 @@ impl Wires {
             (PortAction::Make, Some(spec)) => {
                 // Nothing comes in before it is known who may send.
                 if self.net.find(name).await?.is_none() {
-                    self.guard.only(spec.vni, spec.port, self.underlay, &[]).await;
+                    self.guard
+                        .only(&[Allowed { vni: spec.vni, port: spec.port, local: self.underlay, remotes: &[] }])
+                        .await;
                 }
                 let wanted = Vxlan { name, vni: spec.vni.0, local: self.underlay, port: spec.port };
                 let vxlan = self.net.ensure_vxlan(&wanted).await?;
@@ -597,8 +697,8 @@ impl Wires {
             (PortAction::Point(remote), _) => {
                 let vxlan = self.net.get(name).await?;
                 if let (Some(vni), Some(port)) = (vxlan.vni, vxlan.port) {
-                    let allowed: &[IpAddr] = if remote == self.underlay { &[] } else { &[remote] };
-                    self.guard.only(Vni(vni), port, self.underlay, allowed).await;
+                    let remotes: &[IpAddr] = if remote == self.underlay { &[] } else { &[remote] };
+                    self.guard.only(&[Allowed { vni: Vni(vni), port, local: self.underlay, remotes }]).await;
                 }
                 self.point(&vxlan, &[remote]).await.map(drop)
             }

@@ -72,7 +72,7 @@ impl Host {
             remotes: self.machine.remotes().into_iter().map(address).collect(),
         };
         if self.wires.lay(&plan).await.unwrap() {
-            self.wires.rule(&plan).await;
+            self.wires.rule(&[plan]).await;
         }
     }
 
@@ -407,4 +407,58 @@ fn a_host_that_an_end_has_left_can_put_nothing_into_the_wire() {
         forge(&hosts[0], 4).await;
         assert!(!came(4), "the former host still speaks");
     });
+}
+
+#[test]
+fn several_wires_are_laid_and_told_of_at_once() {
+    let place = Arc::new(Place::new());
+    let there = place.clone();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .on_thread_start(move || there.enter())
+        .enable_all()
+        .build()
+        .unwrap();
+    let all = std::thread::spawn(move || {
+        place.enter();
+        runtime.block_on(laid_at_once());
+    });
+    all.join().unwrap();
+}
+
+async fn laid_at_once() {
+    let wires = Wires::new("gw", address(0)).unwrap();
+    // So many that the kernel does not list them in one go.
+    for n in 0..100 {
+        wires.net().ensure_bridge(&format!("other{n}"), None).await.unwrap();
+    }
+    let plans: Vec<PortWire> = (1..=8)
+        .map(|n| PortWire {
+            wire: WireId(n),
+            vni: Vni(100 + n),
+            port: godwit_wire::DEFAULT_PORT,
+            mtu: 1500,
+            devices: vec![],
+            remotes: [address(1), address(2)].into(),
+        })
+        .collect();
+    for _ in 0..5 {
+        let (laid, listed) = futures_util::future::join(
+            futures_util::future::join_all(plans.iter().map(|plan| wires.lay(plan))),
+            futures_util::future::join_all((0..8).map(|_| wires.list())),
+        )
+        .await;
+        for laid in laid {
+            laid.unwrap();
+        }
+        for listed in listed {
+            listed.unwrap();
+        }
+    }
+    wires.rule(&plans).await;
+    for plan in &plans {
+        wires.take_up(plan.wire, plan.vni).await.unwrap();
+    }
+    wires.tidy().await.unwrap();
+    assert_eq!(wires.list().await.unwrap(), []);
 }

@@ -5,8 +5,9 @@
 //! written before there is a tunnel, and else afterwards, by [`Wires::rule`].
 
 use super::{Wires, net};
+use crate::guard::Allowed;
 use crate::{EndpointSpec, PortWire, Vni, WireError, WireId};
-use godwit_net::{Kind, Net, NetError, Vxlan};
+use godwit_net::{Kind, Link, Net, NetError, Vxlan};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -22,28 +23,30 @@ impl Wires {
     }
 
     async fn lay_on(&self, name: &str, wire: &PortWire) -> Result<bool, NetError> {
-        let bridge = self.net.ensure_wire_bridge(name).await?;
+        let tunnel = self.device('v', wire.wire);
+        let (bridge, known) = tokio::try_join!(self.net.ensure_wire_bridge(name), self.net.find(&tunnel))?;
         if !bridge.up {
             Net::without_ipv6(name)?;
             self.net.up(bridge.index).await?;
         }
-        let tunnel = self.device('v', wire.wire);
-        let known = self.net.find(&tunnel).await?;
         if wire.remotes.is_empty() {
             // The way from port to port first.
-            self.join(name, wire).await?;
+            self.join(&bridge, wire).await?;
             if known.is_some() {
                 self.net.remove(&tunnel).await?;
             }
             return Ok(known.is_some());
         }
         let fresh = known.is_none();
-        if fresh {
-            // Before there is a device that could let something in.
-            self.guard.only(wire.vni, wire.port, self.underlay, &wire.remotes).await;
-        }
-        let wanted = Vxlan { name: &tunnel, vni: wire.vni.0, local: self.underlay, port: wire.port };
-        let vxlan = self.net.ensure_vxlan(&wanted).await?;
+        let vxlan = match known {
+            Some(known) => known.of_kind(Kind::Vxlan, "VXLAN device")?,
+            None => {
+                // Before there is a device that could let something in.
+                self.guard.only(&[self.allowed(wire)]).await;
+                let wanted = Vxlan { name: &tunnel, vni: wire.vni.0, local: self.underlay, port: wire.port };
+                self.net.ensure_vxlan(&wanted).await?
+            }
+        };
         if vxlan.mtu != u32::from(wire.mtu) {
             self.net.set_mtu(vxlan.index, wire.mtu).await?;
         }
@@ -56,21 +59,25 @@ impl Wires {
         if !vxlan.up {
             self.net.up(vxlan.index).await?;
         }
-        self.join(name, wire).await?;
+        self.join(&bridge, wire).await?;
         Ok(changed && !fresh)
     }
 
-    /// The hosts that the wire leads to may send into it, and no other.
-    pub async fn rule(&self, wire: &PortWire) {
-        if wire.remotes.is_empty() {
+    fn allowed<'a>(&self, wire: &'a PortWire) -> Allowed<'a> {
+        Allowed { vni: wire.vni, port: wire.port, local: self.underlay, remotes: &wire.remotes }
+    }
+
+    /// Into each of these wires the hosts that it leads to may send, and no other: one process for all of them.
+    pub async fn rule(&self, wires: &[PortWire]) {
+        let (leading, collapsed): (Vec<_>, Vec<_>) = wires.iter().partition(|wire| !wire.remotes.is_empty());
+        let allowed: Vec<_> = leading.into_iter().map(|wire| self.allowed(wire)).collect();
+        self.guard.only(&allowed).await;
+        for wire in collapsed {
             self.guard.forget(wire.vni).await;
-        } else {
-            self.guard.only(wire.vni, wire.port, self.underlay, &wire.remotes).await;
         }
     }
 
-    async fn join(&self, name: &str, wire: &PortWire) -> Result<(), NetError> {
-        let bridge = self.net.get(name).await?;
+    async fn join(&self, bridge: &Link, wire: &PortWire) -> Result<(), NetError> {
         for device in &wire.devices {
             let port = self.net.get(device).await?;
             if port.master != Some(bridge.index) {
