@@ -106,7 +106,7 @@ pub struct Disk {
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) machine: Leaving,
-    /// To the link, in order. Bounded by the mirror's window and by what a guest may have under way.
+    /// To the link, in order. Bounded by the mirror's window, by how far the target may be behind, and by what a guest may have under way.
     out: mpsc::UnboundedSender<Vec<u8>>,
 }
 
