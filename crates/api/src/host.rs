@@ -221,7 +221,8 @@ pub struct Blocker {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskStrategy {
-    /// Copied while the guest runs, then mirrored synchronously until it stops (CloudNet).
+    /// Copied while the guest runs, then mirrored until it stops (CloudNet): each write goes as it is made, and waits only while the other
+    /// site is far behind.
     #[default]
     Mirror,
     /// Not before the VM: the destination is told what its disks have to hold, and fetches it when the VM runs there, what the guest asks

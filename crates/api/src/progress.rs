@@ -104,7 +104,7 @@ pub struct DiskProgress {
     pub copied: Bytes,
     /// Still different at the destination.
     pub remaining: Bytes,
-    /// Whether the guest's writes are answered by both sides.
+    /// Whether the disks are equal but for what is on its way, and the guest's writes go to the destination as they are made.
     pub synchronous: bool,
     /// Blocks that the destination had from before, and that were not sent: from an earlier try, an earlier stay or a copy
     /// that is kept there.

@@ -2,7 +2,7 @@
 //!
 //! The guest's writes are made one after the other under one lock, together with what the mirror has to know of them: so each
 //! block that travels is whole, and two writes that overlap reach both sides in the same order. Answers do not wait under
-//! the lock: a mirrored write is answered when the target has it, or when it has waited long enough.
+//! the lock: a mirrored write goes to the target at once, and is answered while that is not far behind, or when it has waited long enough.
 //!
 //! A frozen replica takes no writes, and none is refused either: a guest that ran on while its node was started again, or
 //! that its QEMU resumed by itself, would see its disk fail. Its writes wait until the disk is open again, or until the QEMU
@@ -12,6 +12,7 @@ use crate::disk_index::Touched;
 use crate::leaving::Leaving;
 use crate::pace::Paced;
 use crate::parts::lock;
+use crate::path::Carries;
 use crate::snapshot::Snapshot;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
@@ -21,10 +22,10 @@ use godwit_export::{Answers, Backend, Wire};
 use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
-use godwit_units::{Bytes as Amount, RadosPool, VolumeId};
+use godwit_units::{BitRate, Bytes as Amount, RadosPool, VolumeId};
 use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::Requester;
-use godwit_volume::mirror::{self, Seq};
+use godwit_volume::mirror::{self, Place};
 use godwit_volume::order::FirstAccess;
 use godwit_volume::{BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker, VolumeError, fet};
 use std::os::fd::BorrowedFd;
@@ -105,7 +106,7 @@ pub struct Disk {
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) machine: Leaving,
-    /// To the link, in order. Bounded by the mirror's window and by what a guest may have under way.
+    /// To the link, in order. Bounded by the mirror's window, by how far the target may be behind, and by what a guest may have under way.
     out: mpsc::UnboundedSender<Vec<u8>>,
 }
 
@@ -510,6 +511,7 @@ impl Disk {
 
     async fn mirror(self: &Arc<Self>, stream: Stream, mut pieces: mpsc::UnboundedReceiver<Vec<u8>>) -> Result<()> {
         let (mut send, mut receive) = stream.split();
+        let session = send.session();
         let sending = async {
             let mut packer = Paced::new()?;
             while let Some(message) = pieces.recv().await {
@@ -539,13 +541,14 @@ impl Disk {
         };
         let driving = async {
             let mut tick = tokio::time::interval(TICK);
+            let mut carries = Carries::default();
             loop {
-                let message = tokio::select! {
-                    message = messages.recv() => Some(message.context("the destination closed the mirror")?),
-                    () = self.work.notified() => None,
-                    _ = tick.tick() => None,
+                let (message, path) = tokio::select! {
+                    message = messages.recv() => (Some(message.context("the destination closed the mirror")?), None),
+                    () = self.work.notified() => (None, None),
+                    _ = tick.tick() => (None, carries.look(self.began.elapsed(), &session)),
                 };
-                if self.clone().blocking(move |disk| disk.advance(message)).await? {
+                if self.clone().blocking(move |disk| disk.advance(message, path)).await? {
                     return anyhow::Ok(());
                 }
             }
@@ -558,9 +561,12 @@ impl Disk {
     }
 
     /// One step of the machine of a move from here: whether it was the last.
-    fn advance(&self, message: Option<Vec<u8>>) -> Result<bool> {
+    fn advance(&self, message: Option<Vec<u8>>, path: Option<(BitRate, Duration)>) -> Result<bool> {
         let mut order = lock(&self.order);
         let Some(outgoing) = &mut *order else { return Ok(true) };
+        if let Some((rate, round_trip)) = path {
+            outgoing.machine.path_is(rate, round_trip);
+        }
         if let Some(message) = message {
             outgoing.machine.handle(&message, &self.replica)?;
         }
@@ -824,7 +830,7 @@ impl Disk {
         self: &Arc<Self>,
         cookie: Cookie,
         fua: bool,
-        wait: Option<Seq>,
+        wait: Option<Place>,
         later: &mpsc::UnboundedSender<(Cookie, Reply)>,
     ) -> Option<Reply> {
         match (wait, fua) {
@@ -833,10 +839,10 @@ impl Disk {
                 self.flush_later(cookie, later);
                 None
             }
-            (Some(seq), _) => {
+            (Some(write), _) => {
                 let (disk, later) = (self.clone(), later.clone());
                 tokio::spawn(async move {
-                    disk.until(|m| m.is_none_or(|m| m.is_answered(seq))).await;
+                    disk.until(|m| m.is_none_or(|m| m.is_answered(write))).await;
                     if fua {
                         disk.flush_later(cookie, &later);
                     } else {
@@ -848,9 +854,9 @@ impl Disk {
         }
     }
 
-    /// Makes a change; until which answer of the mirror it has to wait, if it has to. Nothing is done for a client that is
+    /// Makes a change; what the mirror has to be done with before it is answered, if anything. Nothing is done for a client that is
     /// gone.
-    fn make(&self, change: &Change, over: &CancellationToken) -> Result<Option<Seq>, VolumeError> {
+    fn make(&self, change: &Change, over: &CancellationToken) -> Result<Option<Place>, VolumeError> {
         let mut order = lock(&self.order);
         if over.is_cancelled() {
             return Ok(None);
@@ -876,11 +882,12 @@ impl Disk {
         let Some(outgoing) = &mut *order else { return Ok(None) };
         match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
             Ok(mirrored) => {
+                if mirrored.messages.is_empty() {
+                    // The machine has taken note of it, and sends it in its turn.
+                    self.work.notify_one();
+                }
                 for message in mirrored.messages {
                     let _ = outgoing.out.send(message);
-                }
-                if mirrored.until.is_none() {
-                    self.work.notify_one();
                 }
                 Ok(mirrored.until)
             }

@@ -67,3 +67,34 @@ async fn a_write_of_a_qemu_that_is_gone_is_never_made() {
     assert_eq!(world.first_byte(), 2);
     assert!(world.answers.try_recv().is_err(), "nobody is there to hear the answer");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mirrored_write_is_answered_at_once_until_the_other_side_is_far_behind_and_then_when_it_is_not() {
+    let mut world = world();
+    let (lineage, generation) = owner(1);
+    world.disk.open(lineage, generation).await.expect("opens");
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = Replica::create(folder.path(), VolumeId(1), Amount(SIZE)).expect("creates");
+    let (mut target, first) = mirror::Target::new(&other).expect("reads");
+    let mut machine = Leaving::Mirror(mirror::Source::new());
+    for message in &first {
+        machine.handle(message, &world.disk.replica).expect("takes");
+    }
+    machine.poll(&world.disk.replica).expect("reads");
+    let (out, mut sent) = mpsc::unbounded_channel();
+    *lock(&world.disk.order) = Some(Outgoing { machine, out });
+
+    let last = (1..100).find(|n| world.write(*n, u8::try_from(*n).expect("small")).is_none()).expect("one waits");
+    assert!(last > 2, "the guest waits for the other side");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(world.answers.try_recv().is_err(), "the other side has nothing, and the guest goes on");
+    while let Ok(message) = sent.try_recv() {
+        let answer = target.handle(&message, &other).expect("applies");
+        world.disk.advance(Some(answer), None).expect("goes on");
+    }
+    let (cookie, reply) = world.answers.recv().await.expect("is answered");
+    assert!(cookie == Cookie(last) && matches!(reply, Reply::Done), "{reply:?}");
+    let mut block = [0; 4096];
+    other.read(4096, &mut block).expect("reads");
+    assert_eq!(u64::from(block[0]), last);
+}

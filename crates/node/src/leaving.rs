@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use godwit_api::progress::DiskProgress;
-use godwit_units::Bytes;
-use godwit_volume::mirror::Seq;
+use godwit_units::{BitRate, Bytes};
+use godwit_volume::mirror::Place;
 use godwit_volume::{BlockSet, Replica, fet, mirror};
 use std::ops::Range;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub struct Mirrored {
     /// To be sent at once, in order.
     pub messages: Vec<Vec<u8>>,
     /// The write is not answered before this is, if anything.
-    pub until: Option<Seq>,
+    pub until: Option<Place>,
 }
 
 impl Leaving {
@@ -45,6 +45,13 @@ impl Leaving {
         match self {
             Self::Mirror(source) => source.tick(now),
             Self::PostCopy(_) => false,
+        }
+    }
+
+    /// What the link carries, all of the move together, and its round trip without a queue.
+    pub fn path_is(&mut self, rate: BitRate, round_trip: Duration) {
+        if let Self::Mirror(source) = self {
+            source.path_is(rate, round_trip);
         }
     }
 
@@ -84,7 +91,9 @@ impl Leaving {
     pub fn guest_wrote(&mut self, blocks: Range<u64>, now: Duration, replica: &Replica) -> Result<Mirrored> {
         match self {
             Self::Mirror(source) => Ok(match source.guest_wrote(blocks, now, replica)? {
-                Some(mirrored) => Mirrored { messages: mirrored.messages, until: Some(mirrored.until) },
+                Some(mirror::Mirrored { until, messages }) => {
+                    Mirrored { messages, until: Some(until).filter(|until| !source.is_answered(*until)) }
+                }
                 None => Mirrored::default(),
             }),
             Self::PostCopy(source) => {
@@ -103,9 +112,9 @@ impl Leaving {
 
     /// Whether a write need not wait any more.
     #[must_use]
-    pub fn is_answered(&self, seq: Seq) -> bool {
+    pub fn is_answered(&self, write: Place) -> bool {
         match self {
-            Self::Mirror(source) => source.is_answered(seq),
+            Self::Mirror(source) => source.is_answered(write),
             Self::PostCopy(_) => true,
         }
     }

@@ -96,7 +96,7 @@ fn vms(out: &mut Exposition, node: &Node) {
                 );
                 out.gauge(
                     "godwit_volume_synchronous",
-                    "1 while the guest's writes are answered by both sides.",
+                    "1 while the guest's writes go to the destination as they are made.",
                     &labels,
                     f64::from(u8::from(progress.synchronous)),
                 );

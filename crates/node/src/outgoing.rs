@@ -226,7 +226,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
                 _ if shared > 0 && shared == parts.disks().len() => {
                     "the disks lie on storage that both hosts reach: nothing is copied"
                 }
-                true => "the disks are nearly equal: from here on both sides answer the guest's writes",
+                true => "the disks are nearly equal: from here on the guest's writes go to both sides",
                 false => "the destination knows what the disks have to hold, and fetches it when the guest runs there",
             },
         );

@@ -3,6 +3,7 @@
 //! Goodput is best known from moves and pre-caches that were made; this is for hosts between which there were none. What is sent is
 //! filler, on the lane of disks and as disks go: no more than [`MOST`] and for no longer than [`LONGEST`].
 
+use crate::forecast::Goodput;
 use crate::node::Node;
 use crate::proto::{self, Hello};
 use bytes::Bytes;
@@ -54,6 +55,31 @@ pub async fn ask(node: &Arc<Node>, asked: AskPath) -> Result<PathFacts, ApiError
 fn round_trip(session: &Session) -> f64 {
     let lanes = Lane::ALL.iter().filter_map(|lane| session.path(*lane)?.rtt);
     lanes.chain(session.rtt()).min().unwrap_or_default().as_secs_f64() * 1e3
+}
+
+/// What the link to another host carries while a move goes on: all lanes together in the best of the last moments, and the least round
+/// trip, which is the one without the move's own queue.
+#[derive(Debug, Default)]
+pub(crate) struct Carries {
+    goodput: Goodput,
+    least: Option<Duration>,
+}
+
+impl Carries {
+    /// Looks again; nothing where that does not say anything yet.
+    pub(crate) fn look(&mut self, now: Duration, session: &Session) -> Option<(BitRate, Duration)> {
+        let lanes = Lane::ALL.iter().filter_map(|lane| session.path(*lane));
+        let acknowledged = lanes.map(|path| path.acknowledged).sum();
+        self.seen(now, acknowledged, Duration::from_secs_f64(round_trip(session) / 1e3))
+    }
+
+    fn seen(&mut self, now: Duration, acknowledged: u64, round_trip: Duration) -> Option<(BitRate, Duration)> {
+        self.goodput.seen(now, acknowledged);
+        // While the session is down nobody knows one.
+        let known = Some(round_trip).filter(|round_trip| !round_trip.is_zero());
+        self.least = self.least.into_iter().chain(known).min();
+        Some((BitRate((self.goodput.rate()? * 8.0) as u64), self.least?))
+    }
 }
 
 /// What has arrived by when.
@@ -142,6 +168,15 @@ mod tests {
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_moves_own_queue_makes_the_link_neither_longer_nor_slower_and_silence_says_nothing() {
+        let mut carries = Carries::default();
+        assert_eq!(carries.seen(ms(0), 0, ms(0)), None);
+        assert_eq!(carries.seen(ms(250), 0, RTT), None);
+        assert_eq!(carries.seen(ms(500), SECOND / 4, RTT * 3), Some((BitRate(8 * SECOND), RTT)));
+        assert_eq!(carries.seen(ms(1000), SECOND / 4, ms(0)), Some((BitRate(8 * SECOND), RTT)));
     }
 
     #[test]

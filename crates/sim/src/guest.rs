@@ -132,6 +132,7 @@ impl World {
                     Ok(Some(mirrored)) => {
                         site.qemu.requests[index].taken = Some((now, mirrored.until));
                         self.mirror_sends(at, mirrored.messages);
+                        self.answer(at);
                     }
                     Err(error) => self.violated(Violation::Mirror(error.to_string())),
                 }
@@ -149,9 +150,9 @@ impl World {
         let source = site.disk.source.as_ref();
         let mut longest = 0;
         site.qemu.requests.retain(|request| {
-            let Some((since, seq)) = request.taken else { return true };
+            let Some((since, write)) = request.taken else { return true };
             longest = longest.max(now - since);
-            source.is_some_and(|s| !s.is_answered(seq))
+            source.is_some_and(|s| !s.is_answered(write))
         });
         let bound = u64::try_from(PATIENCE.as_millis() / TICK.as_millis()).unwrap_or(0) + SLACK;
         if longest > bound {

@@ -4,7 +4,7 @@ use crate::media::{BLOCKS, Store};
 use crate::nic::Nic;
 use godwit_handoff::{Action, Event, Generation, Ledger, Lineage, Machine, Record, Seen, Ticket, VmId};
 use godwit_units::{Bytes, VolumeId};
-use godwit_volume::mirror::{Seq, Source, Target};
+use godwit_volume::mirror::{self, Source, Target};
 use godwit_volume::{BLOCK, Guards, Replica, VolumeError};
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -70,7 +70,7 @@ pub struct Request {
     /// What it is.
     pub wish: Wish,
     /// When the export took it, if it did: it waits for the mirror then.
-    pub taken: Option<(u64, Seq)>,
+    pub taken: Option<(u64, mirror::Place)>,
 }
 
 /// A QEMU, and what its guest remembers.

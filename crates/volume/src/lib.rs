@@ -22,7 +22,8 @@
 //! gets a new stamp before the next one compares. A claim may begin with half a volume, whose stamps prove nothing: all of
 //! it is unsure.
 //!
-//! *The link dies.* A guest's write waits for the other side for at most [`mirror::PATIENCE`]; then the mirror falls back to
+//! *The link dies, or is slower than the guest.* A guest's mirrored write waits while the other side is far behind, for at most
+//! [`mirror::PATIENCE`]; then the mirror falls back to
 //! copying behind the guest's back, and comes back when the link does.
 //!
 //! *A block is not here yet.* A shadow volume refuses to read it, and to write a part of it, until it has come; and it knows
@@ -41,6 +42,7 @@ mod file;
 mod flight;
 mod guards;
 mod journal;
+mod lag;
 mod library;
 mod meta;
 pub mod mirror;

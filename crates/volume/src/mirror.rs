@@ -5,7 +5,7 @@
 //!   Exchanging  <----------- Have ---------  its stamps
 //!   Copying     ------ Data, Zeroes, ----->  applies what is newer
 //!               <----------- Ack ----------
-//!   Mirroring   --- the guest's writes --->  the guest waits for the Ack
+//!   Mirroring   --- the guest's writes --->  at once; the guest waits for what is far behind
 //!   Finishing   ----------- Final -------->  everything durable
 //!   Complete    <--------- Finished -------
 //! ```
@@ -20,12 +20,18 @@
 //! applied, and an end is not believed while one is missing. Mirrored writes and the last blocks go in full, since a name
 //! that leads nowhere costs a round trip.
 //!
-//! The guest's writes wait for the target only in `Mirroring`, and there for at most [`PATIENCE`]: then everybody is let go, and
-//! the mirror copies behind the guest's back again until little is left and the target answers.
+//! The guest's writes wait for the target only in `Mirroring`, and there only while it is further behind than a bound
+//! (`lag.rs`), for at most [`PATIENCE`]: then everybody is let go, and the mirror copies behind the guest's back again until little is
+//! left and the target answers.
+//!
+//! That a guest was told of a write says nothing of the target, then. Nobody takes it to: until the hand-off the source's replica is the
+//! volume, and a target has everything when it has believed an end, whose digest is over all messages that came before.
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::flight::{Flight, How};
+use crate::lag::Lag;
+pub use crate::lag::Place;
 use crate::library::{Library, Reader};
 use crate::replica::{Contents, Replica, is_zero};
 use crate::runs::{HAVE, LAST, Theirs, all_messages, parse_run, run_message};
@@ -84,7 +90,7 @@ pub enum State {
     Exchanging,
     /// Blocks are copied; the guest's writes are answered at once.
     Copying,
-    /// The guest's writes are answered when both sides have them.
+    /// The guest's writes are sent as they are made, and answered while the target is not far behind.
     Mirroring,
     /// The guest stands still; the last blocks go, and Final.
     Finishing,
@@ -95,11 +101,11 @@ pub enum State {
 /// The number of a message, by which it is acknowledged.
 pub type Seq = u64;
 
-/// A guest's write that the target has to have before it is answered.
+/// A guest's write that goes to the target at once.
 #[derive(Debug)]
 pub struct Mirrored {
-    /// Wait until [`Source::is_answered`] says so of this.
-    pub until: Seq,
+    /// Wait until [`Source::is_answered`] says so of this; it may say so at once.
+    pub until: Place,
     /// To be sent, in order.
     pub messages: Vec<Vec<u8>>,
 }
@@ -117,10 +123,12 @@ pub struct Source {
     flight: Flight,
     /// How fast the link is, if somebody said so.
     link: Option<BitRate>,
-    /// Writes up to this one were let go without their answer.
+    /// How much of the guest's writes the target does not have yet.
+    lag: Lag,
+    /// Nobody waited for messages up to this one any more.
     released: Seq,
     /// Mirrored writes that wait, and since when, oldest first. Bounded by what a guest may have under way.
-    waiting: VecDeque<(Seq, Duration)>,
+    waiting: VecDeque<(Place, Duration)>,
     final_sent: bool,
     digest: blake3::Hasher,
     total: u64,
@@ -146,6 +154,7 @@ impl Source {
             theirs: Theirs::default(),
             flight: Flight::new(),
             link: None,
+            lag: Lag::new(),
             released: 0,
             waiting: VecDeque::new(),
             final_sent: false,
@@ -172,6 +181,12 @@ impl Source {
     /// How fast the link is: over one that is faster than digests are computed, blocks go in full.
     pub const fn link_is(&mut self, rate: BitRate) {
         self.link = Some(rate);
+    }
+
+    /// What the link carries, and its round trip without a queue: how far the target may be behind follows from them.
+    pub fn path_is(&mut self, rate: BitRate, round_trip: Duration) {
+        self.lag.path_is(rate, round_trip);
+        self.look_who_waits();
     }
 
     /// How far it is.
@@ -202,10 +217,8 @@ impl Source {
             ACK => {
                 let again = self.flight.acknowledged(body)?;
                 self.send_again(&again);
-                let seq = self.flight.acked();
-                while self.waiting.front().is_some_and(|(s, _)| *s <= seq) {
-                    self.waiting.pop_front();
-                }
+                self.lag.acknowledged(self.flight.acked());
+                self.look_who_waits();
                 Ok(())
             }
             FINISHED if self.state == State::Finishing && self.final_sent => {
@@ -217,6 +230,12 @@ impl Source {
                 }
             }
             _ => Err(MirrorError::Message("a message that does not belong here")),
+        }
+    }
+
+    fn look_who_waits(&mut self) {
+        while self.waiting.front().is_some_and(|(place, _)| self.lag.is_within(*place)) {
+            self.waiting.pop_front();
         }
     }
 
@@ -246,7 +265,7 @@ impl Source {
         Ok(())
     }
 
-    /// The guest has written these blocks here. What to send, if the guest has to wait for the target. To be called under the lock that the write was made under.
+    /// The guest has written these blocks here. What to send, and for what to wait, if the write is mirrored. To be called under the lock that the write was made under.
     ///
     /// # Errors
     /// When the replica cannot be read.
@@ -261,6 +280,7 @@ impl Source {
             State::Exchanging => Ok(None),
             State::Mirroring => {
                 self.dirty.remove(blocks.clone());
+                let before = self.flight.sent();
                 let mut messages = vec![];
                 let mut at = blocks.start;
                 while at < blocks.end {
@@ -268,8 +288,14 @@ impl Source {
                     messages.extend(self.read(at..end, replica)?);
                     at = end;
                 }
-                self.waiting.push_back((self.flight.sent(), now));
-                Ok(Some(Mirrored { until: self.flight.sent(), messages }))
+                for (seq, message) in (before + 1..).zip(&messages) {
+                    self.lag.push(seq, message);
+                }
+                let until = self.lag.sent();
+                if !self.lag.is_within(until) {
+                    self.waiting.push_back((until, now));
+                }
+                Ok(Some(Mirrored { until, messages }))
             }
             State::Copying | State::Finishing | State::Complete => {
                 let before = self.dirty.len();
@@ -282,8 +308,8 @@ impl Source {
 
     /// Whether a guest's write may be answered.
     #[must_use]
-    pub fn is_answered(&self, seq: Seq) -> bool {
-        seq <= self.flight.acked() || seq <= self.released || self.state != State::Mirroring
+    pub fn is_answered(&self, write: Place) -> bool {
+        self.state != State::Mirroring || self.lag.is_within(write)
     }
 
     /// The next messages to send, read from the replica; empty: nothing now. To be called under the guest's lock.
@@ -390,9 +416,9 @@ impl Source {
         }
     }
 
-    /// Nobody waits for the target any more: the guest is stopping. What is on its way arrives all the same.
+    /// Nobody waits for the target any more, now or later: the guest is stopping. What is on its way arrives all the same.
     pub fn let_go(&mut self) {
-        self.released = self.flight.sent();
+        self.lag.let_go();
         self.waiting.clear();
     }
 

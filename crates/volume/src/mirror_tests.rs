@@ -1,4 +1,5 @@
 use super::*;
+use crate::lag::LEAST;
 use crate::replica::Replica;
 use godwit_units::{Generation, Lineage, VolumeId};
 use rand::rngs::SmallRng;
@@ -27,8 +28,8 @@ struct World {
     back: VecDeque<Vec<u8>>,
     now: Duration,
     cut: bool,
-    /// Guest's writes that wait: until which message, and since when.
-    waiting: Vec<(Seq, Duration)>,
+    /// Guest's writes that wait: until when, and since when.
+    waiting: Vec<(Place, Duration)>,
     longest: Duration,
     library: Arc<Library>,
     /// Bytes of messages to the target.
@@ -139,8 +140,8 @@ impl World {
 
 #[test]
 fn whatever_the_guest_and_the_link_do_both_replicas_end_equal_and_no_write_waits_for_two_seconds() {
-    let (mut fell_back, mut named, mut missed) = (0, 0, 0);
-    for seed in 0..40 {
+    let (mut fell_back, mut named, mut missed, mut ahead) = (0, 0, 0, 0);
+    for seed in 0..60 {
         let folder = tempfile::tempdir().expect("a folder");
         let source = primary(&folder.path().join("a"));
         let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
@@ -165,6 +166,8 @@ fn whatever_the_guest_and_the_link_do_both_replicas_end_equal_and_no_write_waits
             fell_back += u32::from(before == State::Mirroring && world.from.state() == State::Copying);
         }
         assert!(world.longest < Duration::from_secs(2), "seed {seed}: a write waited {:?}", world.longest);
+        let mirrored = world.from.state() == State::Mirroring && world.there.iter().any(|message| message[0] == DATA);
+        ahead += u32::from(mirrored && world.waiting.is_empty());
         world.finish();
         world.check();
         named += world.from.progress().named.0 / BLOCK;
@@ -172,6 +175,7 @@ fn whatever_the_guest_and_the_link_do_both_replicas_end_equal_and_no_write_waits
     }
     assert!(named > 500 && missed > 100, "{named} named, {missed} missed: too little was tried");
     assert!(fell_back > 0, "no seed cut a link that a write waited for");
+    assert!(ahead > 0, "no guest stopped that was told of a write which was on its way");
 }
 
 #[test]
@@ -184,10 +188,11 @@ fn a_write_waits_no_longer_than_its_patience_when_only_those_before_it_are_answe
         world.step();
     }
     let mut write = |block: u64| {
-        let blocks = world.source.write(block * BLOCK, &[1; 4096]).expect("writes").blocks;
+        // More than the target may be behind.
+        let blocks = world.source.write(block * BLOCK, &vec![1; LEAST as usize * 2]).expect("writes").blocks;
         world.from.guest_wrote(blocks, world.now, &world.source).expect("reads").expect("is mirrored")
     };
-    let (first, second) = (write(1), write(2));
+    let (first, second) = (write(0), write(100));
     for message in &first.messages {
         let answer = world.to.handle(message, &world.target).expect("applies");
         world.from.handle(&answer, &world.source).expect("takes");
@@ -505,4 +510,217 @@ fn two_sides_are_not_in_step_while_names_are_under_way() {
         world.from.handle(&answer, &world.source).expect("takes");
     }
     assert!(world.from.is_synchronous());
+}
+
+/// A link that carries so much and takes so long, each way, and a guest; time goes by in milliseconds.
+struct Timed {
+    source: Replica,
+    target: Replica,
+    from: Source,
+    to: Target,
+    now: u64,
+    /// When the link is free again, in microseconds.
+    free: u64,
+    there: VecDeque<(u64, Vec<u8>)>,
+    back: VecDeque<(u64, Vec<u8>)>,
+    cut: bool,
+    /// Writes, each with what the guest had written with it: those that wait, and those that the target does not have.
+    waiting: VecDeque<(Place, u64)>,
+    lacking: VecDeque<(Seq, u64)>,
+    written: u64,
+    told: u64,
+    had: u64,
+    /// The most that the guest was told of and the target did not have.
+    behind: u64,
+    _folder: tempfile::TempDir,
+}
+
+impl Timed {
+    const RATE: BitRate = BitRate(40_000_000);
+    const ONE_WAY: u64 = 20;
+
+    /// In step, and the link known.
+    fn mirroring() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let source = primary(&folder.path().join("a"));
+        let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
+        let (to, first) = Target::new(&target).expect("reads");
+        let mut from = Source::new();
+        for message in &first {
+            from.handle(message, &source).expect("takes");
+        }
+        assert!(from.poll(&source).expect("reads").is_empty());
+        assert_eq!(from.state(), State::Mirroring);
+        from.path_is(Self::RATE, Duration::from_millis(2 * Self::ONE_WAY));
+        Self {
+            source,
+            target,
+            from,
+            to,
+            now: 0,
+            free: 0,
+            there: VecDeque::new(),
+            back: VecDeque::new(),
+            cut: false,
+            waiting: VecDeque::new(),
+            lacking: VecDeque::new(),
+            written: 0,
+            told: 0,
+            had: 0,
+            behind: 0,
+            _folder: folder,
+        }
+    }
+
+    fn send(&mut self, messages: Vec<Vec<u8>>) {
+        for message in messages {
+            self.free = self.free.max(self.now * 1000) + message.len() as u64 * 8_000_000 / Self::RATE.0;
+            self.there.push_back((self.free + Self::ONE_WAY * 1000, message));
+        }
+    }
+
+    /// The guest writes so many bytes. Whether it was told at once.
+    fn write(&mut self, bytes: u64) -> bool {
+        let at = self.written % (SIZE - bytes) / BLOCK * BLOCK;
+        let blocks = self.source.write(at, &different(self.written, bytes / BLOCK)).expect("writes").blocks;
+        self.written += bytes;
+        let now = Duration::from_millis(self.now);
+        let Some(mirrored) = self.from.guest_wrote(blocks, now, &self.source).expect("reads") else {
+            self.told = self.written;
+            return true;
+        };
+        self.send(mirrored.messages);
+        self.lacking.push_back((self.from.flight.sent(), self.written));
+        self.waiting.push_back((mirrored.until, self.written));
+        self.tell();
+        self.waiting.is_empty()
+    }
+
+    fn tell(&mut self) {
+        while let Some((_, written)) = self.waiting.pop_front_if(|(place, _)| self.from.is_answered(*place)) {
+            self.told = written;
+        }
+        self.behind = self.behind.max(self.told.saturating_sub(self.had));
+    }
+
+    fn millisecond(&mut self) {
+        self.now += 1;
+        let messages = self.from.poll(&self.source).expect("reads");
+        self.send(messages);
+        let now = self.now * 1000;
+        while !self.cut
+            && let Some((_, message)) = self.there.pop_front_if(|(at, _)| *at <= now)
+        {
+            let answer = self.to.handle(&message, &self.target).expect("applies");
+            self.back.push_back((now + Self::ONE_WAY * 1000, answer));
+        }
+        while !self.cut
+            && let Some((_, answer)) = self.back.pop_front_if(|(at, _)| *at <= now)
+        {
+            self.from.handle(&answer, &self.source).expect("takes");
+        }
+        let acked = self.from.flight.acked();
+        while let Some((_, written)) = self.lacking.pop_front_if(|(seq, _)| *seq <= acked) {
+            self.had = written;
+        }
+        self.from.tick(Duration::from_millis(self.now));
+        self.tell();
+    }
+
+    /// For so long: a write whenever fewer than `depth` wait and the guest has not written more than `bytes_per_ms` of it. How many were
+    /// not told at once.
+    fn run(&mut self, ms: u64, size: u64, bytes_per_ms: u64, depth: usize) -> usize {
+        let (began, before, mut waited) = (self.now, self.written, 0);
+        while self.now < began + ms {
+            self.millisecond();
+            while self.waiting.len() < depth && self.written - before + size <= (self.now - began) * bytes_per_ms {
+                waited += usize::from(!self.write(size));
+            }
+        }
+        waited
+    }
+
+    /// How long it takes from the guest's stop until the target has everything, milliseconds.
+    fn stop(&mut self) -> u64 {
+        let began = self.now;
+        self.from.let_go();
+        self.tell();
+        assert!(self.waiting.is_empty());
+        self.source.freeze();
+        self.from.stop();
+        while self.from.state() != State::Complete {
+            self.millisecond();
+            assert!(self.now < began + 10_000, "{:?}", self.from);
+        }
+        let (mut ours, mut theirs) = (vec![0; SIZE as usize], vec![1; SIZE as usize]);
+        self.source.read(0, &mut ours).expect("reads");
+        self.target.read(0, &mut theirs).expect("reads");
+        assert!(ours == theirs && self.to.is_complete(), "what the guest was told is not there");
+        self.now - began
+    }
+}
+
+/// Of [`Timed::RATE`].
+fn bytes_per_ms(share: f64) -> u64 {
+    (Timed::RATE.bytes_in(Duration::from_millis(1)).0 as f64 * share) as u64
+}
+
+#[test]
+fn a_guest_that_writes_slower_than_the_link_waits_for_no_write_and_nothing_is_lost_when_it_stops() {
+    for size in [BLOCK, 4 * BLOCK, 16 * BLOCK] {
+        let mut timed = Timed::mirroring();
+        assert_eq!(timed.run(1000, size, bytes_per_ms(0.9), 1), 0, "writes of {size} bytes wait");
+        assert!(timed.behind > 0, "no write was told of before the target had it");
+        timed.stop();
+    }
+}
+
+#[test]
+fn a_guest_that_writes_faster_than_the_link_is_held_to_it_and_the_target_is_behind_by_no_more_than_the_bound() {
+    for (size, depth) in [(BLOCK, 1), (BLOCK, 32), (64 * BLOCK, 2)] {
+        let mut timed = Timed::mirroring();
+        let bound = Timed::RATE.bytes_in(Duration::from_millis(2 * Timed::ONE_WAY + 15)).0;
+        timed.run(500, size, u64::MAX >> 20, depth);
+        let before = timed.told;
+        timed.run(1000, size, u64::MAX >> 20, depth);
+        let (rate, most) = (timed.told - before, 1000 * bytes_per_ms(1.0));
+        assert!(rate <= most && rate >= most * 9 / 10, "{size}, {depth}: {rate} of {most} bytes a second");
+        assert!(timed.behind <= bound, "{size}, {depth}: {} bytes behind of {bound}", timed.behind);
+        // What it was not told of is on its way as well, and so is the end's answer.
+        let under_way = bound + depth as u64 * size;
+        let drained = under_way / bytes_per_ms(1.0) + 2 * Timed::ONE_WAY;
+        let took = timed.stop();
+        assert!(took <= drained + 5, "{size}, {depth}: {took} ms of {drained}");
+    }
+}
+
+#[test]
+fn a_target_that_is_silent_holds_a_guest_for_its_patience_and_comes_back_in_step() {
+    let mut timed = Timed::mirroring();
+    timed.run(200, 4 * BLOCK, bytes_per_ms(0.5), 8);
+    timed.cut = true;
+    let longest = PATIENCE.as_millis() as u64;
+    timed.run(longest - 100, 4 * BLOCK, bytes_per_ms(0.5), 8);
+    assert!(timed.from.state() == State::Mirroring && timed.waiting.len() == 8);
+    timed.run(300, 4 * BLOCK, bytes_per_ms(0.5), 8);
+    assert!(timed.from.state() == State::Copying && timed.waiting.is_empty(), "{:?}", timed.from.state());
+    timed.cut = false;
+    timed.run(2000, BLOCK, bytes_per_ms(0.1), 1);
+    assert_eq!(timed.from.state(), State::Mirroring);
+    timed.stop();
+}
+
+#[test]
+fn nobody_waits_for_the_target_once_the_guest_is_stopping() {
+    let mut timed = Timed::mirroring();
+    timed.cut = true;
+    timed.run(300, 4 * BLOCK, bytes_per_ms(1.0), 8);
+    assert_eq!(timed.waiting.len(), 8);
+    timed.from.let_go();
+    timed.tell();
+    assert!(timed.waiting.is_empty());
+    // What its QEMU had kept for itself until now.
+    assert!((0..20).all(|_| timed.write(4 * BLOCK)), "the guest's last writes wait for the link");
+    timed.cut = false;
+    timed.stop();
 }

@@ -1,8 +1,8 @@
 //! CloudNet, figure 8: what the clients of a database wait for their answers while its guest moves; by Godwit, and by a plain move.
 //!
 //! The guest answers requests from a third site, and writes each to its disk, flushed, before it answers, as a commit does. So
-//! whatever a move does to writes, its clients see: while the disk's copy is kept equal at both sites, an answer waits for the link as well. Plain QEMU mirrors
-//! in that way from the first block on (`write-blocking`), Godwit only when the copy is nearly equal.
+//! whatever a move does to writes, its clients see. Plain QEMU keeps the copy equal at both sites from the first block on (`write-blocking`): an answer
+//! waits for the link as well. Godwit's guest waits only while the other site is far behind, which this one's does not bring about.
 //!
 //! The paper's guest has 1.7 GB and TPC-W, over 85 Mbit/s and 27 ms; there the clients' answers take 2.5 times as long during the
 //! memory's part, which CloudNet makes 45 % shorter. Nobody holds the stopped guest to compare its memory: the clients would see that.
