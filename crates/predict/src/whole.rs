@@ -229,7 +229,8 @@ impl Case {
         let total = self.before + copying + moved.total_s.max(queued) + self.pause;
         let mirrored = self.written * (copying + moved.total_s);
         let (slowed, later) = match way {
-            Way::Mirror | Way::Precache => (moved.total_s, mirrored),
+            // The guest's writes wait for the other site only where they are more than the link carries.
+            Way::Mirror | Way::Precache => (0.0, mirrored),
             // Fetched while others' blocks are written.
             Way::Postcopy => (self.missing * 8.0 / self.goodput, self.missing),
             Way::Cold => (self.missing * 8.0 / self.goodput, self.missing),
@@ -265,8 +266,8 @@ pub fn foretell(
     type End = fn(&Span) -> f64;
     let (lower, likely, upper): (End, End, End) = (|s| s.lower, |s| s.likely, |s| s.upper);
     let slowed_by_ms = match way {
-        Way::Shared => 0.0,
-        _ => road.rtt.as_secs_f64() * 1e3 + PAGE.0 as f64 * 8e3 / road.goodput.likely.max(1.0),
+        Way::Shared | Way::Mirror | Way::Precache => 0.0,
+        Way::Postcopy | Way::Cold => road.rtt.as_secs_f64() * 1e3 + PAGE.0 as f64 * 8e3 / road.goodput.likely.max(1.0),
     };
     if way == Way::Cold {
         return cold(road, disks, slowed_by_ms);
