@@ -459,7 +459,7 @@ impl Disk {
         stream: Stream,
         over: CancellationToken,
     ) -> tokio::task::JoinHandle<Result<()>> {
-        self.leave(Leaving::Mirror(mirror::Source::new()), stream, over)
+        self.leave(Leaving::Mirror(Box::default()), stream, over)
     }
 
     /// Begins to say what the disk holds, to a destination that is to fetch it from `me`, or from whoever has it; otherwise as
@@ -472,7 +472,7 @@ impl Disk {
         over: CancellationToken,
     ) -> tokio::task::JoinHandle<Result<()>> {
         let source = fet::Source::new(me, lineage, lock(&self.accesses).runs());
-        self.leave(Leaving::PostCopy(source), stream, over)
+        self.leave(Leaving::PostCopy(Box::new(source)), stream, over)
     }
 
     fn leave(

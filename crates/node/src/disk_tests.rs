@@ -76,7 +76,7 @@ async fn a_mirrored_write_is_answered_at_once_until_the_other_side_is_far_behind
     let folder = tempfile::tempdir().expect("a folder");
     let other = Replica::create(folder.path(), VolumeId(1), Amount(SIZE)).expect("creates");
     let (mut target, first) = mirror::Target::new(&other).expect("reads");
-    let mut machine = Leaving::Mirror(mirror::Source::new());
+    let mut machine = Leaving::Mirror(Box::default());
     for message in &first {
         machine.handle(message, &world.disk.replica).expect("takes");
     }

@@ -13,9 +13,9 @@ use std::time::Duration;
 #[derive(Debug)]
 pub enum Leaving {
     /// The blocks go before the VM.
-    Mirror(mirror::Source),
+    Mirror(Box<mirror::Source>),
     /// They follow it.
-    PostCopy(fet::Source),
+    PostCopy(Box<fet::Source>),
 }
 
 /// What a guest's write makes of it.

@@ -724,3 +724,13 @@ fn nobody_waits_for_the_target_once_the_guest_is_stopping() {
     timed.cut = false;
     timed.stop();
 }
+
+#[test]
+fn a_mirror_stays_in_step_however_long_ago_a_write_waited_that_was_answered() {
+    let mut timed = Timed::mirroring();
+    assert!(timed.run(100, 64 * BLOCK, bytes_per_ms(4.0), 1) > 0, "none waited");
+    for _ in 0..2 * PATIENCE.as_millis() {
+        timed.millisecond();
+        assert_eq!(timed.from.state(), State::Mirroring, "after {} ms", timed.now);
+    }
+}
