@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn a_vms_pages_cost_what_its_last_move_says() {
         let pages = pages(&[record(2), record(1)], VmId(1)).unwrap();
-        assert_eq!((pages.first, pages.again, pages.working_set), (416.214_4, Some(1000.0), 100));
+        assert_eq!((pages.first, pages.again, pages.working_set), (392.5, Some(1000.0), 100));
         assert_eq!(super::pages(&[record(1)], VmId(2)), None);
     }
 
