@@ -62,15 +62,16 @@ fn spread(data: &[(u64, u64)], held: u64) -> Vec<(u64, u64)> {
     let count = held.div_ceil(PIECE).min(PIECES);
     let (mut runs, mut before) = (data.iter().copied().peekable(), 0);
     let mut pieces = vec![];
+    let place = |i: u64| u64::try_from(u128::from(held) * u128::from(i) / u128::from(count)).unwrap_or(u64::MAX);
     for i in 0..count {
-        let wanted = u64::try_from(u128::from(held) * u128::from(i) / u128::from(count)).unwrap_or(u64::MAX);
+        let (wanted, next) = (place(i), place(i + 1));
         while let Some((_, length)) = runs.peek().copied().filter(|(_, length)| before + length <= wanted) {
             before += length;
             runs.next();
         }
         let Some((at, length)) = runs.peek().copied() else { break };
         let within = wanted - before;
-        pieces.push((at + within, (length - within).min(PIECE)));
+        pieces.push((at + within, (length - within).min(PIECE).min(next - wanted)));
     }
     pieces
 }
