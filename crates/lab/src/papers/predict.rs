@@ -382,7 +382,7 @@ fn spread(values: impl Iterator<Item = (Cell, f64)>) -> f64 {
         (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt()
     });
     let deviations: Vec<f64> = deviations.collect();
-    deviations.iter().sum::<f64>() / deviations.len().max(1) as f64
+    deviations.iter().fold(0.0, |sum, one| sum + one) / deviations.len().max(1) as f64
 }
 
 fn sum(moves: &[&Compared<'_>]) -> Option<Sum> {
