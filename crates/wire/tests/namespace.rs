@@ -20,8 +20,8 @@ fn guest(tap: &str) {
     });
 }
 
-#[test]
-fn a_guest_on_a_switch_is_reachable_exactly_while_its_endpoint_is_active() {
+/// Wires beside a switch `br0`, in a namespace of their own.
+fn on_a_switch(test: impl AsyncFnOnce(Wires) + Send + 'static) {
     std::thread::spawn(|| {
         // SAFETY: takes flags only, and changes this thread's namespace alone.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
@@ -29,42 +29,49 @@ fn a_guest_on_a_switch_is_reachable_exactly_while_its_endpoint_is_active() {
         runtime.block_on(async {
             let wires = Wires::new("gw", [127, 0, 0, 1].into()).unwrap();
             wires.gateway_ensure("br0").await.unwrap();
-            let spec = EndpointSpec {
-                id: EndpointId(1),
-                tap: "gwtap1".into(),
-                mac: "02:00:00:00:00:05".parse().unwrap(),
-                mtu: 1500,
-                component: Component::Switch { bridge: "br0".into() },
-                ips: vec![[10, 9, 0, 5].into()],
-            };
-            let at = |generation| Sequence { lineage: 0, generation };
-            let (short, long) = (Duration::from_millis(200), Duration::from_secs(60));
-            assert!(matches!(wires.activate(&spec, at(1)).await, Err(WireError::Stale { why: Stale::NotStaged, .. })));
-            wires.stage(&spec).await.unwrap();
-            guest("gwtap1");
-            assert!(matches!(wires.probe(&spec, short).await, Err(WireError::NoAnswer { .. })), "leaks when staged");
-            for generation in 2..12 {
-                let start = Instant::now();
-                wires.activate(&spec, at(generation)).await.unwrap();
-                let activated = start.elapsed();
-                let probed = wires.probe(&spec, long).await.unwrap();
-                wires.stage(&spec).await.unwrap();
-                wires.probe(&spec, long).await.expect("staging again does not isolate");
-                let start = Instant::now();
-                wires.isolate(&spec).await.unwrap();
-                println!("activate {activated:?} probe {probed:?} isolate {:?}", start.elapsed());
-                assert!(matches!(wires.probe(&spec, Duration::from_millis(60)).await, Err(WireError::NoAnswer { .. })));
-            }
-            let stale = wires.activate(&spec, at(3)).await;
-            assert!(matches!(stale, Err(WireError::Stale { why: Stale::Older { .. }, .. })), "{stale:?}");
-            assert!(matches!(wires.probe(&spec, short).await, Err(WireError::NoAnswer { .. })));
-            wires.remove(&spec).await.unwrap();
-            wires.tidy().await.unwrap();
-            assert_eq!(wires.list().await.unwrap(), []);
+            test(wires).await;
         });
     })
     .join()
     .unwrap();
+}
+
+#[test]
+fn a_guest_on_a_switch_is_reachable_exactly_while_its_endpoint_is_active() {
+    on_a_switch(async |wires| {
+        let spec = EndpointSpec {
+            id: EndpointId(1),
+            tap: "gwtap1".into(),
+            mac: "02:00:00:00:00:05".parse().unwrap(),
+            mtu: 1500,
+            component: Component::Switch { bridge: "br0".into() },
+            ips: vec![[10, 9, 0, 5].into()],
+        };
+        let at = |generation| Sequence { lineage: 0, generation };
+        let (short, long) = (Duration::from_millis(200), Duration::from_secs(60));
+        assert!(matches!(wires.activate(&spec, at(1)).await, Err(WireError::Stale { why: Stale::NotStaged, .. })));
+        wires.stage(&spec).await.unwrap();
+        guest("gwtap1");
+        assert!(matches!(wires.probe(&spec, short).await, Err(WireError::NoAnswer { .. })), "leaks when staged");
+        for generation in 2..12 {
+            let start = Instant::now();
+            wires.activate(&spec, at(generation)).await.unwrap();
+            let activated = start.elapsed();
+            let probed = wires.probe(&spec, long).await.unwrap();
+            wires.stage(&spec).await.unwrap();
+            wires.probe(&spec, long).await.expect("staging again does not isolate");
+            let start = Instant::now();
+            wires.isolate(&spec).await.unwrap();
+            println!("activate {activated:?} probe {probed:?} isolate {:?}", start.elapsed());
+            assert!(matches!(wires.probe(&spec, Duration::from_millis(60)).await, Err(WireError::NoAnswer { .. })));
+        }
+        let stale = wires.activate(&spec, at(3)).await;
+        assert!(matches!(stale, Err(WireError::Stale { why: Stale::Older { .. }, .. })), "{stale:?}");
+        assert!(matches!(wires.probe(&spec, short).await, Err(WireError::NoAnswer { .. })));
+        wires.remove(&spec).await.unwrap();
+        wires.tidy().await.unwrap();
+        assert_eq!(wires.list().await.unwrap(), []);
+    });
 }
 
 /// An endpoint of a guest with several.
@@ -92,50 +99,37 @@ async fn states(wires: &Wires) -> Vec<State> {
 
 #[test]
 fn a_guests_endpoints_are_opened_all_or_none_and_closed_as_far_as_that_is_possible() {
-    std::thread::spawn(|| {
-        // SAFETY: takes flags only, and changes this thread's namespace alone.
-        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "needs root");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let wires = Wires::new("gw", [127, 0, 0, 1].into()).unwrap();
-            wires.gateway_ensure("br0").await.unwrap();
-            let at = |generation| Sequence { lineage: 0, generation };
-            let guest = [one_of(1), one_of(2), one_of(3)];
-            let early = wires.activate_all(&guest, at(1)).await;
-            assert!(matches!(early, Err(WireError::Stale { why: Stale::NotStaged, .. })), "{early:?}");
-            wires.stage_all(&guest[..2]).await.unwrap();
-            let early = wires.activate_all(&guest, at(1)).await;
-            assert!(matches!(early, Err(WireError::Stale { why: Stale::NotStaged, .. })), "{early:?}");
-            assert_eq!(states(&wires).await, [State::Staged; 2], "some are open without the last");
-            wires.stage_all(&guest).await.unwrap();
-            wires.activate_all(&guest, at(1)).await.unwrap();
-            assert_eq!(states(&wires).await, [State::Active(at(1)); 3]);
-            wires.stage_all(&guest).await.unwrap();
-            assert_eq!(states(&wires).await, [State::Active(at(1)); 3], "staging again isolates");
+    on_a_switch(async |wires| {
+        let at = |generation| Sequence { lineage: 0, generation };
+        let guest = [one_of(1), one_of(2), one_of(3)];
+        let early = wires.activate_all(&guest, at(1)).await;
+        assert!(matches!(early, Err(WireError::Stale { why: Stale::NotStaged, .. })), "{early:?}");
+        wires.stage_all(&guest[..2]).await.unwrap();
+        let early = wires.activate_all(&guest, at(1)).await;
+        assert!(matches!(early, Err(WireError::Stale { why: Stale::NotStaged, .. })), "{early:?}");
+        assert_eq!(states(&wires).await, [State::Staged; 2], "some are open without the last");
+        wires.stage_all(&guest).await.unwrap();
+        wires.activate_all(&guest, at(1)).await.unwrap();
+        assert_eq!(states(&wires).await, [State::Active(at(1)); 3]);
+        wires.stage_all(&guest).await.unwrap();
+        assert_eq!(states(&wires).await, [State::Active(at(1)); 3], "staging again isolates");
 
-            let strange = EndpointSpec { tap: "eth0".into(), ..one_of(4) };
-            let with_strange = [std::slice::from_ref(&strange), &guest].concat();
-            let isolated = wires.isolate_all(&with_strange).await;
-            assert!(matches!(isolated, Err(WireError::BadName { .. })), "{isolated:?}");
-            assert_eq!(
-                states(&wires).await,
-                [State::Isolated(at(1)); 3],
-                "one that cannot be isolated keeps others open"
-            );
+        let strange = EndpointSpec { tap: "eth0".into(), ..one_of(4) };
+        let with_strange = [std::slice::from_ref(&strange), &guest].concat();
+        let isolated = wires.isolate_all(&with_strange).await;
+        assert!(matches!(isolated, Err(WireError::BadName { .. })), "{isolated:?}");
+        assert_eq!(states(&wires).await, [State::Isolated(at(1)); 3], "one that cannot be isolated keeps others open");
 
-            wires.activate(&guest[1], at(5)).await.unwrap();
-            wires.isolate(&guest[1]).await.unwrap();
-            let stale = wires.activate_all(&guest, at(3)).await;
-            assert!(matches!(stale, Err(WireError::Stale { why: Stale::Older { .. }, .. })), "{stale:?}");
-            let [first, last] = [State::Isolated(at(1)), State::Isolated(at(5))];
-            assert_eq!(states(&wires).await, [first, last, first], "an owner of old has opened some of them");
+        wires.activate(&guest[1], at(5)).await.unwrap();
+        wires.isolate(&guest[1]).await.unwrap();
+        let stale = wires.activate_all(&guest, at(3)).await;
+        assert!(matches!(stale, Err(WireError::Stale { why: Stale::Older { .. }, .. })), "{stale:?}");
+        let [first, last] = [State::Isolated(at(1)), State::Isolated(at(5))];
+        assert_eq!(states(&wires).await, [first, last, first], "an owner of old has opened some of them");
 
-            let removed = wires.remove_all(&with_strange).await;
-            assert!(matches!(removed, Err(WireError::BadName { .. })), "{removed:?}");
-            assert_eq!(states(&wires).await, []);
-            wires.tidy().await.unwrap();
-        });
-    })
-    .join()
-    .unwrap();
+        let removed = wires.remove_all(&with_strange).await;
+        assert!(matches!(removed, Err(WireError::BadName { .. })), "{removed:?}");
+        assert_eq!(states(&wires).await, []);
+        wires.tidy().await.unwrap();
+    });
 }
