@@ -243,6 +243,7 @@ impl Known {
         let asked = AskPath { peer: journey.peer.clone(), measure };
         let at = wanted.at_unix_s.unwrap_or_else(now_s);
         let has_disks = vm.definition.spec.disks.iter().any(|disk| disk.shared().is_none());
+        let left_ago = past::left_ago(&moves, id, &journey.to.name, now_s());
         let asked = node.path(&asked).await;
         // Of a link of which not even the round trip is known nothing is kept with a move.
         let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
@@ -257,8 +258,7 @@ impl Known {
             }
         };
         let packs = async {
-            let wanted =
-                has_disks && may == Measure::IfNeeded && past::left_ago(&moves, id, &journey.to.name, 0).is_none();
+            let wanted = has_disks && left_ago.is_none();
             if wanted { node.packs(id).await.ok().filter(|packs| packs.held.0 > 0) } else { None }
         };
         let (written, profile, packs) = tokio::join!(writes(&node, id, has_disks), profile, packs);
@@ -294,14 +294,8 @@ impl Known {
         };
         let (guest, faster) = guest(memory, profile.as_ref(), of_vm.as_ref(), &mut basis);
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
-        let (disks, has_precache) = disks(
-            c,
-            journey,
-            written,
-            packs,
-            if pair.disk_wire.is_some() { &pair } else { &anywhere },
-            past::left_ago(&moves, id, &journey.to.name, now_s()),
-        )?;
+        let (disks, has_precache) =
+            disks(c, journey, written, packs, if pair.disk_wire.is_some() { &pair } else { &anywhere }, left_ago)?;
         let calibration = past::calibration(&moves, pair.moves > 0, |mv| between(&mv) || back(&mv));
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);

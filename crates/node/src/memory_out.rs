@@ -8,18 +8,21 @@
 //! ```
 //!
 //! The channel and the link's window are all that lies between QEMU and the wire. They are kept small: whatever is in them when
-//! the guest stops is part of its pause.
+//! the guest stops is part of its pause. In the last rounds nothing is taken from QEMU while more than a little is on its way
+//! ([`Seen::bound`], [`crate::settle`]).
 
 use crate::level::Levels;
 use crate::parts::Moving;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use godwit_api::progress::NoteKind;
+use godwit_link::Flow;
 use godwit_memory::{Encoder, Progress, ReturnPath};
+use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -29,14 +32,44 @@ const READ: usize = 256 << 10;
 /// Encoded bytes that may wait between the encoder and the link, in pieces of at most [`READ`] each.
 const PIECES: usize = 2;
 
-/// What the reader has seen, for whoever asks.
-#[derive(Debug, Default)]
+/// The least that is read at once where little may be on its way: a few pages.
+const LEAST_READ: u64 = 16 << 10;
+
+/// What the reader has seen, for whoever asks; and what it is told.
+#[derive(Debug)]
 pub struct Seen {
     progress: Mutex<Progress>,
     stopping: AtomicBool,
+    flow: Flow,
+    /// Bytes that may be on their way.
+    most: AtomicU64,
 }
 
 impl Seen {
+    /// Of a stream that goes on the link there.
+    #[must_use]
+    pub fn new(flow: Flow) -> Self {
+        Self { progress: Mutex::default(), stopping: AtomicBool::new(false), flow, most: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Encoded bytes that the other host has not acknowledged.
+    #[must_use]
+    pub fn on_its_way(&self) -> u64 {
+        let made = crate::parts::lock(&self.progress).wire_bytes;
+        made.saturating_sub(self.flow.counters().acknowledged.0)
+    }
+
+    /// How many of them there may be while more is taken from QEMU; none: as many as the link takes.
+    pub fn bound(&self, most: Option<Amount>) {
+        self.most.store(most.map_or(u64::MAX, |most| most.0), Ordering::Release);
+    }
+
+    /// That bound. A guest that stops ends it: everything that is left goes as fast as it can.
+    fn bounded(&self) -> Option<u64> {
+        let most = self.most.load(Ordering::Acquire);
+        (most != u64::MAX && !self.is_stopping()).then_some(most)
+    }
+
     /// The encoder's counters.
     #[must_use]
     pub fn progress(&self) -> Progress {
@@ -46,6 +79,10 @@ impl Seen {
     /// The guest is about to be stopped: from now on nothing is sent that the destination might have to ask about.
     pub fn stopping(&self) {
         self.stopping.store(true, Ordering::Release);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
     }
 }
 
@@ -72,14 +109,14 @@ pub fn read(
     let mut levels = Levels::new();
     loop {
         hearing.hear(&mut encoder, &mut wire)?;
-        if seen.stopping.load(Ordering::Acquire) {
+        if seen.is_stopping() {
             encoder.stop_referring();
         }
         if encoder.lacks_room() {
             encoder.flush(&mut wire)?;
             send(out, &mut wire)?;
             let until = Instant::now() + ROOM_PATIENCE;
-            while encoder.lacks_room() && !hearing.ended && !seen.stopping.load(Ordering::Acquire) {
+            while encoder.lacks_room() && !hearing.ended && !seen.is_stopping() {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
@@ -88,15 +125,29 @@ pub fn read(
                 hearing.hear(&mut encoder, &mut wire)?;
             }
         }
-        match qemu.read(&mut input) {
+        let bound = seen.bounded();
+        if bound.is_some_and(|most| seen.on_its_way() > most) {
+            if !flushed {
+                encoder.flush(&mut wire)?;
+                flushed = true;
+            }
+            if !wire.is_empty() {
+                send(out, &mut wire)?;
+            } else if out.is_closed() {
+                bail!("the migration was given up");
+            }
+            crate::parts::lock(&seen.progress).clone_from(encoder.progress());
+            hearing.wait(ACKNOWLEDGED)?;
+            continue;
+        }
+        match qemu.read(&mut input[..at_once(bound)]) {
             Ok(0) => break,
             Ok(n) => {
                 let began = Instant::now();
                 encoder.push(&input[..n], &mut wire)?;
                 levels.packed(began.elapsed());
                 flushed = false;
-                if let Some(level) = levels.look(encoder.progress()).filter(|_| !seen.stopping.load(Ordering::Acquire))
-                {
+                if let Some(level) = levels.look(encoder.progress()).filter(|_| !seen.is_stopping()) {
                     encoder.set_level(level, &mut wire)?;
                     let text = format!(
                         "memory is packed with zstd's level {level}: that is what the link and the processor allow"
@@ -129,8 +180,8 @@ pub fn read(
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e).context("QEMU's migration socket broke"),
         }
-        if encoder.progress().follows && !flushed {
-            // Somebody waits for some page of this, and nobody knows which.
+        if (encoder.progress().follows || bound.is_some()) && !flushed {
+            // Somebody waits for some page of this, and nobody knows which; or what is not on its way would wait for the guest's stop.
             encoder.flush(&mut wire)?;
             flushed = true;
         }
@@ -159,6 +210,11 @@ pub fn read(
 /// What the log says of pages that a [`Witness`](godwit_memory::Witness) has sent.
 const OVERLOOKED: &str = "QEMU had lost track of writes to the guest's RAM; the pages were sent";
 
+/// How much is read from QEMU at once, where so much may be on its way: several times in what the link carries meanwhile.
+fn at_once(bound: Option<u64>) -> usize {
+    bound.map_or(READ, |most| (most / 4).clamp(LEAST_READ, READ as u64) as usize)
+}
+
 fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {
     if out.blocking_send(Bytes::from(std::mem::replace(wire, Vec::with_capacity(READ)))).is_err() {
         bail!("the migration was given up");
@@ -168,6 +224,8 @@ fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {
 
 /// How long a wait for QEMU lasts at most before it is looked whether anybody still wants the stream.
 const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks at what was acknowledged.
+const ACKNOWLEDGED: Duration = Duration::from_millis(2);
 /// How long the reader waits for the decoder's word rather than send in full what it could refer to: a long round trip. While something
 /// lies between here and the decoder the link is busy meanwhile.
 const ROOM_PATIENCE: Duration = Duration::from_millis(200);
@@ -193,6 +251,11 @@ struct Hearing {
 }
 
 impl Hearing {
+    /// Until something is heard, or so long.
+    fn wait(&self, most: Duration) -> Result<()> {
+        if self.ended { wait(&[], most) } else { wait(&[&self.socket], most) }
+    }
+
     /// Gives the encoder what was heard since the last time.
     fn hear(&mut self, encoder: &mut Encoder, wire: &mut Vec<u8>) -> Result<()> {
         let mut buffer = [0; 1024];

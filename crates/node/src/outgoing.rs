@@ -27,20 +27,18 @@ use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
 use godwit_memory::smart_stop::{Ended, Instead, Rest, SmartStop, Verdict, instead};
 use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Witness};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
-use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
+use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
-use tokio::net::UnixListener;
+use tokio::sync::broadcast;
 
 /// How long a destination may take to make a place: it may have to start a QEMU on a busy machine.
 const STAGING: Duration = Duration::from_secs(60);
-/// How long QEMU may take to connect to a socket beside it.
-const CONNECT: Duration = Duration::from_secs(20);
 /// Bytes of the memory stream that may be on their way and not read, until it is known what the link carries: a bandwidth-delay product
 /// of 200 Mbit/s and 40 ms. What is in there when the guest stops is part of its pause.
 const MEMORY_WINDOW: Amount = Amount(1 << 20);
@@ -285,19 +283,14 @@ async fn memory(
 ) -> Result<()> {
     let qemu = parts.qemu().context("the VM has no QEMU")?;
     let mut events = qemu_events(parts)?;
-    let socket = parts.run.join("migrate.sock");
-    let _ = std::fs::remove_file(&socket);
-    let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
-    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
-    let path = socket.clone();
-    crate::effects::on_qemu(&qemu, move |q| q.migrate_to(&path, throttle, postcopy.is_some())).await?;
-    let accepted = tokio::time::timeout(CONNECT, listener.accept()).await.context("QEMU does not begin to migrate")?;
-    let stream = accepted.context("QEMU does not connect")?.0;
-    let _ = std::fs::remove_file(&socket);
-    let (reader, writer) = split(stream)?;
+    let reader = crate::effects::on_qemu(&qemu, move |q| q.migrate(throttle, postcopy.is_some())).await?;
+    // Both ends of one socket do not wait, or neither.
+    reader.set_nonblocking(true)?;
+    let writer = tokio::net::UnixStream::from_std(reader.try_clone()?)?;
     let end = reader.try_clone()?;
 
-    let seen = Arc::new(Seen::default());
+    let (flow, session) = (out.flow(), out.session());
+    let seen = Arc::new(Seen::new(flow.clone()));
     let counted = seen.clone();
     moving.tracker.metered(move |p| {
         let now = counted.progress();
@@ -305,7 +298,6 @@ async fn memory(
         p.held_memory = Amount(now.held_pages * 4096);
         p.neighbour_memory = Amount(now.neighbour_pages * 4096);
     });
-    let (flow, session) = (out.flow(), out.session());
     let (sender, mut pieces) = memory_out::channel();
     let (read_seen, read_moving) = (seen.clone(), moving.clone());
     // QEMU loses track of a write by its emulated CPUs once in a while; hardware does not.
@@ -339,18 +331,26 @@ async fn memory(
     let rounds = async {
         let (mut rule, began) = (SmartStop::new(policy), Instant::now());
         let rtt = || session.rtt().unwrap_or_default();
-        let on_its_way = || seen.progress().wire_bytes.saturating_sub(flow.counters().acknowledged.0);
+        let on_its_way = || seen.on_its_way();
         let (mut goodput, mut slowed) = (Goodput::default(), 0);
         // What the pause is thought to take; and since when it lasts, how long it may, what had been acknowledged when last looked.
         let (mut foreseen, mut stopped) = (Duration::ZERO, None::<(Instant, Duration, u64)>);
         let mut last = (Instant::now(), seen.progress());
         let (mut stopping, mut handed, mut gone) = (false, false, false);
-        let (mut settling, mut looked) = (Settling::default(), Instant::now());
-        // Bytes that the last round left.
-        let mut rest = 0.0;
+        let (mut settling, mut looked, mut pages) = (Settling::default(), Instant::now(), settle::Pages::default());
+        let open_to = |settling: &Settling, goodput: &Goodput| {
+            let now = began.elapsed();
+            if let Some(window) = settling.window(now, goodput, rtt()) {
+                flow.set_window(window);
+                seen.bound(settling.is_on(now).then_some(window));
+            }
+        };
+        // Bytes that the last round left; and what QEMU said while something else was waited for.
+        let (mut rest, mut early) = (0.0, None);
         loop {
             let event = tokio::select! {
-                event = events.recv() => event.context("QEMU is gone")?,
+                biased;
+                event = next(&mut early, &mut events) => event?,
                 () = moving.handed.cancelled(), if !handed => {
                     handed = true;
                     let held = end.try_clone()?;
@@ -382,9 +382,7 @@ async fn memory(
                         parts.keeper().tell(Input::Event(Event::Flowing)).await;
                     }
                     goodput.seen(began.elapsed(), acknowledged);
-                    if let Some(window) = settling.window(began.elapsed(), &goodput, rtt()) {
-                        flow.set_window(window);
-                    }
+                    open_to(&settling, &goodput);
                     if !stopping && settling.may_stop(began.elapsed(), on_its_way(), &goodput, rtt()) {
                         stopping = true;
                         foreseen = goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total();
@@ -394,16 +392,33 @@ async fn memory(
                         crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     }
                     // The monitor does not answer while QEMU stops.
-                    if looked.elapsed() >= LOOK && (!stopping || handed) {
+                    let runs = !stopping && stopped.is_none();
+                    if looked.elapsed() >= LOOK && (runs || handed) {
                         looked = Instant::now();
-                        look(moving, &qemu).await;
+                        // A look that comes to nothing is no harm.
+                        let Ok(Some(info)) = ask(&qemu, &mut events, &mut early).await else { continue };
+                        moving.tracker.update(|p| {
+                            p.memory_remaining = info.remaining;
+                            p.dirty_rate = Amount(info.dirty_pages_per_s * 4096);
+                        });
+                        if let Some(left) = pages.left(began.elapsed(), info.remaining.0).filter(|_| runs) {
+                            settling.nearly(began.elapsed(), last.0.elapsed(), left);
+                        }
                     }
                     continue;
                 }
             };
             match event {
                 QemuEvent::Pass(n) if n > 1 && !stopping => {
-                    let (round, left, throttled) = close_round(moving, &qemu, &seen, &mut last).await?;
+                    let Some(info) = ask(&qemu, &mut events, &mut early).await? else {
+                        if matches!(early, Some(QemuEvent::Stop { .. })) {
+                            // By itself, since nothing is left.
+                            moving.tracker.round(close_round(moving, &seen, &mut last, Amount(0)).0);
+                        }
+                        continue;
+                    };
+                    let (round, left) = close_round(moving, &seen, &mut last, info.remaining);
+                    let throttled = info.throttled;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
                     let (sent, dirtied, round_took) = (round.pages, round.dirtied, round.seconds);
                     goodput.seen(began.elapsed(), flow.counters().acknowledged.0);
@@ -420,9 +435,7 @@ async fn memory(
                     moving.tracker.update(|p| p.predicted_downtime_ms = Some(pause.total().as_secs_f64() * 1000.0));
                     let took = Duration::from_secs_f64(round_took);
                     settling.round(began.elapsed(), took, pause.rest, rtt());
-                    if let Some(window) = settling.window(began.elapsed(), &goodput, rtt()) {
-                        flow.set_window(window);
-                    }
+                    open_to(&settling, &goodput);
                     if settling.is_waiting() {
                         continue;
                     }
@@ -523,9 +536,7 @@ async fn memory(
                     }
                     seen.stopping();
                     settling.over();
-                    if let Some(window) = goodput.window(rtt()) {
-                        flow.set_window(window);
-                    }
+                    open_to(&settling, &goodput);
                     let most = foreseen.max(pause) * LONGER_THAN_FORESEEN + SHORT;
                     stopped = Some((Instant::now(), most, flow.counters().acknowledged.0));
                     moving.tracker.stopped(at, unix_us);
@@ -556,15 +567,8 @@ async fn memory(
     }
 }
 
-fn qemu_events(parts: &Parts) -> Result<tokio::sync::broadcast::Receiver<QemuEvent>> {
+fn qemu_events(parts: &Parts) -> Result<broadcast::Receiver<QemuEvent>> {
     parts.events().context("the VM has no QEMU")
-}
-
-/// A blocking half to read the stream from, and an asynchronous one for the return path.
-fn split(stream: tokio::net::UnixStream) -> Result<(std::os::unix::net::UnixStream, tokio::net::UnixStream)> {
-    let std = stream.into_std()?;
-    let reader = std.try_clone()?;
-    Ok((reader, tokio::net::UnixStream::from_std(std)?))
 }
 
 /// The return path, and at its end our own SHUT.
@@ -602,30 +606,52 @@ fn too_long(policy: Policy, best: Duration) -> anyhow::Error {
     )
 }
 
-/// What QEMU says between two rounds.
-async fn look(moving: &Moving, qemu: &Arc<Qemu>) {
-    if let Ok(info) = crate::effects::on_qemu(qemu, Qemu::migration).await {
-        moving.tracker.update(|p| {
-            p.memory_remaining = info.remaining;
-            p.dirty_rate = Amount(info.dirty_pages_per_s * 4096);
-        });
+/// What QEMU says next; first what it said while something else was waited for.
+async fn next(early: &mut Option<QemuEvent>, events: &mut broadcast::Receiver<QemuEvent>) -> Result<QemuEvent> {
+    match early.take() {
+        Some(event) => Ok(event),
+        None => events.recv().await.context("QEMU is gone"),
     }
 }
 
-/// The round that has just ended, how long what was dirtied meanwhile would take, and by how much the guest's CPUs are slowed.
-async fn close_round(
-    moving: &Moving,
+/// How far QEMU is. None where it stops meanwhile, or ends: then it answers nobody for as long as its last bytes take, and `early` has what it
+/// said.
+async fn ask(
     qemu: &Arc<Qemu>,
+    events: &mut broadcast::Receiver<QemuEvent>,
+    early: &mut Option<QemuEvent>,
+) -> Result<Option<MigrationInfo>> {
+    let mut answer = pin!(crate::effects::on_qemu(qemu, Qemu::migration));
+    loop {
+        tokio::select! {
+            biased;
+            info = &mut answer => return Ok(Some(info?)),
+            event = events.recv() => match event.context("QEMU is gone")? {
+                event @ (QemuEvent::Stop { .. } | QemuEvent::Migration(_)) => {
+                    *early = Some(event);
+                    return Ok(None);
+                }
+                // Rounds that end while it is asked are one.
+                event @ QemuEvent::Pass(_) => *early = Some(event),
+                _ => {}
+            },
+        }
+    }
+}
+
+/// The round that has just ended, of which so much is left to be sent again; and how long that would take.
+fn close_round(
+    moving: &Moving,
     seen: &Seen,
     last: &mut (Instant, godwit_memory::Progress),
-) -> Result<(Round, Duration, u8)> {
-    let info = crate::effects::on_qemu(qemu, Qemu::migration).await?;
+    remaining: Amount,
+) -> (Round, Duration) {
     let now = seen.progress();
     let seconds = last.0.elapsed().as_secs_f64();
     let wire = now.wire_bytes - last.1.wire_bytes;
     let pages = now.pages() - last.1.pages();
-    let dirtied = info.remaining.0 / 4096;
-    moving.tracker.update(|p| p.memory_remaining = info.remaining);
+    let dirtied = remaining.0 / 4096;
+    moving.tracker.update(|p| p.memory_remaining = remaining);
     #[allow(clippy::cast_precision_loss)]
     let each = if pages == 0 { 0.0 } else { seconds / pages as f64 };
     #[allow(clippy::cast_precision_loss)]
@@ -642,5 +668,5 @@ async fn close_round(
         seconds,
     };
     *last = (Instant::now(), now);
-    Ok((round, left, info.throttled))
+    (round, left)
 }

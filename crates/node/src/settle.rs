@@ -2,6 +2,9 @@
 //! of the link. So the last rounds, in which there is little to send anyway, go with next to nothing under way, and a guest that is to be
 //! stopped runs on until what was sent before has arrived.
 //!
+//! A guest that has nothing dirty at the end of a round is not stopped by us but by QEMU, at once. So the last second of a long round goes in the same
+//! way, before anybody knows what it leaves.
+//!
 //! # What can go wrong
 //!
 //! *The guest writes as fast as the link carries*: what is under way is never little, and waiting for it makes nothing shorter. Then nothing is
@@ -12,7 +15,7 @@
 //! Pure: times and bytes in, a window and a moment out.
 
 use crate::forecast::Goodput;
-use godwit_predict::whole::{ahead, settled, under_way};
+use godwit_predict::whole::{ahead, settled};
 use godwit_units::Bytes;
 use std::time::Duration;
 
@@ -28,12 +31,18 @@ const PATIENCE: f64 = 2.0;
 const LONGER: Duration = Duration::from_millis(50);
 /// The longest that the last rounds go with little under way: a guest that writes little but steadily would have the link stand idle.
 const MOST: Duration = Duration::from_secs(2);
+/// The end of a round, which goes with little under way.
+const TAIL: Duration = Duration::from_secs(1);
+/// A round that is shorter than so many of its ends has none.
+const TAILS: u32 = 3;
 
 /// The last rounds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settling {
     /// Until when little goes at a time.
     until: Option<Duration>,
+    /// Whether that is for a round's end, of which nobody knows yet what it leaves.
+    tail: bool,
     /// Until when a stop that was decided waits.
     stop_by: Option<Duration>,
 }
@@ -43,8 +52,15 @@ impl Settling {
     pub fn round(&mut self, now: Duration, took: Duration, rest: Duration, rtt: Duration) {
         if rest > ahead(rtt) || rest > took.mul_f64(QUIET).max(LITTLE) {
             *self = Self::default();
-        } else if self.until.is_none() {
-            self.until = Some(now + MOST);
+        } else if self.until.is_none() || self.tail {
+            (self.until, self.tail) = (Some(now + MOST), false);
+        }
+    }
+
+    /// A round that has lasted so long has so much left that it ends in `left`, unless the guest dirties what was read before.
+    pub fn nearly(&mut self, now: Duration, lasted: Duration, left: Duration) {
+        if self.until.is_none() && left <= TAIL && lasted + left >= TAIL * TAILS {
+            (self.until, self.tail) = (Some(now + left + MOST), true);
         }
     }
 
@@ -57,8 +73,7 @@ impl Settling {
     /// How many bytes may be on their way, if it is known what the link carries.
     #[must_use]
     pub fn window(&self, now: Duration, goodput: &Goodput, rtt: Duration) -> Option<Bytes> {
-        let rate = goodput.rate()?;
-        Some(if self.is_on(now) { settled(rate, rtt) } else { under_way(rate, rtt) })
+        if self.is_on(now) { Some(settled(goodput.rate()?, rtt)) } else { goodput.window(rtt) }
     }
 
     /// The guest is to be stopped, with so much before it that is on its way. False where it is to be done at once.
@@ -85,6 +100,20 @@ impl Settling {
     /// The guest stops: what is left goes as fast as it can.
     pub fn over(&mut self) {
         *self = Self::default();
+    }
+}
+
+/// How fast a round gets on, by what is left of it from look to look.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pages(Option<(Duration, u64)>);
+
+impl Pages {
+    /// So many bytes of the guest's memory are left at that time: how long they take at the pace since the look before. None where there was
+    /// none, or another round has begun.
+    pub fn left(&mut self, now: Duration, bytes: u64) -> Option<Duration> {
+        let (then, before) = self.0.replace((now, bytes))?;
+        let went = before.checked_sub(bytes).filter(|went| *went > 0)?;
+        Some((now - then).mul_f64(bytes as f64 / went as f64))
     }
 }
 
@@ -143,6 +172,34 @@ mod tests {
         assert!(settling.waits(ms(1000), ms(80)));
         settling.round(ms(1020), ms(20), ms(300), RTT);
         assert!(!settling.is_waiting() && !settling.may_stop(ms(9000), 0, &goodput(), RTT));
+    }
+
+    #[test]
+    fn the_end_of_a_long_round_goes_with_little_under_way() {
+        let (goodput, mut settling, mut pages) = (goodput(), Settling::default(), Pages::default());
+        let looks = [(2000, 5000), (2250, 4000), (2500, 3000), (2750, 2500)].map(|(at, left)| pages.left(ms(at), left));
+        assert_eq!(looks, [None, Some(ms(1000)), Some(ms(750)), Some(ms(1250))]);
+        assert_eq!(pages.left(ms(3000), 9000), None, "another round");
+        settling.nearly(ms(2250), ms(2250), ms(1001));
+        assert!(!settling.is_on(ms(2250)), "there is more than an end left");
+        settling.nearly(ms(1000), ms(1000), ms(1000));
+        assert!(!settling.is_on(ms(1000)), "a short round has no end");
+        settling.nearly(ms(2250), ms(2250), ms(1000));
+        assert!(settling.window(ms(2250), &goodput, RTT).unwrap().0 <= 25_000);
+        // It left little: the rounds behind it have as long as after any.
+        let mut quiet = settling;
+        quiet.round(ms(3200), ms(3200), ms(10), RTT);
+        assert!(quiet.is_on(ms(5100)) && !quiet.is_on(ms(5200)));
+        // It left much.
+        settling.round(ms(3200), ms(3200), ms(400), RTT);
+        assert!(!settling.is_on(ms(3200)));
+    }
+
+    #[test]
+    fn a_round_whose_end_does_not_come_has_the_link_again() {
+        let mut settling = Settling::default();
+        settling.nearly(ms(3000), ms(3000), ms(500));
+        assert!(settling.is_on(ms(5400)) && !settling.is_on(ms(5500)));
     }
 
     #[test]

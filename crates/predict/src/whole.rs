@@ -58,7 +58,7 @@ impl Road {
     #[must_use]
     pub fn assumed(rtt: Duration) -> (Span, Span) {
         let trips = rtt.as_secs_f64();
-        let before = Span { lower: 0.5 + 2.0 * trips, likely: 0.8 + 6.0 * trips, upper: 4.0 + 12.0 * trips };
+        let before = Span { lower: 0.3 + 2.0 * trips, likely: 0.5 + 6.0 * trips, upper: 4.0 + 12.0 * trips };
         let pause = Span { lower: 0.03 + 1.5 * trips, likely: 0.06 + 2.0 * trips, upper: 0.6 + 6.0 * trips };
         (before, pause)
     }
@@ -361,7 +361,7 @@ impl Calibration {
     pub fn new(informed: bool) -> Self {
         let (total, downtime) = if informed { (0.05, 0.1) } else { (0.2, 0.3) };
         let of = |bias, noise| Ratios::new(Doubt { bias, noise });
-        Self { total: of(total, 0.05), downtime: of(downtime, 0.2), bytes: of(total, 0.05) }
+        Self { total: of(total, 0.05), downtime: of(downtime, 0.3), bytes: of(total, 0.05) }
     }
 }
 

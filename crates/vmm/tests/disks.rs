@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at the first thing that is wrong")]
 
 mod common;
-use common::{Guest, NbdServer, Relay, Shut, nbd_tap, placement, wait_state};
+use common::{Guest, NbdServer, nbd_tap, placement, wait_state};
 use godwit_vmm::{Disk, Qemu, Start, State};
 use serde_json::json;
 use std::fs::File;
@@ -73,8 +73,7 @@ fn a_destination_does_not_write_before_it_is_told_to_run() {
     let source = Guest::start(&path("a"), vec![disk(&path("a.nbd"))], Start::Boot);
     let destination = Guest::start(&path("b"), vec![disk(&path("b.tap"))], Start::Incoming);
     destination.migrate_incoming(&path("in.sock")).unwrap();
-    let relay = Relay::start(folder.path(), path("in.sock"), Shut::Pass);
-    source.migrate_to(&relay.socket, None, false).unwrap();
+    common::migrate(&source, &path("in.sock"));
     source.stop_now().unwrap();
     wait_state(&source, State::Postmigrate);
     wait_state(&destination, State::Stopped);

@@ -10,8 +10,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
 
 const MIB: usize = 1 << 20;
 /// The command that carries the devices' state. There is nothing like it in the noise, which is odd.
@@ -51,12 +50,8 @@ enum Until {
 }
 
 /// Begins a post-copy, and reads until then: the socket.
-fn begin(qemu: &Qemu, folder: &Path, until: Until) -> UnixStream {
-    let path = folder.join("out.sock");
-    let _ = std::fs::remove_file(&path);
-    let listener = UnixListener::bind(&path).unwrap();
-    qemu.migrate_to(&path, None, true).unwrap();
-    let mut socket = listener.accept().unwrap().0;
+fn begin(qemu: &Qemu, until: Until) -> UnixStream {
+    let mut socket = qemu.migrate(None, true).unwrap();
     socket.read_exact(&mut vec![0; MIB]).unwrap();
     wait_for("rounds", || qemu.migration().unwrap().status == MigrationStatus::Active);
     qemu.start_postcopy().unwrap();
@@ -102,7 +97,7 @@ fn a_source_whose_post_copy_has_begun_goes_back_with_all_of_its_memory_and_can_d
     let source = Guest::start(folder.path(), vec![], Start::Boot);
     fill(&source);
     for round in 0..3 {
-        let socket = begin(&source, folder.path(), Until::Handed);
+        let socket = begin(&source, Until::Handed);
         assert_ne!(source.state().unwrap(), State::Running);
         let before = contents(&source);
         match round {
@@ -128,7 +123,7 @@ fn a_source_whose_stream_ends_anywhere_in_its_devices_state_goes_on_with_its_gue
         std::fs::create_dir(&place).unwrap();
         let source = Guest::start(&place, vec![], Start::Boot);
         fill(&source);
-        drop(begin(&source, &place, Until::Devices((step * 16) << 10)));
+        drop(begin(&source, Until::Devices((step * 16) << 10)));
         wait_for("its stream's end is seen", || {
             !matches!(source.migration().unwrap().status, MigrationStatus::Active | MigrationStatus::Postcopy)
         });
@@ -147,7 +142,7 @@ fn a_source_whose_stream_ends_after_its_last_page_says_that_it_is_stuck() {
     let folder = tempfile::tempdir().unwrap();
     let source = Guest::start(folder.path(), vec![], Start::Boot);
     fill(&source);
-    let socket = begin(&source, folder.path(), Until::Sent);
+    let socket = begin(&source, Until::Sent);
     assert_eq!(source.migration().unwrap().remaining.0, 0);
     socket.shutdown(std::net::Shutdown::Both).unwrap();
     assert!(matches!(source.pause_postcopy(), Err(VmmError::Stuck)));

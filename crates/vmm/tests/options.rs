@@ -3,11 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at the first thing that is wrong")]
 
 mod common;
-use common::{Guest, NbdServer, Relay, Shut, placement, spec, wait_state};
+use common::{Guest, NbdServer, placement, spec, wait_state};
 use godwit_vmm::{Disk, HostFacts, Nic, Placement, Qemu, Start, State, VmSpec};
 use serde_json::json;
 use std::fs::File;
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -40,8 +39,7 @@ fn a_folder_and_a_name_with_a_comma_and_a_space_are_like_any_other() {
     assert_eq!(name["name"], "web, the=2nd");
     assert!(placement(&path("source"), vec![]).logs.join("console.log").exists());
     destination.migrate_incoming(&path("in,sock")).unwrap();
-    let relay = Relay::start(&folder, path("in,sock"), Shut::Pass);
-    source.migrate_to(&relay.socket, None, false).unwrap();
+    common::migrate(&source, &path("in,sock"));
     source.stop_now().unwrap();
     wait_state(&source, State::Postmigrate);
     wait_state(&destination, State::Stopped);
@@ -62,19 +60,16 @@ fn what_an_operator_set_does_not_change_the_stream() {
     source.monitor(tls).unwrap();
     let destination = Guest::start(&path("b"), vec![], Start::Incoming);
     destination.migrate_incoming(&path("in.sock")).unwrap();
-    // Takes one connection, and no second: channels would find nobody.
-    let relay = Relay::start(folder.path(), path("in.sock"), Shut::Pass);
-    source.migrate_to(&relay.socket, None, false).unwrap();
+    // One connection, and no second: channels would find nobody.
+    common::migrate(&source, &path("in.sock"));
     assert_eq!(capabilities(&source), ["events", "return-path"]);
     source.stop_now().unwrap();
     wait_state(&source, State::Postmigrate);
     wait_state(&destination, State::Stopped);
     // And again, to the same end.
     source.cont().unwrap();
-    let listener = UnixListener::bind(path("again.sock")).unwrap();
-    source.migrate_to(&path("again.sock"), None, false).unwrap();
+    let _again = source.migrate(None, false).unwrap();
     assert_eq!(capabilities(&source), ["events", "return-path"]);
-    drop(listener);
 }
 
 /// Not a test: what runs in the name space of the test below.

@@ -16,8 +16,10 @@ const RTT: Duration = Duration::from_millis(20);
 const TELLING: u64 = 256 << 10;
 /// What of the link's bytes is not QUIC's.
 const PAYLOAD: f64 = 0.95;
-/// How much wider than what was measured one move makes it; many make it no wider.
+/// How much wider than what was measured one move makes it; many make it no wider. And what it got of the link, which a whole move has shown: that
+/// links are another way the next time is part of what predictions were off by ([`calibration`]).
 const FEW: f64 = 0.3;
+const FEW_RATES: f64 = 0.1;
 /// A page's own work, for the node and QEMU, in seconds, where nothing was measured.
 pub const WORK: f64 = 8e-6;
 
@@ -143,14 +145,15 @@ pub struct Pair {
 pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
     let found: Vec<(u64, Measured)> =
         moves.filter_map(|mv| Some((mv.ordered_unix_us, measured(mv)?))).take(RECENT).collect();
-    let of = |what: &dyn Fn(&Measured) -> Option<f64>, most: usize| {
+    let of_few = |what: &dyn Fn(&Measured) -> Option<f64>, most: usize, few: f64| {
         let values: Vec<f64> = found.iter().filter_map(|(_, m)| what(m)).take(most).collect();
         // A few have not shown all that there is.
-        Span::measured(&values).map(|span| span.wider(FEW / (values.len() as f64).sqrt()))
+        Span::measured(&values).map(|span| span.wider(few / (values.len() as f64).sqrt()))
     };
+    let of = |what: &dyn Fn(&Measured) -> Option<f64>, most: usize| of_few(what, most, FEW);
     Pair {
         // A link may be another one than it was: only the last few count.
-        goodput: of(&|m| m.goodput, 5),
+        goodput: of_few(&|m| m.goodput, 5, FEW_RATES),
         last_unix_us: found.iter().filter(|(_, m)| m.goodput.is_some()).map(|(at, _)| *at).max().unwrap_or(0),
         before: of(&|m| Some(m.before), RECENT),
         pause: of(&|m| Some(m.pause), RECENT),
@@ -324,6 +327,19 @@ mod tests {
         let mut behind = record(2);
         behind.order.disk = DiskStrategy::Postcopy;
         assert_eq!(left_ago(&[behind, record(1)], VmId(1), &a, 108), None);
+    }
+
+    #[test]
+    fn a_single_move_says_what_the_link_carries_and_less_of_what_else_moves_take() {
+        let [one, four] = [1, 4].map(|count| (1..=count).map(record).collect::<Vec<_>>());
+        let width = |moves: &[MoveRecord]| {
+            let pair = pair(moves.iter());
+            [pair.goodput, pair.before].map(|span| span.unwrap().width())
+        };
+        let [link, before] = width(&one);
+        assert!((link - 0.2).abs() < 1e-9 && (before - 0.6).abs() < 1e-9, "{link} {before}");
+        let [link, before] = width(&four);
+        assert!((link - 0.1).abs() < 1e-9 && (before - 0.3).abs() < 1e-9, "{link} {before}");
     }
 
     #[test]

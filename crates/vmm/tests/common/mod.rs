@@ -69,64 +69,13 @@ pub fn wait_state(qemu: &Qemu, wanted: State) {
     wait_for(&format!("{wanted:?}"), || qemu.state().ok() == Some(wanted));
 }
 
-/// What a [`Relay`] does with SHUT, the destination's word that it has everything.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Shut {
-    Hold,
-    Pass,
-}
-
-/// Stands between two QEMUs as the nodes do, and can be cut.
-pub struct Relay {
-    pub socket: PathBuf,
-    ends: Arc<Mutex<Vec<UnixStream>>>,
-    shut_seen: Arc<Mutex<bool>>,
-}
-
-impl Relay {
-    pub fn start(folder: &Path, to: PathBuf, shut: Shut) -> Self {
-        let socket = folder.join("relay.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let (ends, shut_seen) = (Arc::new(Mutex::new(vec![])), Arc::new(Mutex::new(false)));
-        let (theirs, seen) = (ends.clone(), shut_seen.clone());
-        std::thread::spawn(move || {
-            let source = listener.accept().unwrap().0;
-            let destination = UnixStream::connect(to).unwrap();
-            theirs.lock().unwrap().extend([source.try_clone().unwrap(), destination.try_clone().unwrap()]);
-            let (mut from, mut into) = (source.try_clone().unwrap(), destination.try_clone().unwrap());
-            std::thread::spawn(move || std::io::copy(&mut from, &mut into));
-            back(destination, source, shut, &seen);
-        });
-        Self { socket, ends, shut_seen }
-    }
-
-    pub fn wait_shut(&self) {
-        wait_for("SHUT", || *self.shut_seen.lock().unwrap());
-    }
-
-    pub fn cut(&self) {
-        for end in self.ends.lock().unwrap().iter() {
-            let _ = end.shutdown(std::net::Shutdown::Both);
-        }
-    }
-}
-
-/// The return path: u16 type, u16 length, data. SHUT is type 1.
-fn back(mut from: UnixStream, mut to: UnixStream, shut: Shut, seen: &Mutex<bool>) {
-    let mut head = [0; 4];
-    while from.read_exact(&mut head).is_ok() {
-        let mut data = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
-        if from.read_exact(&mut data).is_err() {
-            return;
-        }
-        let is_shut = head[..2] == [0, 1];
-        if !(is_shut && shut == Shut::Hold) && (to.write_all(&head).is_err() || to.write_all(&data).is_err()) {
-            return;
-        }
-        if is_shut {
-            *seen.lock().unwrap() = true;
-        }
-    }
+/// Has a QEMU migrate to one that listens there, and stands between them as the nodes do.
+pub fn migrate(source: &Qemu, to: &Path) {
+    let (source, destination) = (source.migrate(None, false).unwrap(), UnixStream::connect(to).unwrap());
+    let [mut stream, mut answers] = [&source, &destination].map(|end| end.try_clone().unwrap());
+    let (mut into, mut back) = (destination, source);
+    std::thread::spawn(move || std::io::copy(&mut stream, &mut into));
+    std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
 }
 
 /// `qemu-nbd` with one export, `disk0`.
