@@ -31,6 +31,8 @@ const BETA: f64 = 0.7;
 pub struct Path {
     /// What most round trips of the last moments exceed a little or are near; none where nothing was acknowledged for a second.
     pub rtt: Option<Duration>,
+    /// The shortest since it was connected: what is left of a round trip when nothing waits for the link, unless the path is another one by now.
+    pub least: Option<Duration>,
     /// Packets that were lost since it was connected.
     pub lost: u64,
     /// Bytes that were acknowledged since it was connected.
@@ -54,6 +56,7 @@ pub(crate) fn quantile(rtts: &mut [Duration]) -> Option<Duration> {
 #[derive(Debug, Default)]
 struct Inner {
     recent: VecDeque<(Instant, Duration)>,
+    least: Option<Duration>,
     acknowledged: u64,
     window: u64,
 }
@@ -83,6 +86,7 @@ impl Samples {
         let mut inner = self.lock();
         inner.acknowledged += bytes;
         inner.window = window;
+        inner.least = Some(inner.least.map_or(rtt, |least| least.min(rtt)));
         inner.recent.push_back((now, rtt));
         if inner.recent.len() > MOST {
             inner.recent.pop_front();
@@ -99,7 +103,13 @@ impl Samples {
             .take_while(|(n, (at, _))| *n < ENOUGH || age(*at) <= MOMENTS)
             .map(|(_, (_, rtt))| *rtt)
             .collect();
-        Path { rtt: quantile(&mut rtts), lost, acknowledged: inner.acknowledged, window: inner.window }
+        Path {
+            rtt: quantile(&mut rtts),
+            least: inner.least,
+            lost,
+            acknowledged: inner.acknowledged,
+            window: inner.window,
+        }
     }
 }
 
@@ -229,6 +239,7 @@ mod tests {
         // Of few answers older ones count, too; of those of long ago none.
         samples.put(at(900), ms(90), 1000, 7);
         assert_eq!(seen(900), Some(ms(50)));
-        assert_eq!(samples.path(at(2000), 3), Path { rtt: None, lost: 3, acknowledged: 161_000, window: 7 });
+        let path = Path { rtt: None, least: Some(ms(40)), lost: 3, acknowledged: 161_000, window: 7 };
+        assert_eq!(samples.path(at(2000), 3), path);
     }
 }

@@ -331,6 +331,8 @@ async fn memory(
     let rounds = async {
         let (mut rule, began) = (SmartStop::new(policy), Instant::now());
         let rtt = || session.rtt().unwrap_or_default();
+        // QUIC's is an average, and has what lies before the link in it.
+        let least = || session.path(Lane::Memory).and_then(|path| path.least).unwrap_or_else(rtt).min(rtt());
         let on_its_way = || seen.on_its_way();
         let (mut goodput, mut slowed) = (Goodput::default(), 0);
         // What the pause is thought to take; and since when it lasts, how long it may, what had been acknowledged when last looked.
@@ -340,7 +342,7 @@ async fn memory(
         let (mut settling, mut looked, mut pages) = (Settling::default(), Instant::now(), settle::Pages::default());
         let open_to = |settling: &Settling, goodput: &Goodput| {
             let now = began.elapsed();
-            if let Some(window) = settling.window(now, goodput, rtt()) {
+            if let Some(window) = settling.window(now, goodput, rtt(), least()) {
                 flow.set_window(window);
                 seen.bound(settling.is_on(now).then_some(window));
             }
@@ -383,7 +385,7 @@ async fn memory(
                     }
                     goodput.seen(began.elapsed(), acknowledged);
                     open_to(&settling, &goodput);
-                    if !stopping && settling.may_stop(began.elapsed(), on_its_way(), &goodput, rtt()) {
+                    if !stopping && settling.may_stop(began.elapsed(), on_its_way(), &goodput, least()) {
                         stopping = true;
                         foreseen = goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total();
                         let ms = foreseen.as_secs_f64() * 1000.0;

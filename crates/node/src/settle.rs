@@ -2,7 +2,7 @@
 //! of the link. So the last rounds, in which there is little to send anyway, go with next to nothing under way, and a guest that is to be
 //! stopped runs on until what was sent before has arrived.
 //!
-//! A guest that has nothing dirty at the end of a round is not stopped by us but by QEMU, at once. So the last second of a long round goes in the same
+//! A guest that has nothing dirty at the end of a round is not stopped by us but by QEMU, at once. So the end of a long round goes in the same
 //! way, before anybody knows what it leaves.
 //!
 //! # What can go wrong
@@ -32,9 +32,9 @@ const LONGER: Duration = Duration::from_millis(50);
 /// The longest that the last rounds go with little under way: a guest that writes little but steadily would have the link stand idle.
 const MOST: Duration = Duration::from_secs(2);
 /// The end of a round, which goes with little under way.
-const TAIL: Duration = Duration::from_secs(1);
-/// A round that is shorter than so many of its ends has none.
-const TAILS: u32 = 3;
+const TAIL: Duration = Duration::from_millis(600);
+/// A round that is shorter than this has none.
+const LONG: Duration = Duration::from_secs(3);
 
 /// The last rounds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,7 +59,7 @@ impl Settling {
 
     /// A round that has lasted so long has so much left that it ends in `left`, unless the guest dirties what was read before.
     pub fn nearly(&mut self, now: Duration, lasted: Duration, left: Duration) {
-        if self.until.is_none() && left <= TAIL && lasted + left >= TAIL * TAILS {
+        if self.until.is_none() && left <= TAIL && lasted + left >= LONG {
             (self.until, self.tail) = (Some(now + left + MOST), true);
         }
     }
@@ -70,10 +70,10 @@ impl Settling {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// How many bytes may be on their way, if it is known what the link carries.
+    /// How many bytes may be on their way, if it is known what the link carries. `least`: a round trip when nothing waits for the link.
     #[must_use]
-    pub fn window(&self, now: Duration, goodput: &Goodput, rtt: Duration) -> Option<Bytes> {
-        if self.is_on(now) { Some(settled(goodput.rate()?, rtt)) } else { goodput.window(rtt) }
+    pub fn window(&self, now: Duration, goodput: &Goodput, rtt: Duration, least: Duration) -> Option<Bytes> {
+        if self.is_on(now) { Some(settled(goodput.rate()?, least)) } else { goodput.window(rtt) }
     }
 
     /// The guest is to be stopped, with so much before it that is on its way. False where it is to be done at once.
@@ -92,9 +92,9 @@ impl Settling {
 
     /// Whether what a stop waited for is over.
     #[must_use]
-    pub fn may_stop(&self, now: Duration, on_its_way: u64, goodput: &Goodput, rtt: Duration) -> bool {
+    pub fn may_stop(&self, now: Duration, on_its_way: u64, goodput: &Goodput, least: Duration) -> bool {
         let Some(by) = self.stop_by else { return false };
-        now >= by || goodput.rate().is_none_or(|rate| on_its_way <= settled(rate, rtt).0)
+        now >= by || goodput.rate().is_none_or(|rate| on_its_way <= settled(rate, least).0)
     }
 
     /// The guest stops: what is left goes as fast as it can.
@@ -122,6 +122,8 @@ mod tests {
     use super::*;
 
     const RTT: Duration = Duration::from_millis(20);
+    /// The same behind what waits for the link.
+    const QUEUED: Duration = Duration::from_millis(70);
     const RATE: u64 = 1_000_000;
 
     fn ms(ms: u64) -> Duration {
@@ -145,14 +147,14 @@ mod tests {
     #[test]
     fn the_last_rounds_go_with_little_under_way_and_a_stop_waits_until_it_is_little() {
         let (goodput, mut settling) = (goodput(), after(ms(10)));
-        let little = settling.window(ms(1000), &goodput, RTT).unwrap().0;
+        let little = settling.window(ms(1000), &goodput, QUEUED, RTT).unwrap().0;
         assert!(little <= 25_000, "{little}");
         assert!(settling.waits(ms(1000), ms(80)));
         assert!(!settling.may_stop(ms(1010), 70_000, &goodput, RTT));
         assert!(settling.may_stop(ms(1060), little, &goodput, RTT));
         // What is left goes as fast as it can.
         settling.over();
-        assert_eq!(settling.window(ms(1060), &goodput, RTT), goodput.window(RTT));
+        assert_eq!(settling.window(ms(1060), &goodput, RTT, RTT), goodput.window(RTT));
         assert!(!settling.may_stop(ms(1060), 0, &goodput, RTT), "a guest is stopped once");
     }
 
@@ -162,7 +164,7 @@ mod tests {
         for rest in [ms(400), ms(54)] {
             let mut settling = after(rest);
             assert!(!settling.waits(ms(1000), ms(80)), "{rest:?}");
-            assert_eq!(settling.window(ms(1000), &goodput(), RTT), goodput().window(RTT));
+            assert_eq!(settling.window(ms(1000), &goodput(), RTT, RTT), goodput().window(RTT));
         }
     }
 
@@ -180,12 +182,12 @@ mod tests {
         let looks = [(2000, 5000), (2250, 4000), (2500, 3000), (2750, 2500)].map(|(at, left)| pages.left(ms(at), left));
         assert_eq!(looks, [None, Some(ms(1000)), Some(ms(750)), Some(ms(1250))]);
         assert_eq!(pages.left(ms(3000), 9000), None, "another round");
-        settling.nearly(ms(2250), ms(2250), ms(1001));
-        assert!(!settling.is_on(ms(2250)), "there is more than an end left");
-        settling.nearly(ms(1000), ms(1000), ms(1000));
-        assert!(!settling.is_on(ms(1000)), "a short round has no end");
-        settling.nearly(ms(2250), ms(2250), ms(1000));
-        assert!(settling.window(ms(2250), &goodput, RTT).unwrap().0 <= 25_000);
+        settling.nearly(ms(2500), ms(2500), ms(601));
+        assert!(!settling.is_on(ms(2500)), "there is more than an end left");
+        settling.nearly(ms(2000), ms(2000), ms(600));
+        assert!(!settling.is_on(ms(2000)), "a short round has no end");
+        settling.nearly(ms(2500), ms(2500), ms(600));
+        assert!(settling.window(ms(2500), &goodput, QUEUED, RTT).unwrap().0 <= 25_000);
         // It left little: the rounds behind it have as long as after any.
         let mut quiet = settling;
         quiet.round(ms(3200), ms(3200), ms(10), RTT);
@@ -220,7 +222,7 @@ mod tests {
             assert!(settling.is_on(ms(at)), "{at}");
         }
         settling.round(ms(3000), ms(100), ms(10), RTT);
-        assert_eq!(settling.window(ms(3000), &goodput(), RTT), goodput().window(RTT));
+        assert_eq!(settling.window(ms(3000), &goodput(), RTT, RTT), goodput().window(RTT));
         // A stop is not put off any more.
         assert!(!settling.waits(ms(3000), ms(80)));
     }
