@@ -141,6 +141,7 @@ fn same_folder(process: &str, file: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
 
     #[test]
     fn a_process_is_known_again_and_another_one_with_its_id_is_not_taken_for_it() {
@@ -162,8 +163,12 @@ mod tests {
         let file = folder.path().join("a.pid");
         let stand = |file: &Path| {
             let mut command = std::process::Command::new("sh");
-            command.args(["-c", "read _", "qemu", PID_FILE]).arg(file).stdin(std::process::Stdio::piped());
-            command.spawn().expect("sh runs")
+            command.args(["-c", "echo; read _", "qemu", PID_FILE]).arg(file);
+            let piped = std::process::Stdio::piped;
+            let mut child = command.stdin(piped()).stdout(piped()).spawn().expect("sh runs");
+            // One that has only just become what it is has no command line yet.
+            child.stdout.as_mut().expect("it is ours").read_exact(&mut [0]).expect("it is up");
+            child
         };
         let (mut meant, mut other) = (stand(&file), stand(&folder.path().join("b.pid")));
         let process = Process::now(meant.id());
