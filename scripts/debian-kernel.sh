@@ -79,7 +79,8 @@ telling=$!
 deadline=$((SECONDS + seconds))
 while kill -0 "$qemu" 2>/dev/null; do
     if [ "$SECONDS" -ge "$deadline" ]; then
-        say "it did not end within $seconds s"
+        tail -n 20 "$work/console" "$work/stderr" >&2 || true
+        say "it did not end within $seconds s (its console's last words are above)"
         exit 124
     fi
     sleep 0.5
