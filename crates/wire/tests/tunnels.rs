@@ -14,8 +14,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// Devices so far: programs have their sockets in one folder of the machine.
+/// Names so far: tests run side by side, and programs have their sockets in one folder of the machine.
 static DRAWN: AtomicU32 = AtomicU32::new(0);
+
+fn draw() -> u32 {
+    (std::process::id() << 10) | DRAWN.fetch_add(1, Ordering::Relaxed)
+}
 
 fn succeeds(command: &str) -> bool {
     let mut words = command.split(' ');
@@ -55,7 +59,7 @@ fn hosts() -> [Host; 2] {
         place.enter();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let net = runtime.block_on(async { Net::open() }).unwrap();
-        let folder = std::env::temp_dir().join(format!("godwit-tunnels-{}-{number}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("godwit-tunnels-{:08x}", draw()));
         std::fs::create_dir_all(&folder).unwrap();
         Host { number, place, net, runtime, folder }
     });
@@ -90,7 +94,7 @@ impl Host {
         self.place.enter();
         let inner = |number: u8| Ipv4Addr::from([169, 254, 64, 4 * epoch + number]);
         Tunnel {
-            device: format!("{PREFIX}{:08x}", (std::process::id() << 10) | DRAWN.fetch_add(1, Ordering::Relaxed)),
+            device: format!("{PREFIX}{:08x}", draw()),
             key: self.runtime.block_on(PrivateKey::generate()).unwrap(),
             listen: Some(51820 + u16::from(epoch)),
             addresses: [inner(self.number), inner(3 - self.number)],
