@@ -23,40 +23,54 @@ stop_guest() {
     [ -z "$work" ] || rm -rf "$work"
 }
 
-# Starts $images/NAME on a sparse copy of TEMPLATE; the console goes to
-# $work/console, and what is written to file descriptor 3 is typed into it.
-start_guest() { # NAME TEMPLATE DISK-SIZE MEMORY-KIB
-    local directory=$images/$1
-    [ -e "$directory/manifest.json" ] || die "no $1 image in $images: run scripts/setup.sh $1"
-    need_command qemu-system-x86_64 qemu-system-x86
-    work=$(mktemp -d "${TMPDIR:-/var/tmp}/godwit-guest.XXXXXX")
-    trap stop_guest EXIT
-    trap 'exit 130' INT TERM HUP
-    cp --sparse=always "$directory/$2" "$work/disk.raw"
-    truncate -s "$3" "$work/disk.raw"
+# Starts QEMU with $devices; the console goes to $work/console, and what is
+# written to file descriptor 3 is typed into it.
+boot_guest() { # KERNEL INITRD MEMORY-KIB WORDS-FOR-THE-KERNEL
     mkfifo "$work/typed"
     : >"$work/console"
     exec 3<>"$work/typed"
 
     local words="console=ttyS0 quiet panic=-1 oops=panic"
     words+=" random.trust_cpu=on no_timer_check tsc=reliable clocksource=tsc"
-    words+=" nowatchdog nosoftlockup rcupdate.rcu_cpu_stall_suppress=1"
-    words+=" godwit.ip=10.99.0.11/16 godwit.mtu=1450 $append"
+    words+=" nowatchdog nosoftlockup rcupdate.rcu_cpu_stall_suppress=1 $4"
 
     # shellcheck disable=SC2034  # read by the callers
     start=$(date +%s%N)
     qemu-system-x86_64 \
-        -accel tcg,thread=multi -machine q35 -cpu "$cpu" -smp "$vcpus" -m "${4}k" \
+        -accel tcg,thread=multi -machine q35 -cpu "$cpu" -smp "$vcpus" -m "${3}k" \
         -nodefaults -no-user-config -vga none -display none -no-reboot \
-        -kernel "$directory/vmlinuz" -initrd "${initrd:-$directory/initrd}" -append "$words" \
-        -drive "if=none,id=disk0,file=$work/disk.raw,format=raw,discard=unmap" \
-        -device virtio-blk-pci,drive=disk0 \
-        -netdev user,id=net0,restrict=on,ipv6=off,net=10.99.0.0/16 \
-        -device virtio-net-pci,netdev=net0,mac=52:54:00:99:00:0b,romfile= \
+        -kernel "$1" -initrd "$2" -append "$words" \
         -device virtio-rng-pci "${devices[@]}" \
         -chardev stdio,id=serial0,signal=off -serial chardev:serial0 \
         <&3 >"$work/console" 2>"$work/stderr" &
     qemu=$!
+}
+
+# A folder for what a guest needs; it goes with the script, and so does the guest.
+prepare_guest() {
+    need_command qemu-system-x86_64 qemu-system-x86
+    work=$(mktemp -d "${TMPDIR:-/var/tmp}/godwit-guest.XXXXXX")
+    trap stop_guest EXIT
+    trap 'exit 130' INT TERM HUP
+}
+
+# Starts $images/NAME on a sparse copy of TEMPLATE.
+start_guest() { # NAME TEMPLATE DISK-SIZE MEMORY-KIB
+    local directory=$images/$1
+    [ -e "$directory/manifest.json" ] || die "no $1 image in $images: run scripts/setup.sh $1"
+    prepare_guest
+    cp --sparse=always "$directory/$2" "$work/disk.raw"
+    truncate -s "$3" "$work/disk.raw"
+    # First, so that they are the guest's first disk and first network.
+    devices=(
+        -drive "if=none,id=disk0,file=$work/disk.raw,format=raw,discard=unmap"
+        -device "virtio-blk-pci,drive=disk0"
+        -netdev "user,id=net0,restrict=on,ipv6=off,net=10.99.0.0/16"
+        -device "virtio-net-pci,netdev=net0,mac=52:54:00:99:00:0b,romfile="
+        "${devices[@]}"
+    )
+    boot_guest "$directory/vmlinuz" "${initrd:-$directory/initrd}" "$4" \
+        "godwit.ip=10.99.0.11/16 godwit.mtu=1450 $append"
 }
 
 # Waits until a line of the console matches PATTERN (an extended regular

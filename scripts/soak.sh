@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/soak.sh [PART...]: what takes hours. Every part can be stopped and goes on where it was: the sweep by its ledger, the
 # series by one file for each run. Results stay in results/ (see CONTRIBUTING.md). PARTs: schedules postcopy follows nbd api fuzz upgrade kills
-# series there-and-back resume precache rados volumes faults debian packages sweeps; all of them unless some are named.
+# series there-and-back resume precache rados volumes faults debian packages wireguard sweeps; all of them unless some are named.
 #
 # For a try of the script itself sizes come from the environment: SOAK_SCHEDULES, SOAK_POSTCOPY, SOAK_FOLLOWS, SOAK_EXAMPLES (a request of the
 # API's), SOAK_FUZZ_SECONDS (a reader), SOAK_KILLS, SOAK_MOVES (the first ones of a series), POINTS and KINDS (of faults, see faults.sh),
@@ -19,7 +19,7 @@ results=$(cd "$results" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-parts=${*:-schedules postcopy follows nbd api fuzz upgrade kills series there-and-back resume precache rados volumes faults debian packages sweeps}
+parts=${*:-schedules postcopy follows nbd api fuzz upgrade kills series there-and-back resume precache rados volumes faults debian packages wireguard sweeps}
 part() { # NAME WHAT
     case " $parts " in *" $1 "*) echo "== $2" ;; *) return 1 ;; esac
 }
@@ -103,6 +103,11 @@ if part packages "the Debian packages in a fresh Debian guest"; then
     cargo build --release --locked -p godwit
     packages=$results/deb-guest-$commit.txt
     [ -e "$packages" ] || { scripts/deb-guest.sh >"$packages.new" && mv "$packages.new" "$packages"; }
+fi
+if part wireguard "extenders on the kernel's WireGuard, in a guest on Debian's kernel, and what that costs beside the programs"; then
+    scripts/setup.sh wires
+    wireguard=$results/wireguard-$commit.txt
+    [ -e "$wireguard" ] || { scripts/wireguard.sh >"$wireguard.new" && mv "$wireguard.new" "$wireguard"; }
 fi
 if part sweeps "what QEMU does alone, over the links that Godwit is for"; then
     sweep baselines

@@ -303,13 +303,14 @@ impl Node {
         let Ok(from) = from.parse::<Name>() else { return };
         let (extenders, now) = (self.extenders(), self.extenders().now());
         let mut heard = lock(&extenders.heard);
+        let mut lost = false;
         for (id, up) in up {
             if let Some(ways) = heard.ways.get_mut(id) {
-                ways.said(&from, *up, now);
+                lost |= ways.said(&from, *up, now);
             }
         }
         drop(heard);
-        if up.iter().any(|(_, up)| !up) {
+        if lost {
             extenders.wake.notify_one();
         }
     }
@@ -615,7 +616,7 @@ impl Node {
         self.tell_mates(&held);
     }
 
-    /// Tunnels whose devices are gone are made anew.
+    /// Tunnels whose devices are gone are made anew, and those that somebody has set down, which took their routes, are set up.
     async fn mend(&self, held: &mut Held) {
         if held.refused.is_some() {
             held.refused = self.enforce(held).await.err();
@@ -623,8 +624,8 @@ impl Node {
         let refused = held.refused.clone();
         let mut made_anew = false;
         for (id, own) in &mut held.own {
-            let there = self.wires().net().find(&own.tunnel.device).await;
-            if own.error.is_none() && matches!(there, Ok(Some(_))) {
+            let works = matches!(self.wires().net().find(&own.tunnel.device).await, Ok(Some(link)) if link.up);
+            if own.error.is_none() && works {
                 let last = lock(&self.extenders().heard).answered.get(&TunnelId(*id)).copied();
                 if last.is_none_or(|at| at.elapsed() > RENEW_AFTER) && own.renewed.elapsed() > RENEW_AFTER {
                     own.renewed = Instant::now();
@@ -634,8 +635,12 @@ impl Node {
                 }
                 continue;
             }
-            if !matches!(there, Ok(Some(_))) {
-                tracing::warn!(tunnel = id, device = own.tunnel.device, "a tunnel's device is gone; making it anew");
+            if !works {
+                tracing::warn!(
+                    tunnel = id,
+                    device = own.tunnel.device,
+                    "a tunnel's device is gone or down; making it anew"
+                );
                 lock(&self.extenders().heard).ways.values_mut().for_each(|ways| ways.gone(TunnelId(*id)));
             }
             if own.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN) {

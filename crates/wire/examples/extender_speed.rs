@@ -1,11 +1,13 @@
-//! How fast the programs are that could carry an extender where the kernel has no WireGuard, in one run: `cargo run --release -p
-//! godwit-wire --example extender_speed [SECONDS [ROUNDS]]`. Needs root, `ip`, `wg`, and of wireguard-go, boringtun-cli and openvpn (with
-//! `openssl`) those that are to be measured. Leaves nothing.
+//! What the ways cost that could carry an extender, in one run: `cargo run --release -p godwit-wire --example extender_speed [SECONDS
+//! [ROUNDS]]`. Needs root, `ip`, `wg`, and of a kernel with WireGuard, wireguard-go, boringtun-cli and openvpn (with `openssl`) those that are
+//! to be measured. Leaves nothing. `scripts/wireguard.sh` runs it on a kernel that has WireGuard.
 //!
 //! Each joins two network namespaces by a tunnel of MTU 1420 over a veth pair; `veth` is the pair itself. One TCP stream is sent for some
-//! seconds through each in turn, ROUNDS times over, so that what else the machine does falls on all. CPU is that of the two programs
-//! together, user and system, by what the receiver got; the sender's and the receiver's own and the kernel's share of softirq are left out.
-//! Ratios are medians of the rounds' ratios.
+//! seconds through each in turn, ROUNDS times over, so that what else the machine does falls on all. CPU is told twice, by what the receiver
+//! got. *Programs* is that of the tunnel's two programs together, user and system. *Machine* is all that the machine's processors did
+//! meanwhile, the two ends of the stream and the kernel's own threads with it: it is the one that the kernel's WireGuard can be
+//! compared by, it says something only where nothing else runs, and what `veth` has is in all of them. Frames are those of 1420 bytes that the
+//! stream fills. Ratios are medians of the rounds' ratios.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on has failed")]
 
@@ -22,6 +24,8 @@ mod place;
 use place::Place;
 
 const MTU: u32 = 1420;
+/// What TCP carries in a frame: less two headers, and the option that has the time.
+const PAYLOAD: f64 = MTU as f64 - 20.0 - 32.0;
 /// Questions there and back.
 const ECHOES: usize = 2000;
 /// The kernel's unit of processes' times, seconds.
@@ -75,8 +79,16 @@ fn wait_for(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// By WireGuard, with devices made by this program.
-fn wireguard(name: &'static str, program: &str, words: &[&str]) -> Joined {
+/// Whether the kernel makes WireGuard devices.
+fn kernel_has_wireguard() -> bool {
+    Place::new().enter();
+    let mut command = Command::new("ip");
+    command.args(["link", "add", "gxtry", "type", "wireguard"]).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// By WireGuard, with devices made by this program, or by the kernel.
+fn wireguard(name: &'static str, program: Option<(&str, &[&str])>) -> Joined {
     let places = underlay();
     let keys = [0, 1].map(|_| said("wg", &["genkey"], ""));
     let public = keys.each_ref().map(|key| said("wg", &["pubkey"], key));
@@ -85,11 +97,15 @@ fn wireguard(name: &'static str, program: &str, words: &[&str]) -> Joined {
         place.enter();
         // Sockets have these names in one folder, whatever the namespace.
         let device = format!("gx{}{}{n}", &name[..1], std::process::id() % 100_000);
-        let mut command = Command::new(program);
-        command.args(words).arg(&device).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        programs.push(command.spawn().unwrap());
-        let socket = format!("/var/run/wireguard/{device}.sock");
-        wait_for(name, || Path::new(&socket).exists());
+        if let Some((program, words)) = program {
+            let mut command = Command::new(program);
+            command.args(words).arg(&device).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            programs.push(command.spawn().unwrap());
+            let socket = format!("/var/run/wireguard/{device}.sock");
+            wait_for(name, || Path::new(&socket).exists());
+        } else {
+            place.run(&format!("ip link add {device} type wireguard"));
+        }
         let (key, other, at) = (&keys[n], &public[1 - n], 2 - n);
         let text = format!(
             "[Interface]\nPrivateKey = {key}\nListenPort = 51820\n[Peer]\nPublicKey = {other}\nEndpoint = 10.0.0.{at}:51820\n\
@@ -159,8 +175,32 @@ fn ticks(programs: &[Child]) -> u64 {
     programs.iter().map(of).sum()
 }
 
-/// Mbit/s, and the programs' nanoseconds a byte.
-fn throughput(joined: &Joined, lasting: Duration) -> (f64, f64) {
+/// What the machine's processors did since it started, all but idling, in ticks.
+fn machine_ticks() -> u64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap();
+    let times: Vec<u64> = stat.lines().next().unwrap().split_whitespace().skip(1).map(|n| n.parse().unwrap()).collect();
+    // User, nice, system, idle, waiting for disks, interrupts, theirs.
+    times[..3].iter().chain(&times[5..7]).sum()
+}
+
+/// Of one way, once.
+#[derive(Clone, Copy)]
+struct Measured {
+    mbit_s: f64,
+    /// The programs' nanoseconds a byte.
+    programs: f64,
+    /// The machine's.
+    machine: f64,
+    echo_us: f64,
+}
+
+fn measure(joined: &Joined, lasting: Duration) -> Measured {
+    let (mbit_s, programs, machine) = throughput(joined, lasting);
+    Measured { mbit_s, programs, machine, echo_us: latency(joined) }
+}
+
+/// Mbit/s, and the programs' and the machine's nanoseconds a byte.
+fn throughput(joined: &Joined, lasting: Duration) -> (f64, f64, f64) {
     joined.places[1].enter();
     let listener = TcpListener::bind((joined.far, 5001)).unwrap();
     let (received, end) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -183,14 +223,17 @@ fn throughput(joined: &Joined, lasting: Duration) -> (f64, f64) {
     });
     // Until the stream has found its pace.
     std::thread::sleep(Duration::from_millis(500));
-    let (start, from, before) = (Instant::now(), received.load(Ordering::Relaxed), ticks(&joined.programs));
+    let (start, from) = (Instant::now(), received.load(Ordering::Relaxed));
+    let before = [ticks(&joined.programs), machine_ticks()];
     std::thread::sleep(lasting);
     let bytes = (received.load(Ordering::Relaxed) - from) as f64;
-    let (took, used) = (start.elapsed().as_secs_f64(), (ticks(&joined.programs) - before) as f64);
+    let took = start.elapsed().as_secs_f64();
+    let used = [ticks(&joined.programs) - before[0], machine_ticks() - before[1]];
     end.store(true, Ordering::Relaxed);
     writer.join().unwrap();
     reader.join().unwrap();
-    (bytes * 8.0 / took / 1e6, used * TICK * 1e9 / bytes)
+    let [programs, machine] = used.map(|ticks| ticks as f64 * TICK * 1e9 / bytes);
+    (bytes * 8.0 / took / 1e6, programs, machine)
 }
 
 /// Microseconds there and back, the median, while nothing else is sent.
@@ -232,40 +275,56 @@ fn main() {
     let folder = std::env::temp_dir().join(format!("godwit-extender-speed-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let mut all = vec![Joined { name: "veth", places: underlay(), programs: vec![], far: [10, 0, 0, 2].into() }];
+    if kernel_has_wireguard() {
+        all.push(wireguard("kernel", None));
+    }
     if is_there("wireguard-go") {
-        all.push(wireguard("wireguard-go", "wireguard-go", &["-f"]));
+        all.push(wireguard("wireguard-go", Some(("wireguard-go", &["-f"]))));
     }
     if is_there("boringtun-cli") {
-        all.push(wireguard("boringtun", "boringtun-cli", &["--foreground", "--disable-drop-privileges"]));
+        all.push(wireguard("boringtun", Some(("boringtun-cli", &["--foreground", "--disable-drop-privileges"]))));
     }
     if is_there("openvpn") {
         all.push(openvpn(&folder));
     }
-    let mut measured: Vec<Vec<(f64, f64, f64)>> = vec![vec![]; all.len()];
+    let mut measured: Vec<Vec<Measured>> = vec![vec![]; all.len()];
     for _ in 0..rounds {
         for (joined, found) in all.iter().zip(&mut measured) {
-            let (rate, cost) = throughput(joined, lasting);
-            found.push((rate, cost, latency(joined)));
+            found.push(measure(joined, lasting));
         }
     }
+    tell(&all, &measured);
+    drop(all);
+    let _ = std::fs::remove_dir_all(&folder);
+}
+
+fn tell(all: &[Joined], measured: &[Vec<Measured>]) {
     let against = all.iter().position(|joined| joined.name == "openvpn").unwrap_or(0);
-    let base = all[against].name;
-    println!("{:14}{:>10}{:>16}{:>12}   of {base}: rate   CPU", "", "Mbit/s", "CPU ns/byte", "echo us");
-    for (joined, found) in all.iter().zip(&measured) {
-        let of = |pick: fn(&(f64, f64, f64)) -> f64| median(found.iter().map(pick).collect());
-        let ratio = |pick: fn(&(f64, f64, f64)) -> f64| {
+    println!(
+        "{:14}{:>8}  programs' CPU  machine's CPU  machine's CPU  echo   of {}'s:",
+        "", "Mbit/s", all[against].name
+    );
+    println!(
+        "{:22}{:>15}{:>15}{:>15}{:>6}   rate  programs  machine  echo",
+        "", "ns/byte", "ns/byte", "us/frame", "us"
+    );
+    for (joined, found) in all.iter().zip(measured) {
+        let of = |pick: fn(&Measured) -> f64| median(found.iter().map(pick).collect());
+        let ratio = |pick: fn(&Measured) -> f64| {
             median(found.iter().zip(&measured[against]).map(|(one, other)| pick(one) / pick(other)).collect())
         };
         println!(
-            "{:14}{:>10.0}{:>16.2}{:>12.0}{:>18.2}{:>6.2}",
+            "{:14}{:>8.0}{:>15.2}{:>15.2}{:>15.1}{:>6.0}{:>7.2}{:>10.2}{:>9.2}{:>6.2}",
             joined.name,
-            of(|m| m.0),
-            of(|m| m.1),
-            of(|m| m.2),
-            ratio(|m| m.0),
-            ratio(|m| m.1)
+            of(|m| m.mbit_s),
+            of(|m| m.programs),
+            of(|m| m.machine),
+            of(|m| m.machine) * PAYLOAD / 1e3,
+            of(|m| m.echo_us),
+            ratio(|m| m.mbit_s),
+            ratio(|m| m.programs),
+            ratio(|m| m.machine),
+            ratio(|m| m.echo_us),
         );
     }
-    drop(all);
-    let _ = std::fs::remove_dir_all(&folder);
 }

@@ -136,13 +136,14 @@ impl<H: Clone + Ord> Ways<H> {
         }
     }
 
-    /// Another host of the site says whether it has a tunnel that is up.
-    pub fn said(&mut self, carrier: &H, up: bool, now: Duration) {
+    /// Another host of the site says whether it has a tunnel that is up; gives whether that is the loss of one. Who acts on a loss tells its
+    /// own state to others: if it did so as often as it heard of none, two hosts without a tunnel would never be silent.
+    pub fn said(&mut self, carrier: &H, up: bool, now: Duration) -> bool {
         if up {
             self.said.insert(carrier.clone(), now);
-        } else {
-            self.said.remove(carrier);
+            return false;
         }
+        self.said.remove(carrier).is_some()
     }
 
     /// Whether a tunnel has answered lately.

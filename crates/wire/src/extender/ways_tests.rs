@@ -231,3 +231,14 @@ fn a_tunnel_without_a_device_is_left_at_once() {
     assert_eq!(ways.choose(now), Some(&Way::Tunnel(TunnelId(1))), "what is not there any more is no way");
     assert!(!ways.is_good(now));
 }
+
+#[test]
+fn that_another_host_has_no_tunnel_is_a_loss_only_where_it_had_one() {
+    let mut ways: Ways<usize> = Ways::default();
+    ways.order(&[], vec![1]);
+    let at = Duration::from_secs;
+    assert!(!ways.said(&1, false, at(1)));
+    assert!(!ways.said(&1, true, at(2)));
+    assert!(ways.said(&1, false, at(3)));
+    assert!(!ways.said(&1, false, at(4)), "two hosts without a tunnel would tell each other so for ever");
+}
