@@ -57,7 +57,7 @@ pub fn timeline(mv: &Move) -> String {
         // Clocks of two hosts may differ, so something may seem to be before the beginning.
         let at = note.at_unix_us as f64 / 1e6 - seconds(first);
         let (by, kind, text) = (word(&note.by), word(&note.kind), printable(&note.text));
-        out += &format!("  {:>9}  {by:<11}  {kind:<8}  {text}\n", format!("{at:+.2} s"));
+        out += &format!("  {:>10}  {by:<11}  {kind:<8}  {text}\n", format!("{at:+.3} s"));
     }
     if p.trace.left_out > 0 {
         out += &format!("  ({} more in between are not kept)\n", p.trace.left_out);
@@ -129,7 +129,7 @@ timeline, from 00:00:01.000 UTC, 10.00 s:
   stop          +9.98 s     0.02 s  |                                       #|
 
 what happened:
-    +8.50 s  source       decision  stop: enough
+    +8.500 s  source       decision  stop: enough
   (2 more in between are not kept)
 
 pause: 40 ms predicted, 43 ms measured

@@ -381,10 +381,14 @@ impl Actor {
         let died = matches!(event, Event::QemuDied);
         let ran = matches!(event, Event::Ran);
         let said = format!("{event:?}");
+        let fact = crate::trace::fact(&before, &event);
         let verdict = machine.handle(event);
         match verdict {
             Verdict::Taken => {
                 let after = machine.describe();
+                if let (Some(moving), Some(text)) = (self.parts.moving(), fact) {
+                    moving.note(NoteKind::HandOff, text);
+                }
                 if let (Some(moving), Some(text)) = (self.parts.moving(), crate::trace::transition(&before, &after)) {
                     moving.note(NoteKind::HandOff, text);
                 }

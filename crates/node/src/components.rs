@@ -805,11 +805,12 @@ impl Actor {
             reach_async(Point::Reserve, me.id).await;
             let (source, capability) = (node.as_peer(), order.capability.clone());
             let definition = Box::new(definition);
+            let shows = capability.clone();
             let ask = ComponentAsk::Stage { ticket, definition, source, capability };
             let mut result = ask_peer(&node, &order.to, ask).await;
             for endpoint in endpoints {
                 if result.is_ok() {
-                    result = node.end_staged(endpoint, &order.to).await;
+                    result = node.end_staged(endpoint, &order.to, shows.clone()).await;
                 }
             }
             me.tell(Input::Reserved { ticket, result }).await;

@@ -9,11 +9,12 @@ use crate::node::Node;
 use crate::parts::Parts;
 use crate::registry::Power;
 use crate::{incoming, outgoing};
+use godwit_api::progress::NoteKind;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Action, Event, Generation, Lineage, Record, Run, Ticket};
 use godwit_vmm::{Qemu, VmmError};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the last writes of a stopped guest may take to be answered: they never wait for the WAN.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -94,26 +95,67 @@ pub async fn on_qemu<T: Send + 'static>(
 async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
     // In the background: what a gateway needs to hear of it takes a round trip, and it may not be there at all.
     crate::gateways::point_here(node, parts, lineage, generation);
-    // The disks first: a guest that is announced is spoken to.
+    let mut laps = Laps::begin();
+    // The disks first: a guest that is announced is spoken to. What lets nothing pass is done beside them.
+    let (mut staged, ()) = tokio::join!(node.prepare_host(parts), open_disks(parts, lineage, generation));
+    // Nobody fetches from the VM's owner.
+    if let Err(error) = parts.change(|file| file.lent.clear()) {
+        tracing::warn!(vm = parts.name, %error, "cannot remember that nothing is lent any more");
+    }
+    crate::fill::begin(node, parts);
+    laps.lap("the disks");
+    loop {
+        let activated = match staged {
+            Ok(()) => node.activate(parts, lineage, generation).await,
+            Err(error) => Err(error),
+        };
+        let Err(error) = activated else { break };
+        tracing::error!(vm = parts.name, %error, "the network cannot be activated; trying again");
+        tokio::time::sleep(AGAIN).await;
+        staged = node.prepare_host(parts).await;
+    }
+    laps.lap("the network");
+    laps.note(parts, "opened");
+}
+
+async fn open_disks(parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
     for disk in parts.disks() {
         while let Err(error) = disk.open(lineage, generation).await {
             tracing::error!(vm = parts.name, %error, "a disk cannot be opened; trying again");
             tokio::time::sleep(AGAIN).await;
         }
     }
-    // Nobody fetches from the VM's owner.
-    if let Err(error) = parts.change(|file| file.lent.clear()) {
-        tracing::warn!(vm = parts.name, %error, "cannot remember that nothing is lent any more");
+}
+
+/// What takes how long while a guest stands, for its move's trace.
+struct Laps {
+    last: Instant,
+    taken: Vec<String>,
+}
+
+impl Laps {
+    fn begin() -> Self {
+        Self { last: Instant::now(), taken: vec![] }
     }
-    crate::fill::begin(node, parts);
-    while let Err(error) = node.activate(parts, lineage, generation).await {
-        tracing::error!(vm = parts.name, %error, "the network cannot be activated; trying again");
-        tokio::time::sleep(AGAIN).await;
+
+    /// This ended now.
+    fn lap(&mut self, what: &str) {
+        let now = Instant::now();
+        let ms = now.duration_since(self.last).as_secs_f64() * 1000.0;
+        self.taken.push(format!("{what} in {ms:.1} ms"));
+        self.last = now;
+    }
+
+    fn note(self, parts: &Parts, what: &str) {
+        if let Some(moving) = parts.moving().filter(|moving| !moving.tracker.ended()) {
+            moving.note(NoteKind::HandOff, format!("{what}: {}", self.taken.join(", ")));
+        }
     }
 }
 
 /// Whether all is closed; else a move from here is undone.
 async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
+    let mut laps = Laps::begin();
     crate::wired::leaves(node, parts).await;
     // The network first: what the guest's own stop left in flight is all that may still leave.
     while let Err(error) = node.isolate(parts).await {
@@ -123,6 +165,7 @@ async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
         }
         tokio::time::sleep(AGAIN).await;
     }
+    laps.lap("the network");
     parts.disks().iter().for_each(|disk| disk.let_go());
     // QEMU answers its guest's last writes after the STOP event; by the end of RAM all of them are.
     if let Some(moving) = parts.moving().filter(|m| !m.over.is_cancelled() && outgoing::is_under_way(m)) {
@@ -131,6 +174,7 @@ async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
             () = moving.over.cancelled() => {}
             () = tokio::time::sleep(DRAIN) => tracing::warn!(vm = parts.name, "the end of RAM does not come"),
         }
+        laps.lap("the end of memory");
     }
     for disk in parts.disks() {
         while let Err(error) = disk.freeze().await {
@@ -141,6 +185,8 @@ async fn close(node: &Arc<Node>, parts: &Arc<Parts>, arriving: bool) -> bool {
             tokio::time::sleep(AGAIN).await;
         }
     }
+    laps.lap("the disks");
+    laps.note(parts, "closed");
     true
 }
 

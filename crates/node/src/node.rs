@@ -552,7 +552,7 @@ impl Node {
         self.wires.stage_all(&crate::spec::endpoints(&parts.definition())?).await.map_err(network)
     }
 
-    /// Lets a VM's endpoints speak, and announces them.
+    /// Lets a VM's endpoints speak that were staged, and announces them.
     ///
     /// # Errors
     /// When the network refuses.
@@ -564,8 +564,6 @@ impl Node {
     ) -> Result<(), ApiError> {
         let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
         let endpoints = crate::spec::endpoints(&parts.definition())?;
-        // Staging again costs little and does nothing where it was done.
-        self.wires.stage_all(&endpoints).await.map_err(network)?;
         self.wires.activate_all(&endpoints, sequence).await.map_err(network)?;
         wired::opened(self, parts, lineage, generation).await
     }

@@ -108,7 +108,7 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
         Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name)))
     });
     answer?;
-    crate::wired::staged(node, parts, &order.to).await?;
+    crate::wired::staged(node, parts, &order.to, order.capability.as_ref()).await?;
     marks.are_answered(&order.to.name).await
 }
 

@@ -90,6 +90,8 @@ pub struct Moving {
     pub(crate) behind: AtomicU64,
     /// Source: where QEMU's migration socket ends, so that a stream that fails does not break it: it could not be gone back to then.
     pub(crate) socket: Mutex<Option<UnixStream>>,
+    /// Destination: its guest stands at the source, as the ends of its wires say.
+    stands: AtomicBool,
     /// Destination: the last page is here.
     pub(crate) drained: CancellationToken,
     /// Destination: what comes after the guest's start is being done.
@@ -120,6 +122,7 @@ impl Moving {
             gone: CancellationToken::new(),
             behind: AtomicU64::new(0),
             socket: Mutex::default(),
+            stands: AtomicBool::new(false),
             drained: CancellationToken::new(),
             arrived: AtomicBool::new(false),
             goes_on: false,
@@ -147,6 +150,16 @@ impl Moving {
     pub(crate) fn is_to_arrive(&self) -> bool {
         let open = !self.goes_on && !self.tracker.ended() && !self.over.is_cancelled();
         self.role == MoveRole::Destination && open && !self.arrived.load(Ordering::Relaxed)
+    }
+
+    /// Its guest stands at the source.
+    pub(crate) fn stands(&self) {
+        self.stands.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its guest stands and is to run here: what else there is to write on this host's disk waits, for a bounded time.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_to_arrive() && (self.stands.load(Ordering::Relaxed) || self.memory_loaded.load(Ordering::Acquire))
     }
 
     /// Writes something into the move's trace.

@@ -3,6 +3,7 @@
 //! Each line that the node logs about a move carries `move=` and `vm=`: whatever works on one does so inside [`span`].
 
 use crate::parts::Parts;
+use godwit_handoff::{Body, Event};
 use std::future::Future;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
@@ -38,6 +39,17 @@ fn word(state: &str) -> String {
 pub fn transition(before: &str, after: &str) -> Option<String> {
     let (before, after) = (word(before), word(after));
     (before != after).then(|| format!("{before} -> {after}"))
+}
+
+/// What to note of an event that the seal of a stopped guest waits for; how it was closed is noted by what closes it.
+#[must_use]
+pub fn fact(before: &str, event: &Event) -> Option<&'static str> {
+    match event {
+        _ if word(before) != "stopped" => None,
+        Event::Postmigrate => Some("QEMU cannot go on by itself any more"),
+        Event::Message(message) if message.body == Body::Verified => Some("the destination has verified everything"),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -102,6 +114,14 @@ mod tests {
         for line in &ours[1..] {
             assert_eq!((&line["span"]["move"], &line["span"]["vm"]), (&json!(3), &json!("web")), "{line}");
         }
+    }
+
+    #[test]
+    fn what_the_seal_waits_for_is_noted_while_the_guest_stands() {
+        let stopped = "Stopped { a: 1 }";
+        assert!(fact(stopped, &Event::Postmigrate).is_some());
+        assert_eq!(fact("Copying { a: 1 }", &Event::Postmigrate), None);
+        assert_eq!(fact(stopped, &Event::Timer), None);
     }
 
     #[test]

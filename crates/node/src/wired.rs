@@ -4,6 +4,10 @@
 //! as far as capabilities cover it ([`crate::covered::end`]); and what it says to be told is told until it has been answered, in the
 //! background, at most every [`LONGEST_WAIT`] and with nobody's pause waiting for it. The controller is not needed for that.
 //!
+//! A guest that stands waits for no file. What its node will say at the stop is durable when its place is made at the destination
+//! ([`Node::end_staged`]), a wire's lock is not held while its file is written, and where a guest is awaited the disk is left to the
+//! records of its hand-off ([`give_way`]).
+//!
 //! An endpoint is *open* from the grant until its VM stops here. Whoever owns one says so by [`Node::end_opened`] and
 //! [`Node::end_closed`], and takes its device away after [`Node::end_removed`]; VMs do by [`Node::activate`] and the like. It does
 //! not matter whether it has a wire then: one that is connected later finds it open.
@@ -17,7 +21,7 @@
 use crate::covered;
 use crate::durable;
 use crate::node::{Node, network};
-use crate::parts::{Parts, lock};
+use crate::parts::{Moving, Parts, lock};
 use crate::proto::{self, ProbeWire, Request};
 use crate::spec;
 use futures_util::future::join_all;
@@ -45,6 +49,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// The longest that a guest is asked for on somebody's behalf.
 const LONGEST_PROBE: Duration = Duration::from_secs(30);
+/// The longest that files of wires wait for a guest that stands, and how often it is looked at: longer than a hand-off that goes well.
+const GIVES_WAY: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_millis(5);
 /// How long rules wait for those of other wires: much less than the grant takes, after which frames come from another host.
 const GATHER: Duration = Duration::from_millis(2);
 /// The most hosts that one wire's file names: two ends, each going somewhere, and where they came from. A bound for what is believed.
@@ -86,8 +93,10 @@ struct Held {
     order: WireOrder,
     machine: Rehoming<Name>,
     hosts: BTreeMap<Name, PeerHost>,
-    /// What is known is not what is remembered: it is not told before.
-    dirty: bool,
+    /// Where whatever has an end here goes when it stops: that is remembered before it is so, and told when it is.
+    leaving: [Option<Coming>; 2],
+    /// What its file holds, where that is known. Never waited for with the wire's own lock.
+    file: Arc<tokio::sync::Mutex<Option<Vec<u8>>>>,
     /// The ends whose devices are here, or about to be: the wire is laid for them.
     placed: [bool; 2],
     /// It was disconnected while somebody waited for it.
@@ -122,14 +131,30 @@ impl Held {
         let before: BTreeSet<Name> = kept.before.iter().map(|host| host.name.clone()).collect();
         let machine = Rehoming::new(me.clone(), views(&kept.order), before);
         let hosts = kept.before.into_iter().map(|host| (host.name.clone(), host)).collect();
-        let mut held = Self { order: kept.order, machine, hosts, dirty: false, placed: [false; 2], gone: false };
+        let (leaving, file) = (Default::default(), Default::default());
+        let mut held = Self { order: kept.order, machine, hosts, leaving, file, placed: [false; 2], gone: false };
         held.note_hosts();
         held
     }
 
+    /// What is to be remembered: what is known, and what will be said when a guest stops that is to leave. Forgetting that it was not
+    /// said does no harm: whoever opens the end again says more.
     fn kept(&self) -> Kept {
         let before = self.machine.before().iter().filter_map(|name| self.hosts.get(name).cloned());
-        Kept { order: self.order.clone(), before: before.collect() }
+        let (mut machine, mut order) = (self.machine.clone(), self.order.clone());
+        for (side, coming) in Side::BOTH.into_iter().zip(&self.leaving) {
+            if let Some(coming) = coming {
+                say_leaving(&mut machine, &mut order, side, coming);
+            }
+        }
+        Kept { order, before: before.collect() }
+    }
+
+    /// Whatever has an end here stops, and goes there; whether that is news.
+    fn left(&mut self, side: Side, coming: &Coming) -> bool {
+        self.leaving[side.index()] = None;
+        self.hosts.insert(coming.host.name.clone(), coming.host.clone());
+        say_leaving(&mut self.machine, &mut self.order, side, coming)
     }
 
     /// Keeps the addresses of whoever may be told something.
@@ -153,7 +178,6 @@ impl Held {
             }
         }
         self.note_hosts();
-        self.dirty |= news;
         news
     }
 
@@ -170,7 +194,7 @@ impl Held {
         view.generation = Generation(open.sequence.generation);
         view.step = known.stamp.step;
         view.coming = None;
-        self.dirty = true;
+        self.leaving[side.index()] = None;
         self.placed[side.index()] = true;
         Ok(())
     }
@@ -199,6 +223,18 @@ impl Held {
             untold: self.machine.due().into_iter().collect(),
         }
     }
+}
+
+/// An end goes there, as its host says it; whether that is news.
+fn say_leaving(machine: &mut Rehoming<Name>, order: &mut WireOrder, side: Side, coming: &Coming) -> bool {
+    machine.leave(side, coming.host.name.clone());
+    let step = machine.views()[side.index()].stamp.step;
+    let view = &mut order.ends[side.index()].view;
+    let news = view.step != step;
+    if news {
+        (view.step, view.coming) = (step, Some(coming.clone()));
+    }
+    news
 }
 
 /// The guest at an end, as it is announced. A component's is nobody.
@@ -231,10 +267,9 @@ impl Wired {
         self.folder.join(format!("{wire}.json"))
     }
 
-    fn store(&self, wire: u32, kept: &Kept) -> Result<(), ApiError> {
+    fn store(&self, wire: u32, bytes: &[u8]) -> Result<(), ApiError> {
         let path = self.path(wire);
-        durable::replace_json(&path, kept)
-            .map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))
+        durable::replace(&path, bytes).map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))
     }
 
     fn forget(&self, wire: u32) -> Result<(), ApiError> {
@@ -314,13 +349,14 @@ impl Node {
     /// When an end has another wire, or the network or the medium refuses.
     pub async fn connect(self: &Arc<Self>, order: WireOrder) -> Result<LocalWire, ApiError> {
         let told = [order.ends[0].view.clone(), order.ends[1].view.clone()];
-        let held = match self.wired().get(order.id) {
-            Some(held) => held,
+        let wire = match self.wired().get(order.id) {
+            Some(wire) => wire,
             None => self.wired().take_in(Held::new(&self.config().name, Kept { order, before: vec![] }))?,
         };
-        let mut held = held.lock().await;
+        let disconnected = || ApiError::new(Problem::Conflict, "the wire is being disconnected").remedy("try again");
+        let mut held = wire.lock().await;
         if held.gone {
-            return Err(ApiError::new(Problem::Conflict, "the wire is being disconnected").remedy("try again"));
+            return Err(disconnected());
         }
         held.learn(&self.config().name, told, false);
         let me = self.as_peer();
@@ -336,9 +372,13 @@ impl Node {
             }
         }
         self.shape(&held).await?;
-        held.dirty = true;
-        self.keep(&mut held).await?;
-        for side in fresh {
+        drop(held);
+        self.keep(&wire).await?;
+        let held = wire.lock().await;
+        if held.gone {
+            return Err(disconnected());
+        }
+        for side in fresh.into_iter().filter(|side| held.machine.is_open(*side)) {
             self.announce_end(&held, side).await;
         }
         self.tell(&held);
@@ -351,6 +391,9 @@ impl Node {
     /// When the network or the medium refuses; it may be repeated.
     pub async fn disconnect(&self, wire: u32) -> Result<(), ApiError> {
         let Some(held) = self.wired().get(wire) else { return Ok(()) };
+        // Nobody writes it any more once it is forgotten.
+        let file = held.lock().await.file.clone();
+        let _file = file.lock().await;
         let mut held = held.lock().await;
         held.gone = true;
         self.wires().take_up(WireId(wire), Vni(held.order.vni)).await.map_err(network)?;
@@ -381,13 +424,18 @@ impl Node {
         found
     }
 
-    /// The VM that comes here from `from` by a move, of which this is an endpoint.
+    /// The move by which a VM comes here from `from` that has this endpoint.
+    fn brings(&self, from: &str, endpoint: u32) -> Option<Arc<Moving>> {
+        self.vms().iter().find_map(|parts| {
+            let comes = |m: &Arc<Moving>| m.role == MoveRole::Destination && m.peer.name.as_str() == from;
+            let moving = parts.moving().filter(comes)?;
+            parts.definition().wires.iter().any(|wire| wire.id == endpoint).then_some(moving)
+        })
+    }
+
+    /// Whether what comes here from `from` by a move has this endpoint.
     fn comes_from(&self, from: &str, endpoint: u32) -> bool {
-        self.vms().iter().any(|parts| {
-            let moving = parts.moving();
-            let comes = moving.is_some_and(|m| m.role == MoveRole::Destination && m.peer.name.as_str() == from);
-            comes && parts.definition().wires.iter().any(|wire| wire.id == endpoint)
-        }) || self.components().comes_from(from, endpoint)
+        self.brings(from, endpoint).is_some() || self.components().comes_from(from, endpoint)
     }
 
     /// Another node says where a wire's ends are; the answer is what is known here then, and durable.
@@ -397,8 +445,8 @@ impl Node {
     pub(crate) async fn told(self: &Arc<Self>, from: &str, told: WireOrder) -> Result<[EndView; 2], ApiError> {
         let comes = [0, 1].map(|i| self.comes_from(from, told.ends[i].endpoint));
         let id = told.id;
-        let held = match self.wired().get(id) {
-            Some(held) => held,
+        let wire = match self.wired().get(id) {
+            Some(wire) => wire,
             // Its source tells of the wires of a VM that it brings.
             None if comes.contains(&true) => {
                 let kept = Kept { order: told.clone(), before: vec![] };
@@ -406,7 +454,7 @@ impl Node {
             }
             None => return Err(unknown(self, id)),
         };
-        let mut held = held.lock().await;
+        let mut held = wire.lock().await;
         if held.gone || (0..2).any(|i| held.order.ends[i].endpoint != told.ends[i].endpoint) {
             return Err(unknown(self, id));
         }
@@ -422,25 +470,59 @@ impl Node {
             placed |= comes && !*known;
             *known |= comes;
         }
-        held.dirty |= placed;
         if news || placed {
             self.shape(&held).await?;
         }
-        self.keep(&mut held).await?;
+        for (view, end) in held.machine.views().iter().zip(&held.order.ends) {
+            if view.coming.as_ref() == Some(&self.config().name)
+                && let Some(moving) = self.brings(from, end.endpoint)
+            {
+                // That is said when its guest stops.
+                moving.stands();
+            }
+        }
+        drop(held);
+        let known = self.keep(&wire).await?;
+        let held = wire.lock().await;
+        if held.gone {
+            return Err(unknown(self, id));
+        }
         self.tell(&held);
-        Ok([held.order.ends[0].view.clone(), held.order.ends[1].view.clone()])
+        Ok(known.ends.map(|end| end.view))
     }
 
-    /// What is known is durable then.
-    async fn keep(self: &Arc<Self>, held: &mut Held) -> Result<(), ApiError> {
-        if !held.dirty {
-            return Ok(());
+    /// What is known is durable then: that is what it gives. Whoever opens or closes an end does not wait for the disk meanwhile.
+    ///
+    /// # Errors
+    /// When the medium refuses, or the wire is gone.
+    async fn keep(self: &Arc<Self>, wire: &tokio::sync::Mutex<Held>) -> Result<WireOrder, ApiError> {
+        let file = wire.lock().await.file.clone();
+        let mut file = file.lock().await;
+        let (known, bytes) = self.to_keep(wire).await?;
+        if file.as_ref() == Some(&bytes) {
+            return Ok(known);
         }
-        let (node, id, kept) = (self.clone(), held.order.id, held.kept());
-        let stored = tokio::task::spawn_blocking(move || node.wired().store(id, &kept)).await;
-        stored.unwrap_or_else(|_| Err(ApiError::new(Problem::Failed, "writing a wire ended in a bug of the node")))?;
-        held.dirty = false;
-        Ok(())
+        give_way(self).await;
+        let (known, bytes) = self.to_keep(wire).await?;
+        // Nobody knows which it is while it is written, nor when that failed.
+        *file = None;
+        let (node, id) = (self.clone(), known.id);
+        let stored = tokio::task::spawn_blocking(move || node.wired().store(id, &bytes).map(|()| bytes)).await;
+        let stored = stored
+            .unwrap_or_else(|_| Err(ApiError::new(Problem::Failed, "writing a wire ended in a bug of the node")))?;
+        *file = Some(stored);
+        Ok(known)
+    }
+
+    /// What is known of a wire, and what its file is to hold.
+    async fn to_keep(&self, wire: &tokio::sync::Mutex<Held>) -> Result<(WireOrder, Vec<u8>), ApiError> {
+        let held = wire.lock().await;
+        if held.gone {
+            return Err(unknown(self, held.order.id));
+        }
+        let bytes = serde_json::to_vec_pretty(&held.kept())
+            .map_err(|e| ApiError::new(Problem::Failed, format!("a wire cannot be written down: {e}")))?;
+        Ok((held.order.clone(), bytes))
     }
 
     /// The kernel follows.
@@ -550,21 +632,27 @@ impl Node {
         self.wires().take_up(WireId(held.order.id), Vni(held.order.vni)).await.map_err(network)
     }
 
-    /// A place is made at `there` for whatever has this endpoint: that host is told of the wire, and answers.
+    /// A place is made at `there` for whatever has this endpoint, which `capability` covers: that host is told of the wire, and
+    /// answers. What [`Node::end_leaves`] will say is durable then.
     ///
     /// # Errors
     /// When it does not.
-    pub(crate) async fn end_staged(self: &Arc<Self>, endpoint: u32, there: &PeerHost) -> Result<(), ApiError> {
-        let Some((held, side)) = self.wired().of(endpoint) else { return Ok(()) };
-        let order = {
-            let mut held = held.lock().await;
+    pub(crate) async fn end_staged(
+        self: &Arc<Self>,
+        endpoint: u32,
+        there: &PeerHost,
+        capability: Option<SignedCapability>,
+    ) -> Result<(), ApiError> {
+        let Some((wire, side)) = self.wired().of(endpoint) else { return Ok(()) };
+        {
+            let mut held = wire.lock().await;
             held.hosts.insert(there.name.clone(), there.clone());
             held.machine.stage(side, there.name.clone());
-            self.keep(&mut held).await?;
-            held.order.clone()
-        };
-        let answer = ask(self, there, &order).await?;
-        answered(self, &held, &there.name, answer).await;
+            held.leaving[side.index()] = Some(Coming { host: there.clone(), capability });
+        }
+        let known = self.keep(&wire).await?;
+        let answer = ask(self, there, &known).await?;
+        answered(self, &wire, &there.name, answer).await;
         Ok(())
     }
 
@@ -577,13 +665,7 @@ impl Node {
     ) {
         let Some((held, side)) = self.wired().of(endpoint) else { return };
         let mut held = held.lock().await;
-        held.hosts.insert(there.name.clone(), there.clone());
-        held.machine.leave(side, there.name.clone());
-        let step = held.machine.views()[side.index()].stamp.step;
-        let view = &mut held.order.ends[side.index()].view;
-        if view.step != step {
-            (view.step, view.coming) = (step, Some(Coming { host: there.clone(), capability }));
-            held.dirty = true;
+        if held.left(side, &Coming { host: there.clone(), capability }) {
             self.tell(&held);
         }
     }
@@ -626,8 +708,8 @@ async fn ask(node: &Arc<Node>, host: &PeerHost, order: &WireOrder) -> Result<[En
 }
 
 /// What a host answered.
-async fn answered(node: &Arc<Node>, held: &tokio::sync::Mutex<Held>, host: &Name, said: [EndView; 2]) {
-    let mut held = held.lock().await;
+async fn answered(node: &Arc<Node>, wire: &tokio::sync::Mutex<Held>, host: &Name, said: [EndView; 2]) {
+    let mut held = wire.lock().await;
     if held.gone {
         return;
     }
@@ -644,11 +726,6 @@ async fn answered(node: &Arc<Node>, held: &tokio::sync::Mutex<Held>, host: &Name
         }
         node.tell(&held);
     }
-    // Who has answered need not be told after a crash.
-    held.dirty = true;
-    if let Err(error) = node.keep(&mut held).await {
-        tracing::error!(wire = held.order.id, %error, "a wire cannot be remembered");
-    }
     // What was announced before was lost on the way.
     for side in Side::BOTH.into_iter().filter(|side| held.machine.is_open(*side)) {
         let guest = guest(&held.order.ends[side.index()], held.order.mtu);
@@ -658,6 +735,25 @@ async fn answered(node: &Arc<Node>, held: &tokio::sync::Mutex<Held>, host: &Name
             tracing::debug!(wire = held.order.id, %error, "a guest could not be announced");
         }
     }
+    let id = held.order.id;
+    drop(held);
+    // Who has answered need not be told after a crash.
+    match node.keep(wire).await {
+        Err(error) if error.problem != Problem::NotFound => {
+            tracing::error!(wire = id, %error, "a wire cannot be remembered");
+        }
+        _ => {}
+    }
+}
+
+/// Waits while a guest that comes here stands, or is about to: the records of its hand-off have the disk to themselves. What waits is
+/// said, or answered, that much later, and where frames go does not hang on it: the guest's source has said where it goes.
+async fn give_way(node: &Node) {
+    let end = Instant::now() + GIVES_WAY;
+    let is_awaited = |parts: &Arc<Parts>| parts.moving().is_some_and(|moving| moving.is_awaited());
+    while node.vms().iter().any(is_awaited) && Instant::now() < end {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Tells a host of a wire until it has answered, or need not hear.
@@ -665,18 +761,26 @@ async fn tell(node: Arc<Node>, wire: u32, host: Name, wake: Arc<Notify>) {
     let mut wait = FIRST_WAIT;
     loop {
         let held = node.wired().get(wire);
+        let known = match &held {
+            Some(held) => Some(node.keep(held).await),
+            None => None,
+        };
         let (order, peer) = {
-            let mut locked = match &held {
+            let locked = match &held {
                 Some(held) => Some(held.lock().await),
                 None => None,
             };
-            if let Some(held) = locked.as_mut().filter(|held| !held.gone)
-                && let Err(error) = node.keep(held).await
-            {
-                tracing::error!(wire, %error, "a wire cannot be remembered, and is told all the same");
-            }
             let due = locked.as_ref().filter(|held| !held.gone && held.machine.due().contains(&host));
-            let asked = due.and_then(|held| Some((held.order.clone(), held.hosts.get(&host)?.clone())));
+            let asked = due.and_then(|due| {
+                let order = match known? {
+                    Ok(order) => order,
+                    Err(error) => {
+                        tracing::error!(wire, %error, "a wire cannot be remembered, and is told all the same");
+                        due.order.clone()
+                    }
+                };
+                Some((order, due.hosts.get(&host)?.clone()))
+            });
             let Some(asked) = asked else {
                 // With the wire's lock held: whoever finds it due next begins anew.
                 lock(&node.wired().telling).remove(&(wire, host));
@@ -749,8 +853,13 @@ pub async fn removed(node: &Arc<Node>, parts: &Parts) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// When it cannot be told.
-pub async fn staged(node: &Arc<Node>, parts: &Parts, there: &PeerHost) -> Result<(), ApiError> {
-    all(ports(parts).into_iter().map(|endpoint| node.end_staged(endpoint, there))).await
+pub async fn staged(
+    node: &Arc<Node>,
+    parts: &Parts,
+    there: &PeerHost,
+    capability: Option<&SignedCapability>,
+) -> Result<(), ApiError> {
+    all(ports(parts).into_iter().map(|endpoint| node.end_staged(endpoint, there, capability.cloned()))).await
 }
 
 /// A VM stops, to be handed over, if it does.
@@ -773,9 +882,19 @@ pub async fn probe(node: &Arc<Node>, endpoint: &EndpointSpec, within: Duration) 
     let end = Instant::now() + within;
     node.wires().probe_on(WireId(wire), endpoint, within).await.map_err(network)?;
     loop {
-        let other = held.lock().await.order.ends[1 - side.index()].view.host.clone();
+        let (other, untold) = {
+            let held = held.lock().await;
+            let other = held.order.ends[1 - side.index()].view.host.clone();
+            let untold = held.machine.due().contains(&other.name);
+            (other, untold)
+        };
         if other.name.as_str() == node.name() {
             return Ok(());
+        }
+        if untold && Instant::now() + FIRST_WAIT < end {
+            // It is being told that the end is here; before that it would not ask.
+            tokio::time::sleep(LOOK).await;
+            continue;
         }
         let left = end.saturating_duration_since(Instant::now());
         let within_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);

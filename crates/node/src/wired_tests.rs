@@ -45,7 +45,7 @@ fn a_wire_is_remembered_with_where_its_ends_are_and_who_has_not_heard_yet() {
     it.opened(&me, Side::A, &open).unwrap();
     it.opened(&me, Side::B, &open).unwrap();
     assert_eq!((it.plan().remotes, it.plan().devices), (vec![], vec!["gwt1".into(), "gwt2".into()]));
-    wired.store(7, &it.kept()).unwrap();
+    wired.store(7, &serde_json::to_vec(&it.kept()).unwrap()).unwrap();
     let kept: Kept = serde_json::from_slice(&std::fs::read(wired.path(7)).unwrap()).unwrap();
     let again = Held::new(&me.name, kept);
     assert_eq!(again.order, it.order);
@@ -55,4 +55,66 @@ fn a_wire_is_remembered_with_where_its_ends_are_and_who_has_not_heard_yet() {
         "it went from there, and that is not known there"
     );
     assert_eq!(again.hosts[&"h2".parse::<Name>().unwrap()].underlay, IpAddr::from([10, 0, 0, 2]));
+}
+
+#[test]
+fn what_is_said_at_a_guests_stop_is_remembered_before_and_said_by_nobody_until_then() {
+    let mut it = held(order(7, [1, 2]));
+    let me = it.order.ends[0].view.host.clone();
+    let open = Opened { sequence: Sequence { lineage: 0, generation: 1 }, capability: None };
+    it.opened(&me, Side::A, &open).unwrap();
+    let there = PeerHost { name: "h3".parse().unwrap(), ..me.clone() };
+    let coming = Coming { host: there.clone(), capability: None };
+    let before = serde_json::to_value(it.kept()).unwrap();
+    it.leaving[0] = Some(coming.clone());
+    let remembered = serde_json::to_value(it.kept()).unwrap();
+    assert_ne!(remembered, before);
+    assert!(it.order.ends[0].view.coming.is_none() && !it.machine.due().contains(&there.name));
+    // At the stop nothing is left to write.
+    assert!(it.left(Side::A, &coming));
+    assert_eq!(serde_json::to_value(it.kept()).unwrap(), remembered);
+    assert_eq!(it.order.ends[0].view.coming.as_ref(), Some(&coming));
+    assert!(it.machine.due().contains(&there.name) && !it.left(Side::A, &coming));
+}
+
+#[test]
+fn a_host_that_dies_before_its_guest_stops_says_more_than_it_remembers_when_it_is_back() {
+    let mut it = held(order(7, [1, 2]));
+    let me = it.order.ends[0].view.host.clone();
+    let open = Opened { sequence: Sequence { lineage: 0, generation: 1 }, capability: None };
+    it.opened(&me, Side::A, &open).unwrap();
+    let there = PeerHost { name: "h3".parse().unwrap(), ..me.clone() };
+    it.leaving[0] = Some(Coming { host: there, capability: None });
+    let mut again = Held::new(&me.name, it.kept());
+    let remembered = stamp(&again.order.ends[0].view);
+    again.opened(&me, Side::A, &open).unwrap();
+    assert!(again.order.ends[0].view.coming.is_none() && stamp(&again.order.ends[0].view) > remembered);
+    // The move was undone, or there was another one since: nothing is about to go.
+    it.opened(&me, Side::A, &open).unwrap();
+    assert_eq!(it.kept().order, it.order);
+}
+
+#[test]
+fn files_of_wires_wait_for_a_guest_that_stands_and_comes_here_and_for_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = json!({"memory": 4096});
+    let definition = json!({"id": 7, "name": "web", "spec": spec, "volumes": [], "wires": []});
+    let file = serde_json::from_value(json!({"definition": definition})).unwrap();
+    let parts = Parts::new(folder.path().into(), folder.path().into(), file);
+    let ticket = godwit_handoff::Ticket {
+        vm: parts.id,
+        lineage: Lineage(0),
+        generation: Generation(2),
+        mv: godwit_handoff::MoveId(3),
+    };
+    parts.begin_arrival(ticket, &order(7, [1, 2]).ends[0].view.host);
+    let moving = parts.moving().unwrap();
+    assert!(!moving.is_awaited(), "it runs at the source");
+    moving.stands();
+    assert!(moving.is_awaited());
+    moving.arrived.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(!moving.is_awaited(), "it runs here");
+    moving.arrived.store(false, std::sync::atomic::Ordering::Relaxed);
+    moving.over.cancel();
+    assert!(!moving.is_awaited(), "it stays where it was");
 }
