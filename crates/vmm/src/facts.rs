@@ -11,6 +11,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+/// How long a QEMU that is asked may take to open its control socket: as one with a guest may.
+const UP: Duration = Duration::from_secs(30);
+
 /// QEMU's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
@@ -151,8 +154,7 @@ impl HostFacts {
             .stderr(Stdio::null())
             .spawn()
             .map_err(io_error("start", Path::new(PROGRAM)))?;
-        let facts =
-            Qmp::connect(&socket, Duration::from_secs(10)).map_err(VmmError::from).and_then(|qmp| read(&qmp, accel));
+        let facts = Qmp::connect(&socket, UP).map_err(VmmError::from).and_then(|qmp| read(&qmp, accel));
         let _ = child.kill();
         let _ = child.wait();
         let _ = std::fs::remove_file(&socket);
