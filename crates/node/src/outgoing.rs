@@ -411,7 +411,7 @@ async fn memory(
                 }
             };
             match event {
-                QemuEvent::Pass(n) if n > 1 && !stopping => {
+                QemuEvent::Pass(n) if n > 1 && !stopping && stopped.is_none() => {
                     let Some(info) = ask(&qemu, &mut events, &mut early).await? else {
                         if matches!(early, Some(QemuEvent::Stop { .. })) {
                             // By itself, since nothing is left.
@@ -535,6 +535,14 @@ async fn memory(
                         && pause > most
                     {
                         return Err(too_long(policy, pause));
+                    }
+                    if !stopping && !settling.is_waiting() {
+                        moving.note(
+                            NoteKind::Decision,
+                            "stop: nothing is left to send, and QEMU stops the guest by itself",
+                        );
+                        let ms = pause.as_secs_f64() * 1000.0;
+                        moving.tracker.update(|p| p.predicted_downtime_ms = Some(ms));
                     }
                     seen.stopping();
                     settling.over();
