@@ -404,7 +404,8 @@ async fn memory(
                             p.dirty_rate = Amount(info.dirty_pages_per_s * 4096);
                         });
                         if let Some(left) = pages.left(began.elapsed(), info.remaining.0).filter(|_| runs) {
-                            settling.nearly(began.elapsed(), last.0.elapsed(), left);
+                            let ahead = goodput.forecast(on_its_way(), 0.0, rtt(), Duration::ZERO).on_its_way;
+                            settling.nearly(began.elapsed(), last.0.elapsed(), left, ahead);
                         }
                     }
                     continue;

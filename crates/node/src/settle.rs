@@ -31,7 +31,7 @@ const PATIENCE: f64 = 2.0;
 const LONGER: Duration = Duration::from_millis(50);
 /// The longest that the last rounds go with little under way: a guest that writes little but steadily would have the link stand idle.
 const MOST: Duration = Duration::from_secs(2);
-/// The end of a round, which goes with little under way.
+/// The end of a round, which goes with little under way once what was sent before has arrived.
 const TAIL: Duration = Duration::from_millis(600);
 /// A round that is shorter than this has none.
 const LONG: Duration = Duration::from_secs(3);
@@ -57,9 +57,10 @@ impl Settling {
         }
     }
 
-    /// A round that has lasted so long has so much left that it ends in `left`, unless the guest dirties what was read before.
-    pub fn nearly(&mut self, now: Duration, lasted: Duration, left: Duration) {
-        if self.until.is_none() && left <= TAIL && lasted + left >= LONG {
+    /// A round that has lasted so long has so much left that it ends in `left`, unless the guest dirties what was read before; and what is on
+    /// its way takes so long.
+    pub fn nearly(&mut self, now: Duration, lasted: Duration, left: Duration, on_its_way: Duration) {
+        if self.until.is_none() && left <= TAIL + on_its_way && lasted + left >= LONG {
             (self.until, self.tail) = (Some(now + left + MOST), true);
         }
     }
@@ -182,11 +183,11 @@ mod tests {
         let looks = [(2000, 5000), (2250, 4000), (2500, 3000), (2750, 2500)].map(|(at, left)| pages.left(ms(at), left));
         assert_eq!(looks, [None, Some(ms(1000)), Some(ms(750)), Some(ms(1250))]);
         assert_eq!(pages.left(ms(3000), 9000), None, "another round");
-        settling.nearly(ms(2500), ms(2500), ms(601));
+        settling.nearly(ms(2500), ms(2500), ms(1001), ms(400));
         assert!(!settling.is_on(ms(2500)), "there is more than an end left");
-        settling.nearly(ms(2000), ms(2000), ms(600));
+        settling.nearly(ms(2000), ms(2000), ms(600), ms(400));
         assert!(!settling.is_on(ms(2000)), "a short round has no end");
-        settling.nearly(ms(2500), ms(2500), ms(600));
+        settling.nearly(ms(2500), ms(2500), ms(1000), ms(400));
         assert!(settling.window(ms(2500), &goodput, QUEUED, RTT).unwrap().0 <= 25_000);
         // It left little: the rounds behind it have as long as after any.
         let mut quiet = settling;
@@ -200,7 +201,7 @@ mod tests {
     #[test]
     fn a_round_whose_end_does_not_come_has_the_link_again() {
         let mut settling = Settling::default();
-        settling.nearly(ms(3000), ms(3000), ms(500));
+        settling.nearly(ms(3000), ms(3000), ms(500), ms(0));
         assert!(settling.is_on(ms(5400)) && !settling.is_on(ms(5500)));
     }
 
