@@ -31,8 +31,9 @@ const PATIENCE: f64 = 2.0;
 const LONGER: Duration = Duration::from_millis(50);
 /// The longest that the last rounds go with little under way: a guest that writes little but steadily would have the link stand idle.
 const MOST: Duration = Duration::from_secs(2);
-/// The end of a round, which goes with little under way once what was sent before has arrived.
-const TAIL: Duration = Duration::from_millis(600);
+/// The end of a round, which goes with little under way once what was sent before has arrived. It may come sooner than the pace before says:
+/// zero pages take no time.
+const TAIL: Duration = Duration::from_secs(1);
 /// A round that is shorter than this has none.
 const LONG: Duration = Duration::from_secs(3);
 
@@ -183,11 +184,11 @@ mod tests {
         let looks = [(2000, 5000), (2250, 4000), (2500, 3000), (2750, 2500)].map(|(at, left)| pages.left(ms(at), left));
         assert_eq!(looks, [None, Some(ms(1000)), Some(ms(750)), Some(ms(1250))]);
         assert_eq!(pages.left(ms(3000), 9000), None, "another round");
-        settling.nearly(ms(2500), ms(2500), ms(1001), ms(400));
+        settling.nearly(ms(2500), ms(2500), ms(1401), ms(400));
         assert!(!settling.is_on(ms(2500)), "there is more than an end left");
-        settling.nearly(ms(2000), ms(2000), ms(600), ms(400));
+        settling.nearly(ms(2000), ms(2000), ms(900), ms(400));
         assert!(!settling.is_on(ms(2000)), "a short round has no end");
-        settling.nearly(ms(2500), ms(2500), ms(1000), ms(400));
+        settling.nearly(ms(2500), ms(2500), ms(1400), ms(400));
         assert!(settling.window(ms(2500), &goodput, QUEUED, RTT).unwrap().0 <= 25_000);
         // It left little: the rounds behind it have as long as after any.
         let mut quiet = settling;
