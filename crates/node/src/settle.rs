@@ -61,8 +61,10 @@ impl Settling {
     /// A round that has lasted so long has so much left that it ends in `left`, unless the guest dirties what was read before; and what is on
     /// its way takes so long.
     pub fn nearly(&mut self, now: Duration, lasted: Duration, left: Duration, on_its_way: Duration) {
-        if self.until.is_none() && left <= TAIL + on_its_way && lasted + left >= LONG {
-            (self.until, self.tail) = (Some(now + left + MOST), true);
+        if self.until.is_none() || self.tail {
+            let near = left <= TAIL + on_its_way && lasted + left >= LONG;
+            // Behind a run of zero pages it seems near, and is not.
+            (self.until, self.tail) = (near.then_some(now + left + MOST), near);
         }
     }
 
@@ -188,6 +190,9 @@ mod tests {
         assert!(!settling.is_on(ms(2500)), "there is more than an end left");
         settling.nearly(ms(2000), ms(2000), ms(900), ms(400));
         assert!(!settling.is_on(ms(2000)), "a short round has no end");
+        settling.nearly(ms(2500), ms(2500), ms(600), ms(400));
+        settling.nearly(ms(2500), ms(2500), ms(5000), ms(400));
+        assert!(!settling.is_on(ms(2500)), "zero pages made it seem near");
         settling.nearly(ms(2500), ms(2500), ms(1400), ms(400));
         assert!(settling.window(ms(2500), &goodput, QUEUED, RTT).unwrap().0 <= 25_000);
         // It left little: the rounds behind it have as long as after any.
