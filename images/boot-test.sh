@@ -20,9 +20,7 @@ while [ $# -gt 0 ]; do
         --vcpus | --memory-kib | --cpu | --append | --initrd | --images | --timeout) ;;
         *) die "unknown option $1: see the head of $0" ;;
     esac
-    [ $# -ge 2 ] || die "$1 needs a value: see the head of $0"
-    option=${1#--}
-    printf -v "${option//-/_}" %s "$2"
+    take_option "$@"
     shift 2
 done
 

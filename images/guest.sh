@@ -23,6 +23,13 @@ stop_guest() {
     [ -z "$work" ] || rm -rf "$work"
 }
 
+# Sets the variable that an option is named after.
+take_option() { # --NAME VALUE
+    [ $# -ge 2 ] || die "$1 needs a value: see the head of $0"
+    local option=${1#--}
+    printf -v "${option//-/_}" %s "$2"
+}
+
 # Starts QEMU with $devices; the console goes to $work/console, and what is
 # written to file descriptor 3 is typed into it.
 boot_guest() { # KERNEL INITRD MEMORY-KIB WORDS-FOR-THE-KERNEL

@@ -23,9 +23,7 @@ while [ $# -gt 0 ]; do
         --*) die "unknown option $1: see the head of $0" ;;
         *) break ;;
     esac
-    [ $# -ge 2 ] || die "$1 needs a value: see the head of $0"
-    option=${1#--}
-    printf -v "${option//-/_}" %s "$2"
+    take_option "$@"
     shift 2
 done
 [ $# -gt 0 ] || die "no command: see the head of $0"

@@ -347,6 +347,9 @@ async fn memory(
                 seen.bound(settling.is_on(now).then_some(window));
             }
         };
+        let foresee = |pause: Duration| {
+            moving.tracker.update(|p| p.predicted_downtime_ms = Some(pause.as_secs_f64() * 1000.0));
+        };
         // Bytes that the last round left; and what QEMU said while something else was waited for.
         let (mut rest, mut early) = (0.0, None);
         loop {
@@ -388,8 +391,7 @@ async fn memory(
                     if !stopping && settling.may_stop(began.elapsed(), on_its_way(), &goodput, least()) {
                         stopping = true;
                         foreseen = goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total();
-                        let ms = foreseen.as_secs_f64() * 1000.0;
-                        moving.tracker.update(|p| p.predicted_downtime_ms = Some(ms));
+                        foresee(foreseen);
                         seen.stopping();
                         crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     }
@@ -435,7 +437,7 @@ async fn memory(
                     if sent > 0 || !settling.is_waiting() {
                         moving.tracker.round(round);
                     }
-                    moving.tracker.update(|p| p.predicted_downtime_ms = Some(pause.total().as_secs_f64() * 1000.0));
+                    foresee(pause.total());
                     let took = Duration::from_secs_f64(round_took);
                     settling.round(began.elapsed(), took, pause.rest, rtt());
                     open_to(&settling, &goodput);
@@ -485,8 +487,7 @@ async fn memory(
                                 stopping = true;
                                 seen.stopping();
                                 foreseen = pause.total().saturating_sub(pause.rest);
-                                let ms = foreseen.as_secs_f64() * 1000.0;
-                                moving.tracker.update(|p| p.predicted_downtime_ms = Some(ms));
+                                foresee(foreseen);
                                 moving.follows.store(true, Ordering::Release);
                                 *crate::parts::lock(&moving.socket) = Some(end.try_clone()?);
                                 moving.behind.store(rate.unwrap_or_default(), Ordering::Release);
@@ -542,8 +543,7 @@ async fn memory(
                             NoteKind::Decision,
                             "stop: nothing is left to send, and QEMU stops the guest by itself",
                         );
-                        let ms = pause.as_secs_f64() * 1000.0;
-                        moving.tracker.update(|p| p.predicted_downtime_ms = Some(ms));
+                        foresee(pause);
                     }
                     seen.stopping();
                     settling.over();

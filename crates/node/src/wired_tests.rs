@@ -57,12 +57,18 @@ fn a_wire_is_remembered_with_where_its_ends_are_and_who_has_not_heard_yet() {
     assert_eq!(again.hosts[&"h2".parse::<Name>().unwrap()].underlay, IpAddr::from([10, 0, 0, 2]));
 }
 
-#[test]
-fn what_is_said_at_a_guests_stop_is_remembered_before_and_said_by_nobody_until_then() {
+/// A wire whose first end is open on this host: that, and how it was opened.
+fn opened_here() -> (Held, PeerHost, Opened) {
     let mut it = held(order(7, [1, 2]));
     let me = it.order.ends[0].view.host.clone();
     let open = Opened { sequence: Sequence { lineage: 0, generation: 1 }, capability: None };
     it.opened(&me, Side::A, &open).unwrap();
+    (it, me, open)
+}
+
+#[test]
+fn what_is_said_at_a_guests_stop_is_remembered_before_and_said_by_nobody_until_then() {
+    let (mut it, me, _) = opened_here();
     let there = PeerHost { name: "h3".parse().unwrap(), ..me.clone() };
     let coming = Coming { host: there.clone(), capability: None };
     let before = serde_json::to_value(it.kept()).unwrap();
@@ -79,10 +85,7 @@ fn what_is_said_at_a_guests_stop_is_remembered_before_and_said_by_nobody_until_t
 
 #[test]
 fn a_host_that_dies_before_its_guest_stops_says_more_than_it_remembers_when_it_is_back() {
-    let mut it = held(order(7, [1, 2]));
-    let me = it.order.ends[0].view.host.clone();
-    let open = Opened { sequence: Sequence { lineage: 0, generation: 1 }, capability: None };
-    it.opened(&me, Side::A, &open).unwrap();
+    let (mut it, me, open) = opened_here();
     let there = PeerHost { name: "h3".parse().unwrap(), ..me.clone() };
     it.leaving[0] = Some(Coming { host: there, capability: None });
     let mut again = Held::new(&me.name, it.kept());

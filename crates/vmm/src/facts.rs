@@ -2,6 +2,7 @@
 
 use crate::command::{PROGRAM, monitor_option};
 use crate::error::{VmmError, io_error};
+use crate::qemu::UP;
 use crate::spec::{Accel, VmSpec};
 use godwit_qmp::Qmp;
 use serde_json::{Value, json};
@@ -9,10 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
-
-/// How long a QEMU that is asked may take to open its control socket: as one with a guest may.
-const UP: Duration = Duration::from_secs(30);
 
 /// QEMU's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

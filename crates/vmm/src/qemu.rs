@@ -18,7 +18,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// How long a QEMU may take to open its control socket.
-const UP: Duration = Duration::from_secs(30);
+pub(crate) const UP: Duration = Duration::from_secs(30);
 /// How long an adoption waits for the monitor of a QEMU that runs. One that is well answers within milliseconds; one that does
 /// not is adopted all the same, and a node with many of them starts none the later.
 const ADOPTION: Duration = Duration::from_secs(2);
