@@ -18,7 +18,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
 use godwit_api::progress::DiskProgress;
 use godwit_api::{ApiError, Problem};
-use godwit_export::{Answers, Backend, Wire};
+use godwit_export::{Answers, Backend, Put, Untaken, Wire};
 use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
@@ -27,7 +27,7 @@ use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Place};
 use godwit_volume::order::FirstAccess;
-use godwit_volume::{BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker, VolumeError, fet};
+use godwit_volume::{BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker, VolumeError, Written, fet};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -857,24 +857,33 @@ impl Disk {
     /// Makes a change; what the mirror has to be done with before it is answered, if anything. Nothing is done for a client that is
     /// gone.
     fn make(&self, change: &Change, over: &CancellationToken) -> Result<Option<Place>, VolumeError> {
+        self.make_by(change.offset, change.length(), over, || match &change.what {
+            What::Data(data) => self.replica.write(change.offset, data),
+            What::Zeroes(length) => self.replica.zero(change.offset, *length),
+        })
+    }
+
+    fn make_by(
+        &self,
+        offset: u64,
+        length: u64,
+        over: &CancellationToken,
+        make: impl FnOnce() -> Result<Written, VolumeError>,
+    ) -> Result<Option<Place>, VolumeError> {
         let mut order = lock(&self.order);
         if over.is_cancelled() {
             return Ok(None);
         }
         let recorded = self.recorder.is_used();
-        let length = change.length();
-        let blocks = godwit_volume::touched(change.offset, length);
-        if recorded && let Err(error) = self.recorder.before_write(blocks, &self.replica) {
+        let blocks = godwit_volume::touched(offset, length);
+        if recorded && let Err(error) = self.recorder.before_write(blocks.clone(), &self.replica) {
             tracing::error!(volume = self.name, %error, "what pre-caches need cannot be read; they begin anew");
             self.recorder.clear();
         }
         if let Some(snapshot) = &*lock(&self.snapshot) {
-            snapshot.before_write(godwit_volume::touched(change.offset, length), &self.replica);
+            snapshot.before_write(blocks, &self.replica);
         }
-        let written = match &change.what {
-            What::Data(data) => self.replica.write(change.offset, data),
-            What::Zeroes(length) => self.replica.zero(change.offset, *length),
-        }?;
+        let written = make()?;
         if recorded {
             self.recorder.wrote(written.blocks.clone());
         }
@@ -1127,6 +1136,31 @@ impl Backend for Client {
         let file = self.disk.replica.file_of(offset, length)?;
         self.disk.accessed(offset, length);
         Some(file)
+    }
+
+    fn write_by(
+        &self,
+        cookie: Cookie,
+        offset: u64,
+        length: u32,
+        answers: &Answers,
+        put: Put<'_>,
+    ) -> Result<Option<Reply>, Untaken> {
+        self.sink.get_or_init(|| answers.clone());
+        let _in = self.runtime.enter();
+        let (disk, length) = (&self.disk, u64::from(length));
+        let file = disk.replica.file().ok_or(Untaken)?;
+        let made =
+            disk.make_by(offset, length, &self.over, || disk.replica.write_by(offset, length, || put(file, offset)));
+        match made {
+            Ok(wait) => {
+                disk.accessed(offset, length);
+                Ok(disk.made(cookie, false, wait, &self.later))
+            }
+            // It waits, and its contents are kept until then.
+            Err(VolumeError::Frozen | VolumeError::Absent(_)) => Err(Untaken),
+            Err(error) => Ok(Some(disk.failed(&error))),
+        }
     }
 
     fn warm(&self, offset: u64, length: u64) {

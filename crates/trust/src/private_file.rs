@@ -1,9 +1,9 @@
 //! Files and folders that only their owner may read.
 
 use crate::TrustError;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, DirBuilder, File};
+use std::io::Read;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 /// No PEM file of ours comes near this; a larger one is a mistake in a path.
@@ -19,21 +19,7 @@ pub fn make_dir(dir: &Path) -> Result<(), TrustError> {
 /// Writes a whole file, durably, or leaves what was there: a key that is half written locks a node out.
 pub fn replace(path: &Path, mode: u32, contents: &str) -> Result<(), TrustError> {
     let failed = |source| TrustError::File { doing: "writing", path: path.into(), source };
-    let fresh = path.with_extension("new");
-    let write = || -> io::Result<()> {
-        // Created anew, because `mode` has no effect on a file that exists.
-        match fs::remove_file(&fresh) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
-        file.write_all(contents.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&fresh, path)?;
-        path.parent()
-            .map_or(Ok(()), |dir| File::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?.sync_all())
-    };
-    write().map_err(failed)
+    godwit_durable::replace_as(path, mode, contents.as_bytes()).map_err(failed)
 }
 
 /// Reads a PEM file.

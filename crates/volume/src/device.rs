@@ -16,7 +16,7 @@
 //! another identity is refused.
 
 use crate::error::{VolumeError, io_error};
-use crate::file::{Description, DescriptionFile, Disk, Medium};
+use crate::file::{Description, DescriptionFile, Disk, Medium, SlottedFile};
 use crate::meta::Meta;
 use godwit_units::{Bytes, VolumeId};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
@@ -125,7 +125,7 @@ pub(crate) fn create(
     let identity = DescriptionFile(folder.join(IDENTITY));
     identity.store(open.identity().unwrap_or_default().as_bytes()).map_err(io_error("describe", folder))?;
     // Last, because a folder with a description is a replica.
-    meta.store(&DescriptionFile(folder.join("meta")), folder)
+    meta.store(&SlottedFile(folder.join("meta")), folder)
 }
 
 /// Opens what a replica's blocks lie on: a file, or a device behind a link.

@@ -1,7 +1,8 @@
 //! What a replica lies on. Files here; in tests and in the simulator, something that can lose its power at any moment.
 
+use godwit_durable::{Layout, replace};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -103,7 +104,7 @@ pub(crate) fn power() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(|_| String::new(), |id| id.trim().to_owned())
 }
 
-/// A description in a file.
+/// A description in a file that is replaced.
 #[derive(Debug)]
 pub(crate) struct DescriptionFile(pub PathBuf);
 
@@ -113,14 +114,35 @@ impl Description for DescriptionFile {
     }
 
     fn store(&self, bytes: &[u8]) -> io::Result<()> {
-        let fresh = self.0.with_extension("new");
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-        file.write_all(bytes)?;
-        file.sync_data()?;
-        std::fs::rename(&fresh, &self.0)?;
-        match self.0.parent() {
-            Some(folder) => File::open(folder)?.sync_all(),
-            None => Ok(()),
+        replace(&self.0, bytes)
+    }
+}
+
+/// A description in a file with two slots, for what a guest may wait for: it costs no more than its own bytes. One that is too long for a slot, as
+/// that of a volume with thousands of hand-offs, replaces the file.
+#[derive(Debug)]
+pub(crate) struct SlottedFile(pub PathBuf);
+
+impl SlottedFile {
+    const LAYOUT: Layout = Layout { magic: *b"GWMETA\0\x01", slot: 64 << 10 };
+}
+
+impl Description for SlottedFile {
+    /// Earlier versions have written files without slots.
+    fn load(&self) -> io::Result<Vec<u8>> {
+        let file = std::fs::read(&self.0)?;
+        Ok(Self::LAYOUT.newest(&file).map(<[u8]>::to_vec).unwrap_or(file))
+    }
+
+    fn store(&self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > Self::LAYOUT.most() {
+            return replace(&self.0, bytes);
+        }
+        match Self::LAYOUT.open(&self.0) {
+            Ok(Some(mut slots)) => slots.store(bytes),
+            Ok(None) => Self::LAYOUT.create(&self.0, bytes).map(drop),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Self::LAYOUT.create(&self.0, bytes).map(drop),
+            Err(e) => Err(e),
         }
     }
 }
@@ -233,5 +255,39 @@ impl Medium for Disk {
     fn allocated(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
         self.0.metadata().map_or(0, |m| m.blocks() * 512)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_is_found_again_whichever_version_wrote_it_and_however_long_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = SlottedFile(folder.path().join("meta"));
+        assert_eq!(file.load().unwrap_err().kind(), io::ErrorKind::NotFound);
+        // An earlier version's; then short, too long for a slot, and short again.
+        DescriptionFile(file.0.clone()).store(b"{}").unwrap();
+        assert_eq!(file.load().unwrap(), b"{}");
+        let long = vec![b'x'; SlottedFile::LAYOUT.most() + 1];
+        for text in [&b"{\"a\": 1}"[..], b"{\"a\": 2}", &long, b"{\"a\": 3}", &long[1..], b""] {
+            file.store(text).unwrap();
+            assert!(file.load().unwrap() == text, "{} bytes", text.len());
+        }
+    }
+
+    #[test]
+    fn a_description_that_a_guest_waits_for_is_written_in_place() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = tempfile::tempdir().unwrap();
+        let file = SlottedFile(folder.path().join("meta"));
+        let place = || std::fs::metadata(&file.0).map(|m| (m.ino(), m.blocks())).unwrap();
+        file.store(b"one").unwrap();
+        let before = place();
+        for text in [b"two", b"six"] {
+            file.store(text).unwrap();
+        }
+        assert_eq!(place(), before);
     }
 }

@@ -15,7 +15,7 @@
 //! is first written, and has stamps later.
 
 use crate::error::{VolumeError, io_error};
-use crate::file::{Description, DescriptionFile, Disk, Medium};
+use crate::file::{Description, DescriptionFile, Disk, Medium, SlottedFile};
 use crate::meta::Meta;
 use crate::stamps::REGION;
 use crate::{BLOCK, Replica};
@@ -134,7 +134,7 @@ impl Replica {
         let text = serde_json::to_vec_pretty(&named).map_err(|e| io_error("describe", folder)(io::Error::other(e)))?;
         DescriptionFile(folder.join(NAMED)).store(&text).map_err(io_error("describe", folder))?;
         // Last, because a folder with a description is a replica.
-        meta.store(&DescriptionFile(folder.join("meta")), folder)
+        meta.store(&SlottedFile(folder.join("meta")), folder)
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) fn open(folder: &Path) -> Result<Option<Box<dyn Medium>>, VolumeError
 /// When the cluster cannot be reached, or refuses.
 pub fn remove(folder: &Path) -> Result<(), VolumeError> {
     let Some(named) = named(folder)? else { return Ok(()) };
-    let Ok(meta) = Meta::load(&DescriptionFile(folder.join("meta")), folder) else {
+    let Ok(meta) = Meta::load(&SlottedFile(folder.join("meta")), folder) else {
         // It was never a replica, and nothing was written.
         return Ok(());
     };

@@ -7,7 +7,7 @@
 use crate::blocks::{BLOCK, touched};
 use crate::device::Before;
 use crate::error::{VolumeError, io_error};
-use crate::file::{Description, DescriptionFile, Disk, Media, Medium, power};
+use crate::file::{Description, Disk, Media, Medium, SlottedFile, power};
 use crate::guards::{Guard, Guards};
 use crate::journal::Journal;
 use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
@@ -18,6 +18,7 @@ use crate::stamps::{REGION, Stamps, entry};
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::DirBuilder;
+use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -114,7 +115,7 @@ impl Replica {
         let meta = Meta::fresh(volume, size)?;
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
         // Last, because a folder with a description is a replica.
-        meta.store(&DescriptionFile(folder.join("meta")), folder)
+        meta.store(&SlottedFile(folder.join("meta")), folder)
     }
 
     /// Makes a replica whose blocks lie on a block device. It holds zeroes, and belongs to nobody.
@@ -172,7 +173,7 @@ impl Replica {
         data: &Path,
         lock: Option<FolderLock>,
     ) -> Result<(Self, Opened), VolumeError> {
-        let description = DescriptionFile(folder.join("meta"));
+        let description = SlottedFile(folder.join("meta"));
         let meta = Meta::load(&description, folder)?;
         let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
         let open = |path: &Path, size: u64| -> Result<Box<dyn Medium>, VolumeError> {
@@ -261,7 +262,7 @@ impl Replica {
     }
 
     /// Doubts what was hot when the last process ended.
-    fn recover(&self) -> std::io::Result<u64> {
+    fn recover(&self) -> io::Result<u64> {
         let mut inner = self.lock();
         let blocks = inner.meta.size.0 / BLOCK;
         let each = inner.stamps.region;
@@ -291,7 +292,7 @@ impl Replica {
         if !hot.is_empty() && !inner.meta.primary && inner.meta.complete.is_some() && !silent {
             // Before anything is forgotten: what is not all here must not be believed complete.
             inner.meta.complete = None;
-            inner.store_meta().map_err(std::io::Error::other)?;
+            inner.store_meta().map_err(io::Error::other)?;
         }
         let now = inner.entry();
         let mut doubted = 0;
@@ -321,7 +322,7 @@ impl Replica {
     }
 
     /// New stamps for what is here. Of what is absent something may have come when all ended: it is nothing.
-    fn restamp(&self, inner: &mut Inner, blocks: Range<u64>, now: u64) -> std::io::Result<()> {
+    fn restamp(&self, inner: &mut Inner, blocks: Range<u64>, now: u64) -> io::Result<()> {
         let shadow = inner.is_shadow();
         for block in blocks {
             if shadow && inner.shadow.is_absent(block)? {
@@ -348,7 +349,7 @@ impl Replica {
         (self.data, self.inner.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError {
+    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(io::Error) -> VolumeError {
         io_error(what, &self.folder)
     }
 
@@ -699,6 +700,11 @@ impl Replica {
         self.data.file()
     }
 
+    /// The file in which its contents lie, each byte at its own offset, if there is one: for [`Replica::write_by`].
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.data.file()
+    }
+
     /// Waits until [`Replica::read_now`] has a chance.
     pub fn warm(&self, offset: u64, length: u64) {
         self.data.warm(offset, length);
@@ -782,20 +788,29 @@ impl Replica {
     /// When it lies outside, the volume is frozen, a block of which it is a part is not here yet, or the medium fails; parts may
     /// be written then.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<Written, VolumeError> {
-        let mut inner = self.lock();
-        let blocks = self.admit(&mut inner, offset, bytes.len() as u64)?;
         // Whole blocks of zeroes stay holes.
         let aligned = offset.is_multiple_of(BLOCK) && (bytes.len() as u64).is_multiple_of(BLOCK);
-        let done = if aligned && is_zero(bytes) {
-            self.data.punch(offset, bytes.len() as u64)
-        } else {
-            self.data.write(offset, bytes)
-        };
-        let now = inner.entry();
-        done.and_then(|()| inner.came(blocks.clone()))
-            .and_then(|()| inner.stamps.set(blocks.clone(), now))
-            .map_err(self.io("write"))?;
-        Ok(Written { blocks })
+        self.change(offset, bytes.len() as u64, "write", || {
+            if aligned && is_zero(bytes) {
+                self.data.punch(offset, bytes.len() as u64)
+            } else {
+                self.data.write(offset, bytes)
+            }
+        })
+    }
+
+    /// A guest's write whose contents `put` brings to [`Replica::file`], at the same offset, without a look at them here: zeroes become no
+    /// holes.
+    ///
+    /// # Errors
+    /// As [`Replica::write`], and `put` was not called then; or it failed.
+    pub fn write_by(
+        &self,
+        offset: u64,
+        length: u64,
+        put: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Written, VolumeError> {
+        self.change(offset, length, "write", put)
     }
 
     /// A guest's zeroes, or a trim: reads as zeroes afterwards.
@@ -803,14 +818,24 @@ impl Replica {
     /// # Errors
     /// As [`Replica::write`].
     pub fn zero(&self, offset: u64, length: u64) -> Result<Written, VolumeError> {
+        self.change(offset, length, "zero", || self.data.punch(offset, length))
+    }
+
+    /// What a guest does to its disk, which is noted.
+    fn change(
+        &self,
+        offset: u64,
+        length: u64,
+        what: &'static str,
+        make: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Written, VolumeError> {
         let mut inner = self.lock();
         let blocks = self.admit(&mut inner, offset, length)?;
+        let done = make();
         let now = inner.entry();
-        self.data
-            .punch(offset, length)
-            .and_then(|()| inner.came(blocks.clone()))
+        done.and_then(|()| inner.came(blocks.clone()))
             .and_then(|()| inner.stamps.set(blocks.clone(), now))
-            .map_err(self.io("zero"))?;
+            .map_err(self.io(what))?;
         Ok(Written { blocks })
     }
 
@@ -1092,17 +1117,17 @@ impl Inner {
         self.meta.store(&*self.description, &self.folder)
     }
 
-    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(std::io::Error) -> VolumeError + use<> {
+    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(io::Error) -> VolumeError + use<> {
         io_error(what, &self.folder)
     }
 
     /// The guest has written these blocks, whole or in the part that was not here.
-    fn came(&mut self, blocks: Range<u64>) -> std::io::Result<()> {
+    fn came(&mut self, blocks: Range<u64>) -> io::Result<()> {
         if self.is_shadow() && self.shadow.absent() > 0 { self.shadow.came(blocks, self.guards) } else { Ok(()) }
     }
 
     /// The contents of all that is here are durable.
-    fn keep_here(&mut self) -> std::io::Result<()> {
+    fn keep_here(&mut self) -> io::Result<()> {
         let here = self.shadow.taken();
         self.shadow.keep(&here)
     }
@@ -1128,7 +1153,7 @@ impl Inner {
     /// Marks regions hot, durably, before their first write; with each that was not, its neighbours in a group of `ahead`: a
     /// guest that writes here and there would wait for the disk at each new place. A few marks too many cost, after a crash, blocks that
     /// travel without need. Whether any was cold.
-    pub(crate) fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> std::io::Result<bool> {
+    pub(crate) fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> io::Result<bool> {
         if blocks.is_empty() {
             return Ok(false);
         }

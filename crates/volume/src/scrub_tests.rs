@@ -1,5 +1,5 @@
 use super::*;
-use crate::file::{DescriptionFile, Media};
+use crate::file::{Media, SlottedFile};
 use crate::replica::Contents;
 use godwit_units::{Bytes, Generation, Lineage};
 use rand::rngs::SmallRng;
@@ -269,7 +269,7 @@ fn hooked(folder: &Path) -> (Arc<Replica>, Arc<Hook>) {
         hot: open("hot", 1),
         words: open("words", crate::REGION * 8),
         power: "one".into(),
-        description: Box::new(DescriptionFile(folder.join("meta"))),
+        description: Box::new(SlottedFile(folder.join("meta"))),
         region: crate::REGION,
     };
     let (replica, _) = Replica::open_on(folder, media).unwrap();

@@ -1,5 +1,6 @@
 use super::*;
 use crate::fet::{Source, State, Target};
+use crate::file::{Description, SlottedFile};
 use crate::replica::is_zero;
 use godwit_units::{Generation, VolumeId};
 use std::path::Path;
@@ -147,7 +148,7 @@ fn a_program_that_knows_no_shadow_volumes_refuses_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let from = source(folder.path());
     let format = |name: &str| {
-        let text = std::fs::read(folder.path().join(name).join("meta")).expect("reads");
+        let text = SlottedFile(folder.path().join(name).join("meta")).load().expect("reads");
         serde_json::from_slice::<serde_json::Value>(&text).expect("is JSON")["format"].clone()
     };
     from.write(0, &[7; 4096]).expect("writes");

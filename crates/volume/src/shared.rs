@@ -33,7 +33,7 @@
 //! says, restamps them as any primary does; the mark and the stamps lie with the blocks.
 
 use crate::error::{VolumeError, io_error};
-use crate::file::{Description, DescriptionFile, Media, Medium};
+use crate::file::{Description, DescriptionFile, Media, Medium, SlottedFile};
 use crate::guards::Guards;
 use crate::journal::Journal;
 use crate::meta::Meta;
@@ -99,7 +99,7 @@ pub fn having(place: &Path) -> Result<Option<Having>, VolumeError> {
 /// # Errors
 /// When none does, or it cannot be read.
 pub fn what_is_in(place: &Path) -> Result<(VolumeId, Bytes), VolumeError> {
-    let meta = Meta::load(&DescriptionFile(place.join("meta")), place)?;
+    let meta = Meta::load(&SlottedFile(place.join("meta")), place)?;
     Ok((meta.volume, meta.size))
 }
 

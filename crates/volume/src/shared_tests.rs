@@ -187,13 +187,16 @@ fn what_cannot_be_made_durable_is_not_detached() {
     let a = world.host("a");
     World::open(&a, FIRST, 1).unwrap();
     a.write(0, &[1; BLOCK as usize]).unwrap();
-    // Its description cannot be replaced any more.
-    std::fs::create_dir(world.place().join("meta.new")).unwrap();
+    // Its description cannot be written any more.
+    let (meta, aside) = (world.place().join("meta"), world.place().join("aside"));
+    std::fs::rename(&meta, &aside).unwrap();
+    std::fs::create_dir(&meta).unwrap();
     assert!(a.detach().is_err());
+    std::fs::remove_dir(&meta).unwrap();
+    std::fs::rename(&aside, &meta).unwrap();
     assert!(!a.is_detached() && matches!(a.write(0, &[2; 8]), Err(VolumeError::Frozen)), "and takes no writes");
     let b = world.host("b");
     assert!(matches!(b.attach(FIRST, Generation(2)), Err(VolumeError::Locked(_))));
-    std::fs::remove_dir(world.place().join("meta.new")).unwrap();
     // The move was undone.
     a.become_primary(FIRST, Generation(1)).unwrap();
     a.write(0, &[2; BLOCK as usize]).unwrap();
