@@ -2,6 +2,7 @@
 
 use godwit_nbd::{Command, Cookie, Export, Reply};
 use rustix::event::{EventfdFlags, eventfd};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,12 +21,35 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// Writes what need not come through this process: `put` brings all of it to a file, from a place in it on. Where that cannot be done
+    /// now, [`Untaken`], `put` was not called and [`Backend::perform`] is asked. `None`: the answer comes through `answers`.
+    ///
+    /// # Errors
+    /// [`Untaken`], and nothing else: what fails is the answer.
+    fn write_by(
+        &self,
+        _: Cookie,
+        _offset: u64,
+        _length: u32,
+        _: &Answers,
+        _put: Put<'_>,
+    ) -> Result<Option<Reply>, Untaken> {
+        Err(Untaken)
+    }
+
     /// Waits until [`Backend::read_now`] has a chance. If it has none then, [`Backend::perform`] is asked.
     fn warm(&self, offset: u64, length: u64);
 
     /// Does what a client wants, and waits for the disk if need be. `None`: the answer comes through `answers`.
     fn perform(&self, cookie: Cookie, command: Command, answers: &Answers) -> Option<Reply>;
 }
+
+/// Brings the contents of a write to a file: all of them, to the place that it is given.
+pub type Put<'a> = &'a mut dyn FnMut(BorrowedFd<'_>, u64) -> io::Result<()>;
+
+/// A write that has to be asked for with its contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Untaken;
 
 /// Where answers go that come from another thread than the client's.
 #[derive(Clone, Debug)]
@@ -47,7 +71,7 @@ struct Inbox {
 }
 
 impl Answers {
-    pub(crate) fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(Inbox { come: Mutex::default(), event })))
     }

@@ -1,11 +1,11 @@
 //! One client.
 
-use crate::backend::{Answer, Answers, Backend};
+use crate::backend::{Answer, Answers, Backend, Untaken};
 use crate::cached::is_cached;
 use crate::eager::Eager;
 use crate::helpers::{Helpers, Job};
 use crate::pipe::{MOST_BEFORE, Pipe};
-use crate::wire::Wire;
+use crate::wire::{Expected, Wire};
 use godwit_nbd::{Command, Cookie, Filled, ProtocolError, Server};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustls::ServerConfig;
@@ -20,6 +20,10 @@ const PIECE: u32 = 128 << 10;
 const LARGE: u32 = 64 << 10;
 /// Writes from this length on take longer to copy than it costs to wake somebody who does it. At 128 KiB that is not so.
 const LARGE_WRITE: usize = 512 << 10;
+/// What has to be seen of a large write before the rest goes to its file unseen: zeroes become holes, for whoever sees them.
+const SAMPLE: usize = 512;
+/// A request's header, and the sample.
+const BEGINNING: usize = 28 + SAMPLE;
 /// No answer's header is longer.
 const MOST_HEADER: usize = 64;
 /// Answers are sent when they are so many bytes, even if there are more requests to take.
@@ -68,6 +72,10 @@ struct Connection {
     answers: Answers,
     /// For large reads; made for the first one.
     pipe: Option<Pipe>,
+    /// For large writes, and holds what has come of one; made for the first one.
+    inbound: Option<Pipe>,
+    /// The last request was a large write: so may the next be.
+    large: bool,
     /// Reads that have to wait for the disk.
     missed: Vec<(Cookie, u64, u32)>,
     /// None where there is one processor: whoever looks keeps the client from it.
@@ -80,7 +88,19 @@ impl Connection {
         let helpers = Helpers::new(backend.clone(), answers.clone());
         let several = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let eager = several.then(Eager::default);
-        Ok(Self { wire, server, backend, tls, helpers, answers, pipe: None, missed: vec![], eager })
+        Ok(Self {
+            wire,
+            server,
+            backend,
+            tls,
+            helpers,
+            answers,
+            pipe: None,
+            inbound: None,
+            large: false,
+            missed: vec![],
+            eager,
+        })
     }
 
     fn run(&mut self) -> Result<(), Cut> {
@@ -112,6 +132,7 @@ impl Connection {
     fn take_requests(&mut self) -> Result<(), Cut> {
         while let Some(request) = self.server.poll_request()? {
             let cookie = request.cookie;
+            self.large = matches!(&request.command, Command::Write { data, .. } if data.len() >= LARGE as usize);
             match request.command {
                 Command::Read { .. } => {
                     if let Some((offset, length)) = self.read(cookie)? {
@@ -270,6 +291,92 @@ impl Connection {
 
     fn receive(&mut self) -> io::Result<bool> {
         let rest = self.server.rest_of_request();
-        self.wire.receive(self.server.input(), rest)
+        let expects = match self.large && self.wire.is_local() {
+            true if rest == 0 => Expected::AtMost(BEGINNING),
+            true => match self.receive_past()? {
+                Past::Came(more) => return Ok(more),
+                Past::Unsampled(missing) => Expected::AtMost(missing),
+                Past::Not => Expected::AtMost(self.server.rest_of_request()),
+            },
+            false if rest == 0 => Expected::All,
+            false => Expected::AtMost(rest),
+        };
+        self.wire.receive(self.server.input(), expects)
     }
+
+    /// Brings the rest of a large write to its file without a copy of its own, as far as it has come.
+    fn receive_past(&mut self) -> io::Result<Past> {
+        let Some(write) = self.server.begun_write() else {
+            // With a part of it in the pipe, there is no room for its answer until others have been sent.
+            let held = self.inbound.as_ref().is_some_and(|pipe| pipe.holds() > 0);
+            return Ok(if held { Past::Came(true) } else { Past::Not });
+        };
+        let (offset, length, begun) = (write.offset, write.length, write.come.len());
+        if length < LARGE || write.fua || begun > MOST_BEFORE {
+            return Ok(Past::Not);
+        }
+        if begun < SAMPLE {
+            return Ok(Past::Unsampled(SAMPLE - begun));
+        }
+        if self.inbound.is_none() && self.backend.file_of(offset, 1).is_some() {
+            // Whoever has no pipes left is served by copies.
+            self.inbound = Pipe::new().ok();
+        }
+        let Some(pipe) = self.inbound.as_mut().filter(|pipe| length <= pipe.most()) else { return Ok(Past::Not) };
+        if pipe.holds() == 0 {
+            if godwit_volume::is_zero(write.come) {
+                return Ok(Past::Not);
+            }
+            pipe.begin(write.come)?;
+        }
+        let mut refused = false;
+        while pipe.holds() < length as usize {
+            let missing = length as usize - pipe.holds();
+            match pipe.take(self.wire.socket(), missing)? {
+                Some(0) => return Ok(Past::Came(false)),
+                Some(_) => refused = false,
+                // That may have come just now. Refused again, it finds no room.
+                None if !refused && rustix::io::ioctl_fionread(self.wire.socket())? > 0 => refused = true,
+                None if refused => {
+                    let all = pipe.spill()?;
+                    self.server.input().extend_from_slice(&all[begun..]);
+                    self.large = false;
+                    return Ok(Past::Not);
+                }
+                None if self.server.in_flight() > 0 => return Ok(Past::Came(true)),
+                None => {
+                    let mut fds = [PollFd::from_borrowed_fd(self.wire.socket(), PollFlags::IN)];
+                    rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+                }
+            }
+        }
+        // It is still what it was: nothing else has come into the machine.
+        let Some(cookie) = self.server.take_begun() else { return Ok(Past::Not) };
+        let mut put = |file: BorrowedFd<'_>, at| pipe.store(file, at);
+        let answer = match self.backend.write_by(cookie, offset, length, &self.answers, &mut put) {
+            Ok(answer) => answer,
+            Err(Untaken) => {
+                let data = pipe.spill()?.into();
+                self.backend.perform(cookie, Command::Write { offset, data, fua: false }, &self.answers)
+            }
+        };
+        if pipe.holds() > 0 {
+            // It failed, and what is left goes nowhere.
+            self.inbound = None;
+        }
+        if let Some(reply) = answer {
+            self.server.reply(cookie, reply);
+        }
+        Ok(Past::Came(true))
+    }
+}
+
+/// What became of a large write's contents, past the protocol's machine.
+enum Past {
+    /// They are on their way, or done; or, false, the client has left.
+    Came(bool),
+    /// So much of them has to be seen before.
+    Unsampled(usize),
+    /// They come as any others do.
+    Not,
 }

@@ -1,6 +1,6 @@
 //! Disks that are files: plain, or a replica with its stamps.
 
-use crate::backend::{Answers, Backend};
+use crate::backend::{Answers, Backend, Put, Untaken};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use godwit_volume::{BLOCK, Disk, LINGERING, Medium, Replica, VolumeError};
@@ -128,6 +128,11 @@ impl Plain {
         self.disk.sync().map_err(io_error("sync", &self.path))
     }
 
+    fn failed(&self, error: &io::Error) -> Reply {
+        tracing::warn!(file = %self.path.display(), %error, "a request failed");
+        Reply::Error(errno(error))
+    }
+
     fn do_it(&self, command: Command) -> io::Result<Reply> {
         let durable = |fua: bool| {
             if fua {
@@ -198,15 +203,16 @@ impl Backend for Plain {
         Some(self.disk.0.as_fd())
     }
 
+    fn write_by(&self, _: Cookie, offset: u64, _: u32, _: &Answers, put: Put<'_>) -> Result<Option<Reply>, Untaken> {
+        Ok(Some(put(self.disk.0.as_fd(), offset).map_or_else(|error| self.failed(&error), |()| Reply::Done)))
+    }
+
     fn warm(&self, offset: u64, length: u64) {
         self.disk.warm(offset, length);
     }
 
     fn perform(&self, _: Cookie, command: Command, _: &Answers) -> Option<Reply> {
-        Some(self.do_it(command).unwrap_or_else(|error| {
-            tracing::warn!(file = %self.path.display(), %error, "a request failed");
-            Reply::Error(errno(&error))
-        }))
+        Some(self.do_it(command).unwrap_or_else(|error| self.failed(&error)))
     }
 }
 
@@ -317,6 +323,16 @@ impl Tracked {
         Ok(self.replica.close()?)
     }
 
+    fn failed(&self, error: &VolumeError) -> Reply {
+        tracing::warn!(file = %self.path.display(), %error, "a request failed");
+        Reply::Error(match error {
+            VolumeError::Frozen => Errno::Perm,
+            VolumeError::Range(_) => Errno::Invalid,
+            VolumeError::Io { source, .. } => errno(source),
+            _ => Errno::Io,
+        })
+    }
+
     fn do_it(&self, command: Command) -> Result<Reply, VolumeError> {
         let durable = |fua: bool| {
             if fua {
@@ -361,19 +377,24 @@ impl Backend for Tracked {
         self.replica.file_of(offset, length)
     }
 
+    fn write_by(
+        &self,
+        _: Cookie,
+        offset: u64,
+        length: u32,
+        _: &Answers,
+        put: Put<'_>,
+    ) -> Result<Option<Reply>, Untaken> {
+        let file = self.replica.file().ok_or(Untaken)?;
+        let written = self.replica.write_by(offset, u64::from(length), || put(file, offset));
+        Ok(Some(written.map_or_else(|error| self.failed(&error), |_| Reply::Done)))
+    }
+
     fn warm(&self, offset: u64, length: u64) {
         self.replica.warm(offset, length);
     }
 
     fn perform(&self, _: Cookie, command: Command, _: &Answers) -> Option<Reply> {
-        Some(self.do_it(command).unwrap_or_else(|error| {
-            tracing::warn!(file = %self.path.display(), %error, "a request failed");
-            Reply::Error(match &error {
-                VolumeError::Frozen => Errno::Perm,
-                VolumeError::Range(_) => Errno::Invalid,
-                VolumeError::Io { source, .. } => errno(source),
-                _ => Errno::Io,
-            })
-        }))
+        Some(self.do_it(command).unwrap_or_else(|error| self.failed(&error)))
     }
 }

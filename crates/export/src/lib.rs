@@ -27,7 +27,7 @@ mod pipe;
 mod tls;
 mod wire;
 
-pub use backend::{Answers, Backend};
+pub use backend::{Answers, Backend, Put, Untaken};
 pub use connection::serve;
 pub use file::{Plain, ServeError, Tracked};
 pub use helpers::MOST_HELPERS;

@@ -72,10 +72,10 @@ impl Wire {
         Ok(())
     }
 
-    /// Waits for bytes and appends those that are a request's, if any; false: there will be no more. `rest` is what is known to
-    /// be missing of a request.
-    pub(crate) fn receive(&mut self, into: &mut BytesMut, rest: usize) -> io::Result<bool> {
-        let Some(tls) = &mut self.tls else { return Ok(append(&self.socket, into, rest)? > 0) };
+    /// Waits for bytes and appends those that are a request's, if any; false: there will be no more. `how` says how many there is
+    /// use for; TLS gives what is in a record.
+    pub(crate) fn receive(&mut self, into: &mut BytesMut, how: Expected) -> io::Result<bool> {
+        let Some(tls) = &mut self.tls else { return Ok(append(&self.socket, into, how)? > 0) };
         let mut socket = Socket(&self.socket);
         // The first request may have come with the handshake's last message, and nothing after it.
         match take(tls, into)? {
@@ -96,6 +96,11 @@ impl Wire {
             tls.write_tls(&mut socket)?;
         }
         Ok(n > 0)
+    }
+
+    /// Whether its other end is on this host, and bytes go as they are: what it holds lies in large pieces.
+    pub(crate) fn is_local(&self) -> bool {
+        self.is_plain() && is_unix(&self.socket)
     }
 
     /// Whether bytes are sent as they are.
@@ -164,25 +169,38 @@ impl Write for Socket<'_> {
     }
 }
 
+fn is_unix(socket: &OwnedFd) -> bool {
+    rustix::net::sockopt::socket_domain(socket) == Ok(rustix::net::AddressFamily::UNIX)
+}
+
 /// What a Unix socket may hold. TCP finds out by itself.
 fn make_room(socket: &OwnedFd) {
-    use rustix::net::{AddressFamily, sockopt};
-    if sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX) {
+    use rustix::net::sockopt;
+    if is_unix(socket) {
         // Above the system's limit only for root; without it, it is slower and no more.
         let _ = sockopt::set_socket_send_buffer_size_force(socket, UNDER_WAY)
             .or_else(|_| sockopt::set_socket_send_buffer_size(socket, UNDER_WAY));
     }
 }
 
+/// How much of what a client sends is taken at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// Whatever is there.
+    All,
+    /// No more than these: what is known to be missing of a request, or what is to be known before the rest is taken otherwise.
+    AtMost(usize),
+}
+
 /// Receives into the room at the end of a buffer, which is not filled with zeroes first: they would cost a tenth of a large write.
-fn append(socket: &OwnedFd, into: &mut BytesMut, rest: usize) -> Result<usize, Errno> {
-    if rest == 0 && into.capacity() - into.len() < LEAST_ROOM {
-        into.reserve(ROOM);
-    } else {
-        into.reserve(rest);
+fn append(socket: &OwnedFd, into: &mut BytesMut, how: Expected) -> Result<usize, Errno> {
+    match how {
+        Expected::All if into.capacity() - into.len() < LEAST_ROOM => into.reserve(ROOM),
+        Expected::All => {}
+        Expected::AtMost(most) => into.reserve(most),
     }
     let room = into.spare_capacity_mut();
-    let most = if rest == 0 { room.len() } else { rest };
+    let most = if let Expected::AtMost(most) = how { most } else { room.len() };
     let filled = rustix::io::retry_on_intr(|| {
         let ((filled, _), _) = recv(socket, &mut room[..most], RecvFlags::empty())?;
         Ok(filled.len())
@@ -228,7 +246,7 @@ mod tests {
             wire.start_tls(server).expect("a handshake");
             let mut got = BytesMut::new();
             while got.len() < 7 {
-                assert!(wire.receive(&mut got, 0).expect("reads"), "it ends after {got:?}");
+                assert!(wire.receive(&mut got, Expected::All).expect("reads"), "it ends after {got:?}");
             }
             got
         });

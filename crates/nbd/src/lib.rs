@@ -31,4 +31,4 @@ mod server;
 
 pub use client::{Blocks, Client, ClientError, Event, NotSent, Remote};
 pub use proto::{Errno, MAX_EXTENTS, MAX_HELD, MAX_IN_FLIGHT, MAX_NAME, MAX_OPTION, MAX_PIECES, MAX_REQUEST};
-pub use server::{Command, Cookie, Export, Extent, Filled, Piece, ProtocolError, Reply, Request, Server};
+pub use server::{BegunWrite, Command, Cookie, Export, Extent, Filled, Piece, ProtocolError, Reply, Request, Server};

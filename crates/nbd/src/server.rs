@@ -139,6 +139,19 @@ pub enum Filled {
     },
 }
 
+/// A write of which the header has come, and not yet all that is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BegunWrite<'a> {
+    /// Where.
+    pub offset: u64,
+    /// How much.
+    pub length: u32,
+    /// Durable before the answer.
+    pub fua: bool,
+    /// What has come of it.
+    pub come: &'a [u8],
+}
+
 /// A client that does not speak the protocol. The connection is of no use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
@@ -267,11 +280,37 @@ impl Server {
     /// request at the beginning of its room, and a large write is never copied.
     #[must_use]
     pub fn rest_of_request(&self) -> usize {
-        let header = self.input.get(..28).filter(|_| matches!(self.stage, Stage::Transmission));
-        match header.map(|mut h| (h.get_u32(), h.get_u16(), h.get_u16(), h.get_u64(), h.get_u64(), h.get_u32())) {
-            Some((REQUEST, _, CMD_WRITE, _, _, length)) => (28 + length as usize).saturating_sub(self.input.len()),
-            _ => 0,
+        let head = self.head().filter(|_| matches!(self.stage, Stage::Transmission));
+        head.map_or(0, |head| (Head::LENGTH + head.payload() as usize).saturating_sub(self.input.len()))
+    }
+
+    fn head(&self) -> Option<Head> {
+        Head::of(&self.input).filter(|head| head.mark == REQUEST)
+    }
+
+    /// The write that comes next, if it has come in part and will be given as it is: for a shell that brings the rest of it to the
+    /// disk by itself, and says so by [`Server::take_begun`]. Whatever else is to be said of it is said by [`Server::poll_request`]
+    /// when it has come.
+    #[must_use]
+    pub fn begun_write(&self) -> Option<BegunWrite<'_>> {
+        if !matches!(self.stage, Stage::Transmission) || self.is_full() {
+            return None;
         }
+        let head = self.head().filter(|head| head.payload() <= MAX_REQUEST)?;
+        let come = self.input.get(Head::LENGTH..).filter(|come| come.len() < head.payload() as usize)?;
+        match self.understand(head, Bytes::new()) {
+            Ok(Command::Write { offset, fua, .. }) => Some(BegunWrite { offset, length: head.length, fua, come }),
+            _ => None,
+        }
+    }
+
+    /// The whole of [`Server::begun_write`] is in the shell's hands: what had come of it here, and the rest, which never will. The next
+    /// request is to follow. This one is answered like any other.
+    pub fn take_begun(&mut self) -> Option<Cookie> {
+        self.begun_write()?;
+        let head = self.head()?;
+        self.input.clear();
+        Some(self.insert(head))
     }
 
     /// Whether the client has said that it is done. What is still unanswered need not be.
@@ -347,41 +386,47 @@ impl Server {
     }
 
     fn request(&mut self) -> Result<Taken, ProtocolError> {
-        let Some(mut header) = self.input.get(..28) else { return Ok(Taken::Nothing) };
-        if header.get_u32() != REQUEST {
+        let Some(head) = Head::of(&self.input) else { return Ok(Taken::Nothing) };
+        if head.mark != REQUEST {
             return Err(ProtocolError::OutOfStep);
         }
-        let (flags, kind) = (header.get_u16(), header.get_u16());
-        let (handle, offset, length) = (header.get_u64(), header.get_u64(), header.get_u32());
-        let payload = if kind == CMD_WRITE { length } else { 0 };
-        if payload > MAX_REQUEST {
-            return Err(ProtocolError::TooLong(length));
+        let payload = head.payload() as usize;
+        if head.payload() > MAX_REQUEST {
+            return Err(ProtocolError::TooLong(head.length));
         }
-        if self.input.len() < 28 + payload as usize {
+        if self.input.len() < Head::LENGTH + payload {
             // Grown once, not by doubling: the rest of a large write is on its way.
-            self.input.reserve(28 + payload as usize - self.input.len());
+            self.input.reserve(Head::LENGTH + payload - self.input.len());
             return Ok(Taken::Nothing);
         }
-        self.input.advance(28);
-        let data = self.input.split_to(payload as usize).freeze();
-        if kind == CMD_DISC {
+        self.input.advance(Head::LENGTH);
+        let data = self.input.split_to(payload).freeze();
+        if head.kind == CMD_DISC {
             self.stage = Stage::Closed;
             return Ok(Taken::Answered);
         }
-        let weight = if kind == CMD_READ { length.min(MAX_REQUEST) } else { payload } as usize;
-        self.weight += weight;
-        let (whole, one) = (flags & CMD_FLAG_DF != 0, flags & CMD_FLAG_REQ_ONE != 0);
-        let cookie = self.pending.insert(Pending { handle, offset, length, kind, whole, one, weight });
-        match self.understand(kind, flags, offset, length, data) {
-            Ok(command) => Ok(Taken::Request(Request { cookie: Cookie(cookie), command })),
+        let understood = self.understand(head, data);
+        let cookie = self.insert(head);
+        match understood {
+            Ok(command) => Ok(Taken::Request(Request { cookie, command })),
             Err(errno) => {
-                self.reply(Cookie(cookie), Reply::Error(errno));
+                self.reply(cookie, Reply::Error(errno));
                 Ok(Taken::Answered)
             }
         }
     }
 
-    fn understand(&self, kind: u16, flags: u16, offset: u64, length: u32, data: Bytes) -> Result<Command, Errno> {
+    /// It is under way from now on.
+    fn insert(&mut self, head: Head) -> Cookie {
+        let Head { flags, kind, handle, offset, length, .. } = head;
+        let weight = if kind == CMD_READ { length.min(MAX_REQUEST) } else { head.payload() } as usize;
+        self.weight += weight;
+        let (whole, one) = (flags & CMD_FLAG_DF != 0, flags & CMD_FLAG_REQ_ONE != 0);
+        Cookie(self.pending.insert(Pending { handle, offset, length, kind, whole, one, weight }))
+    }
+
+    fn understand(&self, head: Head, data: Bytes) -> Result<Command, Errno> {
+        let Head { flags, kind, offset, length, .. } = head;
         let export = self.chosen().ok_or(Errno::Invalid)?;
         if flags & !self.flags_of(kind) != 0 {
             return Err(Errno::Invalid);
@@ -604,6 +649,39 @@ fn chunk(out: &mut impl BufMut, handle: u64, flags: u16, kind: u16, length: u32)
     out.put_u16(kind);
     out.put_u64(handle);
     out.put_u32(length);
+}
+
+/// What a request begins with.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    mark: u32,
+    flags: u16,
+    kind: u16,
+    handle: u64,
+    offset: u64,
+    length: u32,
+}
+
+impl Head {
+    const LENGTH: usize = 28;
+
+    /// At the beginning of what has come.
+    fn of(input: &[u8]) -> Option<Self> {
+        let mut from = input.get(..Self::LENGTH)?;
+        Some(Self {
+            mark: from.get_u32(),
+            flags: from.get_u16(),
+            kind: from.get_u16(),
+            handle: from.get_u64(),
+            offset: from.get_u64(),
+            length: from.get_u32(),
+        })
+    }
+
+    /// Bytes that come with it.
+    const fn payload(&self) -> u32 {
+        if self.kind == CMD_WRITE { self.length } else { 0 }
+    }
 }
 
 enum Taken {

@@ -98,6 +98,51 @@ fn after_an_error_the_connection_is_closed_for_good() {
 }
 
 #[test]
+fn a_write_that_has_begun_can_be_taken_by_the_shell_and_the_next_request_is_found_behind_it() {
+    let mut server = connected();
+    assert!(server.poll_request().unwrap().is_none());
+    server.receive(&request(1, 0, 5, 4096, 100_000)[..27]);
+    assert_eq!(server.begun_write(), None, "its header has not come");
+    server.receive(&request(1, 0, 5, 4096, 100_000)[27..]);
+    server.receive(b"beginning");
+    assert!(server.poll_request().unwrap().is_none());
+    let begun = server.begun_write().unwrap();
+    assert_eq!((begun.offset, begun.length, begun.fua, begun.come), (4096, 100_000, false, &b"beginning"[..]));
+    let cookie = server.take_begun().unwrap();
+    assert_eq!((server.take_begun(), server.begun_write(), server.in_flight()), (None, None, 1));
+    server.transmit().clear();
+    server.receive(&request(3, 0, 6, 0, 0));
+    assert_eq!(server.poll_request().unwrap().unwrap().command, Command::Flush);
+    server.reply(cookie, Reply::Done);
+    assert_eq!(server.transmit()[..], [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0][..], &5_u64.to_be_bytes()].concat());
+}
+
+#[test]
+fn a_write_that_will_be_refused_or_is_here_or_has_no_room_is_nobody_elses_to_take() {
+    // Behind the end; with a flag that no write has; longer than any.
+    for (flags, offset, length) in [(0, 64 << 20, 4096), (0x8000, 0, 4096), (0, 0, (32 << 20) + 1)] {
+        let mut server = connected();
+        assert!(server.poll_request().unwrap().is_none());
+        server.receive(&request(1, flags, 1, offset, length));
+        assert_eq!((server.take_begun(), server.begun_write()), (None, None), "{flags} {offset} {length}");
+    }
+    let mut server = connected();
+    assert!(server.poll_request().unwrap().is_none());
+    server.receive(&request(1, 0, 1, 0, 3));
+    server.receive(b"all");
+    assert_eq!(server.begun_write(), None);
+    assert!(
+        matches!(server.poll_request().unwrap().unwrap().command, Command::Write { data, .. } if &data[..] == b"all")
+    );
+    for handle in 2..=godwit_nbd::MAX_IN_FLIGHT as u64 {
+        server.receive(&request(3, 0, handle, 0, 0));
+        assert!(server.poll_request().unwrap().is_some());
+    }
+    server.receive(&request(1, 0, 200, 0, 4096));
+    assert_eq!((server.take_begun(), server.begun_write()), (None, None));
+}
+
+#[test]
 fn no_more_requests_are_taken_than_may_be_in_flight() {
     let mut server = connected();
     for handle in 0..200 {

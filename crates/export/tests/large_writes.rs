@@ -1,0 +1,313 @@
+//! Large writes of clients on this host: they go from the socket to their file by a pipe, and however that ends, what was written is there.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use godwit_export::{Answers, Backend, Plain, Put, Tracked, Untaken, Wire, serve};
+use godwit_nbd::{Command, Cookie, Errno, Export, Reply};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+const SIZE: u64 = 16 << 20;
+/// What is written at once, mostly.
+const LARGE: usize = 128 << 10;
+
+/// What becomes of large writes.
+const TAKEN: u8 = 0;
+const UNTAKEN: u8 = 1;
+const FAIL: u8 = 2;
+
+/// Counts what goes past it, and what comes through.
+struct Counted {
+    inner: Box<dyn Backend>,
+    how: AtomicU8,
+    past: AtomicU64,
+    through: AtomicU64,
+    read_only: File,
+}
+
+impl Backend for Counted {
+    fn export(&self) -> Export {
+        self.inner.export()
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.inner.read_now(offset, into)
+    }
+
+    fn file_of(&self, offset: u64, length: u64) -> Option<BorrowedFd<'_>> {
+        self.inner.file_of(offset, length)
+    }
+
+    fn write_by(
+        &self,
+        cookie: Cookie,
+        offset: u64,
+        length: u32,
+        answers: &Answers,
+        put: Put<'_>,
+    ) -> Result<Option<Reply>, Untaken> {
+        match self.how.load(Ordering::SeqCst) {
+            UNTAKEN => return Err(Untaken),
+            FAIL => {
+                // Half of it goes nowhere, and nothing takes the rest.
+                let failed: io::Result<()> = put(self.read_only.as_fd(), offset);
+                assert!(failed.is_err(), "a file that takes no writes took one");
+                return Ok(Some(Reply::Error(Errno::Io)));
+            }
+            _ => {}
+        }
+        self.past.fetch_add(1, Ordering::SeqCst);
+        self.inner.write_by(cookie, offset, length, answers, put)
+    }
+
+    fn warm(&self, offset: u64, length: u64) {
+        self.inner.warm(offset, length);
+    }
+
+    fn perform(&self, cookie: Cookie, command: Command, answers: &Answers) -> Option<Reply> {
+        if matches!(command, Command::Write { .. }) {
+            self.through.fetch_add(1, Ordering::SeqCst);
+        }
+        self.inner.perform(cookie, command, answers)
+    }
+}
+
+struct Client {
+    folder: tempfile::TempDir,
+    backend: Arc<Counted>,
+    socket: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+    handle: u64,
+    /// What the disk should be.
+    model: Vec<u8>,
+}
+
+impl Client {
+    fn new(tracked: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        File::create(&path).unwrap().set_len(SIZE).unwrap();
+        let inner: Box<dyn Backend> =
+            if tracked { Box::new(Tracked::open(&path).unwrap()) } else { Box::new(Plain::open(&path).unwrap()) };
+        let read_only = File::open(&path).unwrap();
+        let backend = Arc::new(Counted {
+            inner,
+            how: AtomicU8::new(TAKEN),
+            past: AtomicU64::new(0),
+            through: AtomicU64::new(0),
+            read_only,
+        });
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let served = backend.clone();
+        let thread = std::thread::spawn(move || serve(Wire::new(ours.into()), served, None));
+        // The greeting, and the export that has no name of its own: flags, the size, and more flags.
+        theirs.read_exact(&mut [0; 18]).unwrap();
+        theirs.write_all(&3_u32.to_be_bytes()).unwrap();
+        let name = backend.export().name;
+        theirs.write_all(&0x4948_4156_454f_5054_u64.to_be_bytes()).unwrap();
+        theirs.write_all(&1_u32.to_be_bytes()).unwrap();
+        theirs.write_all(&(name.len() as u32).to_be_bytes()).unwrap();
+        theirs.write_all(name.as_bytes()).unwrap();
+        theirs.read_exact(&mut [0; 10]).unwrap();
+        let model = vec![0; SIZE as usize];
+        Self { folder, backend, socket: Some(theirs), thread: Some(thread), handle: 0, model }
+    }
+
+    fn socket(&mut self) -> &mut UnixStream {
+        self.socket.as_mut().unwrap()
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("disk")
+    }
+
+    fn head(&mut self, flags: u16, kind: u16, offset: u64, length: usize) -> Vec<u8> {
+        self.handle += 1;
+        let mut head = 0x2560_9513_u32.to_be_bytes().to_vec();
+        head.extend(flags.to_be_bytes());
+        head.extend(kind.to_be_bytes());
+        head.extend(self.handle.to_be_bytes());
+        head.extend(offset.to_be_bytes());
+        head.extend((length as u32).to_be_bytes());
+        head
+    }
+
+    /// The next answer: its error, and whose it is.
+    fn answer(&mut self) -> (u32, u64) {
+        let mut answer = [0; 16];
+        self.socket().read_exact(&mut answer).unwrap();
+        assert_eq!(answer[..4], 0x6744_6698_u32.to_be_bytes());
+        let number = |bytes: &[u8]| bytes.iter().fold(0_u64, |n, byte| n << 8 | u64::from(*byte));
+        (number(&answer[4..8]) as u32, number(&answer[8..]))
+    }
+
+    /// Writes in pieces of that many bytes; its error.
+    fn write(&mut self, offset: u64, contents: &[u8], piece: usize) -> u32 {
+        let mut all = self.head(0, 1, offset, contents.len());
+        all.extend_from_slice(contents);
+        for piece in all.chunks(piece) {
+            self.socket().write_all(piece).unwrap();
+        }
+        let (error, whose) = self.answer();
+        assert_eq!(whose, self.handle);
+        if error == 0 {
+            self.model[offset as usize..][..contents.len()].copy_from_slice(contents);
+        }
+        error
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        (self.backend.past.load(Ordering::SeqCst), self.backend.through.load(Ordering::SeqCst))
+    }
+
+    fn is_as_written(&self) -> bool {
+        let mut found = vec![0; self.model.len()];
+        File::open(self.path()).unwrap().read_exact_at(&mut found, 0).unwrap();
+        found == self.model
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        drop(self.socket.take());
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking());
+    }
+}
+
+fn contents(seed: u32, length: usize) -> Vec<u8> {
+    let mut x = seed | 1;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        (x >> 8) as u8 | 1
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+#[test]
+fn what_comes_in_large_writes_is_in_the_file_however_it_comes() {
+    for tracked in [false, true] {
+        let mut client = Client::new(tracked);
+        for (n, piece) in (0_u32..).zip([LARGE * 2, LARGE * 2, 50_000, 7001, 28, 540, 29, 600, 4000]) {
+            let length = LARGE + (n as usize % 3) * 1000;
+            assert_eq!(client.write(u64::from(n) * 300_001, &contents(n, length), piece.max(28)), 0);
+            // Something small is between them now and then.
+            if n % 4 == 3 {
+                assert_eq!(client.write(u64::from(n), &contents(n, 5000), 6000), 0);
+            }
+        }
+        let (past, through) = client.counts();
+        assert!(past >= 3, "{past} of 9 went past, {through} came through");
+        assert!(client.is_as_written(), "tracked: {tracked}");
+    }
+}
+
+#[test]
+fn several_under_way_are_answered_each_and_the_last_one_to_come_is_what_stays() {
+    let mut client = Client::new(true);
+    let mut all = vec![];
+    for n in 0..40_u32 {
+        let (offset, contents) = (u64::from(n % 8) * LARGE as u64, contents(n + 1, LARGE));
+        all.extend(client.head(0, 1, offset, LARGE));
+        all.extend_from_slice(&contents);
+        client.model[offset as usize..][..LARGE].copy_from_slice(&contents);
+    }
+    let mut socket = client.socket().try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || socket.write_all(&all).unwrap());
+        let mut answered: Vec<u64> = (0..40)
+            .map(|_| {
+                let (error, whose) = client.answer();
+                assert_eq!(error, 0);
+                whose
+            })
+            .collect();
+        answered.sort_unstable();
+        assert_eq!(answered, (1..=40).collect::<Vec<_>>());
+    });
+    assert!(client.is_as_written());
+    assert!(client.counts().0 > 10, "{:?}", client.counts());
+}
+
+#[test]
+fn zeroes_are_seen_and_leave_holes() {
+    let mut client = Client::new(true);
+    for n in 0..4 {
+        assert_eq!(client.write(n * LARGE as u64, &contents(n as u32, LARGE), LARGE * 2), 0);
+    }
+    let blocks = || std::fs::metadata(client.path()).unwrap().blocks();
+    let before = blocks();
+    for n in 0..4 {
+        assert_eq!(client.write((n + 32) * LARGE as u64, &vec![0; LARGE], LARGE * 2), 0);
+    }
+    assert_eq!(std::fs::metadata(client.path()).unwrap().blocks(), before, "holes take no room");
+    assert!(client.is_as_written());
+}
+
+#[test]
+fn what_is_not_taken_comes_with_its_contents() {
+    let mut client = Client::new(false);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+    client.backend.how.store(UNTAKEN, Ordering::SeqCst);
+    for n in 1..5 {
+        assert_eq!(client.write(n * 200_000, &contents(n as u32, LARGE), LARGE * 2), 0);
+    }
+    assert_eq!(client.counts(), (0, 5));
+    assert!(client.is_as_written());
+}
+
+#[test]
+fn after_a_write_that_failed_the_next_ones_are_what_they_are() {
+    let mut client = Client::new(false);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+    client.backend.how.store(FAIL, Ordering::SeqCst);
+    assert_eq!(client.write(0, &contents(2, LARGE), LARGE * 2), 5);
+    assert_eq!(client.write(0, &contents(3, LARGE), LARGE * 2), 5);
+    client.backend.how.store(TAKEN, Ordering::SeqCst);
+    for n in 1..5 {
+        assert_eq!(client.write(n * 200_000, &contents(n as u32 + 3, LARGE), LARGE * 2), 0);
+    }
+    assert!(client.counts().0 >= 3, "{:?}", client.counts());
+    assert!(client.is_as_written());
+}
+
+#[test]
+fn what_comes_in_too_many_pieces_for_a_pipe_is_copied() {
+    let mut client = Client::new(false);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+    for n in 1..4 {
+        assert_eq!(client.write(n * 200_000, &contents(n as u32, LARGE), 100), 0);
+    }
+    assert!(client.is_as_written());
+    assert_eq!(client.write(SIZE - LARGE as u64, &contents(9, LARGE), LARGE * 2), 0);
+    assert!(client.is_as_written());
+}
+
+#[test]
+fn a_client_may_leave_in_the_middle_and_one_that_wants_it_durable_is_heard() {
+    let mut client = Client::new(true);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+    // FUA: done by somebody who waits for the disk.
+    let mut all = client.head(1, 1, 400_000, LARGE);
+    let durable = contents(2, LARGE);
+    all.extend_from_slice(&durable);
+    client.socket().write_all(&all).unwrap();
+    assert_eq!(client.answer().0, 0);
+    client.model[400_000..][..LARGE].copy_from_slice(&durable);
+    assert_eq!(client.counts(), (0, 2));
+    let mut all = client.head(0, 1, 800_000, LARGE);
+    all.extend(contents(3, LARGE / 2));
+    client.socket().write_all(&all).unwrap();
+    drop(client.socket.take());
+    client.thread.take().unwrap().join().unwrap();
+    client.thread = Some(std::thread::spawn(|| {}));
+    assert!(client.is_as_written(), "half a write is none");
+}
