@@ -29,6 +29,8 @@ pub enum Kind {
     Bridge,
     /// A VXLAN tunnel's end.
     Vxlan,
+    /// A WireGuard device of the kernel's.
+    Wireguard,
     /// Anything else.
     Other,
 }
@@ -170,6 +172,7 @@ fn read(message: LinkMessage) -> Link {
                                 InfoKind::Tun => Kind::Tap,
                                 InfoKind::Bridge => Kind::Bridge,
                                 InfoKind::Vxlan => Kind::Vxlan,
+                                InfoKind::Wireguard => Kind::Wireguard,
                                 _ => Kind::Other,
                             };
                         }

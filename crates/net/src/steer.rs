@@ -2,7 +2,7 @@
 //! other packets take. IPv4.
 
 use crate::net::failed;
-use crate::{LinkIndex, Net, NetError};
+use crate::{Kind, LinkIndex, Net, NetError};
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::IpProtocol;
@@ -245,10 +245,10 @@ impl Net {
     /// A WireGuard device of the kernel's, if the kernel has such; whether it has.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's; [`NetError::OtherKind`] when the name is another's.
     pub async fn ensure_wireguard(&self, name: &str) -> Result<bool, NetError> {
-        if self.find(name).await?.is_some() {
-            return Ok(true);
+        if let Some(there) = self.find(name).await? {
+            return there.of_kind(Kind::Wireguard, "WireGuard device of the kernel's").map(|_| true);
         }
         let new = LinkMessageBuilder::<LinkWireguard>::new(name).build();
         has_wireguard(self.handle.link().add(new).execute().await.map_err(failed("create WireGuard device", name)))

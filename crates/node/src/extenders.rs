@@ -41,8 +41,10 @@ use tokio::sync::Notify;
 const MOST_TUNNELS: usize = 64;
 /// How long a device that could not be made is left alone.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
-/// How long a tunnel is silent before session keys are agreed on anew, and how long that is given each time: WireGuard's own time for it.
+/// How long a tunnel is silent before its only end that may speak first agrees on session keys anew ([`Tunnel::speaks_alone`]), and how long that
+/// is given each time: several round trips, and less than WireGuard waits before it asks again.
 const RENEW_AFTER: Duration = Duration::from_secs(5);
+const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// The MTU of a tunnel whose path nobody knows: Ethernet's, less what WireGuard adds.
 const USUAL_MTU: u32 = 1500 - OVERHEAD;
 /// The least that a tunnel may have.
@@ -627,7 +629,8 @@ impl Node {
             let works = matches!(self.wires().net().find(&own.tunnel.device).await, Ok(Some(link)) if link.up);
             if own.error.is_none() && works {
                 let last = lock(&self.extenders().heard).answered.get(&TunnelId(*id)).copied();
-                if last.is_none_or(|at| at.elapsed() > RENEW_AFTER) && own.renewed.elapsed() > RENEW_AFTER {
+                let silent = last.is_none_or(|at| at.elapsed() > RENEW_AFTER);
+                if silent && own.tunnel.speaks_alone() && own.renewed.elapsed() > RENEW_EVERY {
                     own.renewed = Instant::now();
                     if let Err(error) = own.tunnel.renew().await {
                         own.error = Some(error.to_string());

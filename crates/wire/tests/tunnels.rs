@@ -5,8 +5,8 @@
 mod common;
 
 use common::place::Place;
-use godwit_net::Net;
-use godwit_wire::extender::{Engine, PREFIX, Peer, PrivateKey, Tunnel};
+use godwit_net::{Net, NetError};
+use godwit_wire::extender::{Engine, PREFIX, Peer, PrivateKey, Tunnel, TunnelError};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -173,6 +173,20 @@ fn a_tunnel_is_the_kernels_where_that_has_wireguard_and_lasts_while_it_is_said_a
     hosts[0].place.enter();
     hosts[0].runtime.block_on(ends[0].renew()).unwrap();
     hosts[0].until_it_reaches(&ends[0]);
+}
+
+#[test]
+fn a_device_of_another_kind_is_not_taken_for_the_kernels_tunnel_and_is_left_as_it_is() {
+    if !ready() {
+        return;
+    }
+    let [host, _other] = hosts();
+    let tunnel = host.end(0);
+    host.place.run(&format!("ip link add {} type bridge", tunnel.device));
+    let refused = host.runtime.block_on(tunnel.ensure(&host.net, &host.file(&tunnel.device))).unwrap_err();
+    assert!(matches!(refused, TunnelError::Net(NetError::OtherKind { .. })), "{refused}");
+    assert!(refused.to_string().contains("is no WireGuard device"), "{refused}");
+    assert!(host.place.run(&format!("ip -d link show {}", tunnel.device)).contains("bridge"));
 }
 
 #[test]

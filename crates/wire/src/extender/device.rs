@@ -183,13 +183,22 @@ impl Tunnel {
         Ok(engine)
     }
 
-    /// Agrees on session keys anew, if this end may speak first: the other one may have lost its own, and would not say so for as long as
-    /// a keepalive takes.
+    /// Whether this end alone may speak first. If the other one has lost its session keys, which it says to nobody, it cannot agree on new ones,
+    /// and would not hear from here for as long as a keepalive takes.
+    ///
+    /// Where both may, each gets new ones by itself; and to throw away what may still be good would do harm: what was cut off goes on at once
+    /// with the keys that it had, and two ends that both speak first at the same moment hear neither each other.
+    #[must_use]
+    pub fn speaks_alone(&self) -> bool {
+        self.listen.is_none() && self.peer.as_ref().is_some_and(|peer| peer.endpoint.is_some())
+    }
+
+    /// Agrees on session keys anew, for an end that [speaks alone](Self::speaks_alone).
     ///
     /// # Errors
     /// [`TunnelError::Wg`].
     pub async fn renew(&self) -> Result<(), TunnelError> {
-        let Some(peer) = self.peer.as_ref().filter(|peer| peer.endpoint.is_some()) else { return Ok(()) };
+        let Some(peer) = &self.peer else { return Ok(()) };
         wg("set", &self.device, &["set", &self.device, "peer", peer.key.as_str(), "remove"], None).await?;
         wg("syncconf", &self.device, &["syncconf", &self.device, "/dev/stdin"], Some(&self.configuration())).await?;
         Ok(())
@@ -315,6 +324,7 @@ mod tests {
         };
         assert_eq!(tunnel.configuration(), format!("[Interface]\nPrivateKey = {KEY}\nListenPort = 51820\n"));
         tunnel.listen = None;
+        assert!(!tunnel.speaks_alone(), "with nobody");
         tunnel.peer = Some(Peer {
             key: PublicKey::new(KEY).unwrap(),
             endpoint: Some("192.0.2.1:51821".parse().unwrap()),
@@ -323,6 +333,9 @@ mod tests {
         let said = tunnel.configuration();
         assert!(said.ends_with("Endpoint = 192.0.2.1:51821\nAllowedIPs = 10.0.0.2/32, 169.254.64.3/32\n"), "{said}");
         assert!(!said.contains("ListenPort"));
+        assert!(tunnel.speaks_alone());
+        tunnel.listen = Some(51820);
+        assert!(!tunnel.speaks_alone(), "the other one may, too");
     }
 
     #[test]
