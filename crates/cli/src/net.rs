@@ -213,7 +213,8 @@ fn check(vms: &[Vm], components: &[ComponentObject], wires: &[PortWire]) -> Vec<
     }
     for (mac, whose) in macs.into_iter().filter(|(_, whose)| whose.len() > 1) {
         let whose: Vec<&str> = whose.into_iter().map(Name::as_str).collect();
-        add("address", format!("{mac} is the address of interfaces of {}", whose.join(" and ")));
+        let message = format!("{mac} is the address of interfaces of {}", whose.join(" and "));
+        add("address", format!("{message}: if they meet on a network, make one of these VMs again with another"));
     }
     // Bridges without spanning tree that can be reached from themselves: a broadcast never ends there. Which of a router's or a
     // firewall's ports are bridged its file says; switches are always.
@@ -277,6 +278,22 @@ mod tests {
         let hops = trace(&"web".parse().unwrap(), &wires);
         let said: Vec<_> = hops.iter().map(|hop| (hop.distance, hop.from.as_str(), hop.to.as_str())).collect();
         assert_eq!(said, [(1, "web:eth0", "s:p1"), (2, "s:p2", "t:p1"), (2, "s:p3", "t:p2")]);
+    }
+
+    #[test]
+    fn an_address_that_two_interfaces_have_is_found_however_it_is_written() {
+        let vm = |name: &str, macs: &[&str]| -> Vm {
+            let nics: Vec<_> = macs.iter().map(|mac| json!({ "mac": mac })).collect();
+            serde_json::from_value(json!({
+                "id": 1, "name": name, "host": "a", "site": "a", "spec": { "memory": 1 << 27, "nics": nics },
+                "run": "running", "ownership": "here", "lineage": 0, "generation": 1, "mv": null,
+            }))
+            .unwrap()
+        };
+        let vms = [vm("web", &["02:00:00:00:00:0a", "02:00:00:00:00:01"]), vm("db", &["02:00:00:00:00:0A"])];
+        let found = check(&vms, &[], &[]);
+        assert!(found.len() == 1 && found[0].kind == "address" && found[0].message.contains("web and db"), "{found:?}");
+        assert_eq!(check(&vms[..1], &[], &[]), []);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod common;
 
 use common::pair::{Pair, can_run};
 use serde_json::json;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 
@@ -49,15 +50,17 @@ fn within(pair: &Pair, host: &str, what: &str, patience: &str) -> bool {
 
 /// Mounts something where only the node of a host sees it.
 fn mount(pair: &Pair, host: &str, words: &[&str]) {
-    let pid = pair.node(host).to_string();
-    let output = Command::new("nsenter").args(["-t", &pid, "-m", "mount"]).args(words).output().unwrap();
-    assert!(output.status.success(), "{words:?}: {output:?}");
+    beside(pair.node(host), "mount", words);
 }
 
-fn unmount(pair: &Pair, host: &str) {
-    let (pid, at) = (pair.node(host).to_string(), pair.path("nfs"));
-    let output = Command::new("nsenter").args(["-t", &pid, "-m", "umount"]).arg(at).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
+/// Where only this node sees it.
+fn unmount(node: u32, at: &Path) {
+    beside(node, "umount", &[at.to_str().unwrap()]);
+}
+
+fn beside(node: u32, program: &str, words: &[&str]) {
+    let output = Command::new("nsenter").args(["-t", &node.to_string(), "-m", program]).args(words).output().unwrap();
+    assert!(output.status.success(), "{program} {words:?}: {output:?}");
 }
 
 fn lies(pair: &Pair) -> Vec<u8> {
@@ -133,15 +136,17 @@ fn a_vm_on_shared_storage_moves_there_and_back_and_no_block_travels() {
     mount(&pair, "a", &["-o", "remount,bind,ro", pair.path("nfs").to_str().unwrap()]);
     let (code, _, said) = pair.godwit(&["move", "web", "--to", "a", "--disk", "shared"]);
     assert!(code != 0 && said.contains("mark"), "{code} {said}");
-    unmount(&pair, "a");
+    unmount(pair.node("a"), &pair.path("nfs"));
     assert_eq!((holder(&pair).as_str(), &pair.json(&["vm", "show", "web"])["run"]), ("b", &json!("running")));
 
     // What cannot be made durable stays where it is: the move is undone, and the VM runs on.
-    std::fs::create_dir(pair.path("nfs/web/meta.new")).unwrap();
-    let freeing = pair.path("nfs/web/meta.new");
+    let (node, meta) = (pair.node("b"), pair.path("nfs/web/meta"));
+    let place = meta.to_str().unwrap();
+    mount(&pair, "b", &["--bind", place, place]);
+    mount(&pair, "b", &["-o", "remount,bind,ro", place]);
     let later = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_secs(12));
-        std::fs::remove_dir(freeing).unwrap();
+        unmount(node, &meta);
     });
     assert!(guest(&pair, "b", "write -P 0x33 9M 4k"));
     let (code, _, said) = pair.godwit(&["move", "web", "--to", "a", "--disk", "shared"]);

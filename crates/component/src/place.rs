@@ -241,6 +241,10 @@ impl Place {
             ("ipv4/conf/all/rp_filter", "0"),
             ("ipv4/conf/default/rp_filter", "0"),
             ("ipv4/conf/all/send_redirects", "0"),
+            // Several of its ports may be on one switch. There each answers and asks for its own addresses alone: else all answer for
+            // any of them, and which port a peer's packets come in by is whoever's answer came last, where rules name ports.
+            ("ipv4/conf/all/arp_ignore", "1"),
+            ("ipv4/conf/all/arp_announce", "2"),
         ];
         // A kernel without IPv6 has nothing to be switched off.
         let six = ns.within(|| Path::new("/proc/sys/net/ipv6").exists()).map_err(&failed)?;

@@ -4,6 +4,7 @@
 use godwit_component::{ComponentError, Kind, NetNs, Place, Spec};
 use godwit_net::{Net, PacketSocket, Prefix, Route, VethEnd};
 use godwit_wire::Wires;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -405,6 +406,52 @@ fn a_translated_connection_survives_its_routers_move() {
         says(&mut client, &mut server, b"and back");
         a.place.remove(3, &router.endpoints).await.unwrap();
         b.place.remove(3, &router.endpoints).await.unwrap();
+    });
+}
+
+#[test]
+fn of_a_routers_ports_on_one_segment_each_answers_for_its_own_address_alone() {
+    on_a_host(async |host| {
+        let a = host.here("gi", &[9]);
+        let g1 = host.guest("g1", "10.1.0.2/24", None).await;
+        let file = "[[port]]\nnumber = 1\naddresses = [\"10.1.0.1/24\"]\n\
+                    [[port]]\nnumber = 2\naddresses = [\"10.2.0.1/24\"]\n";
+        let router = spec(9, Kind::Router, 2, file);
+        a.place.stage(&router).await.unwrap();
+        a.place.open(&router).await.unwrap();
+        for endpoint in [1, 2] {
+            host.wire(&a, endpoint, &g1).await;
+        }
+        let mac = godwit_net::MacAddr([2, 0, 0, 0, 7, 7]);
+        let eth0 = g1.ns.net().unwrap().get("eth0").await.unwrap();
+        let runtime = tokio::runtime::Handle::current();
+        let open = || {
+            let _inside = runtime.enter();
+            PacketSocket::open(eth0.index)
+        };
+        let socket = g1.ns.within(open).unwrap().unwrap();
+        let mut answered = vec![];
+        for ip in [[10, 1, 0, 1], [10, 2, 0, 1]] {
+            // Asked again and again, since a port that has just been plugged in may not hear at once; then whoever else would answer has had time to.
+            let (end, mut macs) = (Instant::now() + LONG, BTreeSet::new());
+            let mut until = end;
+            while Instant::now() < until {
+                socket.send(&godwit_net::arp_request(mac, ip.into())).unwrap();
+                let mut buffer = [0; 2048];
+                let wait = Duration::from_millis(50);
+                while let Ok(Ok(length)) = tokio::time::timeout(wait, socket.receive(&mut buffer)).await {
+                    let frame = &buffer[..length];
+                    let Some(from) = godwit_net::source_of(frame) else { continue };
+                    if godwit_net::arp_reply_from(frame, from, ip.into()) && macs.insert(from.0) {
+                        until = end.min(Instant::now() + NOTHING);
+                    }
+                }
+            }
+            assert_eq!(macs.len(), 1, "{ip:?} is at {macs:?}");
+            answered.extend(macs);
+        }
+        assert_ne!(answered[0], answered[1], "both addresses are at one port");
+        a.place.remove(9, &router.endpoints).await.unwrap();
     });
 }
 
