@@ -7,9 +7,9 @@
 //!                     '-- what the decoder says ==> reader thread
 //! ```
 //!
-//! The channel and the link's window are all that lies between QEMU and the wire. They are kept small: whatever is in them when
-//! the guest stops is part of its pause. In the last rounds nothing is taken from QEMU while more than a little is on its way
-//! ([`Seen::bound`], [`crate::settle`]).
+//! The channel and the link's window are all that lies between QEMU and the wire. Whatever is in them when the guest stops is part of its
+//! pause, so nothing is taken from QEMU while more than the window is on its way, the channel's pieces included; and in the last rounds, while
+//! more than a little is ([`Seen::bound`], [`crate::settle`]).
 
 use crate::level::Levels;
 use crate::parts::Moving;
@@ -43,13 +43,21 @@ pub struct Seen {
     flow: Flow,
     /// Bytes that may be on their way.
     most: AtomicU64,
+    /// Whether that is little.
+    little: AtomicBool,
 }
 
 impl Seen {
     /// Of a stream that goes on the link there.
     #[must_use]
     pub fn new(flow: Flow) -> Self {
-        Self { progress: Mutex::default(), stopping: AtomicBool::new(false), flow, most: AtomicU64::new(u64::MAX) }
+        Self {
+            progress: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            flow,
+            most: AtomicU64::new(u64::MAX),
+            little: AtomicBool::new(false),
+        }
     }
 
     /// Encoded bytes that the other host has not acknowledged.
@@ -59,15 +67,18 @@ impl Seen {
         made.saturating_sub(self.flow.counters().acknowledged.0)
     }
 
-    /// How many of them there may be while more is taken from QEMU; none: as many as the link takes.
-    pub fn bound(&self, most: Option<Amount>) {
-        self.most.store(most.map_or(u64::MAX, |most| most.0), Ordering::Release);
+    /// How many of them there may be while more is taken from QEMU. Where that is `little`, what was taken goes at once, and does not wait for
+    /// the encoder to have enough of it to pack well.
+    pub fn bound(&self, most: Amount, little: bool) {
+        self.most.store(most.0, Ordering::Release);
+        self.little.store(little, Ordering::Release);
     }
 
-    /// That bound. A guest that stops ends it: everything that is left goes as fast as it can.
-    fn bounded(&self) -> Option<u64> {
+    /// That bound, and whether it is little. A guest that stops ends it: everything that is left goes as fast as it can.
+    fn bounded(&self) -> (Option<u64>, bool) {
         let most = self.most.load(Ordering::Acquire);
-        (most != u64::MAX && !self.is_stopping()).then_some(most)
+        let bound = (most != u64::MAX && !self.is_stopping()).then_some(most);
+        (bound, bound.is_some() && self.little.load(Ordering::Acquire))
     }
 
     /// The encoder's counters.
@@ -125,9 +136,9 @@ pub fn read(
                 hearing.hear(&mut encoder, &mut wire)?;
             }
         }
-        let bound = seen.bounded();
+        let (bound, little) = seen.bounded();
         if bound.is_some_and(|most| seen.on_its_way() > most) {
-            if !flushed {
+            if little && !flushed {
                 encoder.flush(&mut wire)?;
                 flushed = true;
             }
@@ -180,13 +191,13 @@ pub fn read(
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e).context("QEMU's migration socket broke"),
         }
-        if (encoder.progress().follows || bound.is_some()) && !flushed {
+        if (encoder.progress().follows || little) && !flushed {
             // Somebody waits for some page of this, and nobody knows which; or what is not on its way would wait for the guest's stop.
             encoder.flush(&mut wire)?;
             flushed = true;
         }
         crate::parts::lock(&seen.progress).clone_from(encoder.progress());
-        if wire.len() >= READ / 4 || ((flushed || hearing.asked) && !wire.is_empty()) {
+        if wire.len() >= at_once(bound).min(READ / 4) || ((flushed || hearing.asked) && !wire.is_empty()) {
             hearing.asked = false;
             send(out, &mut wire)?;
         }

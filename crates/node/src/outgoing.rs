@@ -344,7 +344,7 @@ async fn memory(
             let now = began.elapsed();
             if let Some(window) = settling.window(now, goodput, rtt(), least()) {
                 flow.set_window(window);
-                seen.bound(settling.is_on(now).then_some(window));
+                seen.bound(window, settling.is_on(now));
             }
         };
         let foresee = |pause: Duration| {
