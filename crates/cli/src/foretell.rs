@@ -86,6 +86,11 @@ pub fn against(mv: &Move) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// For how long, and by how much, the guest's reads and writes take longer.
+fn slowed(span: &Span, by_ms: f64) -> String {
+    if span.upper < 0.05 { "-".into() } else { format!("{} by {}", between(span, seconds), ms(by_ms)) }
+}
+
 fn show(told: &MovePrediction, now_s: u64) -> String {
     let mut table = Table::new(&["STRATEGY", ">TOTAL", ">DOWNTIME", ">SENT", ">SLOWED", "POSSIBLE"]);
     let cell =
@@ -93,13 +98,7 @@ fn show(told: &MovePrediction, now_s: u64) -> String {
     let mut notes = String::new();
     for choice in &told.choices {
         let is_best = told.recommended.as_ref() == Some(&choice.strategy);
-        let slowed = choice.slowed_s.as_ref().map_or_else(String::new, |span| {
-            if span.upper < 0.05 {
-                "-".into()
-            } else {
-                format!("{} by {}", seconds(span.likely), ms(choice.slowed_by_ms))
-            }
-        });
+        let slowed = choice.slowed_s.as_ref().map_or_else(String::new, |span| slowed(span, choice.slowed_by_ms));
         table.row([
             format!("{}{}", choice.strategy, if is_best { " *" } else { "" }),
             cell(&choice.total_s, &seconds),
@@ -276,6 +275,13 @@ mod tests {
         let text = accuracy.show();
         assert!(text.contains("25.0 %") && text.contains("of 2 moves") && text.contains("downtime"), "{text}");
         assert!(Accuracy::of(&[]).show().contains("no move"));
+    }
+
+    #[test]
+    fn for_how_long_a_guest_is_slowed_has_an_interval_as_all_else() {
+        let span = Span { lower: 2.0, likely: 3.5, upper: 7.0 };
+        assert_eq!(slowed(&span, 24.0), "3.5 s (2.0 s - 7.0 s) by 24 ms");
+        assert_eq!(slowed(&Span::default(), 24.0), "-");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use godwit_api::progress::{MoveProgress, PhaseName};
 use godwit_api::public::{StartMove, Volume};
 use godwit_api::{ApiError, HostClient, Name};
 use godwit_predict::whole::{
-    self, AS_SEEN, Calibration, Disks, Going, Made, Road, UNSEEN, Way, foretell, recommend, share,
+    self, AS_SEEN, Calibration, Disks, ENOUGH, Going, Made, Road, UNSEEN, Way, foretell, recommend, share,
 };
 use godwit_predict::{
     Cost, Evenly, Faster, Link, Log, NeverEnds, Overheads, PAGE, PageRate, Pages, Prediction, Replayed, Rules, Taken,
@@ -290,7 +290,7 @@ impl Known {
             goodput,
             rtt,
             before: overhead(pair.before.or(anywhere.before), assumed_before, anywhere.moves),
-            pause: overhead(pair.pause.or(anywhere.pause), assumed_pause, anywhere.moves),
+            pause: pause(if pair.pause.is_some() { &pair } else { &anywhere }, assumed_pause, anywhere.moves),
         };
         let (guest, faster) = guest(memory, profile.as_ref(), of_vm.as_ref(), &mut basis);
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
@@ -553,6 +553,18 @@ pub(crate) fn overhead(seen: Option<Span>, assumed: Span, moves: usize) -> Span 
     Span { upper: assumed.upper.max(seen.upper), ..assumed }
 }
 
+/// The same of the pause. One differs from the next by what QEMU and the guest did at that moment, so a few are not believed alone: what is
+/// assumed counts as another one.
+pub(crate) fn pause(of: &Pair, assumed: Span, moves: usize) -> Span {
+    let seen = overhead(of.pause, assumed, moves);
+    if of.moves >= ENOUGH || of.pause.is_none() {
+        return seen;
+    }
+    let n = of.moves as f64;
+    let likely = (assumed.likely + n * seen.likely) / (1.0 + n);
+    Span::holding(likely, seen.lower, seen.upper)
+}
+
 /// The profile that is nearest to a time of day, of those the newest, with its log.
 async fn profile(c: &Controller, vm: &VmRecord, at_unix_s: u64) -> Option<(Profile, Log)> {
     let all = crate::profiles::all(c, vm.definition.id, &vm.host).await.ok()?;
@@ -797,6 +809,18 @@ mod tests {
         assert_eq!(overhead(Some(Span::exactly(0.5)), assumed, 1), Span::exactly(0.5));
         assert_eq!(overhead(Some(Span::exactly(7.0)), assumed, 1), Span { upper: 7.0, ..assumed });
         assert_eq!(overhead(Some(Span::exactly(7.0)), assumed, 3), Span::exactly(7.0));
+    }
+
+    #[test]
+    fn a_few_pauses_are_chance_and_many_are_not() {
+        let assumed = Span { lower: 0.05, likely: 0.07, upper: 0.7 };
+        let of = |moves, seen| Pair { moves, pause: Some(Span::exactly(seen)), ..Pair::default() };
+        assert_eq!(pause(&Pair::default(), assumed, 0), assumed);
+        assert!((pause(&of(1, 0.15), assumed, 1).likely - 0.11).abs() < 1e-9);
+        assert!((pause(&of(3, 0.15), assumed, 3).likely - 0.13).abs() < 1e-9);
+        assert_eq!(pause(&of(4, 0.15), assumed, 4), Span::exactly(0.15));
+        // The interval is as wide as what was seen, and holds what is likely.
+        assert_eq!(pause(&of(1, 0.15), assumed, 1).upper, 0.15);
     }
 
     #[test]

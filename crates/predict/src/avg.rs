@@ -6,6 +6,7 @@
 
 use crate::amount::{PageRate, Pages};
 use crate::guest::{Batch, Bitmaps, Cleaned, Guest};
+use crate::log::{Log, Taken};
 
 /// Writes its working set page by page, round and round, as the paper's micro-benchmark does.
 #[derive(Clone, Debug)]
@@ -98,6 +99,22 @@ impl Evenly {
         }
     }
 
+    /// The guest that writes evenly what this log says on average: its rate, and how many pages it writes to at all.
+    ///
+    /// The latter are more than were seen, where it was not watched for long enough: of the pages of the log's first half the second has as
+    /// large a share as it has of all (Lincoln and Petersen's estimate, as of fish that are caught, marked and caught again). Halves that have
+    /// nothing in common say that it may be all of the memory.
+    #[must_use]
+    pub fn of(log: &Log, taken: Taken) -> Self {
+        let memory = log.header().pages;
+        let working_set = working_set(log, taken);
+        let an_interval = log.mean(taken);
+        // Nearly all of them in each interval says no more of how often they are written.
+        let share = if working_set > 0.0 { (an_interval / working_set).min(HOTTEST) } else { 0.0 };
+        let rate = working_set * -(-share).ln_1p() / log.header().interval.as_secs_f64();
+        Self::new(memory, Pages::nearest(working_set), PageRate::new(rate))
+    }
+
     /// One that is on its way already: so many pages are still to be sent, those that it writes to first.
     #[must_use]
     pub fn under_way(self, left: Pages) -> Self {
@@ -131,6 +148,31 @@ impl Evenly {
         let before = self.written_within(turn - last.begin);
         let after = 1.0 - self.written_within(self.now - turn);
         (last.inside * before * after / self.inside).clamp(0.0, 1.0)
+    }
+}
+
+/// More than this share of the working set in an interval is taken to be this one.
+const HOTTEST: f64 = 0.98;
+
+/// How many pages the guest of a log writes to.
+fn working_set(log: &Log, taken: Taken) -> f64 {
+    let words = usize::try_from(log.header().pages.0.div_ceil(64)).expect("there is memory for a bit a page");
+    let half = log.intervals() / 2;
+    let union = |intervals: std::ops::Range<u64>| {
+        let mut all = vec![0_u64; words];
+        intervals.for_each(|interval| log.for_each_word(interval, taken, |word, bits| all[word] |= bits));
+        all
+    };
+    let (early, late) = (union(0..half), union(half..log.intervals()));
+    let count = |word: fn(u64, u64) -> u64| {
+        early.iter().zip(&late).map(|(a, b)| f64::from(word(*a, *b).count_ones())).sum::<f64>()
+    };
+    let (first, second, both, seen) = (count(|a, _| a), count(|_, b| b), count(|a, b| a & b), count(|a, b| a | b));
+    let all = log.header().pages.0 as f64;
+    match (half, seen) {
+        (0, _) | (_, 0.0) => seen,
+        _ if both > 0.0 => (first * second / both).clamp(seen, all),
+        _ => all,
     }
 }
 

@@ -19,11 +19,12 @@
 //!
 //! How often a page is written within an interval. What is said above is right for pages that are written at random and for those that are
 //! written in turn; pages that are written once in each interval, and the same ones in each, are taken to be written more often. Where a
-//! move outlasts the log, the log begins again: [`Replayed::repeats`].
+//! move outlasts the log, the log begins again, or, where the guest works by turns, its last turns do: [`Replayed::repeats`].
 
 use crate::amount::Pages;
 use crate::guest::{Batch, Bitmaps, Cleaned, Guest};
 use crate::log::{Log, Taken};
+use crate::turns;
 use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -117,11 +118,15 @@ fn in_both(mut a: &[Dirty], mut b: &[Dirty]) -> u64 {
     count
 }
 
-/// A log, made ready to be replayed any number of times.
+/// A log, made ready to be replayed any number of times. After its end it goes on as after the moment that is like it, where the guest works by
+/// turns; else from its beginning.
 #[derive(Debug)]
 pub struct Timeline<'a> {
     log: &'a Log,
     taken: Taken,
+    /// The last intervals, which come again after the log's end.
+    again: u64,
+    turns: bool,
     kept: RefCell<Kept>,
 }
 
@@ -137,11 +142,26 @@ impl<'a> Timeline<'a> {
     /// Of `log`; `taken` is what the codec elides or the hypervisor sends.
     #[must_use]
     pub fn new(log: &'a Log, taken: Taken) -> Self {
-        Self { log, taken, kept: RefCell::default() }
+        let turns = turns::turns(&log.last_counts(taken, turns::MOST)).and_then(|turns| u64::try_from(turns).ok());
+        let again = turns.unwrap_or_else(|| log.intervals()).max(1);
+        Self { log, taken, again, turns: turns.is_some(), kept: RefCell::default() }
+    }
+
+    /// When the log ends, counted from its start, if it is known what the guest does then: it works by turns, and has been seen in this place
+    /// of one before.
+    #[must_use]
+    pub fn known_end(&self) -> Option<Duration> {
+        self.turns.then(|| self.log.length())
+    }
+
+    /// The interval that was watched, for any from the log's start on.
+    fn watched(&self, number: u64) -> u64 {
+        let count = self.log.intervals();
+        if number < count { number } else { count.saturating_sub(self.again) + (number - count) % self.again }
     }
 
     fn block(&self, level: u32, number: u64) -> Rc<Block> {
-        let number = if level == 0 { number % self.log.intervals().max(1) } else { number };
+        let number = if level == 0 { self.watched(number) } else { number };
         if let Some(known) = self.kept.borrow().blocks.get(&(level, number)) {
             return Rc::clone(known);
         }
@@ -178,7 +198,7 @@ impl<'a> Timeline<'a> {
         if count < 2 {
             return 0.0;
         }
-        let number = number % count;
+        let number = self.watched(number);
         if let Some(hot) = self.kept.borrow().hot.get(&number) {
             return *hot;
         }

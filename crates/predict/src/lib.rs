@@ -27,6 +27,7 @@ mod hist;
 pub mod log;
 mod rules;
 mod simulate;
+mod turns;
 pub mod whole;
 
 pub use amount::{Overheads, PAGE, PageRate, Pages};

@@ -437,6 +437,19 @@ impl Log {
         all as f64 / self.frames.len().max(1) as f64
     }
 
+    /// Pages of each of the last intervals, at most so many, in order; of one that nobody watched those of the one watched before it.
+    pub(crate) fn last_counts(&self, taken: Taken, most: u64) -> Vec<u64> {
+        let from = self.intervals().saturating_sub(most);
+        let mut counts = vec![];
+        for (nth, frame) in self.frames.iter().enumerate() {
+            // The first frame may stand behind intervals that nobody watched.
+            let begins = if nth == 0 { 0 } else { frame.interval };
+            let ends = self.frames.get(nth + 1).map_or(self.intervals(), |next| next.interval);
+            counts.extend((begins.max(from)..ends).map(|_| self.count(frame, taken)));
+        }
+        counts
+    }
+
     fn count(&self, frame: &Frame, taken: Taken) -> u64 {
         if self.takes_changes(taken) { frame.changed } else { frame.written }
     }

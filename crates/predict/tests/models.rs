@@ -156,15 +156,8 @@ fn hist_knows_within_an_interval_whether_a_guest_writes_the_same_pages_again() {
     };
     // Rounds of some tenths of an interval; the pages of the interval spread over it would end in rounds of nothing.
     let (set, rate) = (8192, 20_000.0);
-    let thrown = |from: f64, to: f64| {
-        let nth = |n: u64| {
-            let mixed = (n ^ n >> 7).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            (mixed ^ mixed >> 31).wrapping_mul(0x94d0_49bb_1331_11eb) >> 40
-        };
-        ((from * rate) as u64..(to * rate) as u64).map(|n| (nth(n) % set * 8, 1)).collect()
-    };
     let mut evenly = Evenly::new(pages, Pages(set), PageRate::new(rate));
-    let log = log_of(evenly.clone(), &thrown, Duration::from_secs(1), 40);
+    let log = log_of(evenly.clone(), &thrown(set, rate), Duration::from_secs(1), 40);
     let (expected, hist) = pauses(&mut evenly, &log);
     // Sixteenths of an interval are coarse, and what a round misses the next one does not send.
     assert!(close(expected, hist, 0.15), "again and again: {expected} {hist}");
@@ -174,6 +167,43 @@ fn hist_knows_within_an_interval_whether_a_guest_writes_the_same_pages_again() {
     let log = log_of(sequential.clone(), &through, Duration::from_secs(1), 40);
     let (expected, hist) = pauses(&mut sequential, &log);
     assert!(close(expected, hist, 0.10), "in turn: {expected} {hist}");
+}
+
+/// Pages out of `set`, eight apart, thrown at random between two times.
+fn thrown(set: u64, rate: f64) -> impl Fn(f64, f64) -> Vec<(u64, u64)> {
+    let nth = |n: u64| {
+        let mixed = (n ^ n >> 7).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ mixed >> 31).wrapping_mul(0x94d0_49bb_1331_11eb) >> 40
+    };
+    move |from, to| ((from * rate) as u64..(to * rate) as u64).map(|n| (nth(n) % set * 8, 1)).collect()
+}
+
+#[test]
+fn avg_of_a_log_is_the_guest_that_was_watched_even_if_it_was_not_seen_to_write_all_that_it_writes_to() {
+    let pages = Pages::of(Bytes::mib(256));
+    let rules = Rules { conditions: vec![Condition::Rounds(5)], ..Rules::godwit() };
+    let moved = |guest: &mut dyn Guest| simulate(&mut Dynamic(guest), link(50.0), &rules).unwrap();
+    // In 20 s it writes to half of the pages that it writes to at all.
+    for (set, rate) in [(8192, 250.0), (8192, 2000.0), (2048, 20_000.0)] {
+        let mut guest = Evenly::new(pages, Pages(set), PageRate::new(rate));
+        let log = log_of(guest.clone(), &thrown(set, rate), Duration::from_millis(500), 40);
+        let (expected, told) = (moved(&mut guest), moved(&mut Evenly::of(&log, Taken::Written)));
+        assert!(close(expected.total_s, told.total_s, 0.05), "{set} {rate}: {} {}", expected.total_s, told.total_s);
+        assert!(close(expected.downtime_ms, told.downtime_ms, 0.1), "{set} {rate}: {expected:?} {told:?}");
+        // What a long first round leaves is nearly all of them.
+        let second = |moved: &Prediction| moved.rounds[1].sent.0 as f64;
+        assert!(close(second(&expected), second(&told), 0.1), "{set} {rate}: {expected:?} {told:?}");
+    }
+    // One that goes through its pages again and again writes to those, and to no others.
+    let turns = |from, to| sequence(4096, 1000.0, from, to);
+    let log = log_of(Evenly::new(pages, Pages(0), PageRate::new(0.0)), &turns, Duration::from_millis(500), 40);
+    let all = moved(&mut Evenly::of(&log, Taken::Written));
+    assert!((4000..=4096).contains(&all.rounds[1].sent.0), "{:?}", all.rounds);
+    // A guest that does nothing is sent once; of one interval nothing is known but itself.
+    let idle = log_of(Evenly::new(pages, Pages(0), PageRate::new(0.0)), &|_, _| vec![], Duration::from_secs(1), 4);
+    assert_eq!(moved(&mut Evenly::of(&idle, Taken::Written)).rounds[1].sent, Pages(0));
+    let short = log_of(Evenly::new(pages, Pages(0), PageRate::new(0.0)), &turns, Duration::from_secs(1), 1);
+    assert_eq!(moved(&mut Evenly::of(&short, Taken::Written)).rounds[1].sent, Pages(1000));
 }
 
 /// Any guest.
@@ -215,6 +245,31 @@ fn hist_knows_when_the_guest_is_busy() {
     let (idle, busy) = (at(5), at(65));
     assert!(busy.total_s > 1.5 * idle.total_s && busy.downtime_ms > 3.0 * idle.downtime_ms, "{idle:?}\n{busy:?}");
     assert_eq!(idle.ended_by, Condition::FewerThan(Pages(50)));
+}
+
+#[test]
+fn a_log_of_a_guest_that_works_by_turns_goes_on_after_its_end_as_the_guest_does() {
+    let pages = Pages::of(Bytes::mib(64));
+    // Four seconds in which it writes, four in which it rests.
+    let memory = |from: f64, to| if from % 8.0 < 4.0 { thrown(2048, 5000.0)(from, to) } else { vec![] };
+    let idle = Sequential::new(pages, pages, PageRate::default());
+    let seen = |intervals| log_of(idle.clone(), &memory, Duration::from_millis(500), intervals);
+    // One ends in a rest, three seconds before the next work; the other goes on for long after that.
+    let (log, later) = (seen(42), seen(240));
+    let (timeline, later) = (Timeline::new(&log, Taken::Written), Timeline::new(&later, Taken::Written));
+    let end = timeline.known_end().unwrap();
+    assert_eq!(end, Duration::from_secs(21));
+    let mut pauses = vec![];
+    for after in [0.0, 1.0, 2.5, 4.0, 6.0, 20.0] {
+        let at = end + Duration::from_secs_f64(after);
+        let moved = |timeline| simulate(&mut Replayed::new(timeline, at), link(100.0), &Rules::xen()).unwrap();
+        let (told, is) = (moved(&timeline), moved(&later));
+        assert!(close(told.total_s, is.total_s, 0.05), "{after}: {} {}", told.total_s, is.total_s);
+        assert!((told.downtime_ms - is.downtime_ms).abs() < 50.0, "{after}: {} {}", told.downtime_ms, is.downtime_ms);
+        pauses.push(is.total_s);
+    }
+    assert!(pauses.iter().any(|one| *one > pauses[0] * 1.1 || *one < pauses[0] * 0.9), "it matters when: {pauses:?}");
+    assert_eq!(Timeline::new(&phases(), Taken::Written).known_end(), None);
 }
 
 #[test]
