@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # scripts/soak.sh [PART...]: what takes hours. Every part can be stopped and goes on where it was: the sweep by its ledger, the
 # series by one file for each run. Results stay in results/ (see CONTRIBUTING.md). PARTs: schedules postcopy follows nbd api fuzz upgrade kills
-# series there-and-back resume precache rados volumes faults debian packages wireguard sweeps; all of them unless some are named.
+# series there-and-back resume precache rados volumes faults debian packages wireguard sweeps predictions; all of them unless some are
+# named.
 #
 # For a try of the script itself sizes come from the environment: SOAK_SCHEDULES, SOAK_POSTCOPY, SOAK_FOLLOWS, SOAK_EXAMPLES (a request of the
 # API's), SOAK_FUZZ_SECONDS (a reader), SOAK_KILLS, SOAK_MOVES (the first ones of a series), POINTS and KINDS (of faults, see faults.sh),
-# SOAK_RATES, SOAK_RTTS and SOAK_SWEPT (of sweeps: lists for TOML, and a scenario). SOAK_RESULTS is another folder than results/,
-# and then the table of faults goes there as well.
+# SOAK_RATES, SOAK_RTTS and SOAK_SWEPT (of sweeps: lists for TOML, and a scenario), SOAK_FORETOLD (of predictions: texts for `--only`).
+# SOAK_RESULTS is another folder than results/, and then the table of faults goes there as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -19,7 +20,7 @@ results=$(cd "$results" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-parts=${*:-schedules postcopy follows nbd api fuzz upgrade kills series there-and-back resume precache rados volumes faults debian packages wireguard sweeps}
+parts=${*:-schedules postcopy follows nbd api fuzz upgrade kills series there-and-back resume precache rados volumes faults debian packages wireguard sweeps predictions}
 part() { # NAME WHAT
     case " $parts " in *" $1 "*) echo "== $2" ;; *) return 1 ;; esac
 }
@@ -40,6 +41,9 @@ sweep() { # NAME
         -e "${SOAK_RATES:+s|^rate_mbit = .*|rate_mbit = $SOAK_RATES|}" \
         -e "${SOAK_RTTS:+s|^rtt_ms = .*|rtt_ms = $SOAK_RTTS|}" "scenarios/$1.sweep.toml" >"$work/$1.sweep.toml"
     "$lab" sweep "$work/$1.sweep.toml" --ledger "$results/ledger.jsonl" --commit "$commit"
+}
+figures() { # PAPER [--only TEXTS]
+    "$lab" figures "$@" --ledger "$results/ledger.jsonl" --commit "$commit" --out "$results/$1-$commit"
 }
 tests() { cargo test --release --locked "$@"; }
 
@@ -112,4 +116,9 @@ fi
 if part sweeps "what QEMU does alone, over the links that Godwit is for"; then
     sweep baselines
     sweep block
+fi
+if part predictions "moves foretold and measured, over three links, idle to far above the link, by Godwit and by QEMU; and the best moment"; then
+    case "${SOAK_FORETOLD:-compile}" in *compile*) scripts/setup.sh debian ;; esac
+    figures predict ${SOAK_FORETOLD:+--only "$SOAK_FORETOLD"}
+    [ -n "${SOAK_FORETOLD:-}" ] || figures when
 fi

@@ -50,6 +50,8 @@ fn report() -> Report {
         speeds: vec![],
         extenders: vec![],
         captures: vec![],
+        profiles: vec![],
+        incidents: vec![],
     }
 }
 

@@ -20,6 +20,8 @@
 //! replication. This is what an operator without Godwit would have; the network identity of a guest follows by QEMU's
 //! own announcements and the bridges' learning.
 //!
+//! A site may have a second host (`carriers = 2`), a namespace of its own on the site's underlay: its cable is one more port of the bridge `wan`.
+//!
 //! With `network = "gateway"` that segment is not there: the sites' bridges are joined by nothing, and guests are reached
 //! from the last site alone, whose bridge is their gateway's.
 
@@ -46,12 +48,14 @@ pub const VXLAN_PORT: u16 = 4789;
 pub const TUNNEL_PORTS: std::ops::RangeInclusive<u16> = 51820..=51835;
 /// MTU of the guests' segment: the underlay's 1500 less VXLAN's 50.
 pub const GUEST_MTU: u16 = 1450;
+/// Length of the underlay's prefix: first hosts are in 172.31.0.0/24, second ones in 172.31.1.0/24.
+const UNDERLAY_PREFIX: u8 = 16;
 /// First of the ports that the lab counts as memory; several VMs that move at once use one each.
 const MEMORY_PORTS: std::ops::RangeInclusive<u16> = MEMORY_PORT..=MEMORY_PORT + 55;
 /// As [`MEMORY_PORTS`], for disks.
 const DISK_PORTS: std::ops::RangeInclusive<u16> = DISK_PORT..=DISK_PORT + 55;
 
-/// A site under construction or use.
+/// A site under construction or use; or the second host of one, which has the same but guests and clients.
 #[derive(Debug)]
 pub struct Site {
     /// Its name.
@@ -74,6 +78,15 @@ impl Site {
     }
 }
 
+/// The second host of a site.
+#[derive(Debug)]
+pub struct Second {
+    /// The site's place among the sites.
+    site: usize,
+    /// The host.
+    pub host: Site,
+}
+
 /// All sites and the paths between them.
 #[derive(Debug)]
 pub struct Fabric {
@@ -85,6 +98,8 @@ pub struct Fabric {
     pub network: Network,
     /// Pairs of sites that extenders are to join.
     pub extenders: Vec<[String; 2]>,
+    /// Hosts that carry beside the first of their site.
+    pub seconds: Vec<Second>,
     _wan: Namespace,
 }
 
@@ -116,11 +131,12 @@ impl Fabric {
                 paths.push((a, b, join(&wan, (a, &sites[a]), (b, &sites[b]), spec, extended, seed)?));
             }
         }
+        let seconds = build_seconds(scenario, &sites, &parent)?;
         for (index, site) in sites.iter().enumerate().filter(|_| scenario.network == Network::Switch) {
             let others = sites.iter().enumerate().filter(|(i, _)| *i != index);
             site.ns.bridge(others.map(|(_, o)| format!("fdb append 00:00:00:00:00:00 dev vx0 dst {}", o.underlay)))?;
         }
-        Ok(Self { paths, sites, network: scenario.network, extenders, _wan: wan })
+        Ok(Self { paths, sites, network: scenario.network, extenders, seconds, _wan: wan })
     }
 
     /// Two sites that a veth joins, with nothing between: to measure what is faster than the emulator.
@@ -141,10 +157,16 @@ impl Fabric {
             "link set wan1 master wan up".into(),
         ])?;
         other.ns.ip(["link set wan0 master wan up"])?;
-        Ok(Self { paths: vec![], sites, network: Network::Gateway, extenders: vec![], _wan: wan })
+        Ok(Self { paths: vec![], sites, network: Network::Gateway, extenders: vec![], seconds: vec![], _wan: wan })
     }
 
-    /// Whether a site's host carries an extender.
+    /// All hosts, the sites' first ones before the second ones, each with the name of its site.
+    pub fn hosts(&self) -> impl Iterator<Item = (&str, &Site)> {
+        let firsts = self.sites.iter().map(|site| (site.name.as_str(), site));
+        firsts.chain(self.seconds.iter().map(|second| (self.sites[second.site].name.as_str(), &second.host)))
+    }
+
+    /// Whether a site's hosts carry an extender.
     #[must_use]
     pub fn carries(&self, site: &str) -> bool {
         self.extenders.iter().flatten().any(|name| name == site)
@@ -224,12 +246,65 @@ fn build_site(index: usize, name: &str, parent: &Path) -> Result<Site> {
     ns.ip([
         "link add wan type bridge stp_state 0 forward_delay 0".into(),
         format!("link set wan address {} up", underlay_mac(index)),
-        format!("address add {underlay}/24 dev wan"),
+        format!("address add {underlay}/{UNDERLAY_PREFIX} dev wan"),
         "link add br0 type bridge stp_state 0 forward_delay 0".into(),
         format!("link set br0 address 02:67:77:02:00:{number:02x} mtu {GUEST_MTU} up"),
         format!("address add {client}/16 dev br0"),
     ])?;
     Ok(Site { name: name.to_owned(), ns, folder: parent.join(name), underlay, client })
+}
+
+/// The second hosts of sites that have one; all hosts know them afterwards.
+fn build_seconds(scenario: &Scenario, sites: &[Site], parent: &Path) -> Result<Vec<Second>> {
+    let mut seconds: Vec<Second> = vec![];
+    for (index, described) in scenario.site.iter().enumerate() {
+        let Some(name) = described.second() else { continue };
+        std::fs::create_dir_all(parent.join(&name))?;
+        let second = Second { site: index, host: build_second(index, &name, &sites[index], parent)? };
+        for (other, site) in sites.iter().enumerate() {
+            introduce(&second, (other, site))?;
+        }
+        for other in &seconds {
+            for (one, peer) in [(&second, other), (other, &second)] {
+                neighbour(&one.host, &peer.host, &second_mac(peer.site))?;
+            }
+        }
+        seconds.push(second);
+    }
+    Ok(seconds)
+}
+
+fn build_second(index: usize, name: &str, site: &Site, parent: &Path) -> Result<Site> {
+    let ns = Namespace::with_own_folder(name, parent, name)?;
+    let [_, _, _, number] = site.underlay.octets();
+    let underlay = Ipv4Addr::new(172, 31, 1, number);
+    site.ns.ip([
+        format!("link add second type veth peer name wan netns {}", ns.path().display()),
+        "link set second master wan up".into(),
+    ])?;
+    // Frames that only pass the site's bridge are no business of its first host's rules.
+    let bridged = "net/bridge/bridge-nf-call-iptables";
+    if Path::new("/proc/sys").join(bridged).exists() {
+        site.ns.sysctl(bridged, "0")?;
+    }
+    ns.ip([
+        format!("link set wan address {} up", second_mac(index)),
+        format!("address add {underlay}/{UNDERLAY_PREFIX} dev wan"),
+    ])?;
+    Ok(Site { name: name.to_owned(), ns, folder: parent.join(name), underlay, client: site.client })
+}
+
+/// A second host and a site's first one know each other, and that site's bridge knows where the second one's frames go.
+fn introduce(second: &Second, (other, site): (usize, &Site)) -> Result<()> {
+    let mac = second_mac(second.site);
+    neighbour(&second.host, site, &underlay_mac(other))?;
+    site.ns.ip([format!("neighbour add {} lladdr {mac} dev wan nud permanent", second.host.underlay)])?;
+    let port = if other == second.site { "second".into() } else { format!("wan{}", second.site) };
+    site.ns.bridge([format!("fdb add {mac} dev {port} master static")])
+}
+
+fn neighbour(host: &Site, peer: &Site, mac: &str) -> Result<()> {
+    host.ns.ip([format!("neighbour add {} lladdr {mac} dev wan nud permanent", peer.underlay)])
 }
 
 /// Gives a site's bridge its port to the other sites.
@@ -243,6 +318,11 @@ fn stretch(site: &Site) -> Result<()> {
 /// MAC address of a site's bridge to the WAN.
 fn underlay_mac(index: usize) -> String {
     format!("02:67:77:01:00:{:02x}", index + 1)
+}
+
+/// MAC address of a second host.
+fn second_mac(site: usize) -> String {
+    format!("02:67:77:03:00:{:02x}", site + 1)
 }
 
 fn join(

@@ -71,7 +71,7 @@ pub fn binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The one host of a site, as Godwit knows it: a host and a site cannot have the same name, since VMs move to either.
+/// The host of a site that guests run on, as Godwit knows it (and of a second host's name its own): a host and a site cannot have the same name, since VMs move to either.
 #[must_use]
 pub fn host_of(site: &str) -> String {
     format!("host-{site}")
@@ -108,6 +108,7 @@ impl Folders {
 pub struct Installation {
     binary: PathBuf,
     fabric: Arc<Fabric>,
+    /// By their hosts: sites' names, and those of second hosts.
     nodes: HashMap<String, Mutex<Daemon>>,
     controller: Mutex<Daemon>,
     failpoints: HashMap<String, Failpoints>,
@@ -130,17 +131,17 @@ impl Installation {
         issue.found()?;
         let mut nodes = HashMap::new();
         let mut failpoints = HashMap::new();
-        for site in &fabric.sites {
+        for (of, site) in fabric.hosts() {
             let folders = Folders::of(site);
             issue.issue("node", &host_of(&site.name), &folders.credentials.join("node"))?;
             issue.issue("client", "lab", &folders.credentials.join("client"))?;
             std::fs::create_dir_all(&folders.images)?;
-            if fabric.carries(&site.name) {
+            if fabric.carries(of) {
                 extender::prepare(site)?;
             }
             let points = Failpoints::create(site.folder.join("failpoints"))?;
-            let mut node = node(&binary, fabric, site, &folders, &points);
-            if let Some(qemu) = wanted.iter().find(|w| w.name.get_ref() == &site.name).and_then(|w| w.qemu.as_ref()) {
+            let mut node = node(&binary, fabric.carries(of), site, &folders, &points);
+            if let Some(qemu) = wanted.iter().find(|w| w.name.get_ref() == of).and_then(|w| w.qemu.as_ref()) {
                 node = node.with_environment("PATH", path_with(qemu.get_ref())?);
             }
             nodes.insert(site.name.clone(), Mutex::new(node));
@@ -165,15 +166,17 @@ impl Installation {
     fn bring_up(&self) -> Result<()> {
         let home = self.home();
         lock(&self.controller).start(home)?;
-        for site in &self.fabric.sites {
-            lock(self.node(&site.name)).start(site)?;
+        for (_, host) in self.fabric.hosts() {
+            lock(self.node(&host.name)).start(host)?;
         }
         self.await_listening(&self.controller, SocketAddr::from((home.underlay, CONTROLLER_PORT)))?;
         for site in &self.fabric.sites {
-            let api = SocketAddr::from((site.underlay, NODE_PORT));
-            self.await_listening(self.node(&site.name), api)?;
             self.command(["site", "add", &site.name])?;
-            self.command(["host", "add", &host_of(&site.name), "--site", &site.name, "--api", &api.to_string()])?;
+        }
+        for (of, host) in self.fabric.hosts() {
+            let api = SocketAddr::from((host.underlay, NODE_PORT));
+            self.await_listening(self.node(&host.name), api)?;
+            self.command(["host", "add", &host_of(&host.name), "--site", of, "--api", &api.to_string()])?;
         }
         let gateway = format!("{}:br0", host_of(&home.name));
         match self.fabric.network {
@@ -231,8 +234,8 @@ impl Installation {
         &self.fabric
     }
 
-    pub(crate) fn node(&self, site: &str) -> &Mutex<Daemon> {
-        self.nodes.get(site).expect("each site has a node, and a checked scenario names only sites that exist")
+    pub(crate) fn node(&self, host: &str) -> &Mutex<Daemon> {
+        self.nodes.get(host).expect("each site has a node, and a checked scenario names only sites that exist")
     }
 
     pub(crate) fn controller(&self) -> &Mutex<Daemon> {
@@ -337,7 +340,7 @@ fn path_with(folder: &Path) -> Result<OsString> {
     std::env::join_paths(folders).with_context(|| format!("`site.qemu`: {} cannot be in PATH", folder.display()))
 }
 
-fn node(binary: &Path, fabric: &Fabric, site: &Site, folders: &Folders, points: &Failpoints) -> Daemon {
+fn node(binary: &Path, carries: bool, site: &Site, folders: &Folders, points: &Failpoints) -> Daemon {
     let mut arguments = vec!["node".into(), "--name".into(), host_of(&site.name).into()];
     for (flag, path) in [
         ("--state", &folders.state),
@@ -358,7 +361,7 @@ fn node(binary: &Path, fabric: &Fabric, site: &Site, folders: &Folders, points: 
     ] {
         arguments.extend([flag.into(), value.into()]);
     }
-    if fabric.carries(&site.name) {
+    if carries {
         arguments.extend(["--extender".into(), extender::offer(site).into()]);
     }
     let log = site.folder.join("node.log");

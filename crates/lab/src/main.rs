@@ -148,9 +148,9 @@ struct FiguresArgs {
     /// Only the runs that show most.
     #[arg(long)]
     quick: bool,
-    /// Only runs whose name has this in it.
-    #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
+    /// Only runs whose name has this in it, or one of these; may be repeated.
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    only: Vec<String>,
     /// Folder for the tables (text, Markdown, JSON, HTML), the drawings (SVG) and each run's own report and page.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -163,6 +163,13 @@ struct FiguresArgs {
     /// Only make the tables of what the ledger has.
     #[arg(long)]
     table: bool,
+}
+
+impl FiguresArgs {
+    /// Whether a run of this name is meant.
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|text| name.contains(text.as_str()))
+    }
 }
 
 /// What the engine inside the sandbox is told.
@@ -573,9 +580,9 @@ fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
 fn figures_command(args: &FiguresArgs) -> Result<ExitCode> {
     let extent = if args.quick { Extent::Quick } else { Extent::Full };
     let mut cells = args.paper.cells(extent);
-    cells.retain(|cell| args.only.as_ref().is_none_or(|only| cell.name.contains(only.as_str())));
+    cells.retain(|cell| args.wants(&cell.name));
     if cells.is_empty() {
-        bail!("no run of these has `{}` in its name; `--list` names them", args.only.as_deref().unwrap_or_default());
+        bail!("no run of these has `{}` in its name; `--list` names them", args.only.join("` or `"));
     }
     if let Some(folder) = &args.scenarios {
         for cell in &cells {
@@ -691,4 +698,25 @@ fn current_commit(ledger: &Path) -> Result<String> {
     let look: Vec<&str> = look.iter().map(String::as_str).collect();
     let changed = !git(&look)?.is_empty();
     Ok(if changed { commit + "-changed" } else { commit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_papers_runs_is_named_by_any_of_several_texts() {
+        let wanted = |words: &str| -> Vec<&'static str> {
+            let words = format!("godwit-lab figures predict {words}");
+            let Command::Figures(args) = Cli::try_parse_from(words.split_whitespace()).unwrap().command else {
+                panic!("other words")
+            };
+            let names = ["10mbit-qemu", "50mbit-qemu", "50mbit-godwit", "web"];
+            names.into_iter().filter(|name| args.wants(name)).collect()
+        };
+        assert_eq!(wanted("").len(), 4);
+        assert_eq!(wanted("--only 10mbit,web"), ["10mbit-qemu", "web"]);
+        assert_eq!(wanted("--only godwit --only 10mbit"), ["10mbit-qemu", "50mbit-godwit"]);
+        assert!(wanted("--only nothing").is_empty());
+    }
 }

@@ -63,6 +63,8 @@ pub(crate) struct MoveThread {
     pub progress: Arc<Progress>,
     pub cancel: Arc<AtomicBool>,
     pub timeout: Duration,
+    /// Rounds after which a baseline is told to stop its guest.
+    pub patience: u32,
     pub ended: Arc<Mutex<Vec<Ended>>>,
     /// Asks the guest how its disks do.
     pub watch: Option<GuestWatch>,
@@ -109,6 +111,7 @@ impl MoveThread {
             index: self.vm.index,
             damage: std::mem::take(&mut *lock(&self.vm.damage)),
             timeout: self.timeout,
+            patience: self.patience,
             cancel: &self.cancel,
             progress: &self.progress,
         };

@@ -3,6 +3,7 @@
 //! A guest's `eth0` stays on the lab's segment, by which it is loaded and checked; what the scenario wires are its further interfaces.
 //! At the end of a pass `godwit net check` looks at all of it: what it finds is a warning of the run.
 
+use crate::godwit::host_of;
 use crate::pass::Pass;
 use crate::report::{ComponentReport, Mark, Outcome};
 use crate::scenario::{Component, ComponentStep};
@@ -19,10 +20,9 @@ impl Pass {
     pub(crate) fn make_components(&self) -> Result<()> {
         let Some(installation) = &self.installation else { return Ok(()) };
         for Component { name, kind, site, ports, config } in &self.scenario.component {
-            let (name, ports) = (name.get_ref(), ports.get_ref().to_string());
+            let (name, ports, host) = (name.get_ref(), ports.get_ref().to_string(), host_of(site.get_ref()));
             self.progress.note(&format!("making {name}"));
-            let words =
-                ["component", "create", name, "--kind", kind.get_ref(), "--ports", &ports, "--site", site.get_ref()];
+            let words = ["component", "create", name, "--kind", kind.get_ref(), "--ports", &ports, "--host", &host];
             let file = (!config.is_empty()).then_some(["--config", "-"]);
             let words: Vec<&str> = words.into_iter().chain(file.into_iter().flatten()).collect();
             installation.command_with(words, (!config.is_empty()).then_some(config.as_str()))?;

@@ -3,6 +3,7 @@
 use crate::application::Watched;
 use crate::convoy::Convoy;
 use crate::fabric::Fabric;
+use crate::flow::{Flow, Happened};
 use crate::godwit::Installation;
 use crate::godwit::extender;
 use crate::godwit::hosted::{self, Hosted};
@@ -14,7 +15,8 @@ use crate::moves::{Ended, Running};
 use crate::progress::Progress;
 use crate::recording::{self, Recordings};
 use crate::report::{
-    Application, CaptureReport, ComponentReport, ExtenderReport, IoWindow, Mark, MoveReport, TogetherReport,
+    Application, CaptureReport, ComponentReport, ExtenderReport, IncidentReport, IoWindow, Mark, MoveReport,
+    ProfileReport, TogetherReport,
 };
 use crate::scenario::{Baseline, Damage, Image, Scenario};
 use crate::steps::TRAIL;
@@ -112,7 +114,10 @@ pub struct Pass {
     pub(crate) applications: Vec<Watched>,
     pub(crate) marks: Vec<Mark>,
     pub(crate) convoys: Vec<Arc<Convoy>>,
+    pub(crate) profiles: Vec<ProfileReport>,
     pub(crate) recordings: Recordings,
+    pub(crate) flows: Vec<Flow>,
+    pub(crate) happened: Vec<Happened>,
     /// The zero of what happens in the pass: its first step.
     pub(crate) zero: Instant,
     pub(crate) progress: Arc<Progress>,
@@ -157,7 +162,10 @@ impl Pass {
             applications: vec![],
             marks: vec![],
             convoys: vec![],
+            profiles: vec![],
             recordings: Recordings::into(work.join(recording::FOLDER)),
+            flows: vec![],
+            happened: vec![],
             zero: Instant::now(),
             progress: progress.clone(),
             installation,
@@ -207,6 +215,7 @@ impl Pass {
             }));
         }
         pass.begin_applications()?;
+        pass.begin_flows()?;
         pass.zero = Instant::now();
         Ok(pass)
     }
@@ -287,6 +296,7 @@ impl Pass {
             self.settle(&vm.name, TRAIL);
         }
         let applications = self.end_applications();
+        let incidents = self.end_flows();
         let together = self.convoys.iter().map(|convoy| convoy.report_with(&self.done)).collect();
         let captures = self.end_captures();
         self.check_network();
@@ -320,6 +330,8 @@ impl Pass {
             together,
             extenders,
             captures,
+            profiles: std::mem::take(&mut self.profiles),
+            incidents,
         }
     }
 }
@@ -343,6 +355,10 @@ pub struct Finished {
     pub extenders: Vec<ExtenderReport>,
     /// What was recorded.
     pub captures: Vec<CaptureReport>,
+    /// What guests were seen to write.
+    pub profiles: Vec<ProfileReport>,
+    /// What flows had while something was killed or cut.
+    pub incidents: Vec<IncidentReport>,
 }
 
 /// The images of a pass, each with its load program made once.

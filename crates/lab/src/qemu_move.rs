@@ -60,9 +60,6 @@ enum StopRule {
     Xen,
 }
 
-/// After so many rounds an operator would lift the downtime limit, and so does the baseline: a move that never ends
-/// compares with nothing.
-const PATIENCE_ROUNDS: usize = 30;
 /// Xen's figures.
 const XEN_FEW_PAGES: u64 = 50;
 const XEN_ROUNDS: usize = 29;
@@ -90,12 +87,13 @@ impl Means {
     }
 }
 
-/// The stop rule in words, for the report.
+/// The stop rule in words, for the report. After `patience` rounds an operator would lift the downtime limit, and so does the baseline: a
+/// move that never ends compares with nothing.
 #[must_use]
-pub fn stop_rule(kind: Baseline) -> String {
+pub fn stop_rule(kind: Baseline, patience: u32) -> String {
     match Means::of(kind).rule {
         StopRule::DowntimeLimit => format!(
-            "QEMU's: stop when the rest takes at most {DOWNTIME_LIMIT_MS} ms at the bandwidth that QEMU measures (downtime-limit), or after {PATIENCE_ROUNDS} rounds"
+            "QEMU's: stop when the rest takes at most {DOWNTIME_LIMIT_MS} ms at the bandwidth that QEMU measures (downtime-limit), or after {patience} rounds"
         ),
         StopRule::Xen => format!(
             "Xen's, over QMP: stop when fewer than {XEN_FEW_PAGES} pages are dirty, after {XEN_ROUNDS} rounds, or when {XEN_TIMES_RAM} times the RAM was sent"
@@ -121,6 +119,8 @@ pub struct Order<'a> {
     pub damage: Vec<Damage>,
     /// After this the move is given up.
     pub timeout: Duration,
+    /// After so many rounds the guest is stopped whatever is left, where QEMU's own rule has not stopped it.
+    pub patience: u32,
     /// Set from outside to give it up.
     pub cancel: &'a AtomicBool,
     /// Who is told how far it is.
@@ -399,7 +399,9 @@ fn precopy(
             None,
             &format!("round {}, {} left", passes.max(1), Bytes(number("remaining"))),
         );
-        if !told_to_stop && is_time_to_stop(means.rule, &figures.rounds, number("transferred"), source.spec.memory) {
+        if !told_to_stop
+            && is_time_to_stop(means.rule, order.patience, &figures.rounds, number("transferred"), source.spec.memory)
+        {
             source.qmp("migrate-set-parameters", json!({"downtime-limit": STOP_NOW_MS}))?;
             told_to_stop = true;
         }
@@ -407,9 +409,9 @@ fn precopy(
 }
 
 /// Whether pre-copy is to be ended from outside. `sent` is in bytes.
-fn is_time_to_stop(rule: StopRule, rounds: &[Round], sent: u64, ram: Bytes) -> bool {
+fn is_time_to_stop(rule: StopRule, patience: u32, rounds: &[Round], sent: u64, ram: Bytes) -> bool {
     match rule {
-        StopRule::DowntimeLimit => rounds.len() >= PATIENCE_ROUNDS,
+        StopRule::DowntimeLimit => rounds.len() >= patience as usize,
         StopRule::Xen => {
             rounds.last().is_some_and(|r| r.dirtied < XEN_FEW_PAGES)
                 || rounds.len() >= XEN_ROUNDS
@@ -521,7 +523,7 @@ mod tests {
     #[test]
     fn xens_rule_stops_at_few_pages_at_29_rounds_and_at_three_times_the_ram() {
         let ram = Bytes::mib(512);
-        let stops = |dirtied: &[u64], sent| is_time_to_stop(StopRule::Xen, &rounds(dirtied), sent, ram);
+        let stops = |dirtied: &[u64], sent| is_time_to_stop(StopRule::Xen, 1, &rounds(dirtied), sent, ram);
         assert!(!stops(&[], 0));
         assert!(!stops(&[900, 50], 0));
         assert!(stops(&[900, 49], 0));
@@ -532,9 +534,11 @@ mod tests {
     }
 
     #[test]
-    fn a_baseline_that_does_not_converge_is_stopped_after_30_rounds() {
-        let stops = |n| is_time_to_stop(StopRule::DowntimeLimit, &rounds(&vec![1; n]), u64::MAX, Bytes(1));
-        assert!(!stops(29));
-        assert!(stops(30));
+    fn a_baseline_that_does_not_converge_is_stopped_when_patience_ends() {
+        let stops =
+            |patience, n| is_time_to_stop(StopRule::DowntimeLimit, patience, &rounds(&vec![1; n]), u64::MAX, Bytes(1));
+        assert!(!stops(30, 29) && stops(30, 30));
+        assert!(!stops(6, 5) && stops(6, 6));
+        assert!(stop_rule(Baseline::Qemu, 6).ends_with("after 6 rounds"));
     }
 }

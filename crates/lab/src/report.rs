@@ -47,6 +47,66 @@ pub struct Report {
     /// Frames that were recorded: the steps `capture`.
     #[serde(default)]
     pub captures: Vec<CaptureReport>,
+    /// What guests of baselines were seen to write: the steps `profile`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<ProfileReport>,
+    /// What flows had while something was killed or cut, in Godwit's pass; the first one is nothing, for comparison.
+    #[serde(default)]
+    pub incidents: Vec<IncidentReport>,
+}
+
+/// Which pages of a guest changed, watched from outside.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProfileReport {
+    /// The VM.
+    pub vm: String,
+    /// When it began, seconds from the first step.
+    pub at_s: f64,
+    /// Pages that changed in a second, on average.
+    pub changed_per_s: f64,
+    /// What all looks took together, seconds.
+    pub looking_s: f64,
+    /// The log of dirtied pages (`godwit_predict::log`), in hexadecimal.
+    pub log: String,
+}
+
+/// What was killed and cut, and which VMs moved, from one step `whole` to the next.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IncidentReport {
+    /// What was done, in words; nothing, where flows went undisturbed.
+    pub what: Vec<String>,
+    /// When, seconds from the first step.
+    pub at_s: f64,
+    /// Until when flows were looked at: the next incident, or the end.
+    pub until_s: f64,
+    /// How long after the first deed all was well again, and stayed so: every tunnel up, every host answering, nothing that `godwit net check`
+    /// finds. Seconds, to the end of the first look that found it so (a look takes about one), and not
+    /// before the last number of a flow that was lost. Nothing where it did not come to that, or nobody waited for it.
+    pub whole_s: Option<f64>,
+    /// The flows.
+    pub flows: Vec<FlowSeen>,
+}
+
+/// A flow in a stretch of time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlowSeen {
+    /// From where to where.
+    pub flow: String,
+    /// As what.
+    pub kind: crate::scenario::FlowKind,
+    /// Numbers whose answers were to come in it; of a session only those that came back.
+    pub sent: u64,
+    /// Those of them that never came back; nothing of a session, which sends again.
+    pub lost: Option<u64>,
+    /// Those of the lost that no pause of a guest's explains: sent neither while one stood still in a move, nor so shortly before that they or
+    /// their answers were on their way when it stopped (the flow's usual time there and back).
+    pub lost_awake: Option<u64>,
+    /// The longest time without an answer, as far as it lies in the stretch, ms.
+    pub silent_ms: f64,
+    /// When that was over, seconds from the stretch's beginning; nothing where it never was.
+    pub back_s: Option<f64>,
+    /// How the session broke, by the end of the pass.
+    pub broke: Option<String>,
 }
 
 /// What passed between two sites that an extender joins, from when it was up. The WAN emulator has counted, which all of it passes.
@@ -235,6 +295,7 @@ impl Report {
         moves().all(MoveReport::is_well)
             && self.components.iter().all(|moved| moved.outcome == Outcome::Completed)
             && self.extenders.iter().all(|extender| extender.clear_packets == 0)
+            && self.incidents.iter().all(|incident| incident.flows.iter().all(|flow| flow.broke.is_none()))
             && self.applications.iter().all(|seen| seen.wrong == 0 && (disturbed || seen.failed == 0))
     }
 }

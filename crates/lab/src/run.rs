@@ -48,6 +48,8 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         speeds: vec![],
         extenders: vec![],
         captures: vec![],
+        profiles: vec![],
+        incidents: vec![],
     };
     if let Some(asked) = &scenario.speed {
         progress.title("speed:");
@@ -69,11 +71,23 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
             });
             let script = pass.script();
             report.windows.append(&mut pass.windows);
-            let Finished { moves, warnings, components, applications, marks, together, extenders, captures } =
-                pass.finish();
+            let Finished {
+                moves,
+                warnings,
+                components,
+                applications,
+                marks,
+                together,
+                extenders,
+                captures,
+                profiles,
+                incidents,
+            } = pass.finish();
+            report.incidents.extend(incidents);
             report.together.extend(together);
             report.extenders.extend(extenders);
             report.captures.extend(captures);
+            report.profiles.extend(profiles);
             report.components.extend(components);
             report.applications.extend(applications);
             report.marks.extend(marks);
@@ -82,7 +96,7 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
                 Means::Godwit => report.moves.extend(moves),
                 Means::Baseline(kind) => report.baselines.extend(moves.into_iter().map(|figures| BaselineReport {
                     name: *kind,
-                    stop_rule: qemu_move::stop_rule(*kind),
+                    stop_rule: qemu_move::stop_rule(*kind, *scenario.patience_rounds.get_ref()),
                     figures,
                 })),
             }

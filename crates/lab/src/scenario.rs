@@ -20,10 +20,10 @@ use std::time::Duration;
 use step::RawStep;
 use toml::Spanned;
 
-pub use network::{Component, End, Extender, Nic, Wire, route};
+pub use network::{Component, End, Extender, Flow, FlowKind, Nic, Wire, route};
 pub use step::{
     Action, Alter, Between, CaptureStep, ComponentStep, Cut, Damage, DiskStrategy, Expect, IoStep, Kill, LoadStep,
-    Moment, Move, PathChange, Point, Precache, ProfileStep, Runs, Step, Verify, Victim, Wait,
+    Moment, Move, PathChange, Point, Precache, ProfileStep, Runs, Step, Verify, Victim, Wait, Whole,
 };
 
 /// Data sets (MiB of files, records and random bytes) for which the set-up makes an image.
@@ -59,12 +59,15 @@ pub struct Scenario {
     /// Seconds after which a move that has not ended is cancelled.
     #[serde(default = "default_move_timeout")]
     pub move_timeout_s: u64,
+    /// Rounds after which a baseline that has not converged is told to stop its guest.
+    #[serde(default = "default_patience")]
+    pub patience_rounds: Spanned<u32>,
     /// The WAN between the sites.
     pub wan: Wan,
     /// How guests and clients reach each other.
     #[serde(default)]
     pub network: Network,
-    /// Clouds, regions or data centres; one host each.
+    /// Clouds, regions or data centres; one host each that guests run on.
     pub site: Vec<Site>,
     /// The guests.
     #[serde(default)]
@@ -81,6 +84,9 @@ pub struct Scenario {
     /// Pairs of sites that encrypted tunnels join, from the beginning on.
     #[serde(default)]
     pub extender: Vec<Extender>,
+    /// What flows over the wires, from before the first step on.
+    #[serde(default)]
+    pub flow: Vec<Flow>,
     /// What happens, in order.
     #[serde(skip)]
     pub step: Vec<Step>,
@@ -152,7 +158,7 @@ pub struct Wan {
     pub path: Vec<PathChange>,
 }
 
-/// A site: one host in a network and a mount namespace of its own.
+/// A site: a host in a network and a mount namespace of its own, and perhaps a second one that only carries its extenders.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Site {
@@ -160,6 +166,17 @@ pub struct Site {
     pub name: Spanned<String>,
     /// Folder with another `qemu-system-x86_64` than the machine's, which Godwit's guests in this site run on.
     pub qemu: Option<Spanned<PathBuf>>,
+    /// How many of its hosts carry its extenders: 1, or 2, the most that Godwit has; the second runs nothing else.
+    #[serde(default = "one_carrier")]
+    pub carriers: Spanned<u8>,
+}
+
+impl Site {
+    /// The name of its second host, if it has one.
+    #[must_use]
+    pub fn second(&self) -> Option<String> {
+        (*self.carriers.get_ref() == 2).then(|| format!("{}-2", self.name.get_ref()))
+    }
 }
 
 /// A guest.
@@ -309,6 +326,14 @@ impl Scenario {
         self.extender.iter().any(|extender| extender.between.get_ref().iter().any(|name| name == site))
     }
 
+    /// The address that a flow goes to; none where that is no guest's interface.
+    #[must_use]
+    pub fn flow_target(&self, flow: &Flow) -> Option<std::net::Ipv4Addr> {
+        let end = End::of(flow.to.get_ref())?;
+        let vm = self.vm.iter().find(|vm| vm.name.get_ref() == &end.object)?;
+        vm.nic.iter().enumerate().find(|(index, nic)| nic.port(*index) == end.port)?.1.ip()
+    }
+
     /// What the WAN does between two sites at the start.
     #[must_use]
     pub fn path_spec(&self, a: &str, b: &str) -> PathSpec {
@@ -393,6 +418,14 @@ fn default_warm() -> Spanned<u8> {
 
 fn default_move_timeout() -> u64 {
     1800
+}
+
+fn default_patience() -> Spanned<u32> {
+    Spanned::new(0..0, 30)
+}
+
+fn one_carrier() -> Spanned<u8> {
+    Spanned::new(0..0, 1)
 }
 
 fn zero() -> Spanned<f64> {

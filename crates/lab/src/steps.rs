@@ -72,6 +72,7 @@ impl Pass {
                 Action::Io(step) => self.io(&step)?,
                 Action::Load(step) => self.load(&step)?,
                 Action::Capture(step) => self.capture(&step)?,
+                Action::Whole(step) => self.whole(&step),
             }
         }
         self.join(|_| true);
@@ -144,6 +145,8 @@ impl Pass {
         }
         let [one, other] = cut.between.get_ref();
         self.progress.note(&format!("cutting {one} - {other}"));
+        let lasts = restored_after.map_or(String::new(), |lasts| format!(" for {} s", lasts.as_secs_f64()));
+        self.note_incident(format!("the path {one} - {other} cut{lasts}"));
         incident::cut(&self.fabric, &self.later, cut.between.get_ref(), restored_after)
     }
 
@@ -157,18 +160,19 @@ impl Pass {
             self.order_incident(vm.get_ref(), Incident { at, share: kill.share, deed });
             return Ok(());
         }
-        let Some(installation) = &self.installation else {
+        let Some(installation) = self.installation.clone() else {
             self.leave_out("kill");
             return Ok(());
         };
         self.progress.note(&deed.to_string());
+        self.note_incident(deed.told());
         let vm = kill.vm.as_ref().map(|vm| self.vm(vm.get_ref()));
         let guest = vm.as_ref().map(|vm| lock(&vm.guest));
         let hosted = guest.as_ref().and_then(|guest| match guest.as_ref() {
             Some(Machine::Godwit(hosted)) => Some(hosted),
             _ => None,
         });
-        incident::perform(installation, &deed, None, hosted)
+        incident::perform(&installation, &deed, None, hosted)
     }
 
     fn order_incident(&mut self, vm: &str, incident: Incident) {
@@ -279,6 +283,9 @@ impl Pass {
         let names: Vec<String> = order.vms.iter().map(|vm| vm.get_ref().clone()).collect();
         self.join(|vm| names.iter().any(|name| name == vm));
         names.iter().for_each(|name| self.settle(name, TRAIL));
+        if !self.flows.is_empty() {
+            self.note_incident(format!("{} moved to {}", names.join(", "), order.to.get_ref()));
+        }
         let [name] = names.as_slice() else { return self.begin_together(order, names) };
         if let Some(moment) = &order.moment {
             self.await_moment(name, order.to.get_ref(), moment)?;
@@ -347,6 +354,7 @@ impl Pass {
             progress: self.progress.clone(),
             cancel: cancel.clone(),
             timeout: Duration::from_secs(self.scenario.move_timeout_s),
+            patience: *self.scenario.patience_rounds.get_ref(),
             ended: self.ended.clone(),
         };
         let thread = std::thread::Builder::new().name(format!("move-{name}")).spawn(move || running.run(source))?;

@@ -550,6 +550,8 @@ pub(crate) mod tests {
             speeds: vec![],
             extenders: vec![],
             captures: vec![],
+            profiles: vec![],
+            incidents: vec![],
         }
     }
 

@@ -108,6 +108,15 @@ fn a_value_of_the_wrong_kind_is_named() {
 }
 
 #[test]
+fn a_baseline_has_patience_for_some_rounds() {
+    assert_eq!(*Scenario::parse(BURST, "burst.toml").unwrap().patience_rounds.get_ref(), 30);
+    let with = |rounds: u32| burst_with("repeat = 1", &format!("patience_rounds = {rounds}"));
+    assert_eq!(*Scenario::parse(&with(6), "burst.toml").unwrap().patience_rounds.get_ref(), 6);
+    refused(&with(0), 3, "patience_rounds");
+    refused(&with(1001), 3, "patience_rounds");
+}
+
+#[test]
 fn a_load_that_is_not_understood_is_named() {
     refused(&burst_with("kib_per_s = 512", "kib_per_h = 512"), 25, "kib_per_h");
     // The field of a tagged table is not known any more when its value turns out to be of the wrong kind.
@@ -387,6 +396,43 @@ fn extenders_and_recordings_name_sites_and_objects_with_wires() {
     refused(&step("capture = { of = \"web\", s = 5, name = \"../x\" }"), "step.capture.name", "a-z");
     let twice = format!("{}{}", step("capture = { of = \"web\", s = 5 }"), step("capture = { of = \"web\", s = 5 }"));
     refused(&twice, "step.capture.name", "twice");
+}
+
+#[test]
+fn flows_and_second_hosts_are_refused_where_the_lab_would_not_follow_them() {
+    let with = |carriers: &str, more: &str| {
+        let wired = burst_with("disk_gib = 4 ", "nic = [{ address = \"10.20.1.2/24\" }]\ndisk_gib = 4 ");
+        let wired = wired.replace("baseline = [\"qemu\"]", "");
+        let wired = wired.replace("name = \"california\"", &format!("name = \"california\"\n{carriers}"));
+        let sw = "[[component]]\nname = \"gate\"\nkind = \"router\"\nsite = \"california\"\nports = 1\n";
+        format!("{wired}{sw}[[wire]]\nends = [\"web:eth1\", \"gate:p1\"]\n{more}")
+    };
+    let joined = "[[extender]]\nbetween = [\"illinois\", \"california\"]\n";
+    let flow = |from: &str, to: &str, per_s: u32| {
+        format!("[[flow]]\nfrom = \"{from}\"\nto = \"{to}\"\nkind = \"udp\"\nper_s = {per_s}\n")
+    };
+    let whole = "[[step]]\nkill = { what = \"controller\" }\n[[step]]\nwhole = {}\n";
+    let fine = format!("{joined}{}{whole}", flow("gate", "web:eth1", 100));
+    let scenario = Scenario::parse(&with("carriers = 2", &fine), "burst.toml").unwrap();
+    assert_eq!(scenario.flow_target(&scenario.flow[0]), Some([10, 20, 1, 2].into()));
+    let seconds: Vec<_> = scenario.site.iter().filter_map(|site| site.second()).collect();
+    assert_eq!(seconds, ["california-2"]);
+
+    let refused = |carriers: &str, more: &str, key: &str, what: &str| {
+        let said = Scenario::parse(&with(carriers, more), "burst.toml").unwrap_err().to_string();
+        assert!(said.contains(&format!("`{key}`")) && said.contains(what), "{more}: {said}");
+    };
+    refused("", &flow("sw", "web:eth1", 100), "flow.from", "no component `sw`");
+    refused("", &flow("gate", "web:eth0", 100), "flow.to", "web:eth0");
+    refused("", &flow("gate", "gate:p1", 100), "flow.to", "gate:p1");
+    refused("", &flow("gate", "web:eth1", 0), "flow.per_s", "is 0");
+    refused("", &flow("gate", "web:eth1", 1001), "flow.per_s", "is 1001");
+    let moved = "[[step]]\nmove = { component = \"gate\", to = \"illinois\" }\n";
+    refused("", &format!("{}{moved}", flow("gate", "web:eth1", 1)), "flow.from", "moves");
+    refused("carriers = 3", joined, "site.carriers", "is 3");
+    refused("carriers = 2", "", "site.carriers", "no [[extender]]");
+    let comes = "[[step]]\nmove = { vm = \"web\", to = \"california\" }\n";
+    refused("carriers = 2", &format!("{joined}{comes}"), "site.carriers", "either host");
 }
 
 #[test]

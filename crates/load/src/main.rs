@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    net::{SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener, UdpSocket},
     path::PathBuf,
     sync::Arc,
     thread,
@@ -14,7 +14,7 @@ use godwit_load::{
     disk::DiskPlace,
     engine::{Engine, Resources},
     protocol::Listening,
-    server::{serve_control, serve_echo},
+    server::{serve_control, serve_datagrams, serve_echo},
     wire,
 };
 
@@ -40,7 +40,7 @@ struct Serve {
     /// Address of the control port; port 0 takes a free one.
     #[arg(long, default_value = "0.0.0.0:7000")]
     listen: SocketAddr,
-    /// Address of the echo port; port 0 takes a free one.
+    /// Address of the echo port, of TCP and of UDP; port 0 takes a free one.
     #[arg(long, default_value = "0.0.0.0:7007")]
     echo: SocketAddr,
     /// Block device or preallocated file that disk loads overwrite from its offset on. May be repeated: loads name it
@@ -78,7 +78,10 @@ fn run(serve: Serve) -> anyhow::Result<()> {
     };
     let control = listen(serve.listen, "--listen")?;
     let echo = listen(serve.echo, "--echo")?;
-    let listening = Listening { control: control.local_addr()?, echo: echo.local_addr()?, boot_id: engine.boot_id() };
+    let at = echo.local_addr()?;
+    let datagrams = UdpSocket::bind(at)
+        .with_context(|| format!("cannot listen on {at} by UDP; give a free address with --echo"))?;
+    let listening = Listening { control: control.local_addr()?, echo: at, boot_id: engine.boot_id() };
     // Nobody has to be there to read it: under an init without a console, standard output may be closed.
     let _ = wire::write_line(&mut std::io::stdout().lock(), &listening);
     let _ = std::io::stdout().flush();
@@ -87,5 +90,9 @@ fn run(serve: Serve) -> anyhow::Result<()> {
         .name("echo-accept".to_owned())
         .spawn(move || -> () { serve_echo(&echo) })
         .context("cannot start the echo server's thread")?;
+    thread::Builder::new()
+        .name("echo-datagrams".to_owned())
+        .spawn(move || -> () { serve_datagrams(&datagrams) })
+        .context("cannot start the thread that echoes datagrams")?;
     serve_control(&control, &engine)
 }

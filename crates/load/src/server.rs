@@ -1,8 +1,8 @@
-//! The two TCP services in the guest: control and echo. A thread for each connection, and a bound on both.
+//! The services in the guest: control and echo over TCP, a thread for each connection with a bound on both, and an echo of datagrams.
 
 use std::{
     io::{self, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire},
@@ -35,6 +35,9 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Echo buffer of a connection.
 const ECHO_BYTES: usize = 16 * 1024;
 
+/// Longest datagram that is sent back whole.
+const DATAGRAM_BYTES: usize = 2048;
+
 /// Answers control connections, for ever.
 pub fn serve_control(listener: &TcpListener, engine: &Arc<Engine>) -> ! {
     let engine = engine.clone();
@@ -49,6 +52,18 @@ pub fn serve_echo(listener: &TcpListener) -> ! {
     accept(listener, "echo", MAX_ECHO_CONNECTIONS, drop, |stream| {
         let _ = echo(&stream);
     })
+}
+
+/// Sends each datagram back to where it came from, for ever. One that cannot be sent is lost, as it may be anywhere on its way.
+pub fn serve_datagrams(socket: &UdpSocket) -> ! {
+    let mut buffer = [0; DATAGRAM_BYTES];
+    loop {
+        match socket.recv_from(&mut buffer) {
+            Ok((length, from)) => drop(socket.send_to(&buffer[..length], from)),
+            // A refusal by who was answered before is no reason to end; without memory a busy loop would be none to go on.
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }
 
 fn accept(

@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     io::{BufRead, BufReader, Read, Write},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     process::{Child, Command, Stdio},
     sync::{
         Arc,
@@ -90,6 +90,19 @@ fn loads() -> Vec<LoadSpec> {
         LoadSpec::Echo { from: "here".into(), per_s: 100 },
         memory(Pattern::Sequential),
     ]
+}
+
+#[test]
+fn a_datagram_comes_back_as_it_was() {
+    let guest = guest();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    for said in [&b"1"[..], &[0x5a; 1400]] {
+        socket.send_to(said, guest.listening.echo).unwrap();
+        let mut heard = [0; 2048];
+        let (length, from) = socket.recv_from(&mut heard).unwrap();
+        assert_eq!((&heard[..length], from), (said, guest.listening.echo));
+    }
 }
 
 #[test]

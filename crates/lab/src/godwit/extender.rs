@@ -1,6 +1,6 @@
 //! Extenders of a run: pairs of sites that encrypted tunnels join, connected as a user connects them, before there is any guest.
 //!
-//! A site has one host, so it is that which carries. What crosses the WAN between two such sites the emulator sees, all of it: packets of
+//! Of a site its host carries, and its second one where it has one (`carriers = 2`). What crosses the WAN between two such sites the emulator sees, all of it: packets of
 //! wires outside a tunnel are counted from when the extender is up, and there should be none, whoever is killed.
 //!
 //! Programs that stand in for the kernel's WireGuard have their sockets in one folder of the machine; each site that carries gets
@@ -68,17 +68,26 @@ pub fn connect(installation: &Installation) -> Result<Vec<Joined>> {
     joined.collect()
 }
 
+/// Whether all tunnels of a pair of sites are up, as hosts say that are asked now.
+///
+/// # Errors
+/// With Godwit's words, or with what is wrong.
+pub fn look(installation: &Installation, a: &str, b: &str) -> Result<()> {
+    let shown: Extender = installation.json(&["extender", "show", a, b])?;
+    if !shown.up || !shown.problems.is_empty() {
+        bail!("the extender of `{a}` and `{b}`: {}", shown.problems.join("; "));
+    }
+    Ok(())
+}
+
 fn await_up(installation: &Installation, a: &str, b: &str) -> Result<()> {
     let deadline = Instant::now() + UP;
     loop {
-        let shown: Extender = installation.json(&["extender", "show", a, b])?;
-        if shown.up && shown.problems.is_empty() {
-            return Ok(());
+        match look(installation, a, b) {
+            Err(error) if Instant::now() > deadline => return Err(error.context("it does not come up")),
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            Ok(()) => return Ok(()),
         }
-        if Instant::now() > deadline {
-            bail!("the extender of `{a}` and `{b}` does not come up: {}", shown.problems.join("; "));
-        }
-        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -100,7 +109,7 @@ fn passed(fabric: &Fabric, Joined { between, before }: &Joined) -> Option<Extend
     })
 }
 
-/// Kills what carries a site's tunnels: the programs, or, where the kernel does it, the devices.
+/// Kills what carries the tunnels of a site's first host: the programs, or, where the kernel does it, the devices.
 ///
 /// # Errors
 /// When there is nothing of that kind.
@@ -121,13 +130,13 @@ pub fn kill(site: &Site) -> Result<()> {
     site.ns.ip(devices.iter().map(|device| format!("link delete {device}")))
 }
 
-/// Ends the programs of all sites; the nodes, which would start them again, have ended.
+/// Ends the programs of all hosts; the nodes, which would start them again, have ended.
 pub fn end_all(fabric: &Fabric) {
     // One that is gone meanwhile is what is wanted.
-    fabric.sites.iter().flat_map(programs).for_each(|id| drop(places::kill(id)));
+    fabric.hosts().flat_map(|(_, host)| programs(host)).for_each(|id| drop(places::kill(id)));
 }
 
-/// The programs that carry tunnels of this site.
+/// The programs that carry tunnels of this host.
 fn programs(site: &Site) -> Vec<u32> {
     let here = places::namespace_of(site);
     let lives_here = |id: &u32| here.is_some() && std::fs::read_link(format!("/proc/{id}/ns/net")).ok() == here;

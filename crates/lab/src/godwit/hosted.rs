@@ -57,7 +57,8 @@ impl Hosted {
         let name = spec.name.as_str();
         let disks: Vec<_> = (0..spec.disks.len()).map(|disk| spec.disk_file(site, 0, disk)).collect();
         let described = serde_json::to_string(&describe(spec, &disks)?)?;
-        let create = ["vm", "create", name, "--at", &site.name, "--file", "-"];
+        let host = host_of(&site.name);
+        let create = ["vm", "create", name, "--at", &host, "--file", "-"];
         match &spec.domain {
             None => installation.command_with(create.into_iter().chain(["--start"]), Some(&described))?,
             Some(domain) => {

@@ -45,6 +45,25 @@ pub enum Deed {
     },
 }
 
+impl Deed {
+    /// What was done, for a report.
+    #[must_use]
+    pub fn told(&self) -> String {
+        let at = |site: &Option<String>| site.as_ref().map_or(String::new(), |site| format!(" of {site}"));
+        match self {
+            Self::Kill { what: Victim::Controller, restart_after, .. } => {
+                format!("the controller killed, started again after {} s", restart_after.as_secs_f64())
+            }
+            Self::Kill { what: Victim::Node, site, restart_after } => {
+                format!("the node{} killed, started again after {} s", at(site), restart_after.as_secs_f64())
+            }
+            Self::Kill { what: Victim::Extender, site, .. } => format!("the extender's program{} killed", at(site)),
+            Self::Kill { what: Victim::Qemu, site, .. } => format!("a QEMU{} killed", at(site)),
+            Self::Cut { between: [one, other], .. } => format!("the path {one} - {other} cut"),
+        }
+    }
+}
+
 impl std::fmt::Display for Deed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -12,6 +12,7 @@ mod day;
 mod document;
 mod endpoints;
 mod guest_io;
+mod killed;
 mod predict;
 mod response;
 mod three_tier;
@@ -49,6 +50,8 @@ pub enum Paper {
     Wires,
     /// VirtualWire, table 1: what endpoints that move with their guest add to its pause.
     Endpoints,
+    /// Two wired objects of two sites while extender, node and controller are killed and a site is cut off.
+    Killed,
     /// CloudNet, section 4.8: four guests over one link, in one order and by four plain moves.
     Vms,
     /// There and back in a day, with the memory kept at home and without.
@@ -89,6 +92,7 @@ impl Paper {
             Self::ThreeTier => "three-tier",
             Self::Wires => "wires",
             Self::Endpoints => "endpoints",
+            Self::Killed => "killed",
             Self::Vms => "vms",
             Self::Day => "day",
             Self::Response => "response",
@@ -108,6 +112,7 @@ impl Paper {
             Self::ThreeTier => three_tier::cells(),
             Self::Wires => wires::cells(extent),
             Self::Endpoints => endpoints::cells(extent),
+            Self::Killed => killed::cells(extent),
             Self::Vms => vms::cells(extent),
             Self::Day => day::cells(extent),
             Self::Response => response::cells(extent),
@@ -127,6 +132,7 @@ impl Paper {
             Self::ThreeTier => three_tier::document(entries),
             Self::Wires => wires::document(entries),
             Self::Endpoints => endpoints::document(entries),
+            Self::Killed => killed::document(entries),
             Self::Vms => vms::document(entries),
             Self::Day => day::document(entries),
             Self::Response => response::document(entries),
@@ -270,7 +276,7 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 11] = [
+    const ALL: [Paper; 12] = [
         Paper::Xnbd,
         Paper::Writes,
         Paper::WayBack,
@@ -279,6 +285,7 @@ mod tests {
         Paper::ThreeTier,
         Paper::Wires,
         Paper::Endpoints,
+        Paper::Killed,
         Paper::Vms,
         Paper::Day,
         Paper::Response,

@@ -1,9 +1,9 @@
 //! What only makes sense together: names that exist, figures in their bounds, disks that hold their data.
 
-use super::network::{KINDS, MAX_NICS, MAX_PORTS, route};
+use super::network::{KINDS, MAX_FLOW_PER_S, MAX_NICS, MAX_PORTS, route};
 use super::{
     Action, DATA_SETS_MIB, DiskStrategy, End, Image, Kill, MAX_SITES, MAX_VMS, Move, Network, PathSpec, Point,
-    Scenario, ScenarioError, Victim, Vm, same_pair,
+    Scenario, ScenarioError, Site, Victim, Vm, same_pair,
 };
 use godwit_load::protocol::LoadSpec;
 use godwit_units::Bytes;
@@ -36,6 +36,10 @@ impl Checker<'_> {
         if s.repeat == 0 {
             return self.fail(s.name.span(), "repeat", "is 0; nothing would run");
         }
+        if !(1..=1000).contains(s.patience_rounds.get_ref()) {
+            let what = format!("is {}; it takes 1 to 1000 rounds", s.patience_rounds.get_ref());
+            return self.fail(s.patience_rounds.span(), "patience_rounds", what);
+        }
         if *s.warm_percent.get_ref() > 95 {
             return self.fail(s.warm_percent.span(), "warm_percent", "is above 95; a guest keeps some free memory");
         }
@@ -44,6 +48,7 @@ impl Checker<'_> {
         self.wan(s)?;
         self.vms(s)?;
         self.users_network(s)?;
+        self.flows(s)?;
         self.speed(s)?;
         self.steps(s)?;
         self.captures(s)
@@ -92,9 +97,39 @@ impl Checker<'_> {
                 self.other_qemu(s, qemu)?;
             }
         }
+        for site in &s.site {
+            self.carriers(s, site, &mut seen)?;
+        }
         if s.site.len() < 2 || s.site.len() > MAX_SITES {
             let what = format!("{} sites; a scenario has 2 to {MAX_SITES} [[site]] tables", s.site.len());
             return self.fail(s.name.span(), "site", what);
+        }
+        Ok(())
+    }
+
+    /// A second host carries, and takes nothing else: what moved to its site could come to it, where the lab does not look.
+    fn carriers(&self, s: &Scenario, site: &Site, names: &mut HashSet<String>) -> Result<(), ScenarioError> {
+        let fail = |what: String| self.fail(site.carriers.span(), "site.carriers", what);
+        if !(1..=2).contains(site.carriers.get_ref()) {
+            return fail(format!("is {}; 1 or 2 hosts of a site carry", site.carriers.get_ref()));
+        }
+        let Some(second) = site.second() else { return Ok(()) };
+        let name = site.name.get_ref();
+        if !s.carries(name) {
+            return fail(format!("is 2, and `{name}` has no [[extender]] to be carried"));
+        }
+        let comes = |to: &Spanned<String>| to.get_ref() == name;
+        let moves = s.step.iter().any(|step| match &step.action {
+            Action::Move(order) => comes(&order.to),
+            Action::Component(step) => comes(&step.to),
+            Action::Precache(step) => comes(&step.to),
+            _ => false,
+        });
+        if moves {
+            return fail(format!("is 2, and a step brings something to `{name}`, where it may come to either host"));
+        }
+        if !names.insert(second.clone()) {
+            return fail(format!("is 2, and there is a site `{second}` already, as the second host is called"));
         }
         Ok(())
     }
@@ -264,6 +299,31 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// Flows begin in components that stay, and end at guests' interfaces.
+    fn flows(&self, s: &Scenario) -> Result<(), ScenarioError> {
+        for flow in &s.flow {
+            let from = flow.from.get_ref();
+            if !s.component.iter().any(|component| component.name.get_ref() == from) {
+                return self.fail(flow.from.span(), "flow.from", format!("there is no component `{from}`"));
+            }
+            let moves = |action: &Action| matches!(action, Action::Component(c) if c.component.get_ref() == from);
+            if s.step.iter().any(|step| moves(&step.action)) {
+                let what = format!("`{from}` moves, and a flow does not follow its beginning: let it begin elsewhere");
+                return self.fail(flow.from.span(), "flow.from", what);
+            }
+            if s.flow_target(flow).is_none() {
+                let what =
+                    format!("is `{}`; write VM:PORT, one of the VM's `nic`, such as web:eth1", flow.to.get_ref());
+                return self.fail(flow.to.span(), "flow.to", what);
+            }
+            if !(1..=MAX_FLOW_PER_S).contains(flow.per_s.get_ref()) {
+                let what = format!("is {}; it takes 1 to {MAX_FLOW_PER_S}", flow.per_s.get_ref());
+                return self.fail(flow.per_s.span(), "flow.per_s", what);
+            }
+        }
+        Ok(())
+    }
+
     /// What is recorded passes wires, and each recording has a folder of its own.
     fn captures(&self, s: &Scenario) -> Result<(), ScenarioError> {
         let mut names = HashSet::new();
@@ -396,6 +456,7 @@ impl Checker<'_> {
                 Action::Verify(v) => self.known_vm(s, &v.vm, "step.verify.vm")?,
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
                 Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
+                Action::Whole(whole) => self.seconds(whole.timeout_s, s.name.span(), "step.whole.timeout_s")?,
                 // Looked at together.
                 Action::Wait(_) | Action::Capture(_) => {}
                 Action::Precache(p) => {

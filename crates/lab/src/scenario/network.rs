@@ -1,14 +1,17 @@
-//! The user's own network in a scenario: components, the interfaces of guests that are ports, wires between them, and extenders.
+//! The user's own network in a scenario: components, the interfaces of guests that are ports, wires between them, extenders, and what
+//! flows over them.
 //!
 //! What stands here is what `godwit component create`, `godwit vm create --nic`, `godwit wire connect` and `godwit extender connect` are told.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::Ipv4Addr;
 use toml::Spanned;
 
 /// Most ports of a component, as Godwit has it.
 pub const MAX_PORTS: u8 = 64;
+/// Largest `per_s` of a flow.
+pub const MAX_FLOW_PER_S: u32 = 1000;
 /// Most interfaces of a guest besides `eth0`.
 pub const MAX_NICS: usize = 7;
 
@@ -89,6 +92,39 @@ pub struct Wire {
 pub struct Extender {
     /// The two sites.
     pub between: Spanned<[String; 2]>,
+}
+
+/// Numbers that go at a steady pace from inside a component to a guest's echo port and back.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Flow {
+    /// The component in whose namespace it begins.
+    pub from: Spanned<String>,
+    /// The guest's interface that it goes to: `OBJECT:PORT`, one of its `nic`.
+    pub to: Spanned<String>,
+    /// As single datagrams, or over one session.
+    pub kind: FlowKind,
+    /// How many a second.
+    pub per_s: Spanned<u32>,
+}
+
+/// What a [`Flow`] is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowKind {
+    /// Datagrams: one that is lost is not sent again.
+    Udp,
+    /// One TCP session.
+    Tcp,
+}
+
+impl fmt::Display for FlowKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+        })
+    }
 }
 
 /// An end of a wire.

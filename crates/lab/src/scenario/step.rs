@@ -56,6 +56,8 @@ pub enum Action {
     Load(LoadStep),
     /// Begin to record frames.
     Capture(CaptureStep),
+    /// Wait until all of Godwit is well again after kills and cuts.
+    Whole(Whole),
 }
 
 /// A step as it is written: one of the keys but `after_s`.
@@ -94,6 +96,8 @@ pub(super) struct RawStep {
     load: Option<LoadStep>,
     #[serde(default)]
     capture: Option<CaptureStep>,
+    #[serde(default)]
+    whole: Option<Whole>,
 }
 
 impl TryFrom<RawStep> for Step {
@@ -119,13 +123,14 @@ impl TryFrom<RawStep> for Step {
             raw.io.map(Action::Io),
             raw.load.map(Action::Load),
             raw.capture.map(Action::Capture),
+            raw.whole.map(Action::Whole),
         ]
         .into_iter()
         .flatten();
         match (actions.next(), actions.next()) {
             (Some(action), None) => Ok(Self { after_s: raw.after_s, action }),
             (None, _) => Err(
-                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache, profile, io, load, capture"
+                "a step needs one of: move, verify, wait, cancel, cut, restore, rate, alter, kill, expect, precache, profile, io, load, capture, whole"
                     .into(),
             ),
             (Some(_), Some(_)) => Err("a step does one thing: split it into two [[step]] tables".into()),
@@ -561,6 +566,15 @@ impl CaptureStep {
     pub fn name(&self) -> &Spanned<String> {
         self.name.as_ref().unwrap_or(&self.of)
     }
+}
+
+/// Ends an incident: what was killed and cut since the last one is mended.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Whole {
+    /// How long that may take, seconds.
+    #[serde(default = "minutes")]
+    pub timeout_s: f64,
 }
 
 /// For how long a guest's memory is watched.

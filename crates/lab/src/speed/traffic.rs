@@ -1,11 +1,10 @@
 //! Traffic between two ends, and what it costs.
 
+use crate::flow::within;
 use anyhow::{Context, Result, bail};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -36,19 +35,6 @@ pub(super) struct Frames {
     pub frames_per_s: f64,
     /// What the machine did besides being idle, for each of these.
     pub cpu_us_per_frame: Option<f64>,
-}
-
-/// Does something in a network namespace. What is opened there stays there.
-fn within<T: Send>(namespace: &Path, job: impl FnOnce() -> std::io::Result<T> + Send) -> Result<T> {
-    let space = std::fs::File::open(namespace).with_context(|| format!("cannot open {}", namespace.display()))?;
-    std::thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
-            job()
-        });
-        inside.join().expect("a job in a namespace does not panic")
-    })
-    .with_context(|| format!("in {}", namespace.display()))
 }
 
 /// Mbit/s of TCP over all links at once.

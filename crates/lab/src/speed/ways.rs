@@ -3,10 +3,9 @@
 use super::traffic::Pair;
 use super::{Speed, Way};
 use crate::fabric::{GUEST_MTU, Site, VXLAN_PORT};
-use crate::godwit::{Folders, Installation, host_of};
+use crate::godwit::{Installation, host_of};
 use crate::ns::Namespace;
 use anyhow::{Context, Result, bail};
-use godwit_api::component::ComponentObject;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -306,10 +305,7 @@ fn component(godwit: &Installation, name: &str, kind: &str, site: &Site, ports: 
     let (count, host) = (ports.to_string(), host_of(&site.name));
     let words = ["component", "create", name, "--kind", kind, "--ports", &count, "--host", &host, "--config", "-"];
     godwit.command_with(words, Some(file))?;
-    let made: ComponentObject = godwit.json(&["component", "show", name])?;
-    let number = Folders::of(site).run.join("components").join(format!("{}.pid", made.id.0));
-    let text = site.ns.run(move || std::fs::read_to_string(number)).context("a component has no process")?;
-    Ok(PathBuf::from(format!("/proc/{}/ns/net", text.trim())))
+    crate::flow::space_of(godwit, name)
 }
 
 /// Two routers as ends, and a wire for each link.
