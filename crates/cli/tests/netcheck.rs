@@ -57,6 +57,13 @@ fn what_was_put_wrong_on_a_host_is_found_and_nothing_else() {
     for (name, host) in [("s1", "a"), ("s2", "b"), ("s3", "a")] {
         pair.ok(&["component", "create", name, "--kind", "switch", "--ports", "2", "--host", host]);
     }
+    // What leads out of a gateway is Godwit's, too.
+    let out = pair.path("out");
+    std::fs::write(&out, "outside = { bridge = \"lan\", addresses = [\"10.6.0.1/24\"] }\n").unwrap();
+    pair.within("a", "ip link add lan type bridge");
+    let out = out.to_str().unwrap();
+    pair.ok(&["component", "create", "g1", "--kind", "gateway", "--ports", "1", "--host", "a", "--config", out]);
+    assert!(pair.within("a", "ip -o link").contains("gwo"), "nothing leads out of it");
     pair.ok(&["wire", "connect", "s1:p1", "s2:p1"]);
     pair.ok(&["wire", "connect", "s1:p2", "s3:p1"]);
     assert_eq!(found(pair), []);

@@ -120,6 +120,40 @@ struct View {
     owner: (Lineage, Generation),
     leaving: Option<ComponentMove>,
     removable: bool,
+    standing: Standing,
+}
+
+/// How a component stands with the host that it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It is coming, and may be given here.
+    Comes,
+    /// It was given here, and given back.
+    GivenBack,
+    /// There is nothing between the two.
+    Settled,
+}
+
+impl Standing {
+    const fn of(machine: Option<&Machine>) -> Self {
+        let Some(Machine::Destination(it)) = machine else { return Self::Settled };
+        match it.state() {
+            DestinationState::Returning { .. } | DestinationState::Returned { .. } => Self::GivenBack,
+            DestinationState::Refusing { .. }
+            | DestinationState::Refused { .. }
+            // There is no way back: it is this host's, though the source may not have heard.
+            | DestinationState::Draining { .. }
+            | DestinationState::Finishing { .. }
+            | DestinationState::Abandoning { .. }
+            | DestinationState::Started { .. }
+            | DestinationState::Settling { .. }
+            | DestinationState::Settled { .. }
+            | DestinationState::Claiming { .. }
+            | DestinationState::Yielding { .. }
+            | DestinationState::Outranked { .. } => Self::Settled,
+            _ => Self::Comes,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -255,14 +289,24 @@ impl Components {
         lock(&self.keepers).get(&id).cloned()
     }
 
-    /// Whether the component that has this endpoint comes here from `from`.
+    /// Whether the component that has this endpoint is coming here from `from`.
     pub(crate) fn comes_from(&self, from: &str, endpoint: u32) -> bool {
-        let comes = |keeper: &Arc<Keeper>| {
+        let peer = self.other_host(endpoint, Standing::Comes);
+        peer.is_some_and(|peer| peer.name.as_str() == from)
+    }
+
+    /// To whom this host gave back the component that has this endpoint.
+    pub(crate) fn given_back(&self, endpoint: u32) -> Option<PeerHost> {
+        self.other_host(endpoint, Standing::GivenBack)
+    }
+
+    /// The other host of the move by which the component that has this endpoint stands here as that.
+    fn other_host(&self, endpoint: u32, standing: Standing) -> Option<PeerHost> {
+        lock(&self.keepers).values().find_map(|keeper| {
             let kept = lock(&keeper.kept);
-            let its = kept.definition.endpoints.contains(&endpoint);
-            its && kept.order.is_none() && kept.peer.as_ref().is_some_and(|peer| peer.name.as_str() == from)
-        };
-        lock(&self.keepers).values().any(comes)
+            let its = kept.definition.endpoints.contains(&endpoint) && lock(&keeper.view).standing == standing;
+            if its { kept.peer.clone() } else { None }
+        })
     }
 
     fn known(&self) -> Vec<VmId> {
@@ -515,6 +559,7 @@ impl Actor {
             owner: (Lineage::FIRST, Generation(0)),
             leaving: None,
             removable: true,
+            standing: Standing::Settled,
         };
         let me = Arc::new(Keeper { id, kept: Mutex::new(kept), view: Mutex::new(view), inbox: sender });
         let machine = record.map(|record| {
@@ -1113,6 +1158,7 @@ impl Actor {
         };
         let mut view = lock(&self.me.view);
         (view.ownership, view.owner, view.removable) = (ownership, owner, self.may_remove().is_ok());
+        view.standing = Standing::of(self.machine.as_ref());
     }
 }
 

@@ -17,7 +17,7 @@
 use crate::parts::Parts;
 use crate::proto::{Repoint, Stage};
 use godwit_api::component::ComponentDefinition;
-use godwit_api::host::GatewayPort;
+use godwit_api::host::{GatewayPort, PeerHost};
 use godwit_api::precache::NO_MOVE;
 use godwit_api::wire::{EndView, OrderedEnd};
 use godwit_api::{ApiError, Problem};
@@ -141,18 +141,32 @@ pub fn repoint(credentials: &Credentials, from: &str, order: &Repoint, known: &G
         }
         owner(&allowed, from, order.lineage, order.generation)?;
         // A source that takes its VM back has it where it was: the destination has not been given it, and so pointed nothing.
-        let there = if allowed.to.name() == from { allowed.remote } else { known.remote };
+        let there = if allowed.to.name() == from {
+            allowed.remote
+        } else {
+            if let Some(host) = &known.host {
+                Capability::same("the host", &host.as_str(), &from)?;
+            }
+            known.remote
+        };
         Capability::same("the address", &there, &order.remote)
     };
     check().map_err(|why| forbidden(from, &format!("point wire {}", order.wire), &why))
 }
 
 /// What of `from`'s word on a wire's end is to be believed, where `known` was believed before: an older or equal one changes nothing, a later
-/// owner has to be shown, and of where an owner is about to go that owner's own host tells.
+/// owner has to be shown, and of where an owner is about to go that owner's own host tells. Whoever took back what this host had been
+/// given and gave back is `given_back`'s.
 ///
 /// # Errors
 /// [`Problem::Forbidden`], saying what does not fit.
-pub fn end(credentials: &Credentials, from: &str, told: &OrderedEnd, known: &EndView) -> Result<EndView, ApiError> {
+pub fn end(
+    credentials: &Credentials,
+    from: &str,
+    told: &OrderedEnd,
+    known: &EndView,
+    given_back: impl FnOnce() -> Option<PeerHost>,
+) -> Result<EndView, ApiError> {
     let view = &told.view;
     let owners = |view: &EndView| (view.lineage, view.generation);
     if (owners(view), view.step) <= (owners(known), known.step) {
@@ -174,9 +188,11 @@ pub fn end(credentials: &Credentials, from: &str, told: &OrderedEnd, known: &End
             if allowed.to.name() == view.host.name.as_str() {
                 Capability::same("the address", &allowed.remote, &view.host.underlay)?;
             } else {
-                // A source that takes its VM back has it where it was: as long as nobody has been believed to have got it.
-                Capability::same("the address", &known.host.underlay, &view.host.underlay)?;
-                Capability::same("the host", &known.host.name, &view.host.name)?;
+                // A source that takes its VM back has it where it was: as long as nobody has been believed to have got it, or whoever has
+                // says that it gave it back.
+                let had = given_back().unwrap_or_else(|| known.host.clone());
+                Capability::same("the address", &had.underlay, &view.host.underlay)?;
+                Capability::same("the host", &had.name, &view.host.name)?;
             }
         }
         // What is relayed may have been made up on the way.

@@ -81,6 +81,7 @@ fn strays(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
             Part::Device(endpoint) if !records.endpoints.contains(endpoint) => "a port of no VM and no component",
             Part::Bridge(wire) if !known(*wire) => "the bridge of a wire that is not known here",
             Part::Tunnel(wire, _) if !known(*wire) => "the tunnel of a wire that is not known here",
+            Part::Outside(component) if !records.components.contains(component) => "the way out of no component",
             Part::Other => "nothing that Godwit makes, by a name of Godwit's",
             _ => continue,
         };
@@ -231,7 +232,8 @@ mod tests {
 
     #[test]
     fn an_interface_or_a_namespace_of_no_record_is_found() {
-        for stray in [Part::Device(4), Part::Bridge(WireId(8)), Part::Tunnel(WireId(8), vec![]), Part::Other] {
+        let (bridge, tunnel) = (Part::Bridge(WireId(8)), Part::Tunnel(WireId(8), vec![]));
+        for stray in [Part::Device(4), bridge, tunnel, Part::Outside(6), Part::Other] {
             let found = after(|kernel, _| kernel.links.push(link("gw-x", stray.clone())));
             assert_eq!(found, [NetKind::Interface], "{stray:?}");
         }

@@ -28,7 +28,7 @@ use futures_util::future::join_all;
 use godwit_api::host::{MoveRole, PeerHost};
 use godwit_api::wire::{Coming, EndView, LocalWire, OrderedEnd, WireOrder};
 use godwit_api::{ApiError, Name, Problem};
-use godwit_handoff::{Generation, Lineage};
+use godwit_handoff::{Generation, Lineage, Record};
 use godwit_trust::SignedCapability;
 use godwit_wire::{
     Component, EndpointId, EndpointSpec, MacAddr, PortWire, Rehoming, Sequence, Side, Stamp, View, Vni, WireId,
@@ -157,8 +157,10 @@ impl Held {
         say_leaving(&mut self.machine, &mut self.order, side, coming)
     }
 
-    /// Keeps the addresses of whoever may be told something.
+    /// Keeps the addresses of whoever may be told something, and of nobody else: ends may come round many hosts.
     fn note_hosts(&mut self) {
+        let places = self.machine.places();
+        self.hosts.retain(|name, _| places.contains(name));
         for end in &self.order.ends {
             for host in std::iter::once(&end.view.host).chain(end.view.coming.as_ref().map(|coming| &coming.host)) {
                 if self.hosts.len() < MOST_HOSTS || self.hosts.contains_key(&host.name) {
@@ -247,6 +249,16 @@ fn guest(end: &OrderedEnd, mtu: u16) -> Option<EndpointSpec> {
         mtu,
         component: Component::Nowhere,
         ips: end.ips.clone(),
+    })
+}
+
+/// The move by which one of these VMs is coming here from `from` that has this endpoint. Once it is here, or the move is over, its former
+/// source has no more of a say than anybody else.
+fn brought(vms: &[Arc<Parts>], from: &str, endpoint: u32) -> Option<Arc<Moving>> {
+    vms.iter().find_map(|parts| {
+        let comes = |m: &Arc<Moving>| m.is_to_arrive() && m.peer.name.as_str() == from;
+        let moving = parts.moving().filter(comes)?;
+        parts.definition().wires.iter().any(|wire| wire.id == endpoint).then_some(moving)
     })
 }
 
@@ -424,18 +436,20 @@ impl Node {
         found
     }
 
-    /// The move by which a VM comes here from `from` that has this endpoint.
-    fn brings(&self, from: &str, endpoint: u32) -> Option<Arc<Moving>> {
-        self.vms().iter().find_map(|parts| {
-            let comes = |m: &Arc<Moving>| m.role == MoveRole::Destination && m.peer.name.as_str() == from;
-            let moving = parts.moving().filter(comes)?;
-            parts.definition().wires.iter().any(|wire| wire.id == endpoint).then_some(moving)
-        })
+    /// To whom this host gave back whatever has this endpoint, after it had been given it and may have opened the endpoint.
+    fn given_back(&self, endpoint: u32) -> Option<PeerHost> {
+        let vms = self.vms();
+        let vm = vms.iter().find(|parts| parts.definition().wires.iter().any(|wire| wire.id == endpoint));
+        match vm {
+            Some(parts) if matches!(self.record(parts.id), Some(Record::Returned(_))) => parts.file().peer,
+            Some(_) => None,
+            None => self.components().given_back(endpoint),
+        }
     }
 
-    /// Whether what comes here from `from` by a move has this endpoint.
+    /// Whether what is coming here from `from` by a move has this endpoint.
     fn comes_from(&self, from: &str, endpoint: u32) -> bool {
-        self.brings(from, endpoint).is_some() || self.components().comes_from(from, endpoint)
+        brought(&self.vms(), from, endpoint).is_some() || self.components().comes_from(from, endpoint)
     }
 
     /// Another node says where a wire's ends are; the answer is what is known here then, and durable.
@@ -462,7 +476,8 @@ impl Node {
         let trusted = comes.contains(&true);
         let mut believed = [held.order.ends[0].view.clone(), held.order.ends[1].view.clone()];
         for (known, end) in believed.iter_mut().zip(told.ends) {
-            *known = if trusted { end.view } else { covered::end(self.credentials(), from, &end, known)? };
+            let given_back = || self.given_back(end.endpoint);
+            *known = if trusted { end.view } else { covered::end(self.credentials(), from, &end, known, given_back)? };
         }
         let news = held.learn(&name, believed, false);
         let mut placed = false;
@@ -475,7 +490,7 @@ impl Node {
         }
         for (view, end) in held.machine.views().iter().zip(&held.order.ends) {
             if view.coming.as_ref() == Some(&self.config().name)
-                && let Some(moving) = self.brings(from, end.endpoint)
+                && let Some(moving) = brought(&self.vms(), from, end.endpoint)
             {
                 // That is said when its guest stops.
                 moving.stands();
@@ -715,7 +730,8 @@ async fn answered(node: &Arc<Node>, wire: &tokio::sync::Mutex<Held>, host: &Name
     }
     let mut believed = [held.order.ends[0].view.clone(), held.order.ends[1].view.clone()];
     for ((known, said), end) in believed.iter_mut().zip(said).zip(held.order.ends.clone()) {
-        match covered::end(node.credentials(), host.as_str(), &OrderedEnd { view: said, ..end }, known) {
+        let given_back = || node.given_back(end.endpoint);
+        match covered::end(node.credentials(), host.as_str(), &OrderedEnd { view: said, ..end }, known, given_back) {
             Ok(view) => *known = view,
             Err(error) => tracing::warn!(wire = held.order.id, %error, "an answer is not believed"),
         }

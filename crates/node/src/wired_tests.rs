@@ -57,6 +57,20 @@ fn a_wire_is_remembered_with_where_its_ends_are_and_who_has_not_heard_yet() {
     assert_eq!(again.hosts[&"h2".parse::<Name>().unwrap()].underlay, IpAddr::from([10, 0, 0, 2]));
 }
 
+#[test]
+fn an_end_that_has_been_on_more_hosts_than_are_remembered_is_still_found() {
+    let mut it = held(order(7, [1, 2]));
+    let before = it.order.ends[1].view.host.clone();
+    for n in 1..=2 * MOST_HOSTS as u64 {
+        let mut told = it.order.ends.clone().map(|end| end.view);
+        told[1].host = PeerHost { name: format!("host{n}").parse().unwrap(), ..before.clone() };
+        told[1].generation = Generation(1 + n);
+        let from = told[1].host.name.clone();
+        assert!(it.learn(&from, told, false));
+        assert!(it.hosts.contains_key(&from) && it.hosts.len() < MOST_HOSTS, "{n}: {:?}", it.hosts.keys());
+    }
+}
+
 /// A wire whose first end is open on this host: that, and how it was opened.
 fn opened_here() -> (Held, PeerHost, Opened) {
     let mut it = held(order(7, [1, 2]));
@@ -98,12 +112,14 @@ fn a_host_that_dies_before_its_guest_stops_says_more_than_it_remembers_when_it_i
 }
 
 #[test]
-fn files_of_wires_wait_for_a_guest_that_stands_and_comes_here_and_for_no_other() {
+fn files_of_wires_wait_for_a_guest_that_stands_and_comes_here_and_its_source_speaks_for_it_until_then() {
     let folder = tempfile::tempdir().unwrap();
     let spec = json!({"memory": 4096});
-    let definition = json!({"id": 7, "name": "web", "spec": spec, "volumes": [], "wires": []});
+    let definition = json!({"id": 7, "name": "web", "spec": spec, "volumes": [], "wires": [{"id": 1}]});
     let file = serde_json::from_value(json!({"definition": definition})).unwrap();
-    let parts = Parts::new(folder.path().into(), folder.path().into(), file);
+    let parts = Arc::new(Parts::new(folder.path().into(), folder.path().into(), file));
+    let vms = [parts.clone()];
+    let speaks = |from: &str, endpoint| brought(&vms, from, endpoint).is_some();
     let ticket = godwit_handoff::Ticket {
         vm: parts.id,
         lineage: Lineage(0),
@@ -112,12 +128,13 @@ fn files_of_wires_wait_for_a_guest_that_stands_and_comes_here_and_for_no_other()
     };
     parts.begin_arrival(ticket, &order(7, [1, 2]).ends[0].view.host);
     let moving = parts.moving().unwrap();
+    assert_eq!([speaks("h1", 1), speaks("h2", 1), speaks("h1", 2)], [true, false, false]);
     assert!(!moving.is_awaited(), "it runs at the source");
     moving.stands();
     assert!(moving.is_awaited());
     moving.arrived.store(true, std::sync::atomic::Ordering::Relaxed);
-    assert!(!moving.is_awaited(), "it runs here");
+    assert!(!moving.is_awaited() && !speaks("h1", 1), "it runs here");
     moving.arrived.store(false, std::sync::atomic::Ordering::Relaxed);
     moving.over.cancel();
-    assert!(!moving.is_awaited(), "it stays where it was");
+    assert!(!moving.is_awaited() && !speaks("h1", 1), "it stays where it was");
 }

@@ -9,7 +9,7 @@ mod common;
 use bytes::Bytes;
 use common::{World, definition, handed_on, identity, lending, name, ticket};
 use godwit_api::Problem;
-use godwit_api::host::GatewayPort;
+use godwit_api::host::{GatewayPort, PeerHost};
 use godwit_api::vm::VmDefinition;
 use godwit_api::wire::{EndView, WireOrder};
 use godwit_handoff::{Body, FileLedger, Ledger, Message, Record, Ticket};
@@ -244,6 +244,7 @@ async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_g
         ("of another wire", order(9, 2, Some(of("a", "x", &[8])))),
         ("as a later owner", order(9, 3, Some(of("a", "x", &[7])))),
         ("to another host", order(8, 2, Some(of("a", "x", &[7])))),
+        ("as a source that takes back what another has had since", order(1, 3, Some(of("x", "c", &[7])))),
         ("as a source that takes its VM back to another host", order(9, 3, Some(of("x", "c", &[7])))),
     ] {
         let error = ask(&session, &Request::Repoint(wanted)).await.unwrap_err();
@@ -325,13 +326,73 @@ async fn a_node_that_was_taken_over_leads_no_end_of_a_wire_to_itself_and_makes_n
     let known = &known.ends[0].view;
     let may = |from: &str, view: Value| {
         let end = &order(9, view).ends[0];
-        covered::end(&me, from, end, known).map(|believed| (believed.host.name.to_string(), believed.coming.is_some()))
+        covered::end(&me, from, end, known, || None)
+            .map(|believed| (believed.host.name.to_string(), believed.coming.is_some()))
     };
     assert_eq!(may("x", view(host("x", 9), next, Some(of("a", "x", &[7])))).unwrap(), ("x".into(), false));
     // Whoever relays it.
     assert_eq!(may("c", view(host("x", 9), next, Some(of("a", "x", &[7])))).unwrap(), ("x".into(), false));
     assert_eq!(may("a", view(host("a", 1), next + 1, Some(of("a", "x", &[7])))).unwrap(), ("a".into(), false));
-    assert_eq!(covered::end(&me, "a", &coming.ends[0], known).unwrap().coming.map(|c| c.host.name), Some(name("x")));
+    assert_eq!(
+        covered::end(&me, "a", &coming.ends[0], known, || None).unwrap().coming.map(|c| c.host.name),
+        Some(name("x"))
+    );
+    drop(node);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_took_back_what_it_had_given_here_says_so_and_speaks_for_it_no_longer() {
+    let Some(world) = World::new([88, 6]) else { return };
+    world.credentials(Role::Node, "b");
+    let controller = world.credentials(Role::Controller, "controller");
+    let config = world.config("b", 1);
+    let (a, b) = (world.peer("a", 3), world.peer("b", 1));
+    let mut web = definition(1, "pc-q35-7.2", &[], None);
+    web.wires = serde_json::from_value(json!([{"id": 7}])).unwrap();
+    // The VM was given here and given back; the component was refused. Both came from a.
+    let file = VmFile { peer: Some(a.clone()), ..VmFile::new(web.clone(), Power::Off) };
+    registry::store(&config.state.join("vms/1"), &file).unwrap();
+    FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Returned(ticket(1))).unwrap();
+    let components = config.state.join("components");
+    FileLedger::open(&components.join("records")).unwrap().store(VmId(2), &Record::Refused(ticket(2))).unwrap();
+    let sw1 = json!({"id": 2, "name": "sw1", "kind": "switch", "endpoints": [8]});
+    std::fs::write(components.join("2.json"), json!({"definition": sw1, "peer": a, "order": null}).to_string())
+        .unwrap();
+
+    let view = |host: &PeerHost, generation: u64, signed: Option<SignedCapability>| json!({"host": host, "lineage": 0, "generation": generation, "capability": signed});
+    let order = |web: Value, sw1: Value| -> WireOrder {
+        let ends = [
+            json!({"endpoint": 7, "name": "web:eth0", "view": web}),
+            json!({"endpoint": 8, "name": "sw1:p1", "view": sw1}),
+        ];
+        serde_json::from_value(json!({"id": 9, "vni": 9, "mtu": 1500, "ends": ends})).unwrap()
+    };
+    // This host had opened the VM's end.
+    let known = order(view(&b, 2, None), view(&a, 1, None));
+    let wires = config.state.join("wires");
+    std::fs::create_dir_all(&wires).unwrap();
+    std::fs::write(wires.join("9.json"), json!({"order": known}).to_string()).unwrap();
+    let node = Node::start(config).await.unwrap();
+
+    let (_a, session) = world.intruder("a", 3).await;
+    let tell = async |web: Value, sw1: Value| {
+        let request = proto::encode(&Request::Wire(Box::new(order(web, sw1))));
+        let answer = session.request(request, SOON).await.unwrap();
+        proto::decode::<Result<[EndView; 2], godwit_api::ApiError>>(&answer).unwrap()
+    };
+    let left = controller.grant(&Capability { wires: vec![7], ..capability("a", "b", &web) }).unwrap();
+    let sw1 = || view(&a, 1, None);
+    for (what, web, sw1) in [
+        ("a VM, with nothing", view(&a, 3, None), sw1()),
+        ("a VM, later than it took it back", view(&a, 4, Some(left.clone())), sw1()),
+        ("a VM, at another host", view(&world.peer("a", 4), 3, Some(left.clone())), sw1()),
+        ("a component", view(&b, 2, None), view(&world.peer("x", 4), 5, None)),
+    ] {
+        let error = tell(web, sw1).await.unwrap_err();
+        assert_eq!(error.problem, Problem::Forbidden, "{what}: {error}");
+    }
+    let known = tell(view(&a, 3, Some(left)), sw1()).await.unwrap();
+    assert_eq!((known[0].host.name.as_str(), known[0].generation), ("a", Generation(3)));
     drop(node);
 }
 

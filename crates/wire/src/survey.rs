@@ -29,6 +29,8 @@ pub enum Part {
     Tunnel(WireId, Vec<(MacAddr, IpAddr)>),
     /// The end of a wire at a gateway.
     Gateway(WireId),
+    /// The host's side of what this component's ports see of the world outside.
+    Outside(u64),
     /// The pen.
     Pen,
     /// Nothing that this version makes.
@@ -67,6 +69,9 @@ impl Wires {
         let Some(rest) = link.name.strip_prefix(self.prefix()) else { return Part::Other };
         if let Some(number) = rest.strip_prefix('t').and_then(|number| number.parse().ok()) {
             return Part::Device(number);
+        }
+        if let Some(number) = rest.strip_prefix('o').and_then(|number| number.parse().ok()) {
+            return Part::Outside(number);
         }
         let Some(rest) = rest.strip_prefix('-') else { return Part::Other };
         let wire = rest.get(1..).and_then(|number| u32::from_str_radix(number, 16).ok()).map(WireId);
