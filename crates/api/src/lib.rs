@@ -14,6 +14,7 @@ pub mod error;
 pub mod evacuation;
 pub mod events;
 pub mod extender;
+pub mod hex;
 pub mod host;
 pub mod image;
 pub mod metrics;

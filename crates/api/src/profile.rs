@@ -159,16 +159,13 @@ impl ProfileLog {
     /// Of a log's bytes.
     #[must_use]
     pub fn new(profile: Profile, log: &[u8]) -> Self {
-        let digit = |n: u8| char::from(b"0123456789abcdef"[usize::from(n)]);
-        Self { profile, log: log.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect() }
+        Self { profile, log: crate::hex::text(log) }
     }
 
     /// The log's bytes; none where they are not hexadecimal.
     #[must_use]
     pub fn bytes(&self) -> Option<Vec<u8>> {
-        let digit = |c: u8| char::from(c).to_digit(16).and_then(|n| u8::try_from(n).ok());
-        let pairs = self.log.as_bytes().chunks(2);
-        pairs.map(|pair| if let [a, b] = pair { Some(digit(*a)? << 4 | digit(*b)?) } else { None }).collect()
+        crate::hex::bytes(&self.log)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Frames of each wire of a trace, recorded on the hosts of its ends, as files that tcpdump and Wireshark read.
 
 use crate::failure::Failure;
-use godwit_api::capture::{Capture, CaptureWire, HostCapture, bytes};
-use godwit_api::{ApiError, Name, PublicClient};
+use godwit_api::capture::{Capture, CaptureWire, HostCapture};
+use godwit_api::{ApiError, Name, PublicClient, hex};
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -72,7 +72,7 @@ fn pcap(capture: &Capture) -> Vec<u8> {
     }
     for frame in &capture.frames {
         // What a host says that is no bytes is left out.
-        let Some(head) = bytes(&frame.head) else { continue };
+        let Some(head) = hex::bytes(&frame.head) else { continue };
         let (seconds, us) = (frame.at_us / 1_000_000, frame.at_us % 1_000_000);
         for word in [seconds as u32, us as u32, head.len() as u32, frame.length.max(head.len() as u32)] {
             out.extend(word.to_le_bytes());

@@ -9,9 +9,9 @@ use crate::ram_watch;
 use crate::report::ProfileReport;
 use crate::scenario::ProfileStep;
 use anyhow::{Context, Result};
+use godwit_api::hex;
 use godwit_api::profile::Profile;
 use godwit_units::Bytes;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 impl Pass {
@@ -71,27 +71,17 @@ impl Pass {
     }
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 impl ProfileReport {
     /// Of a VM and its log's bytes.
     #[must_use]
     pub fn new(vm: &str, log: &[u8]) -> Self {
-        Self { vm: vm.to_owned(), log: hexadecimal(log), ..Self::default() }
+        Self { vm: vm.to_owned(), log: hex::text(log), ..Self::default() }
     }
 
     /// The log's bytes; none where they are not hexadecimal.
     #[must_use]
     pub fn bytes(&self) -> Option<Vec<u8>> {
-        let digit = |c: u8| char::from(c).to_digit(16).and_then(|n| u8::try_from(n).ok());
-        let pairs = self.log.as_bytes().chunks(2);
-        pairs.map(|pair| if let [a, b] = pair { Some(digit(*a)? << 4 | digit(*b)?) } else { None }).collect()
+        hex::bytes(&self.log)
     }
 }
 

@@ -7,6 +7,7 @@
 //! written since. A difference that nobody wrote is an error.
 
 use anyhow::{Context, Result};
+use godwit_api::hex;
 use rustix::fs::{SeekFrom, seek};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -59,13 +60,12 @@ pub fn describe_pages(difference: &Difference, one: &File, other: &File) -> Resu
             continue;
         };
         let start = first / 8 * 8;
-        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         let shown = start..(start + 32).min(PAGE);
         said.push(format!(
             "page {page}: {} bytes differ, from {first:#x} to {last:#x}; at {start:#x} {} here and {} there; {} and {} bytes are not zero",
             differs.len(),
-            hex(&ours[shown.clone()]),
-            hex(&theirs[shown]),
+            hex::text(&ours[shown.clone()]),
+            hex::text(&theirs[shown]),
             ours.iter().filter(|b| **b != 0).count(),
             theirs.iter().filter(|b| **b != 0).count(),
         ));

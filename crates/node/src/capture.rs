@@ -3,6 +3,7 @@
 use crate::node::{Node, network};
 use crate::spec;
 use godwit_api::capture::{self, Capture, CaptureHere, LONGEST_CAPTURE_MS};
+use godwit_api::hex;
 use godwit_api::{ApiError, Problem};
 use godwit_wire::{CaptureBounds, Captured, CapturedFrame};
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub async fn capture(node: &Arc<Node>, wire: u32, asked: CaptureHere) -> Result<
     let frame = |frame: &CapturedFrame| capture::CapturedFrame {
         at_us: frame.at.duration_since(UNIX_EPOCH).map_or(0, |at| at.as_micros() as u64),
         length: u32::try_from(frame.length).unwrap_or(u32::MAX),
-        head: capture::hex(&frame.head),
+        head: hex::text(&frame.head),
     };
     Ok(Capture { endpoint, frames: captured.frames.iter().map(frame).collect(), not_kept: captured.not_kept })
 }
