@@ -26,7 +26,7 @@ use crate::public::{
 };
 use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
-use crate::wire::{ConnectWire, LocalWire, PortWire, WireOrder};
+use crate::wire::{ConnectWire, LocalWire, PortWire, Rewire, WireOrder};
 use crate::{ApiError, Name};
 use godwit_trust::{Credentials, Identity};
 use godwit_units::{MoveId, VmId, VolumeId};
@@ -528,6 +528,11 @@ impl PublicClient {
     /// `POST /v1/port-wires`.
     pub async fn connect_wire(&self, new: &ConnectWire) -> Result<PortWire> {
         self.0.within(ORDER).post("/v1/port-wires", new).await
+    }
+
+    /// `POST /v1/port-wires/rewire`. Gives the wires that were made, in their order.
+    pub async fn rewire(&self, change: &Rewire) -> Result<Vec<PortWire>> {
+        self.0.within(LONG).post("/v1/port-wires/rewire", change).await
     }
 
     /// `DELETE /v1/port-wires/{wire}`.

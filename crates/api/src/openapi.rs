@@ -24,7 +24,7 @@ use crate::public::{
 };
 use crate::trust::{ApiToken, Certificate, Enrol, NewApiToken, NewToken, Renew, Revoke, Token};
 use crate::verify::{Verified, VerifyVolume};
-use crate::wire::{ConnectWire, PortWire};
+use crate::wire::{ConnectWire, PortWire, Rewire};
 use crate::{ApiError, Name, Problem};
 use godwit_units::MoveId;
 use schemars::generate::{Contract, SchemaSettings};
@@ -329,6 +329,10 @@ pub fn operations() -> Vec<Operation> {
         post("/v1/port-wires", "connectWire", "Joins two ports; the wire follows both wherever they move.")
             .takes::<ConnectWire>()
             .answers::<PortWire>()
+            .may(&[Conflict, NotFound]),
+        post("/v1/port-wires/rewire", "rewire", "Makes wires and takes others away, all of it or nothing.")
+            .takes::<Rewire>()
+            .answers::<Vec<PortWire>>()
             .may(&[Conflict, NotFound]),
         get("/v1/port-wires/{wire}", "showPortWire", "Shows a wire, with what the hosts of its ends say.")
             .answers::<PortWire>(),

@@ -175,6 +175,26 @@ pub struct ConnectWire {
     pub b: WireEnd,
 }
 
+/// Changes wires all at once: whatever of it does not fit, nothing of it is done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rewire {
+    /// Wires to be made. Their ports are free, or those of wires that `disconnect` names: such a one gives way to the new one at once.
+    #[serde(default)]
+    #[schemars(length(max = MOST_REWIRED))]
+    pub connect: Vec<ConnectWire>,
+    /// Wires to be taken away, by their numbers.
+    #[serde(default)]
+    #[schemars(length(max = MOST_REWIRED))]
+    pub disconnect: Vec<u32>,
+    /// Two objects that no wire joins: else it is refused, since somebody else was first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unless_joined: Option<[Name; 2]>,
+}
+
+/// Wires that are made, or taken away, at once: of a component all.
+pub const MOST_REWIRED: usize = 64;
+
 /// A wire between two ports, as people see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PortWire {

@@ -18,7 +18,7 @@ use godwit_api::public::{AddHost, Component, CreateVm, MoveTogether, ResolveMove
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::verify::VerifyVolume;
 use godwit_api::vm::{ComponentSpec, DiskSpec, Placement, VmSpec};
-use godwit_api::wire::ConnectWire;
+use godwit_api::wire::{ConnectWire, Rewire, WireEnd};
 use godwit_api::{Name, PublicClient, openapi, serve};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
 use godwit_units::{BitRate, Bytes, MoveId};
@@ -312,9 +312,12 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, profile_log, &web, 7);
         call!(api, called, volumes);
         call!(api, called, wires);
-        let [a, b] = ["web:eth0", "web:eth1"].map(|end| end.parse().unwrap());
+        let [a, b]: [WireEnd; 2] = ["web:eth0", "web:eth1"].map(|end| end.parse().unwrap());
         call!(api, called, port_wires);
-        call!(api, called, connect_wire, &ConnectWire { a, b });
+        call!(api, called, connect_wire, &ConnectWire { a: a.clone(), b: b.clone() });
+        let connect = vec![ConnectWire { a, b }];
+        let unless_joined = Some([web.clone(), web.clone()]);
+        call!(api, called, rewire, &Rewire { connect, disconnect: vec![7], unless_joined });
         call!(api, called, port_wire, 7);
         call!(api, called, disconnect_wire, 7);
         call!(api, called, extenders);

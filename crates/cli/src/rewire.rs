@@ -1,31 +1,21 @@
 //! `godwit component split` and `merge`: one switch becomes two with a trunk between them, and two become one (VirtualWire, sections
 //! 3.5 and 5.6). So frames between VMs of one site stay there.
 //!
-//! Both are made of what the API has: a component more or less, wires connected and disconnected. [`split`] and [`merge`] say which,
-//! from what there is; a command that was cut short is given again, and does what is left.
+//! [`split`] and [`merge`] say from what there is which wires are to be made and which are to go; the controller does all of that or nothing
+//! ([`Rewire`]). A switch more before it, or fewer after it, joins nobody: a command that was cut short is given again, and does what is left.
 //!
 //! # No loops
 //!
-//! Two switches are joined by one trunk: where there is one already none is added, and one that joins both to themselves goes at the
-//! end, when nothing else needs it. A wire that changes its switch is taken from the one before it is given to the other, so it is never at
-//! both. What was wired to other switches in a circle before is a circle afterwards: that is spanning tree's.
+//! Two switches are joined by one trunk: where there is one already none is added, nor where somebody else was first
+//! ([`Rewire::unless_joined`]), and one that joins both to themselves goes at the end, when nothing else needs it. A wire that changes its switch is
+//! taken from the one before it is given to the other, so it is never at both. What was wired to other switches in a circle before is a circle
+//! afterwards: that is spanning tree's.
 
 use crate::failure::{Code, Failure};
 use godwit_api::component::{ComponentKind, ComponentObject, CreateComponent};
-use godwit_api::wire::{ConnectWire, PortName, PortWire, WireEnd};
+use godwit_api::wire::{ConnectWire, PortName, PortWire, Rewire, WireEnd, WireState};
 use godwit_api::{Name, PublicClient};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
-    /// Joins two ports.
-    Join(WireEnd, WireEnd),
-    /// Takes a wire's far end from one switch to the other.
-    Change { wire: u32, far: WireEnd, to: WireEnd },
-    /// Takes a wire away.
-    Cut(u32),
-}
 
 /// A wire of a switch: its number, its port there, and its far end with the host that it is on.
 struct Leg<'a> {
@@ -35,8 +25,18 @@ struct Leg<'a> {
     host: &'a Name,
 }
 
+impl Leg<'_> {
+    /// It takes its far end there.
+    fn takes(&self, to: WireEnd, change: &mut Rewire) {
+        change.disconnect.push(self.wire);
+        change.connect.push(ConnectWire { a: self.far.clone(), b: to });
+    }
+}
+
 fn legs<'a>(switch: &'a Name, wires: &'a [PortWire]) -> Vec<Leg<'a>> {
-    let ends = wires.iter().flat_map(|wire| [(wire, 0, 1), (wire, 1, 0)]);
+    // What is being taken away is nobody's to change.
+    let stay = wires.iter().filter(|wire| wire.state != WireState::Disconnecting);
+    let ends = stay.flat_map(|wire| [(wire, 0, 1), (wire, 1, 0)]);
     let mine = ends.filter(|(wire, here, _)| &wire.ends[*here].end.object == switch);
     mine.map(|(wire, here, there)| Leg {
         wire: wire.id,
@@ -51,9 +51,10 @@ fn at(switch: &ComponentObject, port: &PortName) -> WireEnd {
     WireEnd { object: switch.name.clone(), port: port.clone() }
 }
 
-/// The switch's ports that no wire has.
+/// The switch's ports that no wire has, nor is still being taken from.
 fn free(switch: &ComponentObject, wires: &[PortWire]) -> BTreeSet<PortName> {
-    let taken: BTreeSet<&PortName> = legs(&switch.name, wires).iter().map(|leg| leg.port).collect();
+    let ends = wires.iter().flat_map(|wire| &wire.ends).map(|placed| &placed.end);
+    let taken: BTreeSet<&PortName> = ends.filter(|end| end.object == switch.name).map(|end| &end.port).collect();
     switch.ports.iter().map(|port| port.name.clone()).filter(|port| !taken.contains(port)).collect()
 }
 
@@ -86,9 +87,9 @@ fn split(
     wires: &[PortWire],
     site: &BTreeSet<Name>,
     trunk: Option<&PortName>,
-) -> Result<Vec<Step>, Failure> {
+) -> Result<Rewire, Failure> {
     alike(switch, part)?;
-    let mut steps = vec![];
+    let mut change = Rewire::default();
     let (mut here, mut there) = (free(switch, wires), free(part, wires));
     let legs = legs(&switch.name, wires);
     if !legs.iter().any(|leg| leg.far.object == part.name) {
@@ -104,53 +105,48 @@ fn split(
         })?;
         here.remove(&port);
         there.remove(&port);
-        steps.push(Step::Join(at(switch, &port), at(part, &port)));
+        change.connect.push(ConnectWire { a: at(switch, &port), b: at(part, &port) });
+        change.unless_joined = Some([switch.name.clone(), part.name.clone()]);
     }
-    for leg in legs.iter().filter(|leg| leg.far.object != part.name && site.contains(leg.host)) {
+    let others = legs.iter().filter(|leg| ![&switch.name, &part.name].contains(&&leg.far.object));
+    for leg in others.filter(|leg| site.contains(leg.host)) {
         let port = take(&mut there, leg.port)
             .ok_or_else(|| refuse(format!("`{}` has not ports enough for what is at its site", part.name)))?;
-        steps.push(Step::Change { wire: leg.wire, far: leg.far.clone(), to: at(part, &port) });
+        leg.takes(at(part, &port), &mut change);
     }
-    Ok(steps)
+    Ok(change)
 }
 
 /// What leaves `from` without wires, and all of them with `into`.
-fn merge(into: &ComponentObject, from: &ComponentObject, wires: &[PortWire]) -> Result<Vec<Step>, Failure> {
+fn merge(into: &ComponentObject, from: &ComponentObject, wires: &[PortWire]) -> Result<Rewire, Failure> {
     alike(into, from)?;
     let mut free = free(into, wires);
     let (trunks, others): (Vec<Leg<'_>>, Vec<Leg<'_>>) =
         legs(&from.name, wires).into_iter().partition(|leg| leg.far.object == into.name);
-    let mut steps = vec![];
+    let mut change = Rewire::default();
     for leg in others {
+        if leg.far.object == from.name {
+            let why = format!("`{}` is wired to itself at {}", from.name, leg.far);
+            return Err(refuse(format!("{why}: `godwit wire disconnect {} {}` first", at(from, leg.port), leg.far)));
+        }
         let port = take(&mut free, leg.port)
             .ok_or_else(|| refuse(format!("`{}` has not ports enough for the wires of `{}`", into.name, from.name)))?;
-        steps.push(Step::Change { wire: leg.wire, far: leg.far.clone(), to: at(into, &port) });
+        leg.takes(at(into, &port), &mut change);
     }
-    // Last: until then it carries what is still at the other.
-    steps.extend(trunks.into_iter().map(|leg| Step::Cut(leg.wire)));
-    Ok(steps)
+    // They go last, as nothing takes their place: until then they carry what is still at the other.
+    change.disconnect.extend(trunks.into_iter().map(|leg| leg.wire));
+    Ok(change)
 }
 
-async fn carry_out(api: &PublicClient, steps: Vec<Step>) -> Result<String, Failure> {
-    let mut said = String::new();
-    for step in steps {
-        match step {
-            Step::Join(a, b) => {
-                said += &format!("{a} is joined to {b}\n");
-                api.connect_wire(&ConnectWire { a, b }).await?;
-            }
-            Step::Change { wire, far, to } => {
-                api.disconnect_wire(wire).await?;
-                let new = ConnectWire { a: far.clone(), b: to.clone() };
-                api.connect_wire(&new).await.map_err(|e| {
-                    refuse(format!("{far} is without its wire: {e}; `godwit wire connect {far} {to}`, then this again"))
-                })?;
-                said += &format!("{far} is on {to}\n");
-            }
-            Step::Cut(wire) => api.disconnect_wire(wire).await?,
-        }
+async fn carry_out(api: &PublicClient, change: &Rewire) -> Result<String, Failure> {
+    if *change == Rewire::default() {
+        return Ok(String::new());
     }
-    Ok(said)
+    let line = |wire: PortWire| {
+        let later = if wire.state == WireState::Connected { "" } else { ", as soon as their hosts answer" };
+        format!("{} is wired to {}{later}\n", wire.ends[0].end, wire.ends[1].end)
+    };
+    Ok(api.rewire(change).await?.into_iter().map(line).collect())
 }
 
 /// Splits a switch: a second one at `site` serves what is there. Gives what was done, in lines.
@@ -185,8 +181,7 @@ pub async fn run_split(
     };
     let hosts: BTreeMap<Name, Name> = api.hosts().await?.into_iter().map(|h| (h.name, h.site)).collect();
     let there = hosts.into_iter().filter(|(_, s)| s == site).map(|(host, _)| host).collect();
-    let steps = split(&switch, &made, &api.port_wires().await?, &there, trunk)?;
-    carry_out(api, steps).await
+    carry_out(api, &split(&switch, &made, &api.port_wires().await?, &there, trunk)?).await
 }
 
 /// Merges switches into one: their wires become its wires, and they go. Gives what was done, in lines.
@@ -200,8 +195,7 @@ pub async fn run_merge(api: &PublicClient, into: &Name, others: &[Name]) -> Resu
             return Err(Failure::usage(format!("`{name}` cannot be merged into itself")));
         }
         let (into, from) = (api.component_object(into).await?, api.component_object(name).await?);
-        let steps = merge(&into, &from, &api.port_wires().await?)?;
-        said += &carry_out(api, steps).await?;
+        said += &carry_out(api, &merge(&into, &from, &api.port_wires().await?)?).await?;
         api.delete_component(name).await?;
         said += &format!("`{name}` is part of `{}`\n", into.name);
     }
@@ -230,8 +224,8 @@ mod tests {
         .unwrap()
     }
 
-    fn end(text: &str) -> WireEnd {
-        text.parse().unwrap()
+    fn new(a: &str, b: &str) -> ConnectWire {
+        ConnectWire { a: a.parse().unwrap(), b: b.parse().unwrap() }
     }
 
     #[test]
@@ -239,14 +233,22 @@ mod tests {
         let (whole, part) = (switch("sw", 12), switch("part", 12));
         let site = BTreeSet::from(["b".parse().unwrap()]);
         let mut wires = vec![wire(1, [("sw:p1", "a"), ("web:eth0", "b")]), wire(2, [("db:eth0", "a"), ("sw:p2", "a")])];
-        let steps = split(&whole, &part, &wires, &site, None).unwrap();
-        let change = Step::Change { wire: 1, far: end("web:eth0"), to: end("part:p1") };
-        assert_eq!(steps, [Step::Join(end("sw:p12"), end("part:p12")), change.clone()]);
-        // Cut short after the trunk.
+        let trunk = new("sw:p12", "part:p12");
+        let joined = Some(["sw", "part"].map(|name| name.parse().unwrap()));
+        let whole_change =
+            Rewire { connect: vec![trunk, new("web:eth0", "part:p1")], disconnect: vec![1], unless_joined: joined };
+        assert_eq!(split(&whole, &part, &wires, &site, None).unwrap(), whole_change);
+        // Somebody has joined them.
         wires.push(wire(3, [("sw:p12", "a"), ("part:p12", "b")]));
-        assert_eq!(split(&whole, &part, &wires, &site, None).unwrap(), [change]);
-        wires[0] = wire(4, [("web:eth0", "b"), ("part:p1", "b")]);
-        assert_eq!(split(&whole, &part, &wires, &site, None).unwrap(), []);
+        let rest = Rewire { connect: vec![new("web:eth0", "part:p1")], disconnect: vec![1], ..Rewire::default() };
+        assert_eq!(split(&whole, &part, &wires, &site, None).unwrap(), rest);
+        // Done, and the old wire is still being taken away somewhere.
+        wires.push(wire(4, [("web:eth0", "b"), ("part:p1", "b")]));
+        wires[0].state = WireState::Disconnecting;
+        assert_eq!(split(&whole, &part, &wires, &site, None).unwrap(), Rewire::default());
+        wires.push(wire(5, [("db:eth1", "b"), ("sw:p3", "a")]));
+        let more = split(&whole, &part, &wires, &site, None).unwrap();
+        assert_eq!(more.connect, [new("db:eth1", "part:p3")], "p1 is taken");
     }
 
     #[test]
@@ -260,8 +262,11 @@ mod tests {
         ];
         let refused = merge(&first, &second, &wires).unwrap_err();
         assert!(refused.message.contains("not ports enough"), "{refused}");
-        let steps = merge(&switch("sw1", 4), &second, &wires).unwrap();
-        let change = |wire, far, to| Step::Change { wire, far: end(far), to: end(to) };
-        assert_eq!(steps, [change(2, "web:eth0", "sw1:p2"), change(3, "sw3:p2", "sw1:p4"), Step::Cut(1)]);
+        let change = merge(&switch("sw1", 4), &second, &wires).unwrap();
+        assert_eq!(change.connect, [new("web:eth0", "sw1:p2"), new("sw3:p2", "sw1:p4")]);
+        assert_eq!((change.disconnect, change.unless_joined), (vec![2, 3, 1], None));
+        let itself = [wire(1, [("sw2:p1", "b"), ("sw2:p2", "b")])];
+        let refused = merge(&first, &second, &itself).unwrap_err();
+        assert!(refused.message.contains("wired to itself"), "{refused}");
     }
 }

@@ -189,6 +189,7 @@ fn router(controller: Arc<Controller>) -> Router {
         .route("/v1/precaches/{volume}/{to}", delete(precache::stop))
         .route("/v1/wires", get(vms::wires))
         .route("/v1/port-wires", get(wires::list).post(wires::connect))
+        .route("/v1/port-wires/rewire", post(wires::rewire))
         .route("/v1/port-wires/{wire}", get(wires::show).delete(wires::disconnect))
         .route("/v1/extenders", get(extenders::list).post(extenders::connect))
         .route("/v1/extenders/{a}/{b}", get(extenders::show))

@@ -243,7 +243,7 @@ impl Known {
         let asked = AskPath { peer: journey.peer.clone(), measure };
         let at = wanted.at_unix_s.unwrap_or_else(now_s);
         let has_disks = vm.definition.spec.disks.iter().any(|disk| disk.shared().is_none());
-        let left_ago = past::left_ago(&moves, id, &journey.to.name, now_s());
+        let left = past::left(&moves, id, &journey.to.name, now_s());
         let asked = node.path(&asked).await;
         // Of a link of which not even the round trip is known nothing is kept with a move.
         let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
@@ -258,7 +258,7 @@ impl Known {
             }
         };
         let packs = async {
-            let wanted = has_disks && left_ago.is_none();
+            let wanted = has_disks && left.is_none();
             if wanted { node.packs(id).await.ok().filter(|packs| packs.held.0 > 0) } else { None }
         };
         let (written, profile, packs) = tokio::join!(writes(&node, id, has_disks), profile, packs);
@@ -295,7 +295,7 @@ impl Known {
         let (guest, faster) = guest(memory, profile.as_ref(), of_vm.as_ref(), &mut basis);
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
         let (disks, has_precache) =
-            disks(c, journey, written, packs, if pair.disk_wire.is_some() { &pair } else { &anywhere }, left_ago)?;
+            disks(c, journey, written, packs, if pair.disk_wire.is_some() { &pair } else { &anywhere }, left)?;
         let calibration = past::calibration(&moves, pair.moves > 0, |mv| between(&mv) || back(&mv));
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
@@ -664,24 +664,46 @@ async fn written(node: &HostClient, vm: VmId) -> Option<u64> {
     Some(devices.iter().filter_map(|device| device["stats"]["wr_bytes"].as_u64()).sum())
 }
 
-/// What the guest writes to its disks, bytes a second.
-async fn writes(node: &HostClient, vm: VmId, has_disks: bool) -> Option<f64> {
+/// What the guest writes to its disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Writes {
+    /// In all since its QEMU began here, bytes.
+    all: f64,
+    /// Now, bytes a second.
+    rate: f64,
+}
+
+async fn writes(node: &HostClient, vm: VmId, has_disks: bool) -> Option<Writes> {
     if !has_disks {
-        return Some(0.0);
+        return Some(Writes::default());
     }
     let (before, began) = (written(node, vm).await?, tokio::time::Instant::now());
     tokio::time::sleep(WRITING).await;
     let after = written(node, vm).await?;
-    Some(after.saturating_sub(before) as f64 / began.elapsed().as_secs_f64())
+    let rate = after.saturating_sub(before) as f64 / began.elapsed().as_secs_f64();
+    Some(Writes { all: after as f64, rate })
+}
+
+/// What is not at the destination of a disk that was whole there when the VM left, and what is written to it while it moves, bytes a second. What
+/// its QEMU has counted since is written once or often. A guest that builds something writes in bursts: a look at this moment says little of
+/// the time since, and less than that time says of the next minute.
+fn behind(written: Option<Writes>, left: past::Left, whole: f64, wire: f64) -> (Span, Span) {
+    let counted = written.filter(|_| left.straight);
+    let rate = written.map_or(64e3, |written| written.rate);
+    let usual = counted.map_or(rate, |written| written.all / left.ago_s.max(1.0));
+    let since = (counted.map_or(rate * left.ago_s, |written| written.all) * wire).min(whole);
+    let most = if counted.is_some() { 1.25 } else { 3.0 };
+    let missing = Span { lower: 0.0, likely: since, upper: (since * most + 1e6).min(whole) };
+    (missing, Span { lower: rate.min(usual) * 0.5, likely: usual, upper: rate.max(usual) * 1.5 })
 }
 
 fn disks(
     c: &Controller,
     journey: &Journey,
-    written: Option<f64>,
+    written: Option<Writes>,
     packs: Option<Packs>,
     copied: &Pair,
-    left_ago: Option<f64>,
+    left: Option<past::Left>,
 ) -> Result<(Disks, bool), ApiError> {
     let spec = &journey.vm.definition.spec;
     let own = spec.disks.iter().filter(|disk| disk.shared().is_none()).count();
@@ -704,21 +726,15 @@ fn disks(
     // What this VM's disks say of themselves is more than what others' did. Some of it may be there already, which pieces of it do not show.
     let packed = packs.map(|packs| packs.wire.0 as f64 / packs.held.0 as f64);
     let of_all = packed.map_or(wire, |share| Span { lower: share * 0.6, likely: share, upper: (share * 1.2).min(1.1) });
-    let rate = written.unwrap_or(64e3);
-    let missing = if kept == own {
-        Span { lower: 0.0, likely: backlog, upper: backlog * 1.5 + 1e6 }
-    } else if let (true, Some(ago)) = (held >= own, left_ago) {
-        // It was whole when the VM left it, and what was written since is written once or often.
-        let since = (rate * ago * wire.likely).min(whole);
-        Span { lower: 0.0, likely: since, upper: (since * 3.0 + 1e6).min(whole) }
-    } else if held >= own {
-        Span { lower: 0.0, likely: whole * 0.05, upper: whole }
-    } else {
-        Span { lower: whole * of_all.lower, likely: whole * of_all.likely, upper: whole * of_all.upper }
-    };
-    let written = match written {
-        Some(rate) => Span { lower: rate * 0.5, likely: rate, upper: rate * 1.5 },
+    let now = match written {
+        Some(Writes { rate, .. }) => Span { lower: rate * 0.5, likely: rate, upper: rate * 1.5 },
         None => Span { lower: 0.0, likely: 16e3, upper: 64e3 },
+    };
+    let (missing, written) = match left {
+        _ if kept == own => (Span { lower: 0.0, likely: backlog, upper: backlog * 1.5 + 1e6 }, now),
+        Some(left) if held >= own => behind(written, left, whole, wire.likely),
+        None if held >= own => (Span { lower: 0.0, likely: whole * 0.05, upper: whole }, now),
+        _ => (Span { lower: whole * of_all.lower, likely: whole * of_all.likely, upper: whole * of_all.upper }, now),
     };
     Ok((Disks { missing, written, speed: copied.disk_speed, shared: false }, kept == own))
 }
@@ -800,6 +816,20 @@ mod tests {
         let mut torn = [told(5.0), None, told(20.0)];
         one_after_another(&mut torn);
         assert_eq!(torn.each_ref().map(Option::is_some), [true, false, false]);
+    }
+
+    #[test]
+    fn what_a_guest_has_written_since_it_came_is_counted_and_not_guessed_from_a_moment() {
+        let left = |straight| past::Left { ago_s: 20.0, straight };
+        // It has written 6 MB in 20 s, and just now writes 2 MB a second.
+        let burst = Some(Writes { all: 6e6, rate: 2e6 });
+        let (missing, written) = behind(burst, left(true), 1e9, 0.5);
+        assert_eq!((missing.likely, written.likely, written.upper), (3e6, 3e5, 3e6));
+        assert!(missing.upper < 5e6, "{missing:?}");
+        // Elsewhere meanwhile, it has written more than its QEMU here has seen.
+        let (missing, written) = behind(burst, left(false), 1e9, 0.5);
+        assert_eq!((missing.likely, missing.upper, written.likely), (2e7, 6.1e7, 2e6));
+        assert_eq!(behind(burst, left(false), 1e7, 0.5).0.upper, 1e7, "no more than there is");
     }
 
     #[test]

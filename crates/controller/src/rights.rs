@@ -101,6 +101,7 @@ pub const RULES: &[(&str, &str, Right)] = &[
     // Of both ends' objects: the handlers look.
     ("GET", "/v1/port-wires", Read),
     ("POST", "/v1/port-wires", Change),
+    ("POST", "/v1/port-wires/rewire", Change),
     ("GET", "/v1/port-wires/{wire}", Read),
     ("DELETE", "/v1/port-wires/{wire}", Change),
     // Of the deployment: all customers' wires take them.

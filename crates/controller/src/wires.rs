@@ -14,11 +14,13 @@ use crate::store::{Change, Kind};
 use crate::vms::{VNI_BITS, wire_number};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
+use futures_util::future::join_all;
 use godwit_api::capture::{CaptureHere, CaptureWire, HostCapture, LONGEST_CAPTURE_MS, MOST_ALSO};
 use godwit_api::host::PeerHost;
 use godwit_api::vm::ETHERNET_MTU;
 use godwit_api::wire::{
-    ConnectWire, EndView, EndWord, LocalWire, OrderedEnd, PlacedEnd, PortWire, WireEnd, WireOrder, WirePath, WireState,
+    ConnectWire, EndView, EndWord, LocalWire, MOST_REWIRED, OrderedEnd, PlacedEnd, PortWire, Rewire, WireEnd,
+    WireOrder, WirePath, WireState,
 };
 use godwit_api::{ApiError, Name, Problem, done};
 use godwit_units::{Generation, Lineage};
@@ -137,15 +139,57 @@ fn sees(c: &Controller, who: &Caller, record: &WireRecord) -> bool {
     who.domain().is_none() || record.ends.iter().all(|end| find_end(c, Some(who), end).is_ok())
 }
 
-/// A number for a wire's tunnel that no other has: of those that wires to gateways use, too.
-fn tunnel_number(c: &Controller, id: u32) -> Result<u32, ApiError> {
-    let mut taken: BTreeSet<u32> = records(c)?.iter().map(|wire| wire.vni).collect();
+/// A number for a wire's tunnel that no other has, nor one of `fresh`: of those that wires to gateways use, too.
+fn tunnel_number(c: &Controller, id: u32, fresh: &[WireRecord]) -> Result<u32, ApiError> {
+    let mut taken: BTreeSet<u32> = records(c)?.iter().chain(fresh).map(|wire| wire.vni).collect();
     for vm in c.vm_records()? {
         taken.extend(vm.definition.wires.iter().filter(|w| w.gateway.is_some()).map(|w| w.id & VNI_BITS));
     }
     let first = id & VNI_BITS;
     let free = (first..=VNI_BITS).chain(1..first).find(|vni| *vni != 0 && !taken.contains(vni));
     free.ok_or_else(|| conflict("all numbers for tunnels are in use"))
+}
+
+/// The record of a wire that may be made when those of `going` are gone. `fresh` are recorded together with it.
+fn admit(
+    c: &Controller,
+    who: &Caller,
+    wanted: ConnectWire,
+    going: &BTreeSet<u32>,
+    fresh: &[WireRecord],
+) -> Result<WireRecord, ApiError> {
+    let ends = [wanted.a, wanted.b];
+    if ends[0] == ends[1] {
+        return Err(invalid(format!("`{}` cannot be wired to itself", ends[0])));
+    }
+    let ports = [find_end(c, Some(who), &ends[0])?, find_end(c, Some(who), &ends[1])?];
+    let stored = records(c)?;
+    for (end, port) in ends.iter().zip(&ports) {
+        if let Some(component) = &port.fixed {
+            return Err(conflict(format!("`{end}` is wired to `{component}`"))
+                .remedy("wires take interfaces that were created without a component"));
+        }
+        let mut others = stored.iter().filter(|wire| !going.contains(&wire.id)).chain(fresh);
+        if let Some(wire) = others.find(|wire| wire.endpoints.contains(&port.endpoint)) {
+            return Err(conflict(format!("`{end}` is wired already: {} to {}", wire.ends[0], wire.ends[1]))
+                .remedy(format!("`godwit wire disconnect {} {}` first", wire.ends[0], wire.ends[1])));
+        }
+    }
+    if ports[0].mtu != ports[1].mtu {
+        let (a, b) = (ports[0].mtu, ports[1].mtu);
+        let message = format!("`{}` has an MTU of {a}, `{}` of {b}: what is too large would be lost", ends[0], ends[1]);
+        return Err(conflict(message).remedy("give both the same MTU"));
+    }
+    let id = wire_number(c)?;
+    Ok(WireRecord {
+        id,
+        vni: tunnel_number(c, id, fresh)?,
+        mtu: ports[0].mtu,
+        endpoints: [ports[0].endpoint, ports[1].endpoint],
+        ends,
+        state: WireState::Connecting,
+        told: None,
+    })
 }
 
 /// Joins two ports.
@@ -156,53 +200,100 @@ pub async fn connect(
 ) -> Answer<PortWire> {
     let record = {
         let _deciding = c.decide();
-        let ends = [new.a, new.b];
-        if ends[0] == ends[1] {
-            return Err(invalid(format!("`{}` cannot be wired to itself", ends[0])));
-        }
-        let ports = [find_end(&c, Some(&who), &ends[0])?, find_end(&c, Some(&who), &ends[1])?];
-        for (end, port) in ends.iter().zip(&ports) {
-            if let Some(component) = &port.fixed {
-                return Err(conflict(format!("`{end}` is wired to `{component}`"))
-                    .remedy("wires take interfaces that were created without a component"));
-            }
-            if let Some(wire) = records(&c)?.iter().find(|wire| wire.endpoints.contains(&port.endpoint)) {
-                return Err(conflict(format!("`{end}` is wired already: {} to {}", wire.ends[0], wire.ends[1]))
-                    .remedy(format!("`godwit wire disconnect {} {}` first", wire.ends[0], wire.ends[1])));
-            }
-        }
-        if ports[0].mtu != ports[1].mtu {
-            let (a, b) = (ports[0].mtu, ports[1].mtu);
-            let message =
-                format!("`{}` has an MTU of {a}, `{}` of {b}: what is too large would be lost", ends[0], ends[1]);
-            return Err(conflict(message).remedy("give both the same MTU"));
-        }
-        let id = wire_number(&c)?;
-        let record = WireRecord {
-            id,
-            vni: tunnel_number(&c, id)?,
-            mtu: ports[0].mtu,
-            endpoints: [ports[0].endpoint, ports[1].endpoint],
-            ends,
-            state: WireState::Connecting,
-            told: None,
-        };
-        c.store.commit(&[Change::put(Kind::Wire, id, &record)])?;
+        let record = admit(&c, &who, new, &BTreeSet::new(), &[])?;
+        c.store.commit(&[Change::put(Kind::Wire, record.id, &record)])?;
         record
     };
     // Goes on when whoever asked hangs up.
     let id = record.id;
     let task = {
         let c = Arc::clone(&c);
-        tokio::spawn(async move { tell(&c, &record).await })
+        tokio::spawn(async move { make(&c, &record).await })
     };
-    match task.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(wire = id, %error, "not all hosts know the wire yet; trying again later"),
-        Err(error) => tracing::error!(wire = id, %error, "connecting broke off"),
+    if let Err(error) = task.await {
+        tracing::error!(wire = id, %error, "connecting broke off");
     }
     let record = find(&c, &who, id)?;
     Ok(Json(shown(&c, &record, BTreeMap::new())?))
+}
+
+/// Tells of a new wire; whom it does not reach now, [`sweep`] does.
+async fn make(c: &Controller, record: &WireRecord) {
+    if let Err(error) = tell(c, record).await {
+        tracing::warn!(wire = record.id, %error, "not all hosts know the wire yet; trying again later");
+    }
+}
+
+/// Makes wires and takes others away. Recorded in one transaction, so a controller that dies has all of it before it, or nothing.
+pub async fn rewire(
+    State(c): Shared,
+    Extension(who): Extension<Caller>,
+    Json(change): Json<Rewire>,
+) -> Answer<Vec<PortWire>> {
+    if change.connect.len().max(change.disconnect.len()) > MOST_REWIRED {
+        return Err(invalid(format!("more than {MOST_REWIRED} wires at once"))
+            .remedy(format!("change {MOST_REWIRED} at a time")));
+    }
+    let (going, fresh) = {
+        let _deciding = c.decide();
+        let numbers: BTreeSet<u32> = change.disconnect.into_iter().collect();
+        let going = numbers.iter().map(|id| find(&c, &who, *id)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(pair) = &change.unless_joined {
+            let joins = |wire: &&WireRecord| pair.iter().all(|name| wire.ends.iter().any(|end| &end.object == name));
+            if let Some(wire) = records(&c)?.iter().filter(|wire| !numbers.contains(&wire.id)).find(joins) {
+                let (a, b) = (&wire.ends[0], &wire.ends[1]);
+                return Err(conflict(format!("`{}` and `{}` are joined already: {a} to {b}", pair[0], pair[1]))
+                    .remedy("look at what there is now, and ask again"));
+            }
+        }
+        let mut fresh = vec![];
+        for wanted in change.connect {
+            fresh.push(admit(&c, &who, wanted, &numbers, &fresh)?);
+        }
+        let going: Vec<WireRecord> =
+            going.into_iter().map(|wire| WireRecord { state: WireState::Disconnecting, ..wire }).collect();
+        let changes: Vec<Change> =
+            going.iter().chain(&fresh).map(|wire| Change::put(Kind::Wire, wire.id, wire)).collect();
+        c.store.commit(&changes)?;
+        (going, fresh)
+    };
+    let made: Vec<u32> = fresh.iter().map(|wire| wire.id).collect();
+    let task = {
+        let c = Arc::clone(&c);
+        tokio::spawn(async move { exchange(&c, &going, &fresh).await })
+    };
+    if let Err(error) = task.await {
+        tracing::error!(%error, "rewiring broke off");
+    }
+    let shown = |id: u32| shown(&c, &find(&c, &who, id)?, BTreeMap::new());
+    made.into_iter().map(shown).collect::<Result<Vec<_>, ApiError>>().map(Json)
+}
+
+/// First wires that take nobody's place, then each of those that do, and last what nothing takes the place of: where two switches are joined,
+/// frames pass between them as long as there is something on the other one.
+async fn exchange(c: &Controller, going: &[WireRecord], fresh: &[WireRecord]) {
+    let gives_way = |old: &WireRecord, new: &WireRecord| old.endpoints.iter().any(|end| new.endpoints.contains(end));
+    let (replacing, first): (Vec<_>, Vec<_>) =
+        fresh.iter().partition(|new| going.iter().any(|old| gives_way(old, new)));
+    for new in first {
+        make(c, new).await;
+    }
+    for new in replacing {
+        // Where the new one's ends are, so that the guest is without a wire for no longer than that takes.
+        let hosts: BTreeSet<Name> =
+            new.ends.iter().filter_map(|end| find_end(c, None, end).ok()).map(|port| port.host).collect();
+        for old in going.iter().filter(|old| gives_way(old, new)) {
+            let nodes = hosts.iter().filter_map(|host| c.node_of(host).ok());
+            // What is not heard there is said again below.
+            join_all(nodes.map(|node| async move { node.disconnect(old.id).await })).await;
+        }
+        make(c, new).await;
+    }
+    for old in going {
+        if let Err(error) = take_away(c, old).await {
+            tracing::warn!(wire = old.id, %error, "not all hosts have forgotten the wire yet; trying again later");
+        }
+    }
 }
 
 /// Isolates both ends.
@@ -278,7 +369,7 @@ pub async fn capture(
         .iter()
         .enumerate()
         .map(|(i, node)| async move { node.capture_wire(id, &CaptureHere { for_ms, awaits: i >= now }).await });
-    let answers = futures_util::future::join_all(asking).await;
+    let answers = join_all(asking).await;
     let with_host = |(host, answer): (Name, Result<_, ApiError>)| Ok(HostCapture { host, capture: answer? });
     hosts.into_iter().zip(answers).map(with_host).collect::<Result<_, ApiError>>().map(Json)
 }
@@ -344,14 +435,14 @@ async fn tell(c: &Controller, record: &WireRecord) -> Result<(), ApiError> {
 
 /// Takes a wire away at every host, then its record: whoever had an end of it once still knows it.
 async fn take_away(c: &Controller, record: &WireRecord) -> Result<(), ApiError> {
-    let mut outcome = Ok(());
-    for host in c.hosts()? {
-        outcome = outcome.and(match c.node(&host).disconnect(record.id).await {
-            Err(error) if error.problem != Problem::NotFound => Err(error),
-            _ => Ok(()),
-        });
+    let nodes: Vec<_> = c.hosts()?.iter().map(|host| c.node(host)).collect();
+    // At once: one that is away does not keep the others from hearing.
+    for answer in join_all(nodes.iter().map(|node| node.disconnect(record.id))).await {
+        match answer {
+            Err(error) if error.problem != Problem::NotFound => return Err(error),
+            _ => {}
+        }
     }
-    outcome?;
     Ok(c.store.commit(&[Change::remove(Kind::Wire, record.id)])?)
 }
 

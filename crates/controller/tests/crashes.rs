@@ -12,6 +12,8 @@ mod fakes;
 use fakes::{Death, World, name, soon, to_host, web};
 use godwit_api::host::RunState;
 use godwit_api::progress::Outcome;
+use godwit_api::public::CreateVm;
+use godwit_api::wire::{ConnectWire, Rewire, WireState};
 use godwit_units::Generation;
 
 /// More deeds than any of these takes: one that gets here would go on for ever.
@@ -250,4 +252,58 @@ async fn a_start_has_happened_or_not_wherever_the_controller_dies_and_is_safe_to
         }
     }
     assert!(happened >= 1 && not >= 1, "{happened} had happened, {not} had not");
+}
+
+#[tokio::test]
+async fn wires_give_way_to_others_all_or_none_wherever_the_controller_dies() {
+    let nics = |number: u8| -> serde_json::Value {
+        (0..2_u8).map(|n| serde_json::json!({"mac": format!("02:00:00:00:{n:02x}:{number:02x}")})).collect()
+    };
+    let vm = |called: &str, at: &str, number: u8| -> CreateVm {
+        serde_json::from_value(serde_json::json!({"name": called, "at": at, "spec": {
+            "memory": 64 << 20, "disks": [], "nics": nics(number), "boot": {"kernel": {"kernel": "vmlinuz"}},
+        }}))
+        .unwrap()
+    };
+    let wire = |a: &str, b: &str| ConnectWire { a: a.parse().unwrap(), b: b.parse().unwrap() };
+    let (mut done, mut never) = (0, 0);
+    for number in 0.. {
+        let mut survived = false;
+        for (number, death) in deaths(number) {
+            let mut world = World::new().await;
+            for (called, at, n) in [("web", "ohio", 1), ("db", "texas", 2), ("app", "maine", 3)] {
+                world.api.create_vm(&vm(called, at, n)).await.unwrap();
+            }
+            let old = world.api.connect_wire(&wire("web:eth0", "db:eth0")).await.unwrap();
+            let trunk = world.api.connect_wire(&wire("web:eth1", "db:eth1")).await.unwrap();
+            let connect = vec![wire("web:eth0", "app:eth0"), wire("db:eth0", "app:eth1")];
+            let change = Rewire { connect, disconnect: vec![old.id, trunk.id], unless_joined: None };
+            world.fate.arm(number, death);
+            ask(&world, world.api.rewire(&change)).await;
+            survived = !world.fate.is_dead();
+            if survived {
+                break;
+            }
+            world.stop_controller().await;
+            world.start_controller().await;
+            // Each port of the change has one wire, whichever: none is without.
+            let whole = async || {
+                let wires = world.api.port_wires().await.unwrap();
+                let mut ends: Vec<String> =
+                    wires.iter().map(|w| format!("{}-{}", w.ends[0].end, w.ends[1].end)).collect();
+                ends.sort();
+                let connected = wires.iter().all(|wire| wire.state == WireState::Connected);
+                let known: usize = world.fakes.values().map(|fake| fake.with(|n| n.wires.len())).sum();
+                let new = ends == ["db:eth0-app:eth1", "web:eth0-app:eth0"];
+                let old = ends == ["web:eth0-db:eth0", "web:eth1-db:eth1"];
+                ((new || old) && connected && known == 4).then_some(new)
+            };
+            assert!(soon(async || whole().await.is_some()).await, "{death:?} deed {number}");
+            if whole().await == Some(true) { done += 1 } else { never += 1 }
+        }
+        if survived {
+            break;
+        }
+    }
+    assert!(done >= 6 && never >= 2, "{done} done, {never} never begun");
 }

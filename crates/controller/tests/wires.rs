@@ -8,7 +8,7 @@ mod fakes;
 use fakes::{World, name, soon};
 use godwit_api::public::CreateVm;
 use godwit_api::trust::{NewApiToken, TokenRole};
-use godwit_api::wire::{ConnectWire, WirePath, WireState};
+use godwit_api::wire::{ConnectWire, PortWire, Rewire, WirePath, WireState};
 use godwit_api::{Problem, PublicClient};
 use godwit_trust::{AccessToken, Identity, Role};
 use serde_json::{Value, json};
@@ -91,6 +91,68 @@ async fn what_a_host_that_is_away_misses_it_is_told_when_it_is_back() {
     assert_eq!(world.api.port_wire(made.id).await.unwrap().state, WireState::Disconnecting);
     world.start_node("texas", address).await;
     assert!(soon(async || world.api.port_wires().await.unwrap().is_empty()).await);
+    assert!(world.fakes["texas"].with(|n| n.wires.is_empty()));
+}
+
+/// What there is, by its ends.
+async fn ends(world: &World) -> Vec<String> {
+    let said = |wire: &PortWire| format!("{}-{}", wire.ends[0].end, wire.ends[1].end);
+    let mut ends: Vec<String> = world.api.port_wires().await.unwrap().iter().map(said).collect();
+    ends.sort();
+    ends
+}
+
+#[tokio::test]
+async fn wires_give_way_to_others_all_at_once_or_not_at_all() {
+    let world = world().await;
+    world.api.create_vm(&vm("app", "maine", 3)).await.unwrap();
+    let old = world.api.connect_wire(&wire("web:eth0", "db:eth0")).await.unwrap();
+    let before = ends(&world).await;
+    let new = |connect: &[(&str, &str)], disconnect: &[u32], objects: Option<[&str; 2]>| Rewire {
+        connect: connect.iter().map(|(a, b)| wire(a, b)).collect(),
+        disconnect: disconnect.to_vec(),
+        unless_joined: objects.map(|pair| pair.map(name)),
+    };
+    let good = ("web:eth0", "app:eth0");
+    for (change, problem, said) in [
+        (new(&[good], &[], None), Problem::Conflict, "wired already"),
+        (new(&[good, ("db:eth0", "app:eth0")], &[old.id], None), Problem::Conflict, "wired already"),
+        (new(&[good, ("db:eth0", "app:eth2")], &[old.id], None), Problem::Conflict, "MTU"),
+        (new(&[good], &[old.id, 999], None), Problem::NotFound, "999"),
+        (new(&[("web:uplink", "db:uplink")], &[], Some(["db", "web"])), Problem::Conflict, "joined already"),
+        (new(&[good; 65], &[], None), Problem::Invalid, "at once"),
+    ] {
+        let error = world.api.rewire(&change).await.unwrap_err();
+        assert_eq!(error.problem, problem, "{error}");
+        assert!(error.message.contains(said), "{error}");
+        assert_eq!(ends(&world).await, before, "{error}");
+        assert!(world.fakes["maine"].with(|n| n.wires.is_empty()), "{error}");
+    }
+    // Those that go do not join them any more.
+    let change = new(&[("app:uplink", "db:uplink"), good, ("app:eth1x", "db:eth0")], &[old.id], Some(["web", "db"]));
+    assert_eq!(world.api.rewire(&change).await.unwrap_err().problem, Problem::NotFound);
+    let change = new(&[("app:uplink", "db:uplink"), good], &[old.id], Some(["web", "db"]));
+    let made = world.api.rewire(&change).await.unwrap();
+    assert!(made.iter().all(|wire| wire.state == WireState::Connected), "{made:?}");
+    assert_eq!(made.iter().map(|wire| wire.ends[0].end.to_string()).collect::<Vec<_>>(), ["app:uplink", "web:eth0"]);
+    assert_eq!(ends(&world).await, ["app:uplink-db:uplink", "web:eth0-app:eth0"]);
+    for (host, count) in [("ohio", 1), ("texas", 1), ("maine", 2)] {
+        assert_eq!(world.fakes[host].with(|n| n.wires.len()), count, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_is_away_keeps_no_other_wire_from_being_made() {
+    let mut world = world().await;
+    world.api.create_vm(&vm("app", "maine", 3)).await.unwrap();
+    let away = world.api.connect_wire(&wire("web:eth0", "db:eth0")).await.unwrap();
+    let address = world.stop_node("texas").await;
+    let change = Rewire { connect: vec![wire("web:eth0", "app:eth0")], disconnect: vec![away.id], unless_joined: None };
+    let made = world.api.rewire(&change).await.unwrap();
+    assert_eq!(made[0].state, WireState::Connected);
+    assert_eq!(world.api.port_wire(away.id).await.unwrap().state, WireState::Disconnecting);
+    world.start_node("texas", address).await;
+    assert!(soon(async || ends(&world).await == ["web:eth0-app:eth0"]).await);
     assert!(world.fakes["texas"].with(|n| n.wires.is_empty()));
 }
 

@@ -307,21 +307,17 @@ fn held(seen: &Seen, index: &Index<'_>, record: &VmRecord, whole: f64, written: 
     hosts.sort_unstable();
     hosts.dedup();
     let on = |host: &Name| {
-        let ago = past::left_ago(
-            index.moves_of(record.definition.id).iter().copied(),
-            record.definition.id,
-            host,
-            seen.now_s,
-        );
+        let moves = index.moves_of(record.definition.id).iter().copied();
+        let left = past::left(moves, record.definition.id, host, seen.now_s);
         let of_volume = |volume: &&Volume| {
             let mine = whole * volume.size.0 as f64 / size.max(1.0);
             let figures = seen.precaches.get(&(volume.id, host.clone()));
             let kept = figures.filter(|f| matches!(f.state, PrecacheState::Following | PrecacheState::Copying));
-            let missing = match (kept, ago) {
+            let missing = match (kept, left) {
                 (Some(figures), _) => figures.backlog.0 as f64,
                 (None, _) if !volume.replicas.contains(host) => mine,
                 // It was whole when the VM left it.
-                (None, Some(ago)) => written * ago,
+                (None, Some(left)) => written * left.ago_s,
                 (None, None) => mine * STALE,
             };
             (mine - missing).max(0.0)

@@ -185,12 +185,22 @@ pub fn calibration(moves: &[MoveRecord], informed: bool, same: impl Fn(&MoveReco
     found
 }
 
-/// How long ago a VM left a host with its disks whole there, in seconds, if it did so last by a move that mirrored them.
+/// How a VM left a host with its disks whole there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Left {
+    /// How long ago, seconds.
+    pub ago_s: f64,
+    /// Whether it has been on one host since: its QEMU there has counted all that it has written.
+    pub straight: bool,
+}
+
+/// How a VM left a host, the newest move being the first, if it did so last by a move that mirrored its disks.
 #[must_use]
-pub fn left_ago<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId, host: &Name, now_s: u64) -> Option<f64> {
-    let left = moves.into_iter().find(|mv| mv.order.vm == vm && &mv.from == host && total_s(mv).is_some())?;
+pub fn left<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId, host: &Name, now_s: u64) -> Option<Left> {
+    let mut made = moves.into_iter().filter(|mv| mv.order.vm == vm && total_s(mv).is_some()).enumerate();
+    let (later, left) = made.find(|(_, mv)| &mv.from == host)?;
     let at = left.progress.resumed_unix_us.filter(|_| left.order.disk == DiskStrategy::Mirror)?;
-    Some(now_s.saturating_sub(at / 1_000_000) as f64)
+    Some(Left { ago_s: now_s.saturating_sub(at / 1_000_000) as f64, straight: later == 0 })
 }
 
 /// What a VM's own moves say of its pages.
@@ -322,11 +332,15 @@ mod tests {
     #[test]
     fn a_replica_that_the_vm_left_is_as_old_as_its_move() {
         let (moves, a, b) = ([record(1)], "a".parse().unwrap(), "b".parse().unwrap());
-        assert_eq!(left_ago(&moves, VmId(1), &a, 109), Some(100.0));
-        assert_eq!(left_ago(&moves, VmId(1), &b, 108), None);
+        assert_eq!(left(&moves, VmId(1), &a, 109), Some(Left { ago_s: 100.0, straight: true }));
+        assert_eq!(left(&moves, VmId(1), &b, 108), None);
         let mut behind = record(2);
         behind.order.disk = DiskStrategy::Postcopy;
-        assert_eq!(left_ago(&[behind, record(1)], VmId(1), &a, 108), None);
+        assert_eq!(left(&[behind, record(1)], VmId(1), &a, 108), None);
+        // And on from there.
+        let mut on = record(2);
+        on.from = b;
+        assert_eq!(left(&[on, record(1)], VmId(1), &a, 109), Some(Left { ago_s: 100.0, straight: false }));
     }
 
     #[test]
