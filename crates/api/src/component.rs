@@ -211,6 +211,18 @@ pub struct ClaimOrder {
     pub newest: Lineage,
 }
 
+/// Whether the network leads to a component: its host asks the hosts of the other ends of its wires when it has opened its ports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkProof {
+    /// They are being asked.
+    Asking,
+    /// Frames pass every wire there and back, as far as its other end is open.
+    Proved,
+    /// They do not: over which wire, and why.
+    Unproved(String),
+}
+
 /// A component on a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LocalComponent {
@@ -228,4 +240,7 @@ pub struct LocalComponent {
     /// Its ports' MTUs, bytes, by its file.
     #[serde(default)]
     pub mtus: Vec<u16>,
+    /// Whether the network leads there; none before its ports were opened since its node started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proof: Option<NetworkProof>,
 }

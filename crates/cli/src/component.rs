@@ -1,7 +1,7 @@
 //! `godwit component`, for those that Godwit makes, and their moves.
 
 use crate::failure::{Code, Failure};
-use crate::table::Table;
+use crate::table::{Table, printable};
 use clap::{Args, ValueEnum};
 use godwit_api::component::{
     ApplyConfig, ComponentKind, ComponentMove, ComponentObject, CreateComponent, MoveComponent,
@@ -125,6 +125,11 @@ pub async fn move_to(api: &PublicClient, name: &Name, to: Name, detach: bool) ->
             let why = error.as_deref().unwrap_or("the destination did not take it");
             Err(Failure::new(Code::Failed, format!("`{name}` stays on `{}`: {why}", now.host)))
         }
+        Some(ComponentMove { outcome: Outcome::NetworkUnproved, error, .. }) => {
+            let why = printable(error.as_deref().unwrap_or("no reason given"));
+            let what = format!("`{name}` is on `{}`, but its network was not shown to lead there: {why}", now.host);
+            Err(Failure::new(Code::Failed, what))
+        }
         _ => Ok(now),
     }
 }
@@ -145,6 +150,13 @@ pub fn moved(component: &ComponentObject) -> String {
     match mv.outcome {
         Outcome::Completed => format!("`{}` is on `{}`{isolated}{along}\n", component.name, mv.to),
         Outcome::Failed => format!("`{}` stays on `{}`\n", component.name, mv.from),
+        Outcome::NetworkUnproved => {
+            let why = printable(mv.error.as_deref().unwrap_or("no reason given"));
+            format!(
+                "`{}` is on `{}`{isolated}{along}; its network was not shown to lead there: {why}\n",
+                component.name, mv.to
+            )
+        }
         _ => format!("`{}` goes from `{}` to `{}`\n", component.name, mv.from, mv.to),
     }
 }

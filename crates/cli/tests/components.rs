@@ -491,6 +491,18 @@ fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_
         print!("{}", pair.ok(&["move", name, "--to", to]));
         talk(&format!("{name} has moved to {to}"));
     }
+    // The hosts hear each other, and what is in tunnels is lost on the way to b.
+    pair.within("b", "nft add table inet cut");
+    pair.within("b", "nft add chain inet cut in { type filter hook input priority -300 ; }");
+    pair.within("b", "nft add rule inet cut in udp dport 4789 drop");
+    let (code, _, said) = pair.godwit(&["move", "fw1", "--to", "a"]);
+    let (unproved, wire) = ("not shown to lead there", "the wire from fw1:p1 to sw1:p2");
+    assert!(code == 1 && said.contains(unproved) && said.contains(wire) && !said.contains("outer"), "{code}: {said}");
+    let shown = world.show("fw1");
+    let (host, outcome) = (shown["host"].as_str(), shown["last_move"]["outcome"].as_str());
+    assert_eq!((host, outcome), (Some("a"), Some("network-unproved")), "{shown}");
+    pair.within("b", "nft delete table inet cut");
+    talk("what was lost is not any more");
     // Nothing that was never let through.
     let refused = within(
         "outer",

@@ -13,7 +13,7 @@ use axum::Json;
 use axum::extract::{Extension, Path, State};
 use godwit_api::component::{
     ApplyConfig, ComponentDefinition, ComponentKind, ComponentMove, ComponentObject, ComponentOrder, ComponentPort,
-    CreateComponent, LocalComponent, MoveComponent,
+    CreateComponent, LocalComponent, MoveComponent, NetworkProof,
 };
 use godwit_api::host::{OutrankVm, Ownership, PeerHost};
 use godwit_api::progress::Outcome;
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Answer<T> = Result<Json<T>, ApiError>;
 type Shared = State<Arc<Controller>>;
@@ -34,6 +34,8 @@ const MOST_PORTS: u8 = 64;
 const LONGEST_CONFIG: usize = 256 << 10;
 /// How often the nodes of a move are asked: it lasts some hundred milliseconds.
 const WATCH: Duration = Duration::from_millis(100);
+/// How long a component's new host may take to say whether the network leads there: it asks for ten seconds, and may be started again meanwhile.
+const PROVING: Duration = Duration::from_secs(40);
 
 /// A component.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -357,10 +359,19 @@ pub fn resume(c: &Arc<Controller>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// What a controller has seen of a move since it looks after it.
+#[derive(Debug, Default)]
+struct Watched {
+    /// The source has the order.
+    taken: bool,
+    /// Since when it has been its destination's.
+    arrived: Option<Instant>,
+}
+
 async fn drive(c: Arc<Controller>, id: VmId) {
-    let mut taken = false;
+    let mut watched = Watched::default();
     loop {
-        match step(&c, id, &mut taken).await {
+        match step(&c, id, &mut watched).await {
             Ok(true) => return,
             Ok(false) => {}
             Err(error) => tracing::warn!(component = id.0, %error, "its move cannot be looked after now; trying again"),
@@ -373,7 +384,8 @@ async fn drive(c: Arc<Controller>, id: VmId) {
 #[derive(Clone, Debug, PartialEq)]
 enum Next {
     Watch,
-    Arrived((Lineage, Generation), Option<ComponentMove>),
+    /// It is there, the source's figures, and whether the network leads there as well.
+    Arrived((Lineage, Generation), Option<ComponentMove>, Option<NetworkProof>),
     Failed(String),
 }
 
@@ -391,7 +403,7 @@ fn next(
         // The source has the figures, and may not have heard yet that it is over.
         return match leaving {
             Some(leaving) if leaving.outcome.is_open() => Next::Watch,
-            figures => Next::Arrived((there.lineage, there.generation), figures),
+            figures => Next::Arrived((there.lineage, there.generation), figures, there.proof.clone()),
         };
     }
     match (source, leaving) {
@@ -409,19 +421,19 @@ fn next(
 }
 
 /// Whether it is over.
-async fn step(c: &Arc<Controller>, id: VmId, taken: &mut bool) -> Result<bool, ApiError> {
+async fn step(c: &Arc<Controller>, id: VmId, watched: &mut Watched) -> Result<bool, ApiError> {
     let Some(record) = c.store.read::<ComponentRecord>(Kind::ComponentObject, id.0)? else { return Ok(true) };
     let Some(order) = record.order.clone() else { return Ok(true) };
     let from = record.last_move.as_ref().map_or(&record.host, |mv| &mv.from);
     let (source, destination) = (c.node_of(from)?, c.node_of(&order.to.name)?);
-    if !*taken {
+    if !watched.taken {
         let order = crate::allow::component(c, &record, &order)?;
         match source.move_component(id, &order).await {
-            Ok(_) => *taken = true,
+            Ok(_) => watched.taken = true,
             Err(error) if error.problem == Problem::Unreachable => {}
             // It may have left already, by this very order, before a controller died.
             Err(error) => {
-                *taken = true;
+                watched.taken = true;
                 let (here, there) = tokio::join!(source.component(id), destination.component(id));
                 let known = here.as_ref().is_ok_and(|l| l.leaving.as_ref().is_some_and(|mv| mv.id == order.id));
                 let owns = here.is_ok_and(|l| l.ownership == Ownership::Here);
@@ -434,28 +446,45 @@ async fn step(c: &Arc<Controller>, id: VmId, taken: &mut bool) -> Result<bool, A
     let (source, destination) = tokio::join!(source.component(id), destination.component(id));
     match next(order.id, (record.lineage, record.generation), &source, &destination) {
         Next::Watch => Ok(false),
-        Next::Arrived(owner, figures) => end(c, id, order.id, Ok((owner, figures))),
+        Next::Arrived(owner, figures, proof) => {
+            let since = *watched.arrived.get_or_insert_with(Instant::now);
+            let unproved = match proof {
+                Some(NetworkProof::Proved) => None,
+                Some(NetworkProof::Unproved(why)) => Some(why),
+                Some(NetworkProof::Asking) | None if since.elapsed() < PROVING => return Ok(false),
+                Some(NetworkProof::Asking) | None => Some(format!("`{}` does not say whether it does", order.to.name)),
+            };
+            end(c, id, order.id, Ok(Arrival { owner, figures, unproved }))
+        }
         // The order was not taken yet.
-        Next::Failed(_) if !*taken => Ok(false),
+        Next::Failed(_) if !watched.taken => Ok(false),
         Next::Failed(why) => end(c, id, order.id, Err(why)),
     }
 }
 
-type Ended = Result<((Lineage, Generation), Option<ComponentMove>), String>;
+/// A component is its destination's.
+struct Arrival {
+    owner: (Lineage, Generation),
+    figures: Option<ComponentMove>,
+    /// Why it is not known that the network leads there.
+    unproved: Option<String>,
+}
+
+type Ended = Result<Arrival, String>;
 
 fn end(c: &Controller, id: VmId, mv: MoveId, how: Ended) -> Result<bool, ApiError> {
     let _deciding = c.decide();
     let Some(mut record) = c.store.read::<ComponentRecord>(Kind::ComponentObject, id.0)? else { return Ok(true) };
     let Some(order) = record.order.take_if(|order| order.id == mv) else { return Ok(true) };
     match how {
-        Ok(((lineage, generation), figures)) => {
+        Ok(Arrival { owner: (lineage, generation), figures, unproved }) => {
             record.left.insert(std::mem::replace(&mut record.host, order.to.name));
             let before = std::mem::replace(&mut record.lineage, lineage);
             record.generation = generation;
             let ended = figures.or(record.last_move);
-            let claimed = lineage > before;
-            let outcome = if claimed { Outcome::NetworkUnproved } else { Outcome::Completed };
-            let error = claimed.then(|| "it was claimed for the destination".to_owned());
+            let claimed = (lineage > before).then(|| "it was claimed for the destination".to_owned());
+            let error = claimed.or(unproved);
+            let outcome = if error.is_some() { Outcome::NetworkUnproved } else { Outcome::Completed };
             record.last_move = ended.map(|mv| ComponentMove { outcome, error, ..mv });
         }
         Err(why) => {
@@ -561,6 +590,7 @@ mod tests {
             generation: Generation(generation),
             leaving,
             mtus: vec![],
+            proof: Some(NetworkProof::Asking),
         })
     }
 
@@ -583,6 +613,6 @@ mod tests {
         assert!(matches!(look(local(Ownership::Here, 1, None), silent()), Next::Failed(_)));
         let claimed = |leaving| local(Ownership::Here, 1, leaving).map(|l| LocalComponent { lineage: Lineage(1), ..l });
         assert!(matches!(look(claimed(Some(Outcome::WaitsForPeer)), silent()), Next::Failed(_)), "at the source");
-        assert!(matches!(look(silent(), claimed(None)), Next::Arrived((Lineage(1), _), None)), "at the destination");
+        assert!(matches!(look(silent(), claimed(None)), Next::Arrived((Lineage(1), _), None, _)), "at the destination");
     }
 }

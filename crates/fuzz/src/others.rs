@@ -114,6 +114,7 @@ pub const NODE: Target = Target {
             json!({"Stage": {"ticket": ticket, "definition": definition(), "source": peer(), "vcpus": 3}}),
             json!({"Repoint": {"wire": 3, "remote": "10.0.0.1", "lineage": 0, "generation": 2}}),
             json!({"ProbeWire": {"wire": 3, "mac": "52:54:00:00:00:01", "ips": ["10.0.0.2"], "within_ms": 10000}}),
+            json!({"GreetWire": {"wire": 3, "nonce": vec![7; 16], "within_ms": 10000}}),
             json!({"Proved": {"ticket": ticket, "after_ms": 1.5}}),
             json!({"Resumed": {"ticket": ticket, "unix_us": 5, "ago_us": 6}}),
             json!({"HandOff": {"ticket": ticket, "body": "Pending"}}),

@@ -20,11 +20,12 @@
 
 use crate::durable;
 use crate::failpoint::{Point, reach, reach_async};
+use crate::incoming::PROOF;
 use crate::keeping::{Timer, fatal, finished};
 use crate::node::Node;
 use crate::proto::{self, Note, Request};
 use godwit_api::component::{
-    ClaimOrder, ComponentDefinition, ComponentKind, ComponentMove, ComponentOrder, LocalComponent,
+    ClaimOrder, ComponentDefinition, ComponentKind, ComponentMove, ComponentOrder, LocalComponent, NetworkProof,
 };
 use godwit_api::host::{Ownership, PeerHost};
 use godwit_api::progress::Outcome;
@@ -41,7 +42,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 /// Inputs that may wait for a keeper; messages are dropped when it is full, and said again.
@@ -121,6 +122,7 @@ struct View {
     leaving: Option<ComponentMove>,
     removable: bool,
     standing: Standing,
+    proof: Option<NetworkProof>,
 }
 
 /// How a component stands with the host that it came from.
@@ -162,6 +164,8 @@ struct Keeper {
     kept: Mutex<Kept>,
     view: Mutex<View>,
     inbox: mpsc::Sender<Input>,
+    /// Whoever asks whether the network leads to it.
+    proving: Mutex<Option<AbortHandle>>,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
@@ -344,7 +348,37 @@ impl Keeper {
         let definition = lock(&self.kept).definition.clone();
         let (lineage, generation) = view.owner;
         let mtus = spec(&definition).map_or_else(|_| vec![], |s| s.config.ports.iter().map(|port| port.mtu).collect());
-        LocalComponent { definition, ownership: view.ownership, lineage, generation, leaving: view.leaving, mtus }
+        let View { ownership, leaving, proof, .. } = view;
+        LocalComponent { definition, ownership, lineage, generation, leaving, mtus, proof }
+    }
+
+    /// Its ports were opened: asks over their wires, in the background, whether the network leads here. Nothing waits for it but whoever wants
+    /// to know.
+    fn prove(self: &Arc<Self>, node: &Arc<Node>, endpoints: Vec<u32>) {
+        self.disprove(Some(NetworkProof::Asking));
+        let (node, me) = (node.clone(), self.clone());
+        let proving = tokio::spawn(async move {
+            let asking = endpoints.iter().map(|endpoint| node.greet_end(*endpoint, PROOF));
+            let answers = futures_util::future::join_all(asking).await;
+            let against: Vec<String> =
+                answers.into_iter().filter_map(|answer| Some(answer.err()?.to_string())).collect();
+            let proof = if against.is_empty() {
+                NetworkProof::Proved
+            } else {
+                tracing::warn!(component = me.id.0, against = against.join("; "), "the network does not lead here");
+                NetworkProof::Unproved(against.join("; "))
+            };
+            lock(&me.view).proof = Some(proof);
+        });
+        *lock(&self.proving) = Some(proving.abort_handle());
+    }
+
+    /// What was found does not hold any more, nor what may be found yet.
+    fn disprove(&self, proof: Option<NetworkProof>) {
+        if let Some(proving) = lock(&self.proving).take() {
+            proving.abort();
+        }
+        lock(&self.view).proof = proof;
     }
 }
 
@@ -560,8 +594,10 @@ impl Actor {
             leaving: None,
             removable: true,
             standing: Standing::Settled,
+            proof: None,
         };
-        let me = Arc::new(Keeper { id, kept: Mutex::new(kept), view: Mutex::new(view), inbox: sender });
+        let proving = Mutex::default();
+        let me = Arc::new(Keeper { id, kept: Mutex::new(kept), view: Mutex::new(view), inbox: sender, proving });
         let machine = record.map(|record| {
             let seen = match record {
                 _ if !here => Seen::Gone,
@@ -1268,6 +1304,7 @@ async fn perform(
                         node.end_leaves(*endpoint, to, capability.clone()).await;
                     }
                 }
+                me.disprove(None);
                 let closed = place.close(&wanted).await;
                 if closed.is_ok() {
                     wires(node, &wanted, &Wiring::Closed).await;
@@ -1298,7 +1335,11 @@ async fn perform(
                     let shows = crate::covered::held_among(node.credentials(), both, lineage, generation);
                     wires(node, &wanted, &Wiring::Opened(sequence, shows)).await;
                     // Last: what it announces goes into its wires.
-                    place.open(&wanted).await.map(|()| Some(Event::Opened))
+                    let opened = place.open(&wanted).await;
+                    if opened.is_ok() {
+                        me.prove(node, wanted.endpoints.clone());
+                    }
+                    opened.map(|()| Some(Event::Opened))
                 }
                 Err(error) => Err(error),
             },

@@ -825,6 +825,7 @@ impl Node {
             Ok(proto::Request::Component(ask)) => self.asked_of_component(from, *ask).await,
             Ok(proto::Request::Repoint(order)) => self.repoint(from, &order).await,
             Ok(proto::Request::Wire(told)) => return proto::encode(&self.told(from, *told).await),
+            Ok(proto::Request::GreetWire(asked)) => return proto::encode(&self.greeted(from, &asked).await),
             Ok(proto::Request::ProbeWire(asked)) => self.probe_wire(from, &asked).await,
             Err(error) => Err(ApiError::new(Problem::Invalid, format!("{} does not understand: {error}", self.name()))),
         };

@@ -28,6 +28,9 @@ pub enum Request {
     Repoint(Repoint),
     /// The VM's owner, to a gateway's node: does this wire lead to my guest?
     ProbeWire(ProbeWire),
+    /// The host of an end of a wire between ports, to that of the other one: answer who greets over it. Answered by
+    /// `Result<Greeted, ApiError>`.
+    GreetWire(GreetWire),
     /// A host that has, or had, an end of a wire between ports: this is where its ends are. Answered by the same, as the other host knows
     /// it then: `Result<[EndView; 2], ApiError>`.
     Wire(Box<WireOrder>),
@@ -60,6 +63,26 @@ pub struct ProbeWire {
     pub ips: Vec<IpAddr>,
     /// How long to ask, milliseconds.
     pub within_ms: u64,
+}
+
+/// Over which wire frames are to be answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GreetWire {
+    /// The wire.
+    pub wire: u32,
+    /// What they say.
+    pub nonce: [u8; 16],
+    /// For how long they come, milliseconds.
+    pub within_ms: u64,
+}
+
+/// What the host of a wire's other end says to that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Greeted {
+    /// It answers them from now on.
+    Listens,
+    /// Its end is not open: whoever has it does not run.
+    NobodyThere,
 }
 
 /// What the destination has to know to make a place.

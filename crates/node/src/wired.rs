@@ -18,6 +18,8 @@
 //! *This host has lost a wire's file*: it says that it does not know the wire, and the controller tells it again. *A host that an end
 //! has left is asked years later*: it keeps the wire until that is disconnected.
 
+mod greet;
+
 use crate::covered;
 use crate::durable;
 use crate::node::{Node, network};
@@ -33,6 +35,7 @@ use godwit_trust::SignedCapability;
 use godwit_wire::{
     Component, EndpointId, EndpointSpec, MacAddr, PortWire, Rehoming, Sequence, Side, Stamp, View, Vni, WireId,
 };
+use greet::Listening;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -69,6 +72,8 @@ pub struct Wired {
     telling: Mutex<BTreeMap<(u32, Name), Arc<Notify>>>,
     /// The wires whose rules are to follow, while somebody is at it.
     ruling: Mutex<Option<BTreeSet<u32>>>,
+    /// Who listens for a greeting, by wire.
+    listening: Mutex<BTreeMap<u32, Listening>>,
 }
 
 #[derive(Debug, Default)]
@@ -272,6 +277,7 @@ impl Wired {
             open: Mutex::default(),
             telling: Mutex::default(),
             ruling: Mutex::default(),
+            listening: Mutex::default(),
         }
     }
 
@@ -895,8 +901,31 @@ pub async fn probe(node: &Arc<Node>, endpoint: &EndpointSpec, within: Duration) 
     let number = u32::try_from(endpoint.id.0).unwrap_or_default();
     let Some((held, side)) = node.wired().of(number) else { return Ok(()) };
     let wire = held.lock().await.order.id;
-    let end = Instant::now() + within;
+    let began = Instant::now();
     node.wires().probe_on(WireId(wire), endpoint, within).await.map_err(network)?;
+    let left = within.saturating_sub(began.elapsed());
+    if endpoint.ips.is_empty() {
+        // Nobody can ask it from there; the way to it is proved.
+        return node.greet_end(number, left).await;
+    }
+    from_other_end(node, &held, side, left, |other, left| async move {
+        let within_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let asked = ProbeWire { wire, mac: endpoint.mac.to_string(), ips: endpoint.ips.clone(), within_ms };
+        crate::gateways::ask(node, &other, &Request::ProbeWire(asked), left + ANSWER).await
+    })
+    .await
+}
+
+/// Asks the host of a wire's other end, with the time that is left; again while it may not know yet. That host may be this one: then there is
+/// nobody to ask.
+async fn from_other_end<F: Future<Output = Result<(), ApiError>>>(
+    node: &Arc<Node>,
+    held: &tokio::sync::Mutex<Held>,
+    side: Side,
+    within: Duration,
+    ask: impl Fn(PeerHost, Duration) -> F,
+) -> Result<(), ApiError> {
+    let end = Instant::now() + within;
     loop {
         let (other, untold) = {
             let held = held.lock().await;
@@ -912,16 +941,13 @@ pub async fn probe(node: &Arc<Node>, endpoint: &EndpointSpec, within: Duration) 
             tokio::time::sleep(LOOK).await;
             continue;
         }
-        let left = end.saturating_duration_since(Instant::now());
-        let within_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        let asked = ProbeWire { wire, mac: endpoint.mac.to_string(), ips: endpoint.ips.clone(), within_ms };
-        match crate::gateways::ask(node, &other, &Request::ProbeWire(asked), left + ANSWER).await {
+        match ask(other, end.saturating_duration_since(Instant::now())).await {
             // Its node may be starting, or has not heard yet that the end is here, or the other end has gone elsewhere.
             Err(error)
                 if matches!(error.problem, Problem::Unreachable | Problem::Forbidden | Problem::NotFound)
                     && Instant::now() + FIRST_WAIT < end =>
             {
-                tracing::debug!(wire, %error, "the wire's other end cannot be asked yet");
+                tracing::debug!(%error, "the wire's other end cannot be asked yet");
             }
             answer => return answer,
         }

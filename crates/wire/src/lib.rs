@@ -56,4 +56,4 @@ pub use record::state as state_of_tap;
 pub use rehome::{Outdated, Rehoming, Side, Stamp, View};
 pub use spec::{Component, DEFAULT_PORT, EndpointId, EndpointSpec, GatewayPort, PortWire, Sequence, Vni, WireId};
 pub use survey::{Part, Surveyed};
-pub use wires::{Found, FoundState, WireError, Wires};
+pub use wires::{Found, FoundState, Greeter, Nonce, WireError, Wires};

@@ -1,6 +1,9 @@
 //! The shell: looks at the kernel, asks the machines, does what they say.
 
+mod greet;
 mod lay;
+
+pub use greet::{Greeter, Nonce};
 
 use crate::guard::{Allowed, Guard};
 use crate::record;
@@ -61,6 +64,14 @@ pub enum WireError {
         object: String,
         /// The guest.
         mac: MacAddr,
+        /// How long.
+        waited: Duration,
+    },
+    /// Nobody answered at the other end of a wire.
+    #[error("greet over `{device}`: nothing came back within {waited:?}; check that the hosts' UDP reaches each other")]
+    NoEcho {
+        /// The tunnel's.
+        device: String,
         /// How long.
         waited: Duration,
     },

@@ -219,6 +219,50 @@ fn layer_2_passes_whole_both_ways_apart_and_collapsed() {
 }
 
 #[test]
+fn the_hosts_of_a_wires_ends_greet_each_other_through_its_tunnel_and_no_guest_hears_it() {
+    test(async || {
+        let (hosts, underlay) = world([0, 1]).await;
+        let heard = Side::BOTH.map(|side| listen(hosts[side.index()].guest(side)));
+        let (nonce, other) = ([7; 16], [8; 16]);
+        let mut greeters = vec![];
+        for host in &hosts[..2] {
+            host.place.enter();
+            greeters.push(host.wires.greeter(WIRE).await.unwrap());
+        }
+        let greet = async |nonce, bound| {
+            tokio::select! {
+                answered = greeters[0].greet(nonce, bound) => answered.is_ok(),
+                ended = greeters[1].answer(&[7; 16], LONG) => panic!("{ended:?}"),
+            }
+        };
+        assert!(greet(&nonce, LONG).await, "nobody answers");
+        assert!(!greet(&other, SHORT).await, "what others say is answered");
+        underlay.run("ip link set u1 down");
+        assert!(!greet(&nonce, SHORT).await, "it passes a link that is down");
+        underlay.run("ip link set u1 up");
+        assert!(greet(&nonce, LONG).await, "it does not come back");
+        for heard in &heard {
+            let heard = heard.lock().unwrap();
+            assert!(heard.iter().all(|frame| frame[..6] != [0x01, 0x80, 0xc2, 0, 0, 1]), "{heard:02x?}");
+        }
+        // From the tunnel to the port.
+        let joined = async || hosts[0].wires.is_joined(WIRE, tap(Side::A)).await.unwrap();
+        hosts[0].place.enter();
+        assert!(joined().await);
+        for (wrong, right) in [
+            ("ip link set gw-b00000009 down", "ip link set gw-b00000009 up"),
+            ("ip link set gwt1 nomaster", "ip link set gwt1 master gw-b00000009"),
+        ] {
+            hosts[0].place.run(wrong);
+            assert!(!joined().await, "{wrong}");
+            hosts[0].place.run(right);
+            assert!(joined().await, "{right}");
+        }
+        assert!(!hosts[0].wires.is_joined(WIRE, "gwt77").await.unwrap());
+    });
+}
+
+#[test]
 fn a_wire_collapses_where_its_ends_meet_parts_where_they_part_and_leaves_nothing() {
     test(async || {
         let (mut hosts, _underlay) = world([0, 1]).await;
