@@ -6,9 +6,10 @@ use clap::Subcommand;
 use godwit_api::component::{ComponentKind, ComponentObject};
 use godwit_api::host::Ownership;
 use godwit_api::network::{HostFinding, NetKind};
-use godwit_api::public::Vm;
-use godwit_api::wire::{PortWire, WirePath, WireState};
-use godwit_api::{Name, Problem};
+use godwit_api::public::{Component, Vm};
+use godwit_api::vm::{ComponentSpec, NicSpec};
+use godwit_api::wire::{PortName, PortWire, WirePath, WireState};
+use godwit_api::{ApiError, Name, Problem};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -47,8 +48,9 @@ struct Hop {
     to: String,
     /// The hosts of both.
     hosts: [Name; 2],
-    /// The wire's number.
-    wire: u32,
+    /// The wire's number; none of one that belongs to the interface of a VM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wire: Option<u32>,
     /// `collapsed`, `tunnel`, or which extender carries it.
     path: String,
     /// What it carries, bytes.
@@ -83,17 +85,26 @@ pub async fn run(user: &User, command: NetCommand) -> Result<(), Failure> {
     let wires = api.port_wires().await?;
     match command {
         NetCommand::Trace { object, capture, lasting, also } => {
-            let hops = trace(&object, &wires);
-            let passed = hops.iter().map(|hop| hop.wire).collect();
+            let (vms, made) = (api.vms().await?, api.component_objects().await?);
+            let vm = vms.iter().find(|vm| vm.name == object);
+            if vm.is_none() && !made.iter().any(|component| component.name == object) {
+                let unknown = ApiError::new(Problem::NotFound, format!("there is no VM and no component `{object}`"));
+                return Err(unknown.remedy("see `godwit vm ls` and `godwit component ls`").into());
+            }
+            let mut hops = trace(&object, &wires);
+            if let Some(vm) = vm.filter(|vm| vm.spec.nics.iter().any(|nic| nic.component.is_some())) {
+                let mut straight = straight(vm, &api.components().await?);
+                straight.append(&mut hops);
+                hops = straight;
+            }
+            let passed = hops.iter().filter_map(|hop| hop.wire).collect();
             user.print(&hops, |hops| {
                 let line = |hop: &Hop| {
                     let indent = "  ".repeat(hop.distance - 1);
                     let [a, b] = &hop.hosts;
                     let place = if a == b { format!("on {a}") } else { format!("{a} to {b}") };
-                    format!(
-                        "{indent}{} -> {}  wire {}, {}, {place}, MTU {}\n",
-                        hop.from, hop.to, hop.wire, hop.path, hop.mtu
-                    )
+                    let wire = hop.wire.map_or_else(String::new, |wire| format!("wire {wire}, "));
+                    format!("{indent}{} -> {}  {wire}{}, {place}, MTU {}\n", hop.from, hop.to, hop.path, hop.mtu)
                 };
                 if hops.is_empty() { format!("no wire ends at `{object}`\n") } else { hops.iter().map(line).collect() }
             })?;
@@ -160,6 +171,28 @@ fn narrow_switches(components: &[ComponentObject], wires: &[PortWire]) -> Vec<Fi
     found
 }
 
+/// The hops of a VM's interfaces that its specification wires to what an operator has made known: one each.
+fn straight(vm: &Vm, components: &[Component]) -> Vec<Hop> {
+    let ports = vm.spec.ports().into_iter().zip(&vm.spec.nics);
+    let hop = |(port, nic): (PortName, &NicSpec)| {
+        let component = components.iter().find(|component| Some(&component.name) == nic.component.as_ref())?;
+        let (host, bridge) = match &component.kind {
+            ComponentSpec::Switch { bridge } => (&vm.host, bridge),
+            ComponentSpec::Gateway { host, bridge, .. } => (host, bridge),
+        };
+        Some(Hop {
+            distance: 1,
+            from: format!("{}:{port}", vm.name),
+            to: format!("{}, bridge {bridge}", component.name),
+            hosts: [vm.host.clone(), host.clone()],
+            wire: None,
+            path: if host == &vm.host { "collapsed" } else { "tunnel" }.to_owned(),
+            mtu: nic.mtu(),
+        })
+    };
+    ports.filter_map(hop).collect()
+}
+
 /// Every wire that a frame of the object may pass, each once, the nearest first within each branch.
 fn trace(object: &Name, wires: &[PortWire]) -> Vec<Hop> {
     let (mut hops, mut seen) = (vec![], BTreeSet::new());
@@ -174,7 +207,7 @@ fn trace(object: &Name, wires: &[PortWire]) -> Vec<Hop> {
                 from: a.end.to_string(),
                 to: b.end.to_string(),
                 hosts: [a.host.clone(), b.host.clone()],
-                wire: wire.id,
+                wire: Some(wire.id),
                 path: crate::extender::path(wire).unwrap_or_else(|| {
                     if wire.path == WirePath::Collapsed { "collapsed" } else { "tunnel" }.to_owned()
                 }),
@@ -185,6 +218,17 @@ fn trace(object: &Name, wires: &[PortWire]) -> Vec<Hop> {
     }
     hops.sort_by_key(|hop| hop.distance);
     hops
+}
+
+/// Whether a component is a bridge that does not speak spanning tree. Its file was read strictly when it was taken.
+fn is_plain_bridge(component: &ComponentObject) -> bool {
+    let file: toml::Table = component.config.parse().unwrap_or_default();
+    let bridges = match component.kind {
+        ComponentKind::Switch => true,
+        ComponentKind::Firewall => file.get("mode").and_then(toml::Value::as_str) == Some("bridged"),
+        ComponentKind::Router | ComponentKind::Gateway => false,
+    };
+    bridges && file.get("stp").and_then(toml::Value::as_bool) != Some(true)
 }
 
 fn check(vms: &[Vm], components: &[ComponentObject], wires: &[PortWire]) -> Vec<Finding> {
@@ -216,13 +260,8 @@ fn check(vms: &[Vm], components: &[ComponentObject], wires: &[PortWire]) -> Vec<
         let message = format!("{mac} is the address of interfaces of {}", whose.join(" and "));
         add("address", format!("{message}: if they meet on a network, make one of these VMs again with another"));
     }
-    // Bridges without spanning tree that can be reached from themselves: a broadcast never ends there. Which of a router's or a
-    // firewall's ports are bridged its file says; switches are always.
-    let plain = |name: &Name| {
-        components
-            .iter()
-            .any(|c| &c.name == name && c.kind == ComponentKind::Switch && !c.config.contains("stp = true"))
-    };
+    // Bridges without spanning tree that can be reached from themselves: a broadcast never ends there.
+    let plain = |name: &Name| components.iter().any(|c| &c.name == name && is_plain_bridge(c));
     let mut groups: BTreeMap<&Name, &Name> = BTreeMap::new();
     fn root<'a>(groups: &BTreeMap<&'a Name, &'a Name>, mut name: &'a Name) -> &'a Name {
         while let Some(up) = groups.get(name).filter(|up| **up != name) {
@@ -237,7 +276,7 @@ fn check(vms: &[Vm], components: &[ComponentObject], wires: &[PortWire]) -> Vec<
         }
         let (x, y) = (root(&groups, &a.object), root(&groups, &b.object));
         if x == y {
-            let message = format!("wire {} from {a} to {b} closes a circle of switches", wire.id);
+            let message = format!("wire {} from {a} to {b} closes a circle of bridges", wire.id);
             add("loop", format!("{message}: disconnect it, or give them `stp = true`"));
         } else {
             groups.insert(x, y);
@@ -281,6 +320,29 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_that_its_vm_wires_itself_is_a_hop_too() {
+        let vm: Vm = serde_json::from_value(json!({
+            "id": 1, "name": "web", "host": "a", "site": "a",
+            "spec": { "memory": 1 << 27, "nics": [
+                {"mac": "02:00:00:00:00:01", "component": "lan"}, {"mac": "02:00:00:00:00:02"},
+                {"mac": "02:00:00:00:00:03", "component": "out", "mtu": 1400}, {"mac": "02:00:00:00:00:04", "component": "gone"},
+            ]},
+            "run": "running", "ownership": "here", "lineage": 0, "generation": 1, "mv": null,
+        }))
+        .unwrap();
+        let components: Vec<Component> = serde_json::from_value(json!([
+            {"name": "lan", "kind": {"switch": {"bridge": "br0"}}},
+            {"name": "out", "kind": {"gateway": {"host": "edge", "bridge": "br1"}}},
+        ]))
+        .unwrap();
+        let hops = straight(&vm, &components);
+        let said: Vec<_> = hops.iter().map(|h| (h.from.as_str(), h.to.as_str(), h.path.as_str(), h.mtu)).collect();
+        let lan = ("web:eth0", "lan, bridge br0", "collapsed", 1500);
+        assert_eq!(said, [lan, ("web:eth2", "out, bridge br1", "tunnel", 1400)]);
+        assert_eq!(hops[1].hosts.each_ref().map(Name::as_str), ["a", "edge"]);
+    }
+
+    #[test]
     fn an_address_that_two_interfaces_have_is_found_however_it_is_written() {
         let vm = |name: &str, macs: &[&str]| -> Vm {
             let nics: Vec<_> = macs.iter().map(|mac| json!({ "mac": mac })).collect();
@@ -302,7 +364,16 @@ mod tests {
         let three = |config: &str| ["s", "t", "u"].map(|name| switch(name, config));
         let found = check(&[], &three(""), &wires);
         assert!(found.len() == 1 && found[0].kind == "loop" && found[0].message.contains("wire 3"), "{found:?}");
-        assert_eq!(check(&[], &three("stp = true\n"), &wires), []);
+        for config in ["stp = true\n", "stp=true", "vlan_filtering = true\nstp  =  true # so\n"] {
+            assert_eq!(check(&[], &three(config), &wires), [], "{config}");
+        }
+        assert_eq!(check(&[], &three("# stp = true\n"), &wires).len(), 1);
+        // A firewall between two of them, if it is a bridge.
+        let mut mixed = three("");
+        (mixed[1].kind, mixed[1].config) = (ComponentKind::Firewall, "mode = \"bridged\"\n".into());
+        assert_eq!(check(&[], &mixed, &wires).len(), 1);
+        mixed[1].config = String::new();
+        assert_eq!(check(&[], &mixed, &wires), []);
         assert_eq!(check(&[], &three(""), &wires[..2]), []);
     }
 

@@ -575,3 +575,62 @@ fn a_switch_is_split_over_two_sites_so_that_each_ones_traffic_stays_there_and_me
     all_reach("through one switch again");
     assert_eq!(pair.json(&["wire", "ls"]).as_array().unwrap().len(), 3);
 }
+
+#[test]
+fn a_gateway_moves_between_the_outside_networks_of_two_hosts_and_what_is_behind_it_goes_on() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let world = World::new("compgate");
+    let pair = &world.pair;
+    // The same address outside, at either site.
+    for host in ["a", "b"] {
+        for command in [
+            "ip link add lan type bridge",
+            "ip link set lan up",
+            "ip addr add 10.6.0.9/24 dev lan",
+            "ip route add 10.7.0.0/24 via 10.6.0.1",
+        ] {
+            pair.within(host, command);
+        }
+    }
+    let outside = |bridge: &str| {
+        format!(
+            "outside = {{ bridge = \"{bridge}\", addresses = [\"10.6.0.1/24\"] }}\n\
+             [[port]]\nnumber = 1\naddresses = [\"10.7.0.1/24\"]\n"
+        )
+    };
+    let inner = "[[port]]\nnumber = 1\naddresses = [\"10.7.0.2/24\"]\n\
+                 [[route]]\nto = \"0.0.0.0/0\"\nvia = \"10.7.0.1\"\n";
+    for (name, kind, config) in [("g1", "gateway", &*outside("lan")), ("r1", "router", inner)] {
+        let file = world.file(&format!("{name}.toml"), config);
+        pair.ok(&["component", "create", name, "--kind", kind, "--ports", "1", "--host", "a", "--config", &file]);
+    }
+    pair.ok(&["wire", "connect", "r1:p1", "g1:p1"]);
+    let gets_out = || {
+        let mut nsenter = Command::new("nsenter");
+        nsenter.arg(format!("--net={}", world.space("r1"))).args(["ping", "-c", "1", "-W", "1", "10.6.0.9"]);
+        nsenter.output().unwrap().status.success()
+    };
+    pair.until("it gets out at a", gets_out);
+    for to in ["b", "a"] {
+        print!("{}", pair.ok(&["move", "g1", "--to", to]));
+        pair.until(&format!("it gets out at {to}"), gets_out);
+        let ports = |host: &str| pair.within(host, "ip -o link show master lan");
+        assert_eq!(["a", "b"].map(|host| ports(host).contains("gwo")), [to == "a", to == "b"], "{to}");
+        assert_eq!(pair.godwit(&["net", "check"]).0, 0, "{to}");
+    }
+    // What cannot be taken is refused before anything is changed, also on the way to a host.
+    let other = world.file("other.toml", &outside("other"));
+    let (code, _, said) = pair.godwit(&["component", "apply", "g1", "--config", &other]);
+    assert!(code == 1 && said.contains("no interface `other`"), "{said}");
+    pair.within("a", "ip link add other type bridge");
+    pair.ok(&["component", "apply", "g1", "--config", &other]);
+    let (code, _, said) = pair.godwit(&["move", "g1", "--to", "b"]);
+    assert!(code == 1 && said.contains("stays on `a`") && said.contains("no interface `other`"), "{said}");
+    assert!(pair.within("a", "ip -o link show master other").contains("gwo"), "it does not lead to its new network");
+    let lan = world.file("lan.toml", &outside("lan"));
+    pair.ok(&["component", "apply", "g1", "--config", &lan]);
+    pair.until("it gets out again", gets_out);
+}

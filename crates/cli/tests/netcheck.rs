@@ -61,6 +61,7 @@ fn what_was_put_wrong_on_a_host_is_found_and_nothing_else() {
     let out = pair.path("out");
     std::fs::write(&out, "outside = { bridge = \"lan\", addresses = [\"10.6.0.1/24\"] }\n").unwrap();
     pair.within("a", "ip link add lan type bridge");
+    pair.within("a", "ip link set lan up");
     let out = out.to_str().unwrap();
     pair.ok(&["component", "create", "g1", "--kind", "gateway", "--ports", "1", "--host", "a", "--config", out]);
     assert!(pair.within("a", "ip -o link").contains("gwo"), "nothing leads out of it");
@@ -92,6 +93,16 @@ fn what_was_put_wrong_on_a_host_is_found_and_nothing_else() {
         &format!("bridge fdb replace 02:00:00:00:00:01 dev {tunnel} dst 10.99.0.2 self static"),
         &format!("bridge fdb del 02:00:00:00:00:01 dev {tunnel} dst 10.99.0.2 self"),
     );
+    let way_out = names().find(|name| name.starts_with("gwo")).unwrap();
+    let bridge = format!("gw-b{}", tunnel.strip_prefix("gw-v").unwrap());
+    for (wrong, right) in [
+        (format!("ip link set {tunnel} nomaster"), format!("ip link set {tunnel} master {bridge}")),
+        (format!("ip link set {bridge} down"), format!("ip link set {bridge} up")),
+        (format!("ip link set {way_out} nomaster"), format!("ip link set {way_out} master lan")),
+        ("ip link set lan down".to_owned(), "ip link set lan up".to_owned()),
+    ] {
+        is_found(pair, "forwarding", &wrong, &right);
+    }
     is_found(pair, "mtu", &format!("ip link set {device} mtu 1400"), &format!("ip link set {device} mtu 1500"));
     is_found(pair, "mtu", &format!("ip link set {tunnel} mtu 1400"), &format!("ip link set {tunnel} mtu 1500"));
     is_found(pair, "interface", "ip link add gwt999 type veth peer name other", "ip link del gwt999");

@@ -1,6 +1,6 @@
 //! Components on this host: made, changed, isolated and removed.
 
-use crate::config::{Between, Config, Kind, Network};
+use crate::config::{Between, Config, Kind, Network, Outside};
 use crate::holder::Holder;
 use crate::rules::{self, RulesError};
 use crate::state::{Loaded, State, Station};
@@ -153,12 +153,29 @@ impl Place {
         }
         if let Some(outside) = &spec.config.outside {
             let (Network::Bridge(name) | Network::Device(name)) = &outside.network;
-            if self.net.find(name).await.map_err(&failed)?.is_none() {
+            let refused = |why: &str| Err(ComponentError::Config(format!("`{name}` of this host {why}")));
+            let Some(host) = self.net.find(name).await.map_err(&failed)? else {
                 return Err(ComponentError::Config(format!("this host has no interface `{name}`")));
-            }
+            };
             let end = |name, n| VethEnd { name, mac: spec.mac(n), mtu: outside.mtu };
-            let pair = net.ensure_veth(end("h0", 254), end(OUTSIDE, 255), &ns).await.map_err(&failed)?;
-            net.up(pair.index).await.map_err(&failed)?;
+            match outside.network {
+                Network::Bridge(_) if host.kind != godwit_net::Kind::Bridge => {
+                    return refused(&format!("is no bridge: name one, or write `outside = {{ device = \"{name}\" }}`"));
+                }
+                Network::Bridge(_) => {
+                    let pair = net.ensure_veth(end("h0", 254), end(OUTSIDE, 255), &ns).await.map_err(&failed)?;
+                    net.up(pair.index).await.map_err(&failed)?;
+                }
+                Network::Device(_) if u32::from(outside.mtu) > host.mtu => {
+                    return refused(&format!("carries {} bytes: `mtu = {}` is too large", host.mtu, outside.mtu));
+                }
+                // Not by the address that it has, or will have: this component may be here.
+                Network::Device(_) => {
+                    if let Err(error) = self.net.add_macvlan(host.index, end(OUTSIDE, 254), &ns).await {
+                        return refused(&format!("takes no macvlan; of a bridge's port, name the bridge: {error}"));
+                    }
+                }
+            }
         }
         let furnished = self.furnish(spec, &ns, &net).await;
         furnished.map_err(|e| match e {
@@ -207,11 +224,38 @@ impl Place {
         let Some(outside) = &spec.config.outside else { return Ok(()) };
         let mac = spec.mac(255);
         let end = VethEnd { name: OUTSIDE, mac, mtu: outside.mtu };
+        let mark = match &outside.network {
+            Network::Bridge(name) => format!("bridge {name}"),
+            Network::Device(name) => format!("device {name}"),
+        };
+        // A port of another network, or one that somebody died over, is made anew; it takes its other side along.
+        let known = net.find(OUTSIDE).await?;
+        if known.is_some_and(|link| link.alias.as_deref() != Some(&mark)) {
+            net.remove(OUTSIDE).await?;
+        }
+        self.make_outside(spec, outside, end, (ns, net)).await?;
+        let link = net.get(OUTSIDE).await?;
+        if link.mtu != u32::from(outside.mtu) {
+            net.set_mtu(link.index, outside.mtu).await?;
+        }
+        net.set_alias(link.index, &mark).await
+    }
+
+    async fn make_outside(
+        &self,
+        spec: &Spec,
+        outside: &Outside,
+        end: VethEnd<'_>,
+        (ns, net): (&NetNs, &Net),
+    ) -> Result<(), NetError> {
         match &outside.network {
             Network::Bridge(_) => {
                 let device = self.outside_device(spec.id);
-                let here = VethEnd { name: &device, mac: mac.of_tap(), mtu: outside.mtu };
+                let here = VethEnd { name: &device, mac: end.mac.of_tap(), mtu: outside.mtu };
                 let link = self.net.ensure_veth(here, end, ns).await?;
+                if link.mtu != u32::from(outside.mtu) {
+                    self.net.set_mtu(link.index, outside.mtu).await?;
+                }
                 let held = self.wires.hold_free(&device).await;
                 held.map_err(|e| NetError::Kernel {
                     operation: "isolate",

@@ -623,3 +623,69 @@ fn a_gateways_outside_port_is_the_hosts_network_exactly_while_it_is_open() {
         });
     }
 }
+
+#[test]
+fn another_way_out_is_taken_in_place_and_one_that_does_not_do_is_refused() {
+    on_a_host(async move |host| {
+        let a = host.here("gb", &[8]);
+        let g1 = host.guest("g1", "10.1.0.2/24", Some("10.1.0.1")).await;
+        let g2 = host.guest("g2", "10.2.0.2/24", Some("10.2.0.1")).await;
+        // The outer guest is on the bridge `right`, which the interface `up0` leads to as well.
+        for name in ["wrong", "right"] {
+            let bridge = host.net.ensure_bridge(name, None).await.unwrap();
+            host.net.up(bridge.index).await.unwrap();
+        }
+        let end = |name, n| VethEnd { name, mac: godwit_net::MacAddr([2, 1, 0, 0, 0, n]), mtu: 1500 };
+        host.net.ensure_veth(end("up0", 1), end("up1", 2), &NetNs::current().unwrap()).await.unwrap();
+        let right = host.net.get("right").await.unwrap();
+        for name in ["g2", "up1"] {
+            let link = host.net.get(name).await.unwrap();
+            host.net.set_master(link.index, Some(right.index)).await.unwrap();
+        }
+        for name in ["up0", "up1"] {
+            host.net.up(host.net.get(name).await.unwrap().index).await.unwrap();
+        }
+        let gateway = |network: &str, mtu: u16| {
+            let file = format!(
+                "outside = {{ {network}, mtu = {mtu}, addresses = [\"10.2.0.1/24\"] }}\n\
+                 [[port]]\nnumber = 1\naddresses = [\"10.1.0.1/24\"]\n"
+            );
+            spec(8, Kind::Gateway, 1, &file)
+        };
+        for (network, mtu, said) in [
+            ("bridge = \"none\"", 1500, "no interface"),
+            ("bridge = \"up0\"", 1500, "is no bridge"),
+            ("device = \"up1\"", 1500, "takes no macvlan"),
+            ("device = \"up0\"", 1501, "is too large"),
+        ] {
+            let refused = a.place.rehearse(&gateway(network, mtu)).await.unwrap_err().to_string();
+            assert!(refused.contains(said) && refused.contains("nothing was changed"), "{refused}");
+        }
+        let wrong = gateway("bridge = \"wrong\"", 1500);
+        a.place.stage(&wrong).await.unwrap();
+        host.wire(&a, 1, &g1).await;
+        a.place.open(&wrong).await.unwrap();
+        assert!(!g1.reaches(&g2, NOTHING), "through another bridge");
+        for (network, mtu) in [
+            ("bridge = \"right\"", 1500),
+            ("device = \"up0\"", 1500),
+            ("bridge = \"right\"", 1400),
+            ("device = \"up0\"", 1300),
+        ] {
+            let right = gateway(network, mtu);
+            a.place.rehearse(&right).await.unwrap();
+            a.place.stage(&right).await.unwrap();
+            a.place.open(&right).await.unwrap();
+            assert!(g1.reaches(&g2, LONG) && g2.reaches(&g1, LONG), "{network}");
+            let inside = a.place.namespace(8).unwrap().net().unwrap();
+            assert_eq!(inside.get("out").await.unwrap().mtu, u32::from(mtu), "{network}");
+        }
+        // As it is: nothing is made anew that stays.
+        let (right, inside) = (gateway("device = \"up0\"", 1300), a.place.namespace(8).unwrap().net().unwrap());
+        let before = inside.get("out").await.unwrap().index;
+        a.place.stage(&right).await.unwrap();
+        assert_eq!(inside.get("out").await.unwrap().index, before);
+        a.place.remove(8, &right.endpoints).await.unwrap();
+        assert_eq!(host.left(&a).await, Vec::<String>::new());
+    });
+}

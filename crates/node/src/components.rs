@@ -30,7 +30,7 @@ use godwit_api::component::{
 use godwit_api::host::{Ownership, PeerHost};
 use godwit_api::progress::Outcome;
 use godwit_api::{ApiError, Problem};
-use godwit_component::{Kind, Place, Spec, State};
+use godwit_component::{Kind, Network, Place, Spec, State};
 use godwit_handoff::{
     Action, Body, CannotBegin, Destination, DestinationState, Event, Fenced, FileLedger, Generation, Ledger, Lineage,
     Machine, Message, Owner, Peer, PeerHistory, Record, Seen, SourceState, Status, Ticket, Upkeep, Verdict, VmId, Why,
@@ -249,6 +249,15 @@ const fn kind(kind: ComponentKind) -> Kind {
 fn spec(definition: &ComponentDefinition) -> Result<Spec, ApiError> {
     Spec::read(definition.id.0, kind(definition.kind), definition.endpoints.clone(), &definition.config)
         .map_err(refused)
+}
+
+/// The host's bridge that a gateway leads to, and with which MTU, bytes.
+pub(crate) fn leads_to(definition: &ComponentDefinition) -> Option<(String, u16)> {
+    let outside = spec(definition).ok()?.config.outside?;
+    match outside.network {
+        Network::Bridge(name) => Some((name, outside.mtu)),
+        Network::Device(_) => None,
+    }
 }
 
 impl Components {
@@ -709,15 +718,16 @@ impl Actor {
                         // As an effect: nothing else is done with it meanwhile.
                         self.doing = Some(tokio::spawn(async move {
                             let place = &node.components().place;
-                            let done = place.stage(&wanted).await.map_err(refused);
+                            let take = async |spec: &Spec| {
+                                place.stage(spec).await?;
+                                place.open(spec).await
+                            };
+                            let done = take(&wanted).await.map_err(refused);
                             if done.is_err()
                                 && let Ok(before) = spec(&before)
-                                && let Err(error) = place.stage(&before).await
+                                && let Err(error) = take(&before).await
                             {
                                 tracing::error!(component = me.id.0, %error, "neither the new file nor the old one is taken");
-                            }
-                            if done.is_ok() {
-                                let _ = place.open(&wanted).await;
                             }
                             let _ = reply.send(done.and_then(|()| me.redefine(&node, definition)));
                             None

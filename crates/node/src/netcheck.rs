@@ -1,15 +1,17 @@
 //! What is wrong with this host's part of the network: what the kernel has, against what the node remembers.
 //!
 //! Looked for are interfaces and namespaces that belong to no record, forwarding entries that lead elsewhere than the wire does, or are
-//! missing, hosts of other ends that do not answer, and devices whose MTU is not their wire's, so that large frames are lost.
+//! missing, devices of a wire or of a gateway's way out that are down or not on their bridge, hosts of other ends that do not answer, and devices whose MTU is not their
+//! wire's, so that large frames are lost.
 //!
 //! A move changes all of this while it is looked at: so the node looks twice, and what it finds counts if it is there both times.
 
 use crate::node::{Node, network};
-use godwit_api::ApiError;
+use godwit_api::host::Ownership;
 use godwit_api::network::{NetFinding, NetKind};
+use godwit_api::{ApiError, Name};
 use godwit_wire::{MacAddr, Part, Surveyed, WireId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +27,8 @@ struct Kernel {
     silent: Vec<IpAddr>,
     /// Components' namespaces.
     namespaces: Vec<u64>,
+    /// The host's own bridges that gateways name, and whether they are up.
+    bridges: BTreeMap<String, bool>,
 }
 
 /// What the node remembers.
@@ -35,6 +39,17 @@ struct Records {
     endpoints: BTreeSet<u32>,
     /// Components that are known here.
     components: BTreeSet<u64>,
+    /// Gateways that are this host's, and lead to one of its bridges.
+    outside: Vec<Outside>,
+}
+
+/// A gateway's way out.
+#[derive(Clone, Debug)]
+struct Outside {
+    component: u64,
+    name: Name,
+    bridge: String,
+    mtu: u16,
 }
 
 /// A wire between ports.
@@ -60,8 +75,10 @@ fn finding(kind: NetKind, message: String) -> NetFinding {
 /// What is wrong.
 fn judge(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
     let mut found = strays(kernel, records);
+    found.extend(records.outside.iter().flat_map(|way| shut(kernel, way)));
     for wire in &records.wires {
         found.extend(misled(kernel, wire));
+        found.extend(parted(kernel, wire));
         found.extend(too_small(kernel, wire));
         for remote in wire.remotes.iter().filter(|remote| wire.is_here() && kernel.silent.contains(remote)) {
             let message = format!("{remote}, where frames of wire {} go, does not answer on this host's link", wire.id);
@@ -129,6 +146,65 @@ fn misled(kernel: &Kernel, wire: &Wire) -> Vec<NetFinding> {
     found
 }
 
+/// What keeps a gateway's frames from the host's network.
+fn shut(kernel: &Kernel, way: &Outside) -> Vec<NetFinding> {
+    let Outside { component, name, bridge, mtu } = way;
+    let forwarding = |what: String| vec![finding(NetKind::Forwarding, what)];
+    match kernel.bridges.get(bridge) {
+        None => return forwarding(format!("`{bridge}`, which `{name}` leads to, is not on this host: make it again")),
+        Some(false) => {
+            return forwarding(format!("`{bridge}`, which `{name}` leads to, is down: ip link set {bridge} up"));
+        }
+        Some(true) => {}
+    }
+    let Some(link) = kernel.links.iter().find(|link| link.part == Part::Outside(*component)) else {
+        return forwarding(format!("`{name}` has no port on `{bridge}`: give it its file again, which makes one"));
+    };
+    let device = &link.name;
+    let mut found = vec![];
+    if link.on.as_ref() != Some(bridge) {
+        let message = format!("`{device}` is not on `{bridge}`, which `{name}` leads to");
+        found.extend(forwarding(format!("{message}: ip link set {device} master {bridge}")));
+    }
+    if !link.up {
+        found.extend(forwarding(format!("`{device}`, by which `{name}` leads out, is down: ip link set {device} up")));
+    }
+    if link.mtu != u32::from(*mtu) {
+        let message = format!("`{device}` has MTU {}, and `{name}` leads out with {mtu}", link.mtu);
+        found.push(finding(NetKind::Mtu, format!("{message}: ip link set {device} mtu {mtu}")));
+    }
+    found
+}
+
+/// What of a wire that has an end open here is down, or is not joined to the rest.
+fn parted(kernel: &Kernel, wire: &Wire) -> Vec<NetFinding> {
+    let is_bridge = |link: &&Surveyed| matches!(&link.part, Part::Bridge(of) if of.0 == wire.id);
+    let bridge = kernel.links.iter().find(is_bridge).map(|link| link.name.as_str());
+    let mut found = vec![];
+    for link in kernel.links.iter().filter(|_| wire.is_here()) {
+        let is_port = match &link.part {
+            Part::Bridge(of) if of.0 == wire.id => false,
+            Part::Device(endpoint) if wire.open.contains(endpoint) => true,
+            Part::Tunnel(of, _) if of.0 == wire.id && !wire.remotes.is_empty() => true,
+            _ => continue,
+        };
+        let name = &link.name;
+        if !link.up {
+            let message = format!("`{name}` of wire {} is down: ip link set {name} up", wire.id);
+            found.push(finding(NetKind::Forwarding, message));
+        }
+        if let Some(bridge) = bridge.filter(|bridge| is_port && link.on.as_deref() != Some(bridge)) {
+            let message = format!("`{name}` is not on `{bridge}`, the bridge of wire {}", wire.id);
+            found.push(finding(NetKind::Forwarding, format!("{message}: ip link set {name} master {bridge}")));
+        }
+    }
+    if bridge.is_none() && wire.is_here() {
+        let message = format!("wire {} has an end here, and no bridge", wire.id);
+        found.push(finding(NetKind::Forwarding, format!("{message}: restart the node, which lays it anew")));
+    }
+    found
+}
+
 /// Devices of a wire that carry less, or more, than it does.
 fn too_small(kernel: &Kernel, wire: &Wire) -> Vec<NetFinding> {
     let mine = |link: &&Surveyed| match &link.part {
@@ -147,18 +223,29 @@ fn too_small(kernel: &Kernel, wire: &Wire) -> Vec<NetFinding> {
 
 async fn look(node: &Arc<Node>) -> Result<Vec<NetFinding>, ApiError> {
     // The kernel first: what comes to be known in between is not taken for nobody's.
-    let kernel = Kernel {
+    let mut kernel = Kernel {
         links: node.wires().survey().await.map_err(network)?,
         silent: node.wires().silent().await.map_err(network)?,
         namespaces: node.components().namespaces(),
+        bridges: BTreeMap::new(),
     };
     let components = node.local_components();
+    let mut outside = vec![];
+    for component in components.iter().filter(|component| component.ownership == Ownership::Here) {
+        let definition = &component.definition;
+        let Some((bridge, mtu)) = crate::components::leads_to(definition) else { continue };
+        if let Some(up) = node.wires().is_up(&bridge).await.map_err(network)? {
+            kernel.bridges.insert(bridge.clone(), up);
+        }
+        outside.push(Outside { component: definition.id.0, name: definition.name.clone(), bridge, mtu });
+    }
     let vms = node.vms();
     let of_vms = vms.iter().flat_map(|vm| vm.definition().wires.into_iter().map(|wire| wire.id).collect::<Vec<_>>());
     let of_components = components.iter().flat_map(|c| c.definition.endpoints.iter().copied());
     let records = Records {
         endpoints: of_vms.chain(of_components).collect(),
         components: components.iter().map(|c| c.definition.id.0).collect(),
+        outside,
         wires: node
             .local_wires()
             .await
@@ -188,7 +275,8 @@ mod tests {
     use super::*;
 
     fn link(name: &str, part: Part) -> Surveyed {
-        Surveyed { name: name.into(), part, mtu: 1450, on: None }
+        let is_port = matches!(part, Part::Device(_) | Part::Tunnel(..));
+        Surveyed { name: name.into(), part, mtu: 1450, on: is_port.then(|| "gw-b00000007".to_owned()), up: true }
     }
 
     fn ip(last: u8) -> IpAddr {
@@ -204,10 +292,13 @@ mod tests {
             link("gw-b00000007", Part::Bridge(WireId(7))),
             link("gw-v00000007", Part::Tunnel(WireId(7), entries)),
             link("gw-g00000009", Part::Gateway(WireId(9))),
+            Surveyed { on: Some("lan".into()), ..link("gwo5", Part::Outside(5)) },
         ];
         let wire = Wire { id: 7, mtu: 1450, open: vec![3], remotes: vec![ip(2)] };
-        let records = Records { wires: vec![wire], endpoints: [3].into(), components: [5].into() };
-        (Kernel { links, silent: vec![ip(8)], namespaces: vec![5] }, records)
+        let outside = vec![Outside { component: 5, name: "g1".parse().unwrap(), bridge: "lan".into(), mtu: 1450 }];
+        let records = Records { wires: vec![wire], endpoints: [3].into(), components: [5].into(), outside };
+        let bridges = [("lan".to_owned(), true)].into();
+        (Kernel { links, silent: vec![ip(8)], namespaces: vec![5], bridges }, records)
     }
 
     /// The kinds of what is found once something was changed.
@@ -259,6 +350,35 @@ mod tests {
             records.wires[0].open.clear();
         };
         assert_eq!(after(idle), []);
+    }
+
+    #[test]
+    fn what_is_down_or_not_joined_to_its_wire_is_found() {
+        for index in [1, 2, 3] {
+            assert_eq!(after(|kernel, _| kernel.links[index].up = false), [NetKind::Forwarding], "{index}");
+        }
+        for index in [1, 3] {
+            let elsewhere = after(|kernel, _| kernel.links[index].on = Some("gw-pen".into()));
+            assert_eq!(elsewhere, [NetKind::Forwarding], "{index}");
+            assert_eq!(after(|kernel, _| kernel.links[index].on = None), [NetKind::Forwarding], "{index}");
+        }
+        assert_eq!(after(|kernel, _| drop(kernel.links.remove(2))), [NetKind::Forwarding]);
+        // Whoever has the end does not run: its device is in the pen.
+        let off = |kernel: &mut Kernel, records: &mut Records| {
+            kernel.links[1].on = Some("gw-pen".into());
+            records.wires[0].open.clear();
+        };
+        assert_eq!(after(off), []);
+    }
+
+    #[test]
+    fn a_gateway_that_leads_nowhere_is_found() {
+        assert_eq!(after(|kernel, _| kernel.bridges.clear()), [NetKind::Forwarding]);
+        assert_eq!(after(|kernel, _| *kernel.bridges.get_mut("lan").unwrap() = false), [NetKind::Forwarding]);
+        assert_eq!(after(|kernel, _| kernel.links[5].on = Some("gw-pen".into())), [NetKind::Forwarding]);
+        assert_eq!(after(|kernel, _| kernel.links[5].up = false), [NetKind::Forwarding]);
+        assert_eq!(after(|kernel, _| kernel.links[5].mtu = 1400), [NetKind::Mtu]);
+        assert_eq!(after(|kernel, _| drop(kernel.links.pop())), [NetKind::Forwarding]);
     }
 
     #[test]

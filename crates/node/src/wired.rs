@@ -904,8 +904,8 @@ pub async fn probe(node: &Arc<Node>, endpoint: &EndpointSpec, within: Duration) 
     let began = Instant::now();
     node.wires().probe_on(WireId(wire), endpoint, within).await.map_err(network)?;
     let left = within.saturating_sub(began.elapsed());
-    if endpoint.ips.is_empty() {
-        // Nobody can ask it from there; the way to it is proved.
+    if !endpoint.ips.iter().any(IpAddr::is_ipv4) {
+        // Nobody asks it from there; the way to it is proved.
         return node.greet_end(number, left).await;
     }
     from_other_end(node, &held, side, left, |other, left| async move {
@@ -980,10 +980,6 @@ impl Node {
             (WireId(held.order.id), guest(end, held.order.mtu))
         };
         let Some(guest) = guest else { return Ok(()) };
-        if !guest.ips.iter().any(IpAddr::is_ipv4) {
-            // Nobody can be asked.
-            return Ok(());
-        }
         let within = Duration::from_millis(asked.within_ms).min(LONGEST_PROBE);
         self.wires().probe_on(wire, &guest, within).await.map(drop).map_err(network)
     }

@@ -17,7 +17,7 @@ use godwit_link::{Addresses, Config as LinkConfig, Endpoint, Lane, LinkError, Pe
 use godwit_node::covered;
 use godwit_node::lend::Fetch;
 use godwit_node::node::Node;
-use godwit_node::proto::{self, Answer, Hello, Note, ProbeWire, Repoint, Request, Secret, Stage};
+use godwit_node::proto::{self, Answer, GreetWire, Greeted, Hello, Note, ProbeWire, Repoint, Request, Secret, Stage};
 use godwit_node::registry::{self, Power, VmFile};
 use godwit_trust::{Capability, Role, SignedCapability};
 use godwit_units::{Generation, Lineage, MoveId, VmId, VolumeId};
@@ -322,6 +322,11 @@ async fn a_node_that_was_taken_over_leads_no_end_of_a_wire_to_itself_and_makes_n
     let error = ask(&order(10, view(host("x", 9), 1, None))).await.unwrap_err();
     assert_eq!(error.problem, Problem::NotFound, "a wire that nobody has ordered: {error}");
     assert_eq!(std::fs::read_dir(&wires).unwrap().count(), 1);
+    // Nor does it have this host listen to a wire that does not lead there.
+    let greeting = proto::encode(&Request::GreetWire(GreetWire { wire: 9, nonce: [7; 16], within_ms: 10 }));
+    let answer = session.request(greeting, SOON).await.unwrap();
+    let error = proto::decode::<Result<Greeted, godwit_api::ApiError>>(&answer).unwrap().unwrap_err();
+    assert_eq!(error.problem, Problem::Forbidden, "{error}");
     // What the owners may.
     let known = &known.ends[0].view;
     let may = |from: &str, view: Value| {

@@ -14,8 +14,10 @@ pub struct Surveyed {
     pub part: Part,
     /// What it carries, bytes.
     pub mtu: u32,
-    /// The bridge that it is a port of.
+    /// The bridge that it is a port of, by its name.
     pub on: Option<String>,
+    /// Whether it is up.
+    pub up: bool,
 }
 
 /// What an interface under the prefix is.
@@ -44,17 +46,25 @@ impl Wires {
     /// [`WireError::Net`].
     pub async fn survey(&self) -> Result<Vec<Surveyed>, WireError> {
         let failed = || net("survey", self.prefix());
-        let links = self.net().list(self.prefix()).await.map_err(failed())?;
+        let links = self.net().list("").await.map_err(failed())?;
         let mut found = vec![];
-        for link in &links {
+        for link in links.iter().filter(|link| link.name.starts_with(self.prefix())) {
             let part = match self.part(link) {
                 Part::Tunnel(wire, _) => Part::Tunnel(wire, self.net().fdb(link.index).await.map_err(failed())?),
                 part => part,
             };
             let on = link.master.and_then(|on| links.iter().find(|other| other.index == on)).map(|on| on.name.clone());
-            found.push(Surveyed { name: link.name.clone(), part, mtu: link.mtu, on });
+            found.push(Surveyed { name: link.name.clone(), part, mtu: link.mtu, on, up: link.up });
         }
         Ok(found)
+    }
+
+    /// Whether an interface of that name is up; none where there is no such one.
+    ///
+    /// # Errors
+    /// [`WireError::Net`].
+    pub async fn is_up(&self, name: &str) -> Result<Option<bool>, WireError> {
+        Ok(self.net().find(name).await.map_err(net("survey", name))?.map(|link| link.up))
     }
 
     /// The addresses on this host's own links that were asked for and do not answer.
