@@ -2,7 +2,7 @@
 //! ([`godwit_wire::Greeter`]), and each looks whether its port is on the wire. So a component's move is proved, and that of a guest without an
 //! address; and neither hears of it.
 
-use super::{ANSWER, Held, LONGEST_PROBE, Node, from_other_end, unknown};
+use super::{ANSWER, Held, LONGEST_PROBE, LOOK, Node, from_other_end, unknown};
 use crate::node::network;
 use crate::parts::lock;
 use crate::proto::{self, GreetWire, Greeted, Request};
@@ -11,8 +11,13 @@ use godwit_api::host::PeerHost;
 use godwit_api::{ApiError, Problem};
 use godwit_wire::{Nonce, Side, WireId};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
+
+/// How long one greeting waits for its echo, before the other host is asked again: the end may have gone to another one meanwhile.
+const GREETING: Duration = Duration::from_secs(1);
+/// How long a port that is open may take to be on its wire.
+const JOINING: Duration = Duration::from_secs(2);
 
 /// Whoever listens for a greeting, until that is over or another one is asked for.
 #[derive(Debug)]
@@ -52,16 +57,25 @@ impl Node {
             .map_err(|error| ApiError { message: format!("{named}: {}", error.message), ..error })
     }
 
-    /// The port is on its wire's bridge.
+    /// The port is on its wire's bridge, or comes there: one that was just opened is being joined to it.
     async fn has_joined(&self, wire: WireId, endpoint: u32) -> Result<(), ApiError> {
-        let device = spec::device(endpoint);
-        if self.wires().is_joined(wire, &device).await.map_err(network)? {
-            return Ok(());
+        let (device, end) = (spec::device(endpoint), Instant::now() + JOINING);
+        while !self.wires().is_joined(wire, &device).await.map_err(network)? {
+            if Instant::now() >= end {
+                return Err(self.is_not_joined(wire, &device));
+            }
+            tokio::time::sleep(LOOK).await;
         }
-        Err(failed(format!("{device} is not a port of wire {:08x} on {}, or is down", wire.0, self.name())))
+        Ok(())
     }
 
+    fn is_not_joined(&self, wire: WireId, device: &str) -> ApiError {
+        failed(format!("{device} is not a port of wire {:08x} on {}, or is down", wire.0, self.name()))
+    }
+
+    /// Asks the host of the other end to answer, and greets. [`Problem::Unreachable`] where nothing comes back.
     async fn greet(self: &Arc<Self>, wire: u32, other: &PeerHost, left: Duration) -> Result<(), ApiError> {
+        let left = left.min(GREETING);
         let mut nonce = Nonce::default();
         getrandom::fill(&mut nonce).map_err(|e| failed(format!("no random numbers: {e}")))?;
         let within_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
@@ -71,9 +85,11 @@ impl Node {
         match answer.unwrap_or_else(|e| Err(failed(format!("{}: {e}", other.name))))? {
             Greeted::NobodyThere => Ok(()),
             Greeted::Listens => {
-                let greeter = self.wires().greeter(WireId(wire)).await.map_err(network)?;
-                let answered = greeter.greet(&nonce, left).await;
-                answered.map(drop).map_err(|error| failed(format!("{error}; the other one is {}", other.name)))
+                // The tunnel goes when the other end comes here.
+                let greeting = async { self.wires().greeter(WireId(wire)).await?.greet(&nonce, left).await };
+                let silent =
+                    |error| ApiError::new(Problem::Unreachable, format!("{error}; the other one is {}", other.name));
+                greeting.await.map(drop).map_err(silent)
             }
         }
     }
