@@ -1,8 +1,8 @@
 //! What is wrong with this host's part of the network: what the kernel has, against what the node remembers.
 //!
 //! Looked for are interfaces and namespaces that belong to no record, forwarding entries that lead elsewhere than the wire does, or are
-//! missing, devices of a wire or of a gateway's way out that are down or not on their bridge, hosts of other ends that do not answer, and devices whose MTU is not their
-//! wire's, so that large frames are lost.
+//! missing, devices of a wire or of a gateway's way out that are down or not on their bridge, hosts of other ends that do not answer, and
+//! devices whose MTU is not their wire's, so that large frames are lost.
 //!
 //! A move changes all of this while it is looked at: so the node looks twice, and what it finds counts if it is there both times.
 
