@@ -282,6 +282,14 @@ impl HostClient {
         self.0.within(ORDER).delete::<IgnoredAny>(&format!("/v1/wires/{wire}")).await.map(drop)
     }
 
+    /// `GET /v1/wires`: all wires between ports that it knows.
+    ///
+    /// # Errors
+    /// The node's, or that it cannot be reached.
+    pub async fn wires(&self) -> Result<Vec<LocalWire>> {
+        self.0.get("/v1/wires").await
+    }
+
     /// `GET /v1/wires/{wire}`.
     ///
     /// # Errors

@@ -18,6 +18,8 @@ pub enum NetKind {
     Neighbour,
     /// A device carries less, or more, than its wire.
     Mtu,
+    /// What hosts know of a wire does not fit together.
+    Wire,
     /// A host cannot be asked.
     Host,
 }
@@ -30,6 +32,7 @@ impl std::fmt::Display for NetKind {
             Self::Forwarding => "forwarding",
             Self::Neighbour => "neighbour",
             Self::Mtu => "mtu",
+            Self::Wire => "wire",
             Self::Host => "host",
         })
     }

@@ -144,6 +144,7 @@ fn of_host(found: HostFinding) -> Finding {
         NetKind::Forwarding => "forwarding",
         NetKind::Neighbour => "neighbour",
         NetKind::Mtu => "mtu",
+        NetKind::Wire => "wire",
         NetKind::Host => "host",
     };
     Finding { kind, host: Some(found.host), message: found.finding.message }
