@@ -79,6 +79,11 @@ impl Gateways {
         durable::remove(&path).map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))
     }
 
+    /// The ports of wires that end here, by wire; one that cannot be read is left out.
+    pub(crate) fn ports(&self) -> Vec<(u32, GatewayPort)> {
+        self.known().into_iter().filter_map(|wire| Some((wire, self.load(wire).ok()??))).collect()
+    }
+
     fn known(&self) -> Vec<u32> {
         let Ok(entries) = std::fs::read_dir(&self.folder) else { return vec![] };
         entries.filter_map(|e| e.ok()?.file_name().to_str()?.strip_suffix(".json")?.parse().ok()).collect()

@@ -7,7 +7,7 @@
 //! A move changes all of this while it is looked at: so the node looks twice, and what it finds counts if it is there both times.
 
 use crate::node::{Node, network};
-use godwit_api::host::Ownership;
+use godwit_api::host::{GatewayPort, Ownership};
 use godwit_api::network::{NetFinding, NetKind};
 use godwit_api::{ApiError, Name};
 use godwit_wire::{MacAddr, Part, Surveyed, WireId};
@@ -39,6 +39,8 @@ struct Records {
     endpoints: BTreeSet<u32>,
     /// Components that are known here.
     components: BTreeSet<u64>,
+    /// Ends of VMs' own wires at gateways of this host.
+    gateways: Vec<(u32, GatewayPort)>,
     /// Gateways that are this host's, and lead to one of its bridges.
     outside: Vec<Outside>,
 }
@@ -75,6 +77,7 @@ fn finding(kind: NetKind, message: String) -> NetFinding {
 /// What is wrong.
 fn judge(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
     let mut found = strays(kernel, records);
+    found.extend(records.gateways.iter().flat_map(|(wire, port)| astray(kernel, *wire, port)));
     found.extend(records.outside.iter().flat_map(|way| shut(kernel, way)));
     for wire in &records.wires {
         found.extend(misled(kernel, wire));
@@ -118,30 +121,62 @@ fn misled(kernel: &Kernel, wire: &Wire) -> Vec<NetFinding> {
         Part::Tunnel(of, entries) if of.0 == wire.id => Some((&link.name, entries)),
         _ => None,
     });
-    let mut found = vec![];
     let id = wire.id;
-    let Some((name, entries)) = tunnel else {
-        if wire.is_here() && !wire.remotes.is_empty() {
+    match tunnel {
+        _ if !wire.is_here() => vec![],
+        Some((name, entries)) => misled_to(name, entries, id, &wire.remotes),
+        None if wire.remotes.is_empty() => vec![],
+        None => {
             let message = format!("wire {id} leads to another host, and has no tunnel here");
-            found.push(finding(NetKind::Forwarding, format!("{message}: restart the node, which lays it anew")));
+            vec![finding(NetKind::Forwarding, format!("{message}: restart the node, which lays it anew"))]
         }
-        return found;
-    };
+    }
+}
+
+/// Entries of a tunnel's table that lead elsewhere than to these hosts, and those that are missing.
+fn misled_to(name: &str, entries: &[(MacAddr, IpAddr)], id: u32, remotes: &[IpAddr]) -> Vec<NetFinding> {
+    let mut found = vec![];
     for (mac, to) in entries {
-        let stale = if *mac == MacAddr::ZERO { !wire.remotes.contains(to) } else { true };
-        if stale && wire.is_here() {
+        if *mac != MacAddr::ZERO || !remotes.contains(to) {
             let what = if *mac == MacAddr::ZERO { "all frames".to_owned() } else { format!("frames for {mac}") };
             let message = format!("`{name}` sends {what} of wire {id} to {to}, where the wire does not lead");
             let remedy = format!("bridge fdb del {mac} dev {name} dst {to}");
             found.push(finding(NetKind::Forwarding, format!("{message}: {remedy}")));
         }
     }
-    for remote in wire.remotes.iter().filter(|_| wire.is_here()) {
+    for remote in remotes {
         if !entries.contains(&(MacAddr::ZERO, *remote)) {
             let message = format!("`{name}` sends nothing of wire {id} to {remote}, where the wire leads");
             let remedy = format!("bridge fdb append 00:00:00:00:00:00 dev {name} dst {remote}");
             found.push(finding(NetKind::Forwarding, format!("{message}: {remedy}")));
         }
+    }
+    found
+}
+
+/// What is wrong with the end of a VM's own wire at a gateway of this host.
+fn astray(kernel: &Kernel, id: u32, port: &GatewayPort) -> Vec<NetFinding> {
+    let found = kernel.links.iter().find_map(|link| match &link.part {
+        Part::Gateway(of, entries) if of.0 == id => Some((link, entries)),
+        _ => None,
+    });
+    let forwarding = |what: String| finding(NetKind::Forwarding, what);
+    let Some((link, entries)) = found else {
+        let message = format!("wire {id} ends at `{}` here, and has no port there", port.bridge);
+        return vec![forwarding(format!("{message}: restart the node, which makes it anew"))];
+    };
+    let (name, bridge) = (&link.name, &port.bridge);
+    let mut found = misled_to(name, entries, id, &[port.remote]);
+    if !link.up {
+        found.push(forwarding(format!("`{name}` of wire {id} is down: ip link set {name} up")));
+    }
+    if link.on.as_ref() != Some(bridge) {
+        let message = format!("`{name}` is not on `{bridge}`, where wire {id} ends");
+        found.push(forwarding(format!("{message}: ip link set {name} master {bridge}")));
+    }
+    if link.mtu != u32::from(port.mtu) {
+        let message = format!("`{name}` has MTU {}, and wire {id} has {}", link.mtu, port.mtu);
+        found.push(finding(NetKind::Mtu, format!("{message}: ip link set {name} mtu {}", port.mtu)));
     }
     found
 }
@@ -246,6 +281,7 @@ async fn look(node: &Arc<Node>) -> Result<Vec<NetFinding>, ApiError> {
         endpoints: of_vms.chain(of_components).collect(),
         components: components.iter().map(|c| c.definition.id.0).collect(),
         outside,
+        gateways: node.gateways().ports(),
         wires: node
             .local_wires()
             .await
@@ -291,12 +327,17 @@ mod tests {
             link("gwt3", Part::Device(3)),
             link("gw-b00000007", Part::Bridge(WireId(7))),
             link("gw-v00000007", Part::Tunnel(WireId(7), entries)),
-            link("gw-g00000009", Part::Gateway(WireId(9))),
+            Surveyed {
+                on: Some("br0".into()),
+                ..link("gw-g00000009", Part::Gateway(WireId(9), vec![(MacAddr::ZERO, ip(4))]))
+            },
             Surveyed { on: Some("lan".into()), ..link("gwo5", Part::Outside(5)) },
         ];
         let wire = Wire { id: 7, mtu: 1450, open: vec![3], remotes: vec![ip(2)] };
         let outside = vec![Outside { component: 5, name: "g1".parse().unwrap(), bridge: "lan".into(), mtu: 1450 }];
-        let records = Records { wires: vec![wire], endpoints: [3].into(), components: [5].into(), outside };
+        let port = serde_json::json!({"bridge": "br0", "remote": "10.0.0.4", "vni": 9, "mtu": 1450, "lineage": 0, "generation": 1});
+        let gateways = vec![(9, serde_json::from_value(port).unwrap())];
+        let records = Records { wires: vec![wire], endpoints: [3].into(), components: [5].into(), gateways, outside };
         let bridges = [("lan".to_owned(), true)].into();
         (Kernel { links, silent: vec![ip(8)], namespaces: vec![5], bridges }, records)
     }
@@ -369,6 +410,17 @@ mod tests {
             records.wires[0].open.clear();
         };
         assert_eq!(after(off), []);
+    }
+
+    #[test]
+    fn a_vms_own_wire_that_ends_at_a_gateway_here_and_leads_elsewhere_is_found() {
+        assert_eq!(after(|kernel, _| kernel.links[4].up = false), [NetKind::Forwarding]);
+        assert_eq!(after(|kernel, _| kernel.links[4].on = None), [NetKind::Forwarding]);
+        assert_eq!(after(|kernel, _| kernel.links[4].mtu = 1500), [NetKind::Mtu]);
+        assert_eq!(after(|kernel, _| drop(kernel.links.remove(4))), [NetKind::Forwarding]);
+        // Its guest has moved, and this host has missed it: what led to one leads to the other's place.
+        let moved = |_: &mut Kernel, records: &mut Records| records.gateways[0].1.remote = ip(5);
+        assert_eq!(after(moved), [NetKind::Forwarding, NetKind::Forwarding]);
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub enum Part {
     Bridge(WireId),
     /// The tunnel of this wire, and its forwarding entries: for which address (all zeroes: for every one) to which host.
     Tunnel(WireId, Vec<(MacAddr, IpAddr)>),
-    /// The end of a wire at a gateway.
-    Gateway(WireId),
+    /// The end of a wire at a gateway, and its forwarding entries.
+    Gateway(WireId, Vec<(MacAddr, IpAddr)>),
     /// The host's side of what this component's ports see of the world outside.
     Outside(u64),
     /// The pen.
@@ -51,6 +51,7 @@ impl Wires {
         for link in links.iter().filter(|link| link.name.starts_with(self.prefix())) {
             let part = match self.part(link) {
                 Part::Tunnel(wire, _) => Part::Tunnel(wire, self.net().fdb(link.index).await.map_err(failed())?),
+                Part::Gateway(wire, _) => Part::Gateway(wire, self.net().fdb(link.index).await.map_err(failed())?),
                 part => part,
             };
             let on = link.master.and_then(|on| links.iter().find(|other| other.index == on)).map(|on| on.name.clone());
@@ -88,7 +89,7 @@ impl Wires {
         match (rest.chars().next(), link.kind, wire) {
             (Some('b'), Kind::Bridge, Some(wire)) => Part::Bridge(wire),
             (Some('v'), Kind::Vxlan, Some(wire)) => Part::Tunnel(wire, vec![]),
-            (Some('g'), Kind::Vxlan, Some(wire)) => Part::Gateway(wire),
+            (Some('g'), Kind::Vxlan, Some(wire)) => Part::Gateway(wire, vec![]),
             _ if rest == "pen" => Part::Pen,
             _ => Part::Other,
         }
