@@ -10,7 +10,8 @@
 //!
 //! # What this does not cover
 //!
-//! A source that was taken over has the VM that it runs, and may send what it likes of it. A destination that was ordered to
+//! A source that was taken over has the VM that it runs, and may send what it likes of it; it also says first, where the destination has
+//! not heard of them, where the wires of that VM end. A destination that was ordered to
 //! take a VM and did not get it keeps a capability for it: with that it may point the VM's wires at itself until the gateway
 //! hears of a later owner, from that owner or from the controller. It gets neither memory nor disks by it.
 

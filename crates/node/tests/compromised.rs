@@ -402,6 +402,43 @@ async fn a_host_that_took_back_what_it_had_given_here_says_so_and_speaks_for_it_
 }
 
 /// Fetches what is absent of `replica`, over two streams as an owner opens them. What is absent then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_brings_one_end_of_a_wire_is_not_believed_of_the_other() {
+    let Some(world) = World::new([88, 7]) else { return };
+    world.credentials(Role::Node, "b");
+    let config = world.config("b", 1);
+    let (a, b) = (world.peer("a", 3), world.peer("b", 1));
+    // The component is coming; the VM at the other end is neither here nor there.
+    let components = config.state.join("components");
+    FileLedger::open(&components.join("records")).unwrap().store(VmId(2), &Record::Prepared(ticket(2))).unwrap();
+    let sw1 = json!({"id": 2, "name": "sw1", "kind": "switch", "endpoints": [8]});
+    std::fs::write(components.join("2.json"), json!({"definition": sw1, "peer": a, "order": null}).to_string())
+        .unwrap();
+    let view = |host: &PeerHost, generation: u64| json!({"host": host, "lineage": 0, "generation": generation});
+    let order = |web: Value, sw1: Value| -> WireOrder {
+        let ends = [
+            json!({"endpoint": 7, "name": "web:eth0", "view": web}),
+            json!({"endpoint": 8, "name": "sw1:p1", "view": sw1}),
+        ];
+        serde_json::from_value(json!({"id": 9, "vni": 9, "mtu": 1500, "ends": ends})).unwrap()
+    };
+    let known = order(view(&world.peer("c", 4), 1), view(&a, 1));
+    let wires = config.state.join("wires");
+    std::fs::create_dir_all(&wires).unwrap();
+    std::fs::write(wires.join("9.json"), json!({"order": known}).to_string()).unwrap();
+    let node = Node::start(config).await.unwrap();
+
+    let (_a, session) = world.intruder("a", 3).await;
+    let mut told = order(view(&a, 5), view(&a, 1));
+    told.ends[1].view.step = 1;
+    told.ends[1].view.coming = serde_json::from_value(json!({"host": b})).unwrap();
+    let answer = session.request(proto::encode(&Request::Wire(Box::new(told))), SOON).await.unwrap();
+    let [web, sw1] = proto::decode::<Result<[EndView; 2], godwit_api::ApiError>>(&answer).unwrap().unwrap();
+    assert_eq!((web.host.name.as_str(), web.generation), ("c", Generation(1)), "nothing shows the later owner");
+    assert_eq!(sw1.coming.map(|coming| coming.host.name.to_string()), Some("b".into()));
+    drop(node);
+}
+
 async fn fetch(session: &Session, right: &Fetch, pair: u64, replica: &Replica) -> godwit_units::Bytes {
     let open = async |fill| {
         let hello = Hello::Fetch { right: Box::new(right.clone()), pair, fill };

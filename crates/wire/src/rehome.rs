@@ -220,6 +220,9 @@ impl<H: Clone + Ord> Rehoming<H> {
         let knows = [views[0].stamp, views[1].stamp];
         let told = self.told.entry(from.clone()).or_insert(knows);
         *told = [told[0].max(knows[0]), told[1].max(knows[1])];
+        // Of whoever is not to be told anything, what it knows does not matter; a wire may outlive many hosts.
+        let places = self.places();
+        self.told.retain(|host, _| host == from || places.contains(host));
         news
     }
 

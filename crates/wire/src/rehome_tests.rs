@@ -323,6 +323,17 @@ fn frames_go_to_both_hosts_while_an_end_is_on_its_way_and_to_one_when_it_stays()
 }
 
 #[test]
+fn an_end_that_comes_round_many_hosts_leaves_nothing_of_them_with_the_other() {
+    let mut host = Rehoming::new(0, [view(1, 0), view(1, 1)], BTreeSet::new());
+    host.open(Side::A, at(1)).unwrap();
+    for n in 1..100 {
+        host.answered(&n, &[view(1, 0), view(u64::from(n), n)]);
+    }
+    assert_eq!(host.places(), BTreeSet::from([0, 99]));
+    assert_eq!(host.told.keys().copied().collect::<Vec<_>>(), [99]);
+}
+
+#[test]
 fn a_wire_collapses_when_both_ends_are_open_here_and_leads_out_when_one_parts() {
     let mut host = Rehoming::new(1, [view(1, 0), view(1, 1)], BTreeSet::new());
     host.open(Side::B, at(1)).unwrap();

@@ -12,7 +12,7 @@ use godwit_wire::{
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -389,26 +389,32 @@ fn a_packet_that_may_not_be_cut_is_answered_both_ways_and_passes_when_the_wire_i
             let mut guests = Side::BOTH.map(|side| hosts[ends[side.index()]].guest(side));
             let heard = [listen(guests[0].try_clone().unwrap()), listen(guests[1].try_clone().unwrap())];
             for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
-                let packet = |total: u16, cut: bool| {
-                    let ip =
-                        common::ipv4([10, 9, 0, 1 + from.index() as u8], [10, 9, 0, 1 + to.index() as u8], total, cut);
-                    frame(mac(to).0, from, &[8, 0], &ip)
+                let last = [1 + from.index() as u8, 1 + to.index() as u8];
+                let v4 = |total: u16, cut: bool| {
+                    let [from_ip, to_ip] = last.map(|n| [10, 9, 0, n]);
+                    frame(mac(to).0, from, &[8, 0], &common::ipv4(from_ip, to_ip, total, cut))
                 };
-                assert!(passes(&mut guests[from.index()], &heard[to.index()], &packet(1500, true), LONG), "may be cut");
-                assert!(passes(&mut guests[from.index()], &heard[to.index()], &packet(1450, false), LONG), "fits");
-                let large = packet(1500, false);
-                let until = Instant::now() + LONG;
-                let answered = loop {
-                    let passed = passes(&mut guests[from.index()], &heard[to.index()], &large, SHORT);
-                    // "Fragmentation needed", with the size that fits.
-                    let told = heard[from.index()].lock().unwrap().iter().find_map(|f| common::too_large(f));
-                    if passed || told.is_some() {
-                        break (passed, told);
-                    }
-                    assert!(Instant::now() < until, "a packet that is too large is neither passed nor answered");
+                let v6 = |total: u16| {
+                    let [from_ip, to_ip] = last.map(|n| Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, n.into()).octets());
+                    frame(mac(to).0, from, &[0x86, 0xdd], &common::ipv6(from_ip, to_ip, total))
                 };
-                let wanted = if tunnel { (false, Some(1450)) } else { (true, None) };
-                assert_eq!(answered, wanted, "from {from:?}, ends at {ends:?}");
+                assert!(passes(&mut guests[from.index()], &heard[to.index()], &v4(1500, true), LONG), "may be cut");
+                for (what, fits, large) in [("IPv4", v4(1450, false), v4(1500, false)), ("IPv6", v6(1450), v6(1500))] {
+                    assert!(passes(&mut guests[from.index()], &heard[to.index()], &fits, LONG), "{what} that fits");
+                    heard[from.index()].lock().unwrap().clear();
+                    let until = Instant::now() + LONG;
+                    let answered = loop {
+                        let passed = passes(&mut guests[from.index()], &heard[to.index()], &large, SHORT);
+                        // With the size that fits.
+                        let told = heard[from.index()].lock().unwrap().iter().find_map(|f| common::too_large(f));
+                        if passed || told.is_some() {
+                            break (passed, told);
+                        }
+                        assert!(Instant::now() < until, "{what} that is too large is neither passed nor answered");
+                    };
+                    let wanted = if tunnel { (false, Some(1450)) } else { (true, None) };
+                    assert_eq!(answered, wanted, "{what} from {from:?}, ends at {ends:?}");
+                }
             }
         }
     });

@@ -51,9 +51,27 @@ pub fn ipv4(from: [u8; 4], to: [u8; 4], total: u16, may_be_cut: bool) -> Vec<u8>
     head
 }
 
-/// The size that fits, where the frame is the answer to a packet that was too large.
-#[allow(dead_code, reason = "not every test sends such")]
-pub fn too_large(frame: &[u8]) -> Option<u16> {
-    let answers = frame.len() >= 42 && frame[12..14] == [8, 0] && frame[23] == 1 && frame[34..36] == [3, 4];
-    answers.then(|| u16::from_be_bytes([frame[40], frame[41]]))
+/// An IPv6 packet of `total` bytes that nobody answers, either. Nobody under way may cut one.
+pub fn ipv6(from: [u8; 16], to: [u8; 16], total: u16) -> Vec<u8> {
+    let mut head = vec![0x60, 0, 0, 0];
+    head.extend((total - 40).to_be_bytes());
+    head.extend([253, 64]);
+    head.extend(from);
+    head.extend(to);
+    head.resize(usize::from(total), 0x77);
+    head
+}
+
+/// The size that fits, where the frame is the answer to a packet that was too large: "fragmentation needed", or IPv6's "packet too big".
+pub fn too_large(frame: &[u8]) -> Option<u32> {
+    let at = |from: usize, n: usize| frame.get(from..from + n);
+    match at(12, 2)? {
+        [8, 0] if at(23, 1)? == [1] && at(34, 2)? == [3, 4] => {
+            Some(u16::from_be_bytes(at(40, 2)?.try_into().ok()?).into())
+        }
+        [0x86, 0xdd] if at(20, 1)? == [58] && at(54, 2)? == [2, 0] => {
+            Some(u32::from_be_bytes(at(58, 4)?.try_into().ok()?))
+        }
+        _ => None,
+    }
 }
