@@ -9,15 +9,18 @@
 //! Of each guest there are `NAME.stream`, `NAME.disk0.raw`, ..., and `NAME.json`: where in the stream each pass begins and when it did (a trace of which pages
 //! were dirtied in which pass, together with the stream), and QEMU's own figures.
 //!
+//! With `--memory-s N` its memory is recorded before that for N seconds, with its contents, as `NAME.ram.zst`: `godwit-lab replay` tries moves on it.
+//!
 //! What can go wrong: under TCG, QEMU loses writes once in a while (see `guest`): the stream is QEMU's, whatever it missed.
 
 use crate::guest::{Accel, Guest};
 use crate::machine::Machine;
 use crate::pass::{Means, Pass, lock};
 use crate::progress::Progress;
+use crate::ram_watch;
 use crate::scenario::{Baseline, Scenario};
 use anyhow::{Context, Result, bail};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -32,6 +35,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: usize = 30;
 /// How long QEMU may take from one pass, or one word about its state, to the next.
 const STEP: Duration = Duration::from_secs(1800);
+/// Between two looks at a guest's memory.
+const LOOK: Duration = Duration::from_millis(250);
 /// Between two looks.
 const POLL: Duration = Duration::from_millis(200);
 
@@ -58,7 +63,16 @@ struct Capture {
     qemu: Value,
 }
 
-/// Records all guests of `scenario` into `target`, after their loads have gone on for `warm`.
+/// What is to be recorded.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Wanted {
+    /// How long the loads go on before, seconds.
+    pub after_s: u64,
+    /// How long memory is recorded with its contents, seconds; 0: it is not.
+    pub memory_s: u64,
+}
+
+/// Records all guests of `scenario` into `target`.
 ///
 /// # Errors
 /// When a guest cannot be booted or migrated.
@@ -66,7 +80,7 @@ pub fn run(
     scenario: &Scenario,
     work: &Path,
     target: &Path,
-    warm: Duration,
+    wanted: Wanted,
     accel: Accel,
     progress: &Arc<Progress>,
 ) -> Result<()> {
@@ -75,18 +89,34 @@ pub fn run(
     std::fs::create_dir_all(target)?;
     progress.title("capture:");
     let pass = Pass::build(scenario, Means::Baseline(Baseline::Qemu), &folder, accel, progress)?;
-    std::thread::sleep(warm);
+    std::thread::sleep(Duration::from_secs(wanted.after_s));
     let mut result = Ok(());
     for vm in pass.vms() {
         progress.note(&format!("recording {}", vm.name()));
         let Some(Machine::Qemu(guest)) = &*lock(&vm.guest) else { bail!("`{}` is not there", vm.name()) };
-        result = record(scenario, &pass, guest, target).with_context(|| format!("recording `{}`", vm.name()));
+        result = record_memory(guest, target, Duration::from_secs(wanted.memory_s), progress)
+            .and_then(|()| record(scenario, &pass, guest, target))
+            .with_context(|| format!("recording `{}`", vm.name()));
         if result.is_err() {
             break;
         }
     }
     pass.finish();
     result
+}
+
+fn record_memory(guest: &Guest, target: &Path, lasting: Duration, progress: &Progress) -> Result<()> {
+    if lasting.is_zero() {
+        return Ok(());
+    }
+    let name = &guest.spec.name;
+    let file = target.join(format!("{name}.ram.zst"));
+    let file = File::create(&file).with_context(|| format!("cannot make {}", file.display()))?;
+    let packed = zstd::Encoder::new(file, 1)?.auto_finish();
+    let taken = ram_watch::record(&guest.ram, guest.spec.memory, lasting, LOOK, packed)?;
+    let pages_per_s = taken.pages as f64 / taken.lasting.as_secs_f64();
+    progress.note(&format!("{name}: {} looks in {:.0?}, {pages_per_s:.0} pages a second", taken.looks, taken.lasting));
+    Ok(())
 }
 
 fn record(scenario: &Scenario, pass: &Pass, guest: &Guest, target: &Path) -> Result<()> {

@@ -32,6 +32,7 @@ pub mod qemu_move;
 pub mod ram_watch;
 mod reboot;
 pub mod recording;
+pub mod replays;
 pub mod report;
 pub mod run;
 pub mod sandbox;

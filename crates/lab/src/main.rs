@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use godwit_lab::capture;
 use godwit_lab::ledger::{self, Entry, Key, Ledger};
-use godwit_lab::papers::{Extent, Paper};
+use godwit_lab::papers::{Document, Extent, Paper};
 use godwit_lab::pass::Pass;
 use godwit_lab::progress::Progress;
 use godwit_lab::recording;
@@ -11,7 +12,7 @@ use godwit_lab::report::Report;
 use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
 use godwit_lab::scenario::{Action, Scenario};
 use godwit_lab::sweep::{self, Cell, SweepFile};
-use godwit_lab::{plot, run, table};
+use godwit_lab::{plot, replays, run, table};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -67,6 +68,8 @@ enum Command {
     },
     /// Record each guest's migration stream, and its disks at the stop, for `godwit stream`.
     Capture(CaptureArgs),
+    /// Try moves on guests that were recorded with `capture --memory-s`: CloudNet's tables and figures.
+    Replay(ReplayArgs),
     /// Measure a paper's tables and figures; goes on where an earlier run of it stopped.
     Figures(FiguresArgs),
     /// Run a scenario over a matrix of links and baselines; goes on where an earlier run of it stopped.
@@ -93,6 +96,16 @@ struct RunArgs {
 }
 
 #[derive(Args)]
+struct ReplayArgs {
+    /// The recordings, NAME.ram.zst.
+    #[arg(required = true)]
+    recordings: Vec<PathBuf>,
+    /// Folder for tables (text, Markdown, JSON, HTML) and drawings (SVG).
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+#[derive(Args)]
 struct CaptureArgs {
     /// The scenario (TOML); its steps are not made.
     scenario: PathBuf,
@@ -102,6 +115,9 @@ struct CaptureArgs {
     /// How long the loads go on before the recording begins, in seconds.
     #[arg(long, default_value_t = 5)]
     after_s: u64,
+    /// For how many seconds to record memory with its contents, too, for `replay`: NAME.ram.zst.
+    #[arg(long, default_value_t = 0)]
+    memory_s: u64,
     /// Folder for disks and logs: empty or not yet there; removed at the end. Default: a fresh one below /var/tmp.
     #[arg(long)]
     work: Option<PathBuf>,
@@ -184,9 +200,9 @@ struct EngineConfig {
     report: Option<PathBuf>,
     /// Where the engine says that all is up; only for `up`.
     ready: Option<PathBuf>,
-    /// Where the engine records guests, and how many seconds their loads go on before; only for `capture`.
+    /// Where the engine records guests, and what of them; only for `capture`.
     #[serde(default)]
-    capture: Option<(PathBuf, u64)>,
+    capture: Option<(PathBuf, capture::Wanted)>,
 }
 
 fn main() -> ExitCode {
@@ -233,6 +249,7 @@ fn real_main() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Capture(args) => capture_command(&args),
+        Command::Replay(args) => replay_command(&args),
         Command::Sweep(args) => sweep_command(&args),
         Command::Figures(args) => figures_command(&args),
         Command::Init { config } => match sandbox::run_init(&config)? {},
@@ -404,7 +421,7 @@ fn capture_command(args: &CaptureArgs) -> Result<ExitCode> {
         work: folder.path().to_owned(),
         report: None,
         ready: None,
-        capture: Some((recorded.clone(), args.after_s)),
+        capture: Some((recorded.clone(), capture::Wanted { after_s: args.after_s, memory_s: args.memory_s })),
     };
     let mut sandbox = start(&engine)?;
     let Some(status) = ended(&mut sandbox, &stop)? else {
@@ -499,9 +516,9 @@ fn engine(config: &Path) -> Result<ExitCode> {
         let report = run::run(&scenario, &config.work, &progress)?;
         write_atomically(target, &serde_json::to_vec(&report)?)?;
     }
-    if let Some((target, after_s)) = &config.capture {
+    if let Some((target, wanted)) = &config.capture {
         let accel = run::accel(&progress)?;
-        godwit_lab::capture::run(&scenario, &config.work, target, Duration::from_secs(*after_s), accel, &progress)?;
+        capture::run(&scenario, &config.work, target, *wanted, accel, &progress)?;
     }
     if let Some(target) = &config.ready {
         run::hold(&scenario, &config.work, &progress, |pass| {
@@ -654,8 +671,10 @@ fn figures_command(args: &FiguresArgs) -> Result<ExitCode> {
 
 fn show_files(args: &FiguresArgs, entries: &[Entry]) -> Result<()> {
     let Some(out) = &args.out else { return Ok(()) };
-    let document = args.paper.document(entries);
-    let name = args.paper.name();
+    write_document(out, args.paper.name(), &args.paper.document(entries))
+}
+
+fn write_document(out: &Path, name: &str, document: &Document) -> Result<()> {
     write_atomically(&out.join(format!("{name}.txt")), document.text().as_bytes())?;
     write_atomically(&out.join(format!("{name}.md")), document.markdown().as_bytes())?;
     write_atomically(&out.join(format!("{name}.json")), &serde_json::to_vec_pretty(&document.json())?)?;
@@ -664,6 +683,15 @@ fn show_files(args: &FiguresArgs, entries: &[Entry]) -> Result<()> {
         write_atomically(&out.join(format!("{}.svg", drawing.name)), drawing.svg().as_bytes())?;
     }
     Ok(())
+}
+
+fn replay_command(args: &ReplayArgs) -> Result<ExitCode> {
+    let document = replays::run(&args.recordings, |said| eprintln!("godwit-lab: {said}"))?;
+    if let Some(out) = &args.out {
+        write_document(out, "cloudnet", &document)?;
+    }
+    print!("{}", document.text());
+    Ok(ExitCode::SUCCESS)
 }
 
 fn show_figures(args: &FiguresArgs, entries: &[Entry]) -> Result<ExitCode> {

@@ -1,4 +1,5 @@
-//! A guest's memory, watched from outside while it runs: which pages change from look to look, as a log of dirtied pages.
+//! A guest's memory, watched from outside while it runs: which pages change from look to look, as a log of dirtied pages; or their contents, too, as a
+//! recording on which codecs are tried.
 //!
 //! For baselines, which have no node that would watch: their QEMU says how many pages are dirty and never which, and its own
 //! `calc-dirty-rate` by bitmap brings QEMU 7.2 down under emulation. So this keeps a copy of the RAM file and compares. Pages that are
@@ -7,9 +8,11 @@
 use crate::truth::PAGE;
 use anyhow::{Context, Result};
 use godwit_predict::log::Header;
+use godwit_predict::recorded::Recorder;
 use godwit_predict::{LogWriter, Observed, Pages};
 use godwit_units::Bytes;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -95,6 +98,49 @@ pub fn watch(ram: &File, memory: Bytes, lasting: Duration, interval: Duration) -
     Ok(Watched { log, changed_per_s: pages as f64 / (f64::from(looks.max(1)) * interval.as_secs_f64()), looking })
 }
 
+/// What a recording has.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// Looks after the first.
+    pub looks: u32,
+    /// Pages with other contents that they saw.
+    pub pages: u64,
+    /// What the guest was seen for.
+    pub lasting: Duration,
+}
+
+/// Records a RAM file's contents for `lasting`, a look each `interval` or as often as there is time for.
+///
+/// # Errors
+/// The file cannot be read, or the recording cannot be written.
+pub fn record(ram: &File, memory: Bytes, lasting: Duration, interval: Duration, into: impl Write) -> Result<Taken> {
+    let cannot = "cannot write the recording";
+    let mut recorder = Recorder::new(into, Pages::of(memory)).context(cannot)?;
+    let zero = Instant::now();
+    let mut copy = Copy::of(ram, memory)?;
+    let zeroes = vec![0; PAGE];
+    let numbered = copy.known.chunks_exact(PAGE).zip(0_u32..);
+    let first: Vec<_> = numbered.filter(|(page, _)| *page != zeroes).map(|(page, n)| (n, page)).collect();
+    recorder.look(Duration::ZERO, first.into_iter()).context(cannot)?;
+    let mut taken = Taken { looks: 0, pages: 0, lasting: Duration::ZERO };
+    let mut next = zero.elapsed() + interval;
+    while taken.lasting < lasting {
+        std::thread::sleep((zero + next).saturating_duration_since(Instant::now()));
+        taken.lasting = zero.elapsed();
+        next = taken.lasting + interval;
+        let changed = copy.look()?;
+        let pages: Vec<_> = (0..copy.known.len() / PAGE)
+            .filter(|page| changed[page / WORD] >> (page % WORD) & 1 == 1)
+            .map(|page| (page as u32, &copy.known[page * PAGE..][..PAGE]))
+            .collect();
+        taken.looks += 1;
+        taken.pages += pages.len() as u64;
+        recorder.look(taken.lasting, pages.into_iter()).context(cannot)?;
+    }
+    recorder.end().context(cannot)?.flush().context(cannot)?;
+    Ok(taken)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,5 +192,41 @@ mod tests {
         words.dedup();
         assert_eq!(words, [(0, 1 << 7)]);
         assert!(seen.changed_per_s > 0.0);
+    }
+
+    #[test]
+    fn a_recording_has_the_memory_as_it_was_first_and_as_it_became() {
+        let ram = tempfile::tempfile().unwrap();
+        ram.set_len(130 * PAGE as u64).unwrap();
+        ram.write_all_at(&[1; PAGE], 129 * PAGE as u64).unwrap();
+        let begun = AtomicBool::new(false);
+        struct Begun<'a>(Vec<u8>, &'a AtomicBool);
+        impl Write for Begun<'_> {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                // The first look's contents.
+                self.1.fetch_or(bytes.len() == PAGE, Ordering::Relaxed);
+                self.0.write(bytes)
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut into = Begun(vec![], &begun);
+        let taken = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !begun.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                ram.write_all_at(&[2; PAGE], 129 * PAGE as u64).unwrap();
+                ram.write_all_at(&[3; PAGE], 0).unwrap();
+            });
+            let (lasting, interval) = (Duration::from_millis(300), Duration::from_millis(50));
+            record(&ram, Bytes(130 * PAGE as u64), lasting, interval, &mut into).unwrap()
+        });
+        assert!(taken.looks >= 1 && taken.pages == 2 && taken.lasting >= Duration::from_millis(300), "{taken:?}");
+        let mut played = godwit_predict::recorded::Recorded::open(&into.0[..]).unwrap();
+        assert_eq!((played.page(129)[0], played.page(0)[0]), (1, 0));
+        played.until(taken.lasting, |_| ()).unwrap();
+        assert_eq!((played.page(129)[4095], played.page(0)[0], played.page(1)[0]), (2, 3, 0));
     }
 }

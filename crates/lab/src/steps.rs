@@ -510,6 +510,7 @@ fn judge_work(works: &[WorkCheck], found: &mut Integrity) {
         found.work_ok = Some(found.work_ok.unwrap_or(true) && well);
         let (units, objects) = match work.what.as_str() {
             "database" => ("transactions", "transactions are in the history"),
+            "java" => ("transactions", "were looked at by the program itself"),
             _ => ("objects", "of the last objects are whole"),
         };
         found.notes.push(format!("{}: {} {units}, and goes on; {} {objects}", work.what, work.units, work.looked_at));

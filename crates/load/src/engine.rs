@@ -245,6 +245,9 @@ impl Engine {
             LoadSpec::Database { clients, scale } => {
                 Workload::database(*clients, *scale, self.recorder.clone()).map(Load::Work).map_err(refusal)
             }
+            LoadSpec::Java { threads, heap_mib } => {
+                Workload::java(*threads, *heap_mib, self.recorder.clone()).map(Load::Work).map_err(refusal)
+            }
         }
     }
 

@@ -44,6 +44,12 @@ pub const MAX_PROCESSES: u32 = 64;
 /// Largest `scale` of a database: 1.5 GiB.
 pub const MAX_SCALE: u32 = 100;
 
+/// Least `heap_mib` of a Java machine: its classes and a little stock.
+pub const MIN_HEAP_MIB: u32 = 16;
+
+/// Largest `heap_mib` of one, 64 GiB.
+pub const MAX_HEAP_MIB: u32 = 64 << 10;
+
 /// Longest `think_ms` of a tier's clients.
 pub const MAX_THINK_MS: u32 = 60_000;
 
@@ -119,6 +125,16 @@ pub enum LoadSpec {
         #[serde(default = "one")]
         scale: u32,
     },
+    /// A business that keeps all of its data in a Java machine's memory; only in a guest that has one.
+    #[serde(rename = "java")]
+    Java {
+        /// Warehouses, a thread each; 1 to [`MAX_PROCESSES`].
+        #[serde(default = "one")]
+        threads: u32,
+        /// The Java machine's heap; [`MIN_HEAP_MIB`] to [`MAX_HEAP_MIB`].
+        #[serde(default = "heap")]
+        heap_mib: u32,
+    },
     /// A tier of an application ([`crate::tier`]): it answers requests on its port, once the next tier has answered its own.
     Tier {
         /// Its TCP port.
@@ -150,6 +166,10 @@ pub enum LoadSpec {
 
 fn one() -> u32 {
     1
+}
+
+fn heap() -> u32 {
+    192
 }
 
 fn default_answer_bytes() -> u32 {
@@ -206,7 +226,7 @@ pub enum LoadSpecError {
         disk: usize,
     },
     /// Two workloads of one kind would be in each other's files.
-    #[error("two {kind} loads; a guest has one kernel tree and one database: make them one load")]
+    #[error("two {kind} loads; a guest has one kernel tree, one database and one business: make them one load")]
     WorkTwice {
         /// The kind.
         kind: &'static str,
@@ -228,8 +248,15 @@ impl LoadSpec {
             Self::Echo { .. } => "echo",
             Self::KernelCompile { .. } => "kernel-compile",
             Self::Database { .. } => "database",
+            Self::Java { .. } => "java",
             Self::Tier { .. } => "tier",
         }
+    }
+
+    /// Whether it is a program that people run, which the tiny guest does not have.
+    #[must_use]
+    pub const fn is_work(&self) -> bool {
+        matches!(self, Self::KernelCompile { .. } | Self::Database { .. } | Self::Java { .. })
     }
 
     /// Checks the bounds that the types cannot express.
@@ -272,6 +299,10 @@ impl LoadSpec {
                 within("clients", *clients, 1, MAX_PROCESSES)?;
                 within("scale", *scale, 1, MAX_SCALE)
             }
+            Self::Java { threads, heap_mib } => {
+                within("threads", *threads, 1, MAX_PROCESSES)?;
+                within("heap_mib", *heap_mib, MIN_HEAP_MIB, MAX_HEAP_MIB)
+            }
             Self::Tier { port, asks: _, times, answer_bytes, commits_to: _, from: _, sessions, think_ms } => {
                 within("port", (*port).into(), 1, u16::MAX.into())?;
                 within("times", *times, 1, MAX_PROCESSES)?;
@@ -299,7 +330,7 @@ impl LoadSpec {
                 Self::Disk { disk, .. } | Self::Tier { commits_to: Some(disk), .. } if !disks.insert(*disk) => {
                     return Err(LoadSpecError::DiskUsedTwice { disk: *disk });
                 }
-                Self::KernelCompile { .. } | Self::Database { .. } if !works.insert(load.kind()) => {
+                _ if load.is_work() && !works.insert(load.kind()) => {
                     return Err(LoadSpecError::WorkTwice { kind: load.kind() });
                 }
                 _ => {}
@@ -812,6 +843,7 @@ mod tests {
               { kind = "echo", from = "california", per_s = 100 },
               { kind = "kernel-compile", jobs = 2 },
               { kind = "database" },
+              { kind = "java", threads = 2 },
             ]"#,
         )
         .unwrap();
@@ -825,6 +857,7 @@ mod tests {
                 LoadSpec::Echo { from: "california".into(), per_s: 100 },
                 LoadSpec::KernelCompile { jobs: 2 },
                 LoadSpec::Database { clients: 1, scale: 1 },
+                LoadSpec::Java { threads: 2, heap_mib: 192 },
             ]
         );
     }
@@ -867,6 +900,8 @@ mod tests {
             LoadSpec::Disk { kib_per_s: 0, working_set_mib: 1, disk: 0, read_kib_per_s: 0, total_mib: 0 },
             LoadSpec::KernelCompile { jobs: 0 },
             LoadSpec::Database { clients: 1, scale: MAX_SCALE + 1 },
+            LoadSpec::Java { threads: 0, heap_mib: 192 },
+            LoadSpec::Java { threads: 1, heap_mib: MIN_HEAP_MIB - 1 },
             LoadSpec::Echo { from: " ".into(), per_s: 1 },
             LoadSpec::Echo { from: "x".into(), per_s: 0 },
         ] {

@@ -1,10 +1,12 @@
-//! Programs that people run: a kernel compile, a database. They stand for the papers' workloads, count what they get done, and prove
+//! Programs that people run: a kernel compile, a database, a business in Java. They stand for the papers' workloads, count what they get done, and prove
 //! after a move that they went on and that what they made is what it should be.
 //!
 //! - **kernel-compile**: `make` in the kernel's sources, over and over. Its units are the objects that were compiled; the proof is that
 //!   `make` never failed, that objects keep coming, and that the last ones are whole ELF files on the disk.
 //! - **database**: PostgreSQL under `pgbench`. Its units are transactions; the proof is TPC-B's own invariant in one snapshot (the sums
 //!   of accounts, branches, tellers and history are equal), and that the history holds every transaction that `pgbench` was told of.
+//! - **java**: warehouses whose data are all in a Java machine's memory, after the manner of SPECjbb 2005 (`Warehouses.java`). Its units are transactions; the proof is
+//!   that what customers have paid is what warehouses have taken, which the program looks at every second.
 //!
 //! A workload is a process group of its own, ended with its handle. What can go wrong: the guest has no such program (refused at the
 //! start, with what the program said), the program ends (counted as an error, in its own words, and started again).
@@ -12,7 +14,7 @@
 use std::{
     collections::VecDeque,
     fs::File,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Seek, Write},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -57,6 +59,12 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Lines of a program's output that are kept for the error that it may end with.
 const WORDS: usize = 6;
 
+/// A business that keeps all of its data in memory.
+const WAREHOUSES: &str = include_str!("Warehouses.java");
+
+/// Things in stock for each MiB of the heap: with what is ordered of them, a third of it.
+const ITEMS_PER_MIB: u32 = 1000;
+
 /// All of these are equal in a database that lost nothing; the last is how many transactions it holds.
 const SUMS: &str = "select (select coalesce(sum(abalance),0) from pgbench_accounts), \
     (select coalesce(sum(bbalance),0) from pgbench_branches), (select coalesce(sum(tbalance),0) from pgbench_tellers), \
@@ -69,6 +77,8 @@ pub(crate) enum Work {
     Compile { tree: PathBuf, jobs: u32 },
     /// `pgbench`.
     Database { clients: u32 },
+    /// [`WAREHOUSES`].
+    Java { threads: u32, heap_mib: u32 },
 }
 
 /// Why a workload cannot start.
@@ -80,8 +90,8 @@ pub(crate) enum WorkloadError {
     /// Its program failed.
     #[error("`{program}` failed ({status}): {said}")]
     Failed { program: String, status: std::process::ExitStatus, said: String },
-    /// It did not get so far as to compile something.
-    #[error("the compile did not get under way: {0}")]
+    /// It did not get so far as to do something.
+    #[error("the work did not get under way: {0}")]
     NotUnderWay(String),
     /// There are no sources.
     #[error("there are no kernel sources in {0}; this workload needs the debian guest")]
@@ -93,6 +103,7 @@ impl Work {
         match self {
             Self::Compile { .. } => "kernel-compile",
             Self::Database { .. } => "database",
+            Self::Java { .. } => "java",
         }
     }
 }
@@ -134,17 +145,28 @@ impl Workload {
             return Err(WorkloadError::NoSources(tree.to_owned()));
         }
         let load = Self::run(Work::Compile { tree: tree.to_owned(), jobs }, recorder)?;
+        load.under_way(|load| lock(&load.counters.recent).len() >= FIRST || load.counters.runs.load(Relaxed) > 0)
+    }
+
+    /// Warehouses in so much memory; returns when they are open.
+    pub fn java(threads: u32, heap_mib: u32, recorder: Arc<Recorder>) -> Result<Self, WorkloadError> {
+        let load = Self::run(Work::Java { threads, heap_mib }, recorder)?;
+        load.under_way(|load| load.counters.units.load(Relaxed) > 0)
+    }
+
+    /// Waits until it is.
+    fn under_way(self, is_under_way: impl Fn(&Self) -> bool) -> Result<Self, WorkloadError> {
         let deadline = Instant::now() + UNDER_WAY;
-        while lock(&load.counters.recent).len() < FIRST && load.counters.runs.load(Relaxed) == 0 {
-            if let Some(said) = load.counters.errors.first() {
+        while !is_under_way(&self) {
+            if let Some(said) = self.counters.errors.first() {
                 return Err(WorkloadError::NotUnderWay(said));
             }
             if Instant::now() > deadline {
-                return Err(WorkloadError::NotUnderWay(format!("no object after {} s", UNDER_WAY.as_secs())));
+                return Err(WorkloadError::NotUnderWay(format!("nothing done after {} s", UNDER_WAY.as_secs())));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(load)
+        Ok(self)
     }
 
     /// A database of `scale` times 100000 accounts; returns when it is filled.
@@ -207,6 +229,8 @@ impl Workload {
         let looked_at = match &self.work {
             Work::Compile { tree, .. } => self.look_at_objects(tree, &mut problems),
             Work::Database { .. } => self.look_at_sums(&mut problems),
+            // It ends, with an error, when its own sums differ.
+            Work::Java { .. } => units(),
         };
         let problems = problems.into_iter().take(4).map(bounded).collect();
         WorkCheck { what: self.work.name().to_owned(), units: units(), looked_at, problems }
@@ -277,6 +301,19 @@ fn as_postgres<const N: usize>(words: [&str; N]) -> Command {
     command
 }
 
+/// A Java machine that is given the warehouses' text.
+fn warehouses(threads: u32, heap_mib: u32) -> Result<Command, WorkloadError> {
+    let failed = |source| WorkloadError::Run { program: "java".into(), source };
+    let text = rustix::fs::memfd_create("warehouses", rustix::fs::MemfdFlags::CLOEXEC);
+    let mut text = File::from(text.map_err(|errno| failed(errno.into()))?);
+    text.write_all(WAREHOUSES.as_bytes()).and_then(|()| text.rewind()).map_err(failed)?;
+    let mut command = Command::new("java");
+    command.args([format!("-Xms{heap_mib}m"), format!("-Xmx{heap_mib}m")]);
+    command.args(["-XX:+UseSerialGC", "--source", "17", "/dev/stdin"]);
+    command.args([threads, heap_mib * ITEMS_PER_MIB / threads].map(|n| n.to_string())).stdin(text);
+    Ok(command)
+}
+
 fn output(command: &mut Command) -> Result<String, WorkloadError> {
     let program = shown(command);
     let output = command.output().map_err(|source| WorkloadError::Run { program: program.clone(), source })?;
@@ -311,6 +348,7 @@ impl Driver {
                         ["pgbench", "-n", "-T", "1000000", "-P", "1", "--progress-timestamp", "-c", &clients, DATABASE];
                     self.follow(as_postgres(bench))
                 }
+                Work::Java { threads, heap_mib } => warehouses(*threads, *heap_mib).and_then(|java| self.follow(java)),
             };
             if self.life.stop.load(Relaxed) {
                 return;
@@ -394,6 +432,12 @@ impl Driver {
                 let Some((now_s, per_s)) = progress(line) else { return false };
                 let (units, excess) = told.since(now_s, per_s);
                 self.counters.excess.fetch_add(excess, Relaxed);
+                units
+            }
+            Work::Java { .. } => {
+                let Some(units) = line.strip_prefix("transactions: ").and_then(|n| n.trim().parse().ok()) else {
+                    return false;
+                };
                 units
             }
         };
@@ -538,6 +582,23 @@ mod tests {
         std::fs::write(dir.path().join("Makefile"), "all:\n\t@echo bad source; exit 3\n").unwrap();
         let refused = Workload::compile(dir.path(), 1, recorder()).unwrap_err().to_string();
         assert!(refused.contains("under way") && refused.contains("bad source"), "{refused}");
+    }
+
+    #[test]
+    fn warehouses_open_and_go_on_until_their_handle_ends() {
+        if Command::new("java").arg("-version").output().is_err() {
+            println!("not tested: there is no java");
+            return;
+        }
+        let load = Workload::java(2, 32, recorder()).unwrap();
+        let check = load.check();
+        assert_eq!(check.problems, [] as [String; 0]);
+        assert!(check.units > 0 && check.looked_at > 0, "{check:?}");
+        load.end();
+        assert_eq!((load.status().errors, load.status().what.as_str()), (0, "java"));
+        // A heap in which nothing fits.
+        let refused = Workload::java(1, 1, recorder()).unwrap_err().to_string();
+        assert!(refused.contains("java"), "{refused}");
     }
 
     #[test]

@@ -125,11 +125,31 @@ pub(crate) struct Encoder {
     begun: bool,
     ops: Vec<u8>,
     zstd: Option<zstd::stream::write::Encoder<'static, Vec<u8>>>,
+    mechanisms: Mechanisms,
     counted: Vec<(&'static str, u64)>,
 }
 
+/// Which parts of CloudNet's scheme are used: whoever decodes need not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mechanisms {
+    /// Contents that the other end has go as an index (section 3.2.2).
+    pub redundancy: bool,
+    /// What was sent before goes as a difference (section 3.2.3).
+    pub deltas: bool,
+}
+
+impl Mechanisms {
+    /// Both.
+    pub const ALL: Self = Self { redundancy: true, deltas: true };
+}
+
 impl Encoder {
-    pub(crate) fn new(slots: u32, max_ram: u64, level: Option<i32>) -> Result<Self, StreamError> {
+    pub(crate) fn new(
+        slots: u32,
+        max_ram: u64,
+        level: Option<i32>,
+        mechanisms: Mechanisms,
+    ) -> Result<Self, StreamError> {
         let zstd = level.map(crate::codec::long).transpose()?;
         Ok(Self {
             parser: Parser::new(max_ram),
@@ -141,6 +161,7 @@ impl Encoder {
             begun: false,
             ops: vec![],
             zstd,
+            mechanisms,
             counted: ["zero_pages", "data_pages", "quarters_by_index", "quarters_by_delta", "quarters_in_full"]
                 .map(|name| (name, 0))
                 .into(),
@@ -183,6 +204,7 @@ impl Encoder {
     fn quarter(&mut self, place: Place, n: usize, content: &[u8]) {
         let hash = xxh3_64(content);
         let found = self.hashes.get(&hash).copied().filter(|slot| self.cache.get(*slot) == Some(content));
+        let found = found.filter(|_| self.mechanisms.redundancy);
         if let Some(slot) = found {
             *self.cache.version(place, n) = slot;
             self.ops.push(INDEX);
@@ -192,10 +214,11 @@ impl Encoder {
         }
         let before = *self.cache.version(place, n);
         let mut differs = vec![];
-        if let Some(old) = self.cache.get(before) {
+        let old = self.cache.get(before).filter(|_| self.mechanisms.deltas);
+        if let Some(old) = old {
             delta(old, content, &mut differs);
         }
-        if self.cache.get(before).is_some() && differs.len() < QUARTER {
+        if old.is_some() && differs.len() < QUARTER {
             self.ops.push(DELTA);
             format::put(&mut self.ops, differs.len() as u64);
             self.ops.extend_from_slice(&differs);

@@ -12,6 +12,8 @@
 //! Whatever was encoded says by its first four bytes what it is, so that [`decoder`] need not be told. All of them give back what went in,
 //! byte for byte, but those for which re-sends were elided ([`Resends::Elide`](crate::Resends)): they give back the same RAM.
 
+pub use crate::cloudnet::Mechanisms;
+
 use crate::cloudnet;
 use crate::config::{Config, Limits};
 use crate::decoder::WireError;
@@ -163,8 +165,10 @@ pub fn encoder(
 ) -> Result<Box<dyn Encode>, StreamError> {
     Ok(match codec {
         Codec::Plain => Box::new(Plain { bytes: 0 }),
-        Codec::CloudNet => Box::new(cloudnet::Encoder::new(cache, config.max_ram, None)?),
-        Codec::CloudNetZstd => Box::new(cloudnet::Encoder::new(cache, config.max_ram, Some(config.level))?),
+        Codec::CloudNet => Box::new(cloudnet::Encoder::new(cache, config.max_ram, None, Mechanisms::ALL)?),
+        Codec::CloudNetZstd => {
+            Box::new(cloudnet::Encoder::new(cache, config.max_ram, Some(config.level), Mechanisms::ALL)?)
+        }
         Codec::Zstd | Codec::Full => {
             let encoder = crate::Encoder::new(config)?;
             Box::new(Ours(match disks.filter(|_| codec == Codec::Full) {
@@ -173,6 +177,14 @@ pub fn encoder(
             }))
         }
     })
+}
+
+/// An encoder that does a part of what CloudNet does, without zstd; `cache` as for [`encoder`].
+///
+/// # Errors
+/// None that is known of.
+pub fn cloudnet(mechanisms: Mechanisms, cache: u32, max_ram: u64) -> Result<Box<dyn Encode>, StreamError> {
+    Ok(Box::new(cloudnet::Encoder::new(cache, max_ram, None, mechanisms)?))
 }
 
 /// A decoder of whatever the file says that it is; `clock`: to measure with.

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{PAGE, Stream};
-use godwit_memory::codec::{self, Codec, CodecError};
+use godwit_memory::codec::{self, Codec, CodecError, Mechanisms};
 use godwit_memory::{Blocks, Config, Finder, Limits, PageBytes, Resends, Spot, SpotTable};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -140,4 +140,26 @@ fn cloudnets_scheme_sends_repeated_quarters_as_indexes_and_changed_ones_as_delta
     (0..16).for_each(|quarter| contents[quarter * 1024 + 77] ^= 0x55);
     let changed = encode(Codec::CloudNet, &raw(&[(0, again), (0, contents)], &[]), None, 1 << 10, usize::MAX);
     assert!((1..=16 * 12 + 80).contains(&(changed.len() - once)), "deltas: {}", changed.len() - once);
+}
+
+#[test]
+fn cloudnets_mechanisms_work_alone_and_whoever_decodes_need_not_know() {
+    // Two pages alike, one of them again with a byte changed in each quarter, and at the end one whose quarters are alike.
+    let contents: Vec<u8> = (0..PAGE).map(|n| (n * 7 % 251) as u8 ^ (n / 1024) as u8).collect();
+    let mut changed = contents.clone();
+    (0..4).for_each(|quarter| changed[quarter * 1024 + 77] ^= 0x55);
+    let raw = raw(&[(0, contents.clone()), (9, contents), (0, changed)], &[]);
+    let counted = |redundancy, deltas| {
+        let mut encoder = codec::cloudnet(Mechanisms { redundancy, deltas }, 1 << 10, 1 << 40).unwrap();
+        let mut wire = vec![];
+        encoder.push(&raw, &mut wire).unwrap();
+        let counted = encoder.finish(&mut wire).unwrap();
+        assert_eq!(decode(&wire, None, 700).unwrap(), raw);
+        ["quarters_by_index", "quarters_by_delta", "quarters_in_full"]
+            .map(|name| counted.iter().find(|(it, _)| *it == name).unwrap().1)
+    };
+    assert_eq!(counted(false, false), [0, 0, 16]);
+    assert_eq!(counted(true, false), [7, 0, 9]);
+    assert_eq!(counted(false, true), [0, 4, 12]);
+    assert_eq!(counted(true, true), [7, 4, 5]);
 }

@@ -4,9 +4,9 @@
 //! paper" here): [`bounds`] are its equations 3 and 4, [`simulate`] its algorithm 1, fed by a [`Guest`]: one that dirties pages at
 //! a rate ([`Sequential`], [`Evenly`]: its model AVG) or one whose pages were watched before ([`Replayed`]: its model HIST, from a
 //! [`Log`]). [`whole`] adds disks, the link as it was measured and what
-//! else a move takes, and says how far off it may be. When a hypervisor ends pre-copy is data, [`Rules`]. [`fleet`] plans a whole site's evacuation, [`figure`] draws.
+//! else a move takes, and says how far off it may be. [`replay`] tries real encoders on a guest whose contents were [`recorded`]. When a hypervisor ends pre-copy is data, [`Rules`]. [`fleet`] plans a whole site's evacuation, [`figure`] draws.
 //!
-//! Everything here is a function of what it is given: no clock, no files, no network.
+//! Everything here is a function of what it is given: no clock, no files, no network; [`replay`] is given a clock.
 //!
 //! # What can go wrong
 //!
@@ -25,6 +25,8 @@ pub mod fleet;
 mod guest;
 mod hist;
 pub mod log;
+pub mod recorded;
+pub mod replay;
 mod rules;
 mod simulate;
 mod turns;

@@ -435,8 +435,7 @@ impl Checker<'_> {
         if let Err(e) = load.validate() {
             return self.fail(at.clone(), key, e.to_string());
         }
-        let works = matches!(load, LoadSpec::KernelCompile { .. } | LoadSpec::Database { .. });
-        if works && image != Image::Debian {
+        if load.is_work() && image != Image::Debian {
             let kind = load.kind();
             let what =
                 format!("has a {kind}, for which the tiny guest has no programs: give the VM `image = \"debian\"`");

@@ -1,0 +1,388 @@
+//! A move that is tried on a recorded guest: its memory as it was goes through a real encoder, over a link that is reckoned, until rules end it.
+//!
+//! It is a closed loop. What the encoder makes of a page takes the link so long, and making it took the processor so long; meanwhile the recorded
+//! guest goes on, and what it writes has to go again. So a codec that packs better or works faster has less to send, as it has in a real move,
+//! and every codec meets the same guest.
+//!
+//! The encoder may be ahead of the link by what a node's window holds: a round trip and a quarter, and 30 ms. The guest stands from when the rules
+//! say so until the last byte has arrived. What is not of memory (the hand-off's round trips, devices, disks) is not in it, and neither is a slow start: those are the same for all.
+//!
+//! Each look of the recording shows a page once, however often it was written since the one before, and not at all if it was as before in the end. Rounds that are
+//! shorter than the time between two looks see less than there was.
+
+use crate::amount::{PAGE, Pages};
+use crate::recorded::{Recorded, RecordedError};
+use crate::rules::{Condition, Judge, Redirtied, Rules, Seen};
+use godwit_memory::codec::Encode;
+use godwit_memory::{Clock, StreamError};
+use godwit_units::{BitRate, Bytes};
+use std::io::Read;
+use std::time::Duration;
+
+/// Pages that are sent between two looks at what the guest has done.
+const BATCH: usize = 64;
+/// Besides a round trip and a quarter, what the encoder is ahead of the link by.
+const AHEAD: Duration = Duration::from_millis(30);
+/// The name of the block of RAM that the stream has.
+const BLOCK: &[u8] = b"pc.ram";
+
+/// Where it is tried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Road {
+    /// What the link carries.
+    pub rate: BitRate,
+    /// There and back.
+    pub round_trip: Duration,
+}
+
+/// Why it could not be tried.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// The recording is none.
+    #[error(transparent)]
+    Recorded(#[from] RecordedError),
+    /// The encoder refused the stream.
+    #[error("the encoder refuses the stream: {0}")]
+    Stream(#[from] StreamError),
+    /// The link carries nothing.
+    #[error("nothing goes over a link of 0 Mbit/s")]
+    NoLink,
+    /// The recording ended before the move did.
+    #[error("the recording ended after {recorded:?}, in round {round} of the move: record for longer")]
+    TooShort {
+        /// How long it is.
+        recorded: Duration,
+        /// The round that was begun, from 1.
+        round: usize,
+    },
+}
+
+/// A pass over memory, or what was left at the stop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// Pages with contents that were sent.
+    pub pages: Pages,
+    /// Pages of zeroes that were.
+    pub zeroes: Pages,
+    /// Pages that were left to the next one, since the guest had written them again.
+    pub skipped: Pages,
+    /// What went over the link.
+    pub wire: Bytes,
+    /// What QEMU's own stream would have been.
+    pub raw: Bytes,
+}
+
+/// How it went.
+#[derive(Clone, Debug)]
+pub struct Tried {
+    /// From the first page until the last byte has arrived.
+    pub total: Duration,
+    /// Of that, how long the guest stood.
+    pub pause: Duration,
+    /// The rounds; the last one is what was left at the stop.
+    pub rounds: Vec<Passed>,
+    /// What ended pre-copy.
+    pub ended_by: Condition,
+    /// What the encoder took of a processor.
+    pub encoding: Duration,
+    /// What the encoder has counted, by name.
+    pub counted: Vec<(&'static str, u64)>,
+}
+
+impl Tried {
+    /// What went over the link.
+    #[must_use]
+    pub fn wire(&self) -> Bytes {
+        Bytes(self.rounds.iter().map(|round| round.wire.0).sum())
+    }
+}
+
+/// Writes what QEMU would.
+#[derive(Default)]
+struct Stream {
+    bytes: Vec<u8>,
+    named: bool,
+}
+
+impl Stream {
+    /// Header, and the section that names RAM.
+    fn begin(&mut self, ram: Pages) {
+        self.bytes.extend_from_slice(b"QEVM\0\0\0\x03\x07\0\0\0\x0apc-q35-7.2\x01\0\0\0\x02\x03ram\0\0\0\0\0\0\0\x04");
+        self.bytes.extend_from_slice(&(ram.bytes().0 | 4).to_be_bytes());
+        self.block();
+        self.bytes.extend_from_slice(&ram.bytes().0.to_be_bytes());
+        self.close();
+    }
+
+    fn block(&mut self) {
+        self.bytes.push(BLOCK.len() as u8);
+        self.bytes.extend_from_slice(BLOCK);
+    }
+
+    fn open(&mut self, section: u8) {
+        self.bytes.extend_from_slice(&[section, 0, 0, 0, 2]);
+    }
+
+    fn close(&mut self) {
+        self.bytes.extend_from_slice(&0x10_u64.to_be_bytes());
+        self.bytes.extend_from_slice(b"\x7e\0\0\0\x02");
+    }
+
+    /// Whether it is of zeroes.
+    fn page(&mut self, page: u64, contents: &[u8]) -> bool {
+        let zero = contents.iter().all(|byte| *byte == 0);
+        let kind = if zero { 2 } else { 8 } | if self.named { 0x20 } else { 0 };
+        self.bytes.extend_from_slice(&(page << 12 | kind).to_be_bytes());
+        if !std::mem::replace(&mut self.named, true) {
+            self.block();
+        }
+        if zero {
+            self.bytes.push(0)
+        } else {
+            self.bytes.extend_from_slice(contents)
+        }
+        zero
+    }
+
+    /// No device, and the end.
+    fn end(&mut self) {
+        self.bytes.push(0);
+    }
+}
+
+/// What the guest has written in a round.
+struct Written {
+    dirty: Vec<bool>,
+    /// How often a page was.
+    pages: u64,
+    /// How many pages.
+    left: u64,
+}
+
+impl Written {
+    fn until<R: Read>(&mut self, guest: &mut Recorded<R>, time: Duration) -> Result<(), RecordedError> {
+        guest.until(time, |page| {
+            self.pages += 1;
+            self.left += u64::from(!std::mem::replace(&mut self.dirty[page as usize], true));
+        })
+    }
+
+    /// The pages, and none are.
+    fn take(&mut self) -> Vec<u64> {
+        (self.pages, self.left) = (0, 0);
+        let dirty = self.dirty.iter_mut().enumerate();
+        dirty.filter_map(|(page, dirty)| std::mem::take(dirty).then_some(page as u64)).collect()
+    }
+}
+
+/// Encoder and link, and what time it is at both.
+struct Way<'a> {
+    encoder: &'a mut dyn Encode,
+    clock: Clock,
+    road: Road,
+    stream: Stream,
+    out: Vec<u8>,
+    /// When the encoder is done with what it was given.
+    encoded: Duration,
+    /// When the link is.
+    sent: Duration,
+    encoding: Duration,
+}
+
+impl Way<'_> {
+    /// What has been written goes; the bytes on the link and of QEMU's.
+    fn go(&mut self) -> Result<(Bytes, Bytes), ReplayError> {
+        let begun = (self.clock)();
+        self.encoder.push(&self.stream.bytes, &mut self.out)?;
+        let raw = Bytes(self.stream.bytes.len() as u64);
+        self.stream.bytes.clear();
+        Ok((self.went(begun), raw))
+    }
+
+    fn went(&mut self, begun: Duration) -> Bytes {
+        let took = (self.clock)().saturating_sub(begun);
+        let wire = Bytes(self.out.len() as u64);
+        self.out.clear();
+        self.encoding += took;
+        self.encoded += took;
+        self.sent = self.sent.max(self.encoded) + self.road.rate.time_for(wire);
+        let ahead = self.road.round_trip * 5 / 4 + AHEAD;
+        self.encoded = self.encoded.max(self.sent.saturating_sub(ahead));
+        wire
+    }
+}
+
+/// Tries a move: `encoder` begins anew, `clock` says what this thread has had of a processor.
+///
+/// # Errors
+/// What is wrong with the recording or the stream, or that the guest was not recorded for long enough.
+pub fn replay<R: Read>(
+    guest: &mut Recorded<R>,
+    encoder: &mut dyn Encode,
+    rules: &Rules,
+    road: Road,
+    clock: Clock,
+) -> Result<Tried, ReplayError> {
+    if road.rate.mbit() <= 0.0 {
+        return Err(ReplayError::NoLink);
+    }
+    let ram = guest.pages();
+    let mut judge = Judge::new(rules, ram);
+    let mut written = Written { dirty: vec![false; ram.0 as usize], pages: 0, left: 0 };
+    let mut way = Way {
+        encoder,
+        clock,
+        road,
+        stream: Stream::default(),
+        out: vec![],
+        encoded: Duration::ZERO,
+        sent: Duration::ZERO,
+        encoding: Duration::ZERO,
+    };
+    way.stream.begin(ram);
+    let mut rounds: Vec<Passed> = vec![];
+    let mut due: Vec<u64> = (0..ram.0).collect();
+    let mut all_sent = 0.0;
+    let ended_by = loop {
+        let mut round = Passed::default();
+        way.stream.open(2);
+        for batch in due.chunks(BATCH) {
+            written.until(guest, way.encoded)?;
+            if guest.is_over() {
+                return Err(ReplayError::TooShort { recorded: way.encoded, round: rounds.len() + 1 });
+            }
+            for page in batch {
+                if rules.redirtied == Redirtied::Skipped && written.dirty[*page as usize] {
+                    round.skipped.0 += 1;
+                    continue;
+                }
+                let zero = way.stream.page(*page, guest.page(*page));
+                if zero { round.zeroes.0 += 1 } else { round.pages.0 += 1 }
+            }
+            let (wire, raw) = way.go()?;
+            (round.wire.0, round.raw.0) = (round.wire.0 + wire.0, round.raw.0 + raw.0);
+        }
+        way.stream.close();
+        // The last pages' time counts, too.
+        written.until(guest, way.encoded)?;
+        let sent = (round.pages.0 + round.zeroes.0) as f64;
+        all_sent += sent;
+        let each = if sent > 0.0 { round.wire.0 as f64 / sent } else { PAGE.0 as f64 };
+        let seen = Seen {
+            sent,
+            skipped: round.skipped.0 as f64,
+            dirtied: written.pages as f64,
+            left: written.left as f64,
+            all_sent,
+            ram: ram.0 as f64,
+            rest: Duration::from_secs_f64(each * written.left as f64 * 8.0 / (road.rate.mbit() * 1e6)),
+        };
+        rounds.push(round);
+        due = written.take();
+        if let Some(why) = judge.round(&seen) {
+            break why;
+        }
+    };
+    let stopped = way.encoded;
+    let mut rest = Passed::default();
+    way.stream.open(3);
+    for batch in due.chunks(BATCH) {
+        for page in batch {
+            let zero = way.stream.page(*page, guest.page(*page));
+            if zero { rest.zeroes.0 += 1 } else { rest.pages.0 += 1 }
+        }
+        let (wire, raw) = way.go()?;
+        (rest.wire.0, rest.raw.0) = (rest.wire.0 + wire.0, rest.raw.0 + raw.0);
+    }
+    way.stream.close();
+    way.stream.end();
+    let (wire, raw) = way.go()?;
+    let begun = clock();
+    let counted = way.encoder.finish(&mut way.out)?;
+    rest.wire.0 += wire.0 + way.went(begun).0;
+    rest.raw.0 += raw.0;
+    rounds.push(rest);
+    let total = way.sent + road.round_trip / 2;
+    Ok(Tried { total, pause: total - stopped, rounds, ended_by, encoding: way.encoding, counted })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorded::tests::recording;
+    use godwit_memory::Config;
+    use godwit_memory::codec::{Codec, encoder};
+    use std::cell::Cell;
+
+    const SLOW: Road = Road { rate: BitRate(8_000_000), round_trip: Duration::from_millis(20) };
+
+    thread_local! {
+        static HAS_HAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static TAKES: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    /// Each look at it takes a while of a processor.
+    fn clock() -> Duration {
+        HAS_HAD.set(HAS_HAD.get() + TAKES.get());
+        HAS_HAD.get()
+    }
+
+    /// 1024 pages of as many contents, of which 256 are written anew each second for a minute.
+    fn guest() -> Vec<u8> {
+        let mut looks = vec![(0, (0..1024).map(|page| (page, 1 + (page % 251) as u8)).collect::<Vec<_>>())];
+        looks.extend((1..=60).map(|s| (s * 1000, (0..256).map(|page| (page, (s % 251) as u8)).collect())));
+        recording(2048, &looks)
+    }
+
+    fn tried(codec: Codec, rules: &Rules, takes: Duration) -> Result<Tried, ReplayError> {
+        TAKES.set(takes);
+        let bytes = guest();
+        let mut encoder = encoder(codec, Config::default(), None, 1024).unwrap();
+        replay(&mut Recorded::open(&bytes[..]).unwrap(), &mut *encoder, rules, SLOW, clock)
+    }
+
+    #[test]
+    fn a_plain_move_takes_what_its_bytes_take_and_the_guest_stands_for_the_last_of_them() {
+        let rules = Rules { conditions: vec![Condition::Rounds(3)], ..Rules::qemu(Duration::ZERO) };
+        let went = tried(Codec::Plain, &rules, Duration::ZERO).unwrap();
+        // 4 MiB at a MB/s take 4.2 s, of which 256 pages are written again and again.
+        let first = went.rounds[0];
+        assert_eq!((first.pages, first.zeroes, went.rounds.len()), (Pages(1024), Pages(1024), 4));
+        assert_eq!(went.rounds[1].pages, Pages(256), "all of them were written in 4 s");
+        let link = went.wire().0 as f64 / 1e6;
+        assert!((went.total.as_secs_f64() - link - 0.01).abs() < 1e-3, "{:?} for {link} s", went.total);
+        let last = went.rounds[3];
+        assert!((200..=256).contains(&last.pages.0), "in the second that 256 pages take: {last:?}");
+        let most = last.wire.0 as f64 / 1e6 + 0.055 + 0.011;
+        assert!((most - 0.056..=most).contains(&went.pause.as_secs_f64()), "{:?} of {most}", went.pause);
+        assert_eq!(went.ended_by, Condition::Rounds(3));
+    }
+
+    #[test]
+    fn who_packs_better_has_less_to_send_again_and_who_is_slower_more() {
+        let rules = Rules { conditions: vec![Condition::Rounds(2)], ..Rules::qemu(Duration::ZERO) };
+        let plain = tried(Codec::Plain, &rules, Duration::ZERO).unwrap();
+        let packed = tried(Codec::Zstd, &rules, Duration::ZERO).unwrap();
+        let slow = tried(Codec::Zstd, &rules, Duration::from_millis(20)).unwrap();
+        let again = |tried: &Tried| tried.rounds[1..].iter().map(|round| round.pages.0).sum::<u64>();
+        assert!(packed.total < plain.total / 10 && again(&packed) * 4 < again(&plain), "{packed:?}\n{plain:?}");
+        assert!(slow.total > packed.total * 2 && again(&slow) > again(&packed), "{slow:?}\n{packed:?}");
+    }
+
+    #[test]
+    fn xen_leaves_pages_that_are_written_again_to_the_next_round() {
+        let rules = Rules { conditions: vec![Condition::Rounds(2)], ..Rules::xen() };
+        let went = tried(Codec::Plain, &rules, Duration::ZERO).unwrap();
+        let (first, second) = (went.rounds[0], went.rounds[1]);
+        // In the first round the first of them are sent before they are written.
+        assert!(first.skipped.0 > 0 && first.pages.0 + first.zeroes.0 + first.skipped.0 == 2048, "{first:?}");
+        assert!(second.skipped.0 > 0 && second.pages.0 < 256, "{second:?}");
+    }
+
+    #[test]
+    fn a_recording_that_ends_before_the_move_is_no_guest_that_rests() {
+        let rules = Rules { conditions: vec![Condition::Rounds(200)], ..Rules::qemu(Duration::ZERO) };
+        assert!(matches!(tried(Codec::Plain, &rules, Duration::ZERO), Err(ReplayError::TooShort { .. })));
+    }
+}
