@@ -154,23 +154,20 @@ impl Stream {
 /// What the guest has written in a round.
 struct Written {
     dirty: Vec<bool>,
-    /// How often a page was.
-    pages: u64,
-    /// How many pages.
+    /// How many pages; one that was written twice counts once.
     left: u64,
 }
 
 impl Written {
     fn until<R: Read>(&mut self, guest: &mut Recorded<R>, time: Duration) -> Result<(), RecordedError> {
         guest.until(time, |page| {
-            self.pages += 1;
             self.left += u64::from(!std::mem::replace(&mut self.dirty[page as usize], true));
         })
     }
 
     /// The pages, and none are.
     fn take(&mut self) -> Vec<u64> {
-        (self.pages, self.left) = (0, 0);
+        self.left = 0;
         let dirty = self.dirty.iter_mut().enumerate();
         dirty.filter_map(|(page, dirty)| std::mem::take(dirty).then_some(page as u64)).collect()
     }
@@ -229,7 +226,7 @@ pub fn replay<R: Read>(
     }
     let ram = guest.pages();
     let mut judge = Judge::new(rules, ram);
-    let mut written = Written { dirty: vec![false; ram.0 as usize], pages: 0, left: 0 };
+    let mut written = Written { dirty: vec![false; ram.0 as usize], left: 0 };
     let mut way = Way {
         encoder,
         clock,
@@ -272,7 +269,7 @@ pub fn replay<R: Read>(
         let seen = Seen {
             sent,
             skipped: round.skipped.0 as f64,
-            dirtied: written.pages as f64,
+            dirtied: written.left as f64,
             left: written.left as f64,
             all_sent,
             ram: ram.0 as f64,
@@ -378,6 +375,20 @@ mod tests {
         // In the first round the first of them are sent before they are written.
         assert!(first.skipped.0 > 0 && first.pages.0 + first.zeroes.0 + first.skipped.0 == 2048, "{first:?}");
         assert!(second.skipped.0 > 0 && second.pages.0 < 256, "{second:?}");
+    }
+
+    #[test]
+    fn smart_stop_goes_on_while_fewer_pages_are_written_than_sent_however_often_each_is() {
+        // In the four seconds of the first round 64 pages of 2048 are written, two hundred times each: they have not caught up.
+        let mut looks = vec![(0, (0..1024).map(|page| (page, 1 + (page % 251) as u8)).collect::<Vec<_>>())];
+        looks.extend((1..300).map(|n| (n * 20, (0..64).map(|page| (page, (n % 251) as u8)).collect())));
+        let bytes = recording(2048, &looks);
+        TAKES.set(Duration::ZERO);
+        let mut encoder = encoder(Codec::Plain, Config::default(), None, 1).unwrap();
+        let mut guest = Recorded::open(&bytes[..]).unwrap();
+        let went = replay(&mut guest, &mut *encoder, &Rules::smart_stop(), SLOW, clock).unwrap();
+        assert!(matches!(went.ended_by, Condition::LocalMinimum { .. }), "{went:?}");
+        assert_eq!(went.rounds.len(), 3, "two, and what was left: {went:?}");
     }
 
     #[test]
