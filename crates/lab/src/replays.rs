@@ -405,16 +405,16 @@ mod tests {
         let document = run(&[path], |_| said += 1).unwrap();
         assert_eq!(said, 10 + 4 * 4 + 4 * 4);
         let text = document.text();
-        // 200 pages ten times a second are 65 Mbit/s: neither hypervisor ends that alone over 50 Mbit/s within 40 s, or does.
         let of = |table: usize, by: &str, column: usize| -> f64 {
             let row = document.tables[table].rows.iter().find(|row| row[1] == by).unwrap();
             row[column].parse().unwrap_or_else(|_| panic!("{by}: {row:?}\n{text}"))
         };
+        // Pages of zeroes are never written, so each goes once.
         assert_eq!(of(0, "QEMU", 6) % 1024.0, 0.0, "{text}");
         assert!(of(0, "Godwit: both", 2) < of(0, "QEMU", 2) / 2.0, "{text}");
         assert!(of(0, "CloudNet: all three", 2) < of(0, "Xen", 2), "{text}");
         assert!(of(1, "Godwit: both", 2) > 50.0 && of(1, "Xen, page deltas", 2) >= 0.0, "{text}");
-        // Three quarters of each page with contents but its first, and the first page's.
+        // Shares of a whole; nearly three quarters of each page are alike.
         let quarters: Vec<f64> = document.tables[2].rows[0][1..].iter().map(|cell| cell.parse().unwrap()).collect();
         assert!(
             (quarters.iter().sum::<f64>() - 100.0).abs() < 0.3 && quarters.iter().all(|share| *share > 5.0),

@@ -88,11 +88,11 @@ impl<W: Write> Recorder<W> {
 
 /// A look.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Look {
-    pub at: Duration,
-    pub pages: Vec<u32>,
+struct Look {
+    at: Duration,
+    pages: Vec<u32>,
     /// Theirs, one after the other.
-    pub contents: Vec<u8>,
+    contents: Vec<u8>,
 }
 
 /// A guest's memory as it was, played again.
