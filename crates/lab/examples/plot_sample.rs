@@ -119,6 +119,7 @@ fn sample_move(seed: u64, scale: f64) -> MoveReport {
         phases: phases.map(|(name, start_s, end_s)| Phase { name: name.into(), start_s, end_s }).into(),
         incidents: vec![],
         requests: vec![],
+        processes: vec![],
         predicted: None,
         integrity: Integrity {
             memory_ok: Some(true),

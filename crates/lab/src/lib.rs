@@ -26,6 +26,7 @@ pub mod papers;
 pub mod pass;
 pub mod plot;
 pub mod precache;
+mod processors;
 mod profile;
 pub mod progress;
 pub mod qemu_move;

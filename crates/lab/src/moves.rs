@@ -10,6 +10,7 @@ use crate::guest::Guest;
 use crate::guest_io::GuestWatch;
 use crate::machine::Machine;
 use crate::pass::{Means, Vm, lock};
+use crate::processors::Watch;
 use crate::progress::Progress;
 use crate::qemu_move::{self, Moved};
 use crate::report::{Integrity, MoveReport, Outcome, Series, WanBytes};
@@ -77,11 +78,14 @@ impl MoveThread {
         let before = self.fabric.counters(&self.from, &self.to).unwrap_or_default();
         let sampler = Sampler::start(self.fabric.clone(), self.from.clone(), self.to.clone(), before);
         let carried = || wan_bytes(&self.fabric.counters(&self.from, &self.to).unwrap_or_default().since(&before));
-        let (machine, report, began) = match (machine, self.means) {
+        let processors = Watch::start(&self.fabric, [&self.from, &self.to]);
+        let (machine, mut report, began) = match (machine, self.means) {
             (Machine::Qemu(guest), Means::Baseline(kind)) => self.by_qemu(kind, guest, carried),
             (Machine::Godwit(vm), _) => self.by_godwit(vm, carried),
             (Machine::Qemu(_), Means::Godwit) => unreachable!("a pass by Godwit has only guests of Godwit's"),
         };
+        // Without it the move is what it is.
+        report.processes = processors.map_or_else(|_| vec![], Watch::finish);
         let says = match (&report.why, report.downtime_ms) {
             (Some(why), _) => why.clone(),
             (None, Some(ms)) => format!("paused for {ms:.0} ms"),
@@ -209,6 +213,7 @@ impl MoveThread {
             predicted: figures.predicted.clone(),
             incidents: figures.incidents.clone(),
             requests: vec![],
+            processes: vec![],
             integrity,
             series: Series { memory: figures.memory.clone(), ..Series::default() },
         }

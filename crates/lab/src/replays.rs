@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use godwit_memory::codec::{self, Codec, Encode, Mechanisms};
 use godwit_memory::{Config, PAGE_SIZE, Resends};
 use godwit_predict::recorded::Recorded;
-use godwit_predict::replay::{Passed, ReplayError, Road, Tried, replay};
+use godwit_predict::replay::{Passed, ReplayError, Road, Stop, Tried, replay};
 use godwit_predict::{Condition, Rules};
 use godwit_units::BitRate;
 use std::fs::File;
@@ -166,7 +166,8 @@ fn plan() -> Vec<(Way, u32, u32)> {
 fn one(path: &Path, way: Way, mbit: u32, rtt_ms: u32) -> Result<Option<Tried>> {
     let mut guest = Recorded::open(zstd::Decoder::new(File::open(path)?)?)?;
     let road = Road { rate: BitRate::from_mbit(mbit.into()), round_trip: Duration::from_millis(rtt_ms.into()) };
-    match replay(&mut guest, &mut *way.encoder()?, &way.rules(), road, clock) {
+    let stop = Stop { rules: way.rules(), settles: matches!(way, Way::Rule | Way::Godwit) };
+    match replay(&mut guest, &mut *way.encoder()?, &stop, road, clock) {
         Ok(tried) => Ok(Some(tried)),
         Err(ReplayError::TooShort { .. }) => Ok(None),
         Err(error) => Err(error.into()),

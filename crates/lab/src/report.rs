@@ -398,6 +398,9 @@ pub struct MoveReport {
     /// What clients of the application on this VM saw, one by one, from 20 s before the command on. Ledgers keep it.
     #[serde(default)]
     pub requests: Vec<RequestPoint>,
+    /// What the processes of both sites have had of the processors, from the command to the move's end.
+    #[serde(default)]
+    pub processes: Vec<ProcessTime>,
     /// Curves for the plot.
     #[serde(default)]
     pub series: Series,
@@ -411,6 +414,17 @@ impl MoveReport {
         let may_fail = !self.incidents.is_empty() && self.integrity.one_place == Some(true);
         self.integrity.intact() && (self.outcome != Outcome::Failed || may_fail)
     }
+}
+
+/// Time on a processor of all processes of a site that run one program. A QEMU's has in it what its guest does where that is emulated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProcessTime {
+    /// The site.
+    pub site: String,
+    /// What the kernel calls it: at most 15 characters.
+    pub program: String,
+    /// Seconds, user and system.
+    pub s: f64,
 }
 
 /// A move made without Godwit.

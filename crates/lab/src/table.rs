@@ -523,6 +523,7 @@ pub(crate) mod tests {
             },
             incidents: vec![],
             requests: vec![],
+            processes: vec![],
             series: Series::default(),
         }
     }

@@ -15,16 +15,12 @@
 //! Pure: times and bytes in, a window and a moment out.
 
 use crate::forecast::Goodput;
-use godwit_predict::whole::{ahead, settled};
+use godwit_predict::whole::{is_worth_settling, settled};
 use godwit_units::Bytes;
 use std::time::Duration;
 
 /// Between two looks at what is under way, while that matters.
 pub const LOOK: Duration = Duration::from_millis(5);
-/// A guest that dirties more than this part of what the link carries is not waited for: it would dirty as much as arrives meanwhile.
-const QUIET: f64 = 0.5;
-/// So little is chance.
-const LITTLE: Duration = Duration::from_millis(10);
 /// So many times as long as what is under way should take.
 const PATIENCE: f64 = 2.0;
 /// And so much longer.
@@ -51,7 +47,7 @@ pub struct Settling {
 impl Settling {
     /// A round has ended that took so long; what was dirtied in it takes `rest` to send.
     pub fn round(&mut self, now: Duration, took: Duration, rest: Duration, rtt: Duration) {
-        if rest > ahead(rtt) || rest > took.mul_f64(QUIET).max(LITTLE) {
+        if !is_worth_settling(took, rest, rtt) {
             *self = Self::default();
         } else if self.until.is_none() || self.tail {
             (self.until, self.tail) = (Some(now + MOST), false);

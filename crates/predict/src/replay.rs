@@ -4,8 +4,10 @@
 //! guest goes on, and what it writes has to go again. So a codec that packs better or works faster has less to send, as it has in a real move,
 //! and every codec meets the same guest.
 //!
-//! The encoder may be ahead of the link by what a node's window holds: a round trip and a quarter, and 30 ms. The guest stands from when the rules
-//! say so until the last byte has arrived. What is not of memory (the hand-off's round trips, devices, disks) is not in it, and neither is a slow start: those are the same for all.
+//! The encoder may be ahead of the link by what a node's window holds beside the bytes of a round trip, which are on the wire or acknowledged. The guest stands
+//! from when the rules say so until the last byte has arrived. A node that settles has next to nothing before the link then: it lets the guest run on until what waits has gone,
+//! where the guest does not write as much meanwhile. What is not of memory (the hand-off's round trips, devices, disks) is not in it, and neither is a slow start: those are the same
+//! for all.
 //!
 //! Each look of the recording shows a page once, however often it was written since the one before, and not at all if it was as before in the end. Rounds that are
 //! shorter than the time between two looks see less than there was.
@@ -13,6 +15,7 @@
 use crate::amount::{PAGE, Pages};
 use crate::recorded::{Recorded, RecordedError};
 use crate::rules::{Condition, Judge, Redirtied, Rules, Seen};
+use crate::whole::{SETTLED, ahead, is_worth_settling};
 use godwit_memory::codec::Encode;
 use godwit_memory::{Clock, StreamError};
 use godwit_units::{BitRate, Bytes};
@@ -21,8 +24,6 @@ use std::time::Duration;
 
 /// Pages that are sent between two looks at what the guest has done.
 const BATCH: usize = 64;
-/// Besides a round trip and a quarter, what the encoder is ahead of the link by.
-const AHEAD: Duration = Duration::from_millis(30);
 /// The name of the block of RAM that the stream has.
 const BLOCK: &[u8] = b"pc.ram";
 
@@ -33,6 +34,15 @@ pub struct Road {
     pub rate: BitRate,
     /// There and back.
     pub round_trip: Duration,
+}
+
+/// When the guest stops.
+#[derive(Clone, Debug)]
+pub struct Stop {
+    /// What ends pre-copy.
+    pub rules: Rules,
+    /// Whether what waits for the link goes first, as with a node.
+    pub settles: bool,
 }
 
 /// Why it could not be tried.
@@ -184,6 +194,8 @@ struct Way<'a> {
     encoded: Duration,
     /// When the link is.
     sent: Duration,
+    /// By how much the first may be before the second.
+    ahead: Duration,
     encoding: Duration,
 }
 
@@ -204,9 +216,13 @@ impl Way<'_> {
         self.encoding += took;
         self.encoded += took;
         self.sent = self.sent.max(self.encoded) + self.road.rate.time_for(wire);
-        let ahead = self.road.round_trip * 5 / 4 + AHEAD;
-        self.encoded = self.encoded.max(self.sent.saturating_sub(ahead));
+        self.wait();
         wire
+    }
+
+    /// The encoder goes on once the link has come near enough.
+    fn wait(&mut self) {
+        self.encoded = self.encoded.max(self.sent.saturating_sub(self.ahead));
     }
 }
 
@@ -217,7 +233,7 @@ impl Way<'_> {
 pub fn replay<R: Read>(
     guest: &mut Recorded<R>,
     encoder: &mut dyn Encode,
-    rules: &Rules,
+    stop: &Stop,
     road: Road,
     clock: Clock,
 ) -> Result<Tried, ReplayError> {
@@ -225,7 +241,9 @@ pub fn replay<R: Read>(
         return Err(ReplayError::NoLink);
     }
     let ram = guest.pages();
+    let rules = &stop.rules;
     let mut judge = Judge::new(rules, ram);
+    let queued = ahead(road.round_trip).saturating_sub(road.round_trip);
     let mut written = Written { dirty: vec![false; ram.0 as usize], left: 0 };
     let mut way = Way {
         encoder,
@@ -235,6 +253,7 @@ pub fn replay<R: Read>(
         out: vec![],
         encoded: Duration::ZERO,
         sent: Duration::ZERO,
+        ahead: queued,
         encoding: Duration::ZERO,
     };
     way.stream.begin(ram);
@@ -243,6 +262,7 @@ pub fn replay<R: Read>(
     let mut all_sent = 0.0;
     let ended_by = loop {
         let mut round = Passed::default();
+        let begun = way.encoded;
         way.stream.open(2);
         for batch in due.chunks(BATCH) {
             written.until(guest, way.encoded)?;
@@ -266,6 +286,7 @@ pub fn replay<R: Read>(
         let sent = (round.pages.0 + round.zeroes.0) as f64;
         all_sent += sent;
         let each = if sent > 0.0 { round.wire.0 as f64 / sent } else { PAGE.0 as f64 };
+        let takes = |left: u64| Duration::from_secs_f64(each * left as f64 * 8.0 / (road.rate.mbit() * 1e6));
         let seen = Seen {
             sent,
             skipped: round.skipped.0 as f64,
@@ -273,13 +294,21 @@ pub fn replay<R: Read>(
             left: written.left as f64,
             all_sent,
             ram: ram.0 as f64,
-            rest: Duration::from_secs_f64(each * written.left as f64 * 8.0 / (road.rate.mbit() * 1e6)),
+            rest: takes(written.left),
         };
         rounds.push(round);
-        due = written.take();
+        let settles = stop.settles && is_worth_settling(way.encoded - begun, seen.rest, road.round_trip);
+        way.ahead = if settles { SETTLED } else { queued };
         if let Some(why) = judge.round(&seen) {
-            break why;
+            // What waits goes while the guest runs on; where it writes too much meanwhile, the stop is decided anew.
+            way.wait();
+            written.until(guest, way.encoded)?;
+            if !settles || takes(written.left) <= ahead(road.round_trip) {
+                due = written.take();
+                break why;
+            }
         }
+        due = written.take();
     };
     let stopped = way.encoded;
     let mut rest = Passed::default();
@@ -332,11 +361,15 @@ mod tests {
         recording(2048, &looks)
     }
 
+    fn at_once(rules: &Rules) -> Stop {
+        Stop { rules: rules.clone(), settles: false }
+    }
+
     fn tried(codec: Codec, rules: &Rules, takes: Duration) -> Result<Tried, ReplayError> {
         TAKES.set(takes);
         let bytes = guest();
         let mut encoder = encoder(codec, Config::default(), None, 1024).unwrap();
-        replay(&mut Recorded::open(&bytes[..]).unwrap(), &mut *encoder, rules, SLOW, clock)
+        replay(&mut Recorded::open(&bytes[..]).unwrap(), &mut *encoder, &at_once(rules), SLOW, clock)
     }
 
     #[test]
@@ -386,9 +419,34 @@ mod tests {
         TAKES.set(Duration::ZERO);
         let mut encoder = encoder(Codec::Plain, Config::default(), None, 1).unwrap();
         let mut guest = Recorded::open(&bytes[..]).unwrap();
-        let went = replay(&mut guest, &mut *encoder, &Rules::smart_stop(), SLOW, clock).unwrap();
+        let went = replay(&mut guest, &mut *encoder, &at_once(&Rules::smart_stop()), SLOW, clock).unwrap();
         assert!(matches!(went.ended_by, Condition::LocalMinimum { .. }), "{went:?}");
         assert_eq!(went.rounds.len(), 3, "two, and what was left: {went:?}");
+    }
+
+    #[test]
+    fn a_guest_that_is_waited_for_stands_for_its_last_pages_alone_unless_it_writes_meanwhile() {
+        // 1024 pages take 4.2 s; in the second of them 8 are written.
+        let first = (0..1024).map(|page| (page, 1 + (page % 251) as u8)).collect::<Vec<_>>();
+        let pages = |n: u32, salt: u8| (0..n).map(|page| (page, salt)).collect::<Vec<_>>();
+        let try_it = |settles, late: u32| {
+            let looks =
+                [(0, first.clone()), (2000, pages(8, 252)), (4175, vec![]), (4190, pages(late, 253)), (9000, vec![])];
+            let bytes = recording(1024, &looks);
+            TAKES.set(Duration::ZERO);
+            let mut encoder = encoder(Codec::Plain, Config::default(), None, 1).unwrap();
+            let rules = Rules { conditions: vec![Condition::Rounds(1)], ..Rules::qemu(Duration::ZERO) };
+            replay(&mut Recorded::open(&bytes[..]).unwrap(), &mut *encoder, &Stop { rules, settles }, SLOW, clock)
+                .unwrap()
+        };
+        // 8 pages, what waits before them, and half a round trip.
+        let link = 8.0 * 4.105;
+        for (settles, before) in [(false, 35.0), (true, 5.0)] {
+            let pause = try_it(settles, 1).pause.as_secs_f64() * 1e3;
+            assert!((pause - link - before - 10.0).abs() < 1.0, "{settles}: {pause} ms");
+        }
+        assert_eq!(try_it(true, 1).rounds.len(), 2);
+        assert_eq!(try_it(true, 900).rounds.len(), 3, "it is decided anew");
     }
 
     #[test]

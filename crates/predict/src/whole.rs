@@ -83,8 +83,19 @@ pub fn under_way(bytes_per_s: f64, rtt: Duration) -> Bytes {
     Bytes((bytes as u64).clamp(WINDOWS.0, WINDOWS.1))
 }
 
+/// Whether the last rounds go with little on their way: after one that took so long, what the guest has dirtied in it takes `rest` to send. A guest
+/// that dirties more than half of what the link carries would dirty as much as arrives while it is waited for; so little that it is chance does not count.
+#[must_use]
+pub fn is_worth_settling(took: Duration, rest: Duration, rtt: Duration) -> bool {
+    rest <= ahead(rtt) && rest <= took.mul_f64(QUIET).max(LITTLE)
+}
+
+/// The part of what the link carries that a guest which is waited for may dirty.
+const QUIET: f64 = 0.5;
+/// So little is chance.
+const LITTLE: Duration = Duration::from_millis(10);
 /// How long what is on its way in the last rounds waits for the link: they have little to send.
-const SETTLED: Duration = Duration::from_millis(5);
+pub const SETTLED: Duration = Duration::from_millis(5);
 /// The least of it: less is many small messages.
 const LEAST_SETTLED: u64 = 16 << 10;
 

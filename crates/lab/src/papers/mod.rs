@@ -13,6 +13,7 @@ mod document;
 mod endpoints;
 mod guest_io;
 mod killed;
+mod memory;
 mod predict;
 mod response;
 mod three_tier;
@@ -58,6 +59,8 @@ pub enum Paper {
     Day,
     /// CloudNet, figure 8: what a database's client waits for its answers through a move, ours and a plain one.
     Response,
+    /// CloudNet, table 1 and figures 12 and 13, live: memory by plain QEMU, by its several connections with zstd, and by Godwit, five times each.
+    Memory,
 }
 
 /// How much of a set is run.
@@ -96,6 +99,7 @@ impl Paper {
             Self::Vms => "vms",
             Self::Day => "day",
             Self::Response => "response",
+            Self::Memory => "memory",
         }
     }
 
@@ -116,6 +120,7 @@ impl Paper {
             Self::Vms => vms::cells(extent),
             Self::Day => day::cells(extent),
             Self::Response => response::cells(extent),
+            Self::Memory => memory::cells(extent),
         }
     }
 
@@ -136,6 +141,7 @@ impl Paper {
             Self::Vms => vms::document(entries),
             Self::Day => day::document(entries),
             Self::Response => response::document(entries),
+            Self::Memory => memory::document(entries),
         }
     }
 }
@@ -276,12 +282,13 @@ mod tests {
     use crate::table::tests::{a_move, a_report};
     use std::collections::HashSet;
 
-    const ALL: [Paper; 12] = [
+    const ALL: [Paper; 14] = [
         Paper::Xnbd,
         Paper::Writes,
         Paper::WayBack,
         Paper::GuestIo,
         Paper::Predict,
+        Paper::When,
         Paper::ThreeTier,
         Paper::Wires,
         Paper::Endpoints,
@@ -289,6 +296,7 @@ mod tests {
         Paper::Vms,
         Paper::Day,
         Paper::Response,
+        Paper::Memory,
     ];
 
     pub(super) fn entry(cell: &str, moves: Vec<MoveReport>) -> Entry {
