@@ -27,6 +27,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Of integrity checks.
+const NO_COPY: &str = "the disk is shared: there is no copy to compare";
+
 /// A move that was begun.
 pub(crate) struct Running {
     pub vm: String,
@@ -124,7 +127,7 @@ impl MoveThread {
         let mut report = self.report(&figures, carried(), strategy);
         if let (Outcome::Completed, Some(guest)) = (figures.outcome, &guest) {
             if strategy == DiskStrategy::Shared {
-                report.integrity.notes.push("the disk is shared: there is no copy to compare".into());
+                report.integrity.notes.push(NO_COPY.into());
             } else if !self.compare {
                 self.judge_carried(&mut report);
                 old_disks.iter().for_each(|file| drop(std::fs::remove_file(file)));
@@ -156,7 +159,9 @@ impl MoveThread {
         };
         let journey::Moved { figures, disks } = journey::run(&order, &mut vm);
         let mut report = self.report(&figures, carried(), self.disk);
-        if figures.outcome == Outcome::Completed {
+        if figures.outcome == Outcome::Completed && self.vm.spec.shared.is_some() {
+            report.integrity.notes.push(NO_COPY.into());
+        } else if figures.outcome == Outcome::Completed {
             let found = match disks {
                 Disks::Unknown => None,
                 Disks::Compared(found) => Some(Ok(found)),

@@ -177,9 +177,7 @@ impl Pass {
         let mut booting = vec![];
         for (index, vm) in scenario.vm.iter().enumerate() {
             let (image, initrd) = images.get(vm.image, pass.installation.as_deref())?;
-            // Godwit keeps its own replicas.
-            let shares = scenario.shares_disks(vm.name.get_ref()) && means != Means::Godwit;
-            let shared = shares.then(|| work.join("shared"));
+            let shared = scenario.shares_disks(vm.name.get_ref()).then(|| work.join("shared"));
             if let Some(folder) = &shared {
                 std::fs::create_dir_all(folder)?;
             }

@@ -281,6 +281,25 @@ verify = { vm = "vm" }
 
 /// The same share of a smaller volume than the figure's (`godwit-lab figures way-back`), which takes minutes.
 #[test]
+fn a_disk_that_both_sites_reach_stays_where_it_is_and_the_processes_that_worked_are_known() {
+    let Some(_machine) = machine() else { return };
+    let steps = MOVE_AND_VERIFY.replace("to = \"b\"", "to = \"b\", disk = \"shared\"");
+    let (code, report) = Run::new(&by_godwit(&steps)).finish();
+    let figures = &report.moves[0];
+    assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
+    let i = &figures.integrity;
+    assert_eq!([i.memory_ok, i.tcp_ok, i.ram_equal], [Some(true); 3], "{i:?}");
+    assert!(figures.bytes.disk < 1 << 20, "no block travels: {:?}", figures.bytes);
+    for site in ["a", "b"] {
+        for program in ["qemu-system-x86", "godwit"] {
+            let time = figures.processes.iter().find(|time| time.site == site && time.program == program);
+            assert!(time.is_some_and(|time| time.s > 0.0), "{program} in {site}: {:?}", figures.processes);
+        }
+    }
+    assert_eq!(code, Some(0));
+}
+
+#[test]
 fn a_guest_brings_home_no_more_than_it_wrote_away() {
     const WRITTEN_MIB: u64 = 32;
     let Some(_machine) = machine() else { return };

@@ -9,7 +9,7 @@ use crate::reboot::{self, Before};
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{Ownership, RunState};
 use godwit_api::public;
-use godwit_api::vm::{self, Boot, DiskSpec, NicSpec, VmSpec};
+use godwit_api::vm::{self, Boot, DiskSpec, NicSpec, Store, VmSpec};
 use godwit_load::control::Control;
 use godwit_units::{VmId, VolumeId};
 use serde_json::{Value, json};
@@ -143,8 +143,11 @@ impl Hosted {
     /// Its disks' replicas in `site`.
     #[must_use]
     pub fn replicas(&self, site: &str) -> Vec<PathBuf> {
-        let folder = self.state(site).join("volumes");
-        self.volumes.iter().map(|volume| folder.join(volume.0.to_string()).join("data")).collect()
+        let own = self.state(site).join("volumes");
+        let folder = |(disk, volume): (usize, &VolumeId)| {
+            shared_volume(&self.spec, disk).unwrap_or_else(|| own.join(volume.0.to_string()))
+        };
+        self.volumes.iter().enumerate().map(|disk| folder(disk).join("data")).collect()
     }
 
     /// The block nodes of its disks.
@@ -326,7 +329,6 @@ pub fn boot_files(image: &str) -> [String; 2] {
     [format!("{image}-vmlinuz"), format!("{image}-initrd")]
 }
 
-/// The VM as Godwit is told of it: the machine that the baselines have.
 /// Fills the volumes of a VM that is off, as the deployment's admin does for a customer.
 fn import(installation: &Installation, vm: &str, disks: &[PathBuf]) -> Result<()> {
     for (index, file) in disks.iter().enumerate() {
@@ -337,13 +339,26 @@ fn import(installation: &Installation, vm: &str, disks: &[PathBuf]) -> Result<()
     Ok(())
 }
 
+/// The folder of a disk's volume, where that lies on storage that all sites reach.
+fn shared_volume(spec: &GuestSpec, disk: usize) -> Option<PathBuf> {
+    Some(spec.shared.as_ref()?.join(volume_name(&spec.name, disk)))
+}
+
+/// The VM as Godwit is told of it: the machine that the baselines have.
 fn describe(spec: &GuestSpec, disks: &[PathBuf]) -> Result<VmSpec> {
     let [kernel, initrd] = boot_files(&spec.image.kind().to_string());
     let disk = |(index, size): (usize, &godwit_units::Bytes)| -> Result<DiskSpec> {
         let from = disks[index].to_str().context("the work folder's path is no text")?.to_owned();
         // A customer names no file of a host.
         let from = spec.domain.is_none().then_some(from);
-        Ok(DiskSpec { volume: volume_name(&spec.name, index).parse()?, size: *size, from, store: None })
+        let store = match shared_volume(spec, index) {
+            None => None,
+            Some(folder) => {
+                let path = folder.to_str().context("the work folder's path is no text")?.to_owned();
+                Some(Store::Shared { path, device: None, overwrite: false, zeroed: false })
+            }
+        };
+        Ok(DiskSpec { volume: volume_name(&spec.name, index).parse()?, size: *size, from, store })
     };
     Ok(VmSpec {
         machine: "q35".into(),

@@ -486,8 +486,11 @@ impl Journey<'_> {
         };
         let pairs = old.iter().zip(&new).map(|(old, new)| Ok(Pair { old: open(old)?, new: open(new)? }));
         let pairs = pairs.collect::<Result<Vec<_>>>();
-        let recorded = disks::begin_record(&vm.monitor_in(to), &vm.disk_nodes());
-        let unfinished = vm.unfinished;
+        let recorded = match vm.spec.shared {
+            Some(_) => Ok(()),
+            None => disks::begin_record(&vm.monitor_in(to), &vm.disk_nodes()),
+        };
+        let (unfinished, shared) = (vm.unfinished, vm.spec.shared.is_some());
         if !self.installation.failpoints(to).is_armed(COMPARE_AT, vm.id) {
             anyhow::bail!("the node was let go meanwhile");
         }
@@ -502,6 +505,7 @@ impl Journey<'_> {
         self.figures.notes.extend(described);
         self.arrived_ram = Some(ram);
         match (pairs, recorded) {
+            _ if shared => {}
             _ if unfinished => self.note("the disks were not compared: the source's had not all come when it went on"),
             (Ok(pairs), Ok(())) => self.disks = Disks::Recorded(pairs),
             (Ok(pairs), Err(e)) => self.compare_now(&pairs, &e)?,
