@@ -1,12 +1,12 @@
 //! CloudNet, table 1 and figures 12 and 13, live: memory of three guests and of one that rests, by plain QEMU, by its several connections with zstd, and by
 //! Godwit. The [replay](crate::replays) has the paper's mechanisms on the same guests.
 //!
-//! Disks are on storage that all sites reach: memory alone travels. A cell is one guest that goes on and on, each time to a site that has never seen
-//! it, so that nobody finds there what an earlier move has left. All sites have the same link between them.
+//! Disks are on storage that all sites reach: memory alone travels. For the table a guest goes on and on, each time to a site that has never seen it. For
+//! the figures it goes there and back between two, over one link after the other: nothing is kept of a guest that has left, which is looked at.
 
 use super::{Document, Drawing, Extent, Mover, PlanCell, Table, remarks, report_of};
 use crate::ledger::Entry;
-use crate::report::{MoveReport, Outcome, Report};
+use crate::report::{MoveReport, Outcome};
 use crate::table::{figure, in_mib, median};
 
 /// Where every guest is tried by everyone.
@@ -14,8 +14,9 @@ const HERE: Link = Link { mbit: 100, rtt_ms: 20 };
 /// Figures 12 and 13.
 const RATES: [u32; 5] = [50, 100, 200, 500, 1000];
 const ROUND_TRIPS: [u32; 5] = [10, 20, 60, 120, 180];
-/// Moves of a cell.
+/// Moves of a guest for the table, and over each of the other links.
 const MOVES: usize = 5;
+const MOVES_BY_LINK: usize = 3;
 /// Before the first move, seconds: loads warm up.
 const WARM_S: u32 = 60;
 /// Between two, seconds.
@@ -43,7 +44,6 @@ enum Guest {
 }
 
 impl Guest {
-    const ALL: [Self; 4] = [Self::Compile, Self::Database, Self::Java, Self::Idle];
     /// Those of the paper.
     const BUSY: [Self; 3] = [Self::Compile, Self::Database, Self::Java];
     /// Those that are moved over other links, too: one that works, and one that leaves the processors to the codec.
@@ -101,19 +101,17 @@ impl By {
     }
 }
 
-fn name(guest: Guest, by: By, link: Link) -> String {
-    format!("{}-{}-{}mbit-{}ms", guest.name(), by.name(), link.mbit, link.rtt_ms)
+fn name(guest: Guest, by: By) -> String {
+    format!("{}-{}", guest.name(), by.name())
 }
 
-fn cell(guest: Guest, by: By, link: Link) -> PlanCell {
-    let sites: String = (0..=MOVES).map(|n| format!("[[site]]\nname = \"s{n}\"\n")).collect();
-    let step = |n: usize| {
-        let after = if n == 1 { WARM_S } else { REST_S };
-        format!(
-            "[[step]]\nafter_s = {after}\nmove = {{ vm = \"vm\", to = \"s{n}\", disk = \"shared\" }}\n[[step]]\nverify = {{ vm = \"vm\" }}\n"
-        )
-    };
-    let scenario = format!(
+fn swept_name(guest: Guest, by: By) -> String {
+    format!("{}-links", name(guest, by))
+}
+
+fn scenario(guest: Guest, by: By, sites: usize, steps: &str) -> String {
+    let sites: String = (0..sites).map(|n| format!("[[site]]\nname = \"s{n}\"\n")).collect();
+    format!(
         r#"name = "figures-memory"
 {who}
 
@@ -137,29 +135,47 @@ load = [
 
 {steps}"#,
         who = by.lines(),
-        mbit = link.mbit,
-        rtt_ms = link.rtt_ms,
+        mbit = HERE.mbit,
+        rtt_ms = HERE.rtt_ms,
         load = guest.load(),
-        steps = (1..=MOVES).map(step).collect::<String>(),
-    );
-    PlanCell { name: name(guest, by, link), scenario }
+    )
 }
 
-/// The links that are not [`HERE`].
-fn others() -> impl Iterator<Item = Link> {
-    let rates = RATES.into_iter().map(|mbit| Link { mbit, ..HERE });
-    let round_trips = ROUND_TRIPS.into_iter().map(|rtt_ms| Link { rtt_ms, ..HERE });
-    rates.chain(round_trips).filter(|link| *link != HERE)
+fn move_to(site: usize, after_s: u32) -> String {
+    format!(
+        "[[step]]\nafter_s = {after_s}\nmove = {{ vm = \"vm\", to = \"s{site}\", disk = \"shared\" }}\n[[step]]\nverify = {{ vm = \"vm\" }}\n"
+    )
+}
+
+fn cell(guest: Guest, by: By) -> PlanCell {
+    let steps: String = (1..=MOVES).map(|n| move_to(n, if n == 1 { WARM_S } else { REST_S })).collect();
+    PlanCell { name: name(guest, by), scenario: scenario(guest, by, MOVES + 1, &steps) }
+}
+
+/// The links of the figures, each once.
+fn links() -> Vec<Link> {
+    let rates = RATES.map(|mbit| Link { mbit, ..HERE });
+    let round_trips = ROUND_TRIPS.map(|rtt_ms| Link { rtt_ms, ..HERE });
+    rates.into_iter().chain(round_trips.into_iter().filter(|link| *link != HERE)).collect()
+}
+
+fn sweep(guest: Guest, by: By) -> PlanCell {
+    let mut steps = format!("[[step]]\nwait = {{ s = {WARM_S} }}\n");
+    let mut made = 0;
+    for Link { mbit, rtt_ms } in links() {
+        steps += &format!("[[step]]\nrate = {{ between = [\"s0\", \"s1\"], rate_mbit = {mbit}, rtt_ms = {rtt_ms} }}\n");
+        for _ in 0..MOVES_BY_LINK {
+            made += 1;
+            steps += &move_to(made % 2, REST_S);
+        }
+    }
+    PlanCell { name: swept_name(guest, by), scenario: scenario(guest, by, 2, &steps) }
 }
 
 pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
-    let here = Guest::BUSY.into_iter().flat_map(|guest| By::ALL.map(|by| cell(guest, by, HERE)));
-    let mut cells: Vec<_> = here.collect();
+    let mut cells: Vec<_> = Guest::BUSY.into_iter().flat_map(|guest| By::ALL.map(|by| cell(guest, by))).collect();
     if extent == Extent::Full {
-        cells.extend(By::SWEPT.map(|by| cell(Guest::Idle, by, HERE)));
-        for guest in Guest::SWEPT {
-            cells.extend(others().flat_map(|link| By::SWEPT.map(|by| cell(guest, by, link))));
-        }
+        cells.extend(Guest::SWEPT.into_iter().flat_map(|guest| By::SWEPT.map(|by| sweep(guest, by))));
     }
     cells
 }
@@ -189,8 +205,17 @@ fn processor(m: &MoveReport, site: &str, program: &str) -> Option<f64> {
 struct Moves<'a>(Vec<&'a MoveReport>);
 
 impl<'a> Moves<'a> {
-    fn of(report: &'a Report, by: By) -> Self {
-        Self(by.mover().moves(report))
+    /// For the table.
+    fn of(entries: &'a [Entry], guest: Guest, by: By) -> Option<Self> {
+        let moves = by.mover().moves(report_of(entries, &name(guest, by))?);
+        (!moves.is_empty()).then_some(Self(moves))
+    }
+
+    /// Over a link.
+    fn over(entries: &'a [Entry], guest: Guest, by: By, link: Link) -> Option<Self> {
+        let nth = links().iter().position(|it| *it == link)?;
+        let moves = by.mover().moves(report_of(entries, &swept_name(guest, by))?);
+        Some(Self(moves.chunks(MOVES_BY_LINK).nth(nth)?.to_vec()))
     }
 
     fn ended(&self) -> impl Iterator<Item = &MoveReport> {
@@ -236,14 +261,9 @@ impl<'a> Moves<'a> {
     }
 }
 
-fn moves(entries: &[Entry], guest: Guest, by: By, link: Link) -> Option<Moves<'_>> {
-    Some(Moves::of(report_of(entries, &name(guest, by, link))?, by)).filter(|moves| !moves.0.is_empty())
-}
-
-/// How much of the other's a figure of Godwit's is.
-fn share(entries: &[Entry], guest: Guest, of: By, link: Link, figure: Figure) -> Option<f64> {
-    let [ours, other] = [By::Godwit, of].map(|by| moves(entries, guest, by, link)?.median(figure));
-    Some(ours? / other?)
+/// How much of the other's a figure of ours is.
+fn share(ours: Option<Moves<'_>>, other: Option<Moves<'_>>, figure: Figure) -> Option<f64> {
+    Some(ours?.median(figure)? / other?.median(figure)?)
 }
 
 fn bounds(entries: &[Entry]) -> Vec<(String, Option<bool>)> {
@@ -253,7 +273,7 @@ fn bounds(entries: &[Entry]) -> Vec<(String, Option<bool>)> {
     };
     for guest in Guest::BUSY {
         let name = guest.name();
-        let of = |by, figure| share(entries, guest, by, HERE, figure);
+        let of = |by, figure| share(Moves::of(entries, guest, By::Godwit), Moves::of(entries, guest, by), figure);
         bound(format!("{name}: Godwit's bytes are at most {BYTES} of plain QEMU's"), of(By::Plain, memory), BYTES);
         bound(
             format!("{name}: Godwit's bytes are at most {BYTES_OF_MULTIFD} of those of multifd with zstd"),
@@ -263,36 +283,37 @@ fn bounds(entries: &[Entry]) -> Vec<(String, Option<bool>)> {
         bound(format!("{name}: Godwit's pause is at most {PAUSE} of plain QEMU's"), of(By::Plain, pause), PAUSE);
     }
     for guest in Guest::SWEPT {
-        let shares = others().filter_map(|link| share(entries, guest, By::Plain, link, seconds));
-        let most = shares.reduce(f64::max);
-        if most.is_some() {
-            bound(
-                format!("{}: Godwit's time is at most {TIME} of plain QEMU's on every other link", guest.name()),
-                most,
-                TIME,
-            );
+        let over = |by, link| Moves::over(entries, guest, by, link);
+        let shares =
+            links().into_iter().filter_map(|link| share(over(By::Godwit, link), over(By::Plain, link), seconds));
+        if let Some(most) = shares.reduce(f64::max) {
+            let text = format!("{}: Godwit's time is at most {TIME} of plain QEMU's on every link", guest.name());
+            bound(text, Some(most), TIME);
         }
     }
+    let ours = entries.iter().flat_map(|entry| &entry.report.moves);
+    let kept = ours.map(|m| m.kept.memory).max();
+    bounds.push(("Godwit finds nothing of the guest where it goes".into(), kept.map(|kept| kept == 0)));
     bounds
 }
 
 /// Figures 12 and 13 of a guest.
 fn swept(entries: &[Entry], guest: Guest, document: &mut Document) {
-    let links: Vec<Link> = others().collect();
-    if !links.iter().any(|link| By::SWEPT.iter().any(|by| moves(entries, guest, *by, *link).is_some())) {
+    let over = |by, link| Moves::over(entries, guest, by, link);
+    let row = |link: Link, by| {
+        let row = over(by, link)?.row(guest, by);
+        Some([vec![link.mbit.to_string(), link.rtt_ms.to_string()], row[1..].to_vec()].concat())
+    };
+    let rows: Vec<_> =
+        links().into_iter().flat_map(|link| By::SWEPT.into_iter().filter_map(move |by| row(link, by))).collect();
+    if rows.is_empty() {
         return;
     }
-    let rows = [HERE].into_iter().chain(links).flat_map(|link| {
-        By::SWEPT.into_iter().filter_map(move |by| {
-            let row = moves(entries, guest, by, link)?.row(guest, by);
-            Some([vec![link.mbit.to_string(), link.rtt_ms.to_string()], row[1..].to_vec()].concat())
-        })
-    });
     document.tables.push(Table {
         title: format!("{} by link (CloudNet's figures 12 and 13)", guest.name()),
         columns: ["Mbit/s", "RTT ms"].into_iter().chain(COLUMNS[1..].iter().copied()).map(str::to_owned).collect(),
         words: 3,
-        rows: rows.collect(),
+        rows,
     });
     let figures: [(&str, &str, Figure); 3] = [("time", "s", seconds), ("pause", "ms", pause), ("data", "MiB", memory)];
     for (x, unit, links) in [
@@ -302,7 +323,7 @@ fn swept(entries: &[Entry], guest: Guest, document: &mut Document) {
         let at = |link: Link| f64::from(if x == "latency" { link.rtt_ms } else { link.mbit });
         for (what, in_unit, of) in figures {
             let line = |by: By| {
-                let point = |link: &Link| Some((at(*link), moves(entries, guest, by, *link)?.median(of)?));
+                let point = |link: &Link| Some((at(*link), over(by, *link)?.median(of)?));
                 (by.shown().to_owned(), links.iter().filter_map(point).collect())
             };
             document.drawings.push(Drawing {
@@ -332,8 +353,8 @@ const COLUMNS: [&str; 11] = [
 ];
 
 pub(super) fn document(entries: &[Entry]) -> Document {
-    let rows = Guest::ALL.into_iter().flat_map(|guest| {
-        By::ALL.into_iter().filter_map(move |by| Some(moves(entries, guest, by, HERE)?.row(guest, by)))
+    let rows = Guest::BUSY.into_iter().flat_map(|guest| {
+        By::ALL.into_iter().filter_map(move |by| Some(Moves::of(entries, guest, by)?.row(guest, by)))
     });
     let mut document = Document {
         title: "Memory over a thin, long link (CloudNet, table 1 and figures 12 and 13, live)".into(),
@@ -357,7 +378,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
     rules.dedup();
     document.remarks.extend(rules.iter().map(|rule| format!("QEMU's stop rule: {rule}.")));
     document.remarks.push(format!(
-        "Medians of {MOVES} moves, each to a site that has not seen the guest, and from the least to the most. Seconds are until the guest runs, less what the lab held it to \
+        "Medians of {MOVES} moves, each to a site that has not seen the guest, and from the least to the most; by link of {MOVES_BY_LINK}, there and back. Seconds are until the guest runs, less what the lab held it to \
          compare its memory. The last four columns: time on a processor, by program and side; a QEMU's has its emulated guest in it."
     ));
     document
@@ -381,11 +402,11 @@ mod tests {
         }
     }
 
-    fn ran(guest: Guest, by: By, link: Link, moves: Vec<MoveReport>) -> Entry {
+    fn ran(cell: &str, by: By, moves: Vec<MoveReport>) -> Entry {
         if by == By::Godwit {
-            return entry(&name(guest, by, link), moves);
+            return entry(cell, moves);
         }
-        let mut entry = entry(&name(guest, by, link), vec![]);
+        let mut entry = entry(cell, vec![]);
         let baseline = |figures| BaselineReport { name: Baseline::Qemu, stop_rule: "after a while".into(), figures };
         entry.report.baselines = moves.into_iter().map(baseline).collect();
         entry
@@ -397,10 +418,11 @@ mod tests {
         lost.outcome = Outcome::Failed;
         let ours = |most| vec![moved(10, 40.0, 5.0), moved(most, 40.0, 5.0), moved(80, 90.0, 9.0), lost.clone()];
         let judged = |most| -> Vec<Option<bool>> {
+            let of = |by, moves| ran(&name(Guest::Compile, by), by, moves);
             let entries = [
-                ran(Guest::Compile, By::Godwit, HERE, ours(most)),
-                ran(Guest::Compile, By::Plain, HERE, vec![moved(100, 100.0, 20.0)]),
-                ran(Guest::Compile, By::Multifd, HERE, vec![moved(30, 100.0, 20.0)]),
+                of(By::Godwit, ours(most)),
+                of(By::Plain, vec![moved(100, 100.0, 20.0)]),
+                of(By::Multifd, vec![moved(30, 100.0, 20.0)]),
             ];
             document(&entries).bounds[..3].iter().map(|bound| bound.1).collect()
         };
@@ -410,21 +432,26 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_link_counts() {
-        let slow = Link { mbit: 1000, ..HERE };
-        let far = Link { rtt_ms: 180, ..HERE };
-        let judged = |s| {
+    fn the_worst_link_counts_and_what_was_there_before_would_be_seen() {
+        let judged = |s, kept| {
+            // The moves over the fourth link take so long, all others half as long as plain ones.
+            let move_of = |n: usize| {
+                let mut m = moved(1, 1.0, if n / MOVES_BY_LINK == 3 { s } else { 5.0 });
+                m.kept.memory = kept;
+                m
+            };
+            let all = links().len() * MOVES_BY_LINK;
             let entries = [
-                ran(Guest::Idle, By::Godwit, far, vec![moved(1, 1.0, 5.0)]),
-                ran(Guest::Idle, By::Plain, far, vec![moved(1, 1.0, 10.0)]),
-                ran(Guest::Idle, By::Godwit, slow, vec![moved(1, 1.0, s)]),
-                ran(Guest::Idle, By::Plain, slow, vec![moved(1, 1.0, 10.0)]),
+                ran(&swept_name(Guest::Idle, By::Godwit), By::Godwit, (0..all).map(move_of).collect()),
+                ran(&swept_name(Guest::Idle, By::Plain), By::Plain, vec![moved(1, 1.0, 10.0); all]),
             ];
             let document = document(&entries);
             assert_eq!(document.drawings.len(), 6);
-            document.bounds.last().unwrap().1
+            assert!(document.drawings.iter().all(|drawing| drawing.lines.iter().all(|line| line.1.len() == 5)));
+            document.bounds[document.bounds.len() - 2..].iter().map(|bound| bound.1.unwrap()).collect::<Vec<_>>()
         };
-        assert_eq!((judged(10.4), judged(10.6)), (Some(true), Some(false)));
+        assert_eq!(judged(10.4, 0), [true, true]);
+        assert_eq!(judged(10.6, 1), [false, false]);
     }
 
     #[test]
@@ -434,22 +461,30 @@ mod tests {
         (m.from, m.to) = ("s0".into(), "s1".into());
         m.processes = vec![time("s0", "godwit", 1.5), time("s0", "qemu-system-x86", 9.0), time("s1", "godwit", 2.5)];
         let row = Moves(vec![&m]).row(Guest::Idle, By::Godwit);
-        assert_eq!(row[7..], ["9.0", "1.5", "", "2.5"]);
+        assert_eq!(row[7..], ["9.0", "1.5", "-", "2.5"]);
+    }
+
+    /// Where a cell's guest goes.
+    fn way(cell: &PlanCell) -> Vec<String> {
+        let scenario = Scenario::parse(&cell.scenario, &cell.name).unwrap();
+        let to = scenario.step.iter().filter_map(|step| match &step.action {
+            Action::Move(order) => Some(order.to.get_ref().clone()),
+            _ => None,
+        });
+        [scenario.vm[0].site.get_ref().clone()].into_iter().chain(to).collect()
     }
 
     #[test]
-    fn every_move_goes_to_a_site_that_has_not_seen_the_guest() {
+    fn for_the_table_it_goes_where_it_has_not_been_and_for_the_figures_there_and_back_over_every_link() {
         for cell in cells(Extent::Full) {
-            let scenario = Scenario::parse(&cell.scenario, &cell.name).unwrap();
-            let to: Vec<String> = (scenario.step.iter())
-                .filter_map(|step| match &step.action {
-                    Action::Move(order) => Some(order.to.get_ref().clone()),
-                    _ => None,
-                })
-                .collect();
-            assert_eq!(to.len(), MOVES);
-            assert_eq!(to.iter().collect::<HashSet<_>>().len(), MOVES, "{to:?}");
-            assert!(!to.contains(scenario.vm[0].site.get_ref()));
+            let way = way(&cell);
+            if cell.name.ends_with("-links") {
+                assert_eq!(way.len(), 1 + 9 * MOVES_BY_LINK);
+                assert!(way.windows(2).all(|two| two[0] != two[1]), "{way:?}");
+                assert_eq!(cell.scenario.matches("rate = {").count(), 9);
+            } else {
+                assert_eq!((way.len(), way.iter().collect::<HashSet<_>>().len()), (MOVES + 1, MOVES + 1), "{way:?}");
+            }
         }
     }
 }
