@@ -27,9 +27,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Of integrity checks.
-const NO_COPY: &str = "the disk is shared: there is no copy to compare";
-
 /// A move that was begun.
 pub(crate) struct Running {
     pub vm: String,
@@ -125,10 +122,10 @@ impl MoveThread {
         let Moved { guest, old_disks, figures } = qemu_move::run(&order, source);
         let strategy = if self.vm.spec.shared.is_some() { DiskStrategy::Shared } else { DiskStrategy::Mirror };
         let mut report = self.report(&figures, carried(), strategy);
-        if let (Outcome::Completed, Some(guest)) = (figures.outcome, &guest) {
-            if strategy == DiskStrategy::Shared {
-                report.integrity.notes.push(NO_COPY.into());
-            } else if !self.compare {
+        if let (Outcome::Completed, Some(guest)) = (figures.outcome, &guest)
+            && strategy != DiskStrategy::Shared
+        {
+            if !self.compare {
                 self.judge_carried(&mut report);
                 old_disks.iter().for_each(|file| drop(std::fs::remove_file(file)));
             } else {
@@ -159,9 +156,7 @@ impl MoveThread {
         };
         let journey::Moved { figures, disks } = journey::run(&order, &mut vm);
         let mut report = self.report(&figures, carried(), self.disk);
-        if figures.outcome == Outcome::Completed && self.vm.spec.shared.is_some() {
-            report.integrity.notes.push(NO_COPY.into());
-        } else if figures.outcome == Outcome::Completed {
+        if figures.outcome == Outcome::Completed && self.disk != DiskStrategy::Shared {
             let found = match disks {
                 Disks::Unknown => None,
                 Disks::Compared(found) => Some(Ok(found)),
@@ -190,6 +185,9 @@ impl MoveThread {
             if !ram.units.is_empty() {
                 integrity.notes.push(format!("RAM differs in pages {}", ram.named()));
             }
+        }
+        if figures.outcome == Outcome::Completed && strategy == DiskStrategy::Shared {
+            integrity.notes.push("the disk is shared: there is no copy to compare".into());
         }
         MoveReport {
             vm: self.vm.name.clone(),

@@ -21,11 +21,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The link of tables 1 and 2 and figures 9 and 11.
-const MBIT: u32 = 100;
-const RTT_MS: u32 = 20;
+pub(crate) const MBIT: u32 = 100;
+pub(crate) const RTT_MS: u32 = 20;
 /// Figures 12 and 13.
-const RATES: [u32; 5] = [50, 100, 200, 500, 1000];
-const ROUND_TRIPS: [u32; 5] = [10, 20, 60, 120, 180];
+pub(crate) const RATES: [u32; 5] = [50, 100, 200, 500, 1000];
+pub(crate) const ROUND_TRIPS: [u32; 5] = [10, 20, 60, 120, 180];
 /// CloudNet's cache of memory, section 4.4.
 const CACHE: usize = 100 << 20;
 /// What QEMU's `downtime-limit` is where nobody sets it, and after how many rounds a move by QEMU is made to stop.

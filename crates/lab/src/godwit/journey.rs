@@ -486,11 +486,8 @@ impl Journey<'_> {
         };
         let pairs = old.iter().zip(&new).map(|(old, new)| Ok(Pair { old: open(old)?, new: open(new)? }));
         let pairs = pairs.collect::<Result<Vec<_>>>();
-        let recorded = match vm.spec.shared {
-            Some(_) => Ok(()),
-            None => disks::begin_record(&vm.monitor_in(to), &vm.disk_nodes()),
-        };
         let (unfinished, shared) = (vm.unfinished, vm.spec.shared.is_some());
+        let recorded = if shared { Ok(()) } else { disks::begin_record(&vm.monitor_in(to), &vm.disk_nodes()) };
         if !self.installation.failpoints(to).is_armed(COMPARE_AT, vm.id) {
             anyhow::bail!("the node was let go meanwhile");
         }

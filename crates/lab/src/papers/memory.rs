@@ -6,14 +6,12 @@
 
 use super::{Document, Drawing, Extent, Mover, PlanCell, Table, remarks, report_of};
 use crate::ledger::Entry;
+use crate::replays::{MBIT, RATES, ROUND_TRIPS, RTT_MS};
 use crate::report::{MoveReport, Outcome};
 use crate::table::{figure, in_mib, median};
 
-/// Where every guest is tried by everyone.
-const HERE: Link = Link { mbit: 100, rtt_ms: 20 };
-/// Figures 12 and 13.
-const RATES: [u32; 5] = [50, 100, 200, 500, 1000];
-const ROUND_TRIPS: [u32; 5] = [10, 20, 60, 120, 180];
+/// Where every guest is tried by everyone: the replay's links.
+const HERE: Link = Link { mbit: MBIT, rtt_ms: RTT_MS };
 /// Moves of a guest for the table, and over each of the other links.
 const MOVES: usize = 5;
 const MOVES_BY_LINK: usize = 3;
@@ -68,48 +66,19 @@ impl Guest {
     }
 }
 
-/// Who moves it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
-    Plain,
-    Multifd,
-    Godwit,
-}
+/// Who moves it; and who does over other links.
+const ALL: [Mover; 3] = [Mover::Qemu, Mover::Multifd, Mover::Godwit];
+const SWEPT: [Mover; 2] = [Mover::Qemu, Mover::Godwit];
 
-impl By {
-    const ALL: [Self; 3] = [Self::Plain, Self::Multifd, Self::Godwit];
-    /// Who is tried over other links.
-    const SWEPT: [Self; 2] = [Self::Plain, Self::Godwit];
-
-    fn mover(self) -> Mover {
-        if self == Self::Godwit { Mover::Godwit } else { Mover::Qemu }
-    }
-
-    fn name(self) -> &'static str {
-        if self == Self::Multifd { "multifd-zstd" } else { self.mover().name() }
-    }
-
-    fn shown(self) -> &'static str {
-        if self == Self::Multifd { "QEMU, multifd and zstd" } else { self.mover().shown() }
-    }
-
-    fn lines(self) -> &'static str {
-        match self {
-            Self::Multifd => "godwit = false\nbaseline = [\"qemu-multifd-zstd\"]",
-            by => by.mover().lines(),
-        }
-    }
-}
-
-fn name(guest: Guest, by: By) -> String {
+fn name(guest: Guest, by: Mover) -> String {
     format!("{}-{}", guest.name(), by.name())
 }
 
-fn swept_name(guest: Guest, by: By) -> String {
+fn swept_name(guest: Guest, by: Mover) -> String {
     format!("{}-links", name(guest, by))
 }
 
-fn scenario(guest: Guest, by: By, sites: usize, steps: &str) -> String {
+fn scenario(guest: Guest, by: Mover, sites: usize, steps: &str) -> String {
     let sites: String = (0..sites).map(|n| format!("[[site]]\nname = \"s{n}\"\n")).collect();
     format!(
         r#"name = "figures-memory"
@@ -147,7 +116,7 @@ fn move_to(site: usize, after_s: u32) -> String {
     )
 }
 
-fn cell(guest: Guest, by: By) -> PlanCell {
+fn cell(guest: Guest, by: Mover) -> PlanCell {
     let steps: String = (1..=MOVES).map(|n| move_to(n, if n == 1 { WARM_S } else { REST_S })).collect();
     PlanCell { name: name(guest, by), scenario: scenario(guest, by, MOVES + 1, &steps) }
 }
@@ -159,7 +128,7 @@ fn links() -> Vec<Link> {
     rates.into_iter().chain(round_trips.into_iter().filter(|link| *link != HERE)).collect()
 }
 
-fn sweep(guest: Guest, by: By) -> PlanCell {
+fn sweep(guest: Guest, by: Mover) -> PlanCell {
     let mut steps = format!("[[step]]\nwait = {{ s = {WARM_S} }}\n");
     let mut made = 0;
     for Link { mbit, rtt_ms } in links() {
@@ -173,9 +142,9 @@ fn sweep(guest: Guest, by: By) -> PlanCell {
 }
 
 pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
-    let mut cells: Vec<_> = Guest::BUSY.into_iter().flat_map(|guest| By::ALL.map(|by| cell(guest, by))).collect();
+    let mut cells: Vec<_> = Guest::BUSY.into_iter().flat_map(|guest| ALL.map(|by| cell(guest, by))).collect();
     if extent == Extent::Full {
-        cells.extend(Guest::SWEPT.into_iter().flat_map(|guest| By::SWEPT.map(|by| sweep(guest, by))));
+        cells.extend(Guest::SWEPT.into_iter().flat_map(|guest| SWEPT.map(|by| sweep(guest, by))));
     }
     cells
 }
@@ -206,15 +175,15 @@ struct Moves<'a>(Vec<&'a MoveReport>);
 
 impl<'a> Moves<'a> {
     /// For the table.
-    fn of(entries: &'a [Entry], guest: Guest, by: By) -> Option<Self> {
-        let moves = by.mover().moves(report_of(entries, &name(guest, by))?);
+    fn of(entries: &'a [Entry], guest: Guest, by: Mover) -> Option<Self> {
+        let moves = by.moves(report_of(entries, &name(guest, by))?);
         (!moves.is_empty()).then_some(Self(moves))
     }
 
     /// Over a link.
-    fn over(entries: &'a [Entry], guest: Guest, by: By, link: Link) -> Option<Self> {
+    fn over(entries: &'a [Entry], guest: Guest, by: Mover, link: Link) -> Option<Self> {
         let nth = links().iter().position(|it| *it == link)?;
-        let moves = by.mover().moves(report_of(entries, &swept_name(guest, by))?);
+        let moves = by.moves(report_of(entries, &swept_name(guest, by))?);
         Some(Self(moves.chunks(MOVES_BY_LINK).nth(nth)?.to_vec()))
     }
 
@@ -242,7 +211,7 @@ impl<'a> Moves<'a> {
         }
     }
 
-    fn row(&self, guest: Guest, by: By) -> Vec<String> {
+    fn row(&self, guest: Guest, by: Mover) -> Vec<String> {
         let rounds: Figure = |m| Some(m.rounds.len() as f64);
         let of = |side: fn(&MoveReport) -> &str, program| figure(self.median(|m| processor(m, side(m), program)), 1);
         vec![
@@ -273,19 +242,19 @@ fn bounds(entries: &[Entry]) -> Vec<(String, Option<bool>)> {
     };
     for guest in Guest::BUSY {
         let name = guest.name();
-        let of = |by, figure| share(Moves::of(entries, guest, By::Godwit), Moves::of(entries, guest, by), figure);
-        bound(format!("{name}: Godwit's bytes are at most {BYTES} of plain QEMU's"), of(By::Plain, memory), BYTES);
+        let of = |by, figure| share(Moves::of(entries, guest, Mover::Godwit), Moves::of(entries, guest, by), figure);
+        bound(format!("{name}: Godwit's bytes are at most {BYTES} of plain QEMU's"), of(Mover::Qemu, memory), BYTES);
         bound(
             format!("{name}: Godwit's bytes are at most {BYTES_OF_MULTIFD} of those of multifd with zstd"),
-            of(By::Multifd, memory),
+            of(Mover::Multifd, memory),
             BYTES_OF_MULTIFD,
         );
-        bound(format!("{name}: Godwit's pause is at most {PAUSE} of plain QEMU's"), of(By::Plain, pause), PAUSE);
+        bound(format!("{name}: Godwit's pause is at most {PAUSE} of plain QEMU's"), of(Mover::Qemu, pause), PAUSE);
     }
     for guest in Guest::SWEPT {
         let over = |by, link| Moves::over(entries, guest, by, link);
         let shares =
-            links().into_iter().filter_map(|link| share(over(By::Godwit, link), over(By::Plain, link), seconds));
+            links().into_iter().filter_map(|link| share(over(Mover::Godwit, link), over(Mover::Qemu, link), seconds));
         if let Some(most) = shares.reduce(f64::max) {
             let text = format!("{}: Godwit's time is at most {TIME} of plain QEMU's on every link", guest.name());
             bound(text, Some(most), TIME);
@@ -305,7 +274,7 @@ fn swept(entries: &[Entry], guest: Guest, document: &mut Document) {
         Some([vec![link.mbit.to_string(), link.rtt_ms.to_string()], row[1..].to_vec()].concat())
     };
     let rows: Vec<_> =
-        links().into_iter().flat_map(|link| By::SWEPT.into_iter().filter_map(move |by| row(link, by))).collect();
+        links().into_iter().flat_map(|link| SWEPT.into_iter().filter_map(move |by| row(link, by))).collect();
     if rows.is_empty() {
         return;
     }
@@ -322,7 +291,7 @@ fn swept(entries: &[Entry], guest: Guest, document: &mut Document) {
     ] {
         let at = |link: Link| f64::from(if x == "latency" { link.rtt_ms } else { link.mbit });
         for (what, in_unit, of) in figures {
-            let line = |by: By| {
+            let line = |by: Mover| {
                 let point = |link: &Link| Some((at(*link), over(by, *link)?.median(of)?));
                 (by.shown().to_owned(), links.iter().filter_map(point).collect())
             };
@@ -331,7 +300,7 @@ fn swept(entries: &[Entry], guest: Guest, document: &mut Document) {
                 title: format!("{}: {what} by {x}", guest.name()),
                 x: format!("{x}, {unit}"),
                 y: format!("{what}, {in_unit}"),
-                lines: By::SWEPT.map(line).into(),
+                lines: SWEPT.map(line).into(),
                 drawn: None,
             });
         }
@@ -353,9 +322,9 @@ const COLUMNS: [&str; 11] = [
 ];
 
 pub(super) fn document(entries: &[Entry]) -> Document {
-    let rows = Guest::BUSY.into_iter().flat_map(|guest| {
-        By::ALL.into_iter().filter_map(move |by| Some(Moves::of(entries, guest, by)?.row(guest, by)))
-    });
+    let rows = Guest::BUSY
+        .into_iter()
+        .flat_map(|guest| ALL.into_iter().filter_map(move |by| Some(Moves::of(entries, guest, by)?.row(guest, by))));
     let mut document = Document {
         title: "Memory over a thin, long link (CloudNet, table 1 and figures 12 and 13, live)".into(),
         tables: vec![Table {
@@ -402,8 +371,8 @@ mod tests {
         }
     }
 
-    fn ran(cell: &str, by: By, moves: Vec<MoveReport>) -> Entry {
-        if by == By::Godwit {
+    fn ran(cell: &str, by: Mover, moves: Vec<MoveReport>) -> Entry {
+        if by == Mover::Godwit {
             return entry(cell, moves);
         }
         let mut entry = entry(cell, vec![]);
@@ -420,9 +389,9 @@ mod tests {
         let judged = |most| -> Vec<Option<bool>> {
             let of = |by, moves| ran(&name(Guest::Compile, by), by, moves);
             let entries = [
-                of(By::Godwit, ours(most)),
-                of(By::Plain, vec![moved(100, 100.0, 20.0)]),
-                of(By::Multifd, vec![moved(30, 100.0, 20.0)]),
+                of(Mover::Godwit, ours(most)),
+                of(Mover::Qemu, vec![moved(100, 100.0, 20.0)]),
+                of(Mover::Multifd, vec![moved(30, 100.0, 20.0)]),
             ];
             document(&entries).bounds[..3].iter().map(|bound| bound.1).collect()
         };
@@ -442,8 +411,8 @@ mod tests {
             };
             let all = links().len() * MOVES_BY_LINK;
             let entries = [
-                ran(&swept_name(Guest::Idle, By::Godwit), By::Godwit, (0..all).map(move_of).collect()),
-                ran(&swept_name(Guest::Idle, By::Plain), By::Plain, vec![moved(1, 1.0, 10.0); all]),
+                ran(&swept_name(Guest::Idle, Mover::Godwit), Mover::Godwit, (0..all).map(move_of).collect()),
+                ran(&swept_name(Guest::Idle, Mover::Qemu), Mover::Qemu, vec![moved(1, 1.0, 10.0); all]),
             ];
             let document = document(&entries);
             assert_eq!(document.drawings.len(), 6);
@@ -460,7 +429,7 @@ mod tests {
         let mut m = moved(1, 1.0, 1.0);
         (m.from, m.to) = ("s0".into(), "s1".into());
         m.processes = vec![time("s0", "godwit", 1.5), time("s0", "qemu-system-x86", 9.0), time("s1", "godwit", 2.5)];
-        let row = Moves(vec![&m]).row(Guest::Idle, By::Godwit);
+        let row = Moves(vec![&m]).row(Guest::Idle, Mover::Godwit);
         assert_eq!(row[7..], ["9.0", "1.5", "-", "2.5"]);
     }
 

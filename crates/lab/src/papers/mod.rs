@@ -187,20 +187,22 @@ impl Parts {
     }
 }
 
-/// Those who move a guest of a figure: Godwit, and QEMU alone.
+/// Those who move a guest of a figure: Godwit, and QEMU alone, plain or by several connections that pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mover {
     Godwit,
     Qemu,
+    Multifd,
 }
 
 impl Mover {
-    const ALL: [Self; 2] = [Self::Godwit, Self::Qemu];
+    const BOTH: [Self; 2] = [Self::Godwit, Self::Qemu];
 
     fn name(self) -> &'static str {
         match self {
             Self::Godwit => "godwit",
             Self::Qemu => "qemu",
+            Self::Multifd => "multifd-zstd",
         }
     }
 
@@ -208,6 +210,7 @@ impl Mover {
         match self {
             Self::Godwit => "Godwit",
             Self::Qemu => "QEMU, plain",
+            Self::Multifd => "QEMU, multifd and zstd",
         }
     }
 
@@ -216,6 +219,7 @@ impl Mover {
         match self {
             Self::Godwit => "godwit = true",
             Self::Qemu => "godwit = false\nbaseline = [\"qemu\"]",
+            Self::Multifd => "godwit = false\nbaseline = [\"qemu-multifd-zstd\"]",
         }
     }
 
@@ -223,7 +227,7 @@ impl Mover {
     fn moves(self, report: &Report) -> Vec<&MoveReport> {
         match self {
             Self::Godwit => report.moves.iter().collect(),
-            Self::Qemu => report.baselines.iter().map(|baseline| &baseline.figures).collect(),
+            Self::Qemu | Self::Multifd => report.baselines.iter().map(|baseline| &baseline.figures).collect(),
         }
     }
 }

@@ -70,7 +70,7 @@ verify = {{ vm = "db" }}
 
 pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
     let sizes = if extent == Extent::Quick { &SIZES[..1] } else { &SIZES[..] };
-    sizes.iter().flat_map(|size| Mover::ALL.map(|mover| cell(*size, mover))).collect()
+    sizes.iter().flat_map(|size| Mover::BOTH.map(|mover| cell(*size, mover))).collect()
 }
 
 /// A stretch of a move, seconds from its order.
@@ -145,7 +145,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
     for size in SIZES {
         let last = |mover: Mover| mover.moves(report_of(entries, &name(size, mover))?).last().copied();
         let ended: Vec<(Mover, &MoveReport)> =
-            Mover::ALL.into_iter().filter_map(|mover| Some((mover, last(mover)?))).collect();
+            Mover::BOTH.into_iter().filter_map(|mover| Some((mover, last(mover)?))).collect();
         document.remarks.extend(
             (ended.iter().filter(|(_, m)| m.outcome != Outcome::Completed))
                 .map(|(mover, m)| format!("{}: {}", name(size, *mover), instead(Some(*m)))),
