@@ -469,6 +469,9 @@ pub struct Kept {
     pub memory: u64,
     /// Disk blocks.
     pub disk: u64,
+    /// Memory that lies on disks there, and was referred to.
+    #[serde(default)]
+    pub on_disks: u64,
     /// Memory that other VMs, which had moved before, had brought.
     #[serde(default)]
     pub of_others: u64,

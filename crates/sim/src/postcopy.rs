@@ -6,18 +6,27 @@
 //! right after the grant; sessions break; sites whose copies are not needed any more throw them away. Every read of the guest is
 //! checked against [`Model`], and in the end, when nothing fails any more, the fill has to end and the whole disk to be right.
 //!
+//! Between moves the owner pre-caches the volume at other sites, one or both ([`precache`](godwit_volume::precache)); the next move goes to such a
+//! one, or to another. (What an epoch's word means, and images, are the business of `volume/src/precache_tests.rs`.)
+//!
+//! In two worlds of three each site has another volume of the trust domain, of which the guest writes the same blocks, so that they go by name
+//! ([`Library`]), and which somebody else overwrites at any time, so that names are wrong. (A mirror names nothing of a disk as small as this one.)
+//!
 //! What it keeps of the real things, and no more: QEMU survives the node's process and asks again for what was not
 //! answered; it is drained before a hand-off; it dies with its power. A guest has no two requests under way that overlap.
 
 use crate::media::{BLOCKS, SECTOR, SECTORS, Store};
+use godwit_content::Key;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
+use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::{Lane, Requester, Server};
-use godwit_volume::{BLOCK, BlockSet, Guards, Holder, Replica, VolumeError, fet, mirror};
+use godwit_volume::{BLOCK, BlockSet, Guards, Holder, Library, Replica, VolumeError, fet, mirror, precache, touched};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Sites.
@@ -28,6 +37,10 @@ const DEPTH: usize = 4;
 const WILD: u64 = 260;
 /// Ticks without faults in which the fill has to end.
 const CALM: u64 = 1200;
+/// What the guest and the neighbours write alike: no number that the guest counts up to.
+const FAMILIAR: Range<u64> = 1 << 32..(1 << 32) + 8;
+/// What a site can know of what lies there: more than it has.
+const LIBRARY: Bytes = Bytes::kib(64);
 
 /// What a guest may find in each sector.
 #[derive(Clone, Debug)]
@@ -118,12 +131,66 @@ impl Wish {
 struct Site {
     store: Store,
     replica: Option<Replica>,
+    neighbour: Option<Neighbour>,
+}
+
+/// Another volume at a site, and what the site knows of all its volumes. Its disk does not fail, and its guest is not watched.
+#[derive(Debug)]
+struct Neighbour {
+    replica: Replica,
+    key: Key,
+    library: Arc<Library>,
+    /// How far the site has looked at what lies there.
+    looked: u64,
+}
+
+impl Neighbour {
+    fn new(at: usize, rng: &mut SmallRng) -> Self {
+        let store = Store::new();
+        Replica::format(&store, VolumeId(2), Bytes(BLOCKS as u64 * BLOCK)).expect("an empty store takes a description");
+        let (replica, _) = Replica::open_on_with(Path::new("neighbour"), store.media(), Guards::ALL)
+            .expect("a store without a fuse opens");
+        replica.become_primary(Lineage(0), Generation(1)).expect("it is nobody else's");
+        let key = Key::new([at as u8 + 1; 32]);
+        let library = Arc::new(Library::new(key.clone(), LIBRARY));
+        let neighbour = Self { replica, key, library, looked: 0 };
+        (0..BLOCKS as u64).for_each(|block| neighbour.overwrite(block, rng));
+        neighbour
+    }
+
+    fn overwrite(&self, block: u64, rng: &mut SmallRng) {
+        let mut bytes = [0; BLOCK as usize];
+        bytes.as_chunks_mut::<8>().0.fill(rng.random_range(FAMILIAR).to_le_bytes());
+        self.replica.write(block * BLOCK, &bytes).expect("a store without a fuse is written");
+    }
+
+    /// The node that knew has ended.
+    fn forget(&mut self) {
+        self.library = Arc::new(Library::new(self.key.clone(), LIBRARY));
+        self.looked = 0;
+    }
+
+    fn look(&mut self) {
+        let seen =
+            self.library.look(&self.replica, self.looked, Bytes(8 * BLOCK)).expect("a store without a fuse is read");
+        // From the beginning again: what was overwritten is found anew.
+        self.looked = seen.map_or(0, |(end, _)| end);
+    }
 }
 
 /// What the owner has with another site.
 #[derive(Debug)]
 struct Session {
     server: Server,
+    there: VecDeque<Vec<u8>>,
+    back: VecDeque<Vec<u8>>,
+}
+
+/// What the owner has with a site that it pre-caches the volume at.
+#[derive(Debug)]
+struct Following {
+    source: precache::Source,
+    target: precache::Target,
     there: VecDeque<Vec<u8>>,
     back: VecDeque<Vec<u8>>,
 }
@@ -242,6 +309,8 @@ struct Attempt {
     way: Way,
     /// The owner did not hold all of the volume when it began.
     unfinished: bool,
+    /// The site held an epoch of this owner's.
+    precached: bool,
     there: VecDeque<Vec<u8>>,
     back: VecDeque<Vec<u8>>,
     /// The guest begins nothing new.
@@ -265,6 +334,11 @@ pub struct World {
     model: Model,
     requester: Requester,
     sessions: Vec<Option<Session>>,
+    /// What of the guest's writes secondaries have not been sent.
+    recorder: Recorder,
+    following: Vec<Option<Following>>,
+    /// An epoch has ended and is not durable yet.
+    unsettled: bool,
     attempt: Option<Attempt>,
     now: u64,
     calm: bool,
@@ -293,6 +367,14 @@ pub struct Counts {
     pub powers: u64,
     /// Copies thrown away.
     pub released: u64,
+    /// Blocks that a fill found by name.
+    pub named: u64,
+    /// Blocks that a pre-cache found by name.
+    pub named_ahead: u64,
+    /// Epochs that secondaries held, of all secondaries together.
+    pub epochs: u64,
+    /// Hand-offs to a site that held an epoch of this owner's.
+    pub precached: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -305,6 +387,10 @@ impl std::ops::AddAssign for Counts {
         self.crashes += other.crashes;
         self.powers += other.powers;
         self.released += other.released;
+        self.named += other.named;
+        self.named_ahead += other.named_ahead;
+        self.epochs += other.epochs;
+        self.precached += other.precached;
     }
 }
 
@@ -337,10 +423,12 @@ impl World {
     fn new(seed: u64, guards: Guards, trace: bool) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let fault_every = [u32::MAX, 60, 25, 12][rng.random_range(0..4)];
+        let names = rng.random_ratio(2, 3);
+        let neighbours: Vec<_> = (0..SITES).map(|at| names.then(|| Neighbour::new(at, &mut rng))).collect();
         Self {
             rng,
             guards,
-            sites: (0..SITES).map(|_| Site { store: empty(), replica: None }).collect(),
+            sites: neighbours.into_iter().map(|neighbour| Site { store: empty(), replica: None, neighbour }).collect(),
             owner: 0,
             generation: 1,
             open: false,
@@ -349,6 +437,9 @@ impl World {
             model: Model::default(),
             requester: Requester::default(),
             sessions: (0..SITES).map(|_| None).collect(),
+            recorder: Recorder::new(),
+            following: (0..SITES).map(|_| None).collect(),
+            unsettled: false,
             attempt: None,
             now: 0,
             calm: false,
@@ -414,6 +505,7 @@ impl World {
         }
         self.guest_acts()?;
         self.sessions_act()?;
+        self.precaches_act()?;
         self.attempt_acts()?;
         self.upkeep()
     }
@@ -451,15 +543,18 @@ impl World {
         self.counts.crashes += u64::from(!power);
         self.counts.powers += u64::from(power);
         self.sites[at].replica = None;
+        self.sites[at].neighbour.iter_mut().for_each(Neighbour::forget);
         if power {
             self.sites[at].store.lose_power(&mut self.rng);
         } else {
             self.sites[at].store.lose_process();
         }
         self.hang_up(at);
+        self.unfollow(at);
         if at == self.owner {
             self.open = false;
             (0..SITES).for_each(|site| self.hang_up(site));
+            self.end_precaches();
             if power {
                 self.model.lost_power();
                 self.guest.clear();
@@ -478,7 +573,31 @@ impl World {
             && let Some(replica) = &self.sites[self.owner].replica
         {
             replica.thaw();
-            self.requester = Requester::default();
+            self.requester = self.new_requester();
+        }
+    }
+
+    /// A site is not pre-cached at any more.
+    fn unfollow(&mut self, at: usize) {
+        if let Some(Following { source, .. }) = self.following[at].take() {
+            self.recorder.unsubscribe(source.subscriber());
+            self.counts.named_ahead += source.named().0 / BLOCK;
+        }
+    }
+
+    /// A move begins, or the node has ended.
+    fn end_precaches(&mut self) {
+        (0..SITES).for_each(|at| self.unfollow(at));
+        self.recorder.clear();
+        self.unsettled = false;
+    }
+
+    /// Of the owner.
+    fn new_requester(&self) -> Requester {
+        let Site { replica, neighbour, .. } = &self.sites[self.owner];
+        match (replica, neighbour) {
+            (Some(replica), Some(here)) => Requester::with_library(vec![], replica, here.library.clone()),
+            _ => Requester::default(),
         }
     }
 
@@ -514,12 +633,19 @@ impl World {
             match done {
                 Some(Ok(())) => {
                     self.open = true;
-                    self.requester = Requester::default();
+                    self.requester = self.new_requester();
                     self.sessions.iter_mut().for_each(|s| *s = None);
                     self.say(|| format!("site {owner} opens the volume as generation {generation:?}"));
                 }
                 Some(Err(error)) => self.failed(owner, &error)?,
                 None => {}
+            }
+        }
+        for neighbour in self.sites.iter_mut().filter_map(|site| site.neighbour.as_mut()) {
+            match self.rng.random_range(0..8) {
+                0 => neighbour.overwrite(self.rng.random_range(0..BLOCKS as u64), &mut self.rng),
+                1 | 2 => neighbour.look(),
+                _ => {}
             }
         }
         for at in 0..SITES {
@@ -529,7 +655,8 @@ impl World {
                 0 | 1 => replica.settle(),
                 // One that receives has yielded already.
                 2 if at != owner && self.attempt.as_ref().is_none_or(|a| a.to != at) => replica.become_secondary(),
-                3 if at == owner && self.open => replica.roll(),
+                // With secondaries, epochs end as they want them.
+                3 if at == owner && self.open && !self.recorder.is_used() => replica.roll(),
                 4 | 5 if at == owner && self.open && self.attempt.as_ref().is_none_or(|a| !a.frozen) => {
                     replica.end_wants().map(drop)
                 }
@@ -570,8 +697,10 @@ impl World {
         let first = self.rng.random_range(whole.clone());
         let part = first..self.rng.random_range(first + 1..=whole.end);
         self.last += 1;
+        let familiar = self.sites[0].neighbour.is_some() && self.rng.random();
         let wish = match self.rng.random_range(0..20) {
             0..=4 => Wish::Read(part),
+            5..=10 if familiar => Wish::Write(whole, self.rng.random_range(FAMILIAR)),
             5..=10 => Wish::Write(whole, self.last),
             11..=15 => Wish::Write(part, self.last),
             16 => Wish::Zero(whole),
@@ -591,6 +720,11 @@ impl World {
         let sectors = wish.sectors();
         let (offset, length) = ((sectors.start * SECTOR) as u64, sectors.len() * SECTOR);
         let mut bytes = vec![0; length];
+        let changes = matches!(wish, Wish::Write(..) | Wish::Zero(_));
+        if changes && let Err(error) = self.recorder.before_write(touched(offset, length as u64), replica) {
+            self.failed(owner, &error)?;
+            return Ok(false);
+        }
         let done = match wish {
             Wish::Read(_) => replica.read(offset, &mut bytes).map(|()| None),
             Wish::Write(_, value) => {
@@ -604,6 +738,9 @@ impl World {
             Ok(written) => {
                 self.counts.operations += 1;
                 self.say(|| format!("guest: {wish:?}"));
+                if let Some(written) = &written {
+                    self.recorder.wrote(written.blocks.clone());
+                }
                 let clock = self.clock();
                 let mut trouble = None;
                 if let (Some(written), Some(attempt), Some(replica)) =
@@ -707,7 +844,8 @@ impl World {
                 self.say(|| format!("site {at} throws its copy away"));
                 self.counts.released += 1;
                 self.hang_up(at);
-                self.sites[at] = Site { store: empty(), replica: None };
+                self.unfollow(at);
+                (self.sites[at].store, self.sites[at].replica) = (empty(), None);
                 return Ok(());
             }
         }
@@ -725,8 +863,10 @@ impl World {
             return Ok(());
         };
         let clock = Duration::from_millis(self.now * 10);
+        let before = self.requester.named();
         match self.requester.handle(&name(at), &message, clock, replica) {
             Ok(taken) => {
+                self.counts.named += (self.requester.named() - before).0 / BLOCK;
                 if let Some(attempt) = &mut self.attempt {
                     attempt.way.arrived(&taken, replica);
                 }
@@ -738,6 +878,95 @@ impl World {
             Err(godwit_volume::fetch::FetchError::Volume(error)) => self.failed(owner, &error),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// Pre-caches: of a whole volume, while it is not moved.
+    fn precaches_act(&mut self) -> Result<(), String> {
+        let owner = self.owner;
+        if !self.open || self.attempt.is_some() {
+            return Ok(());
+        }
+        for at in (0..SITES).filter(|at| *at != owner) {
+            if self.following[at].is_none() {
+                let whole = self.sites[owner].replica.as_ref().is_some_and(|replica| !replica.is_shadow());
+                if whole && !self.calm && self.rng.random_ratio(1, 8) {
+                    self.follow(at)?;
+                }
+            } else if !self.calm && self.rng.random_ratio(1, 80) {
+                self.say(|| format!("the pre-cache at site {at} breaks"));
+                self.unfollow(at);
+            }
+            for _ in 0..self.rng.random_range(0..4) {
+                let done = self.step_precache(at);
+                match done {
+                    Ok(()) => {}
+                    Err((at, Trouble::Volume(error))) => self.failed(at, &error)?,
+                    Err((at, Trouble::Bug(why))) => return Err(format!("site {at} in a pre-cache: {why}")),
+                }
+            }
+        }
+        let (now, unix_ms) = (self.clock(), self.now);
+        let Some(replica) = &self.sites[owner].replica else { return Ok(()) };
+        let done = if self.unsettled {
+            if !self.rng.random_ratio(1, 3) {
+                return Ok(());
+            }
+            self.unsettled = false;
+            replica.flush().map(|()| self.recorder.settled())
+        } else if self.recorder.is_due(now, Duration::from_millis(50)) {
+            self.unsettled = true;
+            self.recorder.roll(replica, now, unix_ms).map(drop)
+        } else {
+            Ok(())
+        };
+        done.or_else(|error| self.failed(owner, &error))
+    }
+
+    /// Begins a pre-cache at a site, if what it has allows that.
+    fn follow(&mut self, at: usize) -> Result<(), String> {
+        let Site { replica, neighbour, .. } = &self.sites[at];
+        let Some(replica) = replica else { return Ok(()) };
+        let begin = || -> Result<_, mirror::MirrorError> {
+            replica.become_secondary()?;
+            match neighbour {
+                Some(there) => precache::Target::with_library(replica, None, there.library.clone()),
+                None => precache::Target::new(replica, None),
+            }
+        };
+        match begin() {
+            Ok((target, first)) => {
+                let source = precache::Source::new(self.recorder.subscribe(false));
+                self.say(|| format!("a pre-cache at site {at} begins"));
+                let (there, back) = (VecDeque::new(), first.into());
+                self.following[at] = Some(Following { source, target, there, back });
+                Ok(())
+            }
+            // It was told what to fetch by a move that was given up, and is no secondary before it forgets that.
+            Err(mirror::MirrorError::Volume(VolumeError::Frozen)) => Ok(()),
+            Err(mirror::MirrorError::Volume(error)) => self.failed(at, &error),
+            Err(error) => Err(format!("site {at} in a pre-cache: {error}")),
+        }
+    }
+
+    /// One message each way, and what the source has to send: at which site it went wrong, and how.
+    fn step_precache(&mut self, at: usize) -> Result<(), (usize, Trouble)> {
+        let owner = self.owner;
+        let (Some(following), Some(here), Some(there)) =
+            (&mut self.following[at], &self.sites[owner].replica, &self.sites[at].replica)
+        else {
+            return Ok(());
+        };
+        let Following { source, target, there: sent, back } = following;
+        if let Some(message) = back.pop_front() {
+            let ending = source.state() == precache::State::Ending;
+            source.handle(&message, here, &self.recorder).map_err(|error| (owner, error.into()))?;
+            self.counts.epochs += u64::from(ending && source.state() == precache::State::Idle);
+        }
+        if let Some(message) = sent.pop_front() {
+            back.push_back(target.handle(&message, there).map_err(|error| (at, error.into()))?);
+        }
+        sent.extend(source.poll(here, &self.recorder).map_err(|error| (owner, error.into()))?);
+        Ok(())
     }
 
     /// A hand-off: begun, gone on with, given up, or done.
@@ -752,11 +981,15 @@ impl World {
                 return Ok(());
             };
             let mirrored = !source.is_shadow() && self.rng.random_ratio(1, 3);
+            let library = self.sites[to].neighbour.as_ref().map(|there| there.library.clone());
             let unfinished = source.absent() > Bytes(0);
             let begin = || -> Result<(Way, Vec<Vec<u8>>), Trouble> {
                 replica.become_secondary().map_err(Trouble::Volume)?;
                 Ok(if mirrored {
-                    let (target, first) = mirror::Target::new(replica)?;
+                    let (target, first) = match library {
+                        Some(library) => mirror::Target::with_library(replica, library)?,
+                        None => mirror::Target::new(replica)?,
+                    };
                     (Way::Mirror(Box::default(), Box::new(target)), first)
                 } else {
                     let (target, first) = fet::Target::new(replica)?;
@@ -766,10 +999,13 @@ impl World {
             match begin() {
                 Ok((way, first)) => {
                     self.say(|| format!("a move from site {owner} to site {to} begins, mirrored: {mirrored}"));
+                    let precached = self.following[to].as_ref().is_some_and(|f| f.source.held().is_some());
+                    self.end_precaches();
                     self.attempt = Some(Attempt {
                         to,
                         way,
                         unfinished,
+                        precached,
                         there: VecDeque::new(),
                         back: first.into(),
                         stopping: false,
@@ -836,6 +1072,7 @@ impl World {
                 self.counts.moves += 1;
                 if let Some(attempt) = self.attempt.take() {
                     self.counts.unfinished += u64::from(attempt.unfinished);
+                    self.counts.precached += u64::from(attempt.precached);
                     self.counts.mirrored += u64::from(matches!(attempt.way, Way::Mirror(..)));
                 }
                 self.open = false;

@@ -32,6 +32,8 @@ fn a_guest_whose_disk_follows_it_reads_what_it_wrote_whatever_fails_and_however_
     // A world in which nothing happens proves nothing.
     assert!(all.unfinished > schedules / 20 && all.waited > schedules && all.powers > schedules / 10, "{all:?}");
     assert!(all.released > schedules / 20 && all.mirrored > schedules / 20, "{all:?}");
+    assert!(all.epochs > schedules && all.precached > schedules / 10, "{all:?}");
+    assert!(all.named > schedules / 20 && all.named_ahead > schedules / 20, "{all:?}");
 }
 
 #[test]

@@ -577,7 +577,13 @@ impl Journey<'_> {
             before_s: Some(told.basis.before_s.likely),
         });
         figures.zero_pages = p.zero_pages;
-        figures.kept = Kept { memory: p.held_memory.0, disk: p.disk.held.0, of_others: p.neighbour_memory.0 };
+        let referred: u64 = p.rounds.iter().map(|round| round.on_disk * PAGE as u64).sum();
+        figures.kept = Kept {
+            memory: p.held_memory.0,
+            disk: p.disk.held.0,
+            on_disks: referred.saturating_sub(p.neighbour_memory.0),
+            of_others: p.neighbour_memory.0,
+        };
         let counted = p.bytes;
         figures.counted = Some(WanBytes {
             memory: counted.memory.0,

@@ -1,8 +1,9 @@
 //! CloudNet, table 1 and figures 12 and 13, live: memory of three guests and of one that rests, by plain QEMU, by its several connections with zstd, and by
 //! Godwit. The [replay](crate::replays) has the paper's mechanisms on the same guests.
 //!
-//! Disks are on storage that all sites reach: memory alone travels. For the table a guest goes on and on, each time to a site that has never seen it. For
-//! the figures it goes there and back between two, over one link after the other: nothing is kept of a guest that has left, which is looked at.
+//! Disks are on storage that all sites reach: memory alone travels, and nothing is known of the guest where it goes. For the table a guest goes on and on,
+//! each time to a site that has never seen it; and once more by Godwit to sites that its disk was brought to before, as it is without such storage. For the
+//! figures it goes there and back between two, over one link after the other: nothing is kept of a guest that has left, which is looked at.
 
 use super::{Document, Drawing, Extent, Mover, PlanCell, Table, remarks, report_of};
 use crate::ledger::Entry;
@@ -12,6 +13,8 @@ use crate::table::{figure, in_mib, median};
 
 /// Where every guest is tried by everyone: the replay's links.
 const HERE: Link = Link { mbit: MBIT, rtt_ms: RTT_MS };
+/// By which disks are pre-cached.
+const AHEAD: Link = Link { mbit: 400, rtt_ms: 10 };
 /// Moves of a guest for the table, and over each of the other links.
 const MOVES: usize = 5;
 const MOVES_BY_LINK: usize = 3;
@@ -66,16 +69,51 @@ impl Guest {
     }
 }
 
-/// Who moves it; and who does over other links.
-const ALL: [Mover; 3] = [Mover::Qemu, Mover::Multifd, Mover::Godwit];
+/// Who moves it, and where its disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// On storage that all reach.
+    Memory(Mover),
+    /// Godwit: the disk was pre-cached where the guest goes.
+    Precached,
+}
+
+impl By {
+    /// For the table.
+    const ALL: [Self; 4] =
+        [Self::Memory(Mover::Qemu), Self::Memory(Mover::Multifd), Self::Memory(Mover::Godwit), Self::Precached];
+
+    fn mover(self) -> Mover {
+        match self {
+            Self::Memory(mover) => mover,
+            Self::Precached => Mover::Godwit,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Memory(mover) => mover.name(),
+            Self::Precached => "godwit-precached",
+        }
+    }
+
+    fn shown(self) -> &'static str {
+        match self {
+            Self::Memory(mover) => mover.shown(),
+            Self::Precached => "Godwit, disk pre-cached",
+        }
+    }
+}
+
+/// Who moves it over other links.
 const SWEPT: [Mover; 2] = [Mover::Qemu, Mover::Godwit];
 
-fn name(guest: Guest, by: Mover) -> String {
+fn name(guest: Guest, by: By) -> String {
     format!("{}-{}", guest.name(), by.name())
 }
 
 fn swept_name(guest: Guest, by: Mover) -> String {
-    format!("{}-links", name(guest, by))
+    format!("{}-links", name(guest, By::Memory(by)))
 }
 
 fn scenario(guest: Guest, by: Mover, sites: usize, steps: &str) -> String {
@@ -110,15 +148,30 @@ load = [
     )
 }
 
-fn move_to(site: usize, after_s: u32) -> String {
+fn move_to(site: usize, after_s: u32, disk: &str) -> String {
     format!(
-        "[[step]]\nafter_s = {after_s}\nmove = {{ vm = \"vm\", to = \"s{site}\", disk = \"shared\" }}\n[[step]]\nverify = {{ vm = \"vm\" }}\n"
+        "[[step]]\nafter_s = {after_s}\nmove = {{ vm = \"vm\", to = \"s{site}\", disk = \"{disk}\" }}\n[[step]]\nverify = {{ vm = \"vm\" }}\n"
     )
 }
 
-fn cell(guest: Guest, by: Mover) -> PlanCell {
-    let steps: String = (1..=MOVES).map(|n| move_to(n, if n == 1 { WARM_S } else { REST_S })).collect();
-    PlanCell { name: name(guest, by), scenario: scenario(guest, by, MOVES + 1, &steps) }
+fn set_link(from: usize, to: usize, Link { mbit, rtt_ms }: Link) -> String {
+    format!("[[step]]\nrate = {{ between = [\"s{from}\", \"s{to}\"], rate_mbit = {mbit}, rtt_ms = {rtt_ms} }}\n")
+}
+
+fn cell(guest: Guest, by: By) -> PlanCell {
+    let step = |to: usize| {
+        let after_s = if to == 1 { WARM_S } else { REST_S };
+        if by != By::Precached {
+            return move_to(to, after_s, "shared");
+        }
+        // The disk goes ahead by a link of its own, for the time's sake; it is the memory's link that counts.
+        let precache = format!(
+            "[[step]]\nprecache = {{ vm = \"vm\", to = \"s{to}\", interval_s = 10, lag_s = 25, timeout_s = 900 }}\n"
+        );
+        [set_link(to - 1, to, AHEAD), precache, set_link(to - 1, to, HERE), move_to(to, after_s, "postcopy")].concat()
+    };
+    let steps: String = (1..=MOVES).map(step).collect();
+    PlanCell { name: name(guest, by), scenario: scenario(guest, by.mover(), MOVES + 1, &steps) }
 }
 
 /// The links of the figures, each once.
@@ -131,18 +184,18 @@ fn links() -> Vec<Link> {
 fn sweep(guest: Guest, by: Mover) -> PlanCell {
     let mut steps = format!("[[step]]\nwait = {{ s = {WARM_S} }}\n");
     let mut made = 0;
-    for Link { mbit, rtt_ms } in links() {
-        steps += &format!("[[step]]\nrate = {{ between = [\"s0\", \"s1\"], rate_mbit = {mbit}, rtt_ms = {rtt_ms} }}\n");
+    for link in links() {
+        steps += &set_link(0, 1, link);
         for _ in 0..MOVES_BY_LINK {
             made += 1;
-            steps += &move_to(made % 2, REST_S);
+            steps += &move_to(made % 2, REST_S, "shared");
         }
     }
     PlanCell { name: swept_name(guest, by), scenario: scenario(guest, by, 2, &steps) }
 }
 
 pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
-    let mut cells: Vec<_> = Guest::BUSY.into_iter().flat_map(|guest| ALL.map(|by| cell(guest, by))).collect();
+    let mut cells: Vec<_> = Guest::BUSY.into_iter().flat_map(|guest| By::ALL.map(|by| cell(guest, by))).collect();
     if extent == Extent::Full {
         cells.extend(Guest::SWEPT.into_iter().flat_map(|guest| SWEPT.map(|by| sweep(guest, by))));
     }
@@ -175,8 +228,8 @@ struct Moves<'a>(Vec<&'a MoveReport>);
 
 impl<'a> Moves<'a> {
     /// For the table.
-    fn of(entries: &'a [Entry], guest: Guest, by: Mover) -> Option<Self> {
-        let moves = by.moves(report_of(entries, &name(guest, by))?);
+    fn of(entries: &'a [Entry], guest: Guest, by: By) -> Option<Self> {
+        let moves = by.mover().moves(report_of(entries, &name(guest, by))?);
         (!moves.is_empty()).then_some(Self(moves))
     }
 
@@ -211,14 +264,16 @@ impl<'a> Moves<'a> {
         }
     }
 
-    fn row(&self, guest: Guest, by: Mover) -> Vec<String> {
+    fn row(&self, guest: Guest, by: By) -> Vec<String> {
         let rounds: Figure = |m| Some(m.rounds.len() as f64);
+        let on_disks: Figure = |m| (m.kept.on_disks > 0).then(|| in_mib(m.kept.on_disks));
         let of = |side: fn(&MoveReport) -> &str, program| figure(self.median(|m| processor(m, side(m), program)), 1);
         vec![
             guest.name().into(),
             by.shown().into(),
             format!("{} of {}", self.ended().count(), self.0.len()),
             self.spread(memory, 1),
+            figure(self.median(on_disks), 1),
             self.spread(seconds, 1),
             self.spread(pause, 0),
             figure(self.median(rounds), 0),
@@ -241,15 +296,19 @@ fn bounds(entries: &[Entry]) -> Vec<(String, Option<bool>)> {
         bounds.push((format!("{text} ({})", figure(share, 2)), share.map(|share| share <= most)));
     };
     for guest in Guest::BUSY {
-        let name = guest.name();
-        let of = |by, figure| share(Moves::of(entries, guest, Mover::Godwit), Moves::of(entries, guest, by), figure);
-        bound(format!("{name}: Godwit's bytes are at most {BYTES} of plain QEMU's"), of(Mover::Qemu, memory), BYTES);
-        bound(
-            format!("{name}: Godwit's bytes are at most {BYTES_OF_MULTIFD} of those of multifd with zstd"),
-            of(Mover::Multifd, memory),
-            BYTES_OF_MULTIFD,
-        );
-        bound(format!("{name}: Godwit's pause is at most {PAUSE} of plain QEMU's"), of(Mover::Qemu, pause), PAUSE);
+        for by in [By::Memory(Mover::Godwit), By::Precached] {
+            let of = |other, figure| {
+                share(Moves::of(entries, guest, by), Moves::of(entries, guest, By::Memory(other)), figure)
+            };
+            let name = format!("{}: {}", guest.name(), by.shown());
+            bound(format!("{name}: bytes are at most {BYTES} of plain QEMU's"), of(Mover::Qemu, memory), BYTES);
+            bound(
+                format!("{name}: bytes are at most {BYTES_OF_MULTIFD} of those of multifd with zstd"),
+                of(Mover::Multifd, memory),
+                BYTES_OF_MULTIFD,
+            );
+            bound(format!("{name}: the pause is at most {PAUSE} of plain QEMU's"), of(Mover::Qemu, pause), PAUSE);
+        }
     }
     for guest in Guest::SWEPT {
         let over = |by, link| Moves::over(entries, guest, by, link);
@@ -270,7 +329,7 @@ fn bounds(entries: &[Entry]) -> Vec<(String, Option<bool>)> {
 fn swept(entries: &[Entry], guest: Guest, document: &mut Document) {
     let over = |by, link| Moves::over(entries, guest, by, link);
     let row = |link: Link, by| {
-        let row = over(by, link)?.row(guest, by);
+        let row = over(by, link)?.row(guest, By::Memory(by));
         Some([vec![link.mbit.to_string(), link.rtt_ms.to_string()], row[1..].to_vec()].concat())
     };
     let rows: Vec<_> =
@@ -307,11 +366,12 @@ fn swept(entries: &[Entry], guest: Guest, document: &mut Document) {
     }
 }
 
-const COLUMNS: [&str; 11] = [
+const COLUMNS: [&str; 12] = [
     "guest",
     "by",
     "moved",
     "memory MiB",
+    "on disks MiB",
     "s",
     "pause ms",
     "rounds",
@@ -322,9 +382,9 @@ const COLUMNS: [&str; 11] = [
 ];
 
 pub(super) fn document(entries: &[Entry]) -> Document {
-    let rows = Guest::BUSY
-        .into_iter()
-        .flat_map(|guest| ALL.into_iter().filter_map(move |by| Some(Moves::of(entries, guest, by)?.row(guest, by))));
+    let rows = Guest::BUSY.into_iter().flat_map(|guest| {
+        By::ALL.into_iter().filter_map(move |by| Some(Moves::of(entries, guest, by)?.row(guest, by)))
+    });
     let mut document = Document {
         title: "Memory over a thin, long link (CloudNet, table 1 and figures 12 and 13, live)".into(),
         tables: vec![Table {
@@ -348,7 +408,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
     document.remarks.extend(rules.iter().map(|rule| format!("QEMU's stop rule: {rule}.")));
     document.remarks.push(format!(
         "Medians of {MOVES} moves, each to a site that has not seen the guest, and from the least to the most; by link of {MOVES_BY_LINK}, there and back. Seconds are until the guest runs, less what the lab held it to \
-         compare its memory. The last four columns: time on a processor, by program and side; a QEMU's has its emulated guest in it."
+         compare its memory. On disks: pages that were referred to, for they lie on disks where the guest goes. The last four columns: time on a processor, by program and side; a QEMU's has its emulated guest in it."
     ));
     document
 }
@@ -387,7 +447,7 @@ mod tests {
         lost.outcome = Outcome::Failed;
         let ours = |most| vec![moved(10, 40.0, 5.0), moved(most, 40.0, 5.0), moved(80, 90.0, 9.0), lost.clone()];
         let judged = |most| -> Vec<Option<bool>> {
-            let of = |by, moves| ran(&name(Guest::Compile, by), by, moves);
+            let of = |by, moves| ran(&name(Guest::Compile, By::Memory(by)), by, moves);
             let entries = [
                 of(Mover::Godwit, ours(most)),
                 of(Mover::Qemu, vec![moved(100, 100.0, 20.0)]),
@@ -429,8 +489,8 @@ mod tests {
         let mut m = moved(1, 1.0, 1.0);
         (m.from, m.to) = ("s0".into(), "s1".into());
         m.processes = vec![time("s0", "godwit", 1.5), time("s0", "qemu-system-x86", 9.0), time("s1", "godwit", 2.5)];
-        let row = Moves(vec![&m]).row(Guest::Idle, Mover::Godwit);
-        assert_eq!(row[7..], ["9.0", "1.5", "-", "2.5"]);
+        let row = Moves(vec![&m]).row(Guest::Idle, By::Memory(Mover::Godwit));
+        assert_eq!(row[8..], ["9.0", "1.5", "-", "2.5"]);
     }
 
     /// Where a cell's guest goes.
