@@ -41,10 +41,11 @@ use tokio::sync::Notify;
 const MOST_TUNNELS: usize = 64;
 /// How long a device that could not be made is left alone.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
-/// How long a tunnel is silent before its only end that may speak first agrees on session keys anew ([`Tunnel::speaks_alone`]), and how long that
-/// is given each time: several round trips, and less than WireGuard waits before it asks again.
-const RENEW_AFTER: Duration = Duration::from_secs(5);
+/// How long a tunnel is given to agree on session keys anew ([`Tunnel::renews_after`]): several round trips, and less than WireGuard waits before it
+/// asks again.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// How long nothing is read from a socket that has failed.
+const AFTER_A_FAILURE: Duration = Duration::from_millis(100);
 /// The MTU of a tunnel whose path nobody knows: Ethernet's, less what WireGuard adds.
 const USUAL_MTU: u32 = 1500 - OVERHEAD;
 /// The least that a tunnel may have.
@@ -66,8 +67,10 @@ struct Own {
     engine: &'static str,
     error: Option<String>,
     tried: Option<Instant>,
-    /// When its session keys were agreed on anew, or it was made.
-    renewed: Instant,
+    /// Since when it may have session keys: it was made, or is with another peer.
+    made: Instant,
+    /// When its session keys were agreed on anew since.
+    renewed: Option<Instant>,
 }
 
 /// What is carried out here; changed by one at a time.
@@ -416,8 +419,13 @@ impl Node {
             Ok((tunnel, _))
                 if held.own.get(&order.id).is_some_and(|own| own.error.is_none() && own.tunnel == tunnel) => {}
             Ok((tunnel, public)) => {
-                let engine = held.own.get(&order.id).map_or("", |own| own.engine);
-                let mut own = Own { tunnel, public, engine, error: None, tried: None, renewed: Instant::now() };
+                let before = held.own.get(&order.id);
+                let engine = before.map_or("", |own| own.engine);
+                let key = |tunnel: &Tunnel| tunnel.peer.as_ref().map(|peer| peer.key.clone());
+                // Other hosts behind the same peer leave the session as it is.
+                let same = before.filter(|own| key(&own.tunnel) == key(&tunnel));
+                let (made, renewed) = same.map_or_else(|| (Instant::now(), None), |own| (own.made, own.renewed));
+                let mut own = Own { tunnel, public, engine, error: None, tried: None, made, renewed };
                 self.ensure(&mut own, held.refused.as_deref()).await;
                 held.own.insert(order.id, own);
             }
@@ -571,8 +579,15 @@ impl Node {
         };
         let (node, answers) = (Arc::downgrade(self), prober.clone());
         tokio::spawn(async move {
-            while let Ok(answer) = answers.answer().await {
+            loop {
+                let answer = answers.answer().await;
                 let Some(node) = node.upgrade() else { return };
+                let Ok(answer) = answer else {
+                    // Nothing that the kernel says once is a reason never to listen again.
+                    drop(node);
+                    tokio::time::sleep(AFTER_A_FAILURE).await;
+                    continue;
+                };
                 let (extenders, now) = (node.extenders(), node.extenders().now());
                 let mut heard = lock(&extenders.heard);
                 let Some((extender, id, sequence, sent)) = heard.asked.get(&answer.from).copied() else { continue };
@@ -629,9 +644,11 @@ impl Node {
             let works = matches!(self.wires().net().find(&own.tunnel.device).await, Ok(Some(link)) if link.up);
             if own.error.is_none() && works {
                 let last = lock(&self.extenders().heard).answered.get(&TunnelId(*id)).copied();
-                let silent = last.is_none_or(|at| at.elapsed() > RENEW_AFTER);
-                if silent && own.tunnel.speaks_alone() && own.renewed.elapsed() > RENEW_EVERY {
-                    own.renewed = Instant::now();
+                let heard = last.filter(|at| *at > own.made);
+                let patience = own.tunnel.renews_after(heard.is_some());
+                let silent = patience.is_some_and(|patience| heard.unwrap_or(own.made).elapsed() > patience);
+                if silent && own.renewed.is_none_or(|at| at.elapsed() > RENEW_EVERY) {
+                    own.renewed = Some(Instant::now());
                     if let Err(error) = own.tunnel.renew().await {
                         own.error = Some(error.to_string());
                     }
@@ -648,7 +665,7 @@ impl Node {
             }
             if own.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN) {
                 self.ensure(own, refused.as_deref()).await;
-                own.renewed = Instant::now();
+                (own.made, own.renewed) = (Instant::now(), None);
                 made_anew = true;
             }
         }

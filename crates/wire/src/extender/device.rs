@@ -19,6 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a tunnel sends something, whatever there is to send: a mapping of a translating router lasts, and one that was lost is made
 /// again, within this time. Seconds; the shortest that such routers are known for is 30.
 const KEEPALIVE_S: u16 = 15;
+/// How long a tunnel is silent before its only end that may speak first agrees on session keys anew.
+const RENEW_AFTER: Duration = Duration::from_secs(5);
+/// How long after a tunnel was made one of two ends that may speak first does so again: more than a WAN's round trip.
+const RENEW_FIRST: Duration = Duration::from_secs(1);
+/// Session keys that are older are never used (WireGuard's `REJECT_AFTER_TIME`).
+const KEYS_LAST: Duration = Duration::from_secs(180);
 /// A key in base64.
 const KEY_LENGTH: usize = 44;
 
@@ -183,17 +189,29 @@ impl Tunnel {
         Ok(engine)
     }
 
-    /// Whether this end alone may speak first. If the other one has lost its session keys, which it says to nobody, it cannot agree on new ones,
-    /// and would not hear from here for as long as a keepalive takes.
+    /// After which silence this end agrees on session keys anew by itself, if it is this one that does. `heard`: the tunnel has been answered
+    /// since it was made.
     ///
-    /// Where both may, each gets new ones by itself; and to throw away what may still be good would do harm: what was cut off goes on at once
-    /// with the keys that it had, and two ends that both speak first at the same moment hear neither each other.
+    /// *An end that alone may speak first* ([`RENEW_AFTER`]): if the other one has lost its session keys, which it says to nobody, it cannot agree on
+    /// new ones, and would not hear from here for as long as a keepalive takes.
+    ///
+    /// *Both may*: each gets new ones by itself, and to throw away what may still be good would do harm: what was cut off goes on at once with the
+    /// keys that it had. But two ends that both speak first at the same moment hear neither each other, and both try again after the same 5 s, to
+    /// within WireGuard's third of a second: on a long path, or where both are spoken through at the same pace, again and again. So where there can be
+    /// no keys that are good, the one with the lower address tries more often than that: when nothing was ever heard ([`RENEW_FIRST`]), and when
+    /// all keys are too old ([`KEYS_LAST`]).
     #[must_use]
-    pub fn speaks_alone(&self) -> bool {
-        self.listen.is_none() && self.peer.as_ref().is_some_and(|peer| peer.endpoint.is_some())
+    pub fn renews_after(&self, heard: bool) -> Option<Duration> {
+        self.peer.as_ref()?.endpoint?;
+        match (self.listen, heard) {
+            (None, _) => Some(RENEW_AFTER),
+            (Some(_), _) if self.addresses[0] > self.addresses[1] => None,
+            (Some(_), false) => Some(RENEW_FIRST),
+            (Some(_), true) => Some(KEYS_LAST),
+        }
     }
 
-    /// Agrees on session keys anew, for an end that [speaks alone](Self::speaks_alone).
+    /// Agrees on session keys anew: those that there are count no more.
     ///
     /// # Errors
     /// [`TunnelError::Wg`].
@@ -313,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_lets_in_only_the_hosts_behind_the_peer() {
+    fn the_configuration_lets_in_only_the_hosts_behind_the_peer_and_one_end_begins_anew() {
         let mut tunnel = Tunnel {
             device: "gx00000001".into(),
             key: PrivateKey::new(KEY).unwrap(),
@@ -324,7 +342,7 @@ mod tests {
         };
         assert_eq!(tunnel.configuration(), format!("[Interface]\nPrivateKey = {KEY}\nListenPort = 51820\n"));
         tunnel.listen = None;
-        assert!(!tunnel.speaks_alone(), "with nobody");
+        assert_eq!(tunnel.renews_after(false), None, "with nobody");
         tunnel.peer = Some(Peer {
             key: PublicKey::new(KEY).unwrap(),
             endpoint: Some("192.0.2.1:51821".parse().unwrap()),
@@ -333,9 +351,16 @@ mod tests {
         let said = tunnel.configuration();
         assert!(said.ends_with("Endpoint = 192.0.2.1:51821\nAllowedIPs = 10.0.0.2/32, 169.254.64.3/32\n"), "{said}");
         assert!(!said.contains("ListenPort"));
-        assert!(tunnel.speaks_alone());
+        let renewed = |tunnel: &Tunnel| [false, true].map(|heard| tunnel.renews_after(heard));
+        assert_eq!(renewed(&tunnel), [Some(RENEW_AFTER); 2], "it speaks alone");
         tunnel.listen = Some(51820);
-        assert!(!tunnel.speaks_alone(), "the other one may, too");
+        assert_eq!(renewed(&tunnel), [Some(RENEW_FIRST), Some(KEYS_LAST)]);
+        tunnel.addresses.reverse();
+        assert_eq!(renewed(&tunnel), [None; 2], "the other one does");
+        tunnel.listen = None;
+        assert_eq!(renewed(&tunnel), [Some(RENEW_AFTER); 2], "the other one cannot");
+        tunnel.peer.iter_mut().for_each(|peer| peer.endpoint = None);
+        assert_eq!(renewed(&tunnel), [None; 2], "nobody knows where to");
     }
 
     #[test]
