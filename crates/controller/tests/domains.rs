@@ -10,7 +10,7 @@ use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::vm::Store;
 use godwit_api::{ApiError, Problem, PublicClient};
-use godwit_trust::{AccessToken, Identity, Role};
+use godwit_trust::{Access, AccessToken, Identity, Role};
 use godwit_units::MoveId;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -90,6 +90,19 @@ async fn a_token_gives_its_role_in_its_domain_until_it_ends_or_is_removed() {
     }
     admin.create_vm(&web("ohio")).await.unwrap();
     refused(viewer.start_move(&to_host("texas")).await, Problem::Forbidden);
+    let mut onto_a_device = to_host("texas");
+    onto_a_device.place =
+        vec![serde_json::from_value(serde_json::json!({"volume": "root", "device": "/dev/sdb"})).unwrap()];
+    let holder = Identity::new(Role::Controller, "controller").unwrap();
+    let of_the_deployment = world.credentials(Role::Client(Access::Operator), "bob");
+    let of_the_deployment = PublicClient::new(world.controller_address(), holder, &of_the_deployment);
+    for below in [&admin, &operator, &of_the_deployment] {
+        let why = refused(below.start_move(&onto_a_device).await, Problem::Forbidden);
+        assert!(why.ends_with("may not name devices of a host"), "{why}");
+        // Nor may they ask what is on such a device.
+        refused(below.dry_run(&onto_a_device).await, Problem::Forbidden);
+    }
+    world.api.dry_run(&onto_a_device).await.unwrap();
     operator.start_move(&to_host("texas")).await.unwrap();
     refused(admin.hosts().await, Problem::Forbidden);
     refused(

@@ -251,6 +251,16 @@ kill = { what = "node", site = "b" }
 [[step]]
 after_s = 8
 precache = { vm = "vm", to = "b", lag_s = 3, follow = true }
+# A move that is given up does not end it.
+[[step]]
+move = { vm = "vm", to = "b", disk = "postcopy" }
+[[step]]
+after_s = 2
+cancel = { vm = "vm" }
+[[step]]
+verify = { vm = "vm" }
+[[step]]
+precache = { vm = "vm", to = "b", lag_s = 3, follow = true }
 [[step]]
 move = { vm = "vm", to = "b" }
 [[step]]
@@ -263,8 +273,9 @@ move = { vm = "vm", to = "a" }
 verify = { vm = "vm" }
 "#;
     let (code, report) = Run::new(&by_godwit(steps)).finish();
-    assert_eq!(report.moves.len(), 2, "{:?}", report.warnings);
-    for figures in &report.moves {
+    let [cancelled, moved @ ..] = report.moves.as_slice() else { panic!("{:?}", report.warnings) };
+    assert_eq!((cancelled.outcome, moved.len()), (Outcome::Cancelled, 2), "{:?}", report.warnings);
+    for figures in moved {
         assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
         let i = &figures.integrity;
         for check in [i.memory_ok, i.disk_ok, i.tcp_ok, i.ram_equal] {

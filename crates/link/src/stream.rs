@@ -4,7 +4,7 @@ use crate::resume::{Frame, Incoming, Outgoing};
 use crate::session::{Handle, Inner};
 use crate::wire::{self, Attach, Head, Kind, ReadFailure};
 use crate::{Lane, Priority, StreamCounters, StreamError};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use godwit_units::Bytes as Amount;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -189,6 +189,39 @@ impl RecvHalf {
         }
     }
 
+    /// The next bytes, gathered: at most about `most`, and fewer only when they have waited for `patience` or nothing follows. A reader that has to
+    /// be woken for what it gets does so a thousand times a second then, not for each packet. `None` at the end. May be dropped and called again.
+    ///
+    /// # Errors
+    /// The stream is over before its end.
+    pub async fn read_gathered(&mut self, most: usize, patience: Duration) -> Result<Option<Bytes>, StreamError> {
+        let mut waited = patience.is_zero();
+        loop {
+            let is_empty = {
+                let mut core = self.shared.lock();
+                let ends = core.inc.is_done() || core.error.is_some();
+                if core.queue.is_empty() {
+                    if core.inc.is_done() {
+                        return Ok(None);
+                    }
+                    core.check()?;
+                } else if waited || ends || core.has_waiting(most) {
+                    let data = core.take_waiting(most);
+                    core.inc.consume(data.len() as u64);
+                    self.shared.driver.notify_one();
+                    return Ok(Some(data));
+                }
+                core.queue.is_empty()
+            };
+            if is_empty {
+                self.shared.reader.notified().await;
+            } else {
+                tokio::time::sleep(patience).await;
+                waited = true;
+            }
+        }
+    }
+
     /// Gives the stream up, both directions.
     pub fn reset(self, code: u32) {
         self.shared.abandon(code);
@@ -248,6 +281,31 @@ struct Core {
 impl Core {
     fn check(&self) -> Result<(), StreamError> {
         self.error.clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether so many bytes wait for the reader.
+    fn has_waiting(&self, bytes: usize) -> bool {
+        let sums = self.queue.iter().scan(0, |sum, data| {
+            *sum += data.len();
+            Some(*sum)
+        });
+        sums.into_iter().any(|sum| sum >= bytes)
+    }
+
+    /// What waits for the reader, until it is so many bytes or more; at least one piece.
+    fn take_waiting(&mut self, bytes: usize) -> Bytes {
+        let Some(first) = self.queue.pop_front() else { return Bytes::new() };
+        if first.len() >= bytes || self.queue.is_empty() {
+            return first;
+        }
+        let mut all = BytesMut::with_capacity(bytes + first.len());
+        all.extend_from_slice(&first);
+        while all.len() < bytes
+            && let Some(next) = self.queue.pop_front()
+        {
+            all.extend_from_slice(&next);
+        }
+        all.freeze()
     }
 
     fn is_complete(&self) -> bool {

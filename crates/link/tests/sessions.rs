@@ -108,10 +108,29 @@ async fn write(mut send: godwit_link::SendHalf, pieces: u64) {
     send.flush().await.unwrap();
 }
 
-async fn check(mut recv: godwit_link::RecvHalf, pieces: u64) {
+/// How a stream is read.
+#[derive(Clone, Copy, PartialEq)]
+enum Reads {
+    AsItComes,
+    /// By a reader that now and then does something else before it is through.
+    Gathered,
+}
+
+async fn check(mut recv: godwit_link::RecvHalf, pieces: u64, reads: Reads) {
     let mut got = Vec::new();
     let mut at = 0;
-    while let Some(data) = recv.read().await.unwrap() {
+    loop {
+        let data = match reads {
+            Reads::AsItComes => recv.read().await.unwrap(),
+            Reads::Gathered => {
+                let gathered = recv.read_gathered(100_000, Duration::from_millis(2));
+                match tokio::time::timeout(Duration::from_millis(10), gathered).await {
+                    Ok(data) => data.unwrap(),
+                    Err(_) => continue,
+                }
+            }
+        };
+        let Some(data) = data else { break };
         got.extend_from_slice(&data);
         while got.len() >= 32768 {
             assert_eq!(got[..32768], piece(at)[..], "piece {at}");
@@ -139,9 +158,9 @@ async fn streams_of_64_mib_both_ways_are_exact_over_cuts() {
     assert_eq!((lane, &hello[..]), (Lane::Memory, &b"hi"[..]));
     let tasks = [
         tokio::spawn(write(stream.send, pieces)),
-        tokio::spawn(check(stream.recv, pieces)),
+        tokio::spawn(check(stream.recv, pieces, Reads::AsItComes)),
         tokio::spawn(write(other.send, pieces)),
-        tokio::spawn(check(other.recv, pieces)),
+        tokio::spawn(check(other.recv, pieces, Reads::Gathered)),
     ];
     for (after, length) in [(300, 2500), (1000, 6000)] {
         tokio::time::sleep(Duration::from_millis(after)).await;
@@ -188,9 +207,9 @@ async fn streams_messages_and_requests_are_exact_over_a_path_that_delays_loses_a
         let stream = ours.open_stream(lane, Priority::Bulk, Bytes::from_static(b"hi")).await.unwrap();
         let (_, _, other) = theirs.accept_stream().await.unwrap();
         tasks.push(tokio::spawn(write(stream.send, pieces)));
-        tasks.push(tokio::spawn(check(stream.recv, pieces)));
+        tasks.push(tokio::spawn(check(stream.recv, pieces, Reads::Gathered)));
         tasks.push(tokio::spawn(write(other.send, pieces)));
-        tasks.push(tokio::spawn(check(other.recv, pieces)));
+        tasks.push(tokio::spawn(check(other.recv, pieces, Reads::AsItComes)));
     }
     let answering = theirs.clone();
     tasks.push(tokio::spawn(async move {

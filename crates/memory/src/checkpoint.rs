@@ -14,8 +14,8 @@
 //! keeps: the source says it again at each try, and forgets it when the VM has moved or does not want to any more. What is
 //! left at the destination then is noise.
 //!
-//! *It dies in the middle of a write, or power is lost.* Nothing is ever made durable, and no order is kept: a page whose seal
-//! does not hold is not held. [`Checkpoint::holding`] opens every one before it says so.
+//! *It dies in the middle of a write, or power is lost.* Nothing is ever made durable, no order is kept, and the pages of the last run are
+//! still to be written: a page whose seal does not hold is not held. [`Checkpoint::holding`] opens every one before it says so.
 //!
 //! *A page rots between that and its use.* Then it does not open when it is named, the stream ends with
 //! [`WireError::Checkpoint`](crate::WireError::Checkpoint), and whoever owns the checkpoint discards it. Were it opened and wrong, the
@@ -52,6 +52,9 @@ const TABLE: u64 = u64::MAX;
 const MOST_SEALS: u64 = 1 << 30;
 /// Slots read at once.
 const AT_ONCE: u64 = 64;
+/// Neighbouring slots written at once, at most: pages come in the order of their places for the most part, and a call for each is dearer
+/// than its sealing.
+const RUN: usize = 16;
 
 /// The key of a VM's checkpoints. Whoever owns the VM makes it, keeps it, and says it to the destination for a try.
 #[derive(Clone, PartialEq, Eq)]
@@ -109,6 +112,48 @@ pub struct Checkpoint {
     sealed: u64,
     trouble: Option<io::Error>,
     slot: Vec<u8>,
+    run: Run,
+    nonces: Nonces,
+}
+
+/// Slots one after another that are still to be written.
+#[derive(Debug, Default)]
+struct Run {
+    /// Where the first one belongs in the file.
+    at: u64,
+    slots: Vec<u8>,
+}
+
+impl Run {
+    /// Whether a slot that belongs there is the next one of it.
+    fn takes(&self, offset: u64) -> bool {
+        self.slots.len() < RUN * SLOT && offset == self.at + self.slots.len() as u64
+    }
+}
+
+/// Nonces from the kernel's generator, which is asked for many at once.
+#[derive(Debug)]
+struct Nonces {
+    drawn: [u8; NONCE_LEN * 64],
+    used: usize,
+}
+
+impl Nonces {
+    const fn new() -> Self {
+        let drawn = [0; NONCE_LEN * 64];
+        Self { used: drawn.len(), drawn }
+    }
+
+    /// One that was never given before.
+    fn next(&mut self) -> io::Result<[u8; NONCE_LEN]> {
+        if self.used == self.drawn.len() {
+            getrandom::fill(&mut self.drawn).map_err(|e| io::Error::other(e.to_string()))?;
+            self.used = 0;
+        }
+        let nonce = self.drawn[self.used..].first_chunk().expect("the block is of whole nonces");
+        self.used += NONCE_LEN;
+        Ok(*nonce)
+    }
 }
 
 impl Checkpoint {
@@ -128,6 +173,8 @@ impl Checkpoint {
             sealed: 0,
             trouble: None,
             slot: vec![0; SLOT],
+            run: Run::default(),
+            nonces: Nonces::new(),
         };
         match this.read_table()? {
             Some(blocks) => this.lay_out(blocks),
@@ -148,6 +195,7 @@ impl Checkpoint {
     /// # Errors
     /// When the file cannot be read.
     pub fn holding(&mut self) -> io::Result<Holding> {
+        self.write_run();
         let mut marks: Vec<Vec<Mark>> = self.blocks.iter().map(|b| vec![0; b.pages as usize]).collect();
         let mut buffer = vec![0; AT_ONCE as usize * SLOT];
         for (block, marks) in marks.iter_mut().enumerate() {
@@ -193,7 +241,8 @@ impl Checkpoint {
             }
             self.trouble.take().map_or(Ok(()), Err)
         })?;
-        Ok(kept)
+        self.write_run();
+        self.trouble.take().map_or(Ok(kept), Err)
     }
 
     /// A stream with these blocks begins: what is kept of others is dropped.
@@ -202,6 +251,7 @@ impl Checkpoint {
             return;
         }
         self.lay_out(blocks.to_vec());
+        self.run.slots.clear();
         let mut table = vec![];
         put_table(&mut table, blocks);
         let result = self.seal_bytes(TABLE, &mut table).and_then(|sealed| {
@@ -214,23 +264,41 @@ impl Checkpoint {
         self.note(result);
     }
 
-    /// Keeps a page.
+    /// Keeps a page. It is in the file when its run is written: when one comes that is not its neighbour, or something is read, or at the end.
     pub(crate) fn keep(&mut self, place: Place, content: &PageBytes) {
         if self.trouble.is_some() {
             return;
         }
-        let mut slot = std::mem::take(&mut self.slot);
-        slot[NONCE_LEN + TAG..].copy_from_slice(content);
-        let result = self.seal_bytes(self.number(place), &mut slot[NONCE_LEN + TAG..]).and_then(|sealed| {
-            slot[..NONCE_LEN + TAG].copy_from_slice(&sealed);
-            self.file.write_all_at(&slot, self.offset(place))
-        });
-        self.slot = slot;
-        self.note(result);
+        let offset = self.offset(place);
+        if !self.run.takes(offset) {
+            self.write_run();
+            self.run.at = offset;
+        }
+        let mut slots = std::mem::take(&mut self.run.slots);
+        let slot = slots.len();
+        slots.resize(slot + NONCE_LEN + TAG, 0);
+        slots.extend_from_slice(content);
+        let sealed = self.seal_bytes(self.number(place), &mut slots[slot + NONCE_LEN + TAG..]);
+        match sealed {
+            Ok(sealed) => slots[slot..][..sealed.len()].copy_from_slice(&sealed),
+            Err(_) => slots.truncate(slot),
+        }
+        self.run.slots = slots;
+        self.note(sealed.map(drop));
+    }
+
+    fn write_run(&mut self) {
+        if self.run.slots.is_empty() {
+            return;
+        }
+        let written = self.file.write_all_at(&self.run.slots, self.run.at);
+        self.run.slots.clear();
+        self.note(written);
     }
 
     /// A page that is kept; `None` if its seal does not hold.
     pub(crate) fn page(&mut self, place: Place) -> io::Result<Option<PageBytes>> {
+        self.write_run();
         let mut slot = std::mem::take(&mut self.slot);
         let result = read_up_to(&self.file, &mut slot, self.offset(place));
         let content = match result {
@@ -298,7 +366,7 @@ impl Checkpoint {
         }
         let mut sealed = [0; NONCE_LEN + TAG];
         let (nonce, tag) = sealed.split_first_chunk_mut::<NONCE_LEN>().expect("it is longer than a nonce");
-        getrandom::fill(nonce).map_err(|e| io::Error::other(e.to_string()))?;
+        *nonce = self.nonces.next()?;
         let aad = Aad::from(number.to_le_bytes());
         let made = self.seal.seal_in_place_separate_tag(Nonce::assume_unique_for_key(*nonce), aad, content);
         tag.copy_from_slice(made.map_err(|_| io::Error::other("a page cannot be sealed"))?.as_ref());
@@ -318,6 +386,12 @@ impl Checkpoint {
     fn unseal<'a>(&self, place: Place, slot: &'a mut [u8]) -> Option<&'a PageBytes> {
         let (sealed, content) = slot.split_at_mut(NONCE_LEN + TAG);
         self.opens(self.number(place), sealed, content).then(|| content.first_chunk())?
+    }
+}
+
+impl Drop for Checkpoint {
+    fn drop(&mut self) {
+        self.write_run();
     }
 }
 
@@ -440,4 +514,54 @@ fn table_of(c: &mut Cursor<'_>, max_ram: u64) -> Result<Option<Vec<Block>>, More
         blocks.push(Block { name, pages });
     }
     Ok(Some(blocks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    fn content(n: u64) -> PageBytes {
+        let mut content = [0; PAGE_SIZE];
+        content.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&n.to_le_bytes()));
+        content
+    }
+
+    #[test]
+    fn what_was_kept_last_is_there_in_whatever_order_it_came_and_whoever_reads_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, key) = (folder.path().join("checkpoint"), CheckpointKey::random());
+        let blocks = [Block { name: b"a".to_vec(), pages: 40 }, Block { name: b"b".to_vec(), pages: 100 }];
+        let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
+        checkpoint.begin(&blocks);
+        // Longer than a run, across the end of a block, one twice, backwards, and by leaps.
+        let places = (0..40).map(|page| (0, page)).chain([(1, 0), (1, 1), (0, 39), (0, 39), (0, 38)]);
+        let places = places.chain((50..60).map(|page| (1, page))).chain([(1, 99), (1, 51), (1, 98), (1, 60)]);
+        let mut last = BTreeMap::new();
+        for (n, (block, page)) in (1..).zip(places) {
+            checkpoint.keep(Place { block, page }, &content(n));
+            last.insert((block, page), n);
+            if n % 7 == 0 {
+                assert_eq!(checkpoint.page(Place { block, page }).unwrap(), Some(content(n)), "{block} {page}");
+            }
+        }
+        assert_eq!(checkpoint.holding().unwrap().pages(), last.len() as u64);
+        checkpoint.keep(Place { block: 1, page: 70 }, &content(1000));
+        last.insert((1, 70), 1000);
+        drop(checkpoint);
+        let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
+        assert_eq!(checkpoint.holding().unwrap().pages(), last.len() as u64);
+        for ((block, page), n) in last {
+            assert_eq!(checkpoint.page(Place { block, page }).unwrap(), Some(content(n)), "{block} {page}");
+        }
+        assert_eq!(checkpoint.page(Place { block: 1, page: 80 }).unwrap(), None);
+        assert!(checkpoint.trouble().is_none());
+    }
+
+    #[test]
+    fn no_nonce_is_used_twice() {
+        let mut nonces = Nonces::new();
+        let drawn: BTreeSet<_> = (0..1000).map(|_| nonces.next().unwrap()).collect();
+        assert_eq!(drawn.len(), 1000);
+    }
 }

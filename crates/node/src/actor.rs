@@ -161,6 +161,8 @@ pub struct View {
     pub ownership: Ownership,
     /// As whom this host owns it, or last did.
     pub owner: (u64, u64),
+    /// The newest owner that there was, as far as this host knows: one that it was to become and did not never was any.
+    pub newest: (u64, u64),
     /// The attempt under way.
     pub ticket: Option<Ticket>,
 }
@@ -686,6 +688,12 @@ impl Actor {
             Some(Record::Outranked { lineage, .. }) => (lineage.0, 0),
             None => (0, 0),
         };
+        let newest = match self.record {
+            Some(Record::Staged(t) | Record::Prepared(t) | Record::Refused(t)) => {
+                (t.lineage.0, t.generation.0.saturating_sub(1))
+            }
+            _ => owner,
+        };
         if status == Status::Lends
             && let Some(moving) = self.parts.moving()
         {
@@ -701,6 +709,7 @@ impl Actor {
                 Status::NotHere => Ownership::Elsewhere,
             },
             owner,
+            newest,
             ticket,
         });
     }

@@ -22,7 +22,7 @@ use godwit_export::{Answers, Backend, Put, Untaken, Wire};
 use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
-use godwit_units::{BitRate, Bytes as Amount, RadosPool, VolumeId};
+use godwit_units::{BitRate, BlockIndex, Bytes as Amount, RadosPool, VolumeId};
 use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Place};
@@ -316,6 +316,11 @@ impl Disk {
         if let Some(touched) = &*lock(&self.touched) {
             touched.add(blocks);
         }
+    }
+
+    /// Whether the destination of the move under way may have this block as it is here.
+    pub(crate) fn is_there(&self, block: BlockIndex) -> bool {
+        lock(&self.order).as_ref().is_none_or(|outgoing| outgoing.machine.is_there(block))
     }
 
     pub(crate) const fn recorder(&self) -> &Recorder {

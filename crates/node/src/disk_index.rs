@@ -66,6 +66,13 @@ impl Replicas {
     }
 }
 
+impl Replicas {
+    /// Whether the destination may have this block as it is here.
+    fn is_there(&self, spot: Spot) -> bool {
+        self.0.get(usize::from(spot.disk)).is_some_and(|disk| disk.is_there(BlockIndex(u64::from(spot.block))))
+    }
+}
+
 impl Blocks for Replicas {
     fn read(&self, first: Spot, into: &mut [u8]) -> bool {
         let Some(disk) = self.0.get(usize::from(first.disk)) else { return false };
@@ -102,6 +109,12 @@ impl Blocks for DiskIndex {
 impl Finder for DiskIndex {
     fn find(&self, content: &PageBytes) -> Option<Spot> {
         lock(&self.table).find(content)
+    }
+
+    fn holds(&self, spot: Spot, content: &PageBytes) -> bool {
+        let mut block = [0; BLOCK as usize];
+        // A reference to what is not there costs the other side a round trip, in which it can do nothing else.
+        self.disks.is_there(spot) && self.read(spot, &mut block) && block == *content
     }
 }
 

@@ -258,7 +258,10 @@ async fn feed(
     });
     let writing = async { writing.await.map_err(|_| anyhow!("the writer of QEMU's stream panicked"))? };
     let receiving = async move {
-        while let Some(piece) = from.read().await? {
+        loop {
+            // Whoever waits for some page waits for this.
+            let patience = if moving.follows() { Duration::ZERO } else { memory_in::GATHER };
+            let Some(piece) = from.read_gathered(memory_in::PIECE, patience).await? else { break };
             if sender.send(piece).await.is_err() {
                 break;
             }

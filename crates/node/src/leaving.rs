@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use godwit_api::progress::DiskProgress;
-use godwit_units::{BitRate, Bytes};
+use godwit_units::{BitRate, BlockIndex, Bytes};
 use godwit_volume::mirror::Place;
 use godwit_volume::{BlockSet, Replica, fet, mirror};
 use std::ops::Range;
@@ -146,6 +146,15 @@ impl Leaving {
         match self {
             Self::Mirror(source) => source.progress().named,
             Self::PostCopy(_) => Bytes::ZERO,
+        }
+    }
+
+    /// Whether the destination may have what is in this block, as far as is known here: what goes first it has soon.
+    #[must_use]
+    pub fn is_there(&self, block: BlockIndex) -> bool {
+        match self {
+            Self::Mirror(_) => true,
+            Self::PostCopy(source) => source.is_there(block),
         }
     }
 

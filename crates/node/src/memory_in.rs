@@ -7,8 +7,13 @@ use godwit_memory::{Checkpoint, Decoder, Feedback};
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
+/// How much the decoder is given at once, and how long that may wait for more: its thread is woken for each.
+pub const PIECE: usize = 64 << 10;
+/// As [`PIECE`].
+pub const GATHER: Duration = Duration::from_millis(1);
 /// Pieces from the link that may wait for the decoder.
 pub const PIECES: usize = 4;
 /// What the decoder says that may wait for its way back. It says little, and what it asks for stops it.

@@ -116,10 +116,11 @@ pub fn read(
     let mut hearing = Hearing { socket: heard, path: ReturnPath::new(), ended: false, asked: false };
     let mut input = vec![0; READ];
     let mut wire = Vec::with_capacity(READ);
-    let mut flushed = true;
+    let (mut flushed, mut quiet) = (true, false);
     let mut levels = Levels::new();
     loop {
         hearing.hear(&mut encoder, &mut wire)?;
+        hearing.answer(out, &mut wire)?;
         if seen.is_stopping() {
             encoder.stop_referring();
         }
@@ -134,6 +135,7 @@ pub fn read(
                 }
                 wait(&[&hearing.socket], left)?;
                 hearing.hear(&mut encoder, &mut wire)?;
+                hearing.answer(out, &mut wire)?;
             }
         }
         let (bound, little) = seen.bounded();
@@ -154,6 +156,7 @@ pub fn read(
         match qemu.read(&mut input[..at_once(bound)]) {
             Ok(0) => break,
             Ok(n) => {
+                quiet = false;
                 let began = Instant::now();
                 encoder.push(&input[..n], &mut wire)?;
                 levels.packed(began.elapsed());
@@ -179,7 +182,10 @@ pub fn read(
                 }
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                if !flushed {
+                if !flushed && !quiet && !seen.is_stopping() {
+                    wait(&[&qemu], PAUSE)?;
+                    quiet = true;
+                } else if !flushed {
                     encoder.flush(&mut wire)?;
                     flushed = true;
                 } else if hearing.ended {
@@ -197,8 +203,7 @@ pub fn read(
             flushed = true;
         }
         crate::parts::lock(&seen.progress).clone_from(encoder.progress());
-        if wire.len() >= at_once(bound).min(READ / 4) || ((flushed || hearing.asked) && !wire.is_empty()) {
-            hearing.asked = false;
+        if wire.len() >= at_once(bound).min(READ / 4) || (flushed && !wire.is_empty()) {
             send(out, &mut wire)?;
         }
     }
@@ -233,6 +238,8 @@ fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
+/// Where QEMU says nothing for so long, what it said goes: it looks for pages between two writes, and what ends with each of them packs badly.
+const PAUSE: Duration = Duration::from_millis(1);
 /// How long a wait for QEMU lasts at most before it is looked whether anybody still wants the stream.
 const LOOK: Duration = Duration::from_millis(500);
 /// Between two looks at what was acknowledged.
@@ -265,6 +272,11 @@ impl Hearing {
     /// Until something is heard, or so long.
     fn wait(&self, most: Duration) -> Result<()> {
         if self.ended { wait(&[], most) } else { wait(&[&self.socket], most) }
+    }
+
+    /// Sends what was asked for, with all that lies before it. Before anything is waited for: the decoder stands still until it has it.
+    fn answer(&mut self, out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {
+        if std::mem::take(&mut self.asked) { send(out, wire) } else { Ok(()) }
     }
 
     /// Gives the encoder what was heard since the last time.

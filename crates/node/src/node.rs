@@ -69,7 +69,8 @@ impl Node {
     }
 
     /// Pre-caches from here and here.
-    pub(crate) const fn precaches(&self) -> &Precaches {
+    #[must_use]
+    pub const fn precaches(&self) -> &Precaches {
         &self.precaches
     }
 

@@ -194,7 +194,7 @@ impl Parts {
             folder,
             run,
             file: Mutex::new(file),
-            view: Mutex::new(View { ownership: Ownership::Elsewhere, owner: (0, 0), ticket: None }),
+            view: Mutex::new(View { ownership: Ownership::Elsewhere, owner: (0, 0), newest: (0, 0), ticket: None }),
             keeper: OnceLock::new(),
             qemu: Mutex::default(),
             disks: Mutex::default(),

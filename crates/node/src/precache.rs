@@ -195,10 +195,20 @@ impl Precaches {
         for volume in volumes {
             let Some(receiving) = lock(&self.receiving).remove(volume) else { continue };
             receiving.over.cancel();
-            let (weak, owned) = (receiving.disk.clone(), receiving.own.is_some());
-            drop(receiving);
+            let weak = receiving.disk.clone();
+            let Some(own) = receiving.own else { continue };
             let began = Instant::now();
-            while owned && weak.strong_count() > 0 && began.elapsed() < LETTING_GO {
+            let wait = || began.elapsed() < LETTING_GO;
+            while Arc::strong_count(&own) > 1 && wait() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // What is not settled when it is opened again is doubted, and what is doubted is taken for absent: it would travel once more, and
+            // memory could not refer to it.
+            if let Err(error) = blocking(&own, |disk| disk.replica().commit()).await {
+                tracing::warn!(volume = volume.0, %error, "what a pre-cache brought last could not be settled; it travels again");
+            }
+            drop(own);
+            while weak.strong_count() > 0 && wait() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
@@ -555,7 +565,7 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
     let folder = precaches.volumes.join(asked.volume.0.to_string());
     let seen = mark(&folder).map(|m| (m.lineage, m.generation));
     let known = node.vm(asked.vm);
-    let here = known.as_ref().map(|p| p.view().owner).map(|(l, g)| (Lineage(l), Generation(g)));
+    let here = known.as_ref().map(|p| p.view().newest).map(|(l, g)| (Lineage(l), Generation(g)));
     if let Some(newest) = seen.into_iter().chain(here).max().filter(|newest| *newest > owner) {
         return conflict(format!("volume {} has had a later owner: {newest:?}", asked.volume.0));
     }

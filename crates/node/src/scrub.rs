@@ -147,7 +147,7 @@ fn covered(node: &Node, from: &str, ask: &ScrubAsk) -> Result<(), ApiError> {
         ApiError::new(Problem::Forbidden, format!("{from} may not verify volume {} here: {why}", ask.volume.0))
             .remedy("only `godwit volume verify` allows this; if nobody ordered it, look after that host")
     })?;
-    let here = node.vm(ask.vm).map(|parts| parts.view().owner);
+    let here = node.vm(ask.vm).map(|parts| parts.view().newest);
     let seen = precache::seen(node, ask.volume).map(|(l, g)| (l.0, g.0));
     match here.into_iter().chain(seen).max().filter(|newest| *newest > (ask.lineage.0, ask.generation.0)) {
         None => Ok(()),

@@ -234,6 +234,10 @@ async fn goes_on(net: u8, image: bool) {
     a.order(vec![]);
     assert!(precache::told(&a.node).is_empty());
     a.end().await;
+    // A move that takes the replica over doubts nothing of it, however fresh: what is doubted counts as absent.
+    let node = b.node.clone();
+    b.runtime.spawn(async move { node.precaches().release(&[VolumeId(1)]).await }).await.unwrap();
+    assert_eq!(Replica::open(&world.replica("b")).unwrap().1.doubted, 0);
     b.end().await;
     assert!(contents(&world.replica("a")) == contents(&world.replica("b")), "the replicas differ");
     assert_eq!(Replica::open(&world.replica("b")).unwrap().0.complete().is_some_and(|held| held.image), image);

@@ -35,7 +35,7 @@ use crate::runs::{HAVE, LAST, MOST_RUNS, Theirs, all_messages, parse_run, run_me
 use crate::shadow::{Holder, LONGEST_HOLDER, MOST_HOLDERS};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use crate::stamps::REGION;
-use godwit_units::{Bytes, Lineage};
+use godwit_units::{BlockIndex, Bytes, Lineage};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -95,6 +95,8 @@ pub struct Source {
     /// To be said.
     dirty: BlockSet,
     cursor: u64,
+    /// What was ever to be said: the target has, or had, something else there.
+    differed: BlockSet,
     /// Said with the stamp of writes at `said_at`: to say it again would say nothing.
     said: BlockSet,
     said_at: Option<Stamp>,
@@ -134,6 +136,7 @@ impl Source {
             lineage,
             dirty: BlockSet::default(),
             cursor: 0,
+            differed: BlockSet::default(),
             said: BlockSet::default(),
             said_at: None,
             theirs: Theirs::default(),
@@ -168,6 +171,12 @@ impl Source {
         Bytes(self.dirty.len() * BLOCK)
     }
 
+    /// Whether the target may have what is here in this block: what it said that it has was compared, and the guest has not written since.
+    #[must_use]
+    pub fn is_there(&self, block: BlockIndex) -> bool {
+        self.state != State::Exchanging && !self.differed.contains(block)
+    }
+
     /// A message came from the target.
     ///
     /// # Errors
@@ -193,6 +202,7 @@ impl Source {
         self.theirs.take(runs, replica.size().0 / BLOCK).ok_or(malformed)?;
         if *last == LAST {
             let compared = self.theirs.compare(&replica.versions_to_compare()?);
+            self.differed = compared.differing.clone();
             self.dirty = compared.differing;
             self.figures.differing = self.unsaid();
             self.figures.alike = Bytes(compared.alike * BLOCK);
@@ -209,8 +219,9 @@ impl Source {
         }
         self.at(replica.writing_stamp());
         for block in blocks {
-            if !self.said.contains(godwit_units::BlockIndex(block)) {
+            if !self.said.contains(BlockIndex(block)) {
                 self.dirty.insert(block..block + 1);
+                self.differed.insert(block..block + 1);
             }
         }
     }

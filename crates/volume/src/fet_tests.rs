@@ -31,6 +31,25 @@ fn a_block_that_is_written_again_in_the_same_epoch_is_said_once() {
 }
 
 #[test]
+fn the_target_has_a_block_as_it_is_here_if_it_did_not_differ_and_was_not_written_since() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &[7; 8 * BLOCK as usize]).expect("writes");
+    let to = Replica::create(&folder.path().join("to"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    let (_, first) = Target::new(&to).expect("begins");
+    let mut source = Source::new(Holder("from".into()), Lineage(0), &[]);
+    let there = |source: &Source| (0..12).filter(|block| source.is_there(BlockIndex(*block))).collect::<Vec<_>>();
+    assert!(there(&source).is_empty(), "nothing is known of the target");
+    source.handle(&first[0], &from).expect("takes");
+    assert_eq!(there(&source), [8, 9, 10, 11]);
+    let blocks = from.write(9 * BLOCK, &[1; BLOCK as usize]).expect("writes").blocks;
+    source.guest_wrote(blocks, &from);
+    assert_eq!(there(&source), [8, 10, 11]);
+    while !source.poll(&from).expect("reads").is_empty() {}
+    assert_eq!(there(&source), [8, 10, 11], "that it was said does not bring it there");
+}
+
+#[test]
 fn what_is_said_after_the_stop_does_not_grow_with_the_volume() {
     let folder = tempfile::tempdir().expect("a folder");
     for megabytes in [1_usize, 12] {

@@ -5,7 +5,7 @@
 //! each time to a site that has never seen it; and once more by Godwit to sites that its disk was brought to before, as it is without such storage. For the
 //! figures it goes there and back between two, over one link after the other: nothing is kept of a guest that has left, which is looked at.
 
-use super::{Document, Drawing, Extent, Mover, PlanCell, Table, remarks, report_of};
+use super::{Document, Drawing, Extent, Mover, PlanCell, Table, ahead, link_step, remarks, report_of};
 use crate::ledger::Entry;
 use crate::replays::{MBIT, RATES, ROUND_TRIPS, RTT_MS};
 use crate::report::{MoveReport, Outcome};
@@ -13,8 +13,6 @@ use crate::table::{figure, in_mib, median};
 
 /// Where every guest is tried by everyone: the replay's links.
 const HERE: Link = Link { mbit: MBIT, rtt_ms: RTT_MS };
-/// By which disks are pre-cached.
-const AHEAD: Link = Link { mbit: 400, rtt_ms: 10 };
 /// Moves of a guest for the table, and over each of the other links.
 const MOVES: usize = 5;
 const MOVES_BY_LINK: usize = 3;
@@ -154,21 +152,14 @@ fn move_to(site: usize, after_s: u32, disk: &str) -> String {
     )
 }
 
-fn set_link(from: usize, to: usize, Link { mbit, rtt_ms }: Link) -> String {
-    format!("[[step]]\nrate = {{ between = [\"s{from}\", \"s{to}\"], rate_mbit = {mbit}, rtt_ms = {rtt_ms} }}\n")
-}
-
 fn cell(guest: Guest, by: By) -> PlanCell {
     let step = |to: usize| {
         let after_s = if to == 1 { WARM_S } else { REST_S };
         if by != By::Precached {
             return move_to(to, after_s, "shared");
         }
-        // The disk goes ahead by a link of its own, for the time's sake; it is the memory's link that counts.
-        let precache = format!(
-            "[[step]]\nprecache = {{ vm = \"vm\", to = \"s{to}\", interval_s = 10, lag_s = 25, timeout_s = 900 }}\n"
-        );
-        [set_link(to - 1, to, AHEAD), precache, set_link(to - 1, to, HERE), move_to(to, after_s, "postcopy")].concat()
+        let between = [format!("s{}", to - 1), format!("s{to}")];
+        ahead(between.each_ref().map(String::as_str), 900, HERE.mbit, HERE.rtt_ms) + &move_to(to, after_s, "postcopy")
     };
     let steps: String = (1..=MOVES).map(step).collect();
     PlanCell { name: name(guest, by), scenario: scenario(guest, by.mover(), MOVES + 1, &steps) }
@@ -185,7 +176,7 @@ fn sweep(guest: Guest, by: Mover) -> PlanCell {
     let mut steps = format!("[[step]]\nwait = {{ s = {WARM_S} }}\n");
     let mut made = 0;
     for link in links() {
-        steps += &set_link(0, 1, link);
+        steps += &link_step(["s0", "s1"], link.mbit, link.rtt_ms);
         for _ in 0..MOVES_BY_LINK {
             made += 1;
             steps += &move_to(made % 2, REST_S, "shared");

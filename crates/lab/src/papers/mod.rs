@@ -29,6 +29,7 @@ pub use document::{Document, Drawing, Table};
 use crate::ledger::Entry;
 use crate::report::{MoveReport, Outcome, Report};
 use clap::ValueEnum;
+use std::fmt::Display;
 
 /// A set of tables and figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -153,6 +154,20 @@ pub(crate) struct Scale(pub f64);
 /// The steps of a move that nothing else goes on beside: `order` is its table.
 fn move_steps(order: &str) -> String {
     format!("[[step]]\nmove = {order}\n[[step]]\nwait = {{ moves = true }}\n")
+}
+
+/// The step by which two sites' link is as that from then on.
+fn link_step(between: [&str; 2], mbit: impl Display, rtt_ms: u32) -> String {
+    let [a, b] = between;
+    format!("[[step]]\nrate = {{ between = [\"{a}\", \"{b}\"], rate_mbit = {mbit}, rtt_ms = {rtt_ms} }}\n")
+}
+
+/// The steps by which the VM's disk goes ahead, over a fast link for the time's sake; then the link is as it is to be for what is measured.
+fn ahead([from, to]: [&str; 2], timeout_s: u32, mbit: impl Display, rtt_ms: u32) -> String {
+    let precache =
+        format!("precache = {{ vm = \"vm\", to = \"{to}\", interval_s = 10, lag_s = 25, timeout_s = {timeout_s} }}");
+    let (before, after) = (link_step([from, to], 400, 10), link_step([from, to], mbit, rtt_ms));
+    format!("{before}[[step]]\n{precache}\n{after}")
 }
 
 /// The report of a cell.

@@ -5,7 +5,7 @@
 //! the scale. Epochs end every 10 s, as in the paper. A pre-cache is made over a faster link, which is set back before the move: it had
 //! all the time in the world.
 
-use super::{Document, Drawing, Extent, Parts, PlanCell, Scale, Table, instead, move_of, remarks};
+use super::{Document, Drawing, Extent, Parts, PlanCell, Scale, Table, ahead, instead, move_of, remarks};
 use crate::ledger::Entry;
 use crate::table::{figure, in_mib};
 
@@ -98,13 +98,8 @@ fn cell(workload: Workload, link: f64, rtt_ms: u32, means: Means) -> PlanCell {
         format!("godwit = false\nbaseline = [\"{}\"]", means.name())
     };
     let before = match means {
-        Means::Precache => format!(
-            "[[step]]\nrate = {{ between = [\"tsukuba\", \"florida\"], rate_mbit = 400, rtt_ms = 10 }}\n\
-             [[step]]\nprecache = {{ vm = \"vm\", to = \"florida\", interval_s = 10, lag_s = 25, timeout_s = 1800 }}\n\
-             [[step]]\nrate = {{ between = [\"tsukuba\", \"florida\"], rate_mbit = {rate}, rtt_ms = {rtt_ms} }}\n\
-             [[step]]\nwait = {{ s = 30 }}\n"
-        ),
-        _ => "[[step]]\nwait = { s = 30 }\n".to_owned(),
+        Means::Precache => ahead(["tsukuba", "florida"], 1800, rate, rtt_ms),
+        _ => String::new(),
     };
     let disk = match means {
         Means::Precache | Means::Postcopy => "postcopy",
@@ -146,6 +141,8 @@ load = [
 ]
 
 {before}[[step]]
+wait = {{ s = 30 }}
+[[step]]
 move = {{ vm = "vm", to = "florida", disk = "{disk}" }}
 [[step]]
 verify = {{ vm = "vm" }}
