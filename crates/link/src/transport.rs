@@ -17,7 +17,7 @@ const RECEIVE_WINDOW: u32 = 48 << 20;
 /// What quinn may hold unacknowledged. Streams' own windows are the bound that matters; this only must not be less.
 const SEND_WINDOW: u64 = 64 << 20;
 
-/// After so many packets memory's are acknowledged, not after every second: at 1 Gbit/s the processors of two hosts do little else. The other lanes
+/// After so many packets memory's are acknowledged, not after every second: each answer is a packet that both hosts handle. The other lanes
 /// keep QUIC's way: what gives way lives by the times of single answers. At 10 Mbit/s this is 8 ms.
 const ACKNOWLEDGED_EVERY: u32 = 8;
 
