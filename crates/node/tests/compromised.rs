@@ -408,24 +408,24 @@ async fn a_host_that_brings_one_end_of_a_wire_is_not_believed_of_the_other() {
     world.credentials(Role::Node, "b");
     let config = world.config("b", 1);
     let (a, b) = (world.peer("a", 3), world.peer("b", 1));
-    // The component is coming; the VM at the other end is neither here nor there.
+    // Tests run side by side on one network: a wire that no other test has. The component is coming; the VM at the other end is neither here nor there.
     let components = config.state.join("components");
     FileLedger::open(&components.join("records")).unwrap().store(VmId(2), &Record::Prepared(ticket(2))).unwrap();
-    let sw1 = json!({"id": 2, "name": "sw1", "kind": "switch", "endpoints": [8]});
+    let sw1 = json!({"id": 2, "name": "sw1", "kind": "switch", "endpoints": [18]});
     std::fs::write(components.join("2.json"), json!({"definition": sw1, "peer": a, "order": null}).to_string())
         .unwrap();
     let view = |host: &PeerHost, generation: u64| json!({"host": host, "lineage": 0, "generation": generation});
     let order = |web: Value, sw1: Value| -> WireOrder {
         let ends = [
-            json!({"endpoint": 7, "name": "web:eth0", "view": web}),
-            json!({"endpoint": 8, "name": "sw1:p1", "view": sw1}),
+            json!({"endpoint": 17, "name": "web:eth0", "view": web}),
+            json!({"endpoint": 18, "name": "sw1:p1", "view": sw1}),
         ];
-        serde_json::from_value(json!({"id": 9, "vni": 9, "mtu": 1500, "ends": ends})).unwrap()
+        serde_json::from_value(json!({"id": 19, "vni": 19, "mtu": 1500, "ends": ends})).unwrap()
     };
     let known = order(view(&world.peer("c", 4), 1), view(&a, 1));
     let wires = config.state.join("wires");
     std::fs::create_dir_all(&wires).unwrap();
-    std::fs::write(wires.join("9.json"), json!({"order": known}).to_string()).unwrap();
+    std::fs::write(wires.join("19.json"), json!({"order": known}).to_string()).unwrap();
     let node = Node::start(config).await.unwrap();
 
     let (_a, session) = world.intruder("a", 3).await;
