@@ -830,7 +830,9 @@ fn frame(level: i32, window_log: u32) -> Result<zstd::stream::raw::Encoder<'stat
         zstd.set_parameter(CParameter::MinMatch(MIN_MATCH)).map_err(doing("take shorter matches"))?;
     }
     zstd.set_parameter(CParameter::WindowLog(window_log)).map_err(doing("take the window's size"))?;
-    zstd.set_parameter(CParameter::EnableLongDistanceMatching(true)).map_err(doing("match over long distances"))?;
+    // Below level 1 the encoder is what the stream waits for, and long distances take an eighth of its time.
+    let long = level > 0;
+    zstd.set_parameter(CParameter::EnableLongDistanceMatching(long)).map_err(doing("match over long distances"))?;
     Ok(zstd)
 }
 

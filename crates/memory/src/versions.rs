@@ -25,6 +25,8 @@
 //! stopped for good, and can be made again.
 
 use crate::record::{Block, PAGE_SIZE, PageBytes, Place};
+use memmap2::{Advice, MmapMut};
+use std::alloc::Layout;
 use std::collections::HashMap;
 
 /// Pages beside RAM. Their records have 8 MiB and more.
@@ -34,8 +36,8 @@ pub(crate) const SETTLING: usize = 2048;
 pub const MOST_UNREAD: usize = 1 << 20;
 const _: () = assert!(SETTLING * PAGE_SIZE >= 2 * (MOST_UNREAD + crate::decoder::ENOUGH));
 
-/// Pages that room is taken for at once: 2 MiB.
-const CHUNK: usize = 512;
+/// Pages that room is taken for at once: 64 MiB, so that nearly all of it can lie in huge pages.
+const CHUNK: usize = 16 << 10;
 
 /// No page of it was ever said.
 const NEVER: u32 = 0;
@@ -63,7 +65,7 @@ pub(crate) struct Versions {
     index: Vec<u32>,
     slots: Vec<Slot>,
     /// Contents of the slots, [`CHUNK`] of them each.
-    contents: Vec<Box<[PageBytes]>>,
+    contents: Vec<MmapMut>,
     free: Vec<u32>,
     hand: usize,
 }
@@ -93,7 +95,7 @@ impl Versions {
     pub(crate) fn get(&self, place: Place) -> Option<&PageBytes> {
         let entry = self.index.get(place.page as usize).filter(|_| place.block == self.block)?;
         let slot = entry.checked_sub(FIRST)? as usize;
-        Some(&self.contents[slot / CHUNK][slot % CHUNK])
+        self.contents[slot / CHUNK].as_chunks().0.get(slot % CHUNK)
     }
 
     /// This was sent. Whether it is kept; `gone` is told what is not any more because of it.
@@ -109,7 +111,7 @@ impl Versions {
         } else if self.slots.len() < self.capacity {
             if self.slots.len() == self.contents.len() * CHUNK {
                 let pages = CHUNK.min(self.capacity - self.slots.len());
-                self.contents.push(vec![[0; PAGE_SIZE]; pages].into());
+                self.contents.push(room(pages));
             }
             self.slots.push(Slot { page: place.page, again: false });
             self.slots.len() as u32 - 1
@@ -130,7 +132,7 @@ impl Versions {
     }
 
     fn content(&mut self, slot: u32) -> &mut PageBytes {
-        &mut self.contents[slot as usize / CHUNK][slot as usize % CHUNK]
+        &mut self.contents[slot as usize / CHUNK].as_chunks_mut().0[slot as usize % CHUNK]
     }
 
     /// A slot whose page did not come again. All are taken: there is one, at the latest when the hand has been everywhere.
@@ -151,6 +153,18 @@ impl Versions {
             self.free.push(slot);
         }
     }
+}
+
+/// Room for so many pages, in huge pages where the kernel has them: a fault for each page of a guest was a tenth of an encoder's time.
+fn room(pages: usize) -> MmapMut {
+    let bytes = pages * PAGE_SIZE;
+    // Nothing can be done without memory; the same as any allocation.
+    let room = MmapMut::map_anon(bytes).unwrap_or_else(|_| {
+        std::alloc::handle_alloc_error(Layout::array::<PageBytes>(pages).unwrap_or(Layout::new::<PageBytes>()))
+    });
+    // Only a wish.
+    let _ = room.advise(Advice::HugePage);
+    room
 }
 
 /// The last pages that were given to a QEMU that may not have read them yet.
