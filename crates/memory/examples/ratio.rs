@@ -2,7 +2,7 @@
 //! `migrate {"uri": "exec:cat > FILE"}`, the source running, then: `cargo run --release --example ratio FILE`.
 #![allow(clippy::unwrap_used, reason = "a tool for the bench: a panic says enough")]
 
-use godwit_memory::{Config, Decoder, Encoder, Limits, Progress, Resends, Stages};
+use godwit_memory::{Config, Decoder, Encoder, Limits, Progress, Reach, Resends, Stages};
 use std::time::Duration;
 use zstd::stream::raw::CParameter;
 
@@ -53,6 +53,11 @@ fn main() {
         ("godwit", default()),
         ("godwit, no differences", Config { versions: 0, ..default() }),
         ("godwit, 32 MiB kept", Config { versions: 32 << 20, ..default() }),
+        ("godwit, near", Config { reach: Reach::Near, ..default() }),
+        ("godwit, level -5, far", Config { level: -5, ..default() }),
+        ("godwit, level -5, near", Config { level: -5, reach: Reach::Near, ..default() }),
+        ("godwit, level -20, near", Config { level: -20, reach: Reach::Near, ..default() }),
+        ("godwit, raw, near", Config { level: -(1 << 17), reach: Reach::Near, ..default() }),
         ("godwit, level 3", Config { level: 3, ..default() }),
         ("godwit, level 6", Config { level: 6, ..default() }),
     ];

@@ -7,6 +7,8 @@ use std::fmt;
 pub const DEFAULT_MAX_RAM: u64 = 4 << 40;
 /// Window of 128 MiB: what `zstd --long` uses, and what its decoders take without being asked.
 pub const DEFAULT_WINDOW_LOG: u32 = 27;
+/// Window where nothing is looked for over long distances: 1 MiB.
+pub const NEAR_WINDOW_LOG: u32 = 20;
 /// What the source keeps of what it last sent, at most: 256 MiB, or the guest's memory if that is less.
 pub const DEFAULT_VERSIONS: u64 = 256 << 20;
 
@@ -46,11 +48,23 @@ pub enum Resends {
     Keep,
 }
 
+/// How far back zstd looks for what is alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Over all of the window ([`Config::window_log`]), which takes a quarter more time at level 1.
+    #[default]
+    Far,
+    /// As far as its table of places does by itself: [`NEAR_WINDOW_LOG`] holds all of it, and a processor's cache holds that.
+    Near,
+}
+
 /// How an [`Encoder`](crate::Encoder) works. The default has a fresh random key.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// zstd's level, 1 to 19; 1 keeps up with a gigabit.
     pub level: i32,
+    /// How far back it looks.
+    pub reach: Reach,
     /// Logarithm of zstd's window in bytes, 17 to 31. Both ends allocate that much.
     pub window_log: u32,
     /// What to do with unchanged pages.
@@ -70,6 +84,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             level: 1,
+            reach: Reach::default(),
             window_log: DEFAULT_WINDOW_LOG,
             resends: Resends::default(),
             key: PageKey::random(),

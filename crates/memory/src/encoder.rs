@@ -1,7 +1,7 @@
 //! The source's end: QEMU's stream in, Godwit's out.
 
 use crate::checkpoint::{CheckpointKey, Holding};
-use crate::config::{Config, PageKey, Resends};
+use crate::config::{Config, NEAR_WINDOW_LOG, PageKey, Reach, Resends};
 use crate::delta::{self, Differing};
 use crate::disks::{self, Feedback, Finder, Referring, Unknown};
 use crate::format;
@@ -274,14 +274,14 @@ impl Encoder {
         })
     }
 
-    /// Goes on with another of zstd's levels, in a frame of its own: from here on no match reaches back behind it.
+    /// Goes on with another of zstd's levels, or another reach, in a frame of its own: from here on no match reaches back behind it.
     ///
     /// # Errors
     /// [`StreamError::Zstd`], when memory is short.
-    pub fn set_level(&mut self, level: i32, out: &mut Vec<u8>) -> Result<(), StreamError> {
+    pub fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {
         self.guarded(out, |this, out| {
             this.pages.close_run(&mut this.wire);
-            this.wire.set_level(level, out)
+            this.wire.set_level(level, reach, out)
         })
     }
 
@@ -716,7 +716,7 @@ struct Wire {
 impl Wire {
     fn new(config: &Config) -> Result<Self, StreamError> {
         Ok(Self {
-            zstd: frame(config.level, config.window_log)?,
+            zstd: frame(config.level, config.reach, config.window_log)?,
             window_log: config.window_log,
             ops: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
             rebuilt: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
@@ -813,8 +813,8 @@ impl Wire {
         }
     }
 
-    fn set_level(&mut self, level: i32, out: &mut Vec<u8>) -> Result<(), StreamError> {
-        let next = frame(level, self.window_log)?;
+    fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        let next = frame(level, reach, self.window_log)?;
         self.end_frame(out)?;
         self.zstd = next;
         Ok(())
@@ -822,16 +822,18 @@ impl Wire {
 }
 
 /// A frame of zstd's that is to begin.
-fn frame(level: i32, window_log: u32) -> Result<zstd::stream::raw::Encoder<'static>, StreamError> {
+fn frame(level: i32, reach: Reach, window_log: u32) -> Result<zstd::stream::raw::Encoder<'static>, StreamError> {
     let doing = |doing| move |source| StreamError::Zstd { doing, source };
     let mut zstd = zstd::stream::raw::Encoder::new(level).map_err(doing("begin"))?;
     if level == 1 {
         zstd.set_parameter(CParameter::HashLog(HASH_LOG)).map_err(doing("take a larger table"))?;
         zstd.set_parameter(CParameter::MinMatch(MIN_MATCH)).map_err(doing("take shorter matches"))?;
     }
+    let (window_log, long) = match reach {
+        Reach::Far => (window_log, true),
+        Reach::Near => (window_log.min(NEAR_WINDOW_LOG), false),
+    };
     zstd.set_parameter(CParameter::WindowLog(window_log)).map_err(doing("take the window's size"))?;
-    // Below level 1 the encoder is what the stream waits for, and long distances take an eighth of its time.
-    let long = level > 0;
     zstd.set_parameter(CParameter::EnableLongDistanceMatching(long)).map_err(doing("match over long distances"))?;
     Ok(zstd)
 }

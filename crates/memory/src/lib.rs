@@ -77,7 +77,9 @@ pub mod watcher;
 mod witness;
 
 pub use checkpoint::{Checkpoint, CheckpointKey, Holding, HoldingError};
-pub use config::{Config, DEFAULT_MAX_RAM, DEFAULT_VERSIONS, DEFAULT_WINDOW_LOG, Limits, PageKey, Resends};
+pub use config::{
+    Config, DEFAULT_MAX_RAM, DEFAULT_VERSIONS, DEFAULT_WINDOW_LOG, Limits, NEAR_WINDOW_LOG, PageKey, Reach, Resends,
+};
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
 pub use disks::{Blocks, Feedback, Finder, NEIGHBOURS, Spot, SpotTable};
 pub use encoder::{Encoder, Progress, Summary};

@@ -233,6 +233,22 @@ mod tests {
         assert_eq!(hits, 9 * 3);
     }
 
+    #[test]
+    fn what_lies_behind_the_end_of_a_piece_of_room_is_kept_as_well() {
+        let pages = CHUNK as u64 + 2;
+        let mut versions = Versions::new(u64::MAX, &[Block { name: b"ram".to_vec(), pages }]);
+        let at = |page| Place { block: 0, page };
+        let content = |page: u64| std::array::from_fn(|i| (page >> (8 * (i % 3))) as u8);
+        for page in 0..pages {
+            assert!(versions.put(at(page), &content(page), |_, _| panic!("there is room for all")));
+        }
+        assert_eq!(versions.contents.len(), 2);
+        for page in [0, 1, CHUNK as u64 - 1, CHUNK as u64, pages - 1] {
+            assert_eq!(versions.get(at(page)), Some(&content(page)), "{page}");
+        }
+        assert_eq!(versions.get(at(pages)), None);
+    }
+
     proptest! {
         /// Against a map of everything: what is kept is what was last put, and what is not kept any more was said.
         #[test]

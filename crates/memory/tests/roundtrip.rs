@@ -5,7 +5,7 @@ mod common;
 
 use common::{Stream, load};
 use godwit_memory::{
-    Config, Decoder, Encoder, Limits, PageKey, Resends, StreamError, Summary, WireError, Witness, format,
+    Config, Decoder, Encoder, Limits, PageKey, Reach, Resends, StreamError, Summary, WireError, Witness, format,
 };
 use proptest::prelude::*;
 use std::os::unix::fs::FileExt;
@@ -93,7 +93,7 @@ proptest! {
     #[test]
     fn levels_change_anywhere_and_every_byte_comes_out(
         parts in proptest::collection::vec(pages(), 1..4),
-        levels in proptest::collection::vec(proptest::option::of(-20..7i32), 1..6),
+        levels in proptest::collection::vec(proptest::option::of((-20..7i32, any::<bool>())), 1..6),
         cuts in proptest::collection::vec(1..9000usize, 1..8),
         wire_cuts in proptest::collection::vec(1..300usize, 1..8),
     ) {
@@ -102,8 +102,9 @@ proptest! {
         let mut wire = vec![];
         for (piece, level) in pieces(&raw, &cuts).zip(levels.iter().cycle()) {
             encoder.push(piece, &mut wire).unwrap();
-            if let Some(level) = level {
-                encoder.set_level(*level, &mut wire).unwrap();
+            if let Some((level, far)) = level {
+                let reach = if *far { Reach::Far } else { Reach::Near };
+                encoder.set_level(*level, reach, &mut wire).unwrap();
             }
         }
         encoder.finish(&mut wire).unwrap();

@@ -6,7 +6,7 @@
 //! is lost, and [`CHANGES`] of them change something at the most.
 
 use godwit_content::choose::{Chooser, Level, Measured};
-use godwit_memory::Progress;
+use godwit_memory::{Progress, Reach};
 use godwit_units::Bytes;
 use std::time::{Duration, Instant};
 
@@ -26,11 +26,16 @@ pub(crate) struct Levels {
     left: u32,
 }
 
+/// How far back such a level looks: where the encoder is what the stream waits for, not over long distances.
+pub(crate) fn reach(level: Level) -> Reach {
+    if level < Level::One { Reach::Near } else { Reach::Far }
+}
+
 impl Levels {
     /// From now on, with level 1.
     pub(crate) fn new() -> Self {
         Self {
-            chooser: Chooser::default(),
+            chooser: Chooser::for_memory(),
             began: Instant::now(),
             packing: Duration::ZERO,
             raw: 0,
@@ -45,11 +50,11 @@ impl Levels {
     }
 
     /// The level to go on with, if it is another one.
-    pub(crate) fn look(&mut self, progress: &Progress) -> Option<i32> {
+    pub(crate) fn look(&mut self, progress: &Progress) -> Option<Level> {
         self.look_after(progress, self.began.elapsed())
     }
 
-    fn look_after(&mut self, progress: &Progress, time: Duration) -> Option<i32> {
+    fn look_after(&mut self, progress: &Progress, time: Duration) -> Option<Level> {
         if progress.raw_bytes - self.raw < LOOK || self.left == 0 {
             return None;
         }
@@ -65,7 +70,7 @@ impl Levels {
         // On a stream that is short of what is raw for a while, a probe would only cost the window.
         let other = now != before && !(before == Level::Raw && self.left < CHANGES);
         self.left -= u32::from(other);
-        other.then(|| now.number())
+        other.then_some(now)
     }
 }
 
@@ -74,7 +79,7 @@ mod tests {
     use super::*;
 
     /// A stream that shrinks to a quarter, packed at 350 MB/s by level 1, over a link of so many Mbit/s: the levels that are changed to.
-    fn levels(mbit: f64) -> Vec<i32> {
+    fn levels(mbit: f64) -> Vec<Level> {
         let (mut levels, mut progress, mut changed) = (Levels::new(), Progress::default(), vec![]);
         let mut packing = 17e6 / 350e6;
         for _ in 0..12 {
@@ -83,7 +88,7 @@ mod tests {
             levels.packed(Duration::from_secs_f64(packing));
             let time = Duration::from_secs_f64((17e6 / 4.0 * 8.0 / (mbit * 1e6)).max(packing));
             if let Some(level) = levels.look_after(&progress, time) {
-                packing *= if level > 1 { 2.0 } else { 0.5 };
+                packing *= if level > Level::One { 2.0 } else { 0.5 };
                 changed.push(level);
             }
         }
@@ -92,12 +97,12 @@ mod tests {
 
     #[test]
     fn a_slow_link_gets_a_higher_level_at_the_first_look_and_keeps_it() {
-        assert_eq!(levels(50.0).first(), Some(&3));
+        assert_eq!(levels(50.0).first(), Some(&Level::Three));
         assert!(levels(50.0).len() <= CHANGES as usize);
     }
 
     #[test]
     fn a_link_that_is_as_fast_as_level_1_keeps_it() {
-        assert_eq!(levels(500.0), [0; 0]);
+        assert_eq!(levels(500.0), []);
     }
 }

@@ -11,13 +11,13 @@
 //! pause, so nothing is taken from QEMU while more than the window is on its way, the channel's pieces included; and in the last rounds, while
 //! more than a little is ([`Seen::bound`], [`crate::settle`]).
 
-use crate::level::Levels;
+use crate::level::{self, Levels};
 use crate::parts::Moving;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use godwit_api::progress::NoteKind;
 use godwit_link::Flow;
-use godwit_memory::{Encoder, Progress, ReturnPath};
+use godwit_memory::{Encoder, Progress, Reach, ReturnPath};
 use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
@@ -162,9 +162,12 @@ pub fn read(
                 levels.packed(began.elapsed());
                 flushed = false;
                 if let Some(level) = levels.look(encoder.progress()).filter(|_| !seen.is_stopping()) {
-                    encoder.set_level(level, &mut wire)?;
+                    let reach = level::reach(level);
+                    encoder.set_level(level.number(), reach, &mut wire)?;
+                    let near = if reach == Reach::Near { ", looking back a mebibyte" } else { "" };
                     let text = format!(
-                        "memory is packed with zstd's level {level}: that is what the link and the processor allow"
+                        "memory is packed with zstd's level {}{near}: that is what the link and the processor allow",
+                        level.number()
                     );
                     moving.note(NoteKind::Decision, text);
                 }

@@ -24,7 +24,7 @@ pub(crate) struct Paced {
 impl Paced {
     /// A stream that begins.
     pub(crate) fn new() -> Result<Self, PackError> {
-        let (packer, chooser) = (Packer::new()?, Chooser::default());
+        let (packer, chooser) = (Packer::new()?, Chooser::for_disks());
         Ok(Self { packer, chooser, plain: 0, packed: 0, packing: Duration::ZERO, since: Instant::now() })
     }
 
