@@ -74,6 +74,10 @@ struct Connection {
     pipe: Option<Pipe>,
     /// For large writes, and holds what has come of one; made for the first one.
     inbound: Option<Pipe>,
+    /// A large write that has come whole and is still to be stored.
+    held: Option<Held>,
+    /// The pipe of the one before: empty.
+    spare: Option<Pipe>,
     /// The last request was a large write: so may the next be.
     large: bool,
     /// Reads that have to wait for the disk.
@@ -97,6 +101,8 @@ impl Connection {
             answers,
             pipe: None,
             inbound: None,
+            held: None,
+            spare: None,
             large: false,
             missed: vec![],
             eager,
@@ -116,7 +122,7 @@ impl Connection {
                 continue;
             }
             if self.server.is_closed() || !self.wait()? {
-                return Ok(());
+                return Ok(self.store_held()?);
             }
         }
     }
@@ -247,6 +253,14 @@ impl Connection {
 
     /// Waits for something; false: the client has left.
     fn wait(&mut self) -> io::Result<bool> {
+        if self.held.is_some() {
+            // First what has come behind it: then there is room for the client to send more while this is stored.
+            if self.server.wants_input() && self.more_waits() {
+                return self.receive();
+            }
+            self.store_held()?;
+            return Ok(true);
+        }
         if self.server.in_flight() == 0 {
             return self.receive_soon();
         }
@@ -304,7 +318,7 @@ impl Connection {
         self.wire.receive(self.server.input(), expects)
     }
 
-    /// Brings the rest of a large write to its file without a copy of its own, as far as it has come.
+    /// Takes the rest of a large write without a copy of its own, as far as it has come.
     fn receive_past(&mut self) -> io::Result<Past> {
         let Some(write) = self.server.begun_write() else {
             // With a part of it in the pipe, there is no room for its answer until others have been sent.
@@ -320,7 +334,7 @@ impl Connection {
         }
         if self.inbound.is_none() && self.backend.file_of(offset, 1).is_some() {
             // Whoever has no pipes left is served by copies.
-            self.inbound = Pipe::new().ok();
+            self.inbound = self.spare.take().or_else(|| Pipe::new().ok());
         }
         let Some(pipe) = self.inbound.as_mut().filter(|pipe| length <= pipe.most()) else { return Ok(Past::Not) };
         if pipe.holds() == 0 {
@@ -329,12 +343,12 @@ impl Connection {
             }
             pipe.begin(write.come)?;
         }
-        let mut refused = false;
+        let (mut refused, mut came) = (false, false);
         while pipe.holds() < length as usize {
             let missing = length as usize - pipe.holds();
             match pipe.take(self.wire.socket(), missing)? {
                 Some(0) => return Ok(Past::Came(false)),
-                Some(_) => refused = false,
+                Some(_) => (refused, came) = (false, true),
                 // That may have come just now. Refused again, it finds no room.
                 None if !refused && rustix::io::ioctl_fionread(self.wire.socket())? > 0 => refused = true,
                 None if refused => {
@@ -343,7 +357,8 @@ impl Connection {
                     self.large = false;
                     return Ok(Past::Not);
                 }
-                None if self.server.in_flight() > 0 => return Ok(Past::Came(true)),
+                // There is something to do meanwhile, or the rest is worth a look before sleeping.
+                None if came || self.server.in_flight() > 0 => return Ok(Past::Came(true)),
                 None => {
                     let mut fds = [PollFd::from_borrowed_fd(self.wire.socket(), PollFlags::IN)];
                     rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
@@ -351,7 +366,15 @@ impl Connection {
             }
         }
         // It is still what it was: nothing else has come into the machine.
-        let Some(cookie) = self.server.take_begun() else { return Ok(Past::Not) };
+        let (Some(cookie), Some(pipe)) = (self.server.take_begun(), self.inbound.take()) else { return Ok(Past::Not) };
+        self.store_held()?;
+        self.held = Some(Held { cookie, offset, length, pipe });
+        Ok(Past::Came(true))
+    }
+
+    /// Brings the write that is held to its file.
+    fn store_held(&mut self) -> io::Result<()> {
+        let Some(Held { cookie, offset, length, mut pipe }) = self.held.take() else { return Ok(()) };
         let mut put = |file: BorrowedFd<'_>, at| pipe.store(file, at);
         let answer = match self.backend.write_by(cookie, offset, length, &self.answers, &mut put) {
             Ok(answer) => answer,
@@ -360,15 +383,22 @@ impl Connection {
                 self.backend.perform(cookie, Command::Write { offset, data, fua: false }, &self.answers)
             }
         };
-        if pipe.holds() > 0 {
-            // It failed, and what is left goes nowhere.
-            self.inbound = None;
-        }
+        // If it failed, what is left goes nowhere.
+        self.spare = Some(pipe).filter(|pipe| pipe.holds() == 0);
         if let Some(reply) = answer {
             self.server.reply(cookie, reply);
         }
-        Ok(Past::Came(true))
+        Ok(())
     }
+}
+
+/// A large write that has come whole.
+struct Held {
+    cookie: Cookie,
+    offset: u64,
+    length: u32,
+    /// Its contents.
+    pipe: Pipe,
 }
 
 /// What became of a large write's contents, past the protocol's machine.

@@ -22,6 +22,8 @@ const RECORD: usize = 18 << 10;
 #[derive(Debug)]
 pub struct Wire {
     socket: Arc<OwnedFd>,
+    /// Whether its other end is on this host.
+    unix: bool,
     tls: Option<Box<ServerConnection>>,
 }
 
@@ -47,8 +49,11 @@ impl Wire {
     /// A connected stream socket in blocking mode.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
-        make_room(&socket);
-        Self { socket: Arc::new(socket), tls: None }
+        let unix = rustix::net::sockopt::socket_domain(&socket) == Ok(rustix::net::AddressFamily::UNIX);
+        if unix {
+            make_room(&socket);
+        }
+        Self { socket: Arc::new(socket), unix, tls: None }
     }
 
     /// What ends it from elsewhere.
@@ -100,7 +105,7 @@ impl Wire {
 
     /// Whether its other end is on this host, and bytes go as they are: what it holds lies in large pieces.
     pub(crate) fn is_local(&self) -> bool {
-        self.is_plain() && is_unix(&self.socket)
+        self.is_plain() && self.unix
     }
 
     /// Whether bytes are sent as they are.
@@ -169,18 +174,12 @@ impl Write for Socket<'_> {
     }
 }
 
-fn is_unix(socket: &OwnedFd) -> bool {
-    rustix::net::sockopt::socket_domain(socket) == Ok(rustix::net::AddressFamily::UNIX)
-}
-
 /// What a Unix socket may hold. TCP finds out by itself.
 fn make_room(socket: &OwnedFd) {
     use rustix::net::sockopt;
-    if is_unix(socket) {
-        // Above the system's limit only for root; without it, it is slower and no more.
-        let _ = sockopt::set_socket_send_buffer_size_force(socket, UNDER_WAY)
-            .or_else(|_| sockopt::set_socket_send_buffer_size(socket, UNDER_WAY));
-    }
+    // Above the system's limit only for root; without it, it is slower and no more.
+    let _ = sockopt::set_socket_send_buffer_size_force(socket, UNDER_WAY)
+        .or_else(|_| sockopt::set_socket_send_buffer_size(socket, UNDER_WAY));
 }
 
 /// How much of what a client sends is taken at once.
