@@ -150,7 +150,9 @@ pub fn read(
                 bail!("the migration was given up");
             }
             crate::parts::lock(&seen.progress).clone_from(encoder.progress());
+            let began = Instant::now();
             hearing.wait(ACKNOWLEDGED)?;
+            levels.waited(began.elapsed());
             continue;
         }
         match qemu.read(&mut input[..at_once(bound)]) {
@@ -207,7 +209,9 @@ pub fn read(
         }
         crate::parts::lock(&seen.progress).clone_from(encoder.progress());
         if wire.len() >= at_once(bound).min(READ / 4) || (flushed && !wire.is_empty()) {
+            let began = Instant::now();
             send(out, &mut wire)?;
+            levels.waited(began.elapsed());
         }
     }
     encoder.finish(&mut wire)?;
