@@ -1,9 +1,10 @@
 //! How hard zstd tries on memory: by what the link carried and the processor packed so far in this move
-//! ([`godwit_content::choose`]). On a slow link a core has time for level 3 or 6, which make a tenth less of it; on a fast one none does anything
-//! worth its time.
+//! ([`godwit_content::choose`]). On a slow link a core has time for level 3 or 6, which make some hundredths less of it; on one that is faster than
+//! the encoder what it spares by not looking far back is worth more.
 //!
 //! Another level begins a new frame with an empty window, so what came before is not referred to any more: a look is taken early, when little
-//! is lost, and [`CHANGES`] of them change something at the most.
+//! is lost, and [`CHANGES`] of them change something at the most. From the lowest levels that bound keeps a busy machine, too: what they leave to the
+//! wire takes processors at both ends, of which a look at the encoder tells nothing.
 
 use godwit_content::choose::{Chooser, Level, Measured};
 use godwit_memory::{Progress, Reach};
