@@ -137,6 +137,8 @@ impl Connection {
 
     fn take_requests(&mut self) -> Result<(), Cut> {
         while let Some(request) = self.server.poll_request()? {
+            // It came first.
+            self.store_held()?;
             let cookie = request.cookie;
             self.large = matches!(&request.command, Command::Write { data, .. } if data.len() >= LARGE as usize);
             match request.command {

@@ -238,6 +238,27 @@ fn several_under_way_are_answered_each_and_the_last_one_to_come_is_what_stays() 
 }
 
 #[test]
+fn what_comes_behind_a_large_write_is_done_after_it() {
+    let mut client = Client::new(true);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+    for n in 2..30_u32 {
+        // Both at once, and the second overwrites a part of the first.
+        let (first, second) = (contents(n, LARGE), contents(n + 100, 4096));
+        let mut all = client.head(0, 1, 0, LARGE);
+        all.extend_from_slice(&first);
+        all.extend(client.head(0, 1, 8192, 4096));
+        all.extend_from_slice(&second);
+        client.socket().write_all(&all).unwrap();
+        assert_eq!((client.answer().0, client.answer().0), (0, 0));
+        client.model[..LARGE].copy_from_slice(&first);
+        client.model[8192..][..4096].copy_from_slice(&second);
+        assert!(client.is_as_written(), "{n}");
+        assert_eq!(client.write(400_000, &contents(n, LARGE), LARGE * 2), 0);
+    }
+    assert!(client.counts().0 > 10, "{:?}", client.counts());
+}
+
+#[test]
 fn zeroes_are_seen_and_leave_holes() {
     let mut client = Client::new(true);
     for n in 0..4 {
@@ -303,7 +324,11 @@ fn a_client_may_leave_in_the_middle_and_one_that_wants_it_durable_is_heard() {
     assert_eq!(client.answer().0, 0);
     client.model[400_000..][..LARGE].copy_from_slice(&durable);
     assert_eq!(client.counts(), (0, 2));
-    let mut all = client.head(0, 1, 800_000, LARGE);
+    // One that came whole, and half of another.
+    let (whole, mut all) = (contents(4, LARGE), client.head(0, 1, 600_000, LARGE));
+    all.extend_from_slice(&whole);
+    client.model[600_000..][..LARGE].copy_from_slice(&whole);
+    all.extend(client.head(0, 1, 800_000, LARGE));
     all.extend(contents(3, LARGE / 2));
     client.socket().write_all(&all).unwrap();
     drop(client.socket.take());

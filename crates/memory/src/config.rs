@@ -51,7 +51,7 @@ pub enum Resends {
 /// How far back zstd looks for what is alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reach {
-    /// Over all of the window ([`Config::window_log`]), which takes a quarter more time at level 1.
+    /// Over all of the window ([`Config::window_log`]), which takes an encoder 1.5 times as long at level 1, for 5 to 9 % fewer bytes.
     #[default]
     Far,
     /// As far as its table of places does by itself: [`NEAR_WINDOW_LOG`] holds all of it, and a processor's cache holds that.
@@ -61,7 +61,7 @@ pub enum Reach {
 /// How an [`Encoder`](crate::Encoder) works. The default has a fresh random key.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// zstd's level, 1 to 19; 1 keeps up with a gigabit.
+    /// zstd's level, -131072 to 19.
     pub level: i32,
     /// How far back it looks.
     pub reach: Reach,
