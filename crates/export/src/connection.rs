@@ -368,7 +368,8 @@ impl Connection {
             }
         }
         // It is still what it was: nothing else has come into the machine.
-        let (Some(cookie), Some(pipe)) = (self.server.take_begun(), self.inbound.take()) else { return Ok(Past::Not) };
+        let Some(cookie) = self.server.take_begun() else { return Ok(Past::Not) };
+        let Some(pipe) = self.inbound.take() else { unreachable!("it holds the write") };
         self.store_held()?;
         self.held = Some(Held { cookie, offset, length, pipe });
         Ok(Past::Came(true))
