@@ -10,7 +10,8 @@
 use godwit_units::{BitRate, Bytes};
 use std::time::Duration;
 
-/// How hard zstd tries. Cheapest first.
+/// How hard zstd tries. Cheapest first. Speeds and sizes below are those of disks; on memory, with its long window, a level costs and
+/// brings less beside the next one (see [`Chooser::for_memory`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Not at all, but for long repetitions that it stumbles over: as good as raw, in zstd's format.

@@ -20,7 +20,10 @@ const PIECE: u32 = 128 << 10;
 const LARGE: u32 = 64 << 10;
 /// Writes from this length on take longer to copy than it costs to wake somebody who does it. At 128 KiB that is not so.
 const LARGE_WRITE: usize = 512 << 10;
-/// What has to be seen of a large write before the rest goes to its file unseen: zeroes become holes, for whoever sees them.
+/// A write that is longer than what a pipe is sure to hold is stored in parts of this length, each once it has come: its client's socket
+/// holds one and a half, so that the client sends while the server stores.
+const PART: u32 = 128 << 10;
+/// What has to be seen of a large write, or of a part of it, before the rest goes to its file unseen: zeroes become holes, for whoever sees them.
 const SAMPLE: usize = 512;
 /// A request's header, and the sample.
 const BEGINNING: usize = 28 + SAMPLE;
@@ -59,6 +62,16 @@ fn in_memory(backend: &dyn Backend, file: BorrowedFd<'_>, offset: u64, length: u
     })
 }
 
+/// How much of a write goes through a pipe at once. No block of the disk is in two parts, unless the client itself begins in the middle of
+/// one.
+fn part_of(offset: u64, length: u32, most: u32) -> Option<u32> {
+    if length <= most {
+        return Some(length);
+    }
+    let past = (offset % godwit_volume::BLOCK) as u32;
+    (most >= PART).then_some(PART - past)
+}
+
 fn is_large_write(command: &Command) -> bool {
     matches!(command, Command::Write { data, .. } if data.len() >= LARGE_WRITE)
 }
@@ -74,7 +87,7 @@ struct Connection {
     pipe: Option<Pipe>,
     /// For large writes, and holds what has come of one; made for the first one.
     inbound: Option<Pipe>,
-    /// A large write that has come whole and is still to be stored.
+    /// A large write, or a part of one, that has come whole and is still to be stored.
     held: Option<Held>,
     /// The pipe of the one before: empty.
     spare: Option<Pipe>,
@@ -327,8 +340,8 @@ impl Connection {
             let held = self.inbound.as_ref().is_some_and(|pipe| pipe.holds() > 0);
             return Ok(if held { Past::Came(true) } else { Past::Not });
         };
-        let (offset, length, begun) = (write.offset, write.length, write.come.len());
-        if length < LARGE || write.fua || begun > MOST_BEFORE {
+        let (offset, begun) = (write.offset, write.come.len());
+        if write.length < LARGE || write.fua || begun > MOST_BEFORE {
             return Ok(Past::Not);
         }
         if begun < SAMPLE {
@@ -338,7 +351,8 @@ impl Connection {
             // Whoever has no pipes left is served by copies.
             self.inbound = self.spare.take().or_else(|| Pipe::new().ok());
         }
-        let Some(pipe) = self.inbound.as_mut().filter(|pipe| length <= pipe.most()) else { return Ok(Past::Not) };
+        let Some(pipe) = &mut self.inbound else { return Ok(Past::Not) };
+        let Some(length) = part_of(offset, write.length, pipe.most()) else { return Ok(Past::Not) };
         if pipe.holds() == 0 {
             if godwit_volume::is_zero(write.come) {
                 return Ok(Past::Not);
@@ -368,7 +382,7 @@ impl Connection {
             }
         }
         // It is still what it was: nothing else has come into the machine.
-        let Some(cookie) = self.server.take_begun() else { return Ok(Past::Not) };
+        let Some(cookie) = self.server.take_begun(length) else { return Ok(Past::Not) };
         let Some(pipe) = self.inbound.take() else { unreachable!("it holds the write") };
         self.store_held()?;
         self.held = Some(Held { cookie, offset, length, pipe });
@@ -395,7 +409,7 @@ impl Connection {
     }
 }
 
-/// A large write that has come whole.
+/// A large write that has come whole, or a part of one.
 struct Held {
     cookie: Cookie,
     offset: u64,

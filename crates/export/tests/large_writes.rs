@@ -16,6 +16,8 @@ use std::thread::JoinHandle;
 const SIZE: u64 = 16 << 20;
 /// What is written at once, mostly.
 const LARGE: usize = 128 << 10;
+/// More than a pipe holds.
+const LONG: usize = 1 << 20;
 
 /// What becomes of large writes.
 const TAKEN: u8 = 0;
@@ -28,6 +30,7 @@ struct Counted {
     how: AtomicU8,
     past: AtomicU64,
     through: AtomicU64,
+    failed: AtomicU64,
     read_only: File,
 }
 
@@ -58,6 +61,7 @@ impl Backend for Counted {
                 // Half of it goes nowhere, and nothing takes the rest.
                 let failed: io::Result<()> = put(self.read_only.as_fd(), offset);
                 assert!(failed.is_err(), "a file that takes no writes took one");
+                self.failed.fetch_add(1, Ordering::SeqCst);
                 return Ok(Some(Reply::Error(Errno::Io)));
             }
             _ => {}
@@ -101,6 +105,7 @@ impl Client {
             how: AtomicU8::new(TAKEN),
             past: AtomicU64::new(0),
             through: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
             read_only,
         });
         let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -208,6 +213,73 @@ fn what_comes_in_large_writes_is_in_the_file_however_it_comes() {
         assert!(past >= 3, "{past} of 9 went past, {through} came through");
         assert!(client.is_as_written(), "tracked: {tracked}");
     }
+}
+
+#[test]
+fn what_is_longer_than_a_pipe_is_stored_in_parts_however_it_comes() {
+    for tracked in [false, true] {
+        let mut client = Client::new(tracked);
+        assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+        let before = client.counts().0;
+        for (n, piece) in (0_u32..).zip([LONG * 2, LONG * 2, 300_000, 7001, 50_000, LONG * 2, 540, LONG * 2]) {
+            let length = LONG + (n as usize % 3) * 77_777;
+            // On a block, and beside one.
+            let offset = u64::from(n) * 1_200_000 / 4096 * 4096 + u64::from(n % 2) * 513;
+            assert_eq!(client.write(offset, &contents(n, length), piece), 0);
+            assert_eq!(client.write(u64::from(n), &contents(n, 5000), 6000), 0);
+            assert_eq!(client.write(8192, &contents(n + 50, LARGE), LARGE * 2), 0, "what follows is large as well");
+        }
+        assert!(client.counts().0 - before >= 20, "{:?}", client.counts());
+        assert!(client.is_as_written(), "tracked: {tracked}");
+    }
+}
+
+#[test]
+fn a_long_write_of_which_a_part_fails_fails_once() {
+    let mut client = Client::new(false);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+    // The first parts go nowhere, the last one arrives.
+    client.backend.how.store(FAIL, Ordering::SeqCst);
+    let (mut head, written) = (client.head(0, 1, LONG as u64, LONG), contents(2, LONG));
+    head.extend_from_slice(&written[..LONG / 2]);
+    client.socket().write_all(&head).unwrap();
+    while client.backend.failed.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    client.backend.how.store(TAKEN, Ordering::SeqCst);
+    client.socket().write_all(&written[LONG / 2..]).unwrap();
+    assert_eq!(client.answer(), (5, client.handle));
+    for n in 4..9 {
+        assert_eq!(client.write(n * LONG as u64, &contents(n as u32, LONG), LONG * 2), 0, "the next one is another");
+    }
+    client.model.truncate(LONG);
+    let mut found = vec![0; LONG];
+    File::open(client.path()).unwrap().read_exact_at(&mut found, 0).unwrap();
+    assert!(found == client.model, "what was before it is as it was");
+}
+
+#[test]
+fn who_leaves_in_the_middle_of_a_long_write_leaves_no_block_half_written() {
+    let mut client = Client::new(true);
+    let before = contents(1, LONG * 2);
+    assert_eq!(client.write(0, &before[..LARGE], LARGE * 2), 0);
+    assert_eq!(client.write(0, &before, LONG * 3), 0);
+    // It begins in the middle of a block, as a client may that does not care.
+    let (begin, written) = (10_000, contents(2, LONG));
+    let mut all = client.head(0, 1, begin as u64, LONG);
+    all.extend_from_slice(&written[..LONG - 100]);
+    client.socket().write_all(&all).unwrap();
+    drop(client.socket.take());
+    client.thread.take().unwrap().join().unwrap();
+    client.thread = Some(std::thread::spawn(|| {}));
+    let mut found = vec![0; LONG * 2];
+    File::open(client.path()).unwrap().read_exact_at(&mut found, 0).unwrap();
+    let mut after = before.clone();
+    after[begin..begin + LONG].copy_from_slice(&written);
+    let block = |of: &[u8], n: usize| of[n * 4096..][..4096].to_vec();
+    let stored = (0..LONG * 2 / 4096).filter(|n| block(&found, *n) != block(&before, *n)).collect::<Vec<_>>();
+    assert!(stored.iter().all(|n| block(&found, *n) == block(&after, *n)), "a block is as before or as written");
+    assert!(stored.contains(&2) && !stored.contains(&((begin + LONG - 1) / 4096)), "{stored:?}");
 }
 
 #[test]

@@ -139,16 +139,16 @@ pub enum Filled {
     },
 }
 
-/// A write of which the header has come, and not yet all that is to be written.
+/// A write of which the header has come, and not yet all that is to be written; or what is left of it after [`Server::take_begun`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BegunWrite<'a> {
-    /// Where.
+    /// Where what is left begins.
     pub offset: u64,
-    /// How much.
+    /// How much is left.
     pub length: u32,
     /// Durable before the answer.
     pub fua: bool,
-    /// What has come of it.
+    /// What has come of that.
     pub come: &'a [u8],
 }
 
@@ -190,6 +190,20 @@ struct Pending {
     one: bool,
     /// Bytes that it holds or will bring, counted against [`MAX_HELD`].
     weight: usize,
+    /// Calls of [`Server::reply`] before it is answered: one, and another for each part of a write that was taken before the last.
+    awaited: u32,
+    /// What became of the first of these parts that failed.
+    failed: Option<Errno>,
+}
+
+/// What is still to come of a write that is taken in parts. It has no header any more.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    cookie: Cookie,
+    offset: u64,
+    /// More than 0.
+    length: u32,
+    fua: bool,
 }
 
 /// The machine of one connection.
@@ -204,6 +218,8 @@ pub struct Server {
     agreed: Agreed,
     chosen: Option<usize>,
     input: BytesMut,
+    /// Where `input` begins, if it is in the middle of a write.
+    rest: Option<Rest>,
     output: BytesMut,
     pending: Flight<Pending>,
     /// The weight of all that is pending.
@@ -222,6 +238,7 @@ impl Server {
             agreed: Agreed::default(),
             chosen: None,
             input: BytesMut::new(),
+            rest: None,
             output,
             pending: Flight::new(),
             weight: 0,
@@ -280,10 +297,14 @@ impl Server {
     /// request at the beginning of its room, and a large write is never copied.
     #[must_use]
     pub fn rest_of_request(&self) -> usize {
+        if let Some(rest) = self.rest {
+            return (rest.length as usize).saturating_sub(self.input.len());
+        }
         let head = self.head().filter(|_| matches!(self.stage, Stage::Transmission));
         head.map_or(0, |head| (Head::LENGTH + head.payload() as usize).saturating_sub(self.input.len()))
     }
 
+    /// Of the next request; not in the middle of a write.
     fn head(&self) -> Option<Head> {
         Head::of(&self.input).filter(|head| head.mark == REQUEST)
     }
@@ -296,21 +317,44 @@ impl Server {
         if !matches!(self.stage, Stage::Transmission) || self.is_full() {
             return None;
         }
-        let head = self.head().filter(|head| head.payload() <= MAX_REQUEST)?;
-        let come = self.input.get(Head::LENGTH..).filter(|come| come.len() < head.payload() as usize)?;
-        match self.understand(head, Bytes::new()) {
-            Ok(Command::Write { offset, fua, .. }) => Some(BegunWrite { offset, length: head.length, fua, come }),
-            _ => None,
-        }
+        let (before, offset, length, fua) = match self.rest {
+            Some(Rest { offset, length, fua, .. }) => (0, offset, length, fua),
+            None => {
+                let head = self.head().filter(|head| head.payload() <= MAX_REQUEST)?;
+                let Ok(Command::Write { offset, fua, .. }) = self.understand(head, Bytes::new()) else { return None };
+                (Head::LENGTH, offset, head.length, fua)
+            }
+        };
+        let come = self.input.get(before..).filter(|come| come.len() < length as usize)?;
+        Some(BegunWrite { offset, length, fua, come })
     }
 
-    /// The whole of [`Server::begun_write`] is in the shell's hands: what had come of it here, and the rest, which never will. The next
-    /// request is to follow. This one is answered like any other.
-    pub fn take_begun(&mut self) -> Option<Cookie> {
-        self.begun_write()?;
-        let head = self.head()?;
+    /// The first `length` bytes of [`Server::begun_write`] are in the shell's hands: what had come of them here, and what had not and never
+    /// will. If that is all of it, the next request is to follow; else its rest is, as another begun write, or from
+    /// [`Server::poll_request`], under the same cookie. Each of these parts is answered as if it were a request, and the client
+    /// is told of the first error, or of none, once all are. `None`, and nothing has changed: there is no such part, or more than that has
+    /// come.
+    pub fn take_begun(&mut self, length: u32) -> Option<Cookie> {
+        let write = self
+            .begun_write()
+            .filter(|write| (write.come.len()..=write.length as usize).contains(&(length as usize)))?;
+        let BegunWrite { offset, length: all, fua, .. } = write;
+        let cookie = match self.rest.take() {
+            Some(rest) => rest.cookie,
+            None => {
+                let head = self.head()?;
+                self.insert(head)
+            }
+        };
         self.input.clear();
-        Some(self.insert(head))
+        if length < all {
+            let (offset, length) = (offset + u64::from(length), all - length);
+            self.rest = Some(Rest { cookie, offset, length, fua });
+            if let Some(pending) = self.pending.get_mut(cookie.0) {
+                pending.awaited += 1;
+            }
+        }
+        Some(cookie)
     }
 
     /// Whether the client has said that it is done. What is still unanswered need not be.
@@ -386,6 +430,14 @@ impl Server {
     }
 
     fn request(&mut self) -> Result<Taken, ProtocolError> {
+        if let Some(Rest { cookie, offset, length, fua }) = self.rest {
+            if self.input.len() < length as usize {
+                return Ok(Taken::Nothing);
+            }
+            self.rest = None;
+            let data = self.input.split_to(length as usize).freeze();
+            return Ok(Taken::Request(Request { cookie, command: Command::Write { offset, data, fua } }));
+        }
         let Some(head) = Head::of(&self.input) else { return Ok(Taken::Nothing) };
         if head.mark != REQUEST {
             return Err(ProtocolError::OutOfStep);
@@ -422,7 +474,17 @@ impl Server {
         let weight = if kind == CMD_READ { length.min(MAX_REQUEST) } else { head.payload() } as usize;
         self.weight += weight;
         let (whole, one) = (flags & CMD_FLAG_DF != 0, flags & CMD_FLAG_REQ_ONE != 0);
-        Cookie(self.pending.insert(Pending { handle, offset, length, kind, whole, one, weight }))
+        Cookie(self.pending.insert(Pending {
+            handle,
+            offset,
+            length,
+            kind,
+            whole,
+            one,
+            weight,
+            awaited: 1,
+            failed: None,
+        }))
     }
 
     fn understand(&self, head: Head, data: Bytes) -> Result<Command, Errno> {
@@ -479,9 +541,17 @@ impl Server {
     /// Answers a request. An answer that does not fit the request becomes [`Errno::Io`]: better no contents than wrong ones.
     pub fn reply(&mut self, cookie: Cookie, reply: Reply) {
         // An answer to what is not pending is a bug of the shell, and there is nobody to send it to.
+        let Some(pending) = self.pending.get_mut(cookie.0) else { return };
+        if let Reply::Error(errno) = reply {
+            pending.failed.get_or_insert(errno);
+        }
+        pending.awaited -= 1;
+        if pending.awaited > 0 {
+            return;
+        }
         let Some(pending) = self.pending.remove(cookie.0) else { return };
         self.weight -= pending.weight;
-        let reply = fit(reply, &pending);
+        let reply = fit(pending.failed.map_or(reply, Reply::Error), &pending);
         if self.agreed.structured && matches!(pending.kind, CMD_READ | CMD_BLOCK_STATUS) {
             self.structured(&pending, reply);
         } else {

@@ -1,7 +1,7 @@
 //! What a client cannot make the server do.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use godwit_nbd::{Command, Export, Piece, Reply, Server};
+use godwit_nbd::{Command, Errno, Export, Piece, Reply, Request, Server};
 
 fn request(kind: u16, flags: u16, handle: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut out = 0x2560_9513_u32.to_be_bytes().to_vec();
@@ -108,13 +108,83 @@ fn a_write_that_has_begun_can_be_taken_by_the_shell_and_the_next_request_is_foun
     assert!(server.poll_request().unwrap().is_none());
     let begun = server.begun_write().unwrap();
     assert_eq!((begun.offset, begun.length, begun.fua, begun.come), (4096, 100_000, false, &b"beginning"[..]));
-    let cookie = server.take_begun().unwrap();
-    assert_eq!((server.take_begun(), server.begun_write(), server.in_flight()), (None, None, 1));
+    assert_eq!(
+        (server.take_begun(8), server.take_begun(100_001)),
+        (None, None),
+        "more has come, and no more is written"
+    );
+    let cookie = server.take_begun(100_000).unwrap();
+    assert_eq!((server.take_begun(1), server.begun_write(), server.in_flight()), (None, None, 1));
     server.transmit().clear();
     server.receive(&request(3, 0, 6, 0, 0));
     assert_eq!(server.poll_request().unwrap().unwrap().command, Command::Flush);
     server.reply(cookie, Reply::Done);
     assert_eq!(server.transmit()[..], [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0][..], &5_u64.to_be_bytes()].concat());
+}
+
+/// What a client is told of a request: its error.
+fn told(handle: u64, error: u32) -> Vec<u8> {
+    [&0x6744_6698_u32.to_be_bytes()[..], &error.to_be_bytes(), &handle.to_be_bytes()].concat()
+}
+
+#[test]
+fn a_write_that_is_taken_in_parts_is_answered_once_and_by_the_first_that_failed() {
+    // What becomes of two parts and of the rest, in the order of the answers, and what the client is told.
+    let (done, full, bad) = (Reply::Done, Reply::Error(Errno::NoSpace), Reply::Error(Errno::Io));
+    for (answers, error) in [
+        ([done.clone(), done.clone(), done.clone()], 0),
+        ([done.clone(), bad.clone(), full.clone()], 5),
+        ([full.clone(), done.clone(), done.clone()], 28),
+        ([done.clone(), done, bad], 5),
+    ] {
+        // The rest comes to the shell, or as a request.
+        for past in [true, false] {
+            let mut server = connected();
+            assert!(server.poll_request().unwrap().is_none());
+            server.transmit().clear();
+            server.receive(&request(1, 0, 5, 4096, 100_000));
+            server.receive(b"first");
+            let cookie = server.take_begun(40_000).unwrap();
+            let rest = server.begun_write().unwrap();
+            assert_eq!(
+                (rest.offset, rest.length, rest.come, server.rest_of_request()),
+                (44_096, 60_000, &b""[..], 60_000)
+            );
+            server.receive(b"second");
+            assert_eq!(server.begun_write().unwrap().come, b"second");
+            // One part is answered before the others have come.
+            server.reply(cookie, answers[0].clone());
+            assert_eq!(server.take_begun(50_000), Some(cookie));
+            server.reply(cookie, answers[1].clone());
+            assert!(server.poll_request().unwrap().is_none() && server.transmit().is_empty());
+            if past {
+                assert_eq!(server.take_begun(10_000), Some(cookie));
+            } else {
+                server.receive(&[7; 9_999]);
+                assert_eq!((server.rest_of_request(), server.begun_write().unwrap().offset), (1, 94_096));
+                // And the next request behind it.
+                server.receive(&[7]);
+                assert_eq!(server.begun_write(), None, "it is here");
+            }
+            server.receive(&request(3, 0, 6, 0, 0));
+            let next = server.poll_request().unwrap().unwrap();
+            let flush = if past {
+                next
+            } else {
+                let data = vec![7; 10_000].into();
+                assert_eq!(next, Request { cookie, command: Command::Write { offset: 94_096, data, fua: false } });
+                server.poll_request().unwrap().unwrap()
+            };
+            assert_eq!((&flush.command, server.in_flight()), (&Command::Flush, 2));
+            server.reply(flush.cookie, Reply::Done);
+            server.reply(cookie, answers[2].clone());
+            assert_eq!(server.transmit()[..], [told(6, 0), told(5, error)].concat(), "{answers:?}");
+            assert_eq!(server.in_flight(), 0);
+            // Nothing is left to be answered.
+            server.reply(cookie, Reply::Done);
+            assert_eq!(server.transmit().len(), 32);
+        }
+    }
 }
 
 #[test]
@@ -124,7 +194,7 @@ fn a_write_that_will_be_refused_or_is_here_or_has_no_room_is_nobody_elses_to_tak
         let mut server = connected();
         assert!(server.poll_request().unwrap().is_none());
         server.receive(&request(1, flags, 1, offset, length));
-        assert_eq!((server.take_begun(), server.begun_write()), (None, None), "{flags} {offset} {length}");
+        assert_eq!((server.take_begun(length), server.begun_write()), (None, None), "{flags} {offset} {length}");
     }
     let mut server = connected();
     assert!(server.poll_request().unwrap().is_none());
@@ -139,7 +209,7 @@ fn a_write_that_will_be_refused_or_is_here_or_has_no_room_is_nobody_elses_to_tak
         assert!(server.poll_request().unwrap().is_some());
     }
     server.receive(&request(1, 0, 200, 0, 4096));
-    assert_eq!((server.take_begun(), server.begun_write()), (None, None));
+    assert_eq!((server.take_begun(4096), server.begun_write()), (None, None));
 }
 
 #[test]
