@@ -93,6 +93,10 @@ impl Answers {
 
     pub(crate) fn take(&self) -> Vec<(Cookie, Answer)> {
         let mut come = self.0.come.lock().unwrap_or_else(PoisonError::into_inner);
+        if come.is_empty() {
+            // Nor has the event anything to read: it is written under this lock.
+            return vec![];
+        }
         let _ = rustix::io::read(&self.0.event, &mut [0; 8]);
         std::mem::take(&mut *come)
     }

@@ -123,19 +123,29 @@ impl Connection {
     }
 
     fn run(&mut self) -> Result<(), Cut> {
+        let ended = self.serve();
+        // It came whole, whatever became of the client.
+        let stored = self.store_held();
+        ended.and(stored.map_err(Cut::from))
+    }
+
+    fn serve(&mut self) -> Result<(), Cut> {
         loop {
             self.take_requests()?;
-            self.give_missed()?;
+            if self.give_missed()? {
+                // There is room again for requests that have come already.
+                continue;
+            }
             if !self.server.transmit().is_empty() {
                 self.wire.send(self.server.transmit())?;
                 if self.server.wants_tls() {
                     self.start_tls()?;
                 }
-                // There is room again for requests that have come already.
+                // As above.
                 continue;
             }
             if self.server.is_closed() || !self.wait()? {
-                return Ok(self.store_held()?);
+                return Ok(());
             }
         }
     }
@@ -236,26 +246,29 @@ impl Connection {
         Ok(filled)
     }
 
-    fn give_missed(&mut self) -> io::Result<()> {
+    /// Sees to the reads that were not in memory; whether one was answered.
+    fn give_missed(&mut self) -> io::Result<bool> {
         // Where all that is asked for is one read, or one stream of them whose first tries have started all of their I/O, nothing
         // else would be kept from anything: no need for another thread.
         let follows = |two: &[(Cookie, u64, u32)]| {
             two[0].1 + u64::from(two[0].2) == two[1].1 && two.iter().all(|(.., length)| *length <= PIECE)
         };
         if self.missed.windows(2).all(follows) && self.server.in_flight() == self.missed.len() {
-            for (cookie, ..) in std::mem::take(&mut self.missed) {
+            let missed = std::mem::take(&mut self.missed);
+            let any = !missed.is_empty();
+            for (cookie, ..) in missed {
                 // What was waited for before may have brought it, or a part.
                 let Some((offset, length)) = self.read(cookie)? else { continue };
                 self.wire.send(self.server.transmit())?;
                 self.backend.warm(offset, u64::from(length));
                 self.warmed(cookie)?;
             }
-            return Ok(());
+            return Ok(any);
         }
         for (cookie, offset, length) in self.missed.drain(..) {
             self.helpers.give(cookie, Job::Warm { offset, length: u64::from(length) });
         }
-        Ok(())
+        Ok(false)
     }
 
     /// A read that missed may be luckier now. Else it is waited for as long as it takes.
@@ -269,6 +282,8 @@ impl Connection {
     /// Waits for something; false: the client has left.
     fn wait(&mut self) -> io::Result<bool> {
         if self.held.is_some() {
+            // With a client that always has more to send there may be no other look at them for long.
+            self.take_answers()?;
             // First what has come behind it: then there is room for the client to send more while this is stored.
             if self.server.wants_input() && self.more_waits() {
                 return self.receive();
@@ -287,18 +302,24 @@ impl Connection {
         rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
         let (answered, come) = (!fds[0].revents().is_empty(), fds[1].revents());
         if answered {
-            for (cookie, answer) in self.answers.take() {
-                match answer {
-                    Answer::Reply(reply) => self.server.reply(cookie, reply),
-                    Answer::Warm => self.warmed(cookie)?,
-                }
-            }
+            self.take_answers()?;
         }
         if come.contains(PollFlags::IN) {
             return self.receive();
         }
         // Hung up while it may not send: nobody is left to answer.
         Ok(!come.intersects(PollFlags::HUP | PollFlags::ERR))
+    }
+
+    /// What has come of requests that other threads have done.
+    fn take_answers(&mut self) -> io::Result<()> {
+        for (cookie, answer) in self.answers.take() {
+            match answer {
+                Answer::Reply(reply) => self.server.reply(cookie, reply),
+                Answer::Warm => self.warmed(cookie)?,
+            }
+        }
+        Ok(())
     }
 
     /// Receives the next request where none is under way: perhaps it is about to come.

@@ -9,9 +9,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 const SIZE: u64 = 16 << 20;
 /// What is written at once, mostly.
@@ -32,6 +33,12 @@ struct Counted {
     through: AtomicU64,
     failed: AtomicU64,
     read_only: File,
+    /// Up to here what is read is in memory; what lies behind has to be waited for.
+    warm: AtomicU64,
+    /// Whoever flushes waits for this.
+    flushes: Mutex<()>,
+    /// And whoever stores a large write for this.
+    stores: Mutex<()>,
 }
 
 impl Backend for Counted {
@@ -40,10 +47,16 @@ impl Backend for Counted {
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> usize {
+        if offset + into.len() as u64 > self.warm.load(Ordering::SeqCst) {
+            return 0;
+        }
         self.inner.read_now(offset, into)
     }
 
     fn file_of(&self, offset: u64, length: u64) -> Option<BorrowedFd<'_>> {
+        if offset + length > self.warm.load(Ordering::SeqCst) {
+            return None;
+        }
         self.inner.file_of(offset, length)
     }
 
@@ -67,16 +80,23 @@ impl Backend for Counted {
             _ => {}
         }
         self.past.fetch_add(1, Ordering::SeqCst);
+        drop(self.stores.lock());
         self.inner.write_by(cookie, offset, length, answers, put)
     }
 
     fn warm(&self, offset: u64, length: u64) {
+        self.warm.fetch_max(offset + length, Ordering::SeqCst);
         self.inner.warm(offset, length);
     }
 
     fn perform(&self, cookie: Cookie, command: Command, answers: &Answers) -> Option<Reply> {
         if matches!(command, Command::Write { .. }) {
             self.through.fetch_add(1, Ordering::SeqCst);
+        }
+        if matches!(command, Command::Flush) {
+            drop(self.flushes.lock());
+            // A disk that is written to meanwhile may take any time for it.
+            return Some(Reply::Done);
         }
         self.inner.perform(cookie, command, answers)
     }
@@ -107,6 +127,9 @@ impl Client {
             through: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             read_only,
+            warm: AtomicU64::new(SIZE),
+            flushes: Mutex::default(),
+            stores: Mutex::default(),
         });
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let served = backend.clone();
@@ -407,4 +430,75 @@ fn a_client_may_leave_in_the_middle_and_one_that_wants_it_durable_is_heard() {
     client.thread.take().unwrap().join().unwrap();
     client.thread = Some(std::thread::spawn(|| {}));
     assert!(client.is_as_written(), "half a write is none");
+}
+
+#[test]
+fn what_came_whole_is_stored_though_nobody_takes_the_answers() {
+    // Two of them fit into a socket.
+    const LENGTH: usize = 70 << 10;
+    let mut client = Client::new(true);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+    let mut all = vec![];
+    for n in 1..3_u32 {
+        let (offset, contents) = (u64::from(n) * LARGE as u64, contents(n, LENGTH));
+        all.extend(client.head(0, 1, offset, LENGTH));
+        all.extend_from_slice(&contents);
+        client.model[offset as usize..][..LENGTH].copy_from_slice(&contents);
+    }
+    let (backend, before) = (client.backend.clone(), client.counts().0);
+    let held = backend.stores.lock().unwrap();
+    client.socket().write_all(&all).unwrap();
+    // The first is being stored, so the second was taken.
+    while client.counts().0 == before {
+        std::thread::yield_now();
+    }
+    drop(client.socket.take());
+    drop(held);
+    client.thread.take().unwrap().join().unwrap();
+    client.thread = Some(std::thread::spawn(|| {}));
+    assert!(client.is_as_written());
+}
+
+#[test]
+fn who_writes_without_a_break_hears_of_its_flush_all_the_same() {
+    const WRITES: usize = 300;
+    let mut client = Client::new(true);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0);
+    let backend = client.backend.clone();
+    let held = backend.flushes.lock().unwrap();
+    let flush = client.head(0, 3, 0, 0);
+    let flushed = client.handle;
+    client.socket().write_all(&flush).unwrap();
+    let (one, heads) = (contents(2, LONG), (0..WRITES).map(|_| client.head(0, 1, 0, LONG)).collect::<Vec<_>>());
+    let mut socket = client.socket().try_clone().unwrap();
+    // More than the server stores while the client makes the next one. For root alone it is so much.
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, 8 << 20);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for head in heads {
+                socket.write_all(&[&head[..], &one].concat()).unwrap();
+            }
+        });
+        let before = (0..20).map(|_| client.answer().1).collect::<Vec<_>>();
+        assert!(!before.contains(&flushed), "nobody has flushed yet");
+        drop(held);
+        let after = (20..=WRITES).map(|_| client.answer().1).collect::<Vec<_>>();
+        let when = after.iter().position(|whose| *whose == flushed).unwrap();
+        assert!(when < WRITES - 50, "it was the {when}th of {} answers", after.len());
+    });
+}
+
+#[test]
+fn requests_behind_all_that_may_be_under_way_are_not_forgotten_when_these_are_answered_at_once() {
+    let mut client = Client::new(false);
+    client.socket().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    client.backend.warm.store(0, Ordering::SeqCst);
+    // In order, so that no other thread waits for the disk.
+    let (reads, length) = (godwit_nbd::MAX_IN_FLIGHT + 2, 64 << 10);
+    let all = (0..reads).flat_map(|n| client.head(0, 0, (n * length) as u64, length)).collect::<Vec<_>>();
+    client.socket().write_all(&all).unwrap();
+    for n in 1..=reads as u64 {
+        assert_eq!(client.answer(), (0, n));
+        client.socket().read_exact(&mut vec![0; length]).unwrap();
+    }
 }
