@@ -355,6 +355,10 @@ fn a_guest_needs_a_disk_that_holds_its_data() {
     refused(&without, 17, "vm.disk_gib");
     refused(&burst_with("disk_gib = 4  ", "disk_gib = 4\ndisks_gib = [4]  "), 23, "vm.disks_gib");
     refused(&burst_with("disk_gib = 4  ", "disk_gib = 1\ndata_mib = 1024  "), 23, "vm.data_mib");
+    // By QEMU's own copy of disks, which needs whole MiB.
+    let by_block = burst_with("disk_gib = 4  ", "disk_gib = 4.1  ").replace("[\"qemu\"] ", "[\"qemu-block\"] ");
+    refused(&by_block, 22, "vm.disks_gib");
+    Scenario::parse(&by_block.replace("4.1", "4.125"), "burst.toml").unwrap();
     refused(&burst_with("disk_gib = 4  ", "disk_gib = 4\ndata_mib = 100  "), 23, "vm.data_mib");
 }
 

@@ -134,7 +134,7 @@ name = "vm"
 site = "tsukuba"
 image = "debian"
 memory_mib = {memory}
-disk_gib = 6.1
+disk_gib = 6.125
 load = [
   {load}
   {{ kind = "echo", from = "kyoto", per_s = 20 }},
