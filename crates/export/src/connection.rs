@@ -132,8 +132,9 @@ impl Connection {
     fn serve(&mut self) -> Result<(), Cut> {
         loop {
             self.take_requests()?;
-            if self.give_missed()? {
-                // There is room again for requests that have come already.
+            // Behind either of these there may be room again for requests that have come already.
+            if !self.missed.is_empty() {
+                self.give_missed()?;
                 continue;
             }
             if !self.server.transmit().is_empty() {
@@ -141,7 +142,6 @@ impl Connection {
                 if self.server.wants_tls() {
                     self.start_tls()?;
                 }
-                // As above.
                 continue;
             }
             if self.server.is_closed() || !self.wait()? {
@@ -246,29 +246,27 @@ impl Connection {
         Ok(filled)
     }
 
-    /// Sees to the reads that were not in memory; whether one was answered.
-    fn give_missed(&mut self) -> io::Result<bool> {
+    /// Sees to the reads that were not in memory.
+    fn give_missed(&mut self) -> io::Result<()> {
         // Where all that is asked for is one read, or one stream of them whose first tries have started all of their I/O, nothing
         // else would be kept from anything: no need for another thread.
         let follows = |two: &[(Cookie, u64, u32)]| {
             two[0].1 + u64::from(two[0].2) == two[1].1 && two.iter().all(|(.., length)| *length <= PIECE)
         };
         if self.missed.windows(2).all(follows) && self.server.in_flight() == self.missed.len() {
-            let missed = std::mem::take(&mut self.missed);
-            let any = !missed.is_empty();
-            for (cookie, ..) in missed {
+            for (cookie, ..) in std::mem::take(&mut self.missed) {
                 // What was waited for before may have brought it, or a part.
                 let Some((offset, length)) = self.read(cookie)? else { continue };
                 self.wire.send(self.server.transmit())?;
                 self.backend.warm(offset, u64::from(length));
                 self.warmed(cookie)?;
             }
-            return Ok(any);
+            return Ok(());
         }
         for (cookie, offset, length) in self.missed.drain(..) {
             self.helpers.give(cookie, Job::Warm { offset, length: u64::from(length) });
         }
-        Ok(false)
+        Ok(())
     }
 
     /// A read that missed may be luckier now. Else it is waited for as long as it takes.
@@ -300,10 +298,8 @@ impl Connection {
             PollFd::from_borrowed_fd(self.wire.socket(), wants),
         ];
         rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
-        let (answered, come) = (!fds[0].revents().is_empty(), fds[1].revents());
-        if answered {
-            self.take_answers()?;
-        }
+        let come = fds[1].revents();
+        self.take_answers()?;
         if come.contains(PollFlags::IN) {
             return self.receive();
         }

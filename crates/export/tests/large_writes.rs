@@ -194,18 +194,29 @@ impl Client {
         (self.backend.past.load(Ordering::SeqCst), self.backend.through.load(Ordering::SeqCst))
     }
 
-    fn is_as_written(&self) -> bool {
+    /// What is on the disk, as far as the model goes.
+    fn found(&self) -> Vec<u8> {
         let mut found = vec![0; self.model.len()];
         File::open(self.path()).unwrap().read_exact_at(&mut found, 0).unwrap();
-        found == self.model
+        found
+    }
+
+    fn is_as_written(&self) -> bool {
+        self.found() == self.model
+    }
+
+    /// Closes the connection, and waits until the server has seen to all that came of it.
+    fn leave(&mut self) {
+        drop(self.socket.take());
+        let Some(thread) = self.thread.take() else { return };
+        let ended = thread.join();
+        assert!(ended.is_ok() || std::thread::panicking());
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        drop(self.socket.take());
-        let ended = self.thread.take().unwrap().join();
-        assert!(ended.is_ok() || std::thread::panicking());
+        self.leave();
     }
 }
 
@@ -276,9 +287,7 @@ fn a_long_write_of_which_a_part_fails_fails_once() {
         assert_eq!(client.write(n * LONG as u64, &contents(n as u32, LONG), LONG * 2), 0, "the next one is another");
     }
     client.model.truncate(LONG);
-    let mut found = vec![0; LONG];
-    File::open(client.path()).unwrap().read_exact_at(&mut found, 0).unwrap();
-    assert!(found == client.model, "what was before it is as it was");
+    assert!(client.is_as_written(), "what was before it is as it was");
 }
 
 #[test]
@@ -292,15 +301,12 @@ fn who_leaves_in_the_middle_of_a_long_write_leaves_no_block_half_written() {
     let mut all = client.head(0, 1, begin as u64, LONG);
     all.extend_from_slice(&written[..LONG - 100]);
     client.socket().write_all(&all).unwrap();
-    drop(client.socket.take());
-    client.thread.take().unwrap().join().unwrap();
-    client.thread = Some(std::thread::spawn(|| {}));
-    let mut found = vec![0; LONG * 2];
-    File::open(client.path()).unwrap().read_exact_at(&mut found, 0).unwrap();
+    client.leave();
+    let (before, found) = (client.model.clone(), client.found());
     let mut after = before.clone();
     after[begin..begin + LONG].copy_from_slice(&written);
     let block = |of: &[u8], n: usize| of[n * 4096..][..4096].to_vec();
-    let stored = (0..LONG * 2 / 4096).filter(|n| block(&found, *n) != block(&before, *n)).collect::<Vec<_>>();
+    let stored = (0..found.len() / 4096).filter(|n| block(&found, *n) != block(&before, *n)).collect::<Vec<_>>();
     assert!(stored.iter().all(|n| block(&found, *n) == block(&after, *n)), "a block is as before or as written");
     assert!(stored.contains(&2) && !stored.contains(&((begin + LONG - 1) / 4096)), "{stored:?}");
 }
@@ -426,9 +432,7 @@ fn a_client_may_leave_in_the_middle_and_one_that_wants_it_durable_is_heard() {
     all.extend(client.head(0, 1, 800_000, LARGE));
     all.extend(contents(3, LARGE / 2));
     client.socket().write_all(&all).unwrap();
-    drop(client.socket.take());
-    client.thread.take().unwrap().join().unwrap();
-    client.thread = Some(std::thread::spawn(|| {}));
+    client.leave();
     assert!(client.is_as_written(), "half a write is none");
 }
 
@@ -454,8 +458,7 @@ fn what_came_whole_is_stored_though_nobody_takes_the_answers() {
     }
     drop(client.socket.take());
     drop(held);
-    client.thread.take().unwrap().join().unwrap();
-    client.thread = Some(std::thread::spawn(|| {}));
+    client.leave();
     assert!(client.is_as_written());
 }
 

@@ -84,8 +84,8 @@ fn flags_that_a_command_does_not_have_are_refused_and_the_next_request_is_unders
     assert_eq!(asked.command, Command::Flush);
     let said = server.transmit();
     let errors = &said[said.len() - 32..];
-    assert_eq!(errors[..16], [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 22][..], &1_u64.to_be_bytes()].concat());
-    assert_eq!(errors[16..], [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 22][..], &2_u64.to_be_bytes()].concat());
+    assert_eq!(errors[..16], told(1, 22));
+    assert_eq!(errors[16..], told(2, 22));
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_write_that_has_begun_can_be_taken_by_the_shell_and_the_next_request_is_foun
     server.receive(&request(3, 0, 6, 0, 0));
     assert_eq!(server.poll_request().unwrap().unwrap().command, Command::Flush);
     server.reply(cookie, Reply::Done);
-    assert_eq!(server.transmit()[..], [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0][..], &5_u64.to_be_bytes()].concat());
+    assert_eq!(server.transmit()[..], told(5, 0));
 }
 
 /// What a client is told of a request: its error.

@@ -89,7 +89,7 @@ fn name(workload: Workload, link: f64, rtt_ms: u32, means: Means) -> String {
 
 fn cell(workload: Workload, link: f64, rtt_ms: u32, means: Means) -> PlanCell {
     let rate = link * SCALE.0;
-    // Divisible by 4 and not by 64 MiB: any size does, the lab makes it odd.
+    // Divisible by 4 and not by 64 MiB: any size does, the lab makes it odd. The disk has whole MiB, for `migrate -b`.
     let memory = (512.0 * SCALE.0) as u32 / 4 * 4;
     let by_godwit = matches!(means, Means::Precache | Means::Postcopy | Means::Mirror);
     let who = if by_godwit {
