@@ -134,6 +134,12 @@ impl Scavenger {
         self.config.most.map_or(rate, |most| rate.min(most))
     }
 
+    /// When it last saw a sign of others, or of its own queue; zero: never.
+    #[must_use]
+    pub const fn last_sign(&self) -> Duration {
+        self.sign
+    }
+
     /// How long the queue is that it sees.
     #[must_use]
     pub fn queue(&self, rtt: Duration) -> Duration {

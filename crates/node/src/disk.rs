@@ -1181,7 +1181,7 @@ impl Backend for Client {
 
 /// The next messages, where several have come: a jump to another thread costs more than a block. `None`: the other side has closed
 /// the stream.
-async fn several(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<Vec<u8>>>> {
+pub(crate) async fn several(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<Vec<u8>>>> {
     let Some(message) = next(unpacker, from).await? else { return Ok(None) };
     let mut batch = vec![message];
     while batch.len() < MOST_AT_ONCE

@@ -52,8 +52,8 @@ const TICK: Duration = Duration::from_millis(50);
 const STANDING_BY: Duration = Duration::from_secs(30);
 /// How long something that holds a replica may take to let it go.
 const LETTING_GO: Duration = Duration::from_secs(20);
-/// Messages that are taken from the link ahead of their being worked off: each at most 256 KiB.
-const AHEAD: usize = 16;
+/// Lots of messages that are taken from the link ahead of their being worked off.
+const AHEAD: usize = 4;
 /// Pre-caches of one node, and replicas of others' that it keeps: what a host can have of volumes.
 const MOST: usize = 1024;
 
@@ -400,15 +400,10 @@ async fn send(
         t.figures.state = PrecacheState::Comparing;
         t.figures.sessions += 1;
     });
-    let (mut out, mut back) = stream.split();
-    let (arrived, mut messages) = mpsc::channel::<Vec<u8>>(AHEAD);
-    let receiving = async move {
-        let mut unpacker = Unpacker::new()?;
-        while let Some(message) = crate::disk::next(&mut unpacker, &mut back).await? {
-            if arrived.send(message).await.is_err() {
-                break;
-            }
-        }
+    let (mut out, back) = stream.split();
+    let (arrived, mut messages) = mpsc::channel(AHEAD);
+    let receiving = async {
+        crate::disk::hear(back, arrived).await?;
         bail!("the secondary closed the session")
     };
     let driving = async {
@@ -421,8 +416,8 @@ async fn send(
         // a burst, and its own queue a sign of others.
         let (mut eager, mut waiting) = (true, bytes::BytesMut::new());
         loop {
-            let message = tokio::select! {
-                message = messages.recv() => Some(message.context("the secondary closed the session")?),
+            let several = tokio::select! {
+                several = messages.recv() => Some(several.context("the secondary closed the session")?),
                 _ = tick.tick() => None,
                 () = pace.ready(), if !waiting.is_empty() => {
                     let piece = waiting.split_to(pace.piece().min(waiting.len())).freeze();
@@ -431,21 +426,22 @@ async fn send(
                     continue;
                 }
                 () = std::future::ready(()), if eager && waiting.is_empty() => {
-                    let (back, ready) = blocking(disk, move |disk| {
-                        let ready = machine.poll(disk.replica(), disk.recorder());
-                        (machine, ready)
-                    }).await;
-                    machine = back;
-                    let ready = ready?;
-                    eager = !ready.is_empty();
-                    if eager {
+                    // Reading and packing take milliseconds: neither holds up whoever shares the runtime.
+                    let ready = blocking(disk, move |disk| {
                         let mut wire = vec![];
-                        for message in ready {
+                        for message in machine.poll(disk.replica(), disk.recorder())? {
                             packer.push(&message, &mut wire)?;
                         }
-                        packer.flush(&mut wire)?;
-                        waiting.extend(wire);
-                    }
+                        let ready = !wire.is_empty();
+                        if ready {
+                            packer.flush(&mut wire)?;
+                        }
+                        anyhow::Ok((machine, packer, wire))
+                    });
+                    let wire;
+                    (machine, packer, wire) = ready.await?;
+                    eager = !wire.is_empty();
+                    waiting.extend(wire);
                     continue;
                 }
             };
@@ -453,14 +449,14 @@ async fn send(
             if !disk.recorder().knows(id) {
                 bail!("a move has begun");
             }
-            if let Some(message) = message {
-                let (back, done) = blocking(disk, move |disk| {
-                    let done = machine.handle(&message, disk.replica(), disk.recorder());
-                    (machine, done)
-                })
-                .await;
-                machine = back;
-                done?;
+            if let Some(several) = several {
+                let heard = blocking(disk, move |disk| {
+                    for message in several {
+                        machine.handle(&message, disk.replica(), disk.recorder())?;
+                    }
+                    anyhow::Ok(machine)
+                });
+                machine = heard.await?;
                 continue;
             }
             let Some(order) = current(node, key) else { return Ok(()) };
@@ -711,22 +707,23 @@ async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &Cancellat
     packer.flush(&mut wire)?;
     out.write(wire.into()).await?;
     let mut unpacker = Unpacker::new()?;
-    while let Some(message) = crate::disk::next(&mut unpacker, &mut back).await? {
+    while let Some(several) = crate::disk::several(&mut unpacker, &mut back).await? {
         let over = over.clone();
-        let (back, answer) = blocking(disk, move |disk| {
-            let answer = disk.unless_received(|| {
-                if over.is_cancelled() {
-                    bail!("the replica is wanted otherwise");
+        let handled = blocking(disk, move |disk| {
+            disk.unless_received(|| {
+                let mut wire = vec![];
+                for message in several {
+                    if over.is_cancelled() {
+                        bail!("the replica is wanted otherwise");
+                    }
+                    packer.push(&target.handle(&message, disk.replica())?, &mut wire)?;
                 }
-                Ok(target.handle(&message, disk.replica())?)
-            });
-            (target, answer)
-        })
-        .await;
-        target = back;
-        let mut wire = vec![];
-        packer.push(&answer?, &mut wire)?;
-        packer.flush(&mut wire)?;
+                packer.flush(&mut wire)?;
+                Ok((target, packer, wire))
+            })
+        });
+        let wire: Vec<u8>;
+        (target, packer, wire) = handled.await?;
         out.write(wire.into()).await?;
     }
     bail!("the source closed the session")

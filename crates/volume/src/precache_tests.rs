@@ -206,6 +206,8 @@ enum Broken {
     KeptBeforeWritten,
     /// All names are answered before an epoch ends.
     AnsweredBeforeEnd,
+    /// An epoch that begins is one that no later process can begin.
+    EpochsSetAside,
 }
 
 type Image = Vec<u8>;
@@ -271,6 +273,7 @@ impl World {
             generation: 1,
         };
         crate::replica::FORGETS_SILENTLY.set(broken == Broken::UnsaidBeforeForgotten);
+        crate::replica::ROLLS_FORGETFULLY.set(broken == Broken::EpochsSetAside);
         it.from.open().expect("opens");
         it.to.open().expect("opens");
         it.own();
@@ -566,6 +569,7 @@ fn each_rule_matters_without_it_some_seed_fails() {
         (false, Broken::StampAfterReading),
         (false, Broken::UnsaidBeforeForgotten),
         (false, Broken::AnsweredBeforeEnd),
+        (false, Broken::EpochsSetAside),
         (true, Broken::KeptBeforeWritten),
         (true, Broken::DurableBeforeSent),
         (true, Broken::Journal(Rule::DurableFirst)),

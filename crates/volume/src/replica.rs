@@ -35,10 +35,15 @@ pub const LINGERING: u32 = 12;
 /// Hot regions that nobody writes to, at the most: 2 GiB of disk. After a crash so much may travel without need, and once more as
 /// much as is written between two settlings.
 const MOST_LINGERING: usize = 512;
+/// Epochs that are set aside with one write of the description: the guest waits for the disk once in so many of them. A process that
+/// dies leaves those unused that it has not come to.
+const EPOCHS_AHEAD: u32 = if cfg!(test) { 4 } else { 64 };
 #[cfg(test)]
 thread_local! {
     /// Takes a rule away: a secondary that forgets says first that it holds no epoch.
     pub(crate) static FORGETS_SILENTLY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// Takes a rule away: an epoch that begins is one that no later process can begin.
+    pub(crate) static ROLLS_FORGETFULLY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// A replica. Reads run beside each other; what changes it is serialised, so that writes that overlap reach everything
@@ -75,6 +80,8 @@ pub(crate) struct Inner {
     /// Whether a guest's write had to wait for a mark since the last settling.
     marked: bool,
     frozen: bool,
+    /// Epochs up to this one are this process's: no later one begins them. What is stored as the epoch of now is never less.
+    set_aside: u32,
     description: Box<dyn Description>,
     /// The replica's place, for errors.
     folder: PathBuf,
@@ -228,6 +235,7 @@ impl Replica {
             ahead: 0,
             marked: false,
             frozen: true,
+            set_aside: 0,
             description: media.description,
             folder: folder.to_owned(),
             guards,
@@ -498,8 +506,7 @@ impl Replica {
     /// Whatever is interrupted here is begun again by the next mirror: until the last step all of it is unsure.
     pub(crate) fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
         // Durable before its first use, and never used before.
-        inner.meta.epoch += 1;
-        inner.store_meta()?;
+        inner.begin_epoch(0)?;
         let (from, now) = (inner.meta.unsure, inner.entry());
         let mut any = false;
         if inner.is_shadow() {
@@ -562,23 +569,29 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn roll(&self) -> Result<(), VolumeError> {
-        let mut inner = self.lock();
-        inner.meta.epoch += 1;
-        inner.store_meta()
+        self.lock().begin_epoch(0)
     }
 
-    /// Ends the epoch of writes now and begins another, durably: the last stamp of the one that has ended. Not while a write is under way.
+    /// Ends the epoch of writes now and begins another, which no later process will: the last stamp of the one that has ended. Not while a
+    /// write is under way. Whoever calls holds up the guest, so this waits for the disk only once in many epochs.
     ///
     /// # Errors
-    /// When the medium fails, or this is no primary: there is no epoch then.
+    /// When the medium fails, or this is no primary: the epoch goes on then.
     pub fn end_epoch(&self) -> Result<Stamp, VolumeError> {
         let mut inner = self.lock();
         if !inner.meta.primary {
             return Err(VolumeError::Frozen);
         }
         let ended = inner.stamp_of(inner.entry()).ok_or(VolumeError::Frozen)?;
-        inner.meta.epoch += 1;
-        inner.store_meta()?;
+        #[cfg(test)]
+        let forgets = ROLLS_FORGETFULLY.get();
+        #[cfg(not(test))]
+        let forgets = false;
+        if forgets || inner.meta.epoch < inner.set_aside {
+            inner.meta.epoch += 1;
+        } else {
+            inner.begin_epoch(EPOCHS_AHEAD - 1)?;
+        }
         Ok(ended)
     }
 
@@ -1113,8 +1126,21 @@ impl Inner {
         Ok(u32::try_from(index + 1).unwrap_or(u32::MAX))
     }
 
+    /// Begins an epoch that no process has begun, durably, and sets aside so many more. Where that fails the one of now goes on.
+    fn begin_epoch(&mut self, ahead: u32) -> Result<(), VolumeError> {
+        let before = (self.meta.epoch, self.set_aside);
+        self.meta.epoch += 1;
+        self.set_aside = self.set_aside.max(self.meta.epoch + ahead);
+        let stored = self.store_meta();
+        if stored.is_err() {
+            (self.meta.epoch, self.set_aside) = before;
+        }
+        stored
+    }
+
     pub(crate) fn store_meta(&self) -> Result<(), VolumeError> {
-        self.meta.store(&*self.description, &self.folder)
+        let epoch = self.meta.epoch.max(self.set_aside);
+        Meta { epoch, ..self.meta.clone() }.store(&*self.description, &self.folder)
     }
 
     pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(io::Error) -> VolumeError + use<> {
