@@ -428,12 +428,12 @@ async fn send(
                 () = std::future::ready(()), if eager && waiting.is_empty() => {
                     // Reading and packing take milliseconds: neither holds up whoever shares the runtime.
                     let ready = blocking(disk, move |disk| {
-                        let mut wire = vec![];
-                        for message in machine.poll(disk.replica(), disk.recorder())? {
-                            packer.push(&message, &mut wire)?;
+                        let (ready, mut wire) = (machine.poll(disk.replica(), disk.recorder())?, vec![]);
+                        for message in &ready {
+                            packer.push(message, &mut wire)?;
                         }
-                        let ready = !wire.is_empty();
-                        if ready {
+                        // What was pushed may lie in the packer as yet.
+                        if !ready.is_empty() {
                             packer.flush(&mut wire)?;
                         }
                         anyhow::Ok((machine, packer, wire))
