@@ -53,6 +53,8 @@ const MOST_PACKED: usize = 256 << 10;
 const CLOSING: Duration = Duration::from_secs(60);
 /// Messages that are applied at once: what answers may lag behind.
 const MOST_AT_ONCE: usize = 64;
+/// What is read from the link at once, where so much has come, bytes.
+const READ_AT_ONCE: usize = 128 << 10;
 
 /// One disk.
 #[derive(Debug)]
@@ -709,7 +711,7 @@ impl Disk {
         packer.flush(&mut wire)?;
         send.write(wire.into()).await?;
         let mut unpacker = Unpacker::new()?;
-        while let Some(batch) = several(&mut unpacker, &mut receive).await? {
+        while let Some(batch) = several(&mut unpacker, &mut receive, Duration::ZERO).await? {
             let (back, answers) = self
                 .clone()
                 .blocking(move |disk| {
@@ -1179,23 +1181,34 @@ impl Backend for Client {
     }
 }
 
-/// The next messages, where several have come: a jump to another thread costs more than a block. `None`: the other side has closed
-/// the stream.
-pub(crate) async fn several(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<Vec<u8>>>> {
-    let Some(message) = next(unpacker, from).await? else { return Ok(None) };
-    let mut batch = vec![message];
-    while batch.len() < MOST_AT_ONCE
-        && let Some(message) = unpacker.poll()?
-    {
-        batch.push(message);
+/// The next messages, where several have come: a jump to another thread costs more than a block. What comes is waited for up to
+/// `patience` longer, so that more comes with it. `None`: the other side has closed the stream.
+pub(crate) async fn several(
+    unpacker: &mut Unpacker,
+    from: &mut RecvHalf,
+    patience: Duration,
+) -> Result<Option<Vec<Vec<u8>>>> {
+    let mut batch = vec![];
+    loop {
+        while batch.len() < MOST_AT_ONCE
+            && let Some(message) = unpacker.poll()?
+        {
+            batch.push(message);
+        }
+        if !batch.is_empty() {
+            return Ok(Some(batch));
+        }
+        match from.read_gathered(READ_AT_ONCE, patience).await? {
+            Some(piece) => unpacker.push(&piece),
+            None => return Ok(None),
+        }
     }
-    Ok(Some(batch))
 }
 
 /// Hands what comes on to whoever works it off, until either side ends.
 pub(crate) async fn hear(mut from: RecvHalf, into: mpsc::Sender<Vec<Vec<u8>>>) -> Result<()> {
     let mut unpacker = Unpacker::new()?;
-    while let Some(batch) = several(&mut unpacker, &mut from).await? {
+    while let Some(batch) = several(&mut unpacker, &mut from, Duration::ZERO).await? {
         if into.send(batch).await.is_err() {
             return Ok(());
         }

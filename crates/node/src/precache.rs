@@ -52,6 +52,10 @@ const TICK: Duration = Duration::from_millis(50);
 const STANDING_BY: Duration = Duration::from_secs(30);
 /// How long something that holds a replica may take to let it go.
 const LETTING_GO: Duration = Duration::from_secs(20);
+/// Messages that are packed together, bytes: about what the longest one has.
+const GATHERED: usize = 256 << 10;
+/// How long what has come waits for more: nobody waits for a pre-cache, and a thread is not woken for each packet.
+const PATIENCE: Duration = Duration::from_millis(5);
 /// Lots of messages that are taken from the link ahead of their being worked off.
 const AHEAD: usize = 4;
 /// Pre-caches of one node, and replicas of others' that it keeps: what a host can have of volumes.
@@ -428,12 +432,22 @@ async fn send(
                 () = std::future::ready(()), if eager && waiting.is_empty() => {
                     // Reading and packing take milliseconds: neither holds up whoever shares the runtime.
                     let ready = blocking(disk, move |disk| {
-                        let (ready, mut wire) = (machine.poll(disk.replica(), disk.recorder())?, vec![]);
-                        for message in &ready {
-                            packer.push(message, &mut wire)?;
+                        let mut wire = vec![];
+                        // A guest writes here and there: runs are short, and each by itself would cost both ends as much as a long one.
+                        let (mut gathered, mut pushed) = (0, false);
+                        while gathered < GATHERED {
+                            let ready = machine.poll(disk.replica(), disk.recorder())?;
+                            if ready.is_empty() {
+                                break;
+                            }
+                            for message in &ready {
+                                packer.push(message, &mut wire)?;
+                                gathered += message.len();
+                            }
+                            pushed = true;
                         }
                         // What was pushed may lie in the packer as yet.
-                        if !ready.is_empty() {
+                        if pushed {
                             packer.flush(&mut wire)?;
                         }
                         anyhow::Ok((machine, packer, wire))
@@ -707,7 +721,7 @@ async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &Cancellat
     packer.flush(&mut wire)?;
     out.write(wire.into()).await?;
     let mut unpacker = Unpacker::new()?;
-    while let Some(several) = crate::disk::several(&mut unpacker, &mut back).await? {
+    while let Some(several) = crate::disk::several(&mut unpacker, &mut back, PATIENCE).await? {
         let over = over.clone();
         let handled = blocking(disk, move |disk| {
             disk.unless_received(|| {
