@@ -52,8 +52,8 @@ const TICK: Duration = Duration::from_millis(50);
 const STANDING_BY: Duration = Duration::from_secs(30);
 /// How long something that holds a replica may take to let it go.
 const LETTING_GO: Duration = Duration::from_secs(20);
-/// Messages that are packed together, bytes: about what the longest one has.
-const GATHERED: usize = 256 << 10;
+/// Runs that are read and packed together at the most, and bytes of messages, about what the longest one has: what is all zeroes says little.
+const GATHERED: (usize, usize) = (64, 256 << 10);
 /// How long what has come waits for more: nobody waits for a pre-cache, and a thread is not woken for each packet.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// Lots of messages that are taken from the link ahead of their being worked off.
@@ -434,20 +434,19 @@ async fn send(
                     let ready = blocking(disk, move |disk| {
                         let mut wire = vec![];
                         // A guest writes here and there: runs are short, and each by itself would cost both ends as much as a long one.
-                        let (mut gathered, mut pushed) = (0, false);
-                        while gathered < GATHERED {
+                        let mut gathered = 0;
+                        for _ in 0..GATHERED.0 {
                             let ready = machine.poll(disk.replica(), disk.recorder())?;
-                            if ready.is_empty() {
-                                break;
-                            }
                             for message in &ready {
                                 packer.push(message, &mut wire)?;
                                 gathered += message.len();
                             }
-                            pushed = true;
+                            if ready.is_empty() || gathered >= GATHERED.1 {
+                                break;
+                            }
                         }
                         // What was pushed may lie in the packer as yet.
-                        if pushed {
+                        if gathered > 0 {
                             packer.flush(&mut wire)?;
                         }
                         anyhow::Ok((machine, packer, wire))

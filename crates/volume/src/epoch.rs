@@ -7,7 +7,7 @@
 //! # What can go wrong
 //!
 //! *A write is under way at a roll.* The shell makes the guest's writes and rolls under one lock, so a write belongs to one epoch as
-//! a whole; the new epoch is durable before the first write that bears it ([`Replica::end_epoch`]).
+//! a whole; the new epoch is no later process's before the first write that bears it ([`Replica::end_epoch`]).
 //!
 //! *A block is written again before it was sent.* Its stamp is newer than the epoch under way then. A secondary that holds blocks is not sent
 //! it: the contents of the epoch are gone, the newer ones are not durable yet, and it comes with its own epoch; so a block that is

@@ -448,3 +448,69 @@ fn a_sparse_volume_of_4_tib_costs_what_was_written() {
     }
     assert_eq!(figures[0], figures[1]);
 }
+
+/// A description on a disk that may be full, and how often it was written.
+#[derive(Clone, Debug, Default)]
+struct Written(Arc<Mutex<(Vec<u8>, u32, bool)>>);
+
+impl Description for Written {
+    fn load(&self) -> io::Result<Vec<u8>> {
+        Ok(self.0.lock().expect("one thread").0.clone())
+    }
+
+    fn store(&self, bytes: &[u8]) -> io::Result<()> {
+        let (stored, times, full) = &mut *self.0.lock().expect("one thread");
+        if *full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        (*stored, *times) = (bytes.to_vec(), *times + 1);
+        Ok(())
+    }
+}
+
+#[test]
+fn an_epoch_that_cannot_be_set_aside_does_not_begin() {
+    let description = Written::default();
+    Replica::format(&description, VolumeId(1), Bytes(BLOCKS * BLOCK)).expect("formats");
+    let media = || Media {
+        data: Box::new(Volatile::new(BLOCKS * BLOCK)),
+        stamps: Box::new(Volatile::new(BLOCKS * 8)),
+        hot: Box::new(Volatile::new(BLOCKS)),
+        words: Box::new(Volatile::new(BLOCKS * 8)),
+        power: String::new(),
+        description: Box::new(description.clone()),
+        region: 2,
+    };
+    let open = || {
+        let (replica, _) = Replica::open_on(Path::new("test"), media()).expect("opens");
+        replica.become_primary(Lineage(0), Generation(1)).expect("is ours");
+        replica
+    };
+    let times = || description.0.lock().expect("one thread").1;
+    let full = |full: bool| description.0.lock().expect("one thread").2 = full;
+    let replica = open();
+    let before = times();
+    let mut last = replica.end_epoch().expect("ends");
+    for _ in 1..2 * EPOCHS_AHEAD {
+        let ended = replica.end_epoch().expect("ends");
+        assert!(ended > last, "{ended:?} after {last:?}");
+        last = ended;
+    }
+    assert_eq!(times() - before, 2, "the description is written once in {EPOCHS_AHEAD} epochs");
+    full(true);
+    // The epoch goes on, and so do its writes; as soon as there is room it ends.
+    for _ in 0..2 {
+        assert!(replica.end_epoch().is_err() && replica.roll().is_err());
+        replica.write(0, &[1; BLOCK as usize]).expect("writes");
+    }
+    full(false);
+    let going_on = replica.stamp(0).expect("reads").expect("was written");
+    assert!(going_on > last);
+    assert_eq!(replica.end_epoch().expect("ends"), going_on);
+    // A process that dies has taken them with it.
+    drop(replica);
+    let replica = open();
+    replica.write(0, &[1; BLOCK as usize]).expect("writes");
+    let later = replica.stamp(0).expect("reads").expect("was written");
+    assert!(later.epoch.0 > going_on.epoch.0 + EPOCHS_AHEAD - 1, "{later:?} after {going_on:?}");
+}
