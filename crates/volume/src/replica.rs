@@ -525,9 +525,12 @@ impl Replica {
             inner.stamps.persist().map_err(self.io("write the stamps of"))?;
         }
         // What is written from here on may be passed on, and written again under the same stamp.
-        inner.meta.epoch += 1;
-        inner.meta.unsure = inner.entry();
-        inner.store_meta()
+        inner.meta.unsure = entry(inner.meta.owner, inner.meta.epoch + 1);
+        let begun = inner.begin_epoch(0);
+        if begun.is_err() {
+            inner.meta.unsure = from;
+        }
+        begun
     }
 
     /// Takes another replica's writes from now on, and no guest's.

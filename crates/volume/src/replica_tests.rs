@@ -449,9 +449,9 @@ fn a_sparse_volume_of_4_tib_costs_what_was_written() {
     assert_eq!(figures[0], figures[1]);
 }
 
-/// A description on a disk that may be full, and how often it was written.
-#[derive(Clone, Debug, Default)]
-struct Written(Arc<Mutex<(Vec<u8>, u32, bool)>>);
+/// A description that can be written so many times more before its disk is full, and how often it was.
+#[derive(Clone, Debug)]
+struct Written(Arc<Mutex<(Vec<u8>, u32, u32)>>);
 
 impl Description for Written {
     fn load(&self) -> io::Result<Vec<u8>> {
@@ -459,10 +459,8 @@ impl Description for Written {
     }
 
     fn store(&self, bytes: &[u8]) -> io::Result<()> {
-        let (stored, times, full) = &mut *self.0.lock().expect("one thread");
-        if *full {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
+        let (stored, times, room) = &mut *self.0.lock().expect("one thread");
+        *room = room.checked_sub(1).ok_or(io::ErrorKind::StorageFull)?;
         (*stored, *times) = (bytes.to_vec(), *times + 1);
         Ok(())
     }
@@ -470,7 +468,7 @@ impl Description for Written {
 
 #[test]
 fn an_epoch_that_cannot_be_set_aside_does_not_begin() {
-    let description = Written::default();
+    let description = Written(Arc::new(Mutex::new((vec![], 0, u32::MAX))));
     Replica::format(&description, VolumeId(1), Bytes(BLOCKS * BLOCK)).expect("formats");
     let media = || Media {
         data: Box::new(Volatile::new(BLOCKS * BLOCK)),
@@ -487,7 +485,11 @@ fn an_epoch_that_cannot_be_set_aside_does_not_begin() {
         replica
     };
     let times = || description.0.lock().expect("one thread").1;
-    let full = |full: bool| description.0.lock().expect("one thread").2 = full;
+    let room = |room: u32| description.0.lock().expect("one thread").2 = room;
+    let write = |replica: &Replica| {
+        replica.write(0, &[1; BLOCK as usize]).expect("writes");
+        replica.stamp(0).expect("reads").expect("was written")
+    };
     let replica = open();
     let before = times();
     let mut last = replica.end_epoch().expect("ends");
@@ -497,20 +499,33 @@ fn an_epoch_that_cannot_be_set_aside_does_not_begin() {
         last = ended;
     }
     assert_eq!(times() - before, 2, "the description is written once in {EPOCHS_AHEAD} epochs");
-    full(true);
+    room(0);
     // The epoch goes on, and so do its writes; as soon as there is room it ends.
     for _ in 0..2 {
         assert!(replica.end_epoch().is_err() && replica.roll().is_err());
-        replica.write(0, &[1; BLOCK as usize]).expect("writes");
+        write(&replica);
     }
-    full(false);
+    room(u32::MAX);
     let going_on = replica.stamp(0).expect("reads").expect("was written");
     assert!(going_on > last);
     assert_eq!(replica.end_epoch().expect("ends"), going_on);
     // A process that dies has taken them with it.
     drop(replica);
     let replica = open();
-    replica.write(0, &[1; BLOCK as usize]).expect("writes");
-    let later = replica.stamp(0).expect("reads").expect("was written");
+    let later = write(&replica);
     assert!(later.epoch.0 > going_on.epoch.0 + EPOCHS_AHEAD - 1, "{later:?} after {going_on:?}");
+    // What a process has given while nothing could be written down, the next one does not give.
+    room(0);
+    for _ in 0..4 {
+        assert!(replica.end_epoch().is_err() && replica.runs_to_compare().is_err());
+    }
+    room(1);
+    // The first of its two epochs can be written down.
+    assert!(replica.runs_to_compare().is_err());
+    let last = write(&replica);
+    assert_eq!(last.epoch.0, later.epoch.0 + 1);
+    drop(replica);
+    room(u32::MAX);
+    let next = write(&open());
+    assert!(next > last, "{next:?} after {last:?}");
 }
