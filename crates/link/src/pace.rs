@@ -1,7 +1,7 @@
 //! When the next bytes of what gives way may go: by the rate of a [`Scavenger`], a few milliseconds' worth at once.
 //!
-//! At a low rate a few milliseconds' worth is a packet or two, and each piece wakes a dozen threads at both ends and is acknowledged by
-//! itself: a pre-cache that only follows a guest took 14 % of a processor for 3 Mbit/s. Where the rate is low because there is no more to
+//! At a low rate a few milliseconds' worth is a packet or two, and each piece wakes threads at both ends and is acknowledged by itself.
+//! Where the rate is low because there is no more to
 //! send, and not because the path carries no more, larger pieces make no queue either. Which of them it is no one says, so it is tried:
 //! pieces grow while nothing is a sign of a queue ([`Pieces`]), and a sign makes them small again.
 

@@ -1217,7 +1217,7 @@ pub(crate) async fn hear(mut from: RecvHalf, into: mpsc::Sender<Vec<Vec<u8>>>) -
 }
 
 /// The next message of a mirror; `None`: the other side has closed it.
-pub(crate) async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<u8>>> {
+async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<u8>>> {
     loop {
         if let Some(message) = unpacker.poll()? {
             return Ok(Some(message));

@@ -432,23 +432,7 @@ async fn send(
                 () = std::future::ready(()), if eager && waiting.is_empty() => {
                     // Reading and packing take milliseconds: neither holds up whoever shares the runtime.
                     let ready = blocking(disk, move |disk| {
-                        let mut wire = vec![];
-                        // A guest writes here and there: runs are short, and each by itself would cost both ends as much as a long one.
-                        let mut gathered = 0;
-                        for _ in 0..GATHERED.0 {
-                            let ready = machine.poll(disk.replica(), disk.recorder())?;
-                            for message in &ready {
-                                packer.push(message, &mut wire)?;
-                                gathered += message.len();
-                            }
-                            if ready.is_empty() || gathered >= GATHERED.1 {
-                                break;
-                            }
-                        }
-                        // What was pushed may lie in the packer as yet.
-                        if gathered > 0 {
-                            packer.flush(&mut wire)?;
-                        }
+                        let wire = gather(&mut machine, &mut packer, disk)?;
                         anyhow::Ok((machine, packer, wire))
                     });
                     let wire;
@@ -506,6 +490,24 @@ async fn send(
         result = receiving => result,
         result = driving => result,
     }
+}
+
+/// What may be sent now, packed; nothing: nothing may. A guest writes here and there: runs are short, and each by itself would cost both
+/// ends as much as a long one.
+fn gather(machine: &mut Source, packer: &mut Packer, disk: &Disk) -> Result<Vec<u8>> {
+    let (mut wire, mut gathered) = (vec![], 0);
+    for _ in 0..GATHERED.0 {
+        let ready = machine.poll(disk.replica(), disk.recorder())?;
+        for message in &ready {
+            packer.push(message, &mut wire)?;
+            gathered += message.len();
+        }
+        if ready.is_empty() || gathered >= GATHERED.1 {
+            break;
+        }
+    }
+    packer.flush(&mut wire)?;
+    Ok(wire)
 }
 
 async fn blocking<T: Send + 'static>(disk: &Arc<Disk>, what: impl FnOnce(&Disk) -> T + Send + 'static) -> T {
