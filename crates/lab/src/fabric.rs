@@ -117,6 +117,9 @@ impl Fabric {
         let mut sites = vec![];
         for (index, site) in scenario.site.iter().enumerate() {
             sites.push(build_site(index, site.name.get_ref(), &parent)?);
+            if let Some(processor) = site.processor {
+                sites[index].ns.stay_on(processor)?;
+            }
             if scenario.network == Network::Switch {
                 stretch(&sites[index])?;
             }

@@ -304,7 +304,7 @@ impl Guest {
         command.args(["-device", &format!("virtio-net-pci,netdev=net0,mac={},romfile=", spec.mac)]);
         command.args(["-device", "virtio-rng-pci"]);
         command.args(["-serial", &format!("file:{}", console.display())]);
-        command.args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())]);
+        command.args(["-qmp", &format!("unix:{},server=on,wait=on", socket.display())]);
         if start == Start::Incoming {
             command.args(["-S", "-incoming", "defer"]);
         }

@@ -8,7 +8,7 @@
 
 use anyhow::{Context, Result, bail};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{CpuSet, UnshareFlags, sched_setaffinity};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -127,6 +127,20 @@ impl Namespace {
         Ok(())
     }
 
+    /// What is started inside from now on runs on this processor of the machine alone.
+    ///
+    /// # Errors
+    /// When the machine has no such processor, or the lab may not use it.
+    pub fn stay_on(&self, processor: usize) -> Result<()> {
+        if processor >= CpuSet::MAX_CPU {
+            bail!("site {}: processor {processor} is beyond the {} that Linux knows", self.name, CpuSet::MAX_CPU);
+        }
+        let mut set = CpuSet::new();
+        set.set(processor);
+        self.run(move || sched_setaffinity(None, &set))
+            .with_context(|| format!("site {}: processor {processor} of this machine cannot be used", self.name))
+    }
+
     /// Sets a sysctl of this network namespace; `key` with slashes, below `/proc/sys`.
     ///
     /// # Errors
@@ -185,4 +199,30 @@ fn hide_all_but(parent: &Path, own: &str) -> Result<()> {
     mount_bind(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&kept)), &folder)
         .with_context(|| format!("cannot bind {}", folder.display()))?;
     tmpfs(&crate::sandbox::registry(), c"mode=0700")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs root, as all of the lab does.
+    #[test]
+    fn what_is_started_inside_stays_on_the_processor_that_it_was_given() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: a namespace needs root");
+            return;
+        }
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu)).unwrap();
+        let inside = Namespace::new("affinity").unwrap();
+        inside.stay_on(last).unwrap();
+        let status = inside.run(|| Command::new("cat").arg("/proc/self/status").output().unwrap()).stdout;
+        let status = String::from_utf8_lossy(&status).into_owned();
+        assert!(status.contains(&format!("Cpus_allowed_list:\t{last}\n")), "{status}");
+        for absent in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU, usize::MAX] {
+            let said = format!("{:#}", inside.stay_on(absent).unwrap_err());
+            assert!(said.contains("affinity") && said.contains(&absent.to_string()), "{said}");
+        }
+        assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), allowed, "the lab itself was bound");
+    }
 }

@@ -169,6 +169,8 @@ pub struct Site {
     /// How many of its hosts carry its extenders: 1, or 2, the most that Godwit has; the second runs nothing else.
     #[serde(default = "one_carrier")]
     pub carriers: Spanned<u8>,
+    /// All that runs on the site's first host runs on this processor of the machine, from 0, as on a host of its own; without, on any.
+    pub processor: Option<usize>,
 }
 
 impl Site {

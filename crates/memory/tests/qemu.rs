@@ -76,7 +76,7 @@ impl Qemu {
             .args(["-machine", "q35,memory-backend=ram", "-accel", "tcg", "-m", &format!("{kib}k"), "-nodefaults"])
             .args(["-display", "none", "-vga", "none", "-no-user-config", "-object", &ram])
             .args(["-drive", &drive, "-device", "ide-hd,drive=d,bootindex=0"])
-            .args(["-qmp", &format!("unix:{},server=on,wait=off", at("qmp"))])
+            .args(["-qmp", &format!("unix:{},server=on,wait=on", at("qmp"))])
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -102,9 +102,11 @@ pub(crate) fn command(spec: &VmSpec, placement: &Placement, start: Start) -> Com
     command
 }
 
-/// The value of `-qmp` for a socket.
+/// The value of `-qmp` for a socket. QEMU waits for its first client there before it does anything else, and that client is to come: one that
+/// comes while QEMU begins to listen finds two of its threads at the door (until 10.2), of which one then waits for a second client for ever, and
+/// no command is answered.
 pub(crate) fn monitor_option(socket: &Path) -> OsString {
-    with_path("unix:", socket, ",server=on,wait=off")
+    with_path("unix:", socket, ",server=on,wait=on")
 }
 
 /// An option's value with a path in it.
@@ -155,7 +157,7 @@ mod tests {
     fn commas_are_doubled_and_other_bytes_left_alone() {
         assert_eq!(quoted("a,b,,c"), "a,,b,,,,c");
         let path = Path::new(OsStr::from_bytes(b"/x,y/,\xff z"));
-        assert_eq!(monitor_option(path).as_bytes(), b"unix:/x,,y/,,\xff z,server=on,wait=off");
+        assert_eq!(monitor_option(path).as_bytes(), b"unix:/x,,y/,,\xff z,server=on,wait=on");
     }
 
     #[test]
