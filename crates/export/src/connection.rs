@@ -12,7 +12,7 @@ use rustls::ServerConfig;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What is read or written at once: little enough that it goes on while the core has it in its cache.
 const PIECE: u32 = 128 << 10;
@@ -76,6 +76,9 @@ fn is_large_write(command: &Command) -> bool {
     matches!(command, Command::Write { data, .. } if data.len() >= LARGE_WRITE)
 }
 
+/// How long a client may take until it has chosen an export, TLS included: whoever has shown nothing of himself holds no place for ever.
+const NEGOTIATION: Duration = Duration::from_secs(30);
+
 struct Connection {
     wire: Wire,
     server: Server,
@@ -130,8 +133,14 @@ impl Connection {
     }
 
     fn serve(&mut self) -> Result<(), Cut> {
+        self.wire.has_until(Some(Instant::now() + NEGOTIATION))?;
+        let mut agreed = false;
         loop {
             self.take_requests()?;
+            if !agreed && self.server.chosen().is_some() {
+                agreed = true;
+                self.wire.has_until(None)?;
+            }
             // Behind either of these there may be room again for requests that have come already.
             if !self.missed.is_empty() {
                 self.give_missed()?;
@@ -144,10 +153,34 @@ impl Connection {
                 }
                 continue;
             }
-            if self.server.is_closed() || !self.wait()? {
+            if self.server.is_closed() {
+                // What it asked for before it took its leave is done, and answered.
+                if !self.await_answers()? {
+                    return Ok(());
+                }
+            } else if !self.wait()? {
                 return Ok(());
             }
         }
+    }
+
+    /// Waits for an answer of those that are due; false: there is none, or nobody to hear it.
+    fn await_answers(&mut self) -> io::Result<bool> {
+        self.store_held()?;
+        if !self.server.transmit().is_empty() {
+            return Ok(true);
+        }
+        if self.server.in_flight() == 0 {
+            return Ok(false);
+        }
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.answers.event(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.wire.socket(), PollFlags::empty()),
+        ];
+        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        let gone = fds[1].revents().intersects(PollFlags::HUP | PollFlags::ERR);
+        self.take_answers()?;
+        Ok(!gone)
     }
 
     fn start_tls(&mut self) -> io::Result<()> {

@@ -1,19 +1,17 @@
 //! Disks that are files: plain, or a replica with its stamps.
 
 use crate::backend::{Answers, Backend, Put, Untaken};
-use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
+use godwit_nbd::{self as nbd, Command, Cookie, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use godwit_volume::{BLOCK, Disk, LINGERING, Medium, Replica, VolumeError};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-
-/// Zeroes that are written at once where the file system can make no hole.
-const ZEROES: usize = 1 << 20;
 
 /// Why something cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +70,7 @@ fn open_locked(path: &Path) -> Result<(File, u64), ServeError> {
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(io_error("open", path))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(ServeError::Locked(path.to_owned())),
+        Err(Errno::WOULDBLOCK) => return Err(ServeError::Locked(path.to_owned())),
         Err(e) => return Err(io_error("lock", path)(e.into())),
     }
     // Of a block device, too.
@@ -82,10 +80,6 @@ fn open_locked(path: &Path) -> Result<(File, u64), ServeError> {
 
 fn name_of(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
-}
-
-fn errno(error: &io::Error) -> Errno {
-    if error.kind() == io::ErrorKind::StorageFull { Errno::NoSpace } else { Errno::Io }
 }
 
 fn extents(found: Vec<(u64, bool)>) -> Reply {
@@ -130,7 +124,7 @@ impl Plain {
 
     fn failed(&self, error: &io::Error) -> Reply {
         tracing::warn!(file = %self.path.display(), %error, "a request failed");
-        Reply::Error(errno(error))
+        Reply::Error(nbd::Errno::of(error))
     }
 
     fn do_it(&self, command: Command) -> io::Result<Reply> {
@@ -159,8 +153,13 @@ impl Plain {
                 let how = if no_hole { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
                 match fallocate(&self.disk.0, how | FallocateFlags::KEEP_SIZE, offset, u64::from(length)) {
                     Ok(()) => {}
-                    Err(rustix::io::Errno::OPNOTSUPP) if fast => return Ok(Reply::Error(Errno::NotSupported)),
-                    Err(rustix::io::Errno::OPNOTSUPP) => self.write_zeroes(offset, u64::from(length))?,
+                    // What is no whole block of a device, too.
+                    Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) if fast => {
+                        return Ok(Reply::Error(nbd::Errno::NotSupported));
+                    }
+                    Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+                        self.disk.write_zeroes(offset, u64::from(length))?;
+                    }
                     Err(e) => return Err(e.into()),
                 }
                 durable(fua)
@@ -177,16 +176,6 @@ impl Plain {
             }
             Command::BlockStatus { offset, length, .. } => Ok(extents(self.disk.extents(offset, u64::from(length))?)),
         }
-    }
-
-    fn write_zeroes(&self, mut offset: u64, mut length: u64) -> io::Result<()> {
-        let zeroes = vec![0; ZEROES.min(usize::try_from(length).unwrap_or(ZEROES))];
-        while length > 0 {
-            let n = length.min(zeroes.len() as u64);
-            self.disk.write(offset, &zeroes[..n as usize])?;
-            (offset, length) = (offset + n, length - n);
-        }
-        Ok(())
     }
 }
 
@@ -226,7 +215,10 @@ pub struct Tracked {
     raw: Option<Raw>,
 }
 
-/// What a raw file looked like when it was closed: if it looks otherwise when it is opened, somebody else had it.
+/// The file with [`Seen`], in the folder beside a raw file.
+const SEEN: &str = "seen";
+
+/// What a raw file looked like when it was closed, or all of it was stamped: if it looks otherwise when it is opened, somebody else had it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Seen {
     size: u64,
@@ -237,6 +229,11 @@ struct Seen {
 impl Seen {
     fn of(metadata: &Metadata) -> Self {
         Self { size: metadata.len(), modified: metadata.mtime(), modified_ns: metadata.mtime_nsec() }
+    }
+
+    fn note(&self, at: &Path) -> Result<(), ServeError> {
+        let bytes = serde_json::to_vec(self).map_err(|e| io_error("describe", at)(e.into()))?;
+        godwit_durable::replace(at, &bytes).map_err(io_error("write", at))
     }
 }
 
@@ -281,9 +278,13 @@ impl Tracked {
             // Nobody but this file is ever compared with it under this number: a node gives a volume its own.
             Replica::create_beside(&folder, VolumeId(0), Bytes(size))?;
         }
-        let metadata = file.0.metadata().map_err(io_error("look at", path))?;
-        let seen: Option<Seen> =
-            std::fs::read(folder.join("seen")).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let now = Seen::of(&file.0.metadata().map_err(io_error("look at", path))?);
+        let note = folder.join(SEEN);
+        let seen: Option<Seen> = std::fs::read(&note).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        // Whatever interrupts this, the next one stamps all of it: without a stamp a device's data would be a hole, and what another program
+        // wrote would be what it was before.
+        godwit_durable::remove(&note).map_err(io_error("remove", &note))?;
+        File::open(&folder).and_then(|folder| folder.sync_all()).map_err(io_error("sync", &folder))?;
         let (replica, opened) = Replica::open_beside(&folder, path)?;
         if replica.size().0 != size {
             return Err(VolumeError::Damaged {
@@ -294,9 +295,10 @@ impl Tracked {
         }
         replica.become_primary(Lineage::FIRST, Generation(1))?;
         // After an unclean end the marks say what to doubt, and the file's time says nothing.
-        if opened.clean && seen != Some(Seen::of(&metadata)) {
+        if seen.is_none() || (opened.clean && seen.as_ref() != Some(&now)) {
             replica.restamp_all()?;
         }
+        now.note(&note)?;
         Ok(Self { replica, path: path.to_owned(), read_only: false, raw: Some(file) })
     }
 
@@ -315,10 +317,8 @@ impl Tracked {
     pub fn close(self) -> Result<(), ServeError> {
         self.replica.flush()?;
         if let Some(raw) = &self.raw {
-            let folder = Self::folder_beside(&self.path);
             let seen = Seen::of(&raw.0.metadata().map_err(io_error("look at", &self.path))?);
-            let bytes = serde_json::to_vec(&seen).map_err(|e| io_error("describe", &self.path)(e.into()))?;
-            std::fs::write(folder.join("seen"), bytes).map_err(io_error("write into", &folder))?;
+            seen.note(&Self::folder_beside(&self.path).join(SEEN))?;
         }
         Ok(self.replica.close()?)
     }
@@ -326,10 +326,10 @@ impl Tracked {
     fn failed(&self, error: &VolumeError) -> Reply {
         tracing::warn!(file = %self.path.display(), %error, "a request failed");
         Reply::Error(match error {
-            VolumeError::Frozen => Errno::Perm,
-            VolumeError::Range(_) => Errno::Invalid,
-            VolumeError::Io { source, .. } => errno(source),
-            _ => Errno::Io,
+            VolumeError::Frozen => nbd::Errno::Perm,
+            VolumeError::Range(_) => nbd::Errno::Invalid,
+            VolumeError::Io { source, .. } => nbd::Errno::of(source),
+            _ => nbd::Errno::Io,
         })
     }
 

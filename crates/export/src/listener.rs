@@ -3,7 +3,8 @@
 use crate::backend::Backend;
 use crate::connection::serve;
 use crate::wire::{HangUp, Wire};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 use rustls::ServerConfig;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -13,9 +14,14 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Clients at a time; each may hold [`godwit_nbd::MAX_HELD`] bytes and a few threads. Tools that copy open 4 to 16 connections.
 pub const MOST_CLIENTS: usize = 64;
+/// A client over TCP that says nothing for so long is asked so often, this far apart, whether it is there.
+const ALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 4);
+/// How long nobody is accepted after somebody could not be.
+const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// The first file descriptor that a service manager passes.
 const FIRST_PASSED: i32 = 3;
 
@@ -85,10 +91,18 @@ impl Listener {
         }
     }
 
-    fn accept(&self) -> io::Result<Wire> {
+    fn accept(&self) -> Result<Wire, Errno> {
+        use rustix::net::sockopt;
         let client = rustix::net::accept_with(&self.socket, rustix::net::SocketFlags::CLOEXEC)?;
-        // Answers are sent when they are whole: to wait for more would only be late. A unix socket says that it cannot.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&client, true);
+        // Answers are sent when they are whole: to wait for more would only be late. A unix socket says that it cannot; nor does its other end
+        // go without a word, as a host does that has lost its power.
+        if sockopt::set_tcp_nodelay(&client, true).is_ok() {
+            let (quiet, between, asked) = ALIVE;
+            sockopt::set_socket_keepalive(&client, true)?;
+            sockopt::set_tcp_keepidle(&client, quiet)?;
+            sockopt::set_tcp_keepintvl(&client, between)?;
+            sockopt::set_tcp_keepcnt(&client, asked)?;
+        }
         Ok(Wire::new(client))
     }
 }
@@ -136,8 +150,17 @@ pub fn serve_all(
         }
         let wire = match listener.accept() {
             Ok(wire) => wire,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-            Err(error) => break Err(error),
+            // No listener: nobody can come any more.
+            Err(error @ (Errno::BADF | Errno::INVAL | Errno::NOTSOCK | Errno::OPNOTSUPP)) => break Err(error.into()),
+            // What a client did, or another process that listens here.
+            Err(Errno::CONNABORTED | Errno::INTR | Errno::AGAIN) => continue,
+            Err(error) => {
+                // Files or memory are short, or the network is: those who are there are served on.
+                tracing::warn!(%error, "a client could not be accepted");
+                let mut fds = [PollFd::from_borrowed_fd(stop.0.as_fd(), PollFlags::IN)];
+                let _ = poll(&mut fds, Some(&AGAIN));
+                continue;
+            }
         };
         clients.retain(|(_, thread)| !thread.is_finished());
         if clients.len() >= MOST_CLIENTS {

@@ -1,12 +1,14 @@
 //! Bytes to and from a client, in the clear or by TLS.
 
 use bytes::BytesMut;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use rustls::{ServerConfig, ServerConnection};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Room for what comes: many small requests at once, or a part of a large write.
 const ROOM: usize = 256 << 10;
@@ -25,6 +27,8 @@ pub struct Wire {
     /// Whether its other end is on this host.
     unix: bool,
     tls: Option<Box<ServerConnection>>,
+    /// Until when its bytes are waited for.
+    deadline: Option<Instant>,
 }
 
 /// Ends a client's connection from elsewhere, at the latest when it is dropped.
@@ -53,7 +57,16 @@ impl Wire {
         if unix {
             make_room(&socket);
         }
-        Self { socket: Arc::new(socket), unix, tls: None }
+        Self { socket: Arc::new(socket), unix, tls: None, deadline: None }
+    }
+
+    /// From now on the client has so long, for all that it sends and takes; none: as long as it likes.
+    pub(crate) fn has_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.deadline = deadline;
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // None would be no limit.
+        let left = left.map(|left| left.max(Duration::from_millis(1)));
+        Ok(rustix::net::sockopt::set_socket_timeout(&self.socket, rustix::net::sockopt::Timeout::Send, left)?)
     }
 
     /// What ends it from elsewhere.
@@ -69,7 +82,7 @@ impl Wire {
     /// The client begins TLS. Returns when it has shown who it is.
     pub(crate) fn start_tls(&mut self, config: Arc<ServerConfig>) -> io::Result<()> {
         let mut tls = Box::new(ServerConnection::new(config).map_err(io::Error::other)?);
-        let mut socket = Socket(&self.socket);
+        let mut socket = Socket(&self.socket, self.deadline);
         while tls.is_handshaking() {
             tls.complete_io(&mut socket)?;
         }
@@ -80,13 +93,16 @@ impl Wire {
     /// Waits for bytes and appends those that are a request's, if any; false: there will be no more. `how` says how many there is
     /// use for; TLS gives what is in a record.
     pub(crate) fn receive(&mut self, into: &mut BytesMut, how: Expected) -> io::Result<bool> {
-        let Some(tls) = &mut self.tls else { return Ok(append(&self.socket, into, how)? > 0) };
-        let mut socket = Socket(&self.socket);
+        let Some(tls) = &mut self.tls else {
+            await_bytes(&self.socket, self.deadline)?;
+            return Ok(append(&self.socket, into, how)? > 0);
+        };
+        let (mut socket, before) = (Socket(&self.socket, self.deadline), into.len());
         // The first request may have come with the handshake's last message, and nothing after it.
         match take(tls, into)? {
             Taken::Nothing => {}
             Taken::Some => return Ok(true),
-            Taken::End => return Ok(false),
+            Taken::End => return Ok(into.len() > before),
         }
         let mut record = [0; RECORD];
         let n = socket.read(&mut record)?;
@@ -94,7 +110,8 @@ impl Wire {
         while !come.is_empty() {
             tls.read_tls(&mut come)?;
             if matches!(take(tls, into)?, Taken::End) {
-                return Ok(false);
+                // What came before the end is done.
+                return Ok(into.len() > before);
             }
         }
         while tls.wants_write() {
@@ -115,7 +132,7 @@ impl Wire {
 
     /// Sends all of it, and forgets it.
     pub(crate) fn send(&mut self, from: &mut BytesMut) -> io::Result<()> {
-        let mut socket = Socket(&self.socket);
+        let mut socket = Socket(&self.socket, self.deadline);
         match &mut self.tls {
             None => socket.write_all(from)?,
             Some(tls) => {
@@ -155,11 +172,28 @@ fn take(tls: &mut ServerConnection, into: &mut BytesMut) -> io::Result<Taken> {
     })
 }
 
-/// A socket as the standard library has it.
-struct Socket<'a>(&'a OwnedFd);
+/// Waits for bytes, or for the end of them.
+fn await_bytes(socket: &OwnedFd, deadline: Option<Instant>) -> io::Result<()> {
+    let Some(deadline) = deadline else { return Ok(()) };
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the client was silent for too long")),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A socket as the standard library has it, and until when its bytes are waited for.
+struct Socket<'a>(&'a OwnedFd, Option<Instant>);
 
 impl Read for Socket<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        await_bytes(self.0, self.1)?;
         Ok(rustix::io::retry_on_intr(|| recv(self.0, &mut *into, RecvFlags::empty()))?.0)
     }
 }
@@ -238,7 +272,7 @@ mod tests {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("two sockets");
         // A wait for what has come already would be for ever.
-        let patience = Some(std::time::Duration::from_secs(20));
+        let patience = Some(Duration::from_secs(20));
         set_socket_timeout(&ours, Timeout::Recv, patience).expect("a bound");
         let serving = std::thread::spawn(move || {
             let mut wire = Wire::new(ours);
@@ -250,7 +284,7 @@ mod tests {
             got
         });
         let mut tls = ClientConnection::new(client, ServerName::try_from("disks").expect("a name")).expect("a client");
-        let mut socket = Socket(&theirs);
+        let mut socket = Socket(&theirs, None);
         while tls.wants_write() {
             tls.write_tls(&mut socket).expect("sends its hello");
         }
@@ -266,5 +300,63 @@ mod tests {
         socket.write_all(&last).expect("sends both at once");
         assert_eq!(&serving.join().expect("is served")[..], b"request");
         drop(theirs);
+    }
+
+    #[test]
+    fn what_comes_with_the_end_of_tls_is_a_request_as_any_other() {
+        let (server, client) = both();
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("two sockets");
+        let (shaken, hands) = std::sync::mpsc::channel();
+        let (sent, all) = std::sync::mpsc::channel();
+        let serving = std::thread::spawn(move || {
+            let mut wire = Wire::new(ours);
+            wire.start_tls(server).expect("a handshake");
+            shaken.send(()).expect("is waited for");
+            all.recv().expect("is sent");
+            let mut got = BytesMut::new();
+            while wire.receive(&mut got, Expected::All).expect("reads") {}
+            got
+        });
+        let mut tls = ClientConnection::new(client, ServerName::try_from("disks").expect("a name")).expect("a client");
+        let mut socket = Socket(&theirs, None);
+        while tls.is_handshaking() {
+            tls.complete_io(&mut socket).expect("a handshake");
+        }
+        hands.recv().expect("is served");
+        tls.writer().write_all(b"request").expect("room for it");
+        tls.send_close_notify();
+        let mut last = vec![];
+        while tls.wants_write() {
+            tls.write_tls(&mut last).expect("appends");
+        }
+        socket.write_all(&last).expect("sends both at once");
+        sent.send(()).expect("is waited for");
+        assert_eq!(&serving.join().expect("is served")[..], b"request");
+    }
+
+    #[test]
+    fn who_says_too_little_until_his_time_is_over_is_waited_for_no_longer() {
+        let soon = || Some(Instant::now() + Duration::from_millis(100));
+        let pair =
+            || socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("two sockets");
+        // In the clear, and where TLS was begun with a byte of a hello.
+        let (ours, theirs) = pair();
+        let mut wire = Wire::new(ours);
+        wire.has_until(soon()).expect("a bound");
+        let mut got = BytesMut::new();
+        let silent = wire.receive(&mut got, Expected::All).expect_err("nothing came");
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
+        Socket(&theirs, None).write_all(&[22]).expect("sends");
+        let silent = wire.start_tls(both().0).expect_err("nothing more came");
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
+        // Later it may be silent for as long as it likes.
+        wire.has_until(None).expect("no bound");
+        let sending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            Socket(&theirs, None).write_all(&[1]).expect("sends");
+        });
+        assert!(wire.receive(&mut got, Expected::All).expect("reads"));
+        sending.join().expect("ends");
     }
 }

@@ -3,6 +3,8 @@
 
 use godwit_export::{Answers, Backend, Plain, Put, Tracked, Untaken, Wire, serve};
 use godwit_nbd::{Command, Cookie, Errno, Export, Reply};
+use godwit_units::{Bytes, VolumeId};
+use godwit_volume::Replica;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -504,4 +506,57 @@ fn requests_behind_all_that_may_be_under_way_are_not_forgotten_when_these_are_an
         assert_eq!(client.answer(), (0, n));
         client.socket().read_exact(&mut vec![0; length]).unwrap();
     }
+}
+
+#[test]
+fn who_takes_his_leave_is_answered_first() {
+    let mut client = Client::new(true);
+    assert_eq!(client.write(0, &contents(1, LARGE), LARGE * 2), 0, "the next one is large as well, and goes by a pipe");
+    let backend = client.backend.clone();
+    let disk = backend.flushes.lock().unwrap();
+    let new = contents(2, LARGE);
+    let mut all = client.head(0, 3, 0, 0);
+    all.extend(client.head(0, 1, 0, LARGE));
+    all.extend(&new);
+    all.extend(client.head(0, 2, 0, 0));
+    client.socket().write_all(&all).unwrap();
+    assert_eq!(client.answer(), (0, 3), "the write, which waits for nothing");
+    drop(disk);
+    assert_eq!(client.answer(), (0, 2), "the flush");
+    assert_eq!(client.socket().read(&mut [0]).unwrap(), 0, "and then the end");
+    client.model[..LARGE].copy_from_slice(&new);
+    assert!(client.is_as_written());
+}
+
+#[test]
+fn a_raw_file_whose_first_stamping_was_interrupted_is_stamped_by_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, contents(1, 64 << 10)).unwrap();
+    let beside = Tracked::folder_beside(&path);
+    let stamped = || {
+        let (replica, _) = Replica::open_beside(&beside, &path).unwrap();
+        replica.stamp_runs().unwrap().iter().map(|(run, _)| run.end - run.start).sum::<u64>()
+    };
+    // Killed as soon as it had made its folder, and before that when it was opened again.
+    Replica::create_beside(&beside, VolumeId(0), Bytes(64 << 10)).unwrap();
+    drop(Replica::open_beside(&beside, &path).unwrap());
+    assert_eq!(stamped(), 0);
+    Tracked::open(&path).unwrap().close().unwrap();
+    assert_eq!(stamped(), 16);
+
+    // Killed while it stamped a file that another program had written to since.
+    let note = beside.join("seen");
+    assert!(note.exists());
+    let before = {
+        let (replica, _) = Replica::open_beside(&beside, &path).unwrap();
+        let before = replica.stamp_runs().unwrap();
+        replica.close().unwrap();
+        before
+    };
+    std::fs::remove_file(&note).unwrap();
+    drop(Replica::open_beside(&beside, &path).unwrap());
+    Tracked::open(&path).unwrap().close().unwrap();
+    let (replica, _) = Replica::open_beside(&beside, &path).unwrap();
+    assert_ne!(replica.stamp_runs().unwrap(), before, "all of it has another stamp");
 }

@@ -6,7 +6,7 @@
 //! pieces grow while nothing is a sign of a queue ([`Pieces`]), and a sign makes them small again.
 
 use crate::samples::Path;
-use crate::scavenger::{self, Scavenger};
+use crate::scavenger::{self, LEAST_SIGNAL, QUIET, Scavenger};
 use godwit_units::BitRate;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const LARGEST: usize = 16 << 10;
 /// So many pieces of a size have gone, for at least so long, before twice as much is tried.
 const TRIED: (u32, Duration) = (8, Duration::from_secs(1));
 /// After a sign pieces are small for as long, and only half of what they were for as long.
-const SMALL: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(60));
+const SMALL: (Duration, Duration) = (QUIET, Duration::from_secs(60));
 
 /// What arrives is counted over this: longer than most round trips.
 const ARRIVALS: Duration = Duration::from_millis(200);
@@ -61,6 +61,12 @@ impl Pieces {
             (self.size, self.gone, self.next) = ((self.size * 2).min(most), 0, now + TRIED.1);
         }
     }
+}
+
+/// When a queue was last seen. The scavenger overlooks what is little beside the queues that the path has shown; a piece that waits as long for
+/// itself is too large on any path.
+fn sign(scavenger: &Scavenger, now: Duration, rtt: Option<Duration>) -> Duration {
+    if rtt.is_some_and(|rtt| scavenger.queue(rtt) > LEAST_SIGNAL) { now } else { scavenger.last_sign() }
 }
 
 /// See above.
@@ -136,7 +142,7 @@ impl Pace {
         let used = self.arrives > self.scavenger.rate().0 as f64 * USED;
         let now = self.began.elapsed();
         self.scavenger.measured(now, path.rtt, path.lost, busy && used);
-        self.pieces.looked(now, self.scavenger.last_sign());
+        self.pieces.looked(now, sign(&self.scavenger, now, path.rtt));
         let passed = self.window.0.elapsed();
         if passed > Duration::from_secs(1) {
             self.rate = BitRate((self.window.1 as f64 * 8.0 / passed.as_secs_f64()) as u64);
@@ -170,6 +176,27 @@ mod tests {
         (0..many).for_each(|_| pieces.sent(pieces.size));
         pieces.looked(s(now), sign);
         pieces.size
+    }
+
+    #[test]
+    fn a_piece_that_waits_for_itself_is_a_sign_however_long_the_paths_queues_were() {
+        let mut scavenger = Scavenger::new(scavenger::Config::default());
+        let ms = Duration::from_millis;
+        let mut now = Duration::ZERO;
+        for (rtt, ticks) in [(50, 100), (300, 40), (50, 400)] {
+            for _ in 0..ticks {
+                now += ms(50);
+                scavenger.measured(now, Some(ms(rtt)), 0, true);
+            }
+        }
+        let last = scavenger.last_sign();
+        assert!(last < now, "the queue is gone");
+        // Little beside 250 ms, for the scavenger; the fifth of twelve packets at 3 Mbit/s.
+        now += ms(50);
+        scavenger.measured(now, Some(ms(69)), 0, true);
+        assert_eq!(scavenger.last_sign(), last);
+        assert_eq!(sign(&scavenger, now, Some(ms(69))), now);
+        assert_eq!(sign(&scavenger, now, Some(ms(51))), last);
     }
 
     #[test]

@@ -44,7 +44,7 @@ const WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Others that are not seen for so long after a wait were gone: the next wait is a first one.
 const STAY: Duration = Duration::from_secs(3);
 /// The quiet after which the last sign tells little of what the path carries now, where it carries more than it did then.
-const QUIET: Duration = Duration::from_secs(6);
+pub(crate) const QUIET: Duration = Duration::from_secs(6);
 /// The quiet after which others count as gone.
 const GONE: Duration = Duration::from_secs(20);
 /// How the rate grows, a second: where nothing is known of what the path carries; near what it carried at the last sign.

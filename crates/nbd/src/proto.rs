@@ -121,6 +121,13 @@ pub enum Errno {
 }
 
 impl Errno {
+    /// What a medium's error is to a client: an emulator pauses its guest where there is no room, and has it see other errors.
+    #[must_use]
+    pub fn of(error: &std::io::Error) -> Self {
+        use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+        if matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge) { Self::NoSpace } else { Self::Io }
+    }
+
     /// On the wire.
     #[must_use]
     pub const fn code(self) -> u32 {

@@ -357,7 +357,8 @@ impl Server {
         Some(cookie)
     }
 
-    /// Whether the client has said that it is done. What is still unanswered need not be.
+    /// Whether the client has said that it is done: nothing more comes from it. What it asked for before is still to be answered, as the
+    /// protocol has it.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         matches!(self.stage, Stage::Closed)

@@ -31,7 +31,7 @@ use godwit_volume::{BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream};
@@ -53,6 +53,8 @@ const MOST_PACKED: usize = 256 << 10;
 const CLOSING: Duration = Duration::from_secs(60);
 /// Messages that are applied at once: what answers may lag behind.
 const MOST_AT_ONCE: usize = 64;
+/// The same in bytes, but for the last of them: a few bytes of the wire may stand for large ones.
+const MOST_BYTES_AT_ONCE: usize = 1 << 20;
 /// What is read from the link at once, where so much has come, bytes.
 const READ_AT_ONCE: usize = 128 << 10;
 
@@ -67,6 +69,8 @@ pub struct Disk {
     pub socket: PathBuf,
     pub(crate) replica: Replica,
     pub(crate) order: Mutex<Option<Outgoing>>,
+    /// How often something began to go from here; [`Outgoing::attempt`].
+    attempts: AtomicU64,
     /// Brings what is not here; none where all is, where the disk is frozen, and before [`crate::fill`] has begun.
     pub(crate) fetch: Mutex<Option<Requester>>,
     /// The fill has something to ask for.
@@ -107,6 +111,8 @@ pub struct Disk {
 /// The disk's part of a move from here.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
+    /// Which of this disk's: what the other side of an earlier one said, and is still being worked off, is none of its business.
+    attempt: u64,
     pub(crate) machine: Leaving,
     /// To the link, in order. Bounded by the mirror's window, by how far the target may be behind, and by what a guest may have under way.
     out: mpsc::UnboundedSender<Vec<u8>>,
@@ -179,6 +185,7 @@ impl Disk {
             accesses: Mutex::new(FirstAccess::load(folder)),
             replica,
             order: Mutex::new(None),
+            attempts: AtomicU64::new(0),
             fetch: Mutex::default(),
             hungry: Notify::new(),
             filling: Mutex::default(),
@@ -489,16 +496,17 @@ impl Disk {
         over: CancellationToken,
     ) -> tokio::task::JoinHandle<Result<()>> {
         let (out, pieces) = mpsc::unbounded_channel();
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
         {
             let mut order = lock(&self.order);
             // What a mirror passes on and a pre-cache does not agree: only one of them at a time.
             self.recorder.clear();
-            *order = Some(Outgoing { machine, out });
+            *order = Some(Outgoing { attempt, machine, out });
         }
         let disk = self.clone();
         crate::trace::spawn(async move {
             let result = tokio::select! {
-                result = disk.mirror(stream, pieces) => result,
+                result = disk.mirror(attempt, stream, pieces) => result,
                 () = over.cancelled() => Ok(()),
             };
             disk.stop_mirror().await;
@@ -516,7 +524,12 @@ impl Disk {
         self.tell();
     }
 
-    async fn mirror(self: &Arc<Self>, stream: Stream, mut pieces: mpsc::UnboundedReceiver<Vec<u8>>) -> Result<()> {
+    async fn mirror(
+        self: &Arc<Self>,
+        attempt: u64,
+        stream: Stream,
+        mut pieces: mpsc::UnboundedReceiver<Vec<u8>>,
+    ) -> Result<()> {
         let (mut send, mut receive) = stream.split();
         let session = send.session();
         let sending = async {
@@ -534,11 +547,11 @@ impl Disk {
             }
             anyhow::Ok(())
         };
-        let (arrived, mut messages) = mpsc::channel::<Vec<u8>>(64);
+        let (arrived, mut messages) = mpsc::channel::<Vec<Vec<u8>>>(1);
         let receiving = async move {
             let mut unpacker = Unpacker::new()?;
-            while let Some(message) = next(&mut unpacker, &mut receive).await? {
-                if arrived.send(message).await.is_err() {
+            while let Some(batch) = several(&mut unpacker, &mut receive, Duration::ZERO).await? {
+                if arrived.send(batch).await.is_err() {
                     break;
                 }
             }
@@ -550,12 +563,12 @@ impl Disk {
             let mut tick = tokio::time::interval(TICK);
             let mut carries = Carries::default();
             loop {
-                let (message, path) = tokio::select! {
-                    message = messages.recv() => (Some(message.context("the destination closed the mirror")?), None),
-                    () = self.work.notified() => (None, None),
-                    _ = tick.tick() => (None, carries.look(self.began.elapsed(), &session)),
+                let (came, path) = tokio::select! {
+                    came = messages.recv() => (came.context("the destination closed the mirror")?, None),
+                    () = self.work.notified() => (vec![], None),
+                    _ = tick.tick() => (vec![], carries.look(self.began.elapsed(), &session)),
                 };
-                if self.clone().blocking(move |disk| disk.advance(message, path)).await? {
+                if self.clone().blocking(move |disk| disk.advance(attempt, &came, path)).await? {
                     return anyhow::Ok(());
                 }
             }
@@ -567,15 +580,15 @@ impl Disk {
         }
     }
 
-    /// One step of the machine of a move from here: whether it was the last.
-    fn advance(&self, message: Option<Vec<u8>>, path: Option<(BitRate, Duration)>) -> Result<bool> {
+    /// One step of the machine of a move from here: whether it was the last. A later attempt's machine is left alone.
+    fn advance(&self, attempt: u64, messages: &[Vec<u8>], path: Option<(BitRate, Duration)>) -> Result<bool> {
         let mut order = lock(&self.order);
-        let Some(outgoing) = &mut *order else { return Ok(true) };
+        let Some(outgoing) = order.as_mut().filter(|outgoing| outgoing.attempt == attempt) else { return Ok(true) };
         if let Some((rate, round_trip)) = path {
             outgoing.machine.path_is(rate, round_trip);
         }
-        if let Some(message) = message {
-            outgoing.machine.handle(&message, &self.replica)?;
+        for message in messages {
+            outgoing.machine.handle(message, &self.replica)?;
         }
         if outgoing.machine.tick(self.began.elapsed()) {
             tracing::warn!(volume = self.name, "the other side does not answer; copying behind the guest's back");
@@ -888,15 +901,27 @@ impl Disk {
             self.recorder.clear();
         }
         if let Some(snapshot) = &*lock(&self.snapshot) {
-            snapshot.before_write(blocks, &self.replica);
+            snapshot.before_write(blocks.clone(), &self.replica);
         }
-        let written = make()?;
+        let made = make();
+        let written = match &made {
+            Ok(written) => written.blocks.clone(),
+            // A part may be stored: whoever has the disk as well is to have the same.
+            Err(VolumeError::Io { .. }) => blocks,
+            Err(_) => return made.map(|_| None),
+        };
+        let until = self.pass_on(&mut order, recorded, written);
+        made.map(|_| until)
+    }
+
+    /// Tells whoever has to know that the guest wrote, and what its answer has to wait for.
+    fn pass_on(&self, order: &mut Option<Outgoing>, recorded: bool, written: std::ops::Range<u64>) -> Option<Place> {
         if recorded {
-            self.recorder.wrote(written.blocks.clone());
+            self.recorder.wrote(written.clone());
         }
-        self.touched(written.blocks.clone());
-        let Some(outgoing) = &mut *order else { return Ok(None) };
-        match outgoing.machine.guest_wrote(written.blocks, self.began.elapsed(), &self.replica) {
+        self.touched(written.clone());
+        let outgoing = order.as_mut()?;
+        match outgoing.machine.guest_wrote(written, self.began.elapsed(), &self.replica) {
             Ok(mirrored) => {
                 if mirrored.messages.is_empty() {
                     // The machine has taken note of it, and sends it in its turn.
@@ -905,13 +930,13 @@ impl Disk {
                 for message in mirrored.messages {
                     let _ = outgoing.out.send(message);
                 }
-                Ok(mirrored.until)
+                mirrored.until
             }
             Err(error) => {
                 // The write is done; it is the mirror that cannot go on.
                 tracing::error!(volume = self.name, %error, "the mirror cannot read its replica");
                 *order = None;
-                Ok(None)
+                None
             }
         }
     }
@@ -978,7 +1003,7 @@ impl Disk {
         Reply::Error(match error {
             VolumeError::Frozen => Errno::Perm,
             VolumeError::Range(_) => Errno::Invalid,
-            VolumeError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => Errno::NoSpace,
+            VolumeError::Io { source, .. } => Errno::of(source),
             _ => Errno::Io,
         })
     }
@@ -1188,11 +1213,13 @@ pub(crate) async fn several(
     from: &mut RecvHalf,
     patience: Duration,
 ) -> Result<Option<Vec<Vec<u8>>>> {
-    let mut batch = vec![];
+    let (mut batch, mut bytes) = (vec![], 0);
     loop {
         while batch.len() < MOST_AT_ONCE
+            && bytes < MOST_BYTES_AT_ONCE
             && let Some(message) = unpacker.poll()?
         {
+            bytes += message.len();
             batch.push(message);
         }
         if !batch.is_empty() {
@@ -1216,26 +1243,13 @@ pub(crate) async fn hear(mut from: RecvHalf, into: mpsc::Sender<Vec<Vec<u8>>>) -
     bail!("the other side closed the session")
 }
 
-/// The next message of a mirror; `None`: the other side has closed it.
-async fn next(unpacker: &mut Unpacker, from: &mut RecvHalf) -> Result<Option<Vec<u8>>> {
-    loop {
-        if let Some(message) = unpacker.poll()? {
-            return Ok(Some(message));
-        }
-        match from.read().await? {
-            Some(piece) => unpacker.push(&piece),
-            None => return Ok(None),
-        }
-    }
-}
-
-#[cfg(test)]
-#[path = "disk_tests.rs"]
-mod tests;
-
 /// Ends a stream from this side, and waits for the other.
 async fn finish(mut send: SendHalf, mut receive: RecvHalf) -> Result<()> {
     send.finish()?;
     while receive.read().await.is_ok_and(|piece| piece.is_some()) {}
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

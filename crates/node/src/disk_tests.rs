@@ -82,7 +82,7 @@ async fn a_mirrored_write_is_answered_at_once_until_the_other_side_is_far_behind
     }
     machine.poll(&world.disk.replica).expect("reads");
     let (out, mut sent) = mpsc::unbounded_channel();
-    *lock(&world.disk.order) = Some(Outgoing { machine, out });
+    *lock(&world.disk.order) = Some(Outgoing { attempt: 0, machine, out });
 
     let last = (1..100).find(|n| world.write(*n, u8::try_from(*n).expect("small")).is_none()).expect("one waits");
     assert!(last > 2, "the guest waits for the other side");
@@ -90,8 +90,18 @@ async fn a_mirrored_write_is_answered_at_once_until_the_other_side_is_far_behind
     assert!(world.answers.try_recv().is_err(), "the other side has nothing, and the guest goes on");
     while let Ok(message) = sent.try_recv() {
         let answer = target.handle(&message, &other).expect("applies");
-        world.disk.advance(Some(answer), None).expect("goes on");
+        world.disk.advance(0, &[answer], None).expect("goes on");
     }
+    // Of a write that fails a part may be stored: the other side is to have the same.
+    let full = || Err(std::io::ErrorKind::StorageFull.into());
+    let failed = world.disk.make_by(0, 4096, &CancellationToken::new(), || world.disk.replica.write_by(0, 4096, full));
+    assert!(matches!(failed, Err(VolumeError::Io { .. })), "{failed:?}");
+    let message = sent.try_recv().expect("is passed on all the same");
+    world.disk.advance(0, &[target.handle(&message, &other).expect("applies")], None).expect("goes on");
+    assert_eq!(other.stamp(0).expect("reads"), world.disk.replica.stamp(0).expect("reads"));
+    // What was said to an earlier attempt is not this one's.
+    assert!(world.disk.advance(1, &[vec![255]], None).expect("is passed by"), "there is nothing more to do for it");
+    assert!(world.disk.advance(0, &[vec![255]], None).is_err(), "it makes no sense to this one");
     let (cookie, reply) = world.answers.recv().await.expect("is answered");
     assert!(cookie == Cookie(last) && matches!(reply, Reply::Done), "{reply:?}");
     let mut block = [0; 4096];

@@ -642,7 +642,7 @@ impl Backend for Served {
         Some(self.do_it(command).unwrap_or_else(|error| {
             tracing::warn!(volume = self.disk.name, %error, "a request of qemu-img failed");
             Reply::Error(match error {
-                VolumeError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => Errno::NoSpace,
+                VolumeError::Io { source, .. } => Errno::of(&source),
                 VolumeError::Range(_) => Errno::Invalid,
                 _ => Errno::Io,
             })

@@ -30,8 +30,6 @@ use std::path::Path;
 const IDENTITY: &str = "device";
 /// What is zeroed at once: other I/O has a turn in between.
 const PIECE: u64 = 1 << 30;
-/// Zeroes that are written where a device can do nothing better.
-const ZEROES: usize = 1 << 20;
 /// Devices do nothing with less than this: the largest logical block.
 const ALIGNED: u64 = 4096;
 
@@ -84,16 +82,6 @@ impl Device {
         let own = names.iter().find_map(|name| said(name));
         own.or_else(|| of_disk.iter().filter(|_| !partition.is_empty()).find_map(|name| said(name)))
             .map(|identity| format!("{identity} {}", partition.trim()).trim().to_owned())
-    }
-
-    fn write_zeroes(&self, mut at: u64, mut length: u64) -> io::Result<()> {
-        let zeroes = vec![0; ZEROES.min(usize::try_from(length).unwrap_or(ZEROES))];
-        while length > 0 {
-            let n = length.min(zeroes.len() as u64);
-            self.0.write(at, &zeroes[..n as usize])?;
-            (at, length) = (at + n, length - n);
-        }
-        Ok(())
     }
 }
 

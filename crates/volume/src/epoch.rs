@@ -174,6 +174,20 @@ impl Recorder {
         }
     }
 
+    /// The replica's stamps can be compared with a secondary's from here on, unless a move has ended it: whether they can. A move ends all of
+    /// them before its mirror compares, and waits for this.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn make_sure(&self, id: Subscriber, replica: &Replica) -> Result<bool, VolumeError> {
+        let inner = self.lock();
+        let known = inner.all.contains_key(&id);
+        if known {
+            replica.make_sure_to_precache()?;
+        }
+        Ok(known)
+    }
+
     /// What differs at a secondary, by its stamps: it wants an epoch from now on.
     pub(crate) fn compared(&self, id: Subscriber, differ: &BlockSet, held: Option<Complete>) {
         if let Some(one) = self.lock().all.get_mut(&id) {

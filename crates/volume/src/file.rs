@@ -7,6 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// Zeroes that are written at once.
+const ZEROES: usize = 1 << 20;
+
 /// A file with offsets, holes and a way to make it durable.
 ///
 /// What was written and not synced survives the end of the process, and of a loss of power any part of it, in any order.
@@ -46,6 +49,20 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// When the medium fails; part of it may be a hole.
     fn punch(&self, at: u64, length: u64) -> io::Result<()>;
+
+    /// Writes zeroes, where nothing else makes them.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    fn write_zeroes(&self, mut at: u64, mut length: u64) -> io::Result<()> {
+        let zeroes = vec![0; ZEROES.min(usize::try_from(length).unwrap_or(ZEROES))];
+        while length > 0 {
+            let n = length.min(zeroes.len() as u64);
+            self.write(at, &zeroes[..n as usize])?;
+            (at, length) = (at + n, length - n);
+        }
+        Ok(())
+    }
     /// What was written so far survives a loss of power.
     ///
     /// # Errors
@@ -222,7 +239,12 @@ impl Medium for Disk {
 
     fn punch(&self, at: u64, length: u64) -> io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
-        Ok(fallocate(&self.0, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, length)?)
+        use rustix::io::Errno;
+        match fallocate(&self.0, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, length) {
+            // Some file systems know no holes (NFS before 4.2, exFAT).
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.write_zeroes(at, length),
+            done => Ok(done?),
+        }
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -72,6 +72,9 @@ pub enum MirrorError {
     /// Not a message, or not now.
     #[error("the other side of the mirror says what makes no sense: {0}")]
     Message(&'static str),
+    /// A move has begun, which ends every pre-cache.
+    #[error("a move has begun")]
+    Over,
     /// The target has not got what the source sent.
     #[error("the mirror's digests differ: something was lost or changed on the way")]
     Digest,

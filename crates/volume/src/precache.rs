@@ -40,6 +40,8 @@ use std::sync::Arc;
 
 /// What may be on its way without an answer: more than most WANs hold, little enough to hold nobody up for long.
 const WINDOW: u64 = 4 << 20;
+/// So many runs in a row of which nothing is sent are read at a time.
+const PASSED_BY: u32 = 256;
 const END: u8 = 20;
 const COMPLETE: u8 = 21;
 /// Second byte of the last message about what the target has: the epoch that it holds, instead of runs.
@@ -189,7 +191,10 @@ impl Source {
             return self.theirs.take(rest, replica.size().0 / BLOCK).ok_or(malformed);
         }
         self.held = serde_json::from_slice(rest).map_err(|_| MirrorError::Message("a malformed epoch"))?;
-        let found = self.theirs.compare(&replica.runs_to_precache()?);
+        if !recorder.make_sure(self.id, replica)? {
+            return Err(MirrorError::Over);
+        }
+        let found = self.theirs.compare(&replica.stamp_runs()?);
         recorder.compared(self.id, &found.differing, self.held);
         self.state = State::Idle;
         Ok(())
@@ -221,9 +226,14 @@ impl Source {
             self.again.remove(run.clone());
             return self.read(&run, Why::Again, epoch, replica, recorder);
         }
-        if let Some(run) = recorder.next_run(self.id, self.cursor, MOST_BLOCKS) {
+        // Runs of which nothing is sent, since all of it has been written again, are passed by.
+        for _ in 0..PASSED_BY {
+            let Some(run) = recorder.next_run(self.id, self.cursor, MOST_BLOCKS) else { break };
             self.cursor = run.end;
-            return self.read(&run, Why::Differs, epoch, replica, recorder);
+            let messages = self.read(&run, Why::Differs, epoch, replica, recorder)?;
+            if !messages.is_empty() {
+                return Ok(messages);
+            }
         }
         #[cfg(test)]
         let sure = self.flight.names.unsure() == 0 || self.without_answers;

@@ -718,3 +718,26 @@ fn the_guest_keeps_no_more_in_memory_than_is_named() {
     recorder.wrote(0..1);
     assert_eq!((recorder.backlog(id), recorder.is_used()), (Bytes(0), false));
 }
+
+/// A comparison that is late, of a session that a move has ended, would take for sure what the move's mirror passes on.
+#[test]
+fn what_a_secondary_says_after_a_move_has_begun_makes_nothing_sure() {
+    let mut world = World::new(1, false, Broken::Nothing);
+    world.write().unwrap();
+    world.connect().unwrap();
+    let source = world.source.as_mut().unwrap();
+    world.recorder.clear();
+    let runs = world.from.replica().runs_to_compare().unwrap();
+    let late = loop {
+        let message = world.back.pop_front().expect("the last one compares");
+        if let Err(error) = source.handle(&message, world.from.replica(), &world.recorder) {
+            break error;
+        }
+    };
+    assert!(matches!(late, MirrorError::Over), "{late}");
+    // The mirror's own next comparison restamps what has been written since the first: nothing was made sure.
+    world.write().unwrap();
+    let before = world.from.replica().stamp_runs().unwrap();
+    assert_ne!(before, runs);
+    assert_ne!(world.from.replica().runs_to_compare().unwrap(), before, "what it may have passed on has another stamp");
+}

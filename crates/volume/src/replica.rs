@@ -489,9 +489,9 @@ impl Replica {
         self.stamp_runs()
     }
 
-    /// As [`Replica::runs_to_compare`], for a pre-cache: it passes nothing on of an epoch that has not ended, so that what was made
-    /// sure stays so, and is not sent again for having been compared.
-    pub(crate) fn runs_to_precache(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
+    /// What [`Replica::runs_to_compare`] does first, for a pre-cache: it passes nothing on of an epoch that has not ended, so that what was
+    /// made sure stays so, and is not sent again for having been compared. Not while a mirror compares, or has: what that passes on is unsure.
+    pub(crate) fn make_sure_to_precache(&self) -> Result<(), VolumeError> {
         let mut inner = self.lock();
         inner.refuse_shadow()?;
         if inner.meta.primary && inner.meta.unsure != SURE {
@@ -499,8 +499,7 @@ impl Replica {
             inner.meta.unsure = SURE;
             inner.store_meta()?;
         }
-        drop(inner);
-        self.stamp_runs()
+        Ok(())
     }
 
     /// Whatever is interrupted here is begun again by the next mirror: until the last step all of it is unsure.
@@ -849,9 +848,12 @@ impl Replica {
         let blocks = self.admit(&mut inner, offset, length)?;
         let done = make();
         let now = inner.entry();
-        done.and_then(|()| inner.came(blocks.clone()))
-            .and_then(|()| inner.stamps.set(blocks.clone(), now))
-            .map_err(self.io(what))?;
+        let noted = match &done {
+            Ok(()) => inner.came(blocks.clone()).and_then(|()| inner.stamps.set(blocks.clone(), now)),
+            // Some of it may be stored: it is not what bore the stamps of before. What is absent stays as it is elsewhere.
+            Err(_) => inner.stamp_present(blocks.clone(), now),
+        };
+        done.and(noted).map_err(self.io(what))?;
         Ok(Written { blocks })
     }
 
@@ -891,11 +893,17 @@ impl Replica {
         let newest = entry(index, stamp.epoch.0);
         let mut io = || {
             inner.heat(blocks.clone(), 1)?;
-            match contents {
-                Contents::Zeroes(_) => self.data.punch(offset, length)?,
-                Contents::Data(data) => self.data.write(offset, data)?,
+            let done = match contents {
+                Contents::Zeroes(_) => self.data.punch(offset, length),
+                Contents::Data(data) => self.data.write(offset, data),
+            };
+            if done.is_err() {
+                // What is here of it is neither what was before nor what was to come: it is forgotten, as after a crash.
+                let _ = self.data.punch(offset, length);
             }
-            inner.stamps.set(blocks.clone(), newest)
+            let forgotten = if done.is_ok() { newest } else { 0 };
+            let noted = inner.stamps.set(blocks.clone(), forgotten);
+            done.and(noted)
         };
         io().map_err(self.io("write"))
     }
@@ -1148,6 +1156,19 @@ impl Inner {
 
     pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(io::Error) -> VolumeError + use<> {
         io_error(what, &self.folder)
+    }
+
+    /// Stamps those of these blocks that are here.
+    fn stamp_present(&mut self, blocks: Range<u64>, entry: u64) -> io::Result<()> {
+        if !self.is_shadow() {
+            return self.stamps.set(blocks, entry);
+        }
+        for block in blocks {
+            if !self.shadow.is_absent(block)? {
+                self.stamps.set(block..block + 1, entry)?;
+            }
+        }
+        Ok(())
     }
 
     /// The guest has written these blocks, whole or in the part that was not here.

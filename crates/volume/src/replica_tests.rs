@@ -16,6 +16,8 @@ struct State {
     current: Vec<u8>,
     /// Since the last sync, in order.
     pending: Vec<(u64, Vec<u8>)>,
+    /// There is room for a half of what is written.
+    full: bool,
 }
 
 impl Volatile {
@@ -24,7 +26,14 @@ impl Volatile {
             durable: vec![0; size as usize],
             current: vec![0; size as usize],
             pending: vec![],
+            full: false,
         })))
+    }
+
+    fn put(&self, at: u64, from: &[u8]) {
+        let mut state = self.0.lock().expect("one thread");
+        state.pending.push((at, from.to_vec()));
+        state.current[at as usize..][..from.len()].copy_from_slice(from);
     }
 
     /// What is found after a loss of power: of each 512 bytes that were not synced, some came through.
@@ -50,14 +59,14 @@ impl Medium for Volatile {
     }
 
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        let mut state = self.0.lock().expect("one thread");
-        state.pending.push((at, from.to_vec()));
-        state.current[at as usize..][..from.len()].copy_from_slice(from);
-        Ok(())
+        let full = self.0.lock().expect("one thread").full;
+        self.put(at, if full { &from[..from.len() / 2] } else { from });
+        if full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
     fn punch(&self, at: u64, length: u64) -> io::Result<()> {
-        self.write(at, &vec![0; length as usize])
+        self.put(at, &vec![0; length as usize]);
+        Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -528,4 +537,35 @@ fn an_epoch_that_cannot_be_set_aside_does_not_begin() {
     room(u32::MAX);
     let next = write(&open());
     assert!(next > last, "{next:?} after {last:?}");
+}
+
+#[test]
+fn what_was_stored_in_part_has_not_the_stamp_of_what_was_there_before() {
+    let mut primary = Host::new(true);
+    let replica = primary.boot();
+    replica.write(0, &vec![1; 4 * BLOCK as usize]).expect("writes");
+    let before = replica.stamp(1).expect("reads").expect("was written");
+    replica.end_epoch().expect("ends");
+    primary.data.0.lock().expect("one thread").full = true;
+    let failed = replica.write(0, &vec![2; 2 * BLOCK as usize]);
+    assert!(matches!(failed, Err(VolumeError::Io { .. })), "{failed:?}");
+    for block in 0..2 {
+        assert!(
+            replica.stamp(block).expect("reads").expect("was written") > before,
+            "block {block} may be another now"
+        );
+    }
+    assert_eq!(replica.stamp(2).expect("reads"), Some(before));
+
+    // Another's block that could be stored in part only is as one that never came.
+    let mut secondary = Host::new(false);
+    let other = secondary.boot();
+    let data = vec![1; BLOCK as usize];
+    other.apply(0, before, Contents::Data(&data)).expect("applies");
+    secondary.data.0.lock().expect("one thread").full = true;
+    let stamp = Stamp { epoch: Epoch(before.epoch.0 + 1), ..before };
+    assert!(other.apply(0, stamp, Contents::Data(&[2; BLOCK as usize])).is_err());
+    let mut found = vec![3; BLOCK as usize];
+    other.read(0, &mut found).expect("reads");
+    assert!(other.stamp(0).expect("reads").is_none() && is_zero(&found));
 }

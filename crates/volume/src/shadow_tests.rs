@@ -253,14 +253,14 @@ fn a_volume_that_is_not_whole_is_neither_cached_elsewhere_nor_stamped_anew_nor_i
     let from = source(folder.path());
     from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
     let to = shadow_of(&from, folder.path(), &[]);
-    assert!(matches!(to.runs_to_precache(), Err(VolumeError::Shadow(4))));
+    assert!(matches!(to.make_sure_to_precache(), Err(VolumeError::Shadow(4))));
     assert!(matches!(to.restamp_all(), Err(VolumeError::Shadow(4))));
     let shadow = crate::mirror::MirrorError::Volume(VolumeError::Shadow(4)).to_string();
     let refused = crate::precache::Target::new(&to, None).expect_err("is refused");
     assert_eq!(refused.to_string(), shadow);
     fetch(&from, &to, 0..4);
     assert!(to.end_wants().expect("settles"));
-    assert!(to.runs_to_precache().is_ok() && to.restamp_all().is_ok());
+    assert!(to.make_sure_to_precache().is_ok() && to.restamp_all().is_ok());
 }
 
 #[test]
@@ -282,4 +282,20 @@ fn a_cache_that_is_told_what_it_will_have_to_fetch_is_an_image_no_more_and_takes
     drop(to);
     let (to, _) = Replica::open(&folder.path().join("shadow")).expect("opens");
     assert_eq!(to.complete(), None, "durably");
+}
+
+#[test]
+fn a_write_that_fails_over_what_is_absent_leaves_it_to_come_as_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
+    let to = shadow_of(&from, folder.path(), &[]);
+    to.write(0, &[8; BLOCK as usize]).expect("writes");
+    let (here, there) = (to.stamp(0).expect("reads"), to.stamp(1).expect("reads"));
+    to.end_epoch().expect("ends");
+    let failed = to.write_by(0, 2 * BLOCK, || Err(io::ErrorKind::StorageFull.into()));
+    assert!(matches!(failed, Err(VolumeError::Io { .. })), "{failed:?}");
+    assert!(to.stamp(0).expect("reads") > here, "it may be another now");
+    assert_eq!(to.stamp(1).expect("reads"), there);
+    assert_eq!(to.absent(), Bytes(3 * BLOCK));
 }
