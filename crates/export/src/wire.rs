@@ -315,7 +315,8 @@ mod tests {
             shaken.send(()).expect("is waited for");
             all.recv().expect("is sent");
             let mut got = BytesMut::new();
-            while wire.receive(&mut got, Expected::All).expect("reads") {}
+            assert!(wire.receive(&mut got, Expected::All).expect("reads"), "nobody looks at what came with the end");
+            assert!(!wire.receive(&mut got, Expected::All).expect("reads"), "there is no more");
             got
         });
         let mut tls = ClientConnection::new(client, ServerName::try_from("disks").expect("a name")).expect("a client");
