@@ -16,6 +16,10 @@ const LOOK: u64 = 16 << 20;
 /// A window is worth more than a better level by the third time.
 const CHANGES: u32 = 2;
 
+/// An acknowledgement may be so much later than a round trip. Where more is on its way than arrives in both, the rest waits for the link, in
+/// buffers that take some megabytes before anybody is made to wait: then it is not the encoder that holds the stream up, whatever it took.
+const LATE: Duration = Duration::from_millis(50);
+
 /// Where packing and waiting for the link take a smaller part of the time, QEMU is what the stream waits for, and nothing is learnt of the link.
 const OURS: f64 = 0.5;
 
@@ -28,7 +32,17 @@ pub(crate) struct Levels {
     waiting: Duration,
     raw: u64,
     wire: u64,
+    arrived: u64,
     left: u32,
+}
+
+/// What the link has made of the stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Behind {
+    /// Packed bytes that the other side has not acknowledged.
+    pub on_its_way: u64,
+    /// How long one takes to be, where nothing waits.
+    pub round_trip: Duration,
 }
 
 /// How far back such a level looks: where the encoder is what the stream waits for, not over long distances.
@@ -46,6 +60,7 @@ impl Levels {
             waiting: Duration::ZERO,
             raw: 0,
             wire: 0,
+            arrived: 0,
             left: CHANGES,
         }
     }
@@ -62,27 +77,34 @@ impl Levels {
     }
 
     /// The level to go on with, if it is another one.
-    pub(crate) fn look(&mut self, progress: &Progress) -> Option<Level> {
-        self.look_after(progress, self.began.elapsed())
-    }
-
-    fn look_after(&mut self, progress: &Progress, time: Duration) -> Option<Level> {
+    pub(crate) fn look(&mut self, progress: &Progress, behind: impl FnOnce() -> Behind) -> Option<Level> {
         if progress.raw_bytes - self.raw < LOOK || self.left == 0 {
             return None;
         }
+        self.look_after(progress, self.began.elapsed(), behind())
+    }
+
+    fn look_after(&mut self, progress: &Progress, time: Duration, behind: Behind) -> Option<Level> {
         let measured = Measured {
             plain: Bytes(progress.raw_bytes - self.raw),
             packed: Bytes(progress.wire_bytes - self.wire),
             packing: self.packing,
             time: self.packing + self.waiting,
         };
-        (self.raw, self.wire) = (progress.raw_bytes, progress.wire_bytes);
+        let arrived = progress.wire_bytes.saturating_sub(behind.on_its_way);
+        let carries = arrived.saturating_sub(self.arrived) as f64 / time.as_secs_f64().max(0.001);
+        let waits = behind.on_its_way as f64 > carries * (behind.round_trip + LATE).as_secs_f64();
+        (self.raw, self.wire, self.arrived) = (progress.raw_bytes, progress.wire_bytes, arrived);
         (self.packing, self.waiting, self.began) = (Duration::ZERO, Duration::ZERO, Instant::now());
         if measured.time.as_secs_f64() < OURS * time.as_secs_f64() {
             return None;
         }
-        let before = self.chooser.level();
+        let (before, chooser) = (self.chooser.level(), self.chooser.clone());
         let now = self.chooser.measured(&measured);
+        if waits && now < before {
+            self.chooser = chooser;
+            return None;
+        }
         // On a stream that is short of what is raw for a while, a probe would only cost the window.
         let other = now != before && !(before == Level::Raw && self.left < CHANGES);
         self.left -= u32::from(other);
@@ -105,7 +127,8 @@ mod tests {
             levels.packed(Duration::from_secs_f64(packing));
             let waiting = Duration::from_secs_f64((17e6 / 4.0 * 8.0 / (mbit * 1e6) - packing).max(0.0));
             levels.waited(waiting);
-            if let Some(level) = levels.look_after(&progress, Duration::from_secs_f64(packing) + waiting + qemu) {
+            let time = Duration::from_secs_f64(packing) + waiting + qemu;
+            if let Some(level) = levels.look_after(&progress, time, behind(0)) {
                 packing *= if level > Level::One { 2.0 } else { 0.5 };
                 changed.push(level);
             }
@@ -113,7 +136,33 @@ mod tests {
         changed
     }
 
+    fn behind(on_its_way: u64) -> Behind {
+        Behind { on_its_way, round_trip: Duration::from_millis(50) }
+    }
+
     const NO_TIME: Duration = Duration::ZERO;
+
+    #[test]
+    fn what_lies_in_buffers_before_the_link_is_no_reason_to_pack_less() {
+        let (packing, mut levels) = (Duration::from_millis(50), Levels::new());
+        let mut progress = Progress { raw_bytes: 17_000_000, wire_bytes: 4_250_000, ..Progress::default() };
+        levels.packed(packing);
+        assert_eq!(levels.look_after(&progress, packing, behind(4_000_000)), None, "nobody was made to wait yet");
+        // The link is the one that is waited for, and the buffers stay full.
+        for _ in 0..4 {
+            progress.raw_bytes += 17_000_000;
+            progress.wire_bytes += 4_250_000;
+            let waited = Duration::from_millis(220);
+            levels.packed(packing);
+            levels.waited(waited);
+            let level = levels.look_after(&progress, packing + waited, behind(4_000_000));
+            assert!(level.is_none_or(|level| level > Level::One), "{level:?}");
+        }
+        // The same where all of it arrives at once.
+        let mut levels = Levels::new();
+        levels.packed(packing);
+        assert!(levels.look_after(&progress, packing, behind(400_000)).is_some_and(|level| level < Level::One));
+    }
 
     #[test]
     fn a_slow_link_gets_a_higher_level_at_the_first_look_and_keeps_it() {

@@ -11,12 +11,12 @@
 //! pause, so nothing is taken from QEMU while more than the window is on its way, the channel's pieces included; and in the last rounds, while
 //! more than a little is ([`Seen::bound`], [`crate::settle`]).
 
-use crate::level::{self, Levels};
+use crate::level::{self, Behind, Levels};
 use crate::parts::Moving;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use godwit_api::progress::NoteKind;
-use godwit_link::Flow;
+use godwit_link::{Flow, Session};
 use godwit_memory::{Encoder, Progress, Reach, ReturnPath};
 use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -41,6 +41,7 @@ pub struct Seen {
     progress: Mutex<Progress>,
     stopping: AtomicBool,
     flow: Flow,
+    session: Session,
     /// Bytes that may be on their way.
     most: AtomicU64,
     /// Whether that is little.
@@ -50,11 +51,12 @@ pub struct Seen {
 impl Seen {
     /// Of a stream that goes on the link there.
     #[must_use]
-    pub fn new(flow: Flow) -> Self {
+    pub fn new(flow: Flow, session: Session) -> Self {
         Self {
             progress: Mutex::default(),
             stopping: AtomicBool::new(false),
             flow,
+            session,
             most: AtomicU64::new(u64::MAX),
             little: AtomicBool::new(false),
         }
@@ -65,6 +67,14 @@ impl Seen {
     pub fn on_its_way(&self) -> u64 {
         let made = crate::parts::lock(&self.progress).wire_bytes;
         made.saturating_sub(self.flow.counters().acknowledged.0)
+    }
+
+    /// What the link has made of the stream so far.
+    fn behind(&self, progress: &Progress) -> Behind {
+        Behind {
+            on_its_way: progress.wire_bytes.saturating_sub(self.flow.counters().acknowledged.0),
+            round_trip: self.session.rtt().unwrap_or_default(),
+        }
     }
 
     /// How many of them there may be while more is taken from QEMU. Where that is `little`, what was taken goes at once, and does not wait for
@@ -163,7 +173,9 @@ pub fn read(
                 encoder.push(&input[..n], &mut wire)?;
                 levels.packed(began.elapsed());
                 flushed = false;
-                if let Some(level) = levels.look(encoder.progress()).filter(|_| !seen.is_stopping()) {
+                if let Some(level) =
+                    levels.look(encoder.progress(), || seen.behind(encoder.progress())).filter(|_| !seen.is_stopping())
+                {
                     let reach = level::reach(level);
                     encoder.set_level(level.number(), reach, &mut wire)?;
                     let near = if reach == Reach::Near { ", looking back a mebibyte" } else { "" };

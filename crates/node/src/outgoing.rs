@@ -290,7 +290,7 @@ async fn memory(
     let end = reader.try_clone()?;
 
     let (flow, session) = (out.flow(), out.session());
-    let seen = Arc::new(Seen::new(flow.clone()));
+    let seen = Arc::new(Seen::new(flow.clone(), session.clone()));
     let counted = seen.clone();
     moving.tracker.metered(move |p| {
         let now = counted.progress();
