@@ -42,11 +42,12 @@ pub async fn promote(
         return Err(conflict(format!("`{}` answers, so it is not lost", lost.name))
             .remedy(format!("`godwit move {} --to {}`; or fence that host first", volume.vm, how.site)));
     }
+    let newest = newest(vm.lineage, vm.promoted.as_ref(), &here.name);
     let order = PromoteVm {
         definition: vm.definition.clone(),
         lost: lost.name.clone(),
         fenced: how.fenced.clone(),
-        newest: vm.lineage,
+        newest,
         dry_run: how.dry_run,
     };
     if !how.dry_run {
@@ -55,15 +56,11 @@ pub async fn promote(
         let _deciding = c.decide();
         let now: Option<VmRecord> = c.store.read(Kind::Vm, vm.definition.id.0)?;
         let mut now = now.ok_or_else(|| missing("VM", &volume.vm))?;
-        if (now.host != vm.host) || now.lineage != vm.lineage {
+        if (now.host != vm.host) || now.lineage != vm.lineage || now.promoted != vm.promoted {
             return Err(conflict(format!("`{}` has another host by now", volume.vm)).remedy("look at it again"));
         }
-        now.promoted = Some(Claim {
-            host: here.name.clone(),
-            lost: lost.name.clone(),
-            fenced: how.fenced.clone(),
-            newest: vm.lineage,
-        });
+        now.promoted =
+            Some(Claim { host: here.name.clone(), lost: lost.name.clone(), fenced: how.fenced.clone(), newest });
         c.put_vm(&now)?;
     }
     let images = c.node(&here).promote(&order).await?.images;
@@ -86,10 +83,21 @@ pub async fn promote(
         vm: vm.definition.name,
         host: here.name,
         lost: lost.name,
-        lineage: Lineage(vm.lineage.0 + 1),
+        lineage: Lineage(newest.0 + 1),
         disks,
         dry_run: how.dry_run,
     }))
+}
+
+/// The newest lineage there may be, for an order to begin the one after it at `here`. An earlier order to another host may have been obeyed, though
+/// nobody heard of it: two owners of one lineage would never yield to each other.
+pub(crate) fn newest(known: Lineage, earlier: Option<&Claim>, here: &Name) -> Lineage {
+    match earlier {
+        Some(claim) if claim.newest >= known && claim.host != *here => Lineage(claim.newest.0 + 1),
+        // The same order again begins the same lineage.
+        Some(claim) if claim.newest >= known => claim.newest,
+        _ => known,
+    }
 }
 
 /// The host there that has a replica of each of the VM's volumes.
@@ -118,4 +126,26 @@ fn place(c: &Controller, site: &Name, volume: &Volume, vm: &VmRecord) -> Result<
         }
     }
     Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_that_nobody_heard_of_again_is_outranked_by_the_next_one_and_repeated_by_itself() {
+        let name = |text: &str| text.parse::<Name>().expect("a name");
+        let claim = |host: &str, newest| Claim {
+            host: name(host),
+            lost: name("a"),
+            fenced: "its power is off".into(),
+            newest: Lineage(newest),
+        };
+        let next = |known, earlier: Option<Claim>, here: &str| newest(Lineage(known), earlier.as_ref(), &name(here)).0;
+        assert_eq!(next(4, None, "c"), 4);
+        assert_eq!(next(4, Some(claim("c", 4)), "c"), 4, "the same order");
+        assert_eq!(next(4, Some(claim("c", 4)), "d"), 5, "`c` may own it by now");
+        assert_eq!(next(4, Some(claim("d", 5)), "c"), 6);
+        assert_eq!(next(6, Some(claim("c", 4)), "d"), 6, "what came of that one is known");
+    }
 }

@@ -91,7 +91,7 @@ pub async fn resolve(
             .remedy("wait: the two nodes end the move by themselves; or cancel it; or fence that host first"));
     }
     let vm: VmRecord = c.store.read(Kind::Vm, record.order.vm.0)?.ok_or_else(|| missing("VM", &record.vm))?;
-    let newest = vm.lineage.max(record.owner.0);
+    let newest = crate::promote::newest(vm.lineage.max(record.owner.0), record.claim.as_ref(), &here.name);
     let claim = ClaimVm { fenced: how.fenced.clone(), peer_did_not_run: how.peer_did_not_run, newest };
     tracing::warn!(id, vm = %record.vm, at = %here.name, lost = %lost.name, fenced = how.fenced, "an operator claims a VM");
     {
@@ -99,6 +99,9 @@ pub async fn resolve(
         let _deciding = c.decide();
         let now: Option<MoveRecord> = c.store.read(Kind::Move, id)?;
         let mut now = now.ok_or_else(|| missing("move", id))?;
+        if now.claim != record.claim {
+            return Err(conflict(format!("move {id} was claimed by somebody else just now")).remedy("look at it again"));
+        }
         now.claim = Some(Claim { host: here.name.clone(), lost: lost.name.clone(), fenced: how.fenced, newest });
         c.store.commit(&[Change::put(Kind::Move, id, &now)])?;
     }

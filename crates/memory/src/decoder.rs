@@ -324,6 +324,12 @@ impl Decoder {
         Ok(more)
     }
 
+    /// Bytes that are kept for what waits, or has waited.
+    #[cfg(test)]
+    pub(crate) const fn waits_in(&self) -> usize {
+        self.waiting.len()
+    }
+
     fn magic(&mut self, wire: &mut &[u8]) -> Result<bool, WireError> {
         let missing = format::MAGIC.len() - self.magic.len();
         let (front, rest) = wire.split_at(missing.min(wire.len()));
@@ -374,6 +380,11 @@ impl Decoder {
                 let waiting = self.waiting.len() - self.taken + piece.len();
                 if waiting > MAX_WAITING {
                     return Err(WireError::NoAnswer { waiting });
+                }
+                if self.taken > 0 && self.taken >= self.waiting.len() / 2 {
+                    // One stall may follow another before all was taken.
+                    self.waiting.drain(..self.taken);
+                    self.taken = 0;
                 }
                 self.waiting.extend_from_slice(piece);
                 piece = &[];
@@ -589,6 +600,10 @@ impl Decoder {
                 spots = self.spots(c)?;
                 checksum = *c.array()?;
                 spots.iter().map(|(_, length)| length).sum()
+            }
+            // Before the guest's RAM is read at that place.
+            format::DELTA if self.blocks.get(place.block).is_none_or(|block| place.page >= block.pages) => {
+                return Err(Stop::Bad(self.damaged("a page outside its RAM block")));
             }
             format::DELTA => {
                 made = self.changed(place, c)?;

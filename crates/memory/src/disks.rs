@@ -302,8 +302,8 @@ impl Referring {
         Ok(())
     }
 
-    /// The contents of a group that the decoder could not find. All before it are done.
-    pub(crate) fn missing(&mut self, group: u64) -> Result<&[u8], Unknown> {
+    /// The contents of a group that the decoder could not find. All before it are done, and it is, too: nobody asks twice.
+    pub(crate) fn missing(&mut self, group: u64) -> Result<Vec<u8>, Unknown> {
         if group < self.past || group >= self.made() {
             return Err(Unknown(group));
         }
@@ -312,7 +312,10 @@ impl Referring {
         if self.missing > PATIENCE && self.missing * TOLERATED > self.made() {
             self.on = false;
         }
-        Ok(self.ring.front().expect("it was just seen to be among them"))
+        let contents = self.ring.pop_front().expect("it was just seen to be among them");
+        self.ring_bytes -= contents.len();
+        self.past += 1;
+        Ok(contents)
     }
 }
 

@@ -378,5 +378,40 @@ fn answers_that_nobody_asked_for_and_questions_about_nothing_are_refused() {
     assert!(!refused(&wire));
     pair.decoder.push(&wire, &mut pair.out).unwrap();
     assert!(matches!(pair.decoder.push(&wire, &mut pair.out), Err(WireError::Damaged { .. })));
+    // Who asks again and again would be answered in full each time.
+    let mut again = encoder(Resends::Keep).with_disks(Seen::of(&here));
+    again.push(&raw(0, 64), &mut wire).unwrap();
+    again.feedback(Feedback::Missing(0), &mut wire).unwrap();
+    again.feedback(Feedback::Past(1), &mut wire).unwrap();
+    assert!(matches!(again.feedback(Feedback::Missing(0), &mut wire), Err(StreamError::Feedback { group: 0 })));
     assert!(matches!(pair.encoder.feedback(Feedback::Missing(4), &mut wire), Err(StreamError::Feedback { group: 4 })));
+}
+
+#[test]
+fn what_waited_for_one_answer_is_not_kept_until_there_is_no_other_to_wait_for() {
+    // The destination lacks a block of each part, and hears of the next part before it has the last one's answer.
+    const PART: u32 = 256;
+    const PARTS: u32 = 12;
+    let (here, there) = (Disk::noise(PART * PARTS), Disk::noise(PART * PARTS));
+    (0..PARTS).for_each(|part| there.set((part * PART + 5) as usize, None));
+    let mut pair = Pair::new(encoder(Resends::Keep).with_disks(Seen::of(&here)), decoder(&there));
+    let mut stream = Stream::begin(RAM);
+    let (mut sent, mut most) = (0, 0);
+    for part in 0..PARTS {
+        let contents: Vec<u8> = (part * PART..(part + 1) * PART).flat_map(noise).collect();
+        stream.part_of((part * PART).into(), &contents);
+        // What no disk has makes it a mebibyte.
+        let fresh: Vec<u8> = (0..PART).flat_map(|n| noise(1_000_000 + part * PART + n)).collect();
+        stream.part_of((PART * PARTS).into(), &fresh);
+        pair.sends(|encoder, out| encoder.push(&stream.bytes[sent..], out));
+        sent = stream.bytes.len();
+        pair.sends(Encoder::flush);
+        pair.arrive(usize::MAX).unwrap();
+        if part > 0 {
+            pair.return_one();
+        }
+        most = most.max(pair.decoder.waits_in());
+    }
+    assert_eq!(pair.encoder.progress().missing_pages, u64::from(16 * (PARTS - 1)), "each part was waited for");
+    assert!((1 << 20..5 << 20).contains(&most), "{most} bytes for parts of a mebibyte");
 }

@@ -229,7 +229,7 @@ impl Encoder {
             Feedback::Past(groups) => referring.past(groups).map_err(unknown),
             Feedback::Missing(group) => {
                 let contents = referring.missing(group).map_err(unknown)?;
-                let packed = zstd::bulk::compress(contents, self.pages.config.level)
+                let packed = zstd::bulk::compress(&contents, self.pages.config.level)
                     .map_err(|source| StreamError::Zstd { doing: "compress what was asked for", source })?;
                 let mut answer = vec![];
                 format::put(&mut answer, group);

@@ -49,6 +49,15 @@ pub fn is_whole(name: &str, record: Option<Record>, disks: &[Arc<Disk>]) -> Resu
         let message = format!("it cannot be claimed here: {absent} of `{name}` is only at {holders}");
         return Err(ApiError::new(Problem::Conflict, message).remedy("bring that host back, or claim the VM there"));
     }
+    if let Some(disk) = disks.iter().find(|disk| !disk.is_whole()) {
+        let message = format!(
+            "it cannot be claimed here: a part of `{}` was never brought here, and is at its earlier owners",
+            disk.name
+        );
+        return Err(
+            ApiError::new(Problem::Conflict, message).remedy("bring the other host back, or claim the VM there")
+        );
+    }
     let ticket = match holds(record) {
         Holds::All => return Ok(()),
         Holds::AllOf(ticket) if disks.iter().all(|disk| disk.has_everything(ticket)) => return Ok(()),

@@ -86,6 +86,12 @@ impl Disk {
         self.replica.is_shadow()
     }
 
+    /// See [`Replica::is_whole`].
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.replica.is_whole()
+    }
+
     /// How much is absent.
     #[must_use]
     pub fn absent(&self) -> Amount {

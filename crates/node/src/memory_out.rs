@@ -205,10 +205,12 @@ pub fn read(
                 } else if !flushed {
                     encoder.flush(&mut wire)?;
                     flushed = true;
-                } else if hearing.ended {
-                    wait(&[&qemu], LOOK)?;
                 } else {
-                    wait(&[&qemu, &hearing.socket], LOOK)?;
+                    if out.is_closed() {
+                        bail!("the migration was given up");
+                    }
+                    let heard = [&qemu, &hearing.socket];
+                    wait(if hearing.ended { &heard[..1] } else { &heard }, LOOK)?;
                 }
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}

@@ -856,6 +856,12 @@ impl Node {
             return;
         };
         match hello {
+            // Only who takes a VM in hears what it may keep of its memory, and tells what it has kept.
+            proto::Hello::Memory { .. } | proto::Hello::Kept { .. }
+                if moving.role != godwit_api::host::MoveRole::Destination =>
+            {
+                tracing::warn!(from, %ticket, "a stream of a destination's, to a source");
+            }
             proto::Hello::Memory { ticket, key, keep, neighbours } => {
                 moving.recycling.is_wanted(keep);
                 let others = crate::neighbours::here(self, &parts, &neighbours);

@@ -707,7 +707,12 @@ pub fn streamed(node: &Node, from: &str, volume: VolumeId, stream: Stream) {
 async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &CancellationToken) -> Result<()> {
     let (mut out, mut back) = stream.split();
     let begun = blocking(disk, move |disk| {
-        let journal = image.then(|| Journal::open(disk.replica().folder())).transpose()?;
+        let open = || Journal::open(disk.replica().folder());
+        if disk.replica().redoes() {
+            // An earlier session could not bring all of its epoch to its place.
+            open()?.recover(disk.replica())?;
+        }
+        let journal = image.then(open).transpose()?;
         anyhow::Ok(match disk.library() {
             Some(library) => Target::with_library(disk.replica(), journal, library)?,
             None => Target::new(disk.replica(), journal)?,

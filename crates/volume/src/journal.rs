@@ -162,6 +162,7 @@ impl Journal {
         if commit {
             replica.commit()?;
         }
+        replica.has_all()?;
         replica.set_complete(Some(epoch))
     }
 

@@ -60,6 +60,9 @@ pub(crate) struct Meta {
     /// doubted for it.
     #[serde(default)]
     pub redo: bool,
+    /// A secondary: it was the volume's owner before all of that was here, and has not been brought all since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gaps: bool,
     /// Whether it was closed properly.
     pub clean: bool,
 }
@@ -97,6 +100,7 @@ impl Meta {
             power: String::new(),
             complete: None,
             redo: false,
+            gaps: false,
             clean: true,
         })
     }

@@ -510,6 +510,7 @@ impl Target {
                 return Ok(self.ack());
             }
             replica.commit()?;
+            replica.has_all()?;
             self.complete = true;
             let mut answer = vec![FINISHED];
             answer.extend(digest.as_bytes());

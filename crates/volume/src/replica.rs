@@ -57,6 +57,8 @@ pub struct Replica {
     size: Bytes,
     /// Whether something may be absent: see [`Replica::is_partial`].
     partial: AtomicBool,
+    /// A sync of the blocks has failed.
+    unsynced: AtomicBool,
     inner: Mutex<Inner>,
     /// One settling at a time: another one's look at the regions would hide what was written from this one.
     settling: Mutex<()>,
@@ -260,6 +262,7 @@ impl Replica {
             data: media.data.into(),
             size,
             partial: AtomicBool::new(inner.is_shadow()),
+            unsynced: AtomicBool::new(false),
             inner: Mutex::new(inner),
             settling: Mutex::default(),
             _lock: lock,
@@ -417,6 +420,7 @@ impl Replica {
             };
         }
         inner.meta.primary = true;
+        inner.meta.gaps = false;
         inner.meta.complete = None;
         inner.meta.owner = index;
         inner.meta.epoch += 1;
@@ -471,7 +475,7 @@ impl Replica {
             Ok(())
         };
         io().map_err(self.io("stamp"))?;
-        self.data.sync().and_then(|()| inner.stamps.persist()).map_err(self.io("write the stamps of"))
+        self.sync_data().and_then(|()| inner.stamps.persist()).map_err(self.io("write the stamps of"))
     }
 
     /// Runs of written blocks with the same stamp, for a mirror from here: where the other side has the same stamp, it has the
@@ -541,6 +545,7 @@ impl Replica {
         inner.frozen = true;
         // First, while it is a primary's: what is hot must be restamped after a crash, not forgotten.
         self.vouch(&mut inner)?;
+        inner.meta.gaps |= inner.is_shadow() && inner.shadow.absent() > 0;
         inner.meta.primary = false;
         // What is here is what the stamps say. What is absent here is the next owner's to fetch.
         inner.meta.wants = None;
@@ -631,7 +636,9 @@ impl Replica {
         inner.store_meta()
     }
 
-    pub(crate) fn redoes(&self) -> bool {
+    /// Whether an image's next epoch is being written in its place: what a crash, or a full disk, interrupted there is done again first.
+    #[must_use]
+    pub fn redoes(&self) -> bool {
         self.lock().meta.redo
     }
 
@@ -849,7 +856,11 @@ impl Replica {
         let done = make();
         let now = inner.entry();
         let noted = match &done {
-            Ok(()) => inner.came(blocks.clone()).and_then(|()| inner.stamps.set(blocks.clone(), now)),
+            Ok(()) => {
+                // Whatever becomes of the words: what is here now is what has this stamp.
+                let came = inner.came(blocks.clone());
+                came.and(inner.stamps.set(blocks.clone(), now))
+            }
             // Some of it may be stored: it is not what bore the stamps of before. What is absent stays as it is elsewhere.
             Err(_) => inner.stamp_present(blocks.clone(), now),
         };
@@ -918,8 +929,10 @@ impl Replica {
         self.inside(blocks.start.saturating_mul(BLOCK), length)?;
         let mut io = || {
             inner.heat(blocks.clone(), 1)?;
-            self.data.punch(blocks.start * BLOCK, length)?;
-            inner.stamps.set(blocks.clone(), 0)
+            let done = self.data.punch(blocks.start * BLOCK, length);
+            // Zeroed in part it is not what it was.
+            let noted = inner.stamps.set(blocks.clone(), 0);
+            done.and(noted)
         };
         io().map_err(self.io("zero"))
     }
@@ -944,22 +957,33 @@ impl Replica {
         Ok(runs.into_iter().filter_map(|(run, entry)| inner.stamp_of(entry).map(|stamp| (run, stamp))).collect())
     }
 
+    /// Makes the blocks' contents durable. The system tells of a write that it could not make once, and to whoever syncs first: after that
+    /// nothing counts as durable before the replica is opened again, and what is hot is doubted.
+    pub(crate) fn sync_data(&self) -> io::Result<()> {
+        if self.unsynced.load(Ordering::Acquire) {
+            return Err(io::Error::other(
+                "an earlier sync failed, and what was written before it may be lost: see to the disk, and start the node again",
+            ));
+        }
+        self.data.sync().inspect_err(|_| self.unsynced.store(true, Ordering::Release))
+    }
+
     /// What was answered so far survives a loss of power.
     ///
     /// # Errors
     /// When the medium fails.
     pub fn flush(&self) -> Result<(), VolumeError> {
         if !self.is_partial() {
-            return self.data.sync().map_err(self.io("sync"));
+            return self.sync_data().map_err(self.io("sync"));
         }
         let inner = self.lock();
         if !inner.is_shadow() || !inner.shadow.has_fresh() || !inner.guards.hold(Guard::FlushKeepsPresent) {
             drop(inner);
-            return self.data.sync().map_err(self.io("sync"));
+            return self.sync_data().map_err(self.io("sync"));
         }
         let here = inner.shadow.taken();
         drop(inner);
-        self.data.sync().map_err(self.io("sync"))?;
+        self.sync_data().map_err(self.io("sync"))?;
         // What somebody else has kept meanwhile is durable: it leaves the set only then.
         self.lock().shadow.keep(&here).map_err(self.io("sync"))
     }
@@ -996,7 +1020,7 @@ impl Replica {
         // What takes long is done while the guest writes on. What it writes to meanwhile stays hot: nobody knows whether the
         // sync was before or after.
         if guards.hold(Guard::DataBeforeStamps) {
-            self.data.sync().map_err(self.io("sync"))?;
+            self.sync_data().map_err(self.io("sync"))?;
         }
         {
             let inner = self.lock();
@@ -1042,21 +1066,19 @@ impl Replica {
     fn cool(&self, inner: &mut Inner, regions: &[u64]) -> Result<(), VolumeError> {
         let mut io = || {
             if inner.guards.hold(Guard::DataBeforeStamps) {
-                self.data.sync()?;
+                self.sync_data()?;
             }
             inner.stamps.persist()?;
             inner.keep_here()?;
             for region in regions {
                 inner.hot.write(*region, &[0])?;
+                // One by one: what is written to a region without a mark is not doubted after a crash.
+                inner.regions.remove(region);
             }
             // A region that a loss of power leaves hot costs a restamping, no more: no need to wait for this.
             Ok(())
         };
-        io().map_err(self.io("settle"))?;
-        for region in regions {
-            inner.regions.remove(region);
-        }
-        Ok(())
+        io().map_err(self.io("settle"))
     }
 
     /// Closes it properly.

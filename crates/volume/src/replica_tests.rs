@@ -18,6 +18,8 @@ struct State {
     pending: Vec<(u64, Vec<u8>)>,
     /// There is room for a half of what is written.
     full: bool,
+    /// The next sync fails, and the system tells of that once.
+    lost: bool,
 }
 
 impl Volatile {
@@ -27,6 +29,7 @@ impl Volatile {
             current: vec![0; size as usize],
             pending: vec![],
             full: false,
+            lost: false,
         })))
     }
 
@@ -71,6 +74,9 @@ impl Medium for Volatile {
 
     fn sync(&self) -> io::Result<()> {
         let state = &mut *self.0.lock().expect("one thread");
+        if std::mem::take(&mut state.lost) {
+            return Err(io::Error::other("written in vain"));
+        }
         for (at, bytes) in state.pending.drain(..) {
             state.durable[at as usize..][..bytes.len()].copy_from_slice(&bytes);
         }
@@ -568,4 +574,23 @@ fn what_was_stored_in_part_has_not_the_stamp_of_what_was_there_before() {
     let mut found = vec![3; BLOCK as usize];
     other.read(0, &mut found).expect("reads");
     assert!(other.stamp(0).expect("reads").is_none() && is_zero(&found));
+}
+
+#[test]
+fn after_a_sync_that_failed_nothing_counts_as_durable_until_all_that_is_hot_was_doubted() {
+    let mut host = Host::new(true);
+    let replica = host.boot();
+    replica.write(0, &[1; BLOCK as usize]).expect("writes");
+    let stamp = replica.stamp(0).expect("reads");
+    host.data.0.lock().expect("one thread").lost = true;
+    // Whoever syncs by the way is the only one whom the system tells.
+    replica.settle().expect("nothing is idle");
+    assert!(replica.settle().is_err());
+    assert!(replica.flush().is_err(), "the guest was told that what is lost is durable");
+    assert!(replica.settle().is_err() && replica.commit().is_err());
+    assert!(!replica.lock().regions.is_empty(), "what is not doubted is believed");
+    drop(replica);
+    let replica = host.boot();
+    replica.flush().expect("the disk is well again");
+    assert_ne!(replica.stamp(0).expect("reads"), stamp, "it may be another than was known by that stamp");
 }

@@ -283,7 +283,7 @@ impl Replica {
             let done = if is_zero(contents) { self.data.punch(at, BLOCK) } else { self.data.write(at, contents) };
             done.map_err(self.io("mend"))?;
         }
-        self.data.sync().map_err(self.io("sync"))?;
+        self.sync_data().map_err(self.io("sync"))?;
         Ok(true)
     }
 }

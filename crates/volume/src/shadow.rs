@@ -428,6 +428,9 @@ impl Replica {
     pub(crate) fn refuse_strange(&self) -> Result<(), VolumeError> {
         let inner = self.lock();
         inner.refuse_shadow()?;
+        if inner.meta.redo {
+            return Err(inner.journal_waits());
+        }
         if inner.meta.wants.is_some() { Err(VolumeError::Frozen) } else { Ok(()) }
     }
 
@@ -449,6 +452,23 @@ impl Replica {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.lock().is_shadow()
+    }
+
+    /// Whether all of the volume is here, whoever owns it: not where something is still to be fetched, if by an owner that is to be, nor where
+    /// that was left to the next one.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let inner = self.lock();
+        !inner.meta.gaps && !inner.meta.wants.as_ref().is_some_and(|wants| wants.complete && inner.shadow.absent > 0)
+    }
+
+    /// A secondary has been brought all of the volume.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn has_all(&self) -> Result<(), VolumeError> {
+        let mut inner = self.lock();
+        if std::mem::take(&mut inner.meta.gaps) { inner.store_meta() } else { Ok(()) }
     }
 
     /// How much is not here.
@@ -565,8 +585,8 @@ impl Replica {
                         self.data.write(run.start * BLOCK, &data[at..at + run_bytes(&run) as usize])?;
                     }
                 }
-                inner.shadow.came(run.clone(), guards)?;
-                inner.stamps.set(run.clone(), entry)
+                let came = inner.shadow.came(run.clone(), guards);
+                came.and(inner.stamps.set(run.clone(), entry))
             };
             io().map_err(self.io("write"))?;
         }

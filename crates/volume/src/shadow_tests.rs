@@ -299,3 +299,54 @@ fn a_write_that_fails_over_what_is_absent_leaves_it_to_come_as_it_was() {
     assert_eq!(to.stamp(1).expect("reads"), there);
     assert_eq!(to.absent(), Bytes(3 * BLOCK));
 }
+
+#[test]
+fn a_replica_that_lacks_something_is_not_whole_whoever_owns_it_and_until_it_was_brought_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
+    let stamp = from.stamp(0).expect("reads").expect("was written");
+    let told = Replica::create(&folder.path().join("told"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    told.begin_wants().expect("begins");
+    assert!(told.is_whole(), "half of what is wanted is nothing");
+    told.want(0..4, stamp, &[Holder("source".into())]).expect("is told");
+    told.finish_wants(Lineage(0)).expect("is told");
+    assert!(!told.is_whole(), "it would begin with what it had");
+
+    let to = shadow_of(&from, folder.path(), &[]);
+    assert!(from.is_whole() && !to.is_whole());
+    to.become_secondary().expect("yields");
+    assert!(!to.is_whole(), "what it never had is not here for being the next one's to fetch");
+    to.close().expect("closes");
+    let (to, _) = Replica::open(&folder.path().join("shadow")).expect("opens");
+    assert!(!to.is_whole());
+    let (mut target, first) = crate::mirror::Target::new(&to).expect("begins");
+    let mut mirror = crate::mirror::Source::default();
+    from.become_primary(Lineage(0), Generation(3)).expect("takes it back");
+    first.iter().for_each(|message| mirror.handle(message, &from).expect("takes"));
+    for last in [false, true] {
+        if last {
+            from.freeze();
+            mirror.stop();
+        }
+        loop {
+            let messages = mirror.poll(&from).expect("reads");
+            if messages.is_empty() {
+                break;
+            }
+            for message in messages {
+                mirror.handle(&target.handle(&message, &to).expect("takes"), &from).expect("takes");
+            }
+        }
+    }
+    assert_eq!(mirror.state(), crate::mirror::State::Complete);
+    assert!(to.is_whole());
+}
+
+#[test]
+fn a_pre_cache_begins_at_no_replica_whose_image_is_not_in_its_place_yet() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let to = Replica::create(folder.path(), VolumeId(1), Bytes(SIZE)).expect("creates");
+    to.begin_redo().expect("begins");
+    assert!(to.redoes() && crate::precache::Target::new(&to, None).is_err(), "the journal would be overwritten");
+}
