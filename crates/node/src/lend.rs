@@ -78,14 +78,21 @@ fn covered(node: &Node, from: &str, asked: &Fetch) -> Result<Arc<Parts>, ApiErro
     if !parts.definition().volumes.contains(&asked.volume) {
         return Err(refuse(&"the volume is not that VM's"));
     }
-    let (Record::Released(ticket) | Record::Sealed(ticket)) =
-        node.record(asked.vm).ok_or_else(|| refuse(&"it was never here"))?
-    else {
-        return Err(refuse(&"it was not handed on from here"));
+    let file = parts.file();
+    // The owner that the VM went to from here, and what it owns it by.
+    let (went_to, lineage, generation) = match node.record(asked.vm).ok_or_else(|| refuse(&"it was never here"))? {
+        Record::Released(ticket) | Record::Sealed(ticket) => {
+            let order = file.order.filter(|order| order.id == ticket.mv);
+            (order, ticket.lineage, ticket.generation)
+        }
+        // It was to come back, and its owner is its owner still: what that was lent it may have.
+        Record::Staged(ticket) | Record::Refused(ticket) if file.lent.contains(&asked.volume) => {
+            (file.order, ticket.lineage, Generation(ticket.generation.0.saturating_sub(1)))
+        }
+        _ => return Err(refuse(&"it was not handed on from here")),
     };
-    let went_to = parts.file().order.filter(|order| order.id == ticket.mv).map(|order| order.to.name);
-    if went_to.is_some_and(|to| to.as_str() == from)
-        && (asked.lineage, asked.generation) >= (ticket.lineage, ticket.generation)
+    if went_to.is_some_and(|order| order.to.name.as_str() == from)
+        && (asked.lineage, asked.generation) >= (lineage, generation)
     {
         return Ok(parts);
     }
@@ -98,8 +105,8 @@ fn covered(node: &Node, from: &str, asked: &Fetch) -> Result<Arc<Parts>, ApiErro
         if !allowed.volumes.contains(&asked.volume) {
             return Capability::same("the volumes", &allowed.volumes, &vec![asked.volume]);
         }
-        if (allowed.lineage, allowed.generation) <= (ticket.lineage, ticket.generation) {
-            let later = format!("one later than {}", ticket.generation.0);
+        if (allowed.lineage, allowed.generation) <= (lineage, generation) {
+            let later = format!("one later than {}", generation.0);
             let asked = allowed.generation.0.to_string();
             return Err(CapabilityError::Other { what: "a generation, and it has to be", allowed: later, asked });
         }

@@ -520,3 +520,34 @@ async fn blocks_that_were_left_behind_go_to_the_vms_owner_and_to_nobody_else() {
     ask(&session, &Request::Released(Box::new(right(2, None)))).await.unwrap();
     assert_eq!(lent(), vec![]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_lent_goes_to_its_owner_though_the_vm_was_to_come_back_and_did_not() {
+    let Some(world) = World::new([88, 11]) else { return };
+    world.credentials(Role::Node, "b");
+    let config = world.config("b", 1);
+    let web = definition(1, "pc-q35-7.2", &[1], None);
+    let lacking = handed_on(&config.state.join("volumes/1"), &world.folder.path().join("there"));
+    // It went from here to c as generation 2, and an attempt to bring it back as generation 3 has failed.
+    lending(&config, &web, &world.peer("c", 3));
+    let back = Ticket { generation: Generation(3), mv: MoveId(6), ..ticket(1) };
+    FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Refused(back)).unwrap();
+    let node = Node::start(config).await.unwrap();
+    let lent = || node.vm(VmId(1)).unwrap().file().lent;
+    let right = |generation| Fetch {
+        vm: VmId(1),
+        volume: VolumeId(1),
+        lineage: Lineage::FIRST,
+        generation: Generation(generation),
+        capability: None,
+    };
+    let (_x, session) = world.intruder("x", 2).await;
+    assert_eq!(fetch(&session, &right(2), 1, &lacking).await, godwit_units::Bytes(16 << 10), "it is not the owner");
+    let (_c, session) = world.intruder("c", 3).await;
+    assert_eq!(fetch(&session, &right(1), 2, &lacking).await, godwit_units::Bytes(16 << 10), "nor was that");
+    assert_eq!(fetch(&session, &right(2), 3, &lacking).await.0, 0);
+    ask(&session, &Request::Released(Box::new(right(2)))).await.unwrap();
+    assert_eq!(lent(), vec![]);
+    let refused = ask(&session, &Request::Released(Box::new(right(2)))).await.unwrap_err();
+    assert_eq!(refused.problem, Problem::Forbidden, "nothing is lent any more");
+}
