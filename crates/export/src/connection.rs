@@ -134,11 +134,9 @@ impl Connection {
 
     fn serve(&mut self) -> Result<(), Cut> {
         self.wire.has_until(Some(Instant::now() + NEGOTIATION))?;
-        let mut agreed = false;
         loop {
             self.take_requests()?;
-            if !agreed && self.server.chosen().is_some() {
-                agreed = true;
+            if self.wire.is_limited() && self.server.chosen().is_some() {
                 self.wire.has_until(None)?;
             }
             // Behind either of these there may be room again for requests that have come already.
@@ -153,34 +151,12 @@ impl Connection {
                 }
                 continue;
             }
-            if self.server.is_closed() {
-                // What it asked for before it took its leave is done, and answered.
-                if !self.await_answers()? {
-                    return Ok(());
-                }
-            } else if !self.wait()? {
+            // What it asked for before it took its leave is done, and answered.
+            let over = self.server.is_closed() && self.server.in_flight() == 0;
+            if over || !self.wait()? {
                 return Ok(());
             }
         }
-    }
-
-    /// Waits for an answer of those that are due; false: there is none, or nobody to hear it.
-    fn await_answers(&mut self) -> io::Result<bool> {
-        self.store_held()?;
-        if !self.server.transmit().is_empty() {
-            return Ok(true);
-        }
-        if self.server.in_flight() == 0 {
-            return Ok(false);
-        }
-        let mut fds = [
-            PollFd::from_borrowed_fd(self.answers.event(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.wire.socket(), PollFlags::empty()),
-        ];
-        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
-        let gone = fds[1].revents().intersects(PollFlags::HUP | PollFlags::ERR);
-        self.take_answers()?;
-        Ok(!gone)
     }
 
     fn start_tls(&mut self) -> io::Result<()> {

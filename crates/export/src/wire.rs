@@ -69,6 +69,11 @@ impl Wire {
         Ok(rustix::net::sockopt::set_socket_timeout(&self.socket, rustix::net::sockopt::Timeout::Send, left)?)
     }
 
+    /// Whether the client has not all the time that it likes.
+    pub(crate) const fn is_limited(&self) -> bool {
+        self.deadline.is_some()
+    }
+
     /// What ends it from elsewhere.
     #[must_use]
     pub fn hang_up(&self) -> HangUp {

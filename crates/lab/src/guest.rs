@@ -16,7 +16,7 @@ use crate::images::{DiskLayout, GuestImage};
 use crate::scenario::{self, Vm};
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_load::control::Control;
-use godwit_qmp::Qmp;
+use godwit_qmp::{LISTENS, Qmp};
 use godwit_units::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -304,7 +304,7 @@ impl Guest {
         command.args(["-device", &format!("virtio-net-pci,netdev=net0,mac={},romfile=", spec.mac)]);
         command.args(["-device", "virtio-rng-pci"]);
         command.args(["-serial", &format!("file:{}", console.display())]);
-        command.args(["-qmp", &format!("unix:{},server=on,wait=on", socket.display())]);
+        command.args(["-qmp", &format!("unix:{}{LISTENS}", socket.display())]);
         if start == Start::Incoming {
             command.args(["-S", "-incoming", "defer"]);
         }

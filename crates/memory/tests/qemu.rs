@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use godwit_memory::{Config, Decoder, Encoder, Limits, PageKey, Progress, Resends, ReturnPath, Witness};
-use godwit_qmp::Qmp;
+use godwit_qmp::{LISTENS, Qmp};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -76,7 +76,7 @@ impl Qemu {
             .args(["-machine", "q35,memory-backend=ram", "-accel", "tcg", "-m", &format!("{kib}k"), "-nodefaults"])
             .args(["-display", "none", "-vga", "none", "-no-user-config", "-object", &ram])
             .args(["-drive", &drive, "-device", "ide-hd,drive=d,bootindex=0"])
-            .args(["-qmp", &format!("unix:{},server=on,wait=on", at("qmp"))])
+            .args(["-qmp", &format!("unix:{}{LISTENS}", at("qmp"))])
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -217,7 +217,7 @@ async fn answers(
 
 /// Destination: the source goes on through another stream.
 pub fn take(parts: &Arc<Parts>, moving: Arc<Moving>, stream: Stream) {
-    if moving.role != MoveRole::Destination || !moving.follows() {
+    if !moving.follows() {
         return;
     }
     let _in = crate::trace::span(parts).entered();

@@ -38,9 +38,9 @@ pub(crate) struct Levels {
 
 /// What the link has made of the stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Behind {
-    /// Packed bytes that the other side has not acknowledged.
-    pub on_its_way: u64,
+pub(crate) struct Carried {
+    /// Packed bytes that the other side has acknowledged.
+    pub arrived: u64,
     /// How long one takes to be, where nothing waits.
     pub round_trip: Duration,
 }
@@ -77,24 +77,24 @@ impl Levels {
     }
 
     /// The level to go on with, if it is another one.
-    pub(crate) fn look(&mut self, progress: &Progress, behind: impl FnOnce() -> Behind) -> Option<Level> {
+    pub(crate) fn look(&mut self, progress: &Progress, carried: impl FnOnce() -> Carried) -> Option<Level> {
         if progress.raw_bytes - self.raw < LOOK || self.left == 0 {
             return None;
         }
-        self.look_after(progress, self.began.elapsed(), behind())
+        self.look_after(progress, self.began.elapsed(), carried())
     }
 
-    fn look_after(&mut self, progress: &Progress, time: Duration, behind: Behind) -> Option<Level> {
+    fn look_after(&mut self, progress: &Progress, time: Duration, carried: Carried) -> Option<Level> {
         let measured = Measured {
             plain: Bytes(progress.raw_bytes - self.raw),
             packed: Bytes(progress.wire_bytes - self.wire),
             packing: self.packing,
             time: self.packing + self.waiting,
         };
-        let arrived = progress.wire_bytes.saturating_sub(behind.on_its_way);
-        let carries = arrived.saturating_sub(self.arrived) as f64 / time.as_secs_f64().max(0.001);
-        let waits = behind.on_its_way as f64 > carries * (behind.round_trip + LATE).as_secs_f64();
-        (self.raw, self.wire, self.arrived) = (progress.raw_bytes, progress.wire_bytes, arrived);
+        let on_its_way = progress.wire_bytes.saturating_sub(carried.arrived);
+        let carries = carried.arrived.saturating_sub(self.arrived) as f64 / time.as_secs_f64().max(0.001);
+        let waits = on_its_way as f64 > carries * (carried.round_trip + LATE).as_secs_f64();
+        (self.raw, self.wire, self.arrived) = (progress.raw_bytes, progress.wire_bytes, carried.arrived);
         (self.packing, self.waiting, self.began) = (Duration::ZERO, Duration::ZERO, Instant::now());
         if measured.time.as_secs_f64() < OURS * time.as_secs_f64() {
             return None;
@@ -128,7 +128,7 @@ mod tests {
             let waiting = Duration::from_secs_f64((17e6 / 4.0 * 8.0 / (mbit * 1e6) - packing).max(0.0));
             levels.waited(waiting);
             let time = Duration::from_secs_f64(packing) + waiting + qemu;
-            if let Some(level) = levels.look_after(&progress, time, behind(0)) {
+            if let Some(level) = levels.look_after(&progress, time, all_but(0, &progress)) {
                 packing *= if level > Level::One { 2.0 } else { 0.5 };
                 changed.push(level);
             }
@@ -136,8 +136,8 @@ mod tests {
         changed
     }
 
-    fn behind(on_its_way: u64) -> Behind {
-        Behind { on_its_way, round_trip: Duration::from_millis(50) }
+    fn all_but(on_its_way: u64, progress: &Progress) -> Carried {
+        Carried { arrived: progress.wire_bytes - on_its_way, round_trip: Duration::from_millis(50) }
     }
 
     const NO_TIME: Duration = Duration::ZERO;
@@ -147,7 +147,11 @@ mod tests {
         let (packing, mut levels) = (Duration::from_millis(50), Levels::new());
         let mut progress = Progress { raw_bytes: 17_000_000, wire_bytes: 4_250_000, ..Progress::default() };
         levels.packed(packing);
-        assert_eq!(levels.look_after(&progress, packing, behind(4_000_000)), None, "nobody was made to wait yet");
+        assert_eq!(
+            levels.look_after(&progress, packing, all_but(4_000_000, &progress)),
+            None,
+            "nobody was made to wait yet"
+        );
         // The link is the one that is waited for, and the buffers stay full.
         for _ in 0..4 {
             progress.raw_bytes += 17_000_000;
@@ -155,13 +159,15 @@ mod tests {
             let waited = Duration::from_millis(220);
             levels.packed(packing);
             levels.waited(waited);
-            let level = levels.look_after(&progress, packing + waited, behind(4_000_000));
+            let level = levels.look_after(&progress, packing + waited, all_but(4_000_000, &progress));
             assert!(level.is_none_or(|level| level > Level::One), "{level:?}");
         }
         // The same where all of it arrives at once.
         let mut levels = Levels::new();
         levels.packed(packing);
-        assert!(levels.look_after(&progress, packing, behind(400_000)).is_some_and(|level| level < Level::One));
+        assert!(
+            levels.look_after(&progress, packing, all_but(400_000, &progress)).is_some_and(|level| level < Level::One)
+        );
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! pause, so nothing is taken from QEMU while more than the window is on its way, the channel's pieces included; and in the last rounds, while
 //! more than a little is ([`Seen::bound`], [`crate::settle`]).
 
-use crate::level::{self, Behind, Levels};
+use crate::level::{self, Carried, Levels};
 use crate::parts::Moving;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
@@ -70,11 +70,8 @@ impl Seen {
     }
 
     /// What the link has made of the stream so far.
-    fn behind(&self, progress: &Progress) -> Behind {
-        Behind {
-            on_its_way: progress.wire_bytes.saturating_sub(self.flow.counters().acknowledged.0),
-            round_trip: self.session.rtt().unwrap_or_default(),
-        }
+    fn carried(&self) -> Carried {
+        Carried { arrived: self.flow.counters().acknowledged.0, round_trip: self.session.rtt().unwrap_or_default() }
     }
 
     /// How many of them there may be while more is taken from QEMU. Where that is `little`, what was taken goes at once, and does not wait for
@@ -173,8 +170,7 @@ pub fn read(
                 encoder.push(&input[..n], &mut wire)?;
                 levels.packed(began.elapsed());
                 flushed = false;
-                if let Some(level) =
-                    levels.look(encoder.progress(), || seen.behind(encoder.progress())).filter(|_| !seen.is_stopping())
+                if let Some(level) = levels.look(encoder.progress(), || seen.carried()).filter(|_| !seen.is_stopping())
                 {
                     let reach = level::reach(level);
                     encoder.set_level(level.number(), reach, &mut wire)?;

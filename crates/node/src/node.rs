@@ -17,7 +17,7 @@ use crate::registry::{self, Power, VmFile};
 use crate::wired::{self, Wired};
 use crate::{Config, check, effects};
 use anyhow::{Context, Result, bail};
-use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, PeerHost, RunState};
+use godwit_api::host::{HostFacts, LinkAddresses, LocalVm, MoveRole, PeerHost, RunState};
 use godwit_api::vm::{Store, VmDefinition};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{FileLedger, Generation, Ledger, Lineage, Message, Owner, Ram, Record, Seen, VmId};
@@ -851,17 +851,13 @@ impl Node {
             | proto::Hello::Drain { ticket }
             | proto::Hello::Kept { ticket, .. } => ticket,
         };
-        let (Some(moving), Some(parts)) = (self.moving(from, ticket), self.vm(ticket.vm)) else {
+        // All of them come in where the VM does.
+        let arriving = self.moving(from, ticket).filter(|moving| moving.role == MoveRole::Destination);
+        let (Some(moving), Some(parts)) = (arriving, self.vm(ticket.vm)) else {
             tracing::warn!(from, %ticket, "a stream of an attempt that is not under way");
             return;
         };
         match hello {
-            // Only who takes a VM in hears what it may keep of its memory, and tells what it has kept.
-            proto::Hello::Memory { .. } | proto::Hello::Kept { .. }
-                if moving.role != godwit_api::host::MoveRole::Destination =>
-            {
-                tracing::warn!(from, %ticket, "a stream of a destination's, to a source");
-            }
             proto::Hello::Memory { ticket, key, keep, neighbours } => {
                 moving.recycling.is_wanted(keep);
                 let others = crate::neighbours::here(self, &parts, &neighbours);

@@ -35,6 +35,11 @@ pub const MAX_EVENTS: usize = 65_536;
 /// many short lines fit its socket's buffer, so that a write never blocks.
 pub const MAX_OUTSTANDING: usize = 128;
 
+/// How a QEMU is to listen at a socket: what follows `unix:PATH` in `-qmp`. It waits for its first client there before it does anything else, and
+/// that client is to come. One that comes while QEMU begins to listen finds two of its threads at the door (until 10.2), of which one then
+/// waits for a second client for ever, and no command is answered.
+pub const LISTENS: &str = ",server=on,wait=on";
+
 /// How much of a line that is too long is looked at, to tell a reply from an event: QEMU begins with `return` or `timestamp`.
 const HEAD: usize = 32;
 

@@ -102,11 +102,9 @@ pub(crate) fn command(spec: &VmSpec, placement: &Placement, start: Start) -> Com
     command
 }
 
-/// The value of `-qmp` for a socket. QEMU waits for its first client there before it does anything else, and that client is to come: one that
-/// comes while QEMU begins to listen finds two of its threads at the door (until 10.2), of which one then waits for a second client for ever, and
-/// no command is answered.
+/// The value of `-qmp` for a socket, whose first client QEMU waits for.
 pub(crate) fn monitor_option(socket: &Path) -> OsString {
-    with_path("unix:", socket, ",server=on,wait=on")
+    with_path("unix:", socket, godwit_qmp::LISTENS)
 }
 
 /// An option's value with a path in it.

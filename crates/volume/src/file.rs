@@ -63,6 +63,7 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
         }
         Ok(())
     }
+
     /// What was written so far survives a loss of power.
     ///
     /// # Errors

@@ -501,7 +501,6 @@ impl Target {
             Some(journal) if self.aside => journal.finish(epoch, replica)?,
             _ => {
                 replica.commit()?;
-                replica.has_all()?;
                 // An image of a source that keeps none is not one.
                 let image = epoch.image && self.journal.is_some();
                 replica.set_complete(Some(Complete { image, ..epoch }))?;

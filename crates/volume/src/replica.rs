@@ -514,12 +514,8 @@ impl Replica {
         let mut any = false;
         if inner.is_shadow() {
             let doubted = inner.stamps.runs().map_err(self.io("read the stamps of"))?;
-            for block in doubted.into_iter().filter(|(_, entry)| *entry >= from).flat_map(|(run, _)| run) {
-                // What is absent is not this replica's to restamp.
-                if !inner.shadow.is_absent(block).map_err(self.io("read the words of"))? {
-                    inner.stamps.set(block..block + 1, now).map_err(self.io("read the stamps of"))?;
-                    any = true;
-                }
+            for (run, _) in doubted.into_iter().filter(|(_, entry)| *entry >= from) {
+                any |= inner.stamp_present(run, now).map_err(self.io("stamp what is present of"))?;
             }
         } else {
             any = inner.stamps.replace(from, now).map_err(self.io("read the stamps of"))?;
@@ -617,10 +613,12 @@ impl Replica {
         if inner.meta.primary {
             return Err(VolumeError::Frozen);
         }
-        if inner.meta.complete == complete && !inner.meta.redo {
+        // Who holds an epoch lacks nothing.
+        let gaps = inner.meta.gaps && complete.is_none();
+        if inner.meta.complete == complete && inner.meta.gaps == gaps && !inner.meta.redo {
             return Ok(());
         }
-        (inner.meta.complete, inner.meta.redo) = (complete, false);
+        (inner.meta.complete, inner.meta.gaps, inner.meta.redo) = (complete, gaps, false);
         inner.store_meta()
     }
 
@@ -862,7 +860,7 @@ impl Replica {
                 came.and(inner.stamps.set(blocks.clone(), now))
             }
             // Some of it may be stored: it is not what bore the stamps of before. What is absent stays as it is elsewhere.
-            Err(_) => inner.stamp_present(blocks.clone(), now),
+            Err(_) => inner.stamp_present(blocks.clone(), now).map(drop),
         };
         done.and(noted).map_err(self.io(what))?;
         Ok(Written { blocks })
@@ -912,8 +910,7 @@ impl Replica {
                 // What is here of it is neither what was before nor what was to come: it is forgotten, as after a crash.
                 let _ = self.data.punch(offset, length);
             }
-            let forgotten = if done.is_ok() { newest } else { 0 };
-            let noted = inner.stamps.set(blocks.clone(), forgotten);
+            let noted = inner.stamps.set(blocks.clone(), if done.is_ok() { newest } else { 0 });
             done.and(noted)
         };
         io().map_err(self.io("write"))
@@ -1180,17 +1177,19 @@ impl Inner {
         io_error(what, &self.folder)
     }
 
-    /// Stamps those of these blocks that are here.
-    fn stamp_present(&mut self, blocks: Range<u64>, entry: u64) -> io::Result<()> {
+    /// Stamps those of these blocks that are here: what is absent is not this replica's to restamp. Whether any is.
+    fn stamp_present(&mut self, blocks: Range<u64>, entry: u64) -> io::Result<bool> {
         if !self.is_shadow() {
-            return self.stamps.set(blocks, entry);
+            return self.stamps.set(blocks, entry).map(|()| true);
         }
+        let mut any = false;
         for block in blocks {
             if !self.shadow.is_absent(block)? {
                 self.stamps.set(block..block + 1, entry)?;
+                any = true;
             }
         }
-        Ok(())
+        Ok(any)
     }
 
     /// The guest has written these blocks, whole or in the part that was not here.

@@ -53,6 +53,14 @@ pub(crate) fn shadow_of(from: &Replica, folder: &Path, _others: &[Holder]) -> Re
     to
 }
 
+/// A source with so many blocks of sevens, and a shadow volume of it that has none of them yet.
+fn of_sevens(folder: &Path, blocks: u64) -> (Replica, Replica) {
+    let from = source(folder);
+    from.write(0, &vec![7; (blocks * BLOCK) as usize]).expect("writes");
+    let to = shadow_of(&from, folder, &[]);
+    (from, to)
+}
+
 #[test]
 fn what_is_absent_is_refused_what_is_written_whole_is_here_and_no_hole_is_where_something_is_to_come() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -121,9 +129,7 @@ fn half_of_what_is_wanted_is_nothing_and_a_claim_begins_with_what_is_here() {
 #[test]
 fn a_shadow_volume_is_found_again_as_it_was_and_ends_when_all_is_here() {
     let folder = tempfile::tempdir().expect("a folder");
-    let from = source(folder.path());
-    from.write(0, &vec![7; 8 * BLOCK as usize]).expect("writes");
-    let to = shadow_of(&from, folder.path(), &[]);
+    let (from, to) = of_sevens(folder.path(), 8);
     to.write(2 * BLOCK, &[9; BLOCK as usize]).expect("writes");
     drop(to);
     let (to, _) = Replica::open(&folder.path().join("shadow")).expect("opens");
@@ -200,9 +206,7 @@ fn a_read_that_takes_no_lock_finds_nothing_of_what_is_absent_and_all_of_what_has
 #[test]
 fn something_may_be_absent_from_the_grant_on_also_after_a_restart_and_not_at_a_secondary() {
     let folder = tempfile::tempdir().expect("a folder");
-    let from = source(folder.path());
-    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
-    let to = shadow_of(&from, folder.path(), &[]);
+    let (_from, to) = of_sevens(folder.path(), 4);
     drop(to);
     let (to, _) = Replica::open(&folder.path().join("shadow")).expect("opens");
     assert!(to.is_partial());
@@ -216,9 +220,7 @@ fn something_may_be_absent_from_the_grant_on_also_after_a_restart_and_not_at_a_s
 #[test]
 fn settling_keeps_what_is_here_before_any_region_is_cold_and_a_holder_is_not_needed_then() {
     let folder = tempfile::tempdir().expect("a folder");
-    let from = source(folder.path());
-    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
-    let to = shadow_of(&from, folder.path(), &[]);
+    let (from, to) = of_sevens(folder.path(), 4);
     let holder = Holder("source".into());
     to.settle().expect("settles");
     fetch(&from, &to, 0..4);
@@ -250,9 +252,7 @@ fn what_was_here_of_an_earlier_hand_off_says_nothing_of_a_later_one() {
 #[test]
 fn a_volume_that_is_not_whole_is_neither_cached_elsewhere_nor_stamped_anew_nor_is_it_anybodys_cache() {
     let folder = tempfile::tempdir().expect("a folder");
-    let from = source(folder.path());
-    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
-    let to = shadow_of(&from, folder.path(), &[]);
+    let (from, to) = of_sevens(folder.path(), 4);
     assert!(matches!(to.make_sure_to_precache(), Err(VolumeError::Shadow(4))));
     assert!(matches!(to.restamp_all(), Err(VolumeError::Shadow(4))));
     let shadow = crate::mirror::MirrorError::Volume(VolumeError::Shadow(4)).to_string();
@@ -287,9 +287,7 @@ fn a_cache_that_is_told_what_it_will_have_to_fetch_is_an_image_no_more_and_takes
 #[test]
 fn a_write_that_fails_over_what_is_absent_leaves_it_to_come_as_it_was() {
     let folder = tempfile::tempdir().expect("a folder");
-    let from = source(folder.path());
-    from.write(0, &vec![7; 4 * BLOCK as usize]).expect("writes");
-    let to = shadow_of(&from, folder.path(), &[]);
+    let (_from, to) = of_sevens(folder.path(), 4);
     to.write(0, &[8; BLOCK as usize]).expect("writes");
     let (here, there) = (to.stamp(0).expect("reads"), to.stamp(1).expect("reads"));
     to.end_epoch().expect("ends");
