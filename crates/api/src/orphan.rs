@@ -45,6 +45,9 @@ pub struct Orphan {
     pub bytes: Option<Bytes>,
     /// By what right it was here last, where that is known.
     pub owner: Option<(Lineage, Generation)>,
+    /// Whether blocks of it were handed on before they had left, and the owner has not said that it has them.
+    #[serde(default)]
+    pub lent: bool,
     /// For how long this host has seen it as nobody's, since its node was started.
     pub seen_s: u64,
     /// Why it may be the truth about a VM, where the host has a reason to think so.

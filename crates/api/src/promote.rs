@@ -16,6 +16,10 @@ pub struct PromoteVolume {
     /// with `dry_run`.
     #[serde(default)]
     pub fenced: String,
+    /// Hosts besides the VM's that are kept from running it, too, as `fenced` says: those that an earlier promotion was ordered to, and that nobody has
+    /// heard of since.
+    #[serde(default)]
+    pub also_fenced: Vec<Name>,
     /// Only says from what it would be started, and what is in the way.
     #[serde(default)]
     pub dry_run: bool,

@@ -342,7 +342,12 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, copy_image, &web, &copy);
         call!(api, called, image, &web);
         call!(api, called, end_image, &web);
-        let promote = PromoteVolume { site: web.clone(), fenced: "power cut, by ann".into(), dry_run: all };
+        let promote = PromoteVolume {
+            site: web.clone(),
+            fenced: "power cut, by ann".into(),
+            also_fenced: vec![web.clone()],
+            dry_run: all,
+        };
         call!(api, called, promote, &web, &promote);
         call!(api, called, start_move, &order);
         call!(api, called, dry_run, &order);

@@ -18,6 +18,9 @@ pub struct PromoteArgs {
     /// How the VM's host is kept from running it, and who says so
     #[arg(long, value_name = "TEXT", required_unless_present = "dry_run")]
     pub fenced: Option<String>,
+    /// A host that an earlier promotion was ordered to, and that does not answer: it is kept from running the VM as well, as --fenced says
+    #[arg(long, value_name = "HOST")]
+    pub also_fenced: Vec<Name>,
     /// Only say from what it would be started, and what is in the way
     #[arg(long)]
     pub dry_run: bool,
@@ -25,8 +28,12 @@ pub struct PromoteArgs {
 
 /// Promotes; says the recovery point before, and answers with it.
 pub async fn run(api: &PublicClient, args: &PromoteArgs) -> Result<Promoted, Failure> {
-    let mut how =
-        PromoteVolume { site: args.site.clone(), fenced: args.fenced.clone().unwrap_or_default(), dry_run: true };
+    let mut how = PromoteVolume {
+        site: args.site.clone(),
+        fenced: args.fenced.clone().unwrap_or_default(),
+        also_fenced: args.also_fenced.clone(),
+        dry_run: true,
+    };
     let before = api.promote(&args.volume, &how).await?;
     if args.dry_run {
         return Ok(before);

@@ -143,8 +143,9 @@ fn serve_until(
         Opened::Tracked(tracked) => tracked,
         Opened::Plain(plain) => {
             let backend: Arc<dyn Backend> = plain.clone();
-            serve_all(listener, &backend, tls, stop)?;
-            return Ok(plain.close().map_err(anyhow::Error::from)?);
+            let served = serve_all(listener, &backend, tls, stop);
+            plain.close().map_err(anyhow::Error::from)?;
+            return Ok(served?);
         }
     };
     let (over, ended) = mpsc::channel::<()>();

@@ -59,6 +59,10 @@ pub fn judge(orphan: &Orphan, whose: &Whose) -> (bool, bool, String) {
         Whose::Owned(owner, right) if orphan.owner.is_some_and(|here| here > *right) => {
             keep(format!("it is newer than what `{owner}` has"))
         }
+        // A new lineage begins with whole disks ([`godwit_api::promote`], a claim), and fetches nothing of an older one's.
+        Whose::Owned(owner, right) if orphan.lent && orphan.owner.is_none_or(|here| here.0 == right.0) => {
+            keep(format!("`{owner}` has not fetched all of it yet"))
+        }
         _ if orphan.seen_s < GRACE_S => {
             keep(format!("nobody's for {} s only; it is kept for {GRACE_S} s", orphan.seen_s))
         }
@@ -191,6 +195,7 @@ mod tests {
             what: String::new(),
             bytes: None,
             owner: Some((Lineage(0), Generation(3))),
+            lent: false,
             seen_s,
             may_be_truth: None,
         }
@@ -232,5 +237,15 @@ mod tests {
         let (removable, by_itself, _) = judge(&orphan(OrphanKind::Replica, GRACE_S), &owned(4));
         assert!(removable && !by_itself);
         assert!(judge(&orphan(OrphanKind::Replica, GRACE_S), &Whose::Deleted).1, "there is no way back");
+    }
+
+    #[test]
+    fn what_its_owner_is_to_fetch_is_kept_until_it_has_it() {
+        let lent = Orphan { lent: true, ..orphan(OrphanKind::Replica, GRACE_S) };
+        let (removable, _, why) = judge(&lent, &owned(4));
+        assert!(!removable && why.contains("texas"), "{why}");
+        assert!(judge(&lent, &Whose::Deleted).0, "nobody fetches it any more");
+        let claimed = Whose::Owned("texas".parse().unwrap(), (Lineage(1), Generation(1)));
+        assert!(judge(&lent, &claimed).0, "whoever claimed it had all");
     }
 }

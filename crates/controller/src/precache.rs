@@ -55,6 +55,9 @@ pub struct PrecacheRecord {
     /// It is over; kept until the hosts of the volume have heard so, or one of them would take it up again with the VM.
     #[serde(default)]
     pub ending: bool,
+    /// Where that host's node was when it was heard last. None: it was not, and no node was told of this.
+    #[serde(default)]
+    pub peer: Option<PeerHost>,
 }
 
 impl PrecacheRecord {
@@ -155,6 +158,7 @@ pub async fn start(
             consistent,
             follow,
             ending: false,
+            peer: None,
         };
         let mut changes = vec![record.put()];
         if !volume.replicas.contains(&host.name) {
@@ -291,7 +295,7 @@ fn settle(c: &Controller) -> Result<Wanted, ApiError> {
             match volume.replicas.iter().find(|h| **h != vm.host).filter(|_| record.follow) {
                 Some(back) => {
                     changes.push(Change::remove(Kind::Precache, key));
-                    record.to = back.clone();
+                    (record.to, record.peer) = (back.clone(), None);
                 }
                 None => record.ending = true,
             }
@@ -314,7 +318,8 @@ fn settle(c: &Controller) -> Result<Wanted, ApiError> {
 /// # Errors
 /// The store's.
 pub async fn tend(c: &Arc<Controller>) -> Result<(), ApiError> {
-    let Wanted { kept, ending } = settle(c)?;
+    let Wanted { mut kept, ending } = settle(c)?;
+    find(c, &mut kept).await?;
     let mut concerned: BTreeSet<Name> = lock(&c.precaches.told).iter().cloned().collect();
     for (volume, vm) in
         kept.iter().map(|(_, v, vm)| (v, Some(vm))).chain(ending.iter().map(|(_, volume)| (volume, None)))
@@ -355,16 +360,42 @@ pub async fn tend(c: &Arc<Controller>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Looks where the hosts are that things are pre-cached at, and remembers it: one that is away keeps nobody from hearing of the others.
+async fn find(c: &Arc<Controller>, kept: &mut [(PrecacheRecord, Volume, VmRecord)]) -> Result<(), ApiError> {
+    let names: BTreeSet<Name> = kept.iter().map(|(record, ..)| record.to.clone()).collect();
+    let mut asking = JoinSet::new();
+    for host in c.hosts()?.into_iter().filter(|host| names.contains(&host.name)) {
+        let c = Arc::clone(c);
+        asking.spawn(async move { peer(&c, &host).await.map(|peer| (host.name, peer)) });
+    }
+    let heard: HashMap<Name, PeerHost> = asking.join_all().await.into_iter().filter_map(Result::ok).collect();
+    let _deciding = c.decide();
+    let mut changes = vec![];
+    for (record, ..) in kept {
+        let Some(peer) = heard.get(&record.to).filter(|peer| record.peer.as_ref() != Some(*peer)) else { continue };
+        record.peer = Some(peer.clone());
+        let key = PrecacheRecord::key(record.volume, &record.to);
+        // As it is by now: it may have been changed, or ended.
+        if let Some(mut now) = c.store.read::<PrecacheRecord>(Kind::Precache, &key)? {
+            now.peer = Some(peer.clone());
+            changes.push(now.put());
+        }
+    }
+    if !changes.is_empty() {
+        c.store.commit(&changes)?;
+    }
+    Ok(())
+}
+
 /// Tells one host of all of its; whether it has heard.
 async fn tell(c: &Arc<Controller>, host: &HostRecord, theirs: Vec<(PrecacheRecord, Volume, VmRecord)>) -> bool {
     let mut orders = vec![];
     for (record, volume, vm) in &theirs {
-        let Ok(to) = c.host(&record.to) else { continue };
-        let made = match peer(c, &to).await {
-            Ok(peer) => order(c, record, vm, volume.size, peer),
-            Err(error) => Err(error),
+        let Some(peer) = record.peer.clone().filter(|_| c.host(&record.to).is_ok()) else {
+            tracing::debug!(volume = %volume.name, to = %record.to, "a pre-cache is not ordered before its host was heard");
+            continue;
         };
-        match made {
+        match order(c, record, vm, volume.size, peer) {
             Ok(order) => orders.push(order),
             // Told without it, the node would end it: better nothing is told.
             Err(error) => {

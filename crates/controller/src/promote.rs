@@ -13,9 +13,10 @@ use crate::store::Kind;
 use crate::vms;
 use axum::Json;
 use axum::extract::{Extension, Path, State};
+use godwit_api::host::Ownership;
 use godwit_api::promote::{PromoteVm, PromoteVolume, Promoted, RecoveryPoint};
 use godwit_api::public::Volume;
-use godwit_api::{ApiError, Name};
+use godwit_api::{ApiError, Name, Problem};
 use godwit_units::Lineage;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -42,6 +43,10 @@ pub async fn promote(
         return Err(conflict(format!("`{}` answers, so it is not lost", lost.name))
             .remedy(format!("`godwit move {} --to {}`; or fence that host first", volume.vm, how.site)));
     }
+    let earlier = unheard(vm.lineage, vm.promoted.as_ref(), &here.name);
+    if let Some(earlier) = earlier.filter(|earlier| !how.also_fenced.contains(&earlier.host)) {
+        does_not_have(&c, &vm, earlier).await?;
+    }
     let newest = newest(vm.lineage, vm.promoted.as_ref(), &here.name);
     let order = PromoteVm {
         definition: vm.definition.clone(),
@@ -51,7 +56,7 @@ pub async fn promote(
         dry_run: how.dry_run,
     };
     if !how.dry_run {
-        tracing::warn!(vm = %volume.vm, at = %here.name, lost = %lost.name, fenced = how.fenced, "an operator promotes a VM's images");
+        tracing::warn!(vm = %volume.vm, at = %here.name, lost = %lost.name, fenced = how.fenced, also = ?how.also_fenced, "an operator promotes a VM's images");
         // Before it is done: who promoted, and why, is known whatever happens now.
         let _deciding = c.decide();
         let now: Option<VmRecord> = c.store.read(Kind::Vm, vm.definition.id.0)?;
@@ -92,11 +97,39 @@ pub async fn promote(
 /// The newest lineage there may be, for an order to begin the one after it at `here`. An earlier order to another host may have been obeyed, though
 /// nobody heard of it: two owners of one lineage would never yield to each other.
 pub(crate) fn newest(known: Lineage, earlier: Option<&Claim>, here: &Name) -> Lineage {
-    match earlier {
-        Some(claim) if claim.newest >= known && claim.host != *here => Lineage(claim.newest.0 + 1),
+    match (unheard(known, earlier, here), earlier) {
+        (Some(claim), _) => Lineage(claim.newest.0 + 1),
         // The same order again begins the same lineage.
-        Some(claim) if claim.newest >= known => claim.newest,
+        (None, Some(claim)) if claim.newest >= known => claim.newest,
         _ => known,
+    }
+}
+
+/// An earlier order to another host of whose lineage nobody has heard.
+fn unheard<'a>(known: Lineage, earlier: Option<&'a Claim>, here: &Name) -> Option<&'a Claim> {
+    earlier.filter(|claim| claim.newest >= known && claim.host != *here)
+}
+
+/// Whether a host that was ordered to take a VM says that it did not.
+async fn does_not_have(c: &Controller, vm: &VmRecord, earlier: &Claim) -> Result<(), ApiError> {
+    let (name, host) = (&vm.definition.name, &earlier.host);
+    let answer = match c.node_of(host) {
+        Ok(node) => node.vm(vm.definition.id).await,
+        // It was removed: who did that has said that it is gone.
+        Err(error) if error.problem == Problem::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    match answer {
+        Err(error) if error.problem == Problem::NotFound => Ok(()),
+        Ok(local) if local.ownership == Ownership::Elsewhere => Ok(()),
+        Ok(_) => Err(conflict(format!("`{name}` was promoted to `{host}`, which has it"))
+            .remedy(format!("`godwit vm show {name}` says how it is there, in a few seconds"))),
+        Err(error) => Err(conflict(format!(
+            "`{name}` was ordered to be promoted to `{host}`, which may run it and does not answer: {error}"
+        ))
+        .remedy(format!(
+            "order it there again; or fence that host as well, say so with --fenced, and add --also-fenced {host}"
+        ))),
     }
 }
 
@@ -107,9 +140,8 @@ fn place(c: &Controller, site: &Name, volume: &Volume, vm: &VmRecord) -> Result<
         all.extend(c.store.read::<Volume>(Kind::Volume, id.0)?);
     }
     let there = c.hosts()?.into_iter().filter(|host| &host.name == site || &host.site == site);
-    let mut last =
-        ApiError::new(godwit_api::Problem::NotFound, format!("`{site}` has no replica of `{}`", volume.name))
-            .remedy("`godwit volume ls` lists who has one");
+    let mut last = ApiError::new(Problem::NotFound, format!("`{site}` has no replica of `{}`", volume.name))
+        .remedy("`godwit volume ls` lists who has one");
     for host in there {
         if host.name == vm.host {
             last = conflict(format!("`{}` is `{}`'s already", vm.definition.name, host.name));

@@ -91,7 +91,10 @@ pub async fn resolve(
             .remedy("wait: the two nodes end the move by themselves; or cancel it; or fence that host first"));
     }
     let vm: VmRecord = c.store.read(Kind::Vm, record.order.vm.0)?.ok_or_else(|| missing("VM", &record.vm))?;
-    let newest = crate::promote::newest(vm.lineage.max(record.owner.0), record.claim.as_ref(), &here.name);
+    let mut newest = vm.lineage.max(record.owner.0);
+    for earlier in [&vm.promoted, &record.claim] {
+        newest = newest.max(crate::promote::newest(newest, earlier.as_ref(), &here.name));
+    }
     let claim = ClaimVm { fenced: how.fenced.clone(), peer_did_not_run: how.peer_did_not_run, newest };
     tracing::warn!(id, vm = %record.vm, at = %here.name, lost = %lost.name, fenced = how.fenced, "an operator claims a VM");
     {

@@ -6,6 +6,7 @@ use godwit_api::vm::{VmDefinition, VmSpec};
 use godwit_units::{Bytes, Generation, Lineage, MoveId, VmId};
 
 pub use crate::moves::fresh_progress;
+use crate::record::MoveRecord;
 
 /// Progress with this outcome, and nothing done.
 pub fn progress(outcome: Outcome) -> MoveProgress {
@@ -15,6 +16,17 @@ pub fn progress(outcome: Outcome) -> MoveProgress {
 /// The source's view of a move.
 pub fn local_move(outcome: Outcome) -> LocalMove {
     LocalMove { id: MoveId(1), vm: VmId(1), role: MoveRole::Source, progress: progress(outcome) }
+}
+
+/// A move that has ended so, of this VM between these hosts.
+pub fn ended_move(id: u64, vm: (u64, &str), (from, to): (&str, &str), progress: &MoveProgress) -> MoveRecord {
+    let link = serde_json::json!({"control": "127.0.0.1:1", "disk": "127.0.0.1:2", "memory": "127.0.0.1:3"});
+    let to = serde_json::json!({"name": to, "underlay": "127.0.0.1", "link": link});
+    let record = serde_json::json!({
+        "order": {"id": id, "vm": vm.0, "disk": "mirror", "to": to}, "vm": vm.1, "from": from, "owner": [0, 0],
+        "ordered_unix_us": 0, "memory": 1, "disks": 1, "step": "ended", "cancel": false, "progress": progress,
+    });
+    serde_json::from_value(record).unwrap()
 }
 
 /// The smallest VM.

@@ -26,10 +26,10 @@ use axum::Json;
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
-use godwit_api::ApiError;
-use godwit_api::progress::MoveProgress;
+use godwit_api::progress::{MoveProgress, PhaseName};
 use godwit_api::public::{DryRun, Move, MoveTogether, StartMove};
-use godwit_units::Bytes;
+use godwit_api::{ApiError, Problem};
+use godwit_units::{Bytes, MoveId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,28 +48,43 @@ fn in_order(memory: &[Bytes]) -> Vec<usize> {
 
 /// Whether the next may begin: the one before has ended, or its guest runs where it was to, and its memory needs the link no more.
 fn may_begin(before: &MoveProgress) -> bool {
-    !before.outcome.is_open() || before.resumed_unix_us.is_some()
+    !before.outcome.is_open() || (before.resumed_unix_us.is_some() && before.phase != PhaseName::Drain)
 }
 
 /// Waits until it is the turn of a move that waits behind another. `false`: somebody has cancelled it meanwhile.
 pub(crate) async fn turn(c: &Controller, record: &MoveRecord) -> bool {
-    let Some(before) = record.after else { return true };
     loop {
         if moves::cancel_wanted(c, record) {
             return false;
         }
-        match c.move_record(before) {
-            Ok(before) if before.step != Step::Ended && !may_begin(&before.progress) => {
+        match waited_for(record, |id| c.move_record(id)) {
+            Ok(Some(before)) => {
                 let predicted_end_unix_us = predictions::end_behind(record, &before, moves::unix_us());
                 c.set_live(record.id(), Some(MoveProgress { predicted_end_unix_us, ..record.progress.clone() }));
             }
-            // It has gone, or nobody knows of it: nothing to wait for.
-            Ok(_) => return true,
-            Err(error) if error.problem == godwit_api::Problem::NotFound => return true,
+            Ok(None) => return true,
             Err(error) => tracing::error!(%error, "cannot see the move that is waited for"),
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// The last move before this one that it has to wait for. One that was cancelled while it waited itself was behind another.
+fn waited_for(
+    record: &MoveRecord,
+    find: impl Fn(MoveId) -> Result<MoveRecord, ApiError>,
+) -> Result<Option<MoveRecord>, ApiError> {
+    let mut before = record.after;
+    while let Some(id) = before {
+        match find(id) {
+            Ok(found) if found.step != Step::Ended && !may_begin(&found.progress) => return Ok(Some(found)),
+            Ok(found) => before = found.after,
+            // Nobody knows of it: nothing to wait for.
+            Err(error) if error.problem == Problem::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
 }
 
 /// `POST /v1/moves/together`.
@@ -142,12 +157,36 @@ pub async fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::ended_move;
     use godwit_api::progress::Outcome;
 
     #[test]
     fn the_smallest_goes_first_and_equal_ones_as_they_were_named() {
         let memory = [4, 1, 2, 1, 4].map(Bytes);
         assert_eq!(in_order(&memory), [1, 3, 2, 0, 4]);
+    }
+
+    #[test]
+    fn one_that_is_cancelled_while_it_waits_lets_nobody_past_the_one_that_it_waited_for() {
+        let of = |id: u64, step, outcome| {
+            let progress = MoveProgress { outcome, ..moves::fresh_progress(1, None) };
+            let after = Some(MoveId(id - 1)).filter(|id| id.0 > 0);
+            MoveRecord { step, after, ..ended_move(id, (id, "web"), ("a", "b"), &progress) }
+        };
+        let begun = of(1, Step::Begin, Outcome::Running);
+        let cancelled = of(2, Step::Ended, Outcome::Cancelled);
+        let third = of(3, Step::Begin, Outcome::Running);
+        let behind = |first: &MoveRecord| {
+            let known = [first.clone(), cancelled.clone()];
+            let find = |id| {
+                let found = known.iter().find(|record| record.id() == id).cloned();
+                found.ok_or_else(|| ApiError::new(Problem::NotFound, "it is gone"))
+            };
+            waited_for(&third, find).unwrap().map(|record| record.id())
+        };
+        assert_eq!(behind(&begun), Some(MoveId(1)));
+        assert_eq!(behind(&of(1, Step::Ended, Outcome::Completed)), None);
+        assert_eq!(behind(&of(7, Step::Begin, Outcome::Running)), None, "nobody knows of the first any more");
     }
 
     #[test]
@@ -158,7 +197,9 @@ mod tests {
         assert!(!may_begin(&stopped), "its last round has the link to itself");
         let waits = MoveProgress { outcome: Outcome::WaitsForPeer, ..stopped.clone() };
         assert!(!may_begin(&waits), "nobody knows yet who owns it");
-        assert!(may_begin(&MoveProgress { resumed_unix_us: Some(6), ..stopped.clone() }));
+        let runs = MoveProgress { resumed_unix_us: Some(6), ..stopped.clone() };
+        assert!(may_begin(&runs));
+        assert!(!may_begin(&MoveProgress { phase: PhaseName::Drain, ..runs }), "it waits for its pages");
         for over in [Outcome::Completed, Outcome::Failed, Outcome::Cancelled, Outcome::NetworkUnproved] {
             assert!(may_begin(&MoveProgress { outcome: over, ..stopped.clone() }), "{over:?}");
         }

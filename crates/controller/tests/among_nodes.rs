@@ -10,6 +10,7 @@ use godwit_api::host::{Blocker, LocalVm, Ownership, RunState, SetLimit, StopVm};
 use godwit_api::orphan::{Orphan, OrphanKind};
 use godwit_api::precache::StartPrecache;
 use godwit_api::progress::Outcome;
+use godwit_api::promote::PromoteVolume;
 use godwit_api::public::{AddHost, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
 use godwit_trust::{Access, Identity, Role};
@@ -503,6 +504,7 @@ async fn orphans_are_listed_with_reasons_and_only_those_that_may_go_are_removed(
         what: "left".into(),
         bytes: None,
         owner: Some((godwit_units::Lineage(0), Generation(1))),
+        lent: false,
         seen_s: 3600,
         may_be_truth: None,
     };
@@ -547,32 +549,62 @@ async fn orphans_are_listed_with_reasons_and_only_those_that_may_go_are_removed(
     assert!(world.fakes["ohio"].with(|n| n.orphans.contains_key("volume-1")), "its owner has it");
 }
 
+/// Has `root` pre-cached at a host or a site.
+fn precache_to(to: &str) -> StartPrecache {
+    StartPrecache { volume: name("root"), to: name(to), limit: None, interval_ms: 1000, consistent: true, follow: true }
+}
+
+#[tokio::test]
+async fn a_vm_is_not_promoted_to_a_second_host_while_the_first_one_may_run_it() {
+    let mut world = World::new().await;
+    world.web().await;
+    for host in ["texas", "maine"] {
+        world.api.start_precache(&precache_to(host)).await.unwrap();
+    }
+    world.stop_node("ohio").await;
+    let order = |site: &str, also: &[&str]| PromoteVolume {
+        site: name(site),
+        fenced: "power cut, by ann".into(),
+        also_fenced: also.iter().map(|host| name(host)).collect(),
+        dry_run: false,
+    };
+    let texas = world.stop_node("texas").await;
+    let root = name("root");
+    world.api.promote(&root, &order("texas", &[])).await.unwrap_err();
+    // It may have heard the order, and run the VM.
+    for dry_run in [true, false] {
+        let refused = world.api.promote(&root, &PromoteVolume { dry_run, ..order("maine", &["ohio"]) }).await;
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.problem, Problem::Conflict, "{refused}");
+        assert!(refused.to_string().contains("--also-fenced texas"), "{refused}");
+    }
+    let foretold = PromoteVolume { dry_run: true, ..order("maine", &["texas"]) };
+    assert_eq!(world.api.promote(&root, &foretold).await.unwrap().lineage.0, 2, "it would outrank the other");
+    // It answers, and has not heard it.
+    world.start_node("texas", texas).await;
+    let promoted = world.api.promote(&root, &order("maine", &[])).await.unwrap();
+    assert_eq!((promoted.host.as_str(), promoted.lineage.0), ("maine", 2));
+    assert!(soon(async || world.api.vms().await.unwrap()[0].host == name("maine")).await);
+}
+
 #[tokio::test]
 async fn a_pre_cache_is_told_to_the_volumes_host_until_it_is_ended_and_follows_the_vm() {
     let world = World::new().await;
     world.web().await;
-    let wanted = |to: &str| StartPrecache {
-        volume: name("root"),
-        to: name(to),
-        limit: None,
-        interval_ms: 1000,
-        consistent: true,
-        follow: true,
-    };
     for (to, problem) in [("nowhere", Problem::NotFound), ("ohio", Problem::Conflict)] {
-        assert_eq!(world.api.start_precache(&wanted(to)).await.unwrap_err().problem, problem);
+        assert_eq!(world.api.start_precache(&precache_to(to)).await.unwrap_err().problem, problem);
     }
-    let hasty = StartPrecache { interval_ms: 1, ..wanted("west") };
+    let hasty = StartPrecache { interval_ms: 1, ..precache_to("west") };
     assert_eq!(world.api.start_precache(&hasty).await.unwrap_err().problem, Problem::Invalid);
 
-    let begun = world.api.start_precache(&wanted("west")).await.unwrap();
+    let begun = world.api.start_precache(&precache_to("west")).await.unwrap();
     assert_eq!((begun.from.as_str(), begun.to.as_str(), begun.site.as_str()), ("ohio", "texas", "west"));
     assert_eq!(begun.figures.unwrap().lag_s, Some(1.5));
     let told = world.fakes["ohio"].with(|n| n.precaches.clone());
     assert_eq!(told.len(), 1);
     assert_eq!((told[0].to.name.as_str(), told[0].interval_ms, told[0].consistent), ("texas", 1000, true));
     // Another one beside it; both are listed.
-    world.api.start_precache(&wanted("maine")).await.unwrap();
+    world.api.start_precache(&precache_to("maine")).await.unwrap();
     let all = world.api.precaches().await.unwrap();
     assert_eq!(all.iter().map(|p| p.to.as_str()).collect::<Vec<_>>(), ["maine", "texas"]);
     assert_eq!(world.api.volumes().await.unwrap()[0].replicas, [name("ohio"), name("texas"), name("maine")]);

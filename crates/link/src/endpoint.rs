@@ -283,9 +283,9 @@ impl Shared {
     fn find(self: &Arc<Self>, peer: &Identity, hello: &Hello) -> Result<Arc<Inner>, (u32, &'static str)> {
         let sessions = self.lock();
         let known = sessions.get(&(peer.clone(), hello.session)).map(Arc::clone);
-        let full = sessions.len() >= MAX_SESSIONS;
         drop(sessions);
         self.close_those_before(peer, hello.incarnation);
+        let full = self.lock().len() >= MAX_SESSIONS;
         match known {
             Some(inner) if !inner.initiator && !inner.over.is_cancelled() => Ok(inner),
             Some(_) => Err((code::CLOSED, "the session is closed")),

@@ -347,6 +347,12 @@ impl Session {
         &self.handle.inner
     }
 
+    /// How many hold it: clones, streams and responders. It may change at once.
+    #[must_use]
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.handle)
+    }
+
     /// Who is at the other end, from its certificate.
     #[must_use]
     pub fn peer(&self) -> &Identity {

@@ -183,6 +183,13 @@ impl Checkpoint {
         Ok(this)
     }
 
+    /// Nothing more is kept; what is can be read.
+    #[must_use]
+    pub fn read_only(mut self, why: io::Error) -> Self {
+        self.note(Err(why));
+        self
+    }
+
     /// Why no more is kept, if that is so.
     #[must_use]
     pub fn trouble(&self) -> Option<&io::Error> {

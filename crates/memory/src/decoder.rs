@@ -353,6 +353,7 @@ impl Decoder {
             if self.taken == self.waiting.len() {
                 // Not only emptied: a stall may have made it large.
                 (self.waiting, self.taken) = (vec![], 0);
+                self.disks.caught_up = true;
             }
             return fed;
         }
@@ -426,6 +427,7 @@ impl Decoder {
         match contents {
             Some(contents) if group == Some(self.disks.past) && self.disks.is_right(&contents, &missing.checksum) => {
                 self.write_pages(&missing, &contents, out);
+                self.disks.caught_up = self.taken == self.waiting.len();
                 Ok(())
             }
             _ => Err(self.damaged("an answer to another question")),
@@ -799,6 +801,8 @@ struct References {
     past: u64,
     /// Pages of groups that are done, and of which the encoder has not heard.
     untold: u64,
+    /// What waited for a missing group is worked off, and the encoder has not heard of it.
+    caught_up: bool,
     /// The group that is not here as it was meant.
     missing: Option<Pending>,
     /// Whether it was asked for.
@@ -810,13 +814,14 @@ struct References {
 
 impl References {
     fn feedback(&mut self) -> Option<Feedback> {
-        if self.missing.is_some() && !self.asked {
+        let stands = self.missing.is_some();
+        if stands && !self.asked {
             self.asked = true;
-            self.untold = 0;
+            (self.untold, self.caught_up) = (0, false);
             return Some(Feedback::Missing(self.past));
         }
-        if self.untold >= TELL_EVERY {
-            self.untold = 0;
+        if !stands && (self.untold >= TELL_EVERY || self.caught_up) {
+            (self.untold, self.caught_up) = (0, false);
             return Some(Feedback::Past(self.past));
         }
         None

@@ -26,6 +26,9 @@
 //! decoder is not known to be past, in a ring of [`RING`] bytes. Where that is full pages go in full. Nothing waits for room
 //! here; a shell that would rather wait a round trip asks [`Encoder::lacks_room`](crate::Encoder::lacks_room).
 //!
+//! *One stall follows another*, and each takes a round trip in which a fast link brings more than the decoder may keep. From what it asks for the
+//! encoder knows how far it is behind, and lacks room from half of that on, until the decoder says that it has worked off what waited.
+//!
 //! *Nearly all are wrong*: the destination does not have the disks that it was thought to have. After [`PATIENCE`] such groups, if
 //! they are more than one in eight, no more references are made.
 //!
@@ -184,11 +187,20 @@ pub(crate) struct Referring {
     next: Spot,
     /// Groups before these are done.
     past: u64,
-    ring: VecDeque<Vec<u8>>,
+    ring: VecDeque<Sent>,
     ring_bytes: usize,
     /// As many bytes as it may have.
     room: usize,
     missing: u64,
+    /// How much had gone over the wire before the group at which the decoder stood still last; none: it has caught up since.
+    stood: Option<u64>,
+}
+
+/// A group that the decoder is not known to be past.
+struct Sent {
+    contents: Vec<u8>,
+    /// How much had gone over the wire before it.
+    behind: u64,
 }
 
 /// Blocks that stand for pages in a row.
@@ -218,6 +230,7 @@ impl Referring {
             ring_bytes: 0,
             room,
             missing: 0,
+            stood: None,
         }
     }
 
@@ -263,8 +276,8 @@ impl Referring {
         self.next = spot.next();
     }
 
-    /// The open group is to be sent: writes what the decoder reads behind the page operation's head.
-    pub(crate) fn close(&mut self, ops: &mut Vec<u8>) {
+    /// The open group is to be sent, behind so much that went over the wire: writes what the decoder reads behind the page operation's head.
+    pub(crate) fn close(&mut self, behind: u64, ops: &mut Vec<u8>) {
         let group = std::mem::take(&mut self.open);
         let mut from = group.from;
         crate::format::put(ops, group.runs.len() as u64);
@@ -275,7 +288,19 @@ impl Referring {
         }
         ops.extend_from_slice(&checksum(&self.key, &group.contents));
         self.ring_bytes += group.contents.len();
-        self.ring.push_back(group.contents);
+        self.ring.push_back(Sent { contents: group.contents, behind });
+    }
+
+    /// Whether so much has gone over the wire since the decoder stood still that it may not bear much more. As long as it says that it stands
+    /// still again, it has not caught up.
+    pub(crate) fn holds_up(&self, wire_bytes: u64) -> bool {
+        self.stood.is_some_and(|stood| wire_bytes.saturating_sub(stood) > MAX_WAITING as u64 / 2)
+    }
+
+    /// The decoder says that it is past these, so it goes on.
+    pub(crate) fn goes_on(&mut self, groups: u64) -> Result<(), Unknown> {
+        self.stood = None;
+        self.past(groups)
     }
 
     /// Groups so far.
@@ -289,14 +314,13 @@ impl Referring {
         self.past(made).expect("as many were made");
     }
 
-    /// The decoder is past these.
-    pub(crate) fn past(&mut self, groups: u64) -> Result<(), Unknown> {
+    fn past(&mut self, groups: u64) -> Result<(), Unknown> {
         if groups > self.made() {
             return Err(Unknown(groups));
         }
         while self.past < groups {
             let done = self.ring.pop_front().expect("as many are kept as are made and not done");
-            self.ring_bytes -= done.len();
+            self.ring_bytes -= done.contents.len();
             self.past += 1;
         }
         Ok(())
@@ -312,9 +336,10 @@ impl Referring {
         if self.missing > PATIENCE && self.missing * TOLERATED > self.made() {
             self.on = false;
         }
-        let contents = self.ring.pop_front().expect("it was just seen to be among them");
+        let Sent { contents, behind } = self.ring.pop_front().expect("it was just seen to be among them");
         self.ring_bytes -= contents.len();
         self.past += 1;
+        self.stood = Some(behind);
         Ok(contents)
     }
 }

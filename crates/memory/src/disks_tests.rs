@@ -352,6 +352,34 @@ fn while_something_is_missing_the_rest_waits_and_that_has_a_bound() {
 }
 
 #[test]
+fn an_encoder_lacks_room_while_much_waits_behind_what_is_missing_until_that_is_worked_off() {
+    let (here, there) = (Disk::noise(64), Disk::noise(64));
+    there.set(5, None);
+    let mut pair = Pair::new(encoder(Resends::Keep).with_disks(Seen::of(&here)), decoder(&there));
+    let mut stream = Stream::begin(&[("pc.ram", 16384)]);
+    stream.part_of(0, &(0..64).flat_map(noise).collect::<Vec<_>>());
+    let first = stream.bytes.len();
+    stream.part_of(64, &(1000..10_000).flat_map(noise).collect::<Vec<_>>());
+    let raw = stream.end(&[]);
+    pair.sends(|encoder, out| encoder.push(&raw[..first], out));
+    pair.sends(Encoder::flush);
+    pair.arrive(usize::MAX).unwrap();
+    assert!(pair.decoder.is_stalled());
+    // A link that brings 35 MiB in a round trip, of which more than half may wait.
+    pair.sends(|encoder, out| encoder.push(&raw[first..], out));
+    pair.sends(Encoder::flush);
+    assert!(!pair.encoder.lacks_room(), "it cannot know yet");
+    pair.return_one();
+    assert!(pair.encoder.lacks_room());
+    pair.arrive(usize::MAX).unwrap();
+    pair.return_one();
+    assert!(!pair.encoder.lacks_room(), "all that waited is worked off: {:?}", pair.back);
+    pair.sends(|encoder, out| encoder.finish(out).map(drop));
+    pair.settle().unwrap();
+    assert_eq!(pair.out, raw);
+}
+
+#[test]
 fn answers_that_nobody_asked_for_and_questions_about_nothing_are_refused() {
     let (here, there) = (Disk::noise(64), Disk::noise(64));
     there.set(5, None);

@@ -203,10 +203,13 @@ impl Encoder {
         }
     }
 
-    /// Whether so few references may be added that pages of the next push may have to go in full; after a flush the decoder's word makes room.
+    /// Whether so few references may be added that pages of the next push may have to go in full, or the decoder stands still and is not to be given
+    /// much more; after a flush its word makes room.
     #[must_use]
     pub fn lacks_room(&self) -> bool {
-        self.pages.referring.as_ref().is_some_and(|referring| referring.is_on() && referring.lacks(ROOM_FOR_A_PUSH))
+        self.pages.referring.as_ref().is_some_and(|referring| {
+            referring.is_on() && referring.lacks(ROOM_FOR_A_PUSH) || referring.holds_up(self.wire.progress.wire_bytes)
+        })
     }
 
     /// Takes what the decoder says of references; appends to `out` what it asks for, which is to go at once.
@@ -226,7 +229,7 @@ impl Encoder {
         let unknown = |Unknown(group)| StreamError::Feedback { group };
         let Some(referring) = &mut self.pages.referring else { return Err(unknown(Unknown(0))) };
         match feedback {
-            Feedback::Past(groups) => referring.past(groups).map_err(unknown),
+            Feedback::Past(groups) => referring.goes_on(groups).map_err(unknown),
             Feedback::Missing(group) => {
                 let contents = referring.missing(group).map_err(unknown)?;
                 let packed = zstd::bulk::compress(&contents, self.pages.config.level)
@@ -679,7 +682,7 @@ impl Pages {
         match (self.run.take(), &mut self.referring) {
             (Some((format::DISK, length)), Some(referring)) => {
                 let before = wire.ops.len();
-                referring.close(&mut wire.ops);
+                referring.close(wire.progress.wire_bytes, &mut wire.ops);
                 wire.progress.disk_bytes += 1 + (wire.ops.len() - before) as u64;
                 wire.unsent += length;
             }

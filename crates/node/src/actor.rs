@@ -723,6 +723,13 @@ impl Actor {
                 .remedy("wait for it, or cancel it"));
         }
         let ticket = source.next_ticket(order.id).map_err(|e| cannot_begin(&self.parts.name, e))?;
+        // The proof of an owner that took the VM back is the order that it had: another one takes its place.
+        crate::covered::keep_held(self.node.credentials(), &self.parts).map_err(|error| {
+            ApiError::new(
+                Problem::Failed,
+                format!("cannot write down by what right `{}` is here: {error}", self.parts.name),
+            )
+        })?;
         self.parts.begin_move(&order, ticket);
         let _in = crate::trace::span(&self.parts).entered();
         let (node, parts) = (self.node.clone(), self.parts.clone());

@@ -217,7 +217,12 @@ pub fn end(
 
 /// Whether `who` owns the VM as this generation, if the move goes as it was ordered: as its destination, or as its source that took it
 /// back after the seal.
-fn owner(allowed: &Capability, who: &str, lineage: Lineage, generation: Generation) -> Result<(), CapabilityError> {
+pub(crate) fn owner(
+    allowed: &Capability,
+    who: &str,
+    lineage: Lineage,
+    generation: Generation,
+) -> Result<(), CapabilityError> {
     Capability::same("the lineage", &allowed.lineage, &lineage)?;
     if allowed.to.name() == who && allowed.generation == generation {
         return Ok(());
@@ -238,6 +243,19 @@ fn owner(allowed: &Capability, who: &str, lineage: Lineage, generation: Generati
 /// When the medium fails.
 pub fn keep(parts: &Parts, signed: &SignedCapability) -> io::Result<()> {
     crate::durable::replace(&parts.folder.join(FILE), String::from(signed.clone()).as_bytes())
+}
+
+/// Keeps what shows that this host owns the VM now, as [`keep`] does, where an order from here has brought it: the next order takes that one's place.
+///
+/// # Errors
+/// When the medium fails.
+pub fn keep_held(credentials: &Credentials, parts: &Parts) -> io::Result<()> {
+    let (lineage, generation) = parts.view().owner;
+    let left = parts.file().order.and_then(|order| order.capability);
+    match held_among(credentials, [None, left], Lineage(lineage), Generation(generation)) {
+        Some(signed) => keep(parts, &signed),
+        None => Ok(()),
+    }
 }
 
 /// What shows that this host owns the VM as this generation: the capability that it came with, or that it left with and was taken
@@ -270,7 +288,9 @@ pub fn held_among(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::actor::View;
     use crate::registry::{Power, VmFile};
+    use godwit_api::host::Ownership;
     use godwit_trust::{Authority, Identity, Role, Validity};
     use std::time::Duration;
 
@@ -318,14 +338,22 @@ mod tests {
         let came = grant("a", "b", 2);
         keep(&parts, &came).expect("is kept");
         let left = grant("b", "c", 3);
-        let order = serde_json::json!({
-            "id": 1, "vm": 1, "disk": "mirror", "limit": null, "vcpus": null, "capability": left,
-            "to": {"name": "c", "underlay": "10.0.0.3", "link":
-                {"control": "10.0.0.3:1", "disk": "10.0.0.3:2", "memory": "10.0.0.3:3"}},
-        });
-        let order = serde_json::from_value(order).expect("an order");
-        parts.change(|file| file.order = Some(order)).expect("is kept");
+        let order = |capability: &SignedCapability| {
+            let order = serde_json::json!({
+                "id": 1, "vm": 1, "disk": "mirror", "limit": null, "vcpus": null, "capability": capability,
+                "to": {"name": "c", "underlay": "10.0.0.3", "link":
+                    {"control": "10.0.0.3:1", "disk": "10.0.0.3:2", "memory": "10.0.0.3:3"}},
+            });
+            let order = serde_json::from_value(order).expect("an order");
+            parts.change(|file| file.order = Some(order)).expect("is kept");
+        };
+        order(&left);
         // It came as 2; it goes as 3 to another; it would be taken back as 4.
-        assert_eq!([found(2), found(3), found(4), found(5)], [Some(came), None, Some(left), None]);
+        assert_eq!([found(2), found(3), found(4), found(5)], [Some(came), None, Some(left.clone()), None]);
+        // It was taken back, and is to go once more.
+        parts.publish(View { ownership: Ownership::Here, owner: (0, 4), newest: (0, 4), ticket: None });
+        keep_held(&me, &parts).expect("is kept");
+        order(&grant("b", "c", 5));
+        assert_eq!(found(4), Some(left));
     }
 }

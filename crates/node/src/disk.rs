@@ -27,6 +27,7 @@ use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Place};
 use godwit_volume::order::FirstAccess;
+use godwit_volume::scrub::Mend;
 use godwit_volume::{BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker, VolumeError, Written, fet};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -332,6 +333,19 @@ impl Disk {
         lock(&self.order).as_ref().is_none_or(|outgoing| outgoing.machine.is_there(block))
     }
 
+    /// See [`Replica::mend`]; a mirror that reads the block reads it as it was before, or after. Durable when it returns.
+    ///
+    /// # Errors
+    /// Those of [`Replica::mend`].
+    pub(crate) fn mend(&self, mend: &Mend<'_>) -> Result<bool, VolumeError> {
+        let changed = {
+            let _whole = lock(&self.order);
+            self.replica.mend(self.id, mend)?
+        };
+        self.replica.flush()?;
+        Ok(changed)
+    }
+
     pub(crate) const fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -608,6 +622,16 @@ impl Disk {
         Ok(complete)
     }
 
+    /// Whether the guest may stop: see [`Leaving::may_stop`]. Also where nothing leaves any more: that ends the move by itself.
+    pub(crate) fn may_stop(&self) -> bool {
+        lock(&self.order).as_ref().is_none_or(|outgoing| outgoing.machine.may_stop())
+    }
+
+    /// See [`Leaving::acknowledged`].
+    pub(crate) fn acknowledged(&self) -> u64 {
+        lock(&self.order).as_ref().map_or(0, |outgoing| outgoing.machine.acknowledged())
+    }
+
     /// Waits until both sides have, or know, the same but for what is on its way.
     ///
     /// # Errors
@@ -874,8 +898,8 @@ impl Disk {
         }
     }
 
-    /// Makes a change; what the mirror has to be done with before it is answered, if anything. Nothing is done for a client that is
-    /// gone.
+    /// Makes a change; what the mirror has to be done with before it is answered, if anything. For a client that is gone it is
+    /// [`VolumeError::Frozen`].
     fn make(&self, change: &Change, over: &CancellationToken) -> Result<Option<Place>, VolumeError> {
         self.make_by(change.offset, change.length(), over, || match &change.what {
             What::Data(data) => self.replica.write(change.offset, data),
@@ -892,7 +916,8 @@ impl Disk {
     ) -> Result<Option<Place>, VolumeError> {
         let mut order = lock(&self.order);
         if over.is_cancelled() {
-            return Ok(None);
+            // As one that waits for the disk and whose client goes: it is not made, and not answered.
+            return Err(VolumeError::Frozen);
         }
         let recorded = self.recorder.is_used();
         let blocks = godwit_volume::touched(offset, length);

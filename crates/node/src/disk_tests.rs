@@ -20,9 +20,16 @@ fn world() -> World {
 impl World {
     /// A write by a client that is there now.
     fn write(&self, cookie: u64, fill: u8) -> Option<Reply> {
-        let over = lock(&self.disk.clients).child_token();
+        self.write_of(&self.client(), cookie, fill)
+    }
+
+    fn client(&self) -> CancellationToken {
+        lock(&self.disk.clients).child_token()
+    }
+
+    fn write_of(&self, over: &CancellationToken, cookie: u64, fill: u8) -> Option<Reply> {
         let change = Change { offset: 4096, what: What::Data(Bytes::from(vec![fill; 4096])), fua: false };
-        self.disk.attempt(Cookie(cookie), Job::Change(change), &self.later, &over)
+        self.disk.attempt(Cookie(cookie), Job::Change(change), &self.later, over)
     }
 
     fn first_byte(&self) -> u8 {
@@ -59,10 +66,12 @@ async fn a_write_of_a_qemu_that_is_gone_is_never_made() {
     world.disk.open(lineage, generation).await.expect("opens");
     world.disk.freeze().await.expect("freezes");
     assert!(world.write(1, 1).is_none());
+    let gone = world.client();
     world.disk.hang_up();
     let (lineage, generation) = owner(3);
     world.disk.open(lineage, generation).await.expect("opens");
     assert!(matches!(world.write(2, 2), Some(Reply::Done)), "a new QEMU's writes are made");
+    assert!(world.write_of(&gone, 3, 3).is_none(), "it is told of a write that was never made");
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(world.first_byte(), 2);
     assert!(world.answers.try_recv().is_err(), "nobody is there to hear the answer");

@@ -294,7 +294,12 @@ async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
     }
     let ours = matches!(node.record(parts.id), Some(Record::Owned(_)));
     if matches!(node.record(parts.id), Some(Record::Released(_))) {
-        crate::kept::forget(&parts.folder);
+        if parts.moving().is_some_and(|moving| !moving.recovered) {
+            crate::kept::forget(&parts.folder);
+        } else {
+            // After a restart: what lies here may be what was kept for the way back.
+            crate::kept::forget_key(&parts.folder);
+        }
         if let Some(leaving) = leaving {
             crate::recycle::take(parts, leaving);
         }

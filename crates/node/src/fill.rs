@@ -413,9 +413,11 @@ async fn ask(
         }
         anyhow::Ok(())
     };
-    let (arrived, mut answers) = mpsc::channel(AHEAD);
-    let hearing = async { tokio::try_join!(hear(from_demand, arrived.clone()), hear(from_fill, arrived.clone())) };
-    let taking = async {
+    // What the guest waits for does not wait for the looking up of what nobody does.
+    let (demands, demanded) = mpsc::channel(AHEAD);
+    let (fills, filled) = mpsc::channel(AHEAD);
+    let hearing = async { tokio::try_join!(hear(from_demand, demands), hear(from_fill, fills)) };
+    let taking = async |mut answers: mpsc::Receiver<Vec<Vec<u8>>>| {
         while let Some(batch) = answers.recv().await {
             let from = holder.clone();
             if !disk.clone().blocking(move |disk| disk.answered(&from, &batch)).await? {
@@ -428,7 +430,8 @@ async fn ask(
     let result = tokio::select! {
         result = asking => result,
         result = hearing => result.map(drop),
-        result = taking => result,
+        result = taking(demanded) => result,
+        result = taking(filled) => result,
         never = node.peers().look_after(&peer, &link) => match never {},
     };
     drop(fill);

@@ -371,8 +371,10 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
         return;
     }
     let (node, parts) = (node.clone(), parts.clone());
-    // It has moved: nobody comes back to what was kept for another try.
-    crate::kept::forget(&parts.folder);
+    // It has moved: nobody comes back to what was kept for another try. After a restart the key may be that of what its old host keeps.
+    if !moving.recovered {
+        crate::kept::forget(&parts.folder);
+    }
     moving.recycling.arrived(&parts);
     crate::trace::spawn(async move {
         let started = Instant::now();

@@ -15,7 +15,7 @@ use godwit_memory::{Checkpoint, CheckpointKey, Holding};
 use godwit_units::Bytes as Amount;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -66,13 +66,21 @@ pub fn put_key(folder: &Path, key: &CheckpointKey) -> std::io::Result<()> {
 
 /// Forgets both sides' parts: the VM has moved, so what is kept of it here or for it there is of no more use.
 pub fn forget(folder: &Path) {
-    for path in [key_path(folder), pages_path(folder)] {
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "cannot be removed");
-            }
-            _ => {}
+    forget_key(folder);
+    removed(&pages_path(folder));
+}
+
+/// Forgets the source's part.
+pub fn forget_key(folder: &Path) {
+    removed(&key_path(folder));
+}
+
+fn removed(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot be removed");
         }
+        _ => {}
     }
 }
 
@@ -162,17 +170,26 @@ pub fn open(parts: &Parts, key: &CheckpointKey) -> Option<Checkpoint> {
     let ram = parts.definition().spec.memory.0;
     let free = rustix::fs::statvfs(&parts.folder).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
     let path = pages_path(&parts.folder);
-    if free < ram.saturating_mul(ROOM) && !path.exists() {
+    let there = std::fs::metadata(&path).map(|file| file.blocks() * 512).ok();
+    let room = has_room(free, there.unwrap_or(0), ram);
+    if !room && there.is_none() {
         tracing::info!(vm = parts.name, free, "no room to keep pages for another try");
         return None;
     }
     match Checkpoint::open(&path, key) {
-        Ok(checkpoint) => Some(checkpoint),
+        Ok(checkpoint) if room => Some(checkpoint),
+        // The source may have been told of what is there.
+        Ok(checkpoint) => Some(checkpoint.read_only(ErrorKind::StorageFull.into())),
         Err(error) => {
             tracing::warn!(vm = parts.name, %error, "pages are not kept for another try");
             None
         }
     }
+}
+
+/// Whether the guest's pages may be kept where so much is free, and a file of them takes up so much already.
+const fn has_room(free: u64, there: u64, ram: u64) -> bool {
+    free.saturating_add(there) >= ram.saturating_mul(ROOM)
 }
 
 /// Destination: what is kept cannot be relied on.
@@ -197,6 +214,14 @@ mod tests {
         forget(dir.path());
         assert!(!key_path(dir.path()).exists());
         forget(dir.path());
+    }
+
+    #[test]
+    fn a_file_that_is_there_makes_no_room_for_the_pages_that_it_lacks() {
+        let gib = 1 << 30;
+        assert!(has_room(64 * gib, 0, 32 * gib));
+        assert!(has_room(40 * gib, 24 * gib, 32 * gib), "with what the file has taken there was enough");
+        assert!(!has_room(10 * gib, gib, 32 * gib), "it may grow by what is free");
     }
 
     #[test]

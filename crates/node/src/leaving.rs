@@ -9,6 +9,9 @@ use godwit_volume::{BlockSet, Replica, fet, mirror};
 use std::ops::Range;
 use std::time::Duration;
 
+/// Blocks that may have to be said when the guest stands still: some 80 KiB of words.
+const SHORT: Bytes = Bytes::mib(16);
+
 /// A source's machine.
 #[derive(Debug)]
 pub enum Leaving {
@@ -81,6 +84,24 @@ impl Leaving {
         match self {
             Self::Mirror(source) => source.is_synchronous(),
             Self::PostCopy(source) => source.is_level(),
+        }
+    }
+
+    /// Whether little is left that a guest which stands would wait for: what is said of blocks is short, blocks are not.
+    #[must_use]
+    pub fn may_stop(&self) -> bool {
+        match self {
+            Self::Mirror(source) => source.is_synchronous(),
+            Self::PostCopy(source) => source.state() == fet::State::Telling && source.unsaid() <= SHORT,
+        }
+    }
+
+    /// How much has arrived; it only grows.
+    #[must_use]
+    pub const fn acknowledged(&self) -> u64 {
+        match self {
+            Self::Mirror(source) => source.acknowledged(),
+            Self::PostCopy(_) => 0,
         }
     }
 

@@ -3,8 +3,8 @@
 //! # What can go wrong
 //!
 //! *Somebody asks who may not.* Two may: the host that this one handed the VM to, as its own record says; and one that shows the
-//! controller's word that it is to be a later owner of the VM. The latter may come to nothing; then that host has read what the
-//! order would have brought it anyway.
+//! controller's word that it is to be a later owner of the VM, or that it took back what it was about to hand on ([`owner`]). An order
+//! may come to nothing; then its destination has read what it would have brought it anyway.
 //!
 //! *The copy is removed while it is needed.* What was handed on is written down before it is ([`crate::registry::VmFile::lent`]),
 //! and the VM cannot be removed here until its owner has said that it has all.
@@ -12,6 +12,7 @@
 //! *The copy changes.* Nobody writes to a copy that was given up but a move that brings the VM back, and such a move says only
 //! what the disk has to hold, while anything is lent. A block is given only with the stamp that was asked for.
 
+use crate::covered::owner;
 use crate::disk::{Disk, hear};
 use crate::node::Node;
 use crate::parts::{Parts, lock};
@@ -100,14 +101,14 @@ fn covered(node: &Node, from: &str, asked: &Fetch) -> Result<Arc<Parts>, ApiErro
         let signed =
             asked.capability.as_ref().ok_or(CapabilityError::Form("it shows no capability of the controller"))?;
         let allowed = node.credentials().open(signed)?;
-        Capability::same("the owner", &allowed.to.name(), &from)?;
+        owner(&allowed, from, asked.lineage, asked.generation)?;
         Capability::same("the VM", &allowed.vm, &asked.vm)?;
         if !allowed.volumes.contains(&asked.volume) {
             return Capability::same("the volumes", &allowed.volumes, &vec![asked.volume]);
         }
-        if (allowed.lineage, allowed.generation) <= (lineage, generation) {
+        if (asked.lineage, asked.generation) <= (lineage, generation) {
             let later = format!("one later than {}", generation.0);
-            let asked = allowed.generation.0.to_string();
+            let asked = asked.generation.0.to_string();
             return Err(CapabilityError::Other { what: "a generation, and it has to be", allowed: later, asked });
         }
         Ok(())

@@ -18,8 +18,8 @@
 //! often so nothing is named any more (`PATIENCE`). *It has gone on, or was never there*: the same. *Two pages have one hash*: 128 bits under a
 //! key that is this node's alone, and the stream's digest would tell.
 //!
-//! What it costs: a guest that leaves is hashed only if another one of its domain is still here; 40 bytes for a page that is not zero, of
-//! [`MOST`] guests, for [`LASTING`].
+//! What it costs: a guest that leaves is hashed only if another one of its domain is still here; some 50 bytes for a page, of
+//! [`MOST`] guests with [`MOST_PAGES`] together (400 MB), for [`LASTING`].
 
 use crate::disk_index::{DiskIndex, Replicas};
 use crate::node::Node;
@@ -36,6 +36,8 @@ use std::time::{Duration, Instant};
 
 /// Guests that are remembered, and named in one move, at most: the last ones.
 pub(crate) const MOST: usize = 8;
+/// Pages of all that are remembered, at most: 32 GiB of RAM.
+const MOST_PAGES: usize = 8 << 20;
 /// How long one is remembered: what has run elsewhere for so long has little of what it had.
 const LASTING: Duration = Duration::from_secs(1800);
 
@@ -59,9 +61,9 @@ fn hash(key: &[u8; 32], content: &[u8]) -> Hash {
 }
 
 impl Left {
-    /// Hashes a guest's RAM. Reads the file as far as it has data in it.
+    /// Hashes a guest's RAM, the first [`MOST_PAGES`] of it. Reads the file as far as it has data in it.
     fn look(vm: VmId, domain: Name, to: Name, key: [u8; 32], ram: &File) -> std::io::Result<Self> {
-        let size = ram.metadata()?.len();
+        let size = ram.metadata()?.len().min((MOST_PAGES * PAGE_SIZE) as u64);
         let (mut places, mut pages) = (HashMap::new(), vec![]);
         let mut buffer = vec![0; 256 * PAGE_SIZE];
         let mut at = 0;
@@ -71,15 +73,17 @@ impl Left {
                 Err(rustix::io::Errno::NXIO) => break,
                 Err(error) => return Err(error.into()),
             };
+            if data >= size {
+                break;
+            }
             let n = (size - data).min(buffer.len() as u64) as usize;
             ram.read_exact_at(&mut buffer[..n], data)?;
             for (page, content) in (data / PAGE_SIZE as u64..).zip(buffer[..n].chunks_exact(PAGE_SIZE)) {
-                let Ok(place) = u32::try_from(page) else { break };
                 if content.iter().any(|byte| *byte != 0) {
                     let hash = hash(&key, content);
                     pages.resize(page as usize, 0);
                     pages.push(hash);
-                    places.insert(hash, place);
+                    places.insert(hash, page as u32);
                 }
             }
             at = data + n as u64;
@@ -93,13 +97,15 @@ impl Left {
 pub(crate) struct Neighbours {
     key: [u8; 32],
     left: Mutex<Vec<Arc<Left>>>,
+    /// Pages of all, at most.
+    room: usize,
 }
 
 impl Default for Neighbours {
     fn default() -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the kernel gives random bytes once it has booted");
-        Self { key, left: Mutex::default() }
+        Self { key, left: Mutex::default(), room: MOST_PAGES }
     }
 }
 
@@ -108,14 +114,21 @@ impl Neighbours {
         let mut all = lock(&self.left);
         all.retain(|other| other.vm != left.vm);
         all.push(Arc::new(left));
-        let over = all.len().saturating_sub(MOST);
-        all.drain(..over);
+        let pages = |all: &[Arc<Left>]| all.iter().map(|left| left.pages.len()).sum::<usize>();
+        while all.len() > MOST || pages(&all) > self.room {
+            all.remove(0);
+        }
+    }
+
+    /// Lets go of those that left too long ago.
+    fn expire(&self) {
+        lock(&self.left).retain(|left| left.since.elapsed() < LASTING);
     }
 
     /// Those of a VM's domain that are at its destination, for all that is known.
     pub(crate) fn of(&self, vm: VmId, domain: Option<&Name>, to: &Name) -> Vec<Arc<Left>> {
-        let mut all = lock(&self.left);
-        all.retain(|left| left.since.elapsed() < LASTING);
+        self.expire();
+        let all = lock(&self.left);
         let theirs = |left: &&Arc<Left>| left.vm != vm && Some(&left.domain) == domain && left.to == *to;
         all.iter().filter(theirs).cloned().collect()
     }
@@ -144,8 +157,8 @@ pub(crate) fn leaving(node: &Node, parts: &Parts) -> Option<Leaving> {
 
 /// Source: remembers it.
 pub(crate) fn remember(node: &Arc<Node>, parts: &Parts, leaving: Leaving) {
-    let (node, vm, name) = (node.clone(), parts.id, parts.name.clone());
-    crate::trace::spawn_blocking(move || {
+    let (node, vm, name, then) = (node.clone(), parts.id, parts.name.clone(), Arc::downgrade(node));
+    let looking = crate::trace::spawn_blocking(move || {
         let Leaving { ram, domain, to } = leaving;
         match Left::look(vm, domain, to, node.neighbours().key, &ram) {
             Ok(left) => {
@@ -153,6 +166,13 @@ pub(crate) fn remember(node: &Arc<Node>, parts: &Parts, leaving: Leaving) {
                 node.neighbours().add(left);
             }
             Err(error) => tracing::warn!(vm = %name, %error, "its memory cannot be named to its neighbours"),
+        }
+    });
+    crate::trace::spawn(async move {
+        let _ = looking.await;
+        tokio::time::sleep(LASTING).await;
+        if let Some(node) = then.upgrade() {
+            node.neighbours().expire();
         }
     });
 }
@@ -290,6 +310,10 @@ mod tests {
             all.add(left(vm, "ann", "b", &[]));
         }
         assert_eq!(of(9, Some("ann")).len(), MOST);
+        let few = Neighbours { room: 9, ..Neighbours::default() };
+        let pages = |n: u64| left(n, "ann", "b", &[5, 6]);
+        (1..=3).for_each(|n| few.add(pages(n)));
+        assert_eq!(few.of(VmId(9), Some(&name("ann")), &name("b")).len(), 2, "the first one's pages are too many");
     }
 
     #[test]

@@ -708,27 +708,38 @@ impl Node {
     /// # Errors
     /// When something cannot be removed.
     pub async fn remove(self: &Arc<Self>, parts: &Arc<Parts>) -> Result<(), ApiError> {
-        lock(&self.vms).remove(&parts.id);
-        self.erase(parts).await;
-        crate::store::remove_shared(self, &parts.definition());
-        let (node, vm) = (self.clone(), parts.id);
-        let forgotten = tokio::task::spawn_blocking(move || node.ledger().forget(vm)).await;
-        match forgotten {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(ApiError::new(Problem::Failed, error.to_string())),
-            Err(_) => Err(ApiError::new(Problem::Failed, "forgetting a VM ended in a bug of the node")),
-        }
+        let bug = |_| ApiError::new(Problem::Failed, "removing a VM ended in a bug of the node");
+        let (node, parts) = (self.clone(), parts.clone());
+        // It ends, whether whoever asked for it still waits or not.
+        crate::trace::spawn(async move {
+            effects::end_qemu(&parts).await;
+            let (ledger, vm) = (node.clone(), parts.id);
+            // First: what a crash leaves of the rest is nobody's then, and can be removed. A record whose volumes are gone cannot.
+            let forgotten = tokio::task::spawn_blocking(move || ledger.ledger().forget(vm)).await.map_err(bug)?;
+            forgotten.map_err(|error| ApiError::new(Problem::Failed, error.to_string()))?;
+            lock(&node.vms).remove(&vm);
+            node.erase(&parts).await;
+            crate::store::remove_shared(&node, &parts.definition());
+            Ok(())
+        })
+        .await
+        .map_err(bug)?
     }
 
     async fn erase(self: &Arc<Self>, parts: &Arc<Parts>) {
         effects::end_qemu(parts).await;
         let _ = self.remove_endpoints(parts).await;
+        // What a pre-cache brings would go on to files that are gone, and be said to be held.
+        self.precaches.release(&parts.definition().volumes).await;
         for disk in parts.disks() {
             disk.end_snapshot("its replica is removed from this host");
             // Whatever still fills it, or answers from it, ends. What it cannot make durable goes with its files.
             let _ = disk.freeze().await;
         }
         parts.set_disks(vec![]);
+        for folder in [&parts.folder, &parts.run] {
+            let _ = std::fs::remove_dir_all(folder);
+        }
         for volume in &parts.definition().volumes {
             let folder = crate::spec::volume_folder(&self.config, *volume);
             if let Ok(Err(error)) = tokio::task::spawn_blocking(move || crate::store::remove(&folder)).await {
@@ -738,9 +749,6 @@ impl Node {
                     "a replica cannot be removed; it is an orphan now"
                 );
             }
-        }
-        for folder in [&parts.folder, &parts.run] {
-            let _ = std::fs::remove_dir_all(folder);
         }
     }
 
@@ -880,7 +888,24 @@ impl Node {
         moving.tracker.update(|p| p.limit = limit);
         let text = limit.map_or("the limit is lifted".into(), |limit| format!("the limit is {limit} from here on"));
         moving.note(godwit_api::progress::NoteKind::Decision, text);
-        self.peers.limit(moving.peer.name.as_str(), limit);
+        let peer = moving.peer.name.as_str();
+        self.peers.limit(peer, self.limit_to(peer));
+    }
+
+    /// What may go to a peer in a second: the least that a move to it is limited to which is under way, or whose disks still follow it.
+    pub(crate) fn limit_to(&self, peer: &str) -> Option<BitRate> {
+        let of = |parts: &Arc<Parts>| {
+            let file = parts.file();
+            let lends = !file.lent.is_empty();
+            match parts.moving() {
+                Some(moving) if moving.role == MoveRole::Source && moving.peer.name.as_str() == peer => {
+                    moving.tracker.get().limit.filter(|_| lends || !moving.tracker.ended())
+                }
+                Some(_) => None,
+                None => file.order.filter(|order| lends && order.to.name.as_str() == peer)?.limit,
+            }
+        };
+        self.vms().iter().filter_map(of).min()
     }
 }
 

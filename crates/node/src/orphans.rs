@@ -59,6 +59,8 @@ pub struct Known {
     pub wires: BTreeSet<u32>,
     /// It is another host's, and takes part in no hand-off: by what right it was here last, and what it takes up.
     pub elsewhere: Option<(Lineage, Generation, Bytes)>,
+    /// Somebody is to fetch blocks of it from here.
+    pub lent: bool,
 }
 
 /// By what right a VM is or was here, and whether its record says that the VM may be here still.
@@ -86,7 +88,7 @@ pub fn find(found: &Found) -> Vec<Orphan> {
         .map(|vm| format!("VM {} is quarantined here, and nobody can say whether this is its", vm.0));
     let mut orphans = vec![];
     let mut add = |id: String, kind, vm, what: String, bytes, owner, may_be_truth| {
-        orphans.push(Orphan { id, kind, vm, number: None, what, bytes, owner, seen_s: 0, may_be_truth });
+        orphans.push(Orphan { id, kind, vm, number: None, what, bytes, owner, lent: false, seen_s: 0, may_be_truth });
     };
     for (vm, why) in &found.quarantined {
         let truth = Some("it is a VM of this host that cannot be read".to_owned());
@@ -144,6 +146,7 @@ pub fn find(found: &Found) -> Vec<Orphan> {
         }
     }
     for orphan in &mut orphans {
+        orphan.lent = orphan.vm.and_then(|vm| found.known.get(&vm)).is_some_and(|known| known.lent);
         orphan.number = match orphan.kind {
             OrphanKind::Volume => orphan.id.trim_start_matches("volume-").parse().ok(),
             OrphanKind::Interface => {
@@ -227,6 +230,7 @@ impl Node {
                 volumes: definition.volumes.iter().map(|v| v.0).collect(),
                 wires: definition.wires.iter().map(|w| w.id).collect(),
                 elsewhere: idle.then_some((Lineage(view.owner.0), Generation(view.owner.1), bytes)),
+                lent: !parts.file().lent.is_empty(),
             };
             found.known.insert(parts.id, known);
         }
@@ -315,7 +319,7 @@ mod tests {
     }
 
     fn host() -> Found {
-        let known = Known { volumes: [1].into(), wires: [1].into(), elsewhere: None };
+        let known = Known { volumes: [1].into(), wires: [1].into(), ..Known::default() };
         Found {
             known: [(VmId(1), known)].into(),
             running: [(VmId(1), true)].into(),
@@ -384,6 +388,8 @@ mod tests {
         found.known.get_mut(&VmId(1)).expect("known").elsewhere = Some((Lineage(0), Generation(4), Bytes(77)));
         let orphan = find(&found).remove(0);
         assert_eq!((orphan.id.as_str(), orphan.bytes), ("replica-1", Some(Bytes(77))));
-        assert_eq!(orphan.owner, Some((Lineage(0), Generation(4))));
+        assert_eq!((orphan.owner, orphan.lent), (Some((Lineage(0), Generation(4))), false));
+        found.known.get_mut(&VmId(1)).expect("known").lent = true;
+        assert!(find(&found).remove(0).lent);
     }
 }

@@ -82,7 +82,8 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     }
     reach_async(Point::Reserve, parts.id).await;
     let marks = crate::seen::Marks::leave(node, parts).await?;
-    node.peers().session(&order.to).await?.set_limit(order.limit);
+    node.peers().session(&order.to).await?;
+    node.peers().limit(order.to.name.as_str(), node.limit_to(order.to.name.as_str()));
     let me = node.as_peer();
     let mut holders = parts.file().holders;
     if parts.disks().iter().any(|disk| follows(order, disk)) {
@@ -102,8 +103,6 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
         postcopy: order.memory_postcopy.is_some(),
     }));
     let answer = node.peers().request(&order.to, proto::encode(&request), STAGING).await?;
-    // It may be another session now.
-    node.peers().limit(order.to.name.as_str(), order.limit);
     let answer = proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| {
         Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name)))
     });
@@ -350,6 +349,13 @@ async fn memory(
         let foresee = |pause: Duration| {
             moving.tracker.update(|p| p.predicted_downtime_ms = Some(pause.as_secs_f64() * 1000.0));
         };
+        // A guest that stands waits for what its disks lack over there as well: after a cut, or a burst of writes, that may be much.
+        let ours: Vec<_> = parts.disks().into_iter().filter(|disk| !disk.is_shared()).collect();
+        let level = || ours.iter().all(|disk| disk.may_stop());
+        let arrived = || flow.counters().acknowledged.0 + ours.iter().map(|disk| disk.acknowledged()).sum::<u64>();
+        // The guest is to stop, and its disks are not level yet.
+        let mut unlevel = false;
+        const BEHIND: &str = "the disks are behind over there: the guest stops when they are level again";
         // Bytes that the last round left; and what QEMU said while something else was waited for.
         let (mut rest, mut early) = (0.0, None);
         loop {
@@ -371,24 +377,30 @@ async fn memory(
                     continue;
                 }
                 () = moving.stop_now.notified(), if !stopping => {
+                    moving.note(NoteKind::Decision, "stop: somebody asked for it");
+                    if !level() {
+                        unlevel = true;
+                        moving.note(NoteKind::Decision, BEHIND);
+                        continue;
+                    }
                     stopping = true;
                     seen.stopping();
-                    moving.note(NoteKind::Decision, "stop: somebody asked for it");
                     crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     continue;
                 }
                 () = tokio::time::sleep(if settling.is_on(began.elapsed()) { settle::LOOK } else { LOOK }) => {
                     let acknowledged = flow.counters().acknowledged.0;
                     if let Some((since, most, before)) = &mut stopped
-                        && acknowledged > *before
+                        && arrived() > *before
                         && since.elapsed() < *most
                     {
-                        *before = acknowledged;
+                        *before = arrived();
                         parts.keeper().tell(Input::Event(Event::Flowing)).await;
                     }
                     goodput.seen(began.elapsed(), acknowledged);
                     open_to(&settling, &goodput);
-                    if !stopping && settling.may_stop(began.elapsed(), on_its_way(), &goodput, least()) {
+                    let may_stop = unlevel || settling.may_stop(began.elapsed(), on_its_way(), &goodput, least());
+                    if !stopping && stopped.is_none() && may_stop && level() {
                         stopping = true;
                         foreseen = goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total();
                         foresee(foreseen);
@@ -441,7 +453,7 @@ async fn memory(
                     let took = Duration::from_secs_f64(round_took);
                     settling.round(began.elapsed(), took, pause.rest, rtt());
                     open_to(&settling, &goodput);
-                    if settling.is_waiting() {
+                    if settling.is_waiting() || unlevel {
                         continue;
                     }
                     let left = if matches!(policy, Policy::MaxDowntime(_)) { pause.total() } else { pause.rest };
@@ -475,6 +487,7 @@ async fn memory(
                         let verdict = if is_armed(Point::Diverge, parts.id) { &gives_up } else { &verdict };
                         match instead(verdict, most, rest) {
                             Instead::Nothing => {}
+                            Instead::Postcopy(_) if !level() => continue,
                             Instead::Postcopy(drain) => {
                                 let text = format!(
                                     "post-copy: rounds do not converge; the guest goes now, and {} of its memory follow it, predicted to take \
@@ -518,6 +531,12 @@ async fn memory(
                         Verdict::GoOn => {}
                         Verdict::Stop(reason) => {
                             moving.note(NoteKind::Decision, reason.to_string());
+                            if !level() {
+                                // Where the pause is bounded the rule looks again: what memory takes is another by then.
+                                unlevel = !matches!(policy, Policy::MaxDowntime(_));
+                                moving.note(NoteKind::Decision, BEHIND);
+                                continue;
+                            }
                             // What lies between QEMU and the other host has to be there first, or it is part of the pause.
                             if settling.waits(began.elapsed(), pause.on_its_way) {
                                 continue;
@@ -538,6 +557,12 @@ async fn memory(
                     {
                         return Err(too_long(policy, pause));
                     }
+                    if matches!(policy, Policy::MaxDowntime(_)) && !stopping && !level() {
+                        bail!(
+                            "nothing of memory was left and the guest stopped by itself, but its disks are behind over there, and the move was ordered \
+                             with {policy}: the VM stays; order it again"
+                        );
+                    }
                     if !stopping && !settling.is_waiting() {
                         moving.note(
                             NoteKind::Decision,
@@ -549,7 +574,7 @@ async fn memory(
                     settling.over();
                     open_to(&settling, &goodput);
                     let most = foreseen.max(pause) * LONGER_THAN_FORESEEN + SHORT;
-                    stopped = Some((Instant::now(), most, flow.counters().acknowledged.0));
+                    stopped = Some((Instant::now(), most, arrived()));
                     moving.tracker.stopped(at, unix_us);
                     moving.tracker.enter(PhaseName::Stop);
                     reach_async(Point::Stopped, parts.id).await;

@@ -98,6 +98,8 @@ pub struct Moving {
     pub(crate) arrived: AtomicBool,
     /// Destination: the node was restarted when the VM was its own already, and only blocks of its disks were to come.
     pub(crate) goes_on: bool,
+    /// The node was restarted in the middle of it, or after it.
+    pub(crate) recovered: bool,
     /// What is to be kept of memory at the source, for when the guest comes back: both sides' part.
     pub(crate) recycling: crate::recycle::Recycling,
     /// What made the attempt fail.
@@ -126,6 +128,7 @@ impl Moving {
             drained: CancellationToken::new(),
             arrived: AtomicBool::new(false),
             goes_on: false,
+            recovered: false,
             recycling: Default::default(),
             why: Mutex::new(None),
         }
@@ -387,7 +390,7 @@ impl Parts {
             None => return,
         };
         let goes_on = matches!(record, Some(Record::Owned(_)));
-        let moving = Moving { tracker: Arc::new(tracker), goes_on, ..Moving::new(ticket, role, peer) };
+        let moving = Moving { tracker: Arc::new(tracker), goes_on, recovered: true, ..Moving::new(ticket, role, peer) };
         if matches!(record, Some(Record::Prepared(_) | Record::Draining(_))) {
             moving.follows.store(true, Ordering::Release);
         }

@@ -1,4 +1,7 @@
 //! Sessions with other nodes: one to each, kept, whoever began it.
+//!
+//! One that was down for a while has another one beside it, and may come back: what it carries goes on. Once nobody uses it any more at this end,
+//! it is closed ([`Peers::look_round`]).
 
 use crate::node::Node;
 use crate::parts::lock;
@@ -9,18 +12,53 @@ use godwit_api::progress::MoveBytes;
 use godwit_api::{ApiError, Problem};
 use godwit_link::{Addresses, Config, Counters, Endpoint, Lane, Peer, RequestError, Session, State, StreamError};
 use godwit_trust::{Credentials, Identity};
-use std::collections::BTreeMap;
+use godwit_units::BitRate;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a session may be down before another one is tried beside it.
 const STALE: Duration = Duration::from_secs(3);
+/// How long nobody may have used a session that another one has replaced before it is closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// Between two looks at which sessions are of use, and at what the limits are.
+const LOOK: Duration = Duration::from_secs(1);
+/// Those who hold a session that nobody uses: the three tasks that serve it, and whoever keeps it.
+const SERVING: usize = 4;
+
+/// A session that is served.
+#[derive(Debug)]
+struct Kept {
+    session: Session,
+    /// When something came by it last.
+    used: Arc<Mutex<Instant>>,
+    limit: Option<BitRate>,
+}
+
+impl Kept {
+    fn is_open(&self) -> bool {
+        !matches!(*self.session.state().borrow(), State::Closed(_))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.session.holders() <= SERVING && lock(&self.used).elapsed() > IDLE
+    }
+
+    fn limit(&mut self, limit: Option<BitRate>) {
+        if self.limit != limit {
+            self.limit = limit;
+            self.session.set_limit(limit);
+        }
+    }
+}
 
 /// The sessions.
 #[derive(Debug)]
 pub struct Peers {
     endpoint: Endpoint,
-    sessions: Mutex<BTreeMap<String, Session>>,
+    sessions: Mutex<BTreeMap<String, Kept>>,
+    /// Those that another one has taken the place of, and their peers' names.
+    replaced: Mutex<Vec<(String, Kept)>>,
     /// One connection is made to a host at a time; others wait for it and then find it. A host that does not answer, as a gateway
     /// that is asked again and again, holds up nobody else's. As many as there are hosts.
     connecting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -34,12 +72,26 @@ impl Peers {
     /// When the ports cannot be had.
     pub fn bind(listen: Addresses, credentials: &Credentials) -> Result<Self> {
         let endpoint = Endpoint::bind(Config::new(listen), credentials).context("the link cannot listen")?;
-        Ok(Self { endpoint, sessions: Mutex::default(), connecting: Mutex::default(), node: Mutex::default() })
+        Ok(Self {
+            endpoint,
+            sessions: Mutex::default(),
+            replaced: Mutex::default(),
+            connecting: Mutex::default(),
+            node: Mutex::default(),
+        })
     }
 
     /// Takes sessions from now on, and serves them by `node`.
     pub fn serve(&self, node: &Arc<Node>) {
         *lock(&self.node) = Arc::downgrade(node);
+        let looking = Arc::downgrade(node);
+        tokio::spawn(async move {
+            while let Some(node) = looking.upgrade() {
+                node.peers().look_round(&node);
+                drop(node);
+                tokio::time::sleep(LOOK).await;
+            }
+        });
         let node = node.clone();
         tokio::spawn(async move {
             loop {
@@ -58,18 +110,18 @@ impl Peers {
     /// only the peer could tell us: so another one is tried. Whoever holds the old one keeps it; after a mere cut it goes on.
     fn known(&self, name: &str) -> Option<Session> {
         let mut sessions = lock(&self.sessions);
-        let session = sessions.get(name)?;
-        if matches!(*session.state().borrow(), State::Closed(_)) {
+        let kept = sessions.get(name)?;
+        if !kept.is_open() {
             sessions.remove(name);
             return None;
         }
-        Some(session.clone()).filter(|s| s.down_for().is_none_or(|down| down < STALE))
+        Some(kept.session.clone()).filter(|s| s.down_for().is_none_or(|down| down < STALE))
     }
 
     /// Whether a host is heard now. That it is not says little: perhaps there is nothing to say.
     #[must_use]
     pub fn hears(&self, name: &str) -> bool {
-        lock(&self.sessions).get(name).is_some_and(|s| matches!(*s.state().borrow(), State::Up))
+        lock(&self.sessions).get(name).is_some_and(|kept| matches!(*kept.session.state().borrow(), State::Up))
     }
 
     fn connecting(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
@@ -165,16 +217,24 @@ impl Peers {
         let Some(node) = lock(&self.node).upgrade() else { return };
         let from = session.peer().name().to_owned();
         tracing::info!(peer = from, "link up");
-        lock(&self.sessions).insert(from.clone(), session.clone());
-        let (n, s, f) = (node.clone(), session.clone(), from.clone());
+        let used = Arc::new(Mutex::new(Instant::now()));
+        let mut kept = Kept { session: session.clone(), used: used.clone(), limit: None };
+        kept.limit(node.limit_to(&from));
+        if let Some(before) = lock(&self.sessions).insert(from.clone(), kept) {
+            lock(&self.replaced).push((from.clone(), before));
+        }
+        let use_it = move || *lock(&used) = Instant::now();
+        let (n, s, f, now) = (node.clone(), session.clone(), from.clone(), use_it.clone());
         tokio::spawn(async move {
             while let Ok(message) = s.recv_message().await {
+                now();
                 n.heard(&f, &message);
             }
         });
-        let (n, s, f) = (node.clone(), session.clone(), from.clone());
+        let (n, s, f, now) = (node.clone(), session.clone(), from.clone(), use_it.clone());
         tokio::spawn(async move {
             while let Ok((request, responder)) = s.accept_request().await {
+                now();
                 let (n, f) = (n.clone(), f.clone());
                 tokio::spawn(async move {
                     let answer = n.asked(&f, &request).await;
@@ -186,6 +246,7 @@ impl Peers {
         });
         tokio::spawn(async move {
             while let Ok((_, hello, stream)) = session.accept_stream().await {
+                use_it();
                 node.streamed(&from, &hello, stream);
             }
             tracing::info!(peer = from, "link closed");
@@ -217,14 +278,34 @@ impl Peers {
     #[must_use]
     pub fn sessions(&self) -> Vec<(String, Session)> {
         let sessions = lock(&self.sessions);
-        let open = sessions.iter().filter(|(_, s)| !matches!(*s.state().borrow(), State::Closed(_)));
-        open.map(|(name, session)| (name.clone(), session.clone())).collect()
+        let open = sessions.iter().filter(|(_, kept)| kept.is_open());
+        open.map(|(name, kept)| (name.clone(), kept.session.clone())).collect()
     }
 
-    /// Limits what goes to a peer.
-    pub fn limit(&self, name: &str, limit: Option<godwit_units::BitRate>) {
-        if let Some(session) = self.known(name) {
-            session.set_limit(limit);
+    /// Limits what goes to a peer, by whichever session.
+    pub fn limit(&self, name: &str, limit: Option<BitRate>) {
+        if let Some(kept) = lock(&self.sessions).get_mut(name) {
+            kept.limit(limit);
+        }
+        lock(&self.replaced).iter_mut().filter(|(peer, _)| peer == name).for_each(|(_, kept)| kept.limit(limit));
+    }
+
+    /// Closes what nobody uses any more, and lifts the limits of moves that have ended.
+    fn look_round(&self, node: &Node) {
+        lock(&self.replaced).retain(|(name, kept)| {
+            if kept.is_idle() {
+                tracing::info!(peer = name, "a link that another one has replaced is closed");
+                kept.session.close();
+            }
+            kept.is_open()
+        });
+        let names: BTreeSet<String> = lock(&self.sessions)
+            .keys()
+            .cloned()
+            .chain(lock(&self.replaced).iter().map(|(name, _)| name.clone()))
+            .collect();
+        for name in names {
+            self.limit(&name, node.limit_to(&name));
         }
     }
 }

@@ -514,9 +514,13 @@ async fn blocking<T: Send + 'static>(disk: &Arc<Disk>, what: impl FnOnce(&Disk) 
     disk.clone().blocking(what).await
 }
 
-/// By what right a replica without a VM came here last.
-pub(crate) fn seen(node: &Node, volume: VolumeId) -> Option<(Lineage, Generation)> {
-    mark(&node.precaches().volumes.join(volume.0.to_string())).map(|m| (m.lineage, m.generation))
+/// The newest owner of a volume that this host knows of: of its VM, or one that it kept a replica for. An earlier one has no say any more.
+pub(crate) fn newest(node: &Node, vm: VmId, volume: VolumeId) -> Option<(Lineage, Generation)> {
+    let marked = mark(&node.precaches().volumes.join(volume.0.to_string())).map(|m| (m.lineage, m.generation));
+    let parts = node.vm(vm);
+    let here = parts.as_ref().map(|parts| parts.view().newest).map(|(l, g)| (Lineage(l), Generation(g)));
+    let served = parts.and_then(|parts| parts.file().served);
+    marked.into_iter().chain(here).chain(served).max()
 }
 
 /// The replica of a volume that this host holds, its VM's or another host's pre-cache: to look at it.
@@ -574,10 +578,8 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
     let conflict = |what: String| Err(ApiError::new(Problem::Conflict, what));
     let owner = (asked.lineage, asked.generation);
     let folder = precaches.volumes.join(asked.volume.0.to_string());
-    let seen = mark(&folder).map(|m| (m.lineage, m.generation));
     let known = node.vm(asked.vm);
-    let here = known.as_ref().map(|p| p.view().newest).map(|(l, g)| (Lineage(l), Generation(g)));
-    if let Some(newest) = seen.into_iter().chain(here).max().filter(|newest| *newest > owner) {
+    if let Some(newest) = newest(node, asked.vm, asked.volume).filter(|newest| *newest > owner) {
         return conflict(format!("volume {} has had a later owner: {newest:?}", asked.volume.0));
     }
     let before = lock(&precaches.receiving).remove(&asked.volume);
@@ -598,8 +600,12 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
                 node.name()
             ));
         }
+        if parts.file().served.is_none_or(|served| served < owner) {
+            parts.change(|file| file.served = Some(owner)).map_err(|e| unwritten(&asked, &e))?;
+        }
         (disk, None)
     } else if let Some(own) = before.and_then(|b| b.own) {
+        make_mark(&folder, &marked(&asked, from)).map_err(|e| unwritten(&asked, &format!("{e:#}")))?;
         (own.clone(), Some(own))
     } else {
         if lock(&precaches.receiving).len() >= MOST {
@@ -632,6 +638,17 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
     Ok(())
 }
 
+fn unwritten(asked: &Standby, why: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(
+        Problem::Failed,
+        format!("cannot write down whose replica of volume {} is kept: {why}", asked.volume.0),
+    )
+}
+
+fn marked(asked: &Standby, from: &str) -> Mark {
+    Mark { vm: asked.vm, lineage: asked.lineage, generation: asked.generation, from: from.to_owned() }
+}
+
 /// A replica of which no VM is known here.
 fn open(node: &Arc<Node>, folder: &Path, from: &str, asked: &Standby) -> Result<Arc<Disk>, ApiError> {
     use std::os::unix::fs::DirBuilderExt;
@@ -639,8 +656,7 @@ fn open(node: &Arc<Node>, folder: &Path, from: &str, asked: &Standby) -> Result<
     let sockets = &node.precaches().sockets;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).map_err(|e| failed(&e))?;
     // First: a volume without it is nobody's.
-    let mark = Mark { vm: asked.vm, lineage: asked.lineage, generation: asked.generation, from: from.to_owned() };
-    make_mark(folder, &mark).map_err(|e| failed(&format!("{e:#}")))?;
+    make_mark(folder, &marked(asked, from)).map_err(|e| failed(&format!("{e:#}")))?;
     opened(node, folder, asked.volume, asked.size)
 }
 

@@ -5,7 +5,7 @@
 //! So each disk has to have an *image*: a whole epoch, durable, in its place.
 //!
 //! The order: look at everything; let go of what the pre-caches receive by; write that a lineage is known here that is another host's
-//! ([`Record::Outranked`]: runs nothing, may be claimed); then the VM's file; then the claim. A crash in between leaves a VM that is
+//! ([`Record::Outranked`]: runs nothing, may be claimed); then the VM's file; look at the images again; then the claim. A crash in between leaves a VM that is
 //! elsewhere, and the order may come again.
 //!
 //! # What can go wrong
@@ -27,7 +27,7 @@ use godwit_units::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a keeper that has just begun may take to come to rest.
+/// How long a keeper that has just begun may take to come to rest, and an image that is being written in its place to be there.
 const SETTLING: Duration = Duration::from_secs(20);
 
 fn conflict(what: String) -> ApiError {
@@ -49,12 +49,11 @@ pub async fn promote(node: &Arc<Node>, order: PromoteVm) -> Result<LocalPromotio
         return Err(conflict(format!("`{name}` is this host's already, or its QEMU is here"))
             .remedy(format!("`godwit vm show {name}` tells how it is")));
     }
-    let images = images(node, &order).await?;
+    let found = LocalPromotion { vm, images: images(node, &order).await? };
     let asked = CheckVm { definition: order.definition.clone(), disk: Bytes(0), vcpus: None, place: vec![] };
     if let Some(first) = check::check(node, &asked, Purpose::Arrive).await.blockers.into_iter().next() {
         return Err(ApiError::new(Problem::Blocked, first.message).remedy(first.remedy));
     }
-    let found = LocalPromotion { vm, images };
     let sight = if node.peers().hears(order.lost.as_str()) { Peer::Heard } else { Peer::Silent };
     if order.dry_run {
         return match sight {
@@ -69,6 +68,8 @@ pub async fn promote(node: &Arc<Node>, order: PromoteVm) -> Result<LocalPromotio
         .map_err(|why| conflict(format!("`{name}` cannot be promoted: {why}")))?;
     tracing::warn!(vm = %name, lost = %order.lost, fenced = order.fenced, images = ?found.images, "promoting");
     let parts = take_in(node, &order).await?;
+    // Until now more may have come: another image, or a pre-cache that keeps none.
+    let found = LocalPromotion { vm, images: images(node, &order).await? };
     let began = tokio::time::Instant::now();
     loop {
         let (claim, whole) = (fenced.clone(), true);
@@ -98,6 +99,19 @@ async fn images(node: &Arc<Node>, order: &PromoteVm) -> Result<Vec<LocalImage>, 
     let mut found = vec![];
     for (volume, spec) in definition.volumes.iter().zip(&definition.spec.disks) {
         let disk = precache::holding(node, definition.id, *volume, spec.size).await?;
+        let began = tokio::time::Instant::now();
+        while disk.replica().redoes() {
+            // As when the disk was full in the middle of it: an owner could not open it either.
+            if began.elapsed() > SETTLING {
+                return Err(conflict(format!(
+                    "the image of `{}` at {} is half in its place",
+                    spec.volume,
+                    node.name()
+                ))
+                .remedy("make room on that host's disk, or see to it, start its node again, and promote again"));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         let image = disk.replica().complete().filter(|held| held.image && !disk.replica().is_primary());
         let Some(image) = image else {
             return Err(conflict(format!("{} has no whole image of `{}`", node.name(), spec.volume)).remedy(

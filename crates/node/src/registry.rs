@@ -5,7 +5,7 @@ use godwit_api::host::{MoveOrder, PeerHost};
 use godwit_api::progress::MoveProgress;
 use godwit_api::vm::VmDefinition;
 use godwit_handoff::Ticket;
-use godwit_units::VolumeId;
+use godwit_units::{Generation, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -46,6 +46,9 @@ pub struct VmFile {
     /// Volumes that went from here before their blocks did, and whose owner has not said that it has all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lent: Vec<VolumeId>,
+    /// The newest owner that this host kept a replica of the disks for, while the VM was known here and another host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served: Option<(Lineage, Generation)>,
     /// A volume that an image is being copied into, or was when that broke off: it holds half of it, and the VM does not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importing: Option<VolumeId>,
@@ -55,7 +58,17 @@ impl VmFile {
     /// What is remembered of a VM that is new here.
     #[must_use]
     pub const fn new(definition: VmDefinition, power: Power) -> Self {
-        Self { definition, power, peer: None, order: None, plug: None, holders: vec![], lent: vec![], importing: None }
+        Self {
+            definition,
+            power,
+            peer: None,
+            order: None,
+            plug: None,
+            holders: vec![],
+            lent: vec![],
+            served: None,
+            importing: None,
+        }
     }
 }
 

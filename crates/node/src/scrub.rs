@@ -147,9 +147,7 @@ fn covered(node: &Node, from: &str, ask: &ScrubAsk) -> Result<(), ApiError> {
         ApiError::new(Problem::Forbidden, format!("{from} may not verify volume {} here: {why}", ask.volume.0))
             .remedy("only `godwit volume verify` allows this; if nobody ordered it, look after that host")
     })?;
-    let here = node.vm(ask.vm).map(|parts| parts.view().newest);
-    let seen = precache::seen(node, ask.volume).map(|(l, g)| (l.0, g.0));
-    match here.into_iter().chain(seen).max().filter(|newest| *newest > (ask.lineage.0, ask.generation.0)) {
+    match precache::newest(node, ask.vm, ask.volume).filter(|newest| *newest > (ask.lineage, ask.generation)) {
         None => Ok(()),
         Some(newest) => {
             Err(ApiError::new(Problem::Conflict, format!("volume {} has had a later owner: {newest:?}", ask.volume.0))
@@ -190,8 +188,7 @@ async fn here(
         }
         What::Mend { block, stamp, was, digest, contents } => {
             let name = disk.name.clone();
-            let mended = disk
-                .blocking(move |d| d.replica().mend(volume, &Mend { block, stamp, was, contents: &contents, digest }));
+            let mended = disk.blocking(move |d| d.mend(&Mend { block, stamp, was, contents: &contents, digest }));
             let changed = mended.await.map_err(failed)?;
             tracing::warn!(volume = name, block, changed, "a rotten block was repaired from another holder");
             Ok(Said::Mended)

@@ -501,6 +501,8 @@ async fn blocks_that_were_left_behind_go_to_the_vms_owner_and_to_nobody_else() {
         ("a later generation, and nothing", right(9, None)),
         ("what another was given", right(3, Some(later("c", "d")))),
         ("what it was given before", right(2, Some(capability("a", "x", &web)))),
+        ("what it is to hand on, as who gets it", right(3, Some(later("x", "d")))),
+        ("what it took back, as a later owner", right(5, Some(later("x", "d")))),
     ];
     let mut other = right(3, Some(later("c", "x")));
     other.volume = VolumeId(2);
@@ -516,6 +518,9 @@ async fn blocks_that_were_left_behind_go_to_the_vms_owner_and_to_nobody_else() {
     let mut bytes = vec![0; 16];
     lacking.read(16, &mut bytes).unwrap();
     assert_eq!(bytes, b"another's secret");
+    ask(&session, &Request::Released(Box::new(right(4, Some(later("x", "d")))))).await.unwrap();
+    assert_eq!(lent(), vec![], "it was about to hand the VM on, and took it back");
+    node.vm(VmId(1)).unwrap().change(|file| file.lent = vec![VolumeId(1)]).unwrap();
     let (_c, session) = world.intruder("c", 3).await;
     ask(&session, &Request::Released(Box::new(right(2, None)))).await.unwrap();
     assert_eq!(lent(), vec![]);

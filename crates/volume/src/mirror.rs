@@ -118,6 +118,8 @@ pub struct Mirrored {
 pub struct Source {
     state: State,
     dirty: BlockSet,
+    /// Those of them that were named in vain: they go before others.
+    again: BlockSet,
     /// Where the copy goes on.
     cursor: u64,
     /// What the target says it has, until all of it is known.
@@ -153,6 +155,7 @@ impl Source {
         Self {
             state: State::Exchanging,
             dirty: BlockSet::default(),
+            again: BlockSet::default(),
             cursor: 0,
             theirs: Theirs::default(),
             flight: Flight::new(),
@@ -190,6 +193,12 @@ impl Source {
     pub fn path_is(&mut self, rate: BitRate, round_trip: Duration) {
         self.lag.path_is(rate, round_trip);
         self.look_who_waits();
+    }
+
+    /// Messages that the target has acknowledged.
+    #[must_use]
+    pub const fn acknowledged(&self) -> Seq {
+        self.flight.acked()
     }
 
     /// How far it is.
@@ -244,12 +253,13 @@ impl Source {
 
     /// Blocks that went by name, and that the target could not get.
     fn send_again(&mut self, blocks: &[u64]) {
-        let Some(first) = blocks.first() else { return };
-        // These before others: the target takes note of each until it is there.
-        self.cursor = *first;
+        if blocks.is_empty() {
+            return;
+        }
         for block in blocks {
             self.copied -= u64::from(!self.dirty.contains(BlockIndex(*block)));
             self.dirty.insert(*block..block + 1);
+            self.again.insert(*block..block + 1);
         }
         // The target did not believe the end that was sent meanwhile.
         self.final_sent = false;
@@ -283,6 +293,7 @@ impl Source {
             State::Exchanging => Ok(None),
             State::Mirroring => {
                 self.dirty.remove(blocks.clone());
+                self.again.remove(blocks.clone());
                 let before = self.flight.sent();
                 let mut messages = vec![];
                 let mut at = blocks.start;
@@ -325,14 +336,18 @@ impl Source {
             // From here on nothing new is left behind, and the rest goes while the guest is kept in step.
             self.state = State::Mirroring;
         }
-        if matches!(self.state, State::Exchanging | State::Complete)
-            || (self.flight.bytes() >= WINDOW && self.state != State::Finishing)
-        {
+        if matches!(self.state, State::Exchanging | State::Complete) || self.flight.bytes() >= WINDOW {
             return Ok(vec![]);
         }
-        if let Some(run) = self.dirty.run_from(self.cursor, MOST_BLOCKS) {
-            self.cursor = run.end;
+        // What was named in vain first: the target takes note of each until it is there, and of so many only.
+        let again = self.again.run_from(0, MOST_BLOCKS);
+        let run = again.clone().or_else(|| self.dirty.run_from(self.cursor, MOST_BLOCKS));
+        if let Some(run) = run {
+            if again.is_none() {
+                self.cursor = run.end;
+            }
             self.dirty.remove(run.clone());
+            self.again.remove(run.clone());
             self.copied += run.end - run.start;
             return self.read(run, replica);
         }

@@ -376,6 +376,23 @@ fn what_another_volume_of_the_domain_has_at_the_target_goes_by_name() {
 }
 
 #[test]
+fn what_was_named_in_vain_goes_first_though_several_answers_say_so_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = primary(&folder.path().join("a"));
+    source.write(0, &different(1, 1024)).expect("writes");
+    let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    let (mut from, (_, has)) = (Source::new(), Target::new(&target).expect("reads"));
+    has.iter().for_each(|message| from.handle(message, &source).expect("takes"));
+    let next = |from: &mut Source, polls: usize| -> Vec<Range<u64>> {
+        let messages = (0..polls).flat_map(|_| from.poll(&source).expect("reads"));
+        messages.map(|message| parse_run(&message[1..]).expect("a run").0).collect()
+    };
+    assert_eq!(next(&mut from, 2), [0..64, 64..128]);
+    [[3, 4], [100, 101], [60, 61]].iter().for_each(|missed| from.send_again(missed));
+    assert_eq!(next(&mut from, 4), [3..5, 60..62, 100..102, 128..192]);
+}
+
+#[test]
 fn what_a_volume_holds_twice_travels_once_however_far_apart() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = primary(&folder.path().join("a"));

@@ -33,6 +33,8 @@
 //! which also leaves the guest's own cache alone ([`crate::Medium::read_past_cache`]). *A repair meets a write*: a block is mended
 //! under the replica's lock, and only where stamp and rotten contents are still those that were judged ([`Replica::mend`]). It does not
 //! mark the region hot: a primary would restamp it after a loss of power, and send a torn block to the holder that has the right one.
+//! *A repair meets a reader*: a mirror's waits; a pre-cache that reads in the instant of the repair may send the block half mended, under its stamp,
+//! as it may have sent it rotten before: the secondary's own comparison finds either.
 //! *The record rots*: each of its entries has a check, and one that fails is none.
 
 use crate::blocks::BLOCK;
@@ -249,7 +251,7 @@ impl Replica {
     }
 
     /// Puts right what is rotten, where the block is still the one that was judged: the same stamp, and the contents with the digest `was`
-    /// (none: it could not be read). Durable when it returns. Whether anything had to be done.
+    /// (none: it could not be read). Durable after [`Replica::flush`]. Whether anything had to be done.
     ///
     /// # Errors
     /// When it was written meanwhile, what is to replace it is not what it should be, or the medium fails.
@@ -263,27 +265,24 @@ impl Replica {
         if self.settled_stamp(block)? != Some(stamp) {
             return refuse("it was written since");
         }
-        {
-            // No write comes in between: they take this lock.
-            let mut inner = self.lock();
-            let entry = inner.stamps.get(block).map_err(self.io("read the stamps of"))?;
-            if inner.stamp_of(entry) != Some(stamp) {
-                return refuse("it was written since");
-            }
-            let (mut buffer, at) = aligned(BLOCK as usize);
-            let now = self.data.read_past_cache(block * BLOCK, &mut buffer[at.clone()]);
-            let now = now.ok().map(|()| digest(volume, &buffer[at]));
-            if now == Some(wanted) {
-                return Ok(false);
-            }
-            if now != was {
-                return refuse("it is not what it was when it was judged");
-            }
-            let at = block * BLOCK;
-            let done = if is_zero(contents) { self.data.punch(at, BLOCK) } else { self.data.write(at, contents) };
-            done.map_err(self.io("mend"))?;
+        // No write comes in between: they take this lock.
+        let mut inner = self.lock();
+        let entry = inner.stamps.get(block).map_err(self.io("read the stamps of"))?;
+        if inner.stamp_of(entry) != Some(stamp) {
+            return refuse("it was written since");
         }
-        self.sync_data().map_err(self.io("sync"))?;
+        let (mut buffer, at) = aligned(BLOCK as usize);
+        let now = self.data.read_past_cache(block * BLOCK, &mut buffer[at.clone()]);
+        let now = now.ok().map(|()| digest(volume, &buffer[at]));
+        if now == Some(wanted) {
+            return Ok(false);
+        }
+        if now != was {
+            return refuse("it is not what it was when it was judged");
+        }
+        let at = block * BLOCK;
+        let done = if is_zero(contents) { self.data.punch(at, BLOCK) } else { self.data.write(at, contents) };
+        done.map_err(self.io("mend"))?;
         Ok(true)
     }
 }

@@ -1,7 +1,7 @@
 //! Plans of sites that are made up: what is known becomes what is planned, and of thousands of VMs in time.
 
 use super::*;
-use crate::testing::{local_vm, progress};
+use crate::testing::{ended_move, local_vm, progress};
 use godwit_api::profile::{ProfileState, StartProfile};
 use godwit_api::progress::{Outcome, Round};
 use godwit_units::{BitRate, Generation, Lineage};
@@ -42,20 +42,12 @@ fn volume(id: u64, replicas: &[&str]) -> Volume {
 }
 
 /// A move of a VM of 100 s whose rounds sent and dirtied so many pages.
-fn a_move(id: u64, vm: u64, (from, to): (&str, &str), pages: u64, dirtied: u64) -> MoveRecord {
+fn a_move(id: u64, vm: u64, hosts: (&str, &str), pages: u64, dirtied: u64) -> MoveRecord {
     let mut p = progress(Outcome::Completed);
     p.resumed_unix_us = Some(100_000_000);
     p.downtime_ms = Some(200.0);
     p.rounds = vec![Round { pages, dirtied, wire: Bytes(pages * 1000), seconds: 90.0, ..Round::default() }];
-    let to = json!({
-        "name": to, "underlay": "127.0.0.1",
-        "link": {"control": "127.0.0.1:1", "disk": "127.0.0.1:2", "memory": "127.0.0.1:3"},
-    });
-    serde_json::from_value(json!({
-        "order": {"id": id, "vm": vm, "disk": "mirror", "to": to}, "vm": format!("vm{vm}"), "from": from, "owner": [0, 0],
-        "ordered_unix_us": 0, "memory": 1, "disks": 1, "step": "ended", "cancel": false, "progress": p,
-    }))
-    .unwrap()
+    ended_move(id, (vm, &format!("vm{vm}")), hosts, &p)
 }
 
 /// The site `old` with `h1`, which is to be left for `n1` and `n2` in `new`, over 100 Mbit/s.

@@ -241,7 +241,7 @@ pub fn pages<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId) -> O
 mod tests {
     use super::*;
     use crate::record::Step;
-    use crate::testing::progress;
+    use crate::testing::{ended_move, progress};
     use godwit_api::progress::{Outcome, Phase};
     use godwit_units::Bytes;
 
@@ -264,15 +264,7 @@ mod tests {
         let round =
             |pages, dirtied, wire, seconds| Round { pages, dirtied, wire: Bytes(wire), seconds, ..Round::default() };
         p.rounds = vec![round(10_000, 100, 3_900_000 + UNDER_WAY, 3.9), round(100, 10, 100_000, 0.1)];
-        let order = serde_json::json!({
-            "id": id, "vm": 1, "disk": "mirror",
-            "to": {"name": "b", "link": {"control": "127.0.0.1:1", "disk": "127.0.0.1:2", "memory": "127.0.0.1:3"}, "underlay": "127.0.0.1"},
-        });
-        let record = serde_json::json!({
-            "order": order, "vm": "web", "from": "a", "owner": [0, 0], "ordered_unix_us": 0, "memory": 1, "disks": 1, "step": "ended",
-            "cancel": false, "progress": p,
-        });
-        serde_json::from_value(record).unwrap()
+        ended_move(id, (1, "web"), ("a", "b"), &p)
     }
 
     fn foretold(total: f64) -> godwit_api::predict::Foretold {

@@ -12,13 +12,14 @@ use godwit_api::host::{
 };
 use godwit_api::orphan::Orphan;
 use godwit_api::progress::{MoveProgress, Outcome};
+use godwit_api::promote::{LocalImage, LocalPromotion, PromoteVm};
 use godwit_api::public::{AddHost, Component, CreateVm, Move, Site, StartMove};
 use godwit_api::vm::VmDefinition;
 use godwit_api::wire::{LocalWire, WireOrder};
 use godwit_api::{ApiError, Name, Problem, PublicClient, done, only, serve};
 use godwit_controller::{Change, Controller, Counter, FileStore, Kind, StateStore, StoreError};
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
-use godwit_units::{Bytes, Generation, Lineage, MoveId};
+use godwit_units::{Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -232,6 +233,7 @@ impl Fake {
             )
             .route("/v1/orphans/{id}", delete(Self::remove_orphan))
             .route("/v1/vms/{id}/claim", post(Self::claim))
+            .route("/v1/vms/{id}/promote", post(Self::promote))
             .route("/v1/vms/{id}/outrank", post(Self::outrank))
             .route("/v1/vms/{id}/departure", get(Self::departure))
             .route("/v1/check", post(Self::check))
@@ -256,18 +258,7 @@ impl Fake {
                 return Err(refusal);
             }
             d.spec.machine = "pc-q35-7.2".into();
-            let vm = LocalVm {
-                definition: d,
-                ownership: Ownership::Here,
-                lineage: Lineage::FIRST,
-                generation: Generation::FIRST,
-                run: RunState::Off,
-                mv: None,
-                allocated: Bytes::mib(1),
-                absent: Bytes(0),
-                holders: vec![],
-                lent: vec![],
-            };
+            let vm = whole(d);
             n.vms.insert(id, vm.clone());
             Ok(Json(vm))
         })
@@ -294,6 +285,20 @@ impl Fake {
             (vm.lineage, vm.generation) = (claim.newest.next(), Generation::FIRST);
             Ok(done())
         })
+    }
+
+    async fn promote(
+        State(f): State<Self>,
+        Path(id): Path<u64>,
+        Json(order): Json<PromoteVm>,
+    ) -> Answer<LocalPromotion> {
+        let image = |volume: &VolumeId| LocalImage { volume: *volume, epoch: "1.1".into(), epoch_unix_ms: 1 };
+        let images = order.definition.volumes.iter().map(image).collect();
+        if !order.dry_run {
+            let vm = LocalVm { run: RunState::Running, lineage: order.newest.next(), ..whole(order.definition) };
+            f.with(|n| n.vms.insert(id, vm));
+        }
+        Ok(Json(LocalPromotion { vm: VmId(id), images }))
     }
 
     async fn remove_orphan(State(f): State<Self>, Path(id): Path<String>) -> Answer<Value> {
@@ -612,7 +617,7 @@ impl World {
         self.fakes[host].with(|n| {
             let mv = n.moves.entry(id.0).or_insert_with(|| LocalMove {
                 id,
-                vm: godwit_units::VmId(1),
+                vm: VmId(1),
                 role: MoveRole::Destination,
                 progress: running(),
             });
@@ -642,4 +647,20 @@ pub fn web(at: &str) -> CreateVm {
 
 pub fn to_host(to: &str) -> StartMove {
     serde_json::from_value(json!({"vm": "web", "to": to})).unwrap()
+}
+
+/// A VM that is off, of a host that has all of it.
+fn whole(definition: VmDefinition) -> LocalVm {
+    LocalVm {
+        definition,
+        ownership: Ownership::Here,
+        lineage: Lineage::FIRST,
+        generation: Generation::FIRST,
+        run: RunState::Off,
+        mv: None,
+        allocated: Bytes::mib(1),
+        absent: Bytes(0),
+        holders: vec![],
+        lent: vec![],
+    }
 }
