@@ -46,6 +46,8 @@ pub struct Seen {
     most: AtomicU64,
     /// Whether that is little.
     little: AtomicBool,
+    /// Nothing is taken from QEMU for now.
+    held: AtomicBool,
 }
 
 impl Seen {
@@ -59,6 +61,7 @@ impl Seen {
             session,
             most: AtomicU64::new(u64::MAX),
             little: AtomicBool::new(false),
+            held: AtomicBool::new(false),
         }
     }
 
@@ -86,6 +89,16 @@ impl Seen {
         let most = self.most.load(Ordering::Acquire);
         let bound = (most != u64::MAX && !self.is_stopping()).then_some(most);
         (bound, bound.is_some() && self.little.load(Ordering::Acquire))
+    }
+
+    /// Whether to take nothing from QEMU for now: as long as it can write nothing, it does not come to the end of a round, and does not stop the
+    /// guest by itself.
+    pub fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
+    }
+
+    fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire) && !self.is_stopping()
     }
 
     /// The encoder's counters.
@@ -146,8 +159,9 @@ pub fn read(
             }
         }
         let (bound, little) = seen.bounded();
-        if bound.is_some_and(|most| seen.on_its_way() > most) {
-            if little && !flushed {
+        let held = seen.is_held();
+        if held || bound.is_some_and(|most| seen.on_its_way() > most) {
+            if (little || held) && !flushed {
                 encoder.flush(&mut wire)?;
                 flushed = true;
             }
@@ -159,7 +173,9 @@ pub fn read(
             crate::parts::lock(&seen.progress).clone_from(encoder.progress());
             let began = Instant::now();
             hearing.wait(ACKNOWLEDGED)?;
-            levels.waited(began.elapsed());
+            if !held {
+                levels.waited(began.elapsed());
+            }
             continue;
         }
         match qemu.read(&mut input[..at_once(bound)]) {

@@ -389,6 +389,8 @@ async fn memory(
                     continue;
                 }
                 () = tokio::time::sleep(if settling.is_on(began.elapsed()) { settle::LOOK } else { LOOK }) => {
+                    // The link is the disks' until they are level. A QEMU that has nothing left to send would stop the guest by itself.
+                    seen.hold(!stopping && stopped.is_none() && !level());
                     let acknowledged = flow.counters().acknowledged.0;
                     if let Some((since, most, before)) = &mut stopped
                         && arrived() > *before
