@@ -820,6 +820,21 @@ fn node_log(work: &Path, site: &str) -> Option<String> {
     sites.filter_map(|site| std::fs::read_to_string(site.join("node.log")).ok()).next()
 }
 
+/// Runs to the end: what the node of a site has said, whose log goes with the lab, and the exit code.
+fn followed(run: &Run, site: &str) -> (String, Option<i32>) {
+    let mut child = run.command().stderr(Stdio::null()).spawn().unwrap();
+    let mut said = String::new();
+    loop {
+        if let Some(now) = node_log(&run.work(), site) {
+            said = now;
+        }
+        if let Some(status) = child.try_wait().unwrap() {
+            return (said, status.code());
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
 #[test]
 fn a_guest_that_waits_for_what_a_cut_withholds_stands_still_and_goes_on() {
     let Some(_machine) = machine() else { return };
@@ -828,22 +843,29 @@ fn a_guest_that_waits_for_what_a_cut_withholds_stands_still_and_goes_on() {
                  [[step]]\ncut = { between = [\"a\", \"b\"], for_s = 14 }\n\
                  [[step]]\nverify = { vm = \"vm\" }\n";
     let run = Run::new(&by_godwit(steps).replace("rate_mbit = 200", "rate_mbit = 25"));
-    let mut child = run.command().stderr(Stdio::null()).spawn().unwrap();
-    // Its node says so; the log goes with the lab.
-    let mut said = String::new();
-    let code = loop {
-        if let Some(now) = node_log(&run.work(), "b") {
-            said = now;
-        }
-        if let Some(status) = child.try_wait().unwrap() {
-            break status.code();
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    };
+    let (said, code) = followed(&run, "b");
     let report = run.report(&said);
     let stood = said.find("the guest stands still").unwrap_or_else(|| panic!("it did not stand still: {said}"));
     assert!(said[stood..].contains("the guest goes on"), "{said}");
     let mv = &report.moves[0];
+    assert_eq!((mv.integrity.memory_ok, mv.integrity.disk_ok), (Some(true), Some(true)), "{:?}", mv.integrity);
+    assert_eq!(code, Some(0), "{:?}", report.warnings);
+}
+
+#[test]
+fn memory_waits_for_disks_that_a_cut_left_behind() {
+    let Some(_machine) = machine() else { return };
+    let steps = "[[step]]\ncut = { between = [\"a\", \"b\"], vm = \"vm\", at = \"memory\", for_s = 5 }\n\
+                 [[step]]\nafter_s = 1\nmove = { vm = \"vm\", to = \"b\" }\n\
+                 [[step]]\nverify = { vm = \"vm\" }\n";
+    let text =
+        by_godwit(steps).replace("kib_per_s = 256, working_set_mib = 16", "kib_per_s = 24576, working_set_mib = 64");
+    let run = Run::new(&text);
+    let (said, code) = followed(&run, "a");
+    let report = run.report(&said);
+    assert!(said.contains("memory waits until they are level"), "{said}");
+    let mv = &report.moves[0];
+    assert_eq!((mv.outcome, mv.integrity.ram_equal), (Outcome::Completed, Some(true)), "{:?}", mv.why);
     assert_eq!((mv.integrity.memory_ok, mv.integrity.disk_ok), (Some(true), Some(true)), "{:?}", mv.integrity);
     assert_eq!(code, Some(0), "{:?}", report.warnings);
 }

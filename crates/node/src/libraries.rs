@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 /// Memory of a library at the most: what 4 GiB of contents take. It is taken as it is filled.
 const MEMORY: Bytes = Bytes::mib(16);
-/// Domains of which something is remembered: 256 MiB at the most.
+/// Domains of which something is remembered, and as many VMs of none: of others, what is in use.
 const MOST: usize = 16;
 
 /// How fast disks are read for that, all together and scrubs among them, and how much at once.
@@ -55,11 +55,15 @@ pub(crate) fn look_at(node: &Arc<Node>, parts: &Parts) {
 
 /// The libraries of a node.
 #[derive(Debug)]
-pub(crate) struct Libraries(Mutex<Domains<Library>>);
+pub(crate) struct Libraries {
+    shared: Mutex<Domains<Library>>,
+    /// Of VMs of no domain. Apart, because there may be many, and they would take the places of those that are of use to others.
+    alone: Mutex<Domains<Library>>,
+}
 
 impl Default for Libraries {
     fn default() -> Self {
-        Self(Mutex::new(Domains::new(MOST)))
+        Self { shared: Mutex::new(Domains::new(MOST)), alone: Mutex::new(Domains::new(MOST)) }
     }
 }
 
@@ -73,7 +77,8 @@ impl Libraries {
     pub(crate) fn of(&self, vm: VmId, of: Option<&Name>) -> Option<Arc<Library>> {
         let mut key = [0; 32];
         getrandom::fill(&mut key).ok()?;
-        Some(lock(&self.0).of(&domain(vm, of), || Library::new(Key::new(key), MEMORY)))
+        let all = if of.is_some() { &self.shared } else { &self.alone };
+        Some(lock(all).of(&domain(vm, of), || Library::new(Key::new(key), MEMORY)))
     }
 }
 
@@ -92,5 +97,10 @@ mod tests {
         assert!(!Arc::ptr_eq(&of(1, None), &of(2, None)), "two VMs of no domain are two customers");
         assert!(Arc::ptr_eq(&of(1, None), &of(1, None)));
         assert!(!Arc::ptr_eq(&of(1, None), &of(1, Some("vm-1"))));
+        let acme = of(1, Some("acme"));
+        for vm in 0..2 * MOST as u64 {
+            of(vm, None);
+        }
+        assert!(Arc::ptr_eq(&acme, &of(2, Some("acme"))), "VMs of no domain took its place");
     }
 }

@@ -42,6 +42,8 @@ const STAGING: Duration = Duration::from_secs(60);
 /// Bytes of the memory stream that may be on their way and not read, until it is known what the link carries: a bandwidth-delay product
 /// of 200 Mbit/s and 40 ms. What is in there when the guest stops is part of its pause.
 const MEMORY_WINDOW: Amount = Amount(1 << 20);
+/// A disk's: what a path of 1 Gbit/s and 180 ms holds. How much of it is used its machine decides.
+const DISK_WINDOW: Amount = Amount(24 << 20);
 /// How long memory waits for the disks to have been read: what is not known yet travels.
 const INDEXING: Duration = Duration::from_secs(1);
 /// A stopped guest stands for what is left of its memory so many times as long as was foreseen, and this: then the link is another than it
@@ -183,7 +185,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             let (ticket, volume) = (moving.ticket, disk.id);
             let follows = following.contains(&volume);
             let hello = if follows { Hello::Tell { ticket, volume } } else { Hello::Mirror { ticket, volume } };
-            let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await?;
+            let stream =
+                session.open_stream_with(Lane::Disk, Priority::Interactive, proto::encode(&hello), DISK_WINDOW).await?;
             let over = moving.over.child_token();
             let task = if follows {
                 let lineage = Lineage(parts.view().owner.0);
@@ -353,8 +356,9 @@ async fn memory(
         let ours: Vec<_> = parts.disks().into_iter().filter(|disk| !disk.is_shared()).collect();
         let level = || ours.iter().all(|disk| disk.may_stop());
         let arrived = || flow.counters().acknowledged.0 + ours.iter().map(|disk| disk.acknowledged()).sum::<u64>();
-        // The guest is to stop, and its disks are not level yet.
-        let mut unlevel = false;
+        // The guest is to stop, and its disks are not level yet; and whether it was said that they are not.
+        let (mut unlevel, mut said) = (false, false);
+        const WAITS: &str = "the disks are behind over there: memory waits until they are level";
         const BEHIND: &str = "the disks are behind over there: the guest stops when they are level again";
         // Bytes that the last round left; and what QEMU said while something else was waited for.
         let (mut rest, mut early) = (0.0, None);
@@ -390,7 +394,13 @@ async fn memory(
                 }
                 () = tokio::time::sleep(if settling.is_on(began.elapsed()) { settle::LOOK } else { LOOK }) => {
                     // The link is the disks' until they are level. A QEMU that has nothing left to send would stop the guest by itself.
-                    seen.hold(!stopping && stopped.is_none() && !level());
+                    let hold = !stopping && stopped.is_none() && !level();
+                    seen.hold(hold);
+                    if hold && !said {
+                        tracing::info!(vm = parts.name, "{WAITS}");
+                        moving.note(NoteKind::Decision, WAITS);
+                    }
+                    said = hold;
                     let acknowledged = flow.counters().acknowledged.0;
                     if let Some((since, most, before)) = &mut stopped
                         && arrived() > *before

@@ -47,8 +47,12 @@ use std::time::Duration;
 pub const PATIENCE: Duration = Duration::from_millis(1500);
 /// Blocks of one message: 256 KiB, so that a mirrored write does not wait long behind it.
 pub(crate) const MOST_BLOCKS: u64 = 64;
-/// What may be on its way without an answer, beside mirrored writes. More than most WANs hold; the link bounds it as well.
+/// What may be on its way without an answer, beside mirrored writes: plain bytes of what goes in full. The link bounds it as well.
 const WINDOW: u64 = 8 << 20;
+/// The most of it, where the path is fast and long: more is read and packed ahead than a guest's write should find before it.
+const MOST_WINDOW: u64 = 64 << 20;
+/// How many times what the path holds: blocks are packed to a half or a third, and what holds the rate down is to grow.
+const PACKED: u64 = 4;
 /// When so little is left, the guest's writes are mirrored.
 const NEARLY_CLEAN: u64 = (1 << 20) / BLOCK;
 /// Longest message believed, in bytes.
@@ -126,6 +130,8 @@ pub struct Source {
     theirs: Theirs,
     /// Sent and not acknowledged.
     flight: Flight,
+    /// What may be on its way.
+    window: u64,
     /// How fast the link is, if somebody said so.
     link: Option<BitRate>,
     /// How much of the guest's writes the target does not have yet.
@@ -159,6 +165,7 @@ impl Source {
             cursor: 0,
             theirs: Theirs::default(),
             flight: Flight::new(),
+            window: WINDOW,
             link: None,
             lag: Lag::new(),
             released: 0,
@@ -189,8 +196,9 @@ impl Source {
         self.link = Some(rate);
     }
 
-    /// What the link carries, and its round trip without a queue: how far the target may be behind follows from them.
+    /// What the link carries, and its round trip without a queue: how far the target may be behind follows from them, and what may be on its way.
     pub fn path_is(&mut self, rate: BitRate, round_trip: Duration) {
+        self.window = rate.bytes_in(round_trip).0.saturating_mul(PACKED).clamp(WINDOW, MOST_WINDOW);
         self.lag.path_is(rate, round_trip);
         self.look_who_waits();
     }
@@ -336,7 +344,7 @@ impl Source {
             // From here on nothing new is left behind, and the rest goes while the guest is kept in step.
             self.state = State::Mirroring;
         }
-        if matches!(self.state, State::Exchanging | State::Complete) || self.flight.bytes() >= WINDOW {
+        if matches!(self.state, State::Exchanging | State::Complete) || self.flight.bytes() >= self.window {
             return Ok(vec![]);
         }
         // What was named in vain first: the target takes note of each until it is there, and of so many only.

@@ -376,6 +376,24 @@ fn what_another_volume_of_the_domain_has_at_the_target_goes_by_name() {
 }
 
 #[test]
+fn a_long_and_fast_path_is_filled_and_what_is_on_its_way_has_a_bound() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = primary(&folder.path().join("a"));
+    source.write(0, &different(1, SIZE / BLOCK)).expect("writes");
+    let target = Replica::create(&folder.path().join("b"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    let (mut from, (_, has)) = (Source::new(), Target::new(&target).expect("reads"));
+    has.iter().for_each(|message| from.handle(message, &source).expect("takes"));
+    let mut goes = |rate: f64, ms| {
+        from.path_is(BitRate::from_mbit(rate), Duration::from_millis(ms));
+        while !from.poll(&source).expect("reads").is_empty() {}
+        from.flight.bytes()
+    };
+    assert!((WINDOW..WINDOW + MAX_MESSAGE as u64).contains(&goes(100.0, 100)));
+    let more = goes(500.0, 50);
+    assert!((12_500_000..12_500_000 + MAX_MESSAGE as u64).contains(&more), "{more}: four times what it holds");
+}
+
+#[test]
 fn what_was_named_in_vain_goes_first_though_several_answers_say_so_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = primary(&folder.path().join("a"));
