@@ -149,6 +149,8 @@ pub async fn start(
             return Err(conflict(format!("`{}` has {MOST} pre-caches already", volume.name))
                 .remedy(format!("end one: `godwit volume precache {} --to HOST --stop`", volume.name)));
         }
+        let before: Option<PrecacheRecord> =
+            c.store.read(Kind::Precache, PrecacheRecord::key(volume.id, &host.name))?;
         let StartPrecache { limit, interval_ms, consistent, follow, .. } = wanted;
         let record = PrecacheRecord {
             volume: volume.id,
@@ -158,7 +160,7 @@ pub async fn start(
             consistent,
             follow,
             ending: false,
-            peer: None,
+            peer: before.and_then(|before| before.peer),
         };
         let mut changes = vec![record.put()];
         if !volume.replicas.contains(&host.name) {

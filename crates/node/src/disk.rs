@@ -627,7 +627,7 @@ impl Disk {
         lock(&self.order).as_ref().is_none_or(|outgoing| outgoing.machine.may_stop())
     }
 
-    /// See [`Leaving::acknowledged`].
+    /// See [`Leaving::acknowledged`]; nothing where nothing leaves any more.
     pub(crate) fn acknowledged(&self) -> u64 {
         lock(&self.order).as_ref().map_or(0, |outgoing| outgoing.machine.acknowledged())
     }

@@ -96,7 +96,7 @@ impl Leaving {
         }
     }
 
-    /// How much has arrived; it only grows.
+    /// How much has arrived; another number says that something did.
     #[must_use]
     pub const fn acknowledged(&self) -> u64 {
         match self {

@@ -57,6 +57,8 @@ pub struct Node {
 
 /// How often a QEMU of which nothing is known is looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// What the folder of a VM is called that is being removed, before its number.
+const GONE: &str = "gone-";
 
 impl Node {
     pub(crate) const fn first_seen(&self) -> &FirstSeen {
@@ -308,10 +310,15 @@ impl Node {
 
     async fn recover(self: &Arc<Self>) -> Result<()> {
         let folder = self.config.state.join("vms");
-        let mut ids: Vec<VmId> = match std::fs::read_dir(&folder) {
-            Ok(entries) => entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok().map(VmId)).collect(),
-            Err(_) => vec![],
-        };
+        let mut ids = vec![];
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().filter_map(Result::ok) {
+            let name = entry.file_name();
+            match name.to_str().map(|name| (name.parse().map(VmId), name.starts_with(GONE))) {
+                Some((Ok(id), _)) => ids.push(id),
+                Some((_, true)) => drop(std::fs::remove_dir_all(entry.path())),
+                _ => {}
+            }
+        }
         ids.sort_unstable();
         let mut found = vec![];
         for id in ids {
@@ -737,7 +744,10 @@ impl Node {
             let _ = disk.freeze().await;
         }
         parts.set_disks(vec![]);
-        for folder in [&parts.folder, &parts.run] {
+        // Under another name first: half a folder would be that of a VM that cannot be read.
+        let gone = parts.folder.with_file_name(format!("{GONE}{}", parts.id.0));
+        let _ = std::fs::rename(&parts.folder, &gone);
+        for folder in [&gone, &parts.folder, &parts.run] {
             let _ = std::fs::remove_dir_all(folder);
         }
         for volume in &parts.definition().volumes {

@@ -44,6 +44,8 @@ const STAGING: Duration = Duration::from_secs(60);
 const MEMORY_WINDOW: Amount = Amount(1 << 20);
 /// A disk's: what a path of 1 Gbit/s and 180 ms holds. How much of it is used its machine decides.
 const DISK_WINDOW: Amount = Amount(24 << 20);
+/// Rounds in which memory waited for the disks and that decide nothing, at most: a path may come and go for ever.
+const SPOILT: u32 = 8;
 /// How long memory waits for the disks to have been read: what is not known yet travels.
 const INDEXING: Duration = Duration::from_secs(1);
 /// A stopped guest stands for what is left of its memory so many times as long as was foreseen, and this: then the link is another than it
@@ -356,8 +358,8 @@ async fn memory(
         let ours: Vec<_> = parts.disks().into_iter().filter(|disk| !disk.is_shared()).collect();
         let level = || ours.iter().all(|disk| disk.may_stop());
         let arrived = || flow.counters().acknowledged.0 + ours.iter().map(|disk| disk.acknowledged()).sum::<u64>();
-        // The guest is to stop, and its disks are not level yet; and whether it was said that they are not.
-        let (mut unlevel, mut said) = (false, false);
+        // Somebody has asked for the stop; memory waits for the disks; it did in the round that goes on, and in so many: those say little of the guest.
+        let (mut asked, mut held, mut was_held, mut spoilt) = (false, false, false, 0);
         const WAITS: &str = "the disks are behind over there: memory waits until they are level";
         const BEHIND: &str = "the disks are behind over there: the guest stops when they are level again";
         // Bytes that the last round left; and what QEMU said while something else was waited for.
@@ -382,8 +384,9 @@ async fn memory(
                 }
                 () = moving.stop_now.notified(), if !stopping => {
                     moving.note(NoteKind::Decision, "stop: somebody asked for it");
-                    if !level() {
-                        unlevel = true;
+                    // Who asks again does not want to wait for the disks either.
+                    let again = std::mem::replace(&mut asked, true);
+                    if !level() && !again {
                         moving.note(NoteKind::Decision, BEHIND);
                         continue;
                     }
@@ -395,15 +398,18 @@ async fn memory(
                 () = tokio::time::sleep(if settling.is_on(began.elapsed()) { settle::LOOK } else { LOOK }) => {
                     // The link is the disks' until they are level. A QEMU that has nothing left to send would stop the guest by itself.
                     let hold = !stopping && stopped.is_none() && !level();
-                    seen.hold(hold);
-                    if hold && !said {
+                    if hold && !held {
                         tracing::info!(vm = parts.name, "{WAITS}");
                         moving.note(NoteKind::Decision, WAITS);
+                        was_held = true;
+                        // The guest has written since that was decided: another round decides.
+                        settling.over();
                     }
-                    said = hold;
+                    held = hold;
+                    seen.hold(held);
                     let acknowledged = flow.counters().acknowledged.0;
                     if let Some((since, most, before)) = &mut stopped
-                        && arrived() > *before
+                        && arrived() != *before
                         && since.elapsed() < *most
                     {
                         *before = arrived();
@@ -411,10 +417,13 @@ async fn memory(
                     }
                     goodput.seen(began.elapsed(), acknowledged);
                     open_to(&settling, &goodput);
-                    let may_stop = unlevel || settling.may_stop(began.elapsed(), on_its_way(), &goodput, least());
+                    let may_stop = asked || settling.may_stop(began.elapsed(), on_its_way(), &goodput, least());
                     if !stopping && stopped.is_none() && may_stop && level() {
                         stopping = true;
-                        foreseen = goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total();
+                        // While memory waits nothing is known of the link.
+                        if goodput.rate().is_some() {
+                            foreseen = goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total();
+                        }
                         foresee(foreseen);
                         seen.stopping();
                         crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
@@ -463,9 +472,13 @@ async fn memory(
                     }
                     foresee(pause.total());
                     let took = Duration::from_secs_f64(round_took);
+                    if std::mem::replace(&mut was_held, held) && spoilt < SPOILT {
+                        spoilt += 1;
+                        continue;
+                    }
                     settling.round(began.elapsed(), took, pause.rest, rtt());
                     open_to(&settling, &goodput);
-                    if settling.is_waiting() || unlevel {
+                    if settling.is_waiting() || asked {
                         continue;
                     }
                     let left = if matches!(policy, Policy::MaxDowntime(_)) { pause.total() } else { pause.rest };
@@ -544,9 +557,10 @@ async fn memory(
                         Verdict::Stop(reason) => {
                             moving.note(NoteKind::Decision, reason.to_string());
                             if !level() {
-                                // Where the pause is bounded the rule looks again: what memory takes is another by then.
-                                unlevel = !matches!(policy, Policy::MaxDowntime(_));
-                                moving.note(NoteKind::Decision, BEHIND);
+                                // When they are, another round decides.
+                                moving.note(NoteKind::Decision, WAITS);
+                                (held, was_held) = (true, true);
+                                seen.hold(true);
                                 continue;
                             }
                             // What lies between QEMU and the other host has to be there first, or it is part of the pause.
@@ -563,13 +577,14 @@ async fn memory(
                 QemuEvent::Stop { at, unix_us } => {
                     // QEMU stops by itself where nothing is left. The hand-off takes its time all the same.
                     let pause = goodput.forecast(on_its_way(), 0.0, rtt(), Duration::ZERO).total();
+                    let by_itself = !stopping && !asked;
                     if let Policy::MaxDowntime(most) = policy
-                        && !stopping
+                        && by_itself
                         && pause > most
                     {
                         return Err(too_long(policy, pause));
                     }
-                    if matches!(policy, Policy::MaxDowntime(_)) && !stopping && !level() {
+                    if matches!(policy, Policy::MaxDowntime(_)) && by_itself && !level() {
                         bail!(
                             "nothing of memory was left and the guest stopped by itself, but its disks are behind over there, and the move was ordered \
                              with {policy}: the VM stays; order it again"

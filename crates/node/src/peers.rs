@@ -110,18 +110,23 @@ impl Peers {
     /// only the peer could tell us: so another one is tried. Whoever holds the old one keeps it; after a mere cut it goes on.
     fn known(&self, name: &str) -> Option<Session> {
         let mut sessions = lock(&self.sessions);
-        let kept = sessions.get(name)?;
-        if !kept.is_open() {
+        if !sessions.get(name)?.is_open() {
             sessions.remove(name);
-            return None;
+            let mut replaced = lock(&self.replaced);
+            let at = replaced.iter().rposition(|(peer, kept)| peer == name && kept.is_open())?;
+            sessions.insert(name.to_owned(), replaced.remove(at).1);
         }
+        let kept = sessions.get(name)?;
         Some(kept.session.clone()).filter(|s| s.down_for().is_none_or(|down| down < STALE))
     }
 
     /// Whether a host is heard now. That it is not says little: perhaps there is nothing to say.
     #[must_use]
     pub fn hears(&self, name: &str) -> bool {
-        lock(&self.sessions).get(name).is_some_and(|kept| matches!(*kept.session.state().borrow(), State::Up))
+        let up = |kept: &Kept| matches!(*kept.session.state().borrow(), State::Up);
+        // By whichever: the one that is found by its name here may be another at the other end.
+        lock(&self.sessions).get(name).is_some_and(up)
+            || lock(&self.replaced).iter().any(|(peer, kept)| peer == name && up(kept))
     }
 
     fn connecting(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {

@@ -4,8 +4,8 @@
 //! it rests on. A claim after a hand-off asks the VM's record whether its disks are here; there is none for a VM that never was here.
 //! So each disk has to have an *image*: a whole epoch, durable, in its place.
 //!
-//! The order: look at everything; let go of what the pre-caches receive by; write that a lineage is known here that is another host's
-//! ([`Record::Outranked`]: runs nothing, may be claimed); then the VM's file; look at the images again; then the claim. A crash in between leaves a VM that is
+//! The order: look at everything; let go of what the pre-caches receive by; look at the images again; write that a lineage is known here that is another
+//! host's ([`Record::Outranked`]: runs nothing, may be claimed); then the VM's file; then the claim. A crash in between leaves a VM that is
 //! elsewhere, and the order may come again.
 //!
 //! # What can go wrong
@@ -67,9 +67,10 @@ pub async fn promote(node: &Arc<Node>, order: PromoteVm) -> Result<LocalPromotio
     let fenced = Fenced::vouched(&order.fenced, PeerHistory::MayHaveRun, order.newest, sight)
         .map_err(|why| conflict(format!("`{name}` cannot be promoted: {why}")))?;
     tracing::warn!(vm = %name, lost = %order.lost, fenced = order.fenced, images = ?found.images, "promoting");
-    let parts = take_in(node, &order).await?;
+    node.precaches().release(&order.definition.volumes).await;
     // Until now more may have come: another image, or a pre-cache that keeps none.
     let found = LocalPromotion { vm, images: images(node, &order).await? };
+    let parts = take_in(node, &order).await?;
     let began = tokio::time::Instant::now();
     loop {
         let (claim, whole) = (fenced.clone(), true);

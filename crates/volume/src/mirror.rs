@@ -339,7 +339,7 @@ impl Source {
     /// # Errors
     /// When the replica cannot be read.
     pub fn poll(&mut self, replica: &Replica) -> Result<Vec<Vec<u8>>, MirrorError> {
-        let keeps_up = self.flight.bytes() < WINDOW / 2 && self.flight.acked() >= self.released;
+        let keeps_up = self.flight.bytes() < self.window / 2 && self.flight.acked() >= self.released;
         if self.state == State::Copying && self.dirty.len() <= NEARLY_CLEAN && keeps_up {
             // From here on nothing new is left behind, and the rest goes while the guest is kept in step.
             self.state = State::Mirroring;
