@@ -356,12 +356,15 @@ async fn memory(
         };
         // A guest that stands waits for what its disks lack over there as well: after a cut, or a burst of writes, that may be much.
         let ours: Vec<_> = parts.disks().into_iter().filter(|disk| !disk.is_shared()).collect();
-        let level = || ours.iter().all(|disk| disk.may_stop());
+        // A deadline that is over is worth a long pause.
+        let late = || matches!(policy, Policy::Deadline(most) if began.elapsed() > most);
+        let level = || late() || ours.iter().all(|disk| disk.may_stop());
         let arrived = || flow.counters().acknowledged.0 + ours.iter().map(|disk| disk.acknowledged()).sum::<u64>();
-        // Somebody has asked for the stop; memory waits for the disks; it did in the round that goes on, and in so many: those say little of the guest.
-        let (mut asked, mut held, mut was_held, mut spoilt) = (false, false, false, 0);
+        // Somebody has asked for the stop; memory waits for the disks; it did in the round that goes on, and in so many, which say little of the
+        // guest; and it was said that it does.
+        let (mut asked, mut held, mut was_held, mut spoilt, mut said) = (false, false, false, 0, false);
         const WAITS: &str = "the disks are behind over there: memory waits until they are level";
-        const BEHIND: &str = "the disks are behind over there: the guest stops when they are level again";
+        const LEVEL_FIRST: &str = "the disks are behind over there: the guest stops when they are level again";
         // Bytes that the last round left; and what QEMU said while something else was waited for.
         let (mut rest, mut early) = (0.0, None);
         loop {
@@ -387,7 +390,7 @@ async fn memory(
                     // Who asks again does not want to wait for the disks either.
                     let again = std::mem::replace(&mut asked, true);
                     if !level() && !again {
-                        moving.note(NoteKind::Decision, BEHIND);
+                        moving.note(NoteKind::Decision, LEVEL_FIRST);
                         continue;
                     }
                     stopping = true;
@@ -399,8 +402,10 @@ async fn memory(
                     // The link is the disks' until they are level. A QEMU that has nothing left to send would stop the guest by itself.
                     let hold = !stopping && stopped.is_none() && !level();
                     if hold && !held {
-                        tracing::info!(vm = parts.name, "{WAITS}");
-                        moving.note(NoteKind::Decision, WAITS);
+                        if !std::mem::replace(&mut said, true) {
+                            tracing::info!(vm = parts.name, "{WAITS}");
+                            moving.note(NoteKind::Decision, WAITS);
+                        }
                         was_held = true;
                         // The guest has written since that was decided: another round decides.
                         settling.over();
@@ -557,9 +562,7 @@ async fn memory(
                         Verdict::Stop(reason) => {
                             moving.note(NoteKind::Decision, reason.to_string());
                             if !level() {
-                                // When they are, another round decides.
-                                moving.note(NoteKind::Decision, WAITS);
-                                (held, was_held) = (true, true);
+                                // Another round decides. Memory waits from here on; the next look takes note of it.
                                 seen.hold(true);
                                 continue;
                             }
