@@ -204,6 +204,12 @@ impl Shared {
         while connections.wait_for(Option::is_none).await.is_ok() {
             match self.attempt(&inner, &peer, lane).await {
                 Ok(()) => {}
+                Err(Attempt::Over(Closed::PeerRestarted)) => {
+                    // Whoever hears so from this session, and looks for another, must not find one that is as dead.
+                    let known = inner.peer_incarnation.load(Ordering::Relaxed);
+                    self.close_those(&inner.peer, |theirs| theirs == known);
+                    inner.close(Closed::PeerRestarted);
+                }
                 Err(Attempt::Over(closed)) => inner.close(closed),
                 Err(Attempt::Refused(why)) => inner.close(Closed::Peer(why)),
                 Err(Attempt::Again(why)) => {
@@ -268,16 +274,19 @@ impl Shared {
 
     /// Ends the sessions with a process of that peer that is no more, whoever began them.
     fn close_those_before(&self, peer: &Identity, incarnation: u64) {
-        let mut sessions = self.lock();
-        let stale: Vec<_> = sessions
-            .values()
-            .filter(|s| s.peer == *peer && s.peer_incarnation.load(Ordering::Relaxed) != 0)
-            .filter(|s| s.peer_incarnation.load(Ordering::Relaxed) != incarnation)
-            .map(Arc::clone)
-            .collect();
-        sessions.retain(|_, s| !stale.iter().any(|old| Arc::ptr_eq(old, s)));
-        drop(sessions);
-        stale.iter().for_each(|old| old.close(Closed::PeerRestarted));
+        self.close_those(peer, |theirs| theirs != incarnation);
+    }
+
+    /// Ends the sessions with such processes of that peer, which are no more.
+    fn close_those(&self, peer: &Identity, gone: impl Fn(u64) -> bool) {
+        let is_gone = |s: &Inner| {
+            let theirs = s.peer_incarnation.load(Ordering::Relaxed);
+            s.peer == *peer && theirs != 0 && gone(theirs)
+        };
+        let mut stale: Vec<_> = self.lock().extract_if(|_, s| is_gone(s)).map(|(_, s)| s).collect();
+        // All are seen to be over before anything hears of it.
+        stale.retain(|old| old.declare_over(Closed::PeerRestarted));
+        stale.iter().for_each(|old| old.end());
     }
 
     fn find(self: &Arc<Self>, peer: &Identity, hello: &Hello) -> Result<Arc<Inner>, (u32, &'static str)> {

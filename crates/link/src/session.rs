@@ -168,16 +168,29 @@ impl Inner {
 
     /// Ends the session; the first reason stays.
     pub fn close(&self, why: Closed) {
-        if self.closed.set(why.clone()).is_err() {
-            return;
+        if self.declare_over(why) {
+            self.end();
         }
+    }
+
+    /// From here on, who looks at the session sees that it is over. Whether it was not already; then [`end`](Self::end) is to follow.
+    pub fn declare_over(&self, why: Closed) -> bool {
+        let first = self.closed.set(why.clone()).is_ok();
+        if first {
+            self.state.send_replace(State::Closed(why));
+        }
+        first
+    }
+
+    /// Ends what hangs on the session. After [`declare_over`](Self::declare_over): whoever hears of the end from a stream finds the session
+    /// closed.
+    pub fn end(&self) {
+        let why = self.closed();
         let number = match why {
             Closed::Expired => code::EXPIRED,
             Closed::PeerRestarted => code::RESTARTED,
             _ => code::CLOSED,
         };
-        // First of all: whoever hears of the end from a stream finds the session closed.
-        self.state.send_replace(State::Closed(why.clone()));
         for slot in &self.slots {
             if let Some(connection) = slot.connection.send_replace(None) {
                 connection.close(number.into(), why.to_string().as_bytes());

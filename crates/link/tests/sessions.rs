@@ -267,8 +267,9 @@ async fn memory_goes_on_with_the_window_of_the_disk_that_has_just_ended() {
     assert!(after < before, "both lanes have the disk's window: {after} of {before} bytes");
 }
 
+/// Whoever is told of it by one session and looks for another one does not find one that is as dead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_of_the_peer_is_noticed() {
+async fn a_restart_of_the_peer_is_noticed_by_all_sessions_at_once() {
     let site = Site::new();
     let cut = Arc::new(AtomicBool::new(false));
     let a = Endpoint::bind(config(), &site.node("a")).unwrap();
@@ -280,11 +281,15 @@ async fn a_restart_of_the_peer_is_noticed() {
     let through = cut_off(at, &cut).await;
     let (ours, theirs) = tokio::join!(a.connect(peer("b", through)), b.accept());
     let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    // One that it began, which this end cannot connect anew, and so hears nothing by.
+    let back = cut_off(a.addresses(), &cut).await;
+    let (begun, other) = tokio::join!(b.connect(peer("a", back)), a.accept());
+    let (begun, other) = (begun.unwrap(), other.unwrap());
     let mut stream = ours.open_stream(Lane::Disk, Priority::Bulk, Bytes::new()).await.unwrap();
     stream.send.write(Bytes::from_static(b"x")).await.unwrap();
     // Killed: the network does not carry its last words.
     cut.store(true, Ordering::Relaxed);
-    drop((theirs, b));
+    drop((theirs, begun, b));
     let (again, node, until) = (Config { listen: at, ..config() }, site.node("b"), Instant::now() + PATIENCE);
     let _b = loop {
         match Endpoint::bind(again.clone(), &node) {
@@ -297,7 +302,9 @@ async fn a_restart_of_the_peer_is_noticed() {
     cut.store(false, Ordering::Relaxed);
     let read = tokio::time::timeout(PATIENCE, stream.recv.read()).await.expect("not noticed");
     assert_eq!(read, Err(StreamError::PeerRestarted));
-    assert_eq!(*ours.state().borrow(), State::Closed(Closed::PeerRestarted));
+    for session in [ours, other] {
+        assert_eq!(*session.state().borrow(), State::Closed(Closed::PeerRestarted));
+    }
 }
 
 /// Only who began a session connects it anew, and that process is gone.

@@ -2,6 +2,7 @@
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub struct Path {
 
 /// IPv4 and UDP.
 const HEADERS: usize = 28;
+/// What waits at an interface while the machine does something else is not lost: only [`Path::queue`] drops anything.
+const SOCKET_BUFFER: usize = 4 << 20;
 
 /// Packets on their way in one direction.
 struct Direction {
@@ -66,11 +69,18 @@ impl Direction {
     }
 }
 
+async fn socket() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let _ = set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER)
+        .or_else(|_| set_socket_recv_buffer_size(&socket, SOCKET_BUFFER));
+    socket
+}
+
 /// Joins whoever speaks to the address that is returned with `to`, by such a path.
 pub async fn join(to: SocketAddr, path: Path, seed: u64) -> SocketAddr {
-    let front = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let front = socket().await;
     let address = front.local_addr().unwrap();
-    let back = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let back = socket().await;
     back.connect(to).await.unwrap();
     tokio::spawn(async move {
         let (mut there, mut here) = (Direction::new(path, seed), Direction::new(path, seed + 1));
