@@ -1,6 +1,6 @@
 //! One dictionary for each trust domain, and no way from one to another.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Who may see each other's contents: a customer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -12,6 +12,8 @@ pub struct Domains<D> {
     most: usize,
     /// The one that was asked for last stands last.
     held: Vec<(TrustDomain, Arc<D>)>,
+    /// Those that had to go, for as long as somebody else holds them: there is never another one of the same domain beside them.
+    gone: Vec<(TrustDomain, Weak<D>)>,
 }
 
 impl<D> Domains<D> {
@@ -19,18 +21,23 @@ impl<D> Domains<D> {
     /// takes, and what those still take that are in use.
     #[must_use]
     pub const fn new(most: usize) -> Self {
-        Self { most, held: vec![] }
+        Self { most, held: vec![], gone: vec![] }
     }
 
     /// The dictionary of a domain; `new` makes it, with a random key of its own, where there is none yet.
     pub fn of(&mut self, domain: &TrustDomain, new: impl FnOnce() -> D) -> Arc<D> {
         let found = match self.held.iter().position(|(name, _)| name == domain) {
             Some(at) => self.held.remove(at),
-            None => (domain.clone(), Arc::new(new())),
+            None => {
+                let used = self.gone.iter().find(|(name, _)| name == domain).and_then(|(_, used)| used.upgrade());
+                (domain.clone(), used.unwrap_or_else(|| Arc::new(new())))
+            }
         };
         if self.held.len() >= self.most.max(1) {
-            self.held.remove(0);
+            let (name, dictionary) = self.held.remove(0);
+            self.gone.push((name, Arc::downgrade(&dictionary)));
         }
+        self.gone.retain(|(name, used)| *name != found.0 && used.strong_count() > 0);
         let dictionary = found.1.clone();
         self.held.push(found);
         dictionary
@@ -39,6 +46,7 @@ impl<D> Domains<D> {
     /// Forgets a domain: nothing of it is here any more.
     pub fn forget(&mut self, domain: &TrustDomain) {
         self.held.retain(|(name, _)| name != domain);
+        self.gone.retain(|(name, _)| name != domain);
     }
 }
 
@@ -70,7 +78,13 @@ mod tests {
         // A third takes the place of the one that was not asked for longest.
         assert_eq!(of("c", 3).1, 2);
         assert_eq!(of("a", 9).0.lock().unwrap().place(&digest), Some(Place(5)));
-        assert!(!Arc::ptr_eq(&of("b", 2).0, &b));
+        // It is found again for as long as somebody uses it.
+        assert!(Arc::ptr_eq(&of("b", 2).0, &b));
+        assert_eq!((of("a", 9).1, of("c", 3).1), (2, 2));
+        let gone = Arc::downgrade(&b);
+        drop(b);
+        assert!(gone.upgrade().is_none(), "nobody uses it, and it is held");
+        assert_eq!(of("b", 2).1, 2);
         domains.forget(&TrustDomain("b".to_owned()));
         assert_eq!(domains.held.len(), 1);
     }

@@ -1,4 +1,4 @@
-//! One bit rate shared by all lanes of a session: a token bucket that is drawn by priority.
+//! One bit rate shared by all lanes of all sessions with a peer: a token bucket that is drawn by priority.
 //!
 //! No clock and no tasks: time is a [`Duration`] since any fixed moment, and comes in with every call. A grant may
 //! overdraw the bucket, which is then closed until the debt is paid: so a large piece needs no waiting for a large

@@ -1,5 +1,6 @@
 //! Listening and connecting: from QUIC connections to sessions.
 
+use crate::limiter::Limiter;
 use crate::session::{Inner, final_word};
 use crate::transport::{self, local, node_at, refusal};
 use crate::wire::{Hello, Welcome, code};
@@ -7,7 +8,7 @@ use crate::{Addresses, Closed, Config, Lane, LinkError, Peer, Session, State};
 use godwit_trust::{Credentials, Identity, PeerError};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,8 @@ struct Shared {
     incarnation: u64,
     /// Every session here, accepted or connected.
     sessions: Mutex<HashMap<(Identity, u128), Arc<Inner>>>,
+    /// What is sent to a peer is limited by one, whatever sessions there are with it.
+    limiters: Mutex<HashMap<Identity, Weak<Limiter>>>,
     over: CancellationToken,
     ready: mpsc::Sender<Session>,
 }
@@ -66,8 +69,8 @@ impl Endpoint {
         let incarnation = random_u64()?.max(1);
         let over = CancellationToken::new();
         let credentials = credentials.clone();
-        let shared =
-            Arc::new(Shared { config, credentials, lanes, incarnation, sessions: Mutex::default(), over, ready });
+        let (sessions, limiters) = (Mutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { config, credentials, lanes, incarnation, sessions, limiters, over, ready });
         for lane in Lane::ALL {
             tokio::spawn(Arc::clone(&shared).listen(lane));
         }
@@ -88,7 +91,7 @@ impl Endpoint {
     pub async fn connect(&self, peer: Peer) -> Result<Session, LinkError> {
         let shared = &self.shared;
         let id = u128::from(random_u64()?) << 64 | u128::from(random_u64()?);
-        let inner = Inner::new(id, peer.identity.clone(), true, 0, shared.config.clone());
+        let inner = Inner::new(id, shared.limited(&peer.identity), true, 0, shared.config.clone());
         let session = Session::new(Arc::clone(&inner));
         let start = Instant::now();
         // Control first: it learns who the peer is, before the others insist on that one.
@@ -148,6 +151,19 @@ impl Endpoint {
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(Identity, u128), Arc<Inner>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A peer, and what limits what is sent to it.
+    fn limited(&self, peer: &Identity) -> (Identity, Arc<Limiter>) {
+        let mut limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
+        limiters.retain(|_, limiter| limiter.strong_count() > 0);
+        let known = limiters.get(peer).and_then(Weak::upgrade);
+        let limiter = known.unwrap_or_else(|| {
+            let new = Limiter::new();
+            limiters.insert(peer.clone(), Arc::downgrade(&new));
+            new
+        });
+        (peer.clone(), limiter)
     }
 
     /// Has the session closed with the endpoint, and forgets it when it is over.
@@ -302,7 +318,8 @@ impl Shared {
             None if hello.peer != 0 => Err((code::EXPIRED, "the session was given up")),
             None if full => Err((code::BUSY, "too many sessions")),
             None => {
-                let inner = Inner::new(hello.session, peer.clone(), false, hello.incarnation, self.config.clone());
+                let (limited, config) = (self.limited(peer), self.config.clone());
+                let inner = Inner::new(hello.session, limited, false, hello.incarnation, config);
                 self.keep(&inner);
                 let (ready, orphan) = (self.ready.clone(), self.config.orphan);
                 let held = Arc::clone(&inner);

@@ -1,18 +1,18 @@
-//! The clock and the waiting around [`Budget`]: one task per session hands out its grants.
+//! The clock and the waiting around [`Budget`]: one task per peer hands out its grants, to the streams of all sessions with that.
 
 use crate::Priority;
 use crate::budget::{Budget, Ticket};
 use godwit_units::{BitRate, Bytes};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
-/// Shared by all streams of a session.
+/// Shared by all streams of all sessions with a peer.
 #[derive(Debug)]
 pub struct Limiter {
     inner: Mutex<Inner>,
-    changed: Notify,
+    changed: Arc<Notify>,
     start: Instant,
 }
 
@@ -50,9 +50,13 @@ impl Drop for Grant {
 }
 
 impl Limiter {
+    /// Within a tokio runtime.
     pub fn new() -> Arc<Self> {
         let inner = Inner { budget: Budget::new(), waiting: HashMap::new() };
-        Arc::new(Self { inner: Mutex::new(inner), changed: Notify::new(), start: Instant::now() })
+        let changed = Arc::new(Notify::new());
+        let this = Arc::new(Self { inner: Mutex::new(inner), changed: Arc::clone(&changed), start: Instant::now() });
+        tokio::spawn(hand_out(Arc::downgrade(&this), changed));
+        this
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -79,26 +83,34 @@ impl Limiter {
         Some(Grant { limiter: Arc::clone(self), ticket, granted, bytes })
     }
 
-    /// Hands out grants, for ever.
-    pub async fn run(self: Arc<Self>) {
-        loop {
-            let wait = {
-                let mut inner = self.lock();
-                let now = self.start.elapsed();
-                while let Some(ticket) = inner.budget.poll(now) {
-                    if let Some(tell) = inner.waiting.remove(&ticket) {
-                        let _ = tell.send(());
-                    }
-                }
-                inner.budget.wait(now)
-            };
-            match wait {
-                None => self.changed.notified().await,
-                Some(time) => {
-                    tokio::select! {
-                        () = self.changed.notified() => {}
-                        () = tokio::time::sleep(time) => {}
-                    }
+    /// Hands out what there is; how long until there is more, where that is known.
+    fn grant(&self) -> Option<Duration> {
+        let mut inner = self.lock();
+        let now = self.start.elapsed();
+        while let Some(ticket) = inner.budget.poll(now) {
+            if let Some(tell) = inner.waiting.remove(&ticket) {
+                let _ = tell.send(());
+            }
+        }
+        inner.budget.wait(now)
+    }
+}
+
+impl Drop for Limiter {
+    fn drop(&mut self) {
+        self.changed.notify_one();
+    }
+}
+
+/// Hands out grants for as long as the limiter is there.
+async fn hand_out(limiter: Weak<Limiter>, changed: Arc<Notify>) {
+    while let Some(wait) = limiter.upgrade().map(|limiter| limiter.grant()) {
+        match wait {
+            None => changed.notified().await,
+            Some(time) => {
+                tokio::select! {
+                    () = changed.notified() => {}
+                    () = tokio::time::sleep(time) => {}
                 }
             }
         }

@@ -65,6 +65,20 @@ struct Slot {
     past: Mutex<LaneCounters>,
 }
 
+impl Slot {
+    /// Ends the connection, if there is one, with the session's last word.
+    fn part(&self, why: &Closed) {
+        let number = match why {
+            Closed::Expired => code::EXPIRED,
+            Closed::PeerRestarted => code::RESTARTED,
+            _ => code::CLOSED,
+        };
+        if let Some(connection) = self.connection.send_replace(None) {
+            connection.close(number.into(), why.to_string().as_bytes());
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Entry {
     shared: Arc<Shared>,
@@ -102,11 +116,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
-    pub fn new(id: u128, peer: Identity, initiator: bool, incarnation: u64, config: Config) -> Arc<Self> {
+    pub fn new(
+        id: u128,
+        (peer, limiter): (Identity, Arc<Limiter>),
+        initiator: bool,
+        incarnation: u64,
+        config: Config,
+    ) -> Arc<Self> {
         let (accept_in, accept_out) = mpsc::channel(BACKLOG);
         let (request_in, request_out) = mpsc::channel(BACKLOG);
         let (message_in, message_out) = mpsc::channel(MESSAGES);
-        let inner = Arc::new(Self {
+        Arc::new(Self {
             id,
             peer,
             initiator,
@@ -120,17 +140,14 @@ impl Inner {
             windows: Arc::default(),
             streams: Mutex::default(),
             next: AtomicU64::new(0),
-            limiter: Limiter::new(),
+            limiter,
             accept_in,
             accept_out: AsyncMutex::new(accept_out),
             request_in,
             request_out: AsyncMutex::new(request_out),
             message_in,
             message_out: AsyncMutex::new(message_out),
-        });
-        let limiter = Arc::clone(&inner.limiter).run();
-        inner.spawn(limiter);
-        inner
+        })
     }
 
     /// A task that ends with the session.
@@ -186,16 +203,7 @@ impl Inner {
     /// closed.
     pub fn end(&self) {
         let why = self.closed();
-        let number = match why {
-            Closed::Expired => code::EXPIRED,
-            Closed::PeerRestarted => code::RESTARTED,
-            _ => code::CLOSED,
-        };
-        for slot in &self.slots {
-            if let Some(connection) = slot.connection.send_replace(None) {
-                connection.close(number.into(), why.to_string().as_bytes());
-            }
-        }
+        self.slots.iter().for_each(|slot| slot.part(&why));
         for (_, entry) in lock(&self.streams).drain() {
             entry.shared.fail(StreamError::of(why.clone()));
         }
@@ -203,8 +211,9 @@ impl Inner {
     }
 
     fn refresh(&self) {
-        let up = self.slots.iter().all(|slot| slot.connection.borrow().is_some());
-        self.state.send_if_modified(|state| match (&*state, up) {
+        // Looked at under the state's lock: of two lanes that change at once the one that comes last sees both.
+        let up = || self.slots.iter().all(|slot| slot.connection.borrow().is_some());
+        self.state.send_if_modified(|state| match (&*state, up()) {
             (State::Down { since }, true) => {
                 *lock(&self.down_before) += since.elapsed();
                 *state = State::Up;
@@ -236,6 +245,10 @@ impl Inner {
         lock(&slot.past).connections += 1;
         if let Some(old) = slot.connection.send_replace(Some(connection.clone())) {
             old.close(code::REPLACED.into(), b"a newer connection came");
+        }
+        if let Some(why) = self.closed.get() {
+            // `end` may have emptied the slot before.
+            slot.part(why);
         }
         self.refresh();
         let inner = Arc::clone(self);
@@ -292,7 +305,8 @@ impl Inner {
         let Attach { id, kind, priority, received, hello } = attach;
         let (to_task, new) = {
             let mut streams = lock(&self.streams);
-            if self.opens(id) || self.over.is_cancelled() {
+            // Under the lock: `end` fails every stream that is in the table, after the reason has been set.
+            if self.opens(id) || self.closed.get().is_some() {
                 let _ = send.reset(code::PROTOCOL.into());
                 return;
             }
@@ -390,7 +404,10 @@ impl Session {
     /// How long it was down in all, the first connecting included.
     #[must_use]
     pub fn down_time(&self) -> Duration {
-        *lock(&self.inner().down_before) + self.down_for().unwrap_or_default()
+        // One after the other: `refresh` takes the second lock within the first.
+        let now = self.down_for().unwrap_or_default();
+        let before = *lock(&self.inner().down_before);
+        before + now
     }
 
     /// QUIC's estimate of the control lane's round trip; `None` while that is down.
@@ -423,8 +440,8 @@ impl Session {
         counters
     }
 
-    /// Limits what *we* send on the disk and memory lanes together, from now on; `None` lifts it. Counts as
-    /// [`budget`](crate::budget) says.
+    /// Limits what *we* send to this peer on the disk and memory lanes of all sessions together, from now on; `None` lifts it. Counts
+    /// as [`budget`](crate::budget) says.
     pub fn set_limit(&self, rate: Option<BitRate>) {
         self.inner().limiter.set_rate(rate);
     }

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
 /// How long a small acknowledgement waits for company.
 const ACK_DELAY: Duration = Duration::from_millis(10);
@@ -114,6 +115,13 @@ impl SendHalf {
     /// How many bytes may be unread by the peer's application: at least the bandwidth-delay product.
     pub fn set_window(&mut self, window: Amount) {
         self.flow().set_window(window);
+    }
+
+    /// What we send on it from now on, acknowledgements of what comes included, goes before or behind other streams in this way. What the peer
+    /// sends stays as it is. A half that only answers may go first: what comes by the stream would wait for its acknowledgements.
+    pub fn set_priority(&self, priority: Priority) {
+        self.shared.lock().ours = priority;
+        self.shared.driver.notify_one();
     }
 
     /// Gives the stream up, both directions. `u32::MAX` is what a dropped half says.
@@ -256,6 +264,7 @@ pub struct Shared {
     pub id: u64,
     pub lane: Lane,
     pub kind: Kind,
+    /// As it was opened.
     pub priority: Priority,
     pub hello: Bytes,
     core: Mutex<Core>,
@@ -268,6 +277,8 @@ pub struct Shared {
 
 #[derive(Debug)]
 struct Core {
+    /// Of what we send.
+    ours: Priority,
     out: Outgoing,
     inc: Incoming,
     /// Received, not yet read; bounded by `inc`'s limit.
@@ -334,11 +345,19 @@ enum Step {
     Dead,
 }
 
+/// Waits for a moment; for ever, if there is none.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Shared {
     pub fn new(id: u64, lane: Lane, attach: (Kind, Priority, Bytes), window: u64, limit: u64) -> Arc<Self> {
         let (kind, priority, hello) = attach;
         let (out, inc) = (Outgoing::new(window), Incoming::new(limit));
-        let core = Core { out, inc, queue: VecDeque::new(), error: None, reset: None, discard: false };
+        let core = Core { ours: priority, out, inc, queue: VecDeque::new(), error: None, reset: None, discard: false };
         let (core, driver, writer, reader) = (Mutex::new(core), Notify::new(), Notify::new(), Notify::new());
         Arc::new(Self { id, lane, kind, priority, hello, core, driver, writer, reader })
     }
@@ -411,7 +430,7 @@ impl Shared {
         connection: &quinn::Connection,
     ) -> Result<((quinn::SendStream, quinn::RecvStream), u64), Ended> {
         let (mut send, mut recv) = connection.open_bi().await.map_err(|_| Ended::Lost)?;
-        let _ = send.set_priority(self.priority as i32);
+        let _ = send.set_priority(self.lock().ours as i32);
         let received = self.lock().inc.resume();
         let (id, kind, priority, hello) = (self.id, self.kind, self.priority, self.hello.clone());
         let attach = Attach { id, kind, priority, received, hello };
@@ -430,7 +449,7 @@ impl Shared {
     /// The acceptor's task: carries it over whatever the opener attaches.
     pub async fn drive_accepted(self: Arc<Self>, link: Arc<Inner>, mut carriers: mpsc::Receiver<Carrier>) {
         while let Some((mut send, recv, received)) = carriers.recv().await {
-            let _ = send.set_priority(self.priority as i32);
+            let _ = send.set_priority(self.lock().ours as i32);
             let ours = self.lock().inc.resume();
             let ended = match send.write_all(&ours.to_be_bytes()).await {
                 Ok(()) => self.carry(&link, (send, recv), received).await,
@@ -489,25 +508,38 @@ impl Shared {
 
     async fn transmit(&self, link: &Inner, send: &mut quinn::SendStream) -> Ended {
         let mut grant = None;
+        // By when what has come is to be acknowledged.
+        let mut ack_by = None;
+        let mut priority = None;
         loop {
+            let ours = self.lock().ours;
+            if priority.replace(ours) != Some(ours) {
+                let _ = send.set_priority(ours as i32);
+            }
             let frames = match self.step() {
                 Step::Write(frames) => frames,
                 Step::Data(unsent) => {
                     let wanted = unsent.min(crate::resume::MAX_CHUNK);
                     if grant.is_none() && self.lane != Lane::Control {
-                        grant = link.limiter().ask(self.priority, wanted);
+                        grant = link.limiter().ask(ours, wanted);
                     }
-                    let mut left = wanted;
+                    let (mut left, mut is_granted) = (wanted, true);
                     if let Some(waiting) = &mut grant {
+                        let due = self.ack_due(&mut ack_by);
                         tokio::select! {
                             () = waiting.wait() => left = waiting.bytes,
+                            () = at(due) => is_granted = false,
                             // An acknowledgement may be due, or the stream over.
                             () = self.driver.notified() => continue,
                         }
                     }
-                    grant = None;
                     let mut core = self.lock();
                     let mut frames: Vec<Frame> = core.inc.ack().into_iter().collect();
+                    if is_granted {
+                        grant = None;
+                    } else {
+                        left = 0;
+                    }
                     while left > 0
                         && let Some(frame @ Frame::Data { .. }) =
                             (core.out.unsent() > 0).then(|| core.out.next(left)).flatten()
@@ -520,8 +552,9 @@ impl Shared {
                     frames
                 }
                 Step::AckSoon => {
+                    let due = self.ack_due(&mut ack_by);
                     tokio::select! {
-                        () = tokio::time::sleep(ACK_DELAY) => self.lock().inc.ack().into_iter().collect(),
+                        () = at(due) => self.lock().inc.ack().into_iter().collect(),
                         () = self.driver.notified() => continue,
                     }
                 }
@@ -541,6 +574,9 @@ impl Shared {
             };
             let mut pieces = Vec::with_capacity(2 * frames.len());
             for frame in frames {
+                if matches!(frame, Frame::Ack { .. }) {
+                    ack_by = None;
+                }
                 pieces.push(wire::head(&frame));
                 if let Frame::Data { data, .. } = frame {
                     pieces.push(data);
@@ -550,6 +586,16 @@ impl Shared {
                 return self.broken(&error.to_string(), matches!(error, quinn::WriteError::ConnectionLost(_)));
             }
         }
+    }
+
+    /// When an acknowledgement is due, if one is: [`ACK_DELAY`] after the first byte that it is for, whatever comes meanwhile.
+    fn ack_due(&self, by: &mut Option<Instant>) -> Option<Instant> {
+        if self.lock().inc.has_news() {
+            by.get_or_insert_with(|| Instant::now() + ACK_DELAY);
+        } else {
+            *by = None;
+        }
+        *by
     }
 
     fn is_ours(&self, link: &Inner) -> bool {

@@ -406,6 +406,48 @@ async fn a_limit_holds_can_be_changed_and_does_not_hold_up_requests() {
     }
 }
 
+/// A cut can leave two sessions between two nodes, with work on both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_is_one_for_all_sessions_with_a_peer() {
+    let site = Site::new();
+    let (a, b, first, _theirs) = pair(&site).await;
+    let (second, theirs) = tokio::join!(a.connect(peer("b", b.addresses())), b.accept());
+    let (second, theirs) = (second.unwrap(), theirs.unwrap());
+    first.set_limit(Some(BitRate::from_mbit(8.0)));
+    let mut stream = second.open_stream(Lane::Disk, Priority::Bulk, Bytes::new()).await.unwrap();
+    let (_, _, mut other) = theirs.accept_stream().await.unwrap();
+    let began = Instant::now();
+    let reads = async { while other.recv.read().await.unwrap().is_some() {} };
+    tokio::join!(
+        async {
+            stream.send.write(Bytes::from(vec![7; 1 << 20])).await.unwrap();
+            stream.send.finish().unwrap();
+        },
+        reads
+    );
+    assert!(began.elapsed() > Duration::from_millis(900), "a MiB at 8 Mbit/s took {:?}", began.elapsed());
+}
+
+/// What trickles in is acknowledged while it does, not when it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_without_a_pause_is_acknowledged_in_time() {
+    let site = Site::new();
+    let (_a, _b, ours, theirs) = pair(&site).await;
+    let mut stream = ours.open_stream(Lane::Disk, Priority::Bulk, Bytes::new()).await.unwrap();
+    let (_, _, mut other) = theirs.accept_stream().await.unwrap();
+    tokio::spawn(async move { while let Ok(Some(_)) = other.recv.read().await {} });
+    let flow = stream.send.flow();
+    let (mut sent, mut longest) = (0, 0);
+    for _ in 0..300 {
+        stream.send.write(Bytes::from_static(&[7; 100])).await.unwrap();
+        sent += 100;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        longest = longest.max(sent - flow.counters().acknowledged.0);
+    }
+    // A hundred milliseconds' worth of it.
+    assert!(longest < 6000, "{longest} of {sent} bytes waited for their acknowledgement");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_arrive_and_the_last_holder_closes_the_session() {
     let site = Site::new();

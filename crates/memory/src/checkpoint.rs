@@ -39,6 +39,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 const TAG: usize = 16;
 /// A sealed page: nonce, tag, content.
@@ -52,6 +53,11 @@ const TABLE: u64 = u64::MAX;
 const MOST_SEALS: u64 = 1 << 30;
 /// Slots read at once.
 const AT_ONCE: u64 = 64;
+/// So many bytes are written between two looks at how much is free.
+const LOOK_EVERY: u64 = 16 << 20;
+/// Threads that look at what is kept, and the pages that one of them looks at before it asks whether that is still wanted.
+const LOOKERS: usize = 4;
+const PIECE: usize = 4096;
 /// Neighbouring slots written at once, at most: pages come in the order of their places for the most part, and a call for each is dearer
 /// than its sealing.
 const RUN: usize = 16;
@@ -110,6 +116,9 @@ pub struct Checkpoint {
     /// Each block's first slot.
     firsts: Vec<u64>,
     sealed: u64,
+    /// What the disk is to have free, and how much was written since that was looked at.
+    floor: u64,
+    unlooked: u64,
     trouble: Option<io::Error>,
     slot: Vec<u8>,
     run: Run,
@@ -171,6 +180,8 @@ impl Checkpoint {
             blocks: vec![],
             firsts: vec![],
             sealed: 0,
+            floor: 0,
+            unlooked: 0,
             trouble: None,
             slot: vec![0; SLOT],
             run: Run::default(),
@@ -181,6 +192,14 @@ impl Checkpoint {
             None => this.file.set_len(0)?,
         }
         Ok(this)
+    }
+
+    /// Nothing more is kept once the file's disk has less than `floor` bytes free ([`io::ErrorKind::QuotaExceeded`]): others need room as
+    /// well, and may have seen the same.
+    #[must_use]
+    pub const fn leaving(mut self, floor: u64) -> Self {
+        self.floor = floor;
+        self
     }
 
     /// Nothing more is kept; what is can be read.
@@ -196,41 +215,68 @@ impl Checkpoint {
         self.trouble.as_ref()
     }
 
-    /// Looks at every page that is kept, and tells those whose seals hold. Reads the whole file: some seconds for a few
-    /// gigabytes.
+    /// Looks at every page that is kept, and tells those whose seals hold. Reads the whole file, by [`LOOKERS`] at once: a second for a few
+    /// gigabytes, if the disk can. `None`: the answer is not `wanted` any more, which is asked every 16 MiB.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn holding(&mut self) -> io::Result<Holding> {
+    pub fn holding(&mut self, wanted: &(dyn Fn() -> bool + Sync)) -> io::Result<Option<Holding>> {
         self.write_run();
-        let mut marks: Vec<Vec<Mark>> = self.blocks.iter().map(|b| vec![0; b.pages as usize]).collect();
-        let mut buffer = vec![0; AT_ONCE as usize * SLOT];
+        let this = &*self;
+        let mut marks: Vec<Vec<Mark>> = this.blocks.iter().map(|b| vec![0; b.pages as usize]).collect();
+        let mut pieces = vec![];
         for (block, marks) in marks.iter_mut().enumerate() {
-            let (mut page, pages) = (0, marks.len() as u64);
-            while page < pages {
-                page = page.max(self.data_from(block, page)?);
-                let count = AT_ONCE.min(pages.saturating_sub(page));
-                let bytes = &mut buffer[..count as usize * SLOT];
-                // What lies behind the end of the file was never kept.
-                let n = read_up_to(&self.file, bytes, self.offset(Place { block, page }))?;
-                for (i, slot) in bytes[..n].chunks_exact_mut(SLOT).enumerate() {
-                    let place = Place { block, page: page + i as u64 };
-                    if let Some(content) = self.unseal(place, slot) {
-                        marks[place.page as usize] = mark(&self.marks, content);
-                    }
-                }
-                page += count.max(1);
-            }
+            pieces.extend((0..).step_by(PIECE).zip(marks.chunks_mut(PIECE)).map(|(page, marks)| (block, page, marks)));
         }
-        Ok(Holding { blocks: self.blocks.clone(), marks })
+        let left = Mutex::new(pieces);
+        let look = || {
+            let mut buffer = vec![0; AT_ONCE as usize * SLOT];
+            while wanted() {
+                let next = left.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                let Some((block, page, marks)) = next else { return Ok(true) };
+                this.look(Place { block, page }, marks, &mut buffer)?;
+            }
+            io::Result::Ok(false)
+        };
+        let all = std::thread::scope(|scope| {
+            let lookers: Vec<_> = (0..LOOKERS).map(|_| scope.spawn(look)).collect();
+            lookers
+                .into_iter()
+                .try_fold(true, |all, looker| Ok::<_, io::Error>(looker.join().expect("no look panics")? && all))
+        })?;
+        drop(left);
+        Ok(all.then(|| Holding { blocks: self.blocks.clone(), marks }))
+    }
+
+    /// The marks of the pages from this one on.
+    fn look(&self, from: Place, marks: &mut [Mark], buffer: &mut [u8]) -> io::Result<()> {
+        let (mut at, pages) = (0, marks.len() as u64);
+        loop {
+            at = at.max(self.data_from(from.block, from.page + at)?.saturating_sub(from.page));
+            let count = AT_ONCE.min(pages.saturating_sub(at));
+            if count == 0 {
+                return Ok(());
+            }
+            let bytes = &mut buffer[..count as usize * SLOT];
+            // What lies behind the end of the file was never kept.
+            let n = read_up_to(&self.file, bytes, self.offset(Place { page: from.page + at, ..from }))?;
+            for (i, slot) in bytes[..n].chunks_exact_mut(SLOT).enumerate() {
+                let place = Place { page: from.page + at + i as u64, ..from };
+                if let Some(content) = self.unseal(place, slot) {
+                    marks[at as usize + i] = mark(&self.marks, content);
+                }
+            }
+            at += count;
+        }
     }
 
     /// Keeps all of a guest's RAM as it stands still, for when it comes back: a stream of the guest's had this layout. How many pages; zeroes
-    /// are not kept, and nor is anything that could be started: no device's state.
+    /// are not kept, and nor is anything that could be started: no device's state. Once it is not `wanted` any more it ends with
+    /// [`io::ErrorKind::Interrupted`], and what is there by then is kept.
     ///
     /// # Errors
     /// When RAM cannot be read, or the file not be written: then there is no checkpoint.
-    pub fn take(&mut self, layout: &Layout, ram: &Witness) -> io::Result<u64> {
+    pub fn take(&mut self, layout: &Layout, ram: &Witness, wanted: &dyn Fn() -> bool) -> io::Result<u64> {
         let Some(block) = layout.0.iter().position(|block| ram.is_of(&block.name)) else {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
@@ -245,6 +291,10 @@ impl Checkpoint {
             if content.iter().any(|byte| *byte != 0) {
                 self.keep(Place { block, page }, content);
                 kept += 1;
+            }
+            if !wanted() {
+                self.write_run();
+                return Err(io::ErrorKind::Interrupted.into());
             }
             self.trouble.take().map_or(Ok(()), Err)
         })?;
@@ -299,8 +349,16 @@ impl Checkpoint {
             return;
         }
         let written = self.file.write_all_at(&self.run.slots, self.run.at);
+        self.unlooked += self.run.slots.len() as u64;
         self.run.slots.clear();
         self.note(written);
+        if self.floor > 0 && self.unlooked >= LOOK_EVERY {
+            self.unlooked = 0;
+            let free = rustix::fs::fstatvfs(&self.file).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
+            if free < self.floor {
+                self.note(Err(io::ErrorKind::QuotaExceeded.into()));
+            }
+        }
     }
 
     /// A page that is kept; `None` if its seal does not hold.
@@ -552,12 +610,14 @@ mod tests {
                 assert_eq!(checkpoint.page(Place { block, page }).unwrap(), Some(content(n)), "{block} {page}");
             }
         }
-        assert_eq!(checkpoint.holding().unwrap().pages(), last.len() as u64);
+        let pages = |checkpoint: &mut Checkpoint| checkpoint.holding(&|| true).unwrap().unwrap().pages();
+        assert_eq!(pages(&mut checkpoint), last.len() as u64);
+        assert_eq!(checkpoint.holding(&|| false).unwrap(), None);
         checkpoint.keep(Place { block: 1, page: 70 }, &content(1000));
         last.insert((1, 70), 1000);
         drop(checkpoint);
         let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
-        assert_eq!(checkpoint.holding().unwrap().pages(), last.len() as u64);
+        assert_eq!(pages(&mut checkpoint), last.len() as u64);
         for ((block, page), n) in last {
             assert_eq!(checkpoint.page(Place { block, page }).unwrap(), Some(content(n)), "{block} {page}");
         }
@@ -570,5 +630,20 @@ mod tests {
         let mut nonces = Nonces::new();
         let drawn: BTreeSet<_> = (0..1000).map(|_| nonces.next().unwrap()).collect();
         assert_eq!(drawn.len(), 1000);
+    }
+
+    #[test]
+    fn nothing_more_is_kept_once_the_disk_has_less_free_than_others_need() {
+        let folder = tempfile::tempdir().unwrap();
+        let pages = LOOK_EVERY / SLOT as u64 + 100;
+        for (floor, kept) in [(1, true), (u64::MAX, false)] {
+            let path = folder.path().join(floor.to_string());
+            let mut checkpoint = Checkpoint::open(&path, &CheckpointKey::random()).unwrap().leaving(floor);
+            checkpoint.begin(&[Block { name: b"a".to_vec(), pages }]);
+            (0..pages).for_each(|page| checkpoint.keep(Place { block: 0, page }, &content(1)));
+            assert_eq!(checkpoint.trouble().is_none(), kept);
+            // What is there already is of use.
+            assert!(checkpoint.page(Place { block: 0, page: 0 }).unwrap().is_some());
+        }
     }
 }

@@ -30,7 +30,8 @@
 //! encoder knows how far it is behind, and lacks room from half of that on, until the decoder says that it has worked off what waited.
 //!
 //! *Nearly all are wrong*: the destination does not have the disks that it was thought to have. After [`PATIENCE`] such groups, if
-//! they are more than one in eight, no more references are made.
+//! they are more than one in eight, no more references are made; to the memory of neighbours, which is judged apart, if they are more than one
+//! in 32.
 //!
 //! *The guest stands still.* Then nobody wants to wait for a round trip: [`Encoder::stop_referring`](crate::Encoder::stop_referring) is
 //! called before the stop. What is under way at that moment may still have to be asked for; that is a few milliseconds' worth.
@@ -48,8 +49,9 @@ pub const RING: usize = 64 << 20;
 pub const MAX_WAITING: usize = 64 << 20;
 /// Groups that may be wrong before it is asked whether it is worth it.
 pub const PATIENCE: u64 = 64;
-/// One in so many groups may be wrong for ever.
-const TOLERATED: u64 = 8;
+/// One in so many groups may be wrong for ever: of those that name disks only, and of those that name a neighbour's memory, which goes on being
+/// written, or is gone with its guest. Each costs a round trip.
+const TOLERATED: [u64; 2] = [8, 32];
 /// The decoder says how far it is after so many pages: often enough that a ring never fills for want of a word.
 pub(crate) const TELL_EVERY: u64 = (RING / PAGE_SIZE / 16) as u64;
 /// So many pages are referred to before they are made to leave the encoder, where they take next to no room: a reference ages.
@@ -171,6 +173,11 @@ pub enum Feedback {
     Missing(u64),
 }
 
+/// Whether a spot is on a disk, or in a neighbour's memory.
+fn kind(spot: Spot) -> usize {
+    usize::from(spot.disk >= NEIGHBOURS)
+}
+
 /// The key of a stream's digests, and what they are.
 pub(crate) fn checksum(key: &[u8; 32], contents: &[u8]) -> [u8; CHECKSUM] {
     let hash = blake3::keyed_hash(key, contents);
@@ -181,7 +188,8 @@ pub(crate) fn checksum(key: &[u8; 32], contents: &[u8]) -> [u8; CHECKSUM] {
 pub(crate) struct Referring {
     finder: Box<dyn Finder>,
     key: [u8; 32],
-    on: bool,
+    /// Whether disks are referred to, and neighbours.
+    on: [bool; 2],
     open: Group,
     /// The spot behind the last one that was referred to.
     next: Spot,
@@ -191,7 +199,8 @@ pub(crate) struct Referring {
     ring_bytes: usize,
     /// As many bytes as it may have.
     room: usize,
-    missing: u64,
+    /// Groups of each kind that were made, and were wrong.
+    judged: [(u64, u64); 2],
     /// How much had gone over the wire before the group at which the decoder stood still last; none: it has caught up since.
     stood: Option<u64>,
 }
@@ -199,6 +208,7 @@ pub(crate) struct Referring {
 /// A group that the decoder is not known to be past.
 struct Sent {
     contents: Vec<u8>,
+    kind: usize,
     /// How much had gone over the wire before it.
     behind: u64,
 }
@@ -222,14 +232,14 @@ impl Referring {
         Self {
             finder,
             key,
-            on: true,
+            on: [true; 2],
             open: Group::default(),
             next: Spot::from_number(0),
             past: 0,
             ring: VecDeque::new(),
             ring_bytes: 0,
             room,
-            missing: 0,
+            judged: [(0, 0); 2],
             stood: None,
         }
     }
@@ -239,12 +249,12 @@ impl Referring {
     }
 
     pub(crate) fn stop(&mut self) {
-        self.on = false;
+        self.on = [false; 2];
     }
 
     /// Whether it refers to anything any more.
     pub(crate) fn is_on(&self) -> bool {
-        self.on
+        self.on != [false; 2]
     }
 
     /// Whether `bytes` more would be too many.
@@ -255,12 +265,13 @@ impl Referring {
     /// A block that has these contents: compared, not guessed. The one behind the last is preferred, because a longer run costs
     /// less than another one.
     pub(crate) fn find(&mut self, content: &PageBytes) -> Option<Spot> {
-        if !self.on {
+        if !self.is_on() {
             return None;
         }
         let found = self.finder.find(content)?;
         let next = Some(self.next).filter(|next| *next != found);
-        next.into_iter().chain([found]).find(|spot| self.finder.holds(*spot, content))
+        let on = |spot: &Spot| self.on[kind(*spot)];
+        next.into_iter().chain([found]).filter(on).find(|spot| self.finder.holds(*spot, content))
     }
 
     /// The next page of the open group.
@@ -288,7 +299,9 @@ impl Referring {
         }
         ops.extend_from_slice(&checksum(&self.key, &group.contents));
         self.ring_bytes += group.contents.len();
-        self.ring.push_back(Sent { contents: group.contents, behind });
+        let kind = group.runs.iter().map(|(first, _)| kind(*first)).max().unwrap_or(0);
+        self.judged[kind].0 += 1;
+        self.ring.push_back(Sent { contents: group.contents, kind, behind });
     }
 
     /// Whether so much has gone over the wire since the decoder stood still that it may not bear much more. As long as it says that it stands
@@ -332,11 +345,14 @@ impl Referring {
             return Err(Unknown(group));
         }
         self.past(group)?;
-        self.missing += 1;
-        if self.missing > PATIENCE && self.missing * TOLERATED > self.made() {
-            self.on = false;
+        let Sent { contents, kind, behind } = self.ring.pop_front().expect("it was just seen to be among them");
+        let (made, missing) = &mut self.judged[kind];
+        *missing += 1;
+        if *missing > PATIENCE && *missing * TOLERATED[kind] > *made {
+            self.on[kind] = false;
+            // Where there are no neighbours nothing need be looked for any more.
+            self.on[1] &= self.judged[1].0 > 0;
         }
-        let Sent { contents, behind } = self.ring.pop_front().expect("it was just seen to be among them");
         self.ring_bytes -= contents.len();
         self.past += 1;
         self.stood = Some(behind);

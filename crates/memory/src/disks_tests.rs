@@ -3,7 +3,7 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use crate::disks::{PATIENCE, RING};
+use crate::disks::{NEIGHBOURS, PATIENCE, RING};
 use crate::{
     Blocks, Config, Decoder, Encoder, Feedback, Finder, Limits, PAGE_SIZE, PageBytes, PageKey, Progress, Resends, Spot,
     SpotTable, StreamError, WireError, format,
@@ -330,6 +330,46 @@ fn a_destination_without_the_disks_is_found_out_after_some_round_trips() {
     assert_eq!(pair.out, raw);
     assert!((PATIENCE * 8..PATIENCE * 20).contains(&progress.missing_pages), "{progress:?}");
     assert_eq!(progress.disk_pages, progress.missing_pages);
+}
+
+/// A disk, and a guest that was at the destination and is gone: every other 64 pages are thought to be in its memory.
+struct Neighbour(Box<Seen>);
+
+/// Where they are thought to be.
+fn thought(block: u32) -> u8 {
+    if block / 64 % 2 == 0 { 0 } else { NEIGHBOURS }
+}
+
+impl Blocks for Neighbour {
+    fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        first.disk == thought(first.block) && self.0.read(Spot { disk: 0, ..first }, into)
+    }
+}
+
+impl Finder for Neighbour {
+    fn find(&self, content: &PageBytes) -> Option<Spot> {
+        let found = self.0.find(content)?;
+        Some(Spot { disk: thought(found.block), ..found })
+    }
+}
+
+#[test]
+fn a_neighbour_that_is_gone_does_not_keep_the_disks_from_being_referred_to() {
+    let disk = Disk::noise(4096);
+    let finder = Box::new(Neighbour(Seen::of(&disk)));
+    let mut pair = Pair::new(encoder(Resends::Keep).with_disks(finder), decoder(&disk));
+    let raw = raw(0, 4096);
+    for piece in raw.chunks(8 * PAGE) {
+        pair.sends(|encoder, out| encoder.push(piece, out));
+        pair.sends(Encoder::flush);
+        pair.settle().unwrap();
+    }
+    let progress = pair.encoder.progress().clone();
+    pair.sends(|encoder, out| encoder.finish(out).map(drop));
+    pair.settle().unwrap();
+    assert_eq!(pair.out, raw);
+    assert!((PATIENCE * 8..PATIENCE * 20).contains(&progress.missing_pages), "{progress:?}");
+    assert!(progress.disk_pages - progress.missing_pages > 1900, "{progress:?}");
 }
 
 #[test]

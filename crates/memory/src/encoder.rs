@@ -207,9 +207,15 @@ impl Encoder {
     /// much more; after a flush its word makes room.
     #[must_use]
     pub fn lacks_room(&self) -> bool {
-        self.pages.referring.as_ref().is_some_and(|referring| {
-            referring.is_on() && referring.lacks(ROOM_FOR_A_PUSH) || referring.holds_up(self.wire.progress.wire_bytes)
-        })
+        let referring = self.pages.referring.as_ref();
+        referring.is_some_and(|referring| referring.is_on() && referring.lacks(ROOM_FOR_A_PUSH)) || self.holds_up()
+    }
+
+    /// Whether the decoder stands still and is not to be given much more: also when no references are made any more.
+    #[must_use]
+    pub fn holds_up(&self) -> bool {
+        let referring = self.pages.referring.as_ref();
+        referring.is_some_and(|referring| referring.holds_up(self.wire.progress.wire_bytes))
     }
 
     /// Takes what the decoder says of references; appends to `out` what it asks for, which is to go at once.

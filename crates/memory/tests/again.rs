@@ -25,7 +25,7 @@ fn stream(blocks: &[(&'static str, u64)], pages: &[Page]) -> Vec<u8> {
 
 /// What a destination does at the beginning of a try, over the wire.
 fn holding(path: &Path) -> Holding {
-    let held = Checkpoint::open(path, &KEY).unwrap().holding().unwrap();
+    let held = Checkpoint::open(path, &KEY).unwrap().holding(&|| true).unwrap().unwrap();
     let encoded = held.encode();
     assert!(encoded.len() as u64 <= Holding::longest(72 << 12));
     assert_eq!(Holding::decode(&encoded, 1 << 20).unwrap(), held);
@@ -154,7 +154,7 @@ fn what_is_kept_can_only_be_read_with_its_key_and_another_key_drops_it() {
     }
     assert!(!bytes.windows(6).any(|w| w == b"pc.ram"));
     assert_eq!(holding(&path).pages(), 40);
-    let other = Checkpoint::open(&path, &CheckpointKey([4; 32])).unwrap().holding().unwrap();
+    let other = Checkpoint::open(&path, &CheckpointKey([4; 32])).unwrap().holding(&|| true).unwrap().unwrap();
     assert_eq!(other.pages(), 0);
     assert_eq!(holding(&path).pages(), 0);
 }

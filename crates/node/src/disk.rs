@@ -20,7 +20,7 @@ use godwit_api::progress::DiskProgress;
 use godwit_api::{ApiError, Problem};
 use godwit_export::{Answers, Backend, Put, Untaken, Wire};
 use godwit_handoff::{Generation, Lineage, Ticket};
-use godwit_link::{RecvHalf, SendHalf, Stream};
+use godwit_link::{Priority, RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{BitRate, BlockIndex, Bytes as Amount, RadosPool, VolumeId};
 use godwit_volume::epoch::Recorder;
@@ -88,6 +88,10 @@ pub struct Disk {
     rolling: Mutex<()>,
     /// Something changed that a mirror or a waiting write may wait for.
     pub(crate) changed: watch::Sender<u64>,
+    /// Whether what leaves has nothing more to copy.
+    is_level: AtomicBool,
+    /// See [`Disk::leaves`].
+    left: Mutex<Left>,
     /// The mirror's task has something to send.
     work: Notify,
     pub(crate) began: Instant,
@@ -117,6 +121,29 @@ pub(crate) struct Outgoing {
     pub(crate) machine: Leaving,
     /// To the link, in order. Bounded by the mirror's window, by how far the target may be behind, and by what a guest may have under way.
     out: mpsc::UnboundedSender<Vec<u8>>,
+}
+
+/// How what leaves stands: see [`Leaving`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Left {
+    may_stop: bool,
+    acknowledged: u64,
+    owes: u64,
+}
+
+impl Left {
+    fn of(machine: &Leaving) -> Self {
+        Self { may_stop: machine.may_stop(), acknowledged: machine.acknowledged(), owes: machine.owes() }
+    }
+}
+
+/// What a lock guards, if nobody holds it.
+fn glimpse<T>(mutex: &Mutex<T>) -> Option<std::sync::MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    }
 }
 
 impl Disk {
@@ -194,6 +221,8 @@ impl Disk {
             touched: Mutex::default(),
             rolling: Mutex::new(()),
             changed: watch::channel(0).0,
+            is_level: AtomicBool::new(false),
+            left: Mutex::default(),
             work: Notify::new(),
             began: Instant::now(),
             complete: Mutex::default(),
@@ -210,19 +239,23 @@ impl Disk {
         let weak = Arc::downgrade(&disk);
         tokio::spawn(async move {
             let mut settle = tokio::time::interval(SETTLE_INCOMING);
-            let mut settled = Instant::now();
+            let settled = Arc::new(tokio::sync::Mutex::new(Instant::now()));
             loop {
                 tokio::select! {
                     () = token.cancelled() => return,
                     _ = settle.tick() => {
                         let Some(disk) = weak.upgrade() else { return };
-                        let leaving = lock(&disk.order).is_some();
-                        if settled.elapsed() >= SETTLE || leaving || disk.is_receiving() || disk.replica.is_shadow() {
-                            settled = Instant::now();
-                            // What lingers is doubted if this node dies, and would travel again in the next try.
-                            let lingering = if leaving { 1 } else { LINGERING };
-                            tokio::task::spawn_blocking(move || disk.settle(lingering));
-                        }
+                        // Where storage stands the last one has not ended, and one thread waits for it, not one more each second.
+                        let Ok(mut settled) = settled.clone().try_lock_owned() else { continue };
+                        // Its locks are held by whoever writes, for as long as that takes: they are waited for where nobody else has to.
+                        tokio::task::spawn_blocking(move || {
+                            let leaving = lock(&disk.order).is_some();
+                            if settled.elapsed() >= SETTLE || leaving || disk.is_receiving() || disk.replica.is_shadow() {
+                                *settled = Instant::now();
+                                // What lingers is doubted if this node dies, and would travel again in the next try.
+                                disk.settle(if leaving { 1 } else { LINGERING });
+                            }
+                        });
                     }
                     client = listener.accept() => {
                         let (Ok((client, _)), Some(disk)) = (client, weak.upgrade()) else { continue };
@@ -253,7 +286,8 @@ impl Disk {
         {
             tracing::error!(volume = self.name, %error, "the replica cannot be made durable");
         }
-        if let Err(error) = lock(&self.accesses).store(self.replica.folder()) {
+        let fresh = lock(&self.accesses).take_fresh();
+        if let Some(Err(error)) = fresh.map(|fresh| fresh.store(self.replica.folder())) {
             // A hint: what is lost costs time.
             tracing::debug!(volume = self.name, %error, "the order of first accesses is not stored");
         }
@@ -316,9 +350,14 @@ impl Disk {
         &self.replica
     }
 
-    /// Tells of the guest's writes from now on, or no more.
-    pub(crate) fn watch(&self, touched: Option<Arc<Touched>>) {
-        *lock(&self.touched) = touched;
+    /// Tells of the guest's writes from now on.
+    pub(crate) fn watch(&self, touched: Arc<Touched>) {
+        *lock(&self.touched) = Some(touched);
+    }
+
+    /// What the guest writes is not noted there any more; another move's watch stays.
+    pub(crate) fn unwatch(&self, touched: &Arc<Touched>) {
+        lock(&self.touched).take_if(|now| Arc::ptr_eq(now, touched));
     }
 
     /// The guest has written these.
@@ -466,7 +505,7 @@ impl Disk {
     /// How the disk side of a move stands.
     #[must_use]
     pub fn progress(&self) -> DiskProgress {
-        if let Some(outgoing) = &*lock(&self.order) {
+        if let Some(Some(outgoing)) = glimpse(&self.order).as_deref() {
             *lock(&self.figures) = outgoing.machine.progress();
         }
         let figures = *lock(&self.figures);
@@ -516,6 +555,9 @@ impl Disk {
             // What a mirror passes on and a pre-cache does not agree: only one of them at a time.
             self.recorder.clear();
             *order = Some(Outgoing { attempt, machine, out });
+            self.is_level.store(false, Ordering::Relaxed);
+            *lock(&self.left) = Left::default();
+            *lock(&self.figures) = DiskProgress::default();
         }
         let disk = self.clone();
         crate::trace::spawn(async move {
@@ -530,8 +572,11 @@ impl Disk {
 
     /// Ends mirroring: writes that wait for the other side are answered.
     pub async fn stop_mirror(&self) {
-        let _ = self.progress();
         let ended = lock(&self.order).take();
+        if let Some(outgoing) = &ended {
+            *lock(&self.figures) = outgoing.machine.progress();
+        }
+        let _ = self.progress();
         if let Some(named) = ended.map(|outgoing| outgoing.machine.named()).filter(|named| named.0 > 0) {
             tracing::info!(volume = self.name, %named, "the other side had blocks already, and they went by name");
         }
@@ -557,6 +602,9 @@ impl Disk {
                     packer.push(&message, &mut wire)?;
                 }
                 packer.flush(&mut wire)?;
+                // A guest may wait for its writes; nobody waits for a copy, and others' disks share the link.
+                let level = self.is_level.load(Ordering::Relaxed);
+                send.set_priority(if level { Priority::Interactive } else { Priority::Bulk });
                 send.write(wire.into()).await?;
             }
             anyhow::Ok(())
@@ -614,6 +662,10 @@ impl Disk {
             let _ = outgoing.out.send(message);
         }
         let complete = outgoing.machine.is_complete();
+        self.is_level.store(outgoing.machine.is_level(), Ordering::Relaxed);
+        // Whoever finds the lock taken finds these.
+        *lock(&self.left) = Left::of(&outgoing.machine);
+        *lock(&self.figures) = outgoing.machine.progress();
         drop(order);
         self.changed.send_modify(|n| *n += 1);
         if more {
@@ -624,12 +676,27 @@ impl Disk {
 
     /// Whether the guest may stop: see [`Leaving::may_stop`]. Also where nothing leaves any more: that ends the move by itself.
     pub(crate) fn may_stop(&self) -> bool {
-        lock(&self.order).as_ref().is_none_or(|outgoing| outgoing.machine.may_stop())
+        self.leaves().may_stop
     }
 
     /// See [`Leaving::acknowledged`]; nothing where nothing leaves any more.
     pub(crate) fn acknowledged(&self) -> u64 {
-        lock(&self.order).as_ref().map_or(0, |outgoing| outgoing.machine.acknowledged())
+        self.leaves().acknowledged
+    }
+
+    /// See [`Leaving::owes`]; nothing where nothing leaves any more.
+    pub(crate) fn owes(&self) -> u64 {
+        self.leaves().owes
+    }
+
+    /// How what leaves stands, or stood after its last step. A write of the guest, or a sync, takes as long as the storage does, and
+    /// whoever looks from time to time must not wait for it, nor those who share the runtime.
+    fn leaves(&self) -> Left {
+        let Some(order) = glimpse(&self.order) else { return *lock(&self.left) };
+        let nothing = Left { may_stop: true, ..Left::default() };
+        let now = order.as_ref().map_or(nothing, |outgoing| Left::of(&outgoing.machine));
+        *lock(&self.left) = now;
+        now
     }
 
     /// Waits until both sides have, or know, the same but for what is on its way.
@@ -735,6 +802,8 @@ impl Disk {
         begin: impl FnOnce(&Replica) -> Result<(T, Vec<Vec<u8>>)> + Send + 'static,
     ) -> Result<T> {
         let (mut send, mut receive) = stream.split();
+        // Short answers, for some of which the guest waits.
+        send.set_priority(Priority::Interactive);
         let begun = self.clone().blocking(move |disk| {
             let receiving = lock(&disk.receiving);
             if *receiving == Some(ticket) { begin(&disk.replica) } else { Err(later_attempt()) }

@@ -136,7 +136,7 @@ impl DiskIndex {
         // What follows the VM is not learnt after it was written.
         let learns = |at: At| at == At::Mirrored;
         for (_, disk, touched, _) in read.iter().filter(|(.., at)| learns(*at)) {
-            disk.watch(Some(touched.clone()));
+            disk.watch(touched.clone());
         }
         let reading = index.clone();
         let is_over = move || ends.iter().any(CancellationToken::is_cancelled);
@@ -158,8 +158,8 @@ impl DiskIndex {
                     *before = now;
                 }
             }
-            for (_, disk, ..) in read.iter().filter(|(.., at)| learns(*at)) {
-                disk.watch(None);
+            for (_, disk, touched, _) in &read {
+                disk.unwatch(touched);
             }
         });
         index

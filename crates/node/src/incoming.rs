@@ -28,6 +28,8 @@ use tokio::io::AsyncReadExt;
 
 /// How long QEMU may take to connect to a socket beside it.
 const CONNECT: Duration = Duration::from_secs(20);
+/// How long a place waits for the end of the sealing of what its VM left here when it went, which ends at the next page.
+const SEALING_ENDS: Duration = Duration::from_secs(1);
 /// What the socket to the incoming QEMU is asked to hold; Linux makes it twice as much.
 const UNREAD: usize = godwit_memory::MOST_UNREAD / 4;
 /// What QEMU counts as RAM besides the guest's: firmware, ROMs, tables. Bytes.
@@ -62,6 +64,11 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     }
     crate::covered::stage(node.credentials(), from, &stage)?;
     await_end_of_earlier(node, stage.definition.id, stage.ticket).await;
+    if let Some(parts) = node.vm(stage.definition.id) {
+        // What is still being sealed of its memory since it left takes up the room that it needs now.
+        parts.stop_looking();
+        let _ = tokio::time::timeout(SEALING_ENDS, parts.keeping.lock()).await;
+    }
     let check = godwit_api::host::CheckVm {
         definition: stage.definition.clone(),
         disk: godwit_units::Bytes(0),
@@ -237,6 +244,8 @@ async fn feed(
         Ok(Witness::new(Qemu::RAM, ram))
     });
     let ram = ram.inspect_err(|error| tracing::info!(vm = parts.name, %error, "a copy of what comes last is kept"));
+    // The source has been told what is kept here, or has given up asking.
+    parts.stop_looking();
     let keeping = parts.keeping.clone().lock_owned().await;
     let into = parts.clone();
     let (feedback, fed_back) = tokio::sync::mpsc::channel(memory_in::FEEDBACKS);

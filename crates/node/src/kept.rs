@@ -24,6 +24,8 @@ use std::time::{Duration, SystemTime};
 pub const EXPIRY: Duration = Duration::from_secs(24 * 3600);
 /// How long the memory rounds wait for the destination's answer. It is asked when the disks begin.
 const ANSWER: Duration = Duration::from_secs(60);
+/// And longer for each so many bytes of RAM: the destination reads all that it has kept, and what it finds need not travel.
+const ANSWER_BYTES_PER_S: u64 = 1 << 30;
 /// The destination's disk has to have this many times the guest's RAM free, or nothing is kept: its guests need room more.
 const ROOM: u64 = 2;
 
@@ -99,7 +101,8 @@ fn expire_in(folder: &Path, now: SystemTime) -> bool {
 
 /// Source: asks the destination which pages it has kept. `None`: it cannot tell, and all travel.
 pub async fn ask(parts: &Parts, moving: &Moving, session: &Session, key: CheckpointKey, ram: u64) -> Option<Holding> {
-    match tokio::time::timeout(ANSWER, answer(moving.ticket, session, key, ram)).await {
+    let patience = ANSWER + Duration::from_secs(ram / ANSWER_BYTES_PER_S);
+    match tokio::time::timeout(patience, answer(moving.ticket, session, key, ram)).await {
         Ok(Ok(holding)) => {
             let kept = Amount(holding.pages() * 4096);
             if kept.0 > 0 {
@@ -135,19 +138,26 @@ async fn answer(ticket: Ticket, session: &Session, key: CheckpointKey, ram: u64)
 /// Destination: tells which pages are kept.
 pub fn tell(parts: &Arc<Parts>, moving: Arc<Moving>, key: CheckpointKey, stream: Stream) {
     let parts = parts.clone();
+    // At once: memory, which ends the look, may come right behind.
+    let looking = parts.look();
     crate::trace::spawn(async move {
         let telling = async {
             // An earlier try's stream may still be on its way into the file.
+            let _until_nobody_waits = looking.clone().drop_guard();
             let held = parts.keeping.clone().lock_owned().await;
             let path = pages_path(&parts.folder);
             let encoded = tokio::task::spawn_blocking(move || {
                 let _held = held;
                 if !path.exists() {
-                    return Ok(Holding::default().encode());
+                    return Ok(Some(Holding::default().encode()));
                 }
-                Ok::<_, std::io::Error>(Checkpoint::open(&path, &key)?.holding()?.encode())
+                let holding = Checkpoint::open(&path, &key)?.holding(&|| !looking.is_cancelled())?;
+                Ok::<_, std::io::Error>(holding.map(|holding| holding.encode()))
             });
-            let encoded = encoded.await?.context("what was kept of an earlier try cannot be read")?;
+            let encoded = encoded.await?.context("what was kept of an earlier try cannot be read");
+            let encoded = encoded.inspect_err(|_| drop_pages(&parts))?;
+            // Memory comes without an answer.
+            let Some(encoded) = encoded else { return Ok(()) };
             let (mut send, _) = stream.split();
             send.write(encoded.into()).await?;
             send.finish()?;
@@ -157,7 +167,6 @@ pub fn tell(parts: &Arc<Parts>, moving: Arc<Moving>, key: CheckpointKey, stream:
             result = telling => {
                 if let Err(error) = result {
                     tracing::warn!(vm = parts.name, error = format!("{error:#}"), "all of memory travels");
-                    drop_pages(&parts);
                 }
             }
             () = moving.over.cancelled() => {}
@@ -177,7 +186,8 @@ pub fn open(parts: &Parts, key: &CheckpointKey) -> Option<Checkpoint> {
         return None;
     }
     match Checkpoint::open(&path, key) {
-        Ok(checkpoint) if room => Some(checkpoint),
+        // Other guests that come or leave at the same time have seen the same room.
+        Ok(checkpoint) if room => Some(checkpoint.leaving(ram - ram / 32)),
         // The source may have been told of what is there.
         Ok(checkpoint) => Some(checkpoint.read_only(ErrorKind::StorageFull.into())),
         Err(error) => {

@@ -96,6 +96,16 @@ impl Leaving {
         }
     }
 
+    /// How many bytes are to go before a guest that stands goes on, at the most: they may be packed.
+    #[must_use]
+    pub fn owes(&self) -> u64 {
+        match self {
+            Self::Mirror(source) => source.progress().remaining.0,
+            // Words.
+            Self::PostCopy(source) => source.unsaid().0 / 128,
+        }
+    }
+
     /// How much has arrived; another number says that something did.
     #[must_use]
     pub const fn acknowledged(&self) -> u64 {

@@ -148,7 +148,7 @@ pub fn read(
             encoder.flush(&mut wire)?;
             send(out, &mut wire)?;
             let until = Instant::now() + ROOM_PATIENCE;
-            while encoder.lacks_room() && !hearing.ended && !seen.is_stopping() {
+            while encoder.lacks_room() && !hearing.ended && (!seen.is_stopping() || encoder.holds_up()) {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;

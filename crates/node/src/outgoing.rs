@@ -31,8 +31,8 @@ use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
 use std::os::fd::AsFd;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::broadcast;
@@ -52,6 +52,8 @@ const INDEXING: Duration = Duration::from_secs(1);
 /// was, and the guest goes on at the source.
 const LONGER_THAN_FORESEEN: u32 = 3;
 const SHORT: Duration = Duration::from_secs(5);
+/// And what the disks lack over there may take so long, where nothing is known of the link.
+const NOBODY_KNOWS: Duration = Duration::from_secs(600);
 /// How much of what the link carries goes behind the back of a guest whose memory follows it: what it waits for finds the rest free.
 const BEHIND: f64 = 0.75;
 /// Between two looks at the counters.
@@ -188,7 +190,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             let follows = following.contains(&volume);
             let hello = if follows { Hello::Tell { ticket, volume } } else { Hello::Mirror { ticket, volume } };
             let stream =
-                session.open_stream_with(Lane::Disk, Priority::Interactive, proto::encode(&hello), DISK_WINDOW).await?;
+                session.open_stream_with(Lane::Disk, Priority::Bulk, proto::encode(&hello), DISK_WINDOW).await?;
             let over = moving.over.child_token();
             let task = if follows {
                 let lineage = Lineage(parts.view().owner.0);
@@ -358,7 +360,16 @@ async fn memory(
         let ours: Vec<_> = parts.disks().into_iter().filter(|disk| !disk.is_shared()).collect();
         // A deadline that is over is worth a long pause.
         let late = || matches!(policy, Policy::Deadline(most) if began.elapsed() > most);
-        let level = || late() || ours.iter().all(|disk| disk.may_stop());
+        // What the link carries of disks and memory; for how long the guest would stand for what its disks lack, where that is known.
+        let link = Mutex::new(Goodput::default());
+        let sent =
+            || [Lane::Disk, Lane::Memory].iter().map(|lane| session.counters().detail(*lane).sent.0).sum::<u64>();
+        let lacking = || {
+            let owed: u64 = ours.iter().map(|disk| disk.owes()).sum();
+            let rate = crate::parts::lock(&link).rate();
+            if owed == 0 { Some(Duration::ZERO) } else { rate.map(|rate| taking(owed, rate)) }
+        };
+        let level = || ours.iter().all(|disk| disk.may_stop()) || (late() && lacking().is_some());
         let arrived = || flow.counters().acknowledged.0 + ours.iter().map(|disk| disk.acknowledged()).sum::<u64>();
         // Somebody has asked for the stop; memory waits for the disks; it did in the round that goes on, and in so many, which say little of the
         // guest; and it was said that it does.
@@ -367,10 +378,16 @@ async fn memory(
         const LEVEL_FIRST: &str = "the disks are behind over there: the guest stops when they are level again";
         // Bytes that the last round left; and what QEMU said while something else was waited for.
         let (mut rest, mut early) = (0.0, None);
+        // When the next look is due; and whether QEMU has gone round since the last one. A guest that writes the same few pages has it go round
+        // every few milliseconds: what is looked for must not wait for a moment in which it does not.
+        let (mut look_at, mut went_round) = (Instant::now() + LOOK, false);
         loop {
+            look_at = look_at.min(Instant::now() + if settling.is_on(began.elapsed()) { settle::LOOK } else { LOOK });
+            let ends = matches!(early, Some(QemuEvent::Stop { .. } | QemuEvent::Migration(_)));
+            let overdue = went_round && !ends && Instant::now() >= look_at;
             let event = tokio::select! {
                 biased;
-                event = next(&mut early, &mut events) => event?,
+                event = next(&mut early, &mut events), if !overdue => event?,
                 () = moving.handed.cancelled(), if !handed => {
                     handed = true;
                     let held = end.try_clone()?;
@@ -398,7 +415,8 @@ async fn memory(
                     crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
                     continue;
                 }
-                () = tokio::time::sleep(if settling.is_on(began.elapsed()) { settle::LOOK } else { LOOK }) => {
+                () = tokio::time::sleep_until(look_at.into()) => {
+                    (look_at, went_round) = (Instant::now() + LOOK, false);
                     // The link is the disks' until they are level. A QEMU that has nothing left to send would stop the guest by itself.
                     let hold = !stopping && stopped.is_none() && !level();
                     if hold && !held {
@@ -421,6 +439,7 @@ async fn memory(
                         parts.keeper().tell(Input::Event(Event::Flowing)).await;
                     }
                     goodput.seen(began.elapsed(), acknowledged);
+                    crate::parts::lock(&link).seen(began.elapsed(), sent());
                     open_to(&settling, &goodput);
                     let may_stop = asked || settling.may_stop(began.elapsed(), on_its_way(), &goodput, least());
                     if !stopping && stopped.is_none() && may_stop && level() {
@@ -451,6 +470,7 @@ async fn memory(
                     continue;
                 }
             };
+            went_round |= matches!(event, QemuEvent::Pass(_));
             match event {
                 QemuEvent::Pass(n) if n > 1 && !stopping && stopped.is_none() => {
                     let Some(info) = ask(&qemu, &mut events, &mut early).await? else {
@@ -603,7 +623,16 @@ async fn memory(
                     seen.stopping();
                     settling.over();
                     open_to(&settling, &goodput);
-                    let most = foreseen.max(pause) * LONGER_THAN_FORESEEN + SHORT;
+                    let disks = lacking().unwrap_or(NOBODY_KNOWS);
+                    if disks > SHORT {
+                        let text = format!(
+                            "the guest stands until its disks are level over there, some {:.0} s",
+                            disks.as_secs_f64()
+                        );
+                        moving.note(NoteKind::Decision, text);
+                        foresee(foreseen.max(pause) + disks);
+                    }
+                    let most = (foreseen.max(pause) + disks) * LONGER_THAN_FORESEEN + SHORT;
                     stopped = Some((Instant::now(), most, arrived()));
                     moving.tracker.stopped(at, unix_us);
                     moving.tracker.enter(PhaseName::Stop);
@@ -664,6 +693,11 @@ async fn give_back(
     Ok(())
 }
 
+/// How long so many bytes take, at so many a second: at most a day.
+fn taking(bytes: u64, rate: f64) -> Duration {
+    Duration::from_secs_f64((bytes as f64 / rate).min(86_400.0))
+}
+
 fn too_long(policy: Policy, best: Duration) -> anyhow::Error {
     anyhow!(
         "the pause would be {} ms at best, and the move was ordered with {policy}: the VM stays; order it with another policy, or when it \
@@ -676,7 +710,17 @@ fn too_long(policy: Policy, best: Duration) -> anyhow::Error {
 async fn next(early: &mut Option<QemuEvent>, events: &mut broadcast::Receiver<QemuEvent>) -> Result<QemuEvent> {
     match early.take() {
         Some(event) => Ok(event),
-        None => events.recv().await.context("QEMU is gone"),
+        None => heard(events).await,
+    }
+}
+
+/// What QEMU says next. Whoever does not listen for long misses rounds, but not the last of what is said.
+async fn heard(events: &mut broadcast::Receiver<QemuEvent>) -> Result<QemuEvent> {
+    loop {
+        match events.recv().await {
+            Err(broadcast::error::RecvError::Lagged(_)) => {}
+            event => return event.context("QEMU is gone"),
+        }
     }
 }
 
@@ -692,7 +736,7 @@ async fn ask(
         tokio::select! {
             biased;
             info = &mut answer => return Ok(Some(info?)),
-            event = events.recv() => match event.context("QEMU is gone")? {
+            event = heard(events) => match event? {
                 event @ (QemuEvent::Stop { .. } | QemuEvent::Migration(_)) => {
                     *early = Some(event);
                     return Ok(None);

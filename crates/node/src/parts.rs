@@ -45,6 +45,8 @@ pub struct Parts {
     failure: Mutex<Option<ApiError>>,
     /// One stream at a time writes into what is kept of the VM's memory.
     pub(crate) keeping: Arc<tokio::sync::Mutex<()>>,
+    /// Ends the look at what is kept, or the sealing of it, that is under way.
+    looking: Mutex<CancellationToken>,
     /// Whether somebody is telling those who lent blocks of its disks that they have come.
     pub(crate) releasing: AtomicBool,
     /// Whether somebody waits for its disks, to end a move that went on over a restart.
@@ -206,6 +208,7 @@ impl Parts {
             moving: Mutex::default(),
             failure: Mutex::default(),
             keeping: Arc::default(),
+            looking: Mutex::default(),
             releasing: AtomicBool::default(),
             telling: AtomicBool::default(),
             importing: AtomicBool::default(),
@@ -312,6 +315,18 @@ impl Parts {
     /// Replaces its disks.
     pub fn set_disks(&self, disks: Vec<Arc<Disk>>) {
         *lock(&self.disks) = disks;
+    }
+
+    /// A look at what is kept of its memory begins, or its sealing, and ends when what is returned is cancelled; an earlier one ends now.
+    pub(crate) fn look(&self) -> CancellationToken {
+        let looking = CancellationToken::new();
+        std::mem::replace(&mut *lock(&self.looking), looking.clone()).cancel();
+        looking
+    }
+
+    /// Nobody waits any more for what a look at what is kept may find, or for more to be kept.
+    pub(crate) fn stop_looking(&self) {
+        lock(&self.looking).cancel();
     }
 
     /// The move that it takes part in, or did last.

@@ -52,6 +52,9 @@ impl Kept {
     }
 }
 
+/// The last try to connect to a host, and when it ended: whoever waited for it need not try again.
+type Failed = (Instant, ApiError);
+
 /// The sessions.
 #[derive(Debug)]
 pub struct Peers {
@@ -61,7 +64,7 @@ pub struct Peers {
     replaced: Mutex<Vec<(String, Kept)>>,
     /// One connection is made to a host at a time; others wait for it and then find it. A host that does not answer, as a gateway
     /// that is asked again and again, holds up nobody else's. As many as there are hosts.
-    connecting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    connecting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Option<Failed>>>>>,
     node: Mutex<Weak<Node>>,
 }
 
@@ -129,7 +132,7 @@ impl Peers {
             || lock(&self.replaced).iter().any(|(peer, kept)| peer == name && up(kept))
     }
 
-    fn connecting(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
+    fn connecting(&self, name: &str) -> Arc<tokio::sync::Mutex<Option<Failed>>> {
         lock(&self.connecting).entry(name.to_owned()).or_default().clone()
     }
 
@@ -142,15 +145,20 @@ impl Peers {
         if let Some(session) = self.known(name) {
             return Ok(session);
         }
-        let connecting = self.connecting(name);
-        let _one = connecting.lock().await;
+        let (connecting, asked) = (self.connecting(name), Instant::now());
+        let mut one = connecting.lock().await;
         if let Some(session) = self.known(name) {
             return Ok(session);
+        }
+        if let Some((_, error)) = one.as_ref().filter(|(ended, _)| *ended >= asked) {
+            return Err(error.clone());
         }
         let refuse = |error: &dyn std::fmt::Display| unreachable(name, error);
         let identity = Identity::node(name).map_err(|e| refuse(&e))?;
         let addresses = Addresses { control: host.link.control, disk: host.link.disk, memory: host.link.memory };
-        let session = self.endpoint.connect(Peer { identity, addresses }).await.map_err(|e| refuse(&e))?;
+        let connected = self.endpoint.connect(Peer { identity, addresses }).await.map_err(|e| refuse(&e));
+        *one = connected.as_ref().err().map(|error| (Instant::now(), error.clone()));
+        let session = connected?;
         self.keep(session.clone());
         Ok(session)
     }
@@ -223,8 +231,9 @@ impl Peers {
         let from = session.peer().name().to_owned();
         tracing::info!(peer = from, "link up");
         let used = Arc::new(Mutex::new(Instant::now()));
-        let mut kept = Kept { session: session.clone(), used: used.clone(), limit: None };
-        kept.limit(node.limit_to(&from));
+        let limit = node.limit_to(&from);
+        let kept = Kept { session: session.clone(), used: used.clone(), limit };
+        session.set_limit(limit);
         if let Some(before) = lock(&self.sessions).insert(from.clone(), kept) {
             lock(&self.replaced).push((from.clone(), before));
         }

@@ -486,9 +486,17 @@ async fn send(
             });
         }
     };
+    // Only who began the link connects it anew: had the secondary, and died, nothing would tell so for long.
+    let looking_after = async {
+        match current(node, key) {
+            Some(order) => match node.peers().look_after(&order.to, link).await {},
+            None => Ok(()),
+        }
+    };
     tokio::select! {
         result = receiving => result,
         result = driving => result,
+        result = looking_after => result,
     }
 }
 
@@ -722,18 +730,26 @@ pub fn streamed(node: &Node, from: &str, volume: VolumeId, stream: Stream) {
 
 async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &CancellationToken) -> Result<()> {
     let (mut out, mut back) = stream.split();
-    let begun = blocking(disk, move |disk| {
+    // Short answers, which a copy that goes the same way must not hold up.
+    out.set_priority(Priority::Interactive);
+    let begin = move |disk: &Disk| {
         let open = || Journal::open(disk.replica().folder());
         if disk.replica().redoes() {
             // An earlier session could not bring all of its epoch to its place.
             open()?.recover(disk.replica())?;
+        }
+        if !image {
+            // As large as the longest epoch was.
+            Journal::remove(disk.replica())?;
         }
         let journal = image.then(open).transpose()?;
         anyhow::Ok(match disk.library() {
             Some(library) => Target::with_library(disk.replica(), journal, library)?,
             None => Target::new(disk.replica(), journal)?,
         })
-    });
+    };
+    // An earlier session may be putting its epoch in its place.
+    let begun = blocking(disk, move |disk| disk.unless_received(|| begin(disk)));
     let (mut target, first) = begun.await?;
     let mut packer = Packer::new()?;
     let mut wire = vec![];

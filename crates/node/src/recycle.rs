@@ -23,6 +23,7 @@ use crate::proto::Secret;
 use godwit_api::host::MoveRole;
 use godwit_memory::{CheckpointKey, Layout, Witness};
 use godwit_vmm::Qemu;
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// One attempt's part in it.
@@ -79,15 +80,26 @@ pub(crate) fn leaving(parts: &Parts) -> Option<Leaving> {
 /// Source: seals it, beside whatever the node does next.
 pub(crate) fn take(parts: &Arc<Parts>, leaving: Leaving) {
     let parts = parts.clone();
+    // A guest that comes back at once has what is sealed by then.
+    let sealing = parts.look();
     crate::trace::spawn(async move {
         let held = parts.keeping.clone().lock_owned().await;
         let of = parts.clone();
         let taken = tokio::task::spawn_blocking(move || {
             let _held = held;
             let mut checkpoint = kept::open(&of, &leaving.key)?;
-            let taken = checkpoint.take(&leaving.layout, &leaving.ram);
+            let taken = checkpoint.take(&leaving.layout, &leaving.ram, &|| !sealing.is_cancelled());
             match taken {
                 Ok(pages) => tracing::info!(vm = of.name, pages, "its memory is kept for its way back"),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    tracing::info!(vm = of.name, "it comes back already: what was sealed of its memory is kept");
+                }
+                Err(error) if error.kind() == ErrorKind::QuotaExceeded => {
+                    tracing::info!(
+                        vm = of.name,
+                        "others need the room: what was sealed of its memory is kept, and no more"
+                    );
+                }
                 Err(error) => {
                     tracing::warn!(vm = of.name, %error, "its memory is not kept for its way back");
                     kept::drop_pages(&of);

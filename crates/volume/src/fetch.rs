@@ -729,7 +729,9 @@ impl Server {
                     true => run_message(ZEROES, &(piece.start..end), stamp, &[]),
                     false => {
                         let data = &data[..alike * BLOCK as usize];
-                        let names = self.names.as_mut().filter(|_| kind == Lane::Fill);
+                        // What goes among the demands would overtake what goes behind them, and answers to names come in the order of their
+                        // frames.
+                        let names = self.names.as_mut().filter(|_| (kind, by) == (Lane::Fill, Lane::Fill));
                         match names.and_then(|names| names.name(piece.start, data)) {
                             Some(frame) => run_message(NAMED, &(piece.start..end), stamp, &frame),
                             None => run_message(DATA, &(piece.start..end), stamp, data),

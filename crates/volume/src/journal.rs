@@ -31,6 +31,8 @@ pub struct Journal {
     medium: Box<dyn Medium>,
     /// Where the next record goes.
     end: u64,
+    /// How long what earlier sessions left is.
+    room: u64,
     chain: [u8; 16],
     #[cfg(test)]
     pub(crate) without: Option<Rule>,
@@ -64,7 +66,24 @@ impl Journal {
     /// When the medium fails.
     pub fn open(folder: &Path) -> Result<Self, VolumeError> {
         let path = folder.join(FILE);
-        Ok(Self::on(Box::new(Disk::open(&path, 0).map_err(io_error("open", &path))?)))
+        let disk = Disk::open(&path, 0).map_err(io_error("open", &path))?;
+        let room = disk.0.metadata().map_err(io_error("open", &path))?.len();
+        Ok(Self { room, ..Self::on(Box::new(disk)) })
+    }
+
+    /// Removes the one in a replica's folder, if there is one: no image is kept there any more.
+    ///
+    /// # Errors
+    /// When the medium fails, or it is still needed.
+    pub fn remove(replica: &Replica) -> Result<(), VolumeError> {
+        let path = replica.folder().join(FILE);
+        if replica.redoes() {
+            return Err(VolumeError::Damaged { path, why: "it is being written in its place".into() });
+        }
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io_error("remove", &path)(e)),
+            _ => Ok(()),
+        }
     }
 
     /// On a medium of the caller's, which nobody else uses. What is in it is read by [`Journal::recover`] only.
@@ -73,6 +92,7 @@ impl Journal {
         Self {
             medium,
             end: 0,
+            room: 0,
             chain: [0; 16],
             #[cfg(test)]
             without: None,
@@ -95,12 +115,10 @@ impl Journal {
     /// # Errors
     /// When the medium fails.
     pub fn begin(&mut self, nonce: [u8; 16]) -> Result<(), VolumeError> {
-        let io = || -> std::io::Result<()> {
-            if self.end > 0 {
-                // The room is given back; nothing depends on it.
-                self.medium.punch(0, self.end)?;
-            }
-            Ok(())
+        let mut io = || -> std::io::Result<()> {
+            // The room is given back, that of earlier sessions as well; nothing depends on it.
+            let room = self.end.max(std::mem::take(&mut self.room));
+            if room > 0 { self.medium.punch(0, room) } else { Ok(()) }
         };
         io().map_err(io_error("empty", Path::new(FILE)))?;
         (self.end, self.chain) = (0, [0; 16]);
@@ -151,12 +169,18 @@ impl Journal {
             replica.begin_redo()?;
         }
         let mut cursor = Cursor::default();
-        while let Some(record) = cursor.next(&*self.medium)? {
+        while cursor.at < self.end {
+            // What was written is not what is read: part of an epoch is no image.
+            let Some(record) = cursor.next(&*self.medium)? else {
+                replica.set_complete(None)?;
+                let why = format!(
+                    "it breaks off after {} of {} bytes; the next session brings what lacks",
+                    cursor.at, self.end
+                );
+                return Err(VolumeError::Damaged { path: replica.folder().join(FILE), why });
+            };
             if cursor.records > 1 && record.first() != Some(&END) {
                 apply(&record, replica)?;
-            }
-            if cursor.at == self.end {
-                break;
             }
         }
         if commit {

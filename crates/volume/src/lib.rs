@@ -56,6 +56,7 @@ mod shadow;
 pub mod shared;
 mod stamp;
 mod stamps;
+mod synced;
 
 pub use blocks::{BLOCK, BlockSet, touched};
 pub use error::VolumeError;

@@ -31,6 +31,21 @@ pub struct FirstAccess {
     fresh: bool,
 }
 
+/// An order that is to be stored: nobody who reads or writes waits for that.
+#[derive(Debug)]
+pub struct Fresh(Vec<u8>);
+
+impl Fresh {
+    /// Stores it in a replica's folder.
+    ///
+    /// # Errors
+    /// When the medium fails. What was added is stored with what is added next.
+    pub fn store(&self, folder: &Path) -> Result<(), VolumeError> {
+        let path = folder.join("order");
+        DescriptionFile(path.clone()).store(&self.0).map_err(io_error("write", &path))
+    }
+}
+
 impl FirstAccess {
     /// As it was stored in a replica's folder; an empty one when there is none, or none that makes sense.
     #[must_use]
@@ -50,23 +65,11 @@ impl FirstAccess {
         Self { seen, runs, fresh: true }
     }
 
-    /// Stores it in a replica's folder, if anything was added.
-    ///
-    /// # Errors
-    /// When the medium fails.
-    pub fn store(&mut self, folder: &Path) -> Result<(), VolumeError> {
-        if self.fresh {
-            let path = folder.join("order");
-            let bytes: Vec<u8> = self
-                .runs
-                .iter()
-                .flat_map(|run| [run.start.to_le_bytes(), (run.end - run.start).to_le_bytes()])
-                .flatten()
-                .collect();
-            DescriptionFile(path.clone()).store(&bytes).map_err(io_error("write", &path))?;
-            self.fresh = false;
-        }
-        Ok(())
+    /// What is to be stored, if anything was added since it was asked for last.
+    #[must_use]
+    pub fn take_fresh(&mut self) -> Option<Fresh> {
+        let words = self.runs.iter().flat_map(|run| [run.start.to_le_bytes(), (run.end - run.start).to_le_bytes()]);
+        std::mem::take(&mut self.fresh).then(|| Fresh(words.flatten().collect()))
     }
 
     /// The guest has read or written these blocks.

@@ -41,7 +41,8 @@ fn first_accesses_are_recorded_once_kept_with_the_volume_and_bounded() {
         first.touched(blocks);
     }
     assert_eq!(first.runs(), [9..12, 3..5, 12..14]);
-    first.store(folder.path()).expect("writes");
+    first.take_fresh().expect("something was added").store(folder.path()).expect("writes");
+    assert!(first.take_fresh().is_none());
     assert_eq!(FirstAccess::load(folder.path()).runs(), first.runs());
     for block in 0..MOST_RUNS as u64 + 10 {
         first.touched(block * 2 + 100..block * 2 + 101);

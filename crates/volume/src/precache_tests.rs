@@ -3,7 +3,7 @@ use crate::blocks::BlockSet;
 use crate::epoch::MOST_KEPT;
 use crate::file::{Description, Media, Medium};
 use crate::journal::Rule;
-use godwit_units::{Generation, Lineage, VolumeId};
+use godwit_units::{Epoch, Generation, Lineage, VolumeId};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -740,4 +740,78 @@ fn what_a_secondary_says_after_a_move_has_begun_makes_nothing_sure() {
     let before = world.from.replica().stamp_runs().unwrap();
     assert_ne!(before, runs);
     assert_ne!(world.from.replica().runs_to_compare().unwrap(), before, "what it may have passed on has another stamp");
+}
+
+fn held(epoch: u32) -> Complete {
+    let epoch = Stamp { lineage: Lineage::FIRST, generation: Generation::FIRST, epoch: Epoch(epoch) };
+    Complete { epoch, at_unix_ms: 0, image: true }
+}
+
+#[test]
+fn a_journal_that_is_read_otherwise_than_it_was_written_makes_no_image() {
+    for rotten in [false, true] {
+        let mut site = Site::new();
+        site.open().unwrap();
+        let replica = site.replica();
+        replica.set_complete(Some(held(1))).unwrap();
+        let mut journal = site.journal();
+        journal.begin([1; 16]).unwrap();
+        for block in 0..4 {
+            let run = block..block + 1;
+            journal.append(&run_message(DATA, &run, held(2).epoch, &[7; BLOCK as usize])).unwrap();
+        }
+        if rotten {
+            site.files[4].state.lock().unwrap().0[2 * BLOCK as usize] ^= 1;
+        }
+        let done = journal.finish(held(2), replica);
+        assert_eq!(matches!(done, Err(VolumeError::Damaged { .. })), rotten, "{done:?}");
+        // Part of the epoch is in its place, under its own stamps: the next session brings the rest.
+        assert_eq!(replica.complete(), (!rotten).then(|| held(2)));
+        assert!(!replica.redoes());
+        assert_eq!(replica.stamp(0).unwrap(), Some(held(2).epoch));
+        assert_eq!(replica.stamp(3).unwrap().is_some(), !rotten);
+    }
+}
+
+#[test]
+fn what_could_not_be_stored_of_an_epoch_is_not_believed_and_is_stored_at_the_next_try() {
+    let mut site = Site::new();
+    site.open().unwrap();
+    let replica = site.replica();
+    replica.set_complete(Some(held(1))).unwrap();
+    site.power.lock().unwrap().blown = true;
+    assert!(replica.set_complete(None).is_err());
+    assert_eq!(replica.complete(), Some(held(1)), "what is stored says so, and a restart would find it");
+    site.power.lock().unwrap().blown = false;
+    replica.set_complete(None).unwrap();
+    let (again, _) = Replica::open_on(Path::new("site"), site.media()).unwrap();
+    assert_eq!(again.complete(), None);
+}
+
+#[test]
+fn an_image_of_which_nobody_knows_whether_it_was_stored_is_given_up_before_it_is_written_to() {
+    let mut site = Site::new();
+    site.open().unwrap();
+    let replica = site.replica();
+    // The store fails, and is done all the same.
+    site.power.lock().unwrap().fuse = Some(0);
+    assert!(replica.set_complete(Some(held(1))).is_err());
+    *site.power.lock().unwrap() = Power::default();
+    replica.set_complete(None).unwrap();
+    let (again, _) = Replica::open_on(Path::new("site"), site.media()).unwrap();
+    assert_eq!(again.complete(), None, "what is written over it is no image");
+}
+
+#[test]
+fn what_an_earlier_session_left_of_a_journal_is_given_back() {
+    use std::os::unix::fs::MetadataExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let taken = || std::fs::metadata(folder.path().join("journal")).unwrap().blocks() * 512;
+    let mut journal = Journal::open(folder.path()).unwrap();
+    journal.begin([1; 16]).unwrap();
+    (0..64).for_each(|_| journal.append(&[b'x'; 60_000]).unwrap());
+    assert!(taken() > 3_000_000);
+    drop(journal);
+    Journal::open(folder.path()).unwrap().begin([2; 16]).unwrap();
+    assert!(taken() < 100_000, "{}", taken());
 }

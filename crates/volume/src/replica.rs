@@ -15,6 +15,7 @@ use crate::shadow::Shadow;
 use crate::shared::{FolderLock, Shared};
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, entry};
+use crate::synced::Synced;
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::DirBuilder;
@@ -57,8 +58,6 @@ pub struct Replica {
     size: Bytes,
     /// Whether something may be absent: see [`Replica::is_partial`].
     partial: AtomicBool,
-    /// A sync of the blocks has failed.
-    unsynced: AtomicBool,
     inner: Mutex<Inner>,
     /// One settling at a time: another one's look at the regions would hide what was written from this one.
     settling: Mutex<()>,
@@ -84,6 +83,8 @@ pub(crate) struct Inner {
     frozen: bool,
     /// Epochs up to this one are this process's: no later one begins them. What is stored as the epoch of now is never less.
     set_aside: u32,
+    /// Nobody knows whether the epoch that this secondary holds is stored as it is here.
+    unstored: bool,
     description: Box<dyn Description>,
     /// The replica's place, for errors.
     folder: PathBuf,
@@ -226,6 +227,7 @@ impl Replica {
         lock: Option<FolderLock>,
         guards: Guards,
     ) -> Result<(Self, Opened), VolumeError> {
+        let media = Synced::all(media);
         let mut opened = Opened { clean: meta.clean, doubted: 0 };
         let blocks = meta.size.0 / BLOCK;
         let mut inner = Inner {
@@ -238,6 +240,7 @@ impl Replica {
             marked: false,
             frozen: true,
             set_aside: 0,
+            unstored: false,
             description: media.description,
             folder: folder.to_owned(),
             guards,
@@ -262,7 +265,6 @@ impl Replica {
             data: media.data.into(),
             size,
             partial: AtomicBool::new(inner.is_shadow()),
-            unsynced: AtomicBool::new(false),
             inner: Mutex::new(inner),
             settling: Mutex::default(),
             _lock: lock,
@@ -615,11 +617,19 @@ impl Replica {
         }
         // Who holds an epoch lacks nothing.
         let gaps = inner.meta.gaps && complete.is_none();
-        if inner.meta.complete == complete && inner.meta.gaps == gaps && !inner.meta.redo {
+        if inner.meta.complete == complete && inner.meta.gaps == gaps && !inner.meta.redo && !inner.unstored {
             return Ok(());
         }
+        let before = (inner.meta.complete, inner.meta.gaps, inner.meta.redo);
         (inner.meta.complete, inner.meta.gaps, inner.meta.redo) = (complete, gaps, false);
-        inner.store_meta()
+        let stored = inner.store_meta();
+        inner.unstored = stored.is_err();
+        if inner.unstored {
+            // Nobody knows which of the two is stored: what says less of what may be done with the blocks is believed, until a store succeeds.
+            inner.meta.complete = complete.or(before.0);
+            (inner.meta.gaps, inner.meta.redo) = (before.1, before.2);
+        }
+        stored
     }
 
     /// Blocks of a journal are about to be written in their places: durable when it returns.
@@ -922,6 +932,9 @@ impl Replica {
     /// As [`Replica::apply`].
     pub fn forget(&self, blocks: Range<u64>) -> Result<(), VolumeError> {
         let mut inner = self.lock();
+        if inner.meta.primary {
+            return Err(VolumeError::Frozen);
+        }
         let length = (blocks.end.saturating_sub(blocks.start)).saturating_mul(BLOCK);
         self.inside(blocks.start.saturating_mul(BLOCK), length)?;
         let mut io = || {
@@ -954,15 +967,10 @@ impl Replica {
         Ok(runs.into_iter().filter_map(|(run, entry)| inner.stamp_of(entry).map(|stamp| (run, stamp))).collect())
     }
 
-    /// Makes the blocks' contents durable. The system tells of a write that it could not make once, and to whoever syncs first: after that
-    /// nothing counts as durable before the replica is opened again, and what is hot is doubted.
+    /// Makes the blocks' contents durable. After a sync that has failed nothing counts as durable before the replica is opened again, and
+    /// what is hot is doubted ([`Synced`]).
     pub(crate) fn sync_data(&self) -> io::Result<()> {
-        if self.unsynced.load(Ordering::Acquire) {
-            return Err(io::Error::other(
-                "an earlier sync failed, and what was written before it may be lost: see to the disk, and start the node again",
-            ));
-        }
-        self.data.sync().inspect_err(|_| self.unsynced.store(true, Ordering::Release))
+        self.data.sync()
     }
 
     /// What was answered so far survives a loss of power.

@@ -594,3 +594,14 @@ fn after_a_sync_that_failed_nothing_counts_as_durable_until_all_that_is_hot_was_
     replica.flush().expect("the disk is well again");
     assert_ne!(replica.stamp(0).expect("reads"), stamp, "it may be another than was known by that stamp");
 }
+
+#[test]
+fn a_primary_forgets_nothing_that_somebody_tells_it_to() {
+    let mut host = Host::new(true);
+    let replica = host.boot();
+    replica.write(0, &[1; BLOCK as usize]).expect("writes");
+    assert!(matches!(replica.forget(0..1), Err(VolumeError::Frozen)));
+    let mut bytes = [0; BLOCK as usize];
+    replica.read(0, &mut bytes).expect("reads");
+    assert_eq!(bytes, [1; BLOCK as usize]);
+}

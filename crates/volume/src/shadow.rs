@@ -468,7 +468,12 @@ impl Replica {
     /// When the medium fails.
     pub(crate) fn has_all(&self) -> Result<(), VolumeError> {
         let mut inner = self.lock();
-        if std::mem::take(&mut inner.meta.gaps) { inner.store_meta() } else { Ok(()) }
+        if !std::mem::take(&mut inner.meta.gaps) {
+            return Ok(());
+        }
+        let stored = inner.store_meta();
+        inner.meta.gaps = stored.is_err();
+        stored
     }
 
     /// How much is not here.
