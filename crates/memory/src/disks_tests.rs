@@ -337,7 +337,7 @@ struct Neighbour(Box<Seen>);
 
 /// Where they are thought to be.
 fn thought(block: u32) -> u8 {
-    if block / 64 % 2 == 0 { 0 } else { NEIGHBOURS }
+    if (block / 64).is_multiple_of(2) { 0 } else { NEIGHBOURS }
 }
 
 impl Blocks for Neighbour {
