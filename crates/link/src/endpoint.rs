@@ -211,7 +211,13 @@ impl Shared {
             self.accepts(inner, &connection).map_err(Attempt::Refused)
         };
         let late = || Attempt::Again(format!("no answer in {:?}", self.config.attempt));
-        tokio::time::timeout(self.config.attempt, once).await.unwrap_or_else(|_| Err(late()))
+        let done = tokio::time::timeout(self.config.attempt, once).await.unwrap_or_else(|_| Err(late()));
+        if let Err(Attempt::Over(Closed::PeerRestarted)) = &done {
+            // Whoever hears so from this session, and looks for another, must not find one that is as dead.
+            let known = inner.peer_incarnation.load(Ordering::Relaxed);
+            self.close_those(&inner.peer, |theirs| theirs == known);
+        }
+        done
     }
 
     /// Keeps one lane of a session that we began connected.
@@ -220,12 +226,6 @@ impl Shared {
         while connections.wait_for(Option::is_none).await.is_ok() {
             match self.attempt(&inner, &peer, lane).await {
                 Ok(()) => {}
-                Err(Attempt::Over(Closed::PeerRestarted)) => {
-                    // Whoever hears so from this session, and looks for another, must not find one that is as dead.
-                    let known = inner.peer_incarnation.load(Ordering::Relaxed);
-                    self.close_those(&inner.peer, |theirs| theirs == known);
-                    inner.close(Closed::PeerRestarted);
-                }
                 Err(Attempt::Over(closed)) => inner.close(closed),
                 Err(Attempt::Refused(why)) => inner.close(Closed::Peer(why)),
                 Err(Attempt::Again(why)) => {

@@ -523,23 +523,20 @@ impl Shared {
                     if grant.is_none() && self.lane != Lane::Control {
                         grant = link.limiter().ask(ours, wanted);
                     }
-                    let (mut left, mut is_granted) = (wanted, true);
+                    let mut left = wanted;
                     if let Some(waiting) = &mut grant {
                         let due = self.ack_due(&mut ack_by);
-                        tokio::select! {
-                            () = waiting.wait() => left = waiting.bytes,
-                            () = at(due) => is_granted = false,
+                        left = tokio::select! {
+                            () = waiting.wait() => waiting.bytes,
+                            () = at(due) => 0,
                             // An acknowledgement may be due, or the stream over.
                             () = self.driver.notified() => continue,
-                        }
+                        };
                     }
+                    // What goes without data is an acknowledgement: the wait goes on.
+                    grant = grant.filter(|_| left == 0);
                     let mut core = self.lock();
                     let mut frames: Vec<Frame> = core.inc.ack().into_iter().collect();
-                    if is_granted {
-                        grant = None;
-                    } else {
-                        left = 0;
-                    }
                     while left > 0
                         && let Some(frame @ Frame::Data { .. }) =
                             (core.out.unsent() > 0).then(|| core.out.next(left)).flatten()

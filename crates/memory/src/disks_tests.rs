@@ -115,6 +115,20 @@ impl Pair {
         self.wire.extend(wire);
     }
 
+    /// Eight pages at a time, each answered before the next go; how it stands at the end, which is exact.
+    fn answers_all_of(&mut self, raw: &[u8]) -> Progress {
+        for piece in raw.chunks(8 * PAGE) {
+            self.sends(|encoder, out| encoder.push(piece, out));
+            self.sends(Encoder::flush);
+            self.settle().unwrap();
+        }
+        let progress = self.encoder.progress().clone();
+        self.sends(|encoder, out| encoder.finish(out).map(drop));
+        self.settle().unwrap();
+        assert_eq!(self.out, raw);
+        progress
+    }
+
     /// So many bytes arrive.
     fn arrive(&mut self, bytes: usize) -> Result<(), WireError> {
         let piece: Vec<u8> = self.wire.drain(..bytes.min(self.wire.len())).collect();
@@ -318,16 +332,7 @@ fn once_told_to_stop_the_encoder_refers_to_nothing() {
 fn a_destination_without_the_disks_is_found_out_after_some_round_trips() {
     let disk = Disk::noise(4000);
     let mut pair = Pair::new(encoder(Resends::Keep).with_disks(Seen::of(&disk)), Decoder::new(LIMITS).unwrap());
-    let raw = raw(0, 4000);
-    for piece in raw.chunks(8 * PAGE) {
-        pair.sends(|encoder, out| encoder.push(piece, out));
-        pair.sends(Encoder::flush);
-        pair.settle().unwrap();
-    }
-    let progress = pair.encoder.progress().clone();
-    pair.sends(|encoder, out| encoder.finish(out).map(drop));
-    pair.settle().unwrap();
-    assert_eq!(pair.out, raw);
+    let progress = pair.answers_all_of(&raw(0, 4000));
     assert!((PATIENCE * 8..PATIENCE * 20).contains(&progress.missing_pages), "{progress:?}");
     assert_eq!(progress.disk_pages, progress.missing_pages);
 }
@@ -358,16 +363,7 @@ fn a_neighbour_that_is_gone_does_not_keep_the_disks_from_being_referred_to() {
     let disk = Disk::noise(4096);
     let finder = Box::new(Neighbour(Seen::of(&disk)));
     let mut pair = Pair::new(encoder(Resends::Keep).with_disks(finder), decoder(&disk));
-    let raw = raw(0, 4096);
-    for piece in raw.chunks(8 * PAGE) {
-        pair.sends(|encoder, out| encoder.push(piece, out));
-        pair.sends(Encoder::flush);
-        pair.settle().unwrap();
-    }
-    let progress = pair.encoder.progress().clone();
-    pair.sends(|encoder, out| encoder.finish(out).map(drop));
-    pair.settle().unwrap();
-    assert_eq!(pair.out, raw);
+    let progress = pair.answers_all_of(&raw(0, 4096));
     assert!((PATIENCE * 8..PATIENCE * 20).contains(&progress.missing_pages), "{progress:?}");
     assert!(progress.disk_pages - progress.missing_pages > 1900, "{progress:?}");
 }

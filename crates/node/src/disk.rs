@@ -88,8 +88,6 @@ pub struct Disk {
     rolling: Mutex<()>,
     /// Something changed that a mirror or a waiting write may wait for.
     pub(crate) changed: watch::Sender<u64>,
-    /// Whether what leaves has nothing more to copy.
-    is_level: AtomicBool,
     /// See [`Disk::leaves`].
     left: Mutex<Left>,
     /// The mirror's task has something to send.
@@ -100,8 +98,6 @@ pub struct Disk {
     receiving: Mutex<Option<Ticket>>,
     /// What need not come, because volumes of the same trust domain have it here.
     library: OnceLock<Arc<Library>>,
-    /// The figures of the last mirror.
-    figures: Mutex<DiskProgress>,
     /// Since when the other side has been behind, as far as somebody looked.
     behind: Mutex<Option<Instant>>,
     failing: AtomicBool,
@@ -126,6 +122,7 @@ pub(crate) struct Outgoing {
 /// How what leaves stands: see [`Leaving`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Left {
+    figures: DiskProgress,
     may_stop: bool,
     acknowledged: u64,
     owes: u64,
@@ -133,7 +130,13 @@ struct Left {
 
 impl Left {
     fn of(machine: &Leaving) -> Self {
-        Self { may_stop: machine.may_stop(), acknowledged: machine.acknowledged(), owes: machine.owes() }
+        let (figures, may_stop) = (machine.progress(), machine.may_stop());
+        Self { figures, may_stop, acknowledged: machine.acknowledged(), owes: machine.owes() }
+    }
+
+    /// Nothing leaves any more; what did ended with these figures.
+    fn over(figures: DiskProgress) -> Self {
+        Self { figures, may_stop: true, ..Self::default() }
     }
 }
 
@@ -221,14 +224,12 @@ impl Disk {
             touched: Mutex::default(),
             rolling: Mutex::new(()),
             changed: watch::channel(0).0,
-            is_level: AtomicBool::new(false),
-            left: Mutex::default(),
+            left: Mutex::new(Left::over(DiskProgress::default())),
             work: Notify::new(),
             began: Instant::now(),
             complete: Mutex::default(),
             receiving: Mutex::default(),
             library: OnceLock::new(),
-            figures: Mutex::default(),
             behind: Mutex::default(),
             failing: AtomicBool::new(false),
             snapshot: Mutex::default(),
@@ -505,10 +506,7 @@ impl Disk {
     /// How the disk side of a move stands.
     #[must_use]
     pub fn progress(&self) -> DiskProgress {
-        if let Some(Some(outgoing)) = glimpse(&self.order).as_deref() {
-            *lock(&self.figures) = outgoing.machine.progress();
-        }
-        let figures = *lock(&self.figures);
+        let figures = self.leaves().figures;
         let mut behind = lock(&self.behind);
         *behind = if figures.remaining.0 == 0 { None } else { behind.or_else(|| Some(Instant::now())) };
         figures
@@ -555,9 +553,7 @@ impl Disk {
             // What a mirror passes on and a pre-cache does not agree: only one of them at a time.
             self.recorder.clear();
             *order = Some(Outgoing { attempt, machine, out });
-            self.is_level.store(false, Ordering::Relaxed);
             *lock(&self.left) = Left::default();
-            *lock(&self.figures) = DiskProgress::default();
         }
         let disk = self.clone();
         crate::trace::spawn(async move {
@@ -574,7 +570,7 @@ impl Disk {
     pub async fn stop_mirror(&self) {
         let ended = lock(&self.order).take();
         if let Some(outgoing) = &ended {
-            *lock(&self.figures) = outgoing.machine.progress();
+            *lock(&self.left) = Left::over(outgoing.machine.progress());
         }
         let _ = self.progress();
         if let Some(named) = ended.map(|outgoing| outgoing.machine.named()).filter(|named| named.0 > 0) {
@@ -603,7 +599,7 @@ impl Disk {
                 }
                 packer.flush(&mut wire)?;
                 // A guest may wait for its writes; nobody waits for a copy, and others' disks share the link.
-                let level = self.is_level.load(Ordering::Relaxed);
+                let level = lock(&self.left).figures.synchronous;
                 send.set_priority(if level { Priority::Interactive } else { Priority::Bulk });
                 send.write(wire.into()).await?;
             }
@@ -662,10 +658,8 @@ impl Disk {
             let _ = outgoing.out.send(message);
         }
         let complete = outgoing.machine.is_complete();
-        self.is_level.store(outgoing.machine.is_level(), Ordering::Relaxed);
         // Whoever finds the lock taken finds these.
         *lock(&self.left) = Left::of(&outgoing.machine);
-        *lock(&self.figures) = outgoing.machine.progress();
         drop(order);
         self.changed.send_modify(|n| *n += 1);
         if more {
@@ -692,11 +686,10 @@ impl Disk {
     /// How what leaves stands, or stood after its last step. A write of the guest, or a sync, takes as long as the storage does, and
     /// whoever looks from time to time must not wait for it, nor those who share the runtime.
     fn leaves(&self) -> Left {
-        let Some(order) = glimpse(&self.order) else { return *lock(&self.left) };
-        let nothing = Left { may_stop: true, ..Left::default() };
-        let now = order.as_ref().map_or(nothing, |outgoing| Left::of(&outgoing.machine));
-        *lock(&self.left) = now;
-        now
+        if let Some(Some(outgoing)) = glimpse(&self.order).as_deref() {
+            *lock(&self.left) = Left::of(&outgoing.machine);
+        }
+        *lock(&self.left)
     }
 
     /// Waits until both sides have, or know, the same but for what is on its way.

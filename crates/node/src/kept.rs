@@ -186,7 +186,7 @@ pub fn open(parts: &Parts, key: &CheckpointKey) -> Option<Checkpoint> {
         return None;
     }
     match Checkpoint::open(&path, key) {
-        // Other guests that come or leave at the same time have seen the same room.
+        // Other guests that come or leave at the same time have seen the same room. A page takes a little more when it is sealed.
         Ok(checkpoint) if room => Some(checkpoint.leaving(ram - ram / 32)),
         // The source may have been told of what is there.
         Ok(checkpoint) => Some(checkpoint.read_only(ErrorKind::StorageFull.into())),

@@ -377,7 +377,11 @@ async fn session(
         .map_err(|e| anyhow!("{e}"))?;
     let hello = Hello::Precache { volume: order.volume };
     let stream = link.open_stream(Lane::Disk, Priority::Background, proto::encode(&hello)).await?;
-    send(node, key, disk, &link, stream, order.consistent, figures).await
+    tokio::select! {
+        result = send(node, key, disk, &link, stream, order.consistent, figures) => result,
+        // Only who began the link connects it anew: had the secondary, and died, nothing would tell so for long.
+        never = node.peers().look_after(&order.to, &link) => match never {},
+    }
 }
 
 /// Ends with the session: nothing is recorded for it any more.
@@ -486,17 +490,9 @@ async fn send(
             });
         }
     };
-    // Only who began the link connects it anew: had the secondary, and died, nothing would tell so for long.
-    let looking_after = async {
-        match current(node, key) {
-            Some(order) => match node.peers().look_after(&order.to, link).await {},
-            None => Ok(()),
-        }
-    };
     tokio::select! {
         result = receiving => result,
         result = driving => result,
-        result = looking_after => result,
     }
 }
 

@@ -18,6 +18,9 @@ use std::fmt::Write as _;
 const BOUND: f64 = 1.05;
 const WITH: &str = "with";
 const WITHOUT: &str = "without";
+/// How often pairs are drawn again for the bound.
+const DRAWS: usize = 10_000;
+
 /// Windows of a kind.
 struct Kind {
     name: &'static str,
@@ -34,8 +37,6 @@ const USUAL_EPOCHS: Kind = Kind { name: "60-pairs-of-usual-epochs", pairs: 60, w
 /// Where nobody says otherwise.
 #[allow(clippy::cast_possible_truncation, reason = "it is ten")]
 const USUAL_S: u32 = (INTERVAL_MS / 1000) as u32;
-/// How often pairs are drawn again for the bound.
-const DRAWS: usize = 10_000;
 
 fn cell(kind: &Kind) -> PlanCell {
     let s = kind.interval_s;
