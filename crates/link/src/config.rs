@@ -101,8 +101,6 @@ pub struct Config {
     pub connect: Duration,
     /// How long the accepting side keeps a session whose initiator is gone.
     pub orphan: Duration,
-    /// How long a request waits for its answer.
-    pub request: Duration,
     /// What a stream may have sent that the peer's application has not read, unless
     /// [`SendHalf::set_window`](crate::SendHalf::set_window) says otherwise. At least the bandwidth-delay product.
     pub window: Bytes,
@@ -125,7 +123,6 @@ impl Config {
             attempt: Duration::from_millis(1500),
             connect: Duration::from_secs(10),
             orphan: Duration::from_secs(600),
-            request: Duration::from_secs(10),
             window: Bytes::mib(4),
             receive_limit: Bytes::mib(32),
             max_datagram: 1452,

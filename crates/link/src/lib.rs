@@ -42,7 +42,7 @@ pub use counters::{Counters, LaneCounters, StreamCounters};
 pub use endpoint::Endpoint;
 pub use error::{Closed, LinkError, RequestError, StreamError};
 pub use samples::Path;
-pub use session::{MAX_MESSAGE, MAX_REQUEST, Responder, Session, State};
+pub use session::{Asked, MAX_MESSAGE, MAX_REQUEST, Responder, Session, State};
 pub use stream::{Flow, RecvHalf, SendHalf, Stream};
 #[doc(hidden)]
 pub use wire::read_anything;

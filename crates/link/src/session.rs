@@ -562,19 +562,29 @@ impl Session {
         }
     }
 
-    /// The next request, and who answers it. A request that breaks off is passed over.
+    /// The next request that has begun to come. It is read elsewhere ([`Asked::whole`]), so that one whose end a cut holds up holds up no other.
     ///
     /// # Errors
     /// The session is over.
-    pub async fn accept_request(&self) -> Result<(Bytes, Responder), StreamError> {
-        loop {
-            let shared = self.inner().next(&self.inner().request_out).await.map_err(StreamError::of)?;
-            let (send, mut recv) = Stream::new(&self.handle, &shared).split();
-            let patience = self.inner().config.request;
-            if let Ok(Ok(request)) = tokio::time::timeout(patience, collect(&mut recv, "a request")).await {
-                return Ok((request, Responder { send }));
-            }
-        }
+    pub async fn accept_request(&self) -> Result<Asked, StreamError> {
+        let shared = self.inner().next(&self.inner().request_out).await.map_err(StreamError::of)?;
+        Ok(Asked(Stream::new(&self.handle, &shared)))
+    }
+}
+
+/// A request that comes. Dropped, it tells the asker so.
+#[derive(Debug)]
+pub struct Asked(Stream);
+
+impl Asked {
+    /// All of it, and who answers it. It waits over cuts, until the asker gives up.
+    ///
+    /// # Errors
+    /// It is over [`MAX_REQUEST`], or the asker or the session has ended.
+    pub async fn whole(self) -> Result<(Bytes, Responder), RequestError> {
+        let (send, mut recv) = self.0.split();
+        let request = collect(&mut recv, "a request").await?;
+        Ok((request, Responder { send }))
     }
 }
 

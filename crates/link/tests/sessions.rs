@@ -214,7 +214,7 @@ async fn streams_messages_and_requests_are_exact_over_a_path_that_delays_loses_a
     let answering = theirs.clone();
     tasks.push(tokio::spawn(async move {
         for _ in 0..20 {
-            let (request, responder) = answering.accept_request().await.unwrap();
+            let (request, responder) = answering.accept_request().await.unwrap().whole().await.unwrap();
             responder.respond(request).await.unwrap();
         }
     }));
@@ -364,12 +364,45 @@ async fn who_is_not_whom_we_mean_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_is_not_all_there_holds_up_no_other_and_waits_over_a_cut() {
+    let site = Site::new();
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let cut = Arc::new(AtomicBool::new(false));
+    let way = cut_off(b.addresses(), &cut).await;
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", way)), b.accept());
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    let (large, small) = (Bytes::from(vec![7; godwit_link::MAX_REQUEST]), Bytes::from_static(b"small"));
+    let ask = |what: Bytes| {
+        let ours = ours.clone();
+        tokio::spawn(async move { ours.request(what, PATIENCE).await.unwrap() })
+    };
+    let first = ask(large.clone());
+    let slow = theirs.accept_request().await.unwrap();
+    // Whatever of it is there now.
+    cut.store(true, Ordering::Relaxed);
+    let slow = tokio::spawn(async move { slow.whole().await.unwrap() });
+    let second = ask(small.clone());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cut.store(false, Ordering::Relaxed);
+    let (request, responder) = theirs.accept_request().await.unwrap().whole().await.unwrap();
+    assert_eq!(request, small);
+    responder.respond(request).await.unwrap();
+    assert_eq!(second.await.unwrap(), small);
+    let (request, responder) = slow.await.unwrap();
+    assert_eq!(request, large);
+    responder.respond(request).await.unwrap();
+    assert_eq!(first.await.unwrap(), large);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_holds_can_be_changed_and_does_not_hold_up_requests() {
     let site = Site::new();
     let (_a, _b, ours, theirs) = pair(&site).await;
     let answering = theirs.clone();
     tokio::spawn(async move {
-        while let Ok((request, responder)) = answering.accept_request().await {
+        while let Ok(asked) = answering.accept_request().await {
+            let (request, responder) = asked.whole().await.unwrap();
             responder.respond(request).await.unwrap();
         }
     });

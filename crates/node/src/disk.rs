@@ -10,6 +10,7 @@
 
 use crate::disk_index::Touched;
 use crate::leaving::Leaving;
+use crate::libraries::Shelf;
 use crate::pace::Paced;
 use crate::parts::lock;
 use crate::path::Carries;
@@ -97,7 +98,7 @@ pub struct Disk {
     complete: Mutex<Option<Ticket>>,
     receiving: Mutex<Option<Ticket>>,
     /// What need not come, because volumes of the same trust domain have it here.
-    library: OnceLock<Arc<Library>>,
+    library: OnceLock<Shelf>,
     /// Since when the other side has been behind, as far as somebody looked.
     behind: Mutex<Option<Instant>>,
     failing: AtomicBool,
@@ -754,14 +755,14 @@ impl Disk {
         *lock(&self.complete) == Some(ticket)
     }
 
-    /// Blocks that come are looked up in this library first, which is of the VM's trust domain.
-    pub(crate) fn look_up_in(&self, library: Arc<Library>) {
-        let _ = self.library.set(library);
+    /// Blocks that come are looked up here first, in what the VM's trust domain has.
+    pub(crate) fn look_up_in(&self, shelf: Shelf) {
+        let _ = self.library.set(shelf);
     }
 
     /// The library of the VM's trust domain at this host, if it is known.
     pub(crate) fn library(&self) -> Option<Arc<Library>> {
-        self.library.get().cloned()
+        self.library.get()?.library()
     }
 
     /// Takes the blocks of an attempt, until all are here.

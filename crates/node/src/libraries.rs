@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex};
 
 /// Memory of a library at the most: what 4 GiB of contents take. It is taken as it is filled.
 const MEMORY: Bytes = Bytes::mib(16);
-/// Domains of which something is remembered, and as many VMs of none: of others, what is in use.
+/// Domains of which something is remembered, and as many VMs of none: of others, what is in use. A disk that merely lies here uses its
+/// domain's; that of a VM of none is of use to nobody else, and used only while something comes in.
 const MOST: usize = 16;
 
 /// How fast disks are read for that, all together and scrubs among them, and how much at once.
@@ -58,12 +59,39 @@ pub(crate) fn look_at(node: &Arc<Node>, parts: &Parts) {
 pub(crate) struct Libraries {
     shared: Mutex<Domains<Library>>,
     /// Of VMs of no domain. Apart, because there may be many, and they would take the places of those that are of use to others.
-    alone: Mutex<Domains<Library>>,
+    alone: Arc<Alone>,
+}
+
+type Alone = Mutex<Domains<Library>>;
+
+/// Where a disk finds its library.
+#[derive(Debug)]
+pub(crate) enum Shelf {
+    /// Its domain's, which stays as long as the disk does.
+    Shared(Arc<Library>),
+    /// Its VM's own: among the last that were asked for, in use, or made anew.
+    Alone(Arc<Alone>, VmId),
+}
+
+impl Shelf {
+    /// The library; `None` as [`Libraries::shelf`].
+    pub(crate) fn library(&self) -> Option<Arc<Library>> {
+        match self {
+            Self::Shared(library) => Some(library.clone()),
+            Self::Alone(alone, vm) => find(alone, &domain(*vm, None)),
+        }
+    }
+}
+
+fn find(all: &Mutex<Domains<Library>>, domain: &TrustDomain) -> Option<Arc<Library>> {
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).ok()?;
+    Some(lock(all).of(domain, || Library::new(Key::new(key), MEMORY)))
 }
 
 impl Default for Libraries {
     fn default() -> Self {
-        Self { shared: Mutex::new(Domains::new(MOST)), alone: Mutex::new(Domains::new(MOST)) }
+        Self { shared: Mutex::new(Domains::new(MOST)), alone: Arc::new(Mutex::new(Domains::new(MOST))) }
     }
 }
 
@@ -73,12 +101,12 @@ fn domain(vm: VmId, domain: Option<&Name>) -> TrustDomain {
 }
 
 impl Libraries {
-    /// The one for a VM's volumes; `None` where the system gives no random bytes for a key, which costs bytes and nothing else.
-    pub(crate) fn of(&self, vm: VmId, of: Option<&Name>) -> Option<Arc<Library>> {
-        let mut key = [0; 32];
-        getrandom::fill(&mut key).ok()?;
-        let all = if of.is_some() { &self.shared } else { &self.alone };
-        Some(lock(all).of(&domain(vm, of), || Library::new(Key::new(key), MEMORY)))
+    /// Where a VM's volumes find theirs; `None` where the system gives no random bytes for a key, which costs bytes and nothing else.
+    pub(crate) fn shelf(&self, vm: VmId, of: Option<&Name>) -> Option<Shelf> {
+        match of {
+            Some(_) => find(&self.shared, &domain(vm, of)).map(Shelf::Shared),
+            None => Some(Shelf::Alone(self.alone.clone(), vm)),
+        }
     }
 }
 
@@ -90,17 +118,21 @@ mod tests {
     fn vms_of_one_domain_share_a_library_and_no_others_do() {
         let all = Libraries::default();
         let of = |id, domain: Option<&str>| {
-            all.of(VmId(id), domain.map(|name| name.parse().expect("a name")).as_ref()).expect("a key")
+            let shelf = all.shelf(VmId(id), domain.map(|name| name.parse().expect("a name")).as_ref());
+            shelf.expect("a key").library().expect("a key")
         };
         assert!(Arc::ptr_eq(&of(1, Some("acme")), &of(2, Some("acme"))));
         assert!(!Arc::ptr_eq(&of(1, Some("acme")), &of(2, Some("other"))));
         assert!(!Arc::ptr_eq(&of(1, None), &of(2, None)), "two VMs of no domain are two customers");
         assert!(Arc::ptr_eq(&of(1, None), &of(1, None)));
         assert!(!Arc::ptr_eq(&of(1, None), &of(1, Some("vm-1"))));
-        let acme = of(1, Some("acme"));
+        let (acme, shelf) = (of(1, Some("acme")), all.shelf(VmId(1), None).expect("one"));
+        let (used, unused) = (shelf.library().expect("a key"), Arc::downgrade(&of(2, None)));
         for vm in 0..2 * MOST as u64 {
             of(vm, None);
         }
         assert!(Arc::ptr_eq(&acme, &of(2, Some("acme"))), "VMs of no domain took its place");
+        assert!(Arc::ptr_eq(&used, &shelf.library().expect("a key")), "it is in use");
+        assert!(unused.upgrade().is_none(), "a disk of a VM of no domain holds what nobody looks up in");
     }
 }

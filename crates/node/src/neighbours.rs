@@ -18,8 +18,9 @@
 //! often so nothing is named any more (`PATIENCE`). *It has gone on, or was never there*: the same. *Two pages have one hash*: 128 bits under a
 //! key that is this node's alone, and the stream's digest would tell.
 //!
-//! What it costs: a guest that leaves is hashed only if another one of its domain is still here; some 50 bytes for a page, of
-//! [`MOST`] guests with [`MOST_PAGES`] together (400 MB), for [`LASTING`].
+//! What it costs: a guest that leaves is hashed only if another one of its domain is still here; at most 28 bytes for a page, of
+//! [`MOST`] guests with [`MOST_PAGES`] together (235 MB), for [`LASTING`]. While it is hashed its RAM stays, which nobody uses any more: so
+//! [`AT_ONCE`] are, and one that leaves meanwhile is not remembered.
 
 use crate::disk_index::{DiskIndex, Replicas};
 use crate::node::Node;
@@ -28,11 +29,12 @@ use godwit_api::Name;
 use godwit_api::host::MoveRole;
 use godwit_memory::{Blocks, Finder, NEIGHBOURS, PAGE_SIZE, PageBytes, Spot};
 use godwit_units::VmId;
-use std::collections::HashMap;
+use hashbrown::HashTable;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// Guests that are remembered, and named in one move, at most: the last ones.
 pub(crate) const MOST: usize = 8;
@@ -40,6 +42,9 @@ pub(crate) const MOST: usize = 8;
 const MOST_PAGES: usize = 8 << 20;
 /// How long one is remembered: what has run elsewhere for so long has little of what it had.
 const LASTING: Duration = Duration::from_secs(1800);
+
+/// So many are hashed at once.
+const AT_ONCE: usize = 2;
 
 type Hash = u128;
 
@@ -51,8 +56,15 @@ pub(crate) struct Left {
     to: Name,
     since: Instant,
     key: [u8; 32],
-    places: HashMap<Hash, u32>,
+    /// Each page's, as far as there are any; zero: of a page of zeroes.
     pages: Vec<Hash>,
+    /// Where a hash stands in it: a place alone, or there would be each hash twice.
+    places: HashTable<u32>,
+}
+
+/// What a table goes by: of a keyed hash, any bits do.
+const fn bits(hash: Hash) -> u64 {
+    hash as u64
 }
 
 fn hash(key: &[u8; 32], content: &[u8]) -> Hash {
@@ -64,7 +76,8 @@ impl Left {
     /// Hashes a guest's RAM, the first [`MOST_PAGES`] of it. Reads the file as far as it has data in it.
     fn look(vm: VmId, domain: Name, to: Name, key: [u8; 32], ram: &File) -> std::io::Result<Self> {
         let size = ram.metadata()?.len().min((MOST_PAGES * PAGE_SIZE) as u64);
-        let (mut places, mut pages) = (HashMap::new(), vec![]);
+        // Of which the system gives what is written to.
+        let mut pages: Vec<Hash> = Vec::with_capacity(size as usize / PAGE_SIZE);
         let mut buffer = vec![0; 256 * PAGE_SIZE];
         let mut at = 0;
         while at < size {
@@ -83,12 +96,22 @@ impl Left {
                     let hash = hash(&key, content);
                     pages.resize(page as usize, 0);
                     pages.push(hash);
-                    places.insert(hash, page as u32);
                 }
             }
             at = data + n as u64;
         }
-        Ok(Self { vm, domain, to, since: Instant::now(), key, places, pages })
+        pages.shrink_to_fit();
+        let mut places = HashTable::with_capacity(pages.iter().filter(|hash| **hash != 0).count());
+        for (page, hash) in pages.iter().enumerate().filter(|(_, hash)| **hash != 0) {
+            let (same, of) = (|known: &u32| pages[*known as usize] == *hash, |known: &u32| bits(pages[*known as usize]));
+            places.entry(bits(*hash), same, of).or_insert(page as u32);
+        }
+        Ok(Self { vm, domain, to, since: Instant::now(), key, pages, places })
+    }
+
+    /// A page with this hash.
+    fn place(&self, hash: Hash) -> Option<u32> {
+        self.places.find(bits(hash), |known| self.pages[*known as usize] == hash).copied()
     }
 }
 
@@ -97,6 +120,7 @@ impl Left {
 pub(crate) struct Neighbours {
     key: [u8; 32],
     left: Mutex<Vec<Arc<Left>>>,
+    looking: Arc<Semaphore>,
     /// Pages of all, at most.
     room: usize,
 }
@@ -105,7 +129,7 @@ impl Default for Neighbours {
     fn default() -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the kernel gives random bytes once it has booted");
-        Self { key, left: Mutex::default(), room: MOST_PAGES }
+        Self { key, left: Mutex::default(), looking: Arc::new(Semaphore::new(AT_ONCE)), room: MOST_PAGES }
     }
 }
 
@@ -157,9 +181,13 @@ pub(crate) fn leaving(node: &Node, parts: &Parts) -> Option<Leaving> {
 
 /// Source: remembers it.
 pub(crate) fn remember(node: &Arc<Node>, parts: &Parts, leaving: Leaving) {
+    let Ok(turn) = node.neighbours().looking.clone().try_acquire_owned() else {
+        tracing::debug!(vm = %parts.name, "its memory is not named to its neighbours: others that left are being looked at");
+        return;
+    };
     let (node, vm, name, then) = (node.clone(), parts.id, parts.name.clone(), Arc::downgrade(node));
     let looking = crate::trace::spawn_blocking(move || {
-        let Leaving { ram, domain, to } = leaving;
+        let (Leaving { ram, domain, to }, _turn) = (leaving, turn);
         match Left::look(vm, domain, to, node.neighbours().key, &ram) {
             Ok(left) => {
                 tracing::debug!(vm = %name, pages = left.places.len(), "its memory may be named to its neighbours");
@@ -209,7 +237,7 @@ impl Finder for Known {
             return Some(spot);
         }
         let hash = hash(&first.key, content);
-        let found = self.left.iter().zip(NEIGHBOURS..).find_map(|(left, n)| Some((n, *left.places.get(&hash)?)));
+        let found = self.left.iter().zip(NEIGHBOURS..).find_map(|(left, n)| Some((n, left.place(hash)?)));
         found.map(|(disk, block)| Spot { disk, block })
     }
 

@@ -495,8 +495,8 @@ impl Node {
                     Disk::open_or_create(&folder, pool, socket, *volume, name, disk.size)?
                 }
             };
-            if let Some(library) = self.libraries.of(definition.id, definition.domain.as_ref()) {
-                disk.look_up_in(library);
+            if let Some(shelf) = self.libraries.shelf(definition.id, definition.domain.as_ref()) {
+                disk.look_up_in(shelf);
             }
             disks.push(disk);
         }

@@ -247,10 +247,12 @@ impl Peers {
         });
         let (n, s, f, now) = (node.clone(), session.clone(), from.clone(), use_it.clone());
         tokio::spawn(async move {
-            while let Ok((request, responder)) = s.accept_request().await {
+            while let Ok(asked) = s.accept_request().await {
                 now();
                 let (n, f) = (n.clone(), f.clone());
                 tokio::spawn(async move {
+                    // Whoever broke it off knows.
+                    let Ok((request, responder)) = asked.whole().await else { return };
                     let answer = n.asked(&f, &request).await;
                     if let Err(error) = responder.respond(answer).await {
                         tracing::debug!(%error, "an answer was lost");

@@ -621,8 +621,8 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
     if disk.size() != asked.size {
         return conflict(format!("the replica of volume {} here has {}", asked.volume.0, disk.size()));
     }
-    if let Some(library) = node.libraries().of(asked.vm, asked.domain.as_ref()) {
-        disk.look_up_in(library);
+    if let Some(shelf) = node.libraries().shelf(asked.vm, asked.domain.as_ref()) {
+        disk.look_up_in(shelf);
     }
     if disk.replica().is_primary() {
         return conflict(format!(
