@@ -34,11 +34,11 @@ pub enum Outcome {
     Running,
     /// The VM runs at the destination.
     Completed,
-    /// Taken back on request: it runs at the source.
+    /// Taken back on request: the VM stays at the source.
     Cancelled,
     /// The VM runs at the destination, and that its network leads there could not be shown.
     NetworkUnproved,
-    /// Failed: it runs at the source.
+    /// Failed: the VM is at the source, or where the error says.
     Failed,
     /// The VM is at the destination, and memory that was to follow it is lost. It stands still until it is started from its disks, or was
     /// started from them already; the error says which.

@@ -16,8 +16,8 @@ pub struct PromoteVolume {
     /// with `dry_run`.
     #[serde(default)]
     pub fenced: String,
-    /// Hosts besides the VM's that are kept from running it, too, as `fenced` says: those that an earlier promotion was ordered to, and that nobody has
-    /// heard of since.
+    /// Hosts besides the VM's that are kept from running it, too, as `fenced` says: those that an earlier promotion was ordered to, or that the VM
+    /// was being moved to, and that nobody has heard of since.
     #[serde(default)]
     pub also_fenced: Vec<Name>,
     /// Only says from what it would be started, and what is in the way.

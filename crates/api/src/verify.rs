@@ -58,7 +58,7 @@ pub struct Verified {
     pub alike: Bytes,
     /// What only one has as it is there, and nobody wrote down what it should be: the others lag behind. Nothing is known of it.
     pub behind: Bytes,
-    /// What was written each time it was looked at.
+    /// What could not be compared: written each time it was looked at, or too late for stamps to prove anything, as all is after a promotion.
     pub unsettled: Bytes,
     /// What should be alike, and is not.
     pub findings: Vec<Rot>,

@@ -9,6 +9,7 @@ use godwit_api::Name;
 use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -59,6 +60,9 @@ pub fn controller(args: ControllerArgs, global: &Global) -> Result<(), Failure> 
     })?)
 }
 
+/// For so long a node that ends waits for what it is doing on disks.
+const LETTING_GO: Duration = Duration::from_secs(5);
+
 /// Runs a node until a signal. Its guests stay.
 pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
     let settings = config::node(args, global.credentials.clone())?;
@@ -99,7 +103,8 @@ pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
         extender: extender.map(crate::extender::ExtenderAt::offer),
         watch_every: watch_every.0,
     };
-    Ok(Runtime::new()?.block_on(async {
+    let runtime = Runtime::new()?;
+    let done = runtime.block_on(async {
         let manager = Arc::new(Manager::from_env());
         manager.starting("taking up the guests that run here");
         let up = |node: &Arc<godwit_node::node::Node>| {
@@ -107,7 +112,10 @@ pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
             tokio::spawn(async move { manager.serve(|| godwit_node::health::look(&node)).await });
         };
         godwit_node::run(config, up, told_to_end(manager.clone())?).await
-    })?)
+    });
+    // What still blocks, on storage that stands or with a copy that is long, is what a crash leaves as well: guests do not wait for it.
+    runtime.shutdown_timeout(LETTING_GO);
+    Ok(done?)
 }
 
 /// Whose certificate it is.

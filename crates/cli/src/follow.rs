@@ -5,8 +5,9 @@
 use crate::failure::{Code, Failure};
 use crate::show;
 use crate::table::printable;
+use godwit_api::host::{Ownership, RunState};
 use godwit_api::progress::{MoveProgress, Outcome, PhaseName};
-use godwit_api::public::Move;
+use godwit_api::public::{Move, Vm};
 use godwit_api::{Problem, PublicClient};
 use godwit_units::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -51,7 +52,11 @@ pub async fn follow(client: &PublicClient, mut mv: Move, json: bool) -> Result<(
         output.show(&mv)?;
         match mv.progress.outcome {
             open if open.is_open() => {}
-            _ => return output.end(&mv),
+            Outcome::Failed | Outcome::Cancelled => {
+                let vm = client.vm(&mv.vm).await.ok();
+                return output.end(&mv, vm.as_ref());
+            }
+            _ => return output.end(&mv, None),
         }
         tokio::select! {
             () = tokio::time::sleep(POLL) => {}
@@ -124,13 +129,13 @@ impl Output {
         }
     }
 
-    fn end(self, mv: &Move) -> Result<(), Failure> {
+    fn end(self, mv: &Move, vm: Option<&Vm>) -> Result<(), Failure> {
         let on_terminal = matches!(self, Self::Terminal { .. });
         if let Self::Terminal { bar, .. } = self {
             bar.finish_and_clear();
             print_text(&show::summary(mv))?;
         }
-        outcome(mv, on_terminal)
+        outcome(mv, vm, on_terminal)
     }
 }
 
@@ -155,14 +160,26 @@ pub fn print_text(text: &str) -> Result<(), Failure> {
     })
 }
 
-/// The exit code that a move's outcome stands for.
-fn outcome(mv: &Move, said: bool) -> Result<(), Failure> {
+/// Where a VM is whose move came to nothing: as its host says now, for its guest may have powered off, or somebody has claimed it elsewhere.
+fn whereabouts(mv: &Move, vm: Option<&Vm>) -> String {
+    let owned = vm.filter(|vm| matches!(vm.ownership, Some(Ownership::Here | Ownership::Pausing)));
+    match owned.map(|vm| (&vm.host, vm.run)) {
+        // One that stands still is about to be made to run again.
+        Some((host, Some(RunState::Running | RunState::Paused))) => format!("it runs at {host}"),
+        Some((host, Some(RunState::Off))) => format!("it is off, at {host}"),
+        _ => format!("`godwit vm show {}` tells where it is", mv.vm),
+    }
+}
+
+/// The exit code that a move's outcome stands for. `vm`: as it is now.
+fn outcome(mv: &Move, vm: Option<&Vm>, said: bool) -> Result<(), Failure> {
+    let here = whereabouts(mv, vm);
     let why = mv.progress.error.as_deref().unwrap_or("no reason given");
     let message = |what: String| if said { String::new() } else { what };
-    let (vm, from) = (&mv.vm, &mv.from);
+    let vm = &mv.vm;
     match mv.progress.outcome {
         Outcome::Failed => {
-            let text = format!("the move of `{vm}` failed: {}; it runs at {from}", printable(why));
+            let text = format!("the move of `{vm}` failed: {}; {here}", printable(why));
             Err(Failure::new(Code::Failed, message(text)))
         }
         Outcome::NetworkUnproved => {
@@ -175,7 +192,7 @@ fn outcome(mv: &Move, said: bool) -> Result<(), Failure> {
             Err(Failure::new(Code::Failed, message(text)))
         }
         Outcome::Cancelled => {
-            Err(Failure::new(Code::Cancelled, message(format!("the move of `{vm}` was cancelled; it runs at {from}"))))
+            Err(Failure::new(Code::Cancelled, message(format!("the move of `{vm}` was cancelled; {here}"))))
         }
         Outcome::Completed | Outcome::Running | Outcome::WaitsForPeer => Ok(()),
     }
@@ -233,5 +250,32 @@ mod tests {
         let mut end = Predicted::default();
         let shown: Vec<_> = [None, Some(10), Some(8), None, Some(9), Some(12)].map(|told| end.next(told)).into();
         assert_eq!(shown, [None, Some(10), Some(10), None, Some(10), Some(12)]);
+    }
+
+    #[test]
+    fn a_vm_whose_move_failed_is_said_to_run_only_where_it_does() {
+        let failed: Move = serde_json::from_value(serde_json::json!({
+            "id": 1, "vm": "web", "from": "a", "to": "b", "disk": "mirror", "ordered_unix_us": 1, "memory": 1, "disks": 1,
+            "progress": {
+                "outcome": "failed", "phase": "memory", "phases": [], "bytes": {"memory": 0, "disk": 0, "control": 0},
+                "raw": 0, "zero_pages": 0, "rounds": [], "disk": {"total": 0, "copied": 0, "remaining": 0, "synchronous": true},
+                "memory_remaining": 0, "dirty_rate": 0, "rate": 0, "error": "the guest powered off"
+            }
+        }))
+        .unwrap();
+        let stands = |host: &str, run: Option<&str>, ownership: Option<&str>| -> String {
+            let vm: Vm = serde_json::from_value(serde_json::json!({
+                "id": 1, "name": "web", "host": host, "site": "s", "spec": {"memory": 4096}, "run": run,
+                "ownership": ownership, "lineage": 0, "generation": 1, "mv": null
+            }))
+            .unwrap();
+            outcome(&failed, Some(&vm), false).unwrap_err().message
+        };
+        let ends = |said: String, end: &str| assert!(said.ends_with(end), "{said}");
+        ends(stands("a", Some("running"), Some("here")), "; it runs at a");
+        ends(stands("a", Some("off"), Some("here")), "; it is off, at a");
+        ends(stands("b", Some("running"), Some("here")), "; it runs at b");
+        ends(stands("a", Some("paused"), Some("elsewhere")), "`godwit vm show web` tells where it is");
+        ends(outcome(&failed, None, false).unwrap_err().message, "`godwit vm show web` tells where it is");
     }
 }

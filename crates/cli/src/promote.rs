@@ -18,7 +18,7 @@ pub struct PromoteArgs {
     /// How the VM's host is kept from running it, and who says so
     #[arg(long, value_name = "TEXT", required_unless_present = "dry_run")]
     pub fenced: Option<String>,
-    /// A host that an earlier promotion was ordered to, and that does not answer: it is kept from running the VM as well, as --fenced says
+    /// A host that an earlier promotion was ordered to, or that the VM was being moved to, and that does not answer: it is kept from running the VM as well, as --fenced says
     #[arg(long, value_name = "HOST")]
     pub also_fenced: Vec<Name>,
     /// Only say from what it would be started, and what is in the way

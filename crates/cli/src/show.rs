@@ -251,8 +251,8 @@ pub fn moves(moves: &[Move]) -> String {
             mv.vm.to_string(),
             mv.from.to_string(),
             mv.to.to_string(),
-            word(&p.outcome),
-            phase(p.phase).into(),
+            if mv.after.is_some() { "waits".into() } else { word(&p.outcome) },
+            if mv.after.is_some() { NOTHING } else { phase(p.phase) }.into(),
             seconds(total_s(mv)),
             millis(p.downtime_ms),
             (p.bytes.memory + p.bytes.disk + p.bytes.control).to_string(),
@@ -271,7 +271,10 @@ pub fn summary(mv: &Move) -> String {
     };
     let mut pairs = vec![
         ("move", format!("{}: {} from {} to {}", mv.id.0, mv.vm, mv.from, mv.to)),
-        ("outcome", word(&p.outcome)),
+        (
+            "outcome",
+            mv.after.map_or_else(|| word(&p.outcome), |before| format!("waits for its turn, behind move {}", before.0)),
+        ),
         ("time", seconds(total_s(mv))),
         ("pause", millis(p.downtime_ms)),
         ("network proved", millis(p.network_proved_ms)),
@@ -287,7 +290,8 @@ pub fn summary(mv: &Move) -> String {
         pairs.insert(8, ("was there", held));
     }
     pairs.extend(crate::foretell::against(mv));
-    for part in &p.phases {
+    // None has begun of one that waits.
+    for part in p.phases.iter().filter(|_| mv.after.is_none()) {
         let took = part.ended_unix_us.map(|end| end.saturating_sub(part.started_unix_us) as f64 / 1e6);
         let text = took.map_or_else(|| "under way".into(), |s| format!("{s:.2} s"));
         pairs.push(("phase", format!("{:<9} {text}", phase(part.name))));
@@ -296,4 +300,32 @@ pub fn summary(mv: &Move) -> String {
         pairs.push((if p.outcome == Outcome::Running { "waits" } else { "why" }, error.clone()));
     }
     facts(&pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_that_waits_its_turn_is_not_shown_as_one_that_runs() {
+        let mut mv: Move = serde_json::from_value(serde_json::json!({
+            "id": 2, "vm": "web", "from": "a", "to": "b", "disk": "mirror", "ordered_unix_us": 1, "memory": 1, "disks": 1,
+            "progress": {
+                "outcome": "running", "phase": "reserve",
+                "phases": [{"name": "reserve", "started_unix_us": 1, "ended_unix_us": null}],
+                "bytes": {"memory": 0, "disk": 0, "control": 0}, "raw": 0, "zero_pages": 0, "rounds": [],
+                "disk": {"total": 0, "copied": 0, "remaining": 0, "synchronous": true},
+                "memory_remaining": 0, "dirty_rate": 0, "rate": 0
+            },
+            "after": 1
+        }))
+        .unwrap();
+        let (listed, shown) = (moves(std::slice::from_ref(&mv)), summary(&mv));
+        assert!(listed.contains("waits") && !listed.contains("reserve") && !listed.contains("running"), "{listed}");
+        assert!(shown.contains("behind move 1") && !shown.contains("under way"), "{shown}");
+        mv.after = None;
+        let (listed, shown) = (moves(std::slice::from_ref(&mv)), summary(&mv));
+        assert!(listed.contains("running") && listed.contains("reserve"), "{listed}");
+        assert!(shown.contains("running") && shown.contains("under way"), "{shown}");
+    }
 }

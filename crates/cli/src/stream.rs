@@ -4,7 +4,7 @@
 use crate::failure::{Code, Failure};
 use crate::quantity::size;
 use clap::{Args, Subcommand, ValueEnum};
-use godwit_memory::codec::{self, Codec};
+use godwit_memory::codec::{self, Codec, Decode};
 use godwit_memory::{Blocks, Clock, Config, Finder, Limits, PAGE_SIZE, PageBytes, Resends, Spot, SpotTable, Stages};
 use godwit_units::Bytes;
 use std::fs::File;
@@ -142,20 +142,26 @@ fn decode(args: &DecodeArgs) -> Result<(), Failure> {
     let limits = Limits { versions: u64::MAX, ..Limits::default() };
     let mut decoder = codec::decoder(limits, disks, args.stats.map(|_| clock as Clock));
     let mut pipe = Pipe::open(&args.input, &args.output)?;
-    let mut out = vec![];
-    while let Some(piece) = pipe.read()? {
-        // Little may mean much: what was made is written before more is.
-        for piece in piece.chunks(PIECE / 16) {
-            pipe.timed(|| decoder.push(piece, &mut out))?;
-            pipe.write(&mut out)?;
-        }
-    }
+    rebuild(&mut *decoder, &mut pipe)?;
     decoder.finish().map_err(failure)?;
     pipe.end()?;
     if args.stats.is_some() {
         let mut stats = pipe.stats("wire_bytes", "raw_bytes");
         stages(&mut stats, decoder.stages(), "raw_bytes");
         print(&args.output, &stats);
+    }
+    Ok(())
+}
+
+/// A few bytes can mean terabytes: what was made is written before more is.
+fn rebuild(decoder: &mut dyn Decode, pipe: &mut Pipe<'_>) -> Result<(), Failure> {
+    let mut out = vec![];
+    while let Some(piece) = pipe.read()? {
+        let (mut rest, mut more) = (&piece[..], true);
+        while more || !rest.is_empty() {
+            more = pipe.timed(|| decoder.push_some(&mut rest, &mut out))?;
+            pipe.write(&mut out)?;
+        }
     }
     Ok(())
 }
@@ -312,5 +318,46 @@ impl Blocks for Indexed {
 impl Finder for Indexed {
     fn find(&self, content: &PageBytes) -> Option<Spot> {
         self.1.find(content)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use godwit_memory::codec::CodecError;
+
+    /// Makes 1 MiB of a byte, and nothing before that is taken away.
+    struct Glutton;
+
+    impl Decode for Glutton {
+        fn push(&mut self, _: &[u8], _: &mut Vec<u8>) -> Result<(), CodecError> {
+            panic!("nothing bounds what this makes")
+        }
+
+        fn push_some(&mut self, wire: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, CodecError> {
+            assert!(out.is_empty(), "{} bytes were not written", out.len());
+            *wire = &wire[1..];
+            out.resize(1 << 20, 0);
+            Ok(!wire.is_empty())
+        }
+
+        fn finish(&mut self) -> Result<(), CodecError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_a_file_makes_is_written_before_it_makes_more() {
+        let nowhere = Path::new("-");
+        let mut pipe = Pipe {
+            from: Box::new(io::repeat(0).take(20)),
+            to: Box::new(io::sink()),
+            names: (nowhere, nowhere),
+            read: 0,
+            written: 0,
+            busy: Duration::ZERO,
+        };
+        assert!(rebuild(&mut Glutton, &mut pipe).is_ok());
+        assert_eq!((pipe.read, pipe.written), (20, 20 << 20));
     }
 }

@@ -7,7 +7,7 @@ use crate::show;
 use crate::table::Table;
 use godwit_api::progress::Outcome;
 use godwit_api::public::{Move, MoveTogether};
-use godwit_api::{Problem, PublicClient};
+use godwit_api::{Name, Problem, PublicClient};
 use godwit_units::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Carries an order of several VMs out.
 ///
 /// # Errors
-/// The controller's; or that not all have arrived.
+/// The controller's; or that not all have begun, or have arrived.
 pub async fn run(client: &PublicClient, args: MoveArgs, json: bool) -> Result<(), Failure> {
     if args.vcpus.is_some() {
         return Err(Failure::usage("--vcpus is for one VM: move it by itself"));
@@ -42,6 +42,7 @@ pub async fn run(client: &PublicClient, args: MoveArgs, json: bool) -> Result<()
         return if free { Ok(()) } else { Err(Failure::new(Code::Blocked, "")) };
     }
     let mut moves = client.move_together(&order).await?;
+    let missing = missing(&order.vms, &moves);
     if !json {
         for mv in &moves {
             eprintln!("{}: {}", mv.vm, crate::foretell::line(mv).unwrap_or_else(|| "nothing could be foretold".into()));
@@ -54,7 +55,13 @@ pub async fn run(client: &PublicClient, args: MoveArgs, json: bool) -> Result<()
         true => write_json(&moves)?,
         false => print_text(&table(&moves))?,
     }
-    if args.detach { Ok(()) } else { outcome(&moves) }
+    outcome(&missing, if args.detach { &[] } else { moves.as_slice() })
+}
+
+/// The VMs of an order that have no move in its answer.
+fn missing(asked: &[Name], moves: &[Move]) -> Vec<String> {
+    let has_none = |vm: &&Name| moves.iter().all(|mv| mv.vm != **vm);
+    asked.iter().filter(has_none).map(|vm| format!("`{vm}`")).collect()
 }
 
 /// Looks at all of them until the last has ended; on a terminal with a live line.
@@ -184,13 +191,73 @@ fn table(moves: &[Move]) -> String {
     table.lines()
 }
 
-/// Whether all have arrived.
-fn outcome(moves: &[Move]) -> Result<(), Failure> {
+/// Whether all have begun, and have arrived as they should.
+fn outcome(missing: &[String], moves: &[Move]) -> Result<(), Failure> {
+    let mut parts = vec![];
+    if !missing.is_empty() {
+        parts.push(format!("not begun: {}; `godwit move ls` lists what was", missing.join(", ")));
+    }
     let not: Vec<&Move> = moves.iter().filter(|mv| mv.progress.outcome != Outcome::Completed).collect();
-    let Some(first) = not.first() else { return Ok(()) };
-    let why = first.progress.error.as_deref().unwrap_or("`godwit move show` tells more");
-    let cancelled = not.iter().all(|mv| mv.progress.outcome == Outcome::Cancelled);
-    let names: Vec<String> = not.iter().map(|mv| format!("`{}`", mv.vm)).collect();
-    let what = format!("not moved: {}; {}", names.join(", "), crate::table::printable(why));
-    Err(Failure::new(if cancelled { Code::Cancelled } else { Code::Failed }, what))
+    // Those that are there all the same do not stay where they were.
+    let (ill, stayed): (Vec<&Move>, Vec<&Move>) = not.iter().copied().partition(|mv| mv.progress.outcome.has_arrived());
+    let why =
+        |mv: &Move| crate::table::printable(mv.progress.error.as_deref().unwrap_or("`godwit move show` tells more"));
+    if let Some(first) = stayed.first() {
+        let names: Vec<String> = stayed.iter().map(|mv| format!("`{}`", mv.vm)).collect();
+        parts.push(format!("not moved: {}; {}", names.join(", "), why(first)));
+    }
+    if let Some(first) = ill.first() {
+        let names: Vec<String> =
+            ill.iter().map(|mv| format!("`{}` ({})", mv.vm, show::word(&mv.progress.outcome))).collect();
+        parts.push(format!("arrived, and not well: {}; {}", names.join(", "), why(first)));
+    }
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let cancelled = missing.is_empty() && not.iter().all(|mv| mv.progress.outcome == Outcome::Cancelled);
+    Err(Failure::new(if cancelled { Code::Cancelled } else { Code::Failed }, parts.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn a_move(vm: &str, outcome: Outcome, error: &str) -> Move {
+        serde_json::from_value(json!({
+            "id": 1, "vm": vm, "from": "a", "to": "b", "disk": "mirror", "ordered_unix_us": 1, "memory": 1, "disks": 1,
+            "progress": {
+                "outcome": outcome, "phase": "release", "phases": [], "bytes": {"memory": 0, "disk": 0, "control": 0},
+                "raw": 0, "zero_pages": 0, "rounds": [], "disk": {"total": 0, "copied": 0, "remaining": 0, "synchronous": true},
+                "memory_remaining": 0, "dirty_rate": 0, "rate": 0, "error": error
+            }
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_what_is_not_at_its_destination_is_said_not_to_have_moved() {
+        let moves = [
+            a_move("web", Outcome::Completed, ""),
+            a_move("db", Outcome::NetworkUnproved, "nobody answers"),
+            a_move("app", Outcome::Failed, "no room"),
+        ];
+        assert!(outcome(&[], &moves[..1]).is_ok());
+        let failed = outcome(&[], &moves).unwrap_err();
+        assert_eq!(failed.code, Code::Failed);
+        let said = "not moved: `app`; no room; arrived, and not well: `db` (network-unproved); nobody answers";
+        assert_eq!(failed.message, said);
+        let cancelled = [a_move("web", Outcome::Cancelled, "cancelled"), a_move("db", Outcome::Completed, "")];
+        assert_eq!(outcome(&[], &cancelled).unwrap_err().code, Code::Cancelled);
+    }
+
+    #[test]
+    fn a_vm_that_was_asked_for_and_has_no_move_is_named() {
+        let asked: Vec<Name> = ["web", "db"].iter().map(|vm| vm.parse().unwrap()).collect();
+        let moves = [a_move("web", Outcome::Completed, "")];
+        assert!(missing(&asked[..1], &moves).is_empty());
+        let failed = outcome(&missing(&asked, &moves), &moves).unwrap_err();
+        assert_eq!(failed.code, Code::Failed);
+        assert!(failed.message.starts_with("not begun: `db`;"), "{}", failed.message);
+    }
 }

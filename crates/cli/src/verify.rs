@@ -11,7 +11,7 @@ use std::io::IsTerminal;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Only digests travel, and only blocks count whose stamps say that they are equal: what differs otherwise lags\nbehind, and comes. A rotten copy is told from a right one by a digest that was written down when all agreed\n(each verification does that), by the disk's own error, or by a majority of at least two. Where nothing tells,\nnothing is repaired unless `--from` names the replica to be believed.\n\nIt fails (exit code 1) where rot was found that is not repaired. It may be interrupted, and begun again."
+    after_help = "Only digests travel, and only blocks count whose stamps say that they are equal: what differs otherwise lags\nbehind, and comes. A rotten copy is told from a right one by a digest that was written down when all agreed\n(each verification does that), by the disk's own error, or by a majority of at least two. Where nothing tells,\nnothing is repaired unless `--from` names the replica to be believed.\n\nIt fails (exit code 1) where rot was found that is not repaired, or where nothing could be compared, as after a\npromotion until a pre-cache or a move has brought the others up to date. It may be interrupted, and begun again."
 )]
 pub struct VerifyArgs {
     /// The volume, by name
@@ -82,8 +82,18 @@ pub fn verdict(found: &Verified) -> Result<(), Failure> {
     }
     match found.holders.iter().filter(|h| h.error.is_none()).count() {
         0 | 1 => Err(Failure::new(Code::Failed, "there was no other replica to compare with")),
+        _ if compared_nothing(found) => Err(Failure::new(
+            Code::Failed,
+            "nothing could be compared, so nothing is known of what is written; verify again when a pre-cache or a move has brought the other replicas up to date",
+        )),
         _ => Ok(()),
     }
+}
+
+/// Whether something is written, and none of it was compared with anything.
+fn compared_nothing(found: &Verified) -> bool {
+    let Verified { alike, behind, unsettled, findings, .. } = found;
+    alike.0 == 0 && findings.is_empty() && behind.0 + unsettled.0 > 0
 }
 
 /// For people.
@@ -94,7 +104,7 @@ pub fn show(volume: &Name, found: &Verified) -> String {
         out += &format!(", {} only at one of them", found.behind);
     }
     if found.unsettled.0 > 0 {
-        out += &format!(", {} being written", found.unsettled);
+        out += &format!(", {} written too late to be compared", found.unsettled);
     }
     out.push('\n');
     for holder in &found.holders {
@@ -174,5 +184,27 @@ mod tests {
             Verified { holders: vec![holder("a1", None), holder("b1", Some("away"))], ..Verified::default() },
         );
         assert!(verdict(&alone).is_err());
+    }
+
+    #[test]
+    fn a_verification_that_could_compare_nothing_of_what_is_written_says_so_and_fails() {
+        let holder = |host: &str| VerifiedHolder { host: name(host), error: None };
+        let of = |alike, behind, unsettled| Verified {
+            holders: vec![holder("a1"), holder("b1")],
+            alike: Bytes(alike),
+            behind: Bytes(behind),
+            unsettled: Bytes(unsettled),
+            ..Verified::default()
+        };
+        for nothing in [of(0, 0, 4096), of(0, 4096, 0)] {
+            let failure = verdict(&nothing).unwrap_err();
+            assert!(failure.code == Code::Failed && failure.message.contains("nothing could be compared"), "{failure}");
+        }
+        assert!(show(&name("root"), &of(0, 0, 4096)).contains("0 B alike, 4.0 KiB written too late to be compared"));
+        // Some of it was; all that there is was rotten, and is repaired; or nothing is written.
+        let repaired = Verified { findings: vec![rot(true)], ..of(0, 4096, 4096) };
+        for well in [of(4096, 8192, 8192), repaired, of(0, 0, 0)] {
+            assert!(verdict(&well).is_ok(), "{well:?}");
+        }
     }
 }

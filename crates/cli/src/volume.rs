@@ -65,7 +65,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub tls_creds: Option<PathBuf>,
     /// Let everybody who reaches the address read and write, unencrypted
-    #[arg(long, requires = "listen", conflicts_with = "tls_creds")]
+    #[arg(long, conflicts_with_all = ["tls_creds", "socket"])]
     pub plain_tcp: bool,
     /// Do not keep which blocks were written when
     #[arg(long)]
@@ -80,19 +80,28 @@ pub fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let tls = args.tls_creds.as_deref().map(tls_from).transpose().map_err(anyhow::Error::from)?;
     // Before anybody can connect: a socket that is there is one that is served.
     let disk = Opened::open(&args.file, args.no_track)?;
+    let protected = |address: SocketAddr| {
+        if tls.is_some() || args.plain_tcp || address.ip().is_loopback() {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "{address} can be reached from elsewhere: give --tls-creds, or --plain-tcp if everybody there may read and write"
+        )))
+    };
     let listener = match (passed, &args.socket, args.listen) {
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
             return Err(Failure::usage("a socket was passed by LISTEN_FDS: give neither --socket nor --listen"));
         }
-        (Some(passed), None, None) => passed,
+        (Some(passed), None, None) => {
+            let address = passed.address();
+            let address = address.map_err(|e| anyhow::anyhow!("what LISTEN_FDS passed cannot be listened at: {e}"))?;
+            address.map_or(Ok(()), protected)?;
+            passed
+        }
         (None, Some(path), _) => Listener::unix(path)
             .map_err(|e| Failure::from(anyhow::anyhow!("cannot listen at {}: {e}", path.display())))?,
         (None, None, Some(address)) => {
-            if tls.is_none() && !args.plain_tcp && !address.ip().is_loopback() {
-                return Err(Failure::usage(format!(
-                    "{address} can be reached from elsewhere: give --tls-creds, or --plain-tcp if everybody there may read and write"
-                )));
-            }
+            protected(address)?;
             let (listener, address) =
                 Listener::tcp(address).map_err(|e| anyhow::anyhow!("cannot listen at {address}: {e}"))?;
             tracing::info!(%address, "listening");

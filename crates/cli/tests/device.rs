@@ -101,6 +101,15 @@ fn a_vms_disk_lies_on_a_block_device_and_moves_to_a_host_where_it_lies_in_a_file
     pair.ok(&["vm", "rm", "web"]);
     assert!(!pair.path("a/volumes/2").exists());
     assert!(held(&pair) == new);
+
+    // A device is an image, too, though it has no length as files have one.
+    let disk = format!("copy=16M,from={}", device.0);
+    let spec = pair.path("spec.json");
+    pair.ok(&["vm", "create", "copy", "--at", "a", "--file", spec.to_str().unwrap(), "--disk", &disk]);
+    let volumes = std::fs::read_dir(pair.path("a/volumes")).unwrap();
+    let volumes: Vec<_> = volumes.map(|entry| entry.unwrap().path().join("data")).collect();
+    assert_eq!(volumes.len(), 1, "{volumes:?}");
+    assert!(std::fs::read(&volumes[0]).unwrap() == new);
 }
 
 #[test]

@@ -325,3 +325,40 @@ fn an_image_becomes_a_volume_whole_or_not_at_all() {
     pair.ok(&["vm", "rm", "two"]);
     assert!(!pair.path("a/volumes/3").exists());
 }
+
+#[test]
+fn a_vm_has_one_import_at_a_time_and_half_of_one_is_not_forgotten_for_another() {
+    let _machine = MACHINE.lock();
+    if !can_run() {
+        return;
+    }
+    let mut pair = Pair::with_a_disk("imports");
+    std::fs::write(pair.path("images/new.raw"), vec![0x33; 2 << 20]).unwrap();
+    let spec = json!({
+        "memory": (128 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
+        "disks": [{"volume": "system", "size": SIZE}, {"volume": "data", "size": SIZE}],
+    });
+    let file = pair.path("both.json");
+    std::fs::write(&file, spec.to_string()).unwrap();
+    pair.ok(&["vm", "create", "both", "--at", "a", "--file", text(&file)]);
+    let import = |pair: &Pair, volume: &str, more: &[&str]| {
+        pair.godwit(&[&["volume", "import", "--volume", volume, "new.raw"], more].concat())
+    };
+    hold(&pair, "import", "hold");
+    let (code, _, said) = import(&pair, "system", &["--detach"]);
+    assert_eq!(code, 0, "{said}");
+    reached(&pair, "import");
+    let (code, _, said) = import(&pair, "data", &["--detach"]);
+    assert!(code == 1 && said.contains("waits for an image that is copied into `system`"), "{said}");
+    pair.kill_node("a");
+    std::fs::remove_file(pair.path("points/import")).unwrap();
+    pair.start_node("a");
+    // Its end would be taken for the other one's.
+    let (code, _, said) = import(&pair, "data", &[]);
+    assert!(code == 1 && said.contains("an import into `system` broke off"), "{said}");
+    let (code, _, said) = import(&pair, "system", &[]);
+    assert_eq!(code, 0, "{said}");
+    let (code, _, said) = import(&pair, "data", &[]);
+    assert_eq!(code, 0, "{said}");
+    pair.ok(&["vm", "start", "both"]);
+}

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -163,7 +164,8 @@ fn a_read_past_the_end_is_invalid_and_the_last_byte_is_not() {
     assert_eq!(raw_request(&place, 0, 8 * MIB - 1, 1), 0);
     assert_eq!(raw_request(&place, 0, 8 * MIB - 1, 2), 22);
     assert_eq!(raw_request(&place, 0, u64::MAX, 2), 22);
-    assert_eq!(raw_request(&place, 4, 8 * MIB, 4096), 28, "a trim past the end finds no room");
+    assert_eq!(raw_request(&place, 4, 8 * MIB, 4096), 22, "nor is there anything to trim");
+    assert_eq!(raw_request(&place, 6, 8 * MIB, 4096), 28, "zeroes past the end find no room");
 }
 
 #[test]
@@ -192,7 +194,7 @@ fn over_tcp_only_who_has_a_certificate_of_the_authority_reads_and_nobody_in_the_
         folder
     };
     let (ours, theirs) = (make("ours"), make("theirs"));
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = godwit();
     command.args(["volume", "serve"]).arg(place.path("disk")).args(["--listen", &format!("127.0.0.1:{port}")]);
     let _serving = Serving(command.arg("--tls-creds").arg(&ours).stderr(Stdio::null()).spawn().unwrap());
@@ -227,6 +229,39 @@ fn an_address_that_others_reach_takes_tls_or_an_explicit_word() {
     let disk = place.disk();
     let (done, said) = run(godwit().args(["volume", "serve"]).arg(&disk).args(["--listen", "0.0.0.0:0"]));
     assert!(!done && said.contains("--tls-creds"), "{said}");
+}
+
+#[test]
+fn a_socket_that_was_passed_takes_the_same_word_where_others_reach_it() {
+    let place = Place::new();
+    let disk = place.disk();
+    // It is the shell's input, which passes it on as a service manager does.
+    let passed = |address: &str| {
+        let listener = TcpListener::bind(address).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\" 3<&0", "sh", env!("CARGO_BIN_EXE_godwit")]);
+        shell.args(["volume", "serve"]).arg(&disk).stdin(OwnedFd::from(listener));
+        (shell, port)
+    };
+    let (mut shell, _) = passed("0.0.0.0:0");
+    let (done, said) = run(&mut shell);
+    assert!(!done && said.contains("--tls-creds"), "{said}");
+    for (address, options) in [("127.0.0.1:0", &[][..]), ("0.0.0.0:0", &["--plain-tcp"][..])] {
+        let (mut shell, port) = passed(address);
+        let _serving = Serving(shell.args(options).spawn().unwrap());
+        // If nobody serves it, nobody has it open.
+        drop(shell);
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut greeting = [0; 8];
+        client.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"NBDMAGIC");
+    }
+    let mut elsewhere = godwit();
+    elsewhere.args(["volume", "serve", "--plain-tcp", "--socket"]).arg(place.path("socket")).arg(&disk);
+    let (done, said) = run(&mut elsewhere);
+    assert!(!done && said.contains("cannot be used with"), "{said}");
 }
 
 #[test]

@@ -130,15 +130,27 @@ pub async fn serve(
     Ok(served?)
 }
 
+/// Asks again and again which host has which VM. Apart from all else, which waits for each host that does not answer: a host that comes back with a
+/// VM that is elsewhere by now is told so at once.
+async fn refresh(controller: Arc<Controller>) {
+    loop {
+        if let Err(error) = vms::refresh(&controller).await {
+            tracing::error!(%error, "cannot look after the records");
+        }
+        tokio::time::sleep(REFRESH).await;
+    }
+}
+
 /// Keeps the records true, and finishes what was left half done.
 async fn tend(controller: Arc<Controller>) {
+    // What the hosts say, before anything is taken for left over.
+    if let Err(error) = vms::refresh(&controller).await {
+        tracing::error!(%error, "cannot look after the records");
+    }
+    controller.spawn(refresh(Arc::clone(&controller)));
     loop {
-        let looked_after = [
-            vms::refresh(&controller).await,
-            vms::sweep(&controller).await,
-            wires::sweep(&controller).await,
-            orphans::sweep(&controller).await,
-        ];
+        let looked_after =
+            [vms::sweep(&controller).await, wires::sweep(&controller).await, orphans::sweep(&controller).await];
         for result in looked_after {
             if let Err(error) = result {
                 tracing::error!(%error, "cannot look after the records");

@@ -285,19 +285,44 @@ pub(crate) async fn foretold(c: &Controller, order: &StartMove, plan: &Plan) -> 
     crate::predictions::before(c, &plan.vm, (&plan.to, facts), local, order).await
 }
 
-/// Writes a move down that can begin; `after`: it waits for its turn behind this one.
+/// Writes moves down that can begin, each behind the one before: all of them, or none.
+///
+/// # Errors
+/// That of the first that does not fit any more, naming its VM.
 pub(crate) fn store(
+    c: &Controller,
+    ordered: Vec<(&StartMove, &Plan, Option<Foretold>)>,
+) -> Result<Vec<MoveRecord>, ApiError> {
+    let _deciding = c.decide();
+    let (mut records, mut changes): (Vec<MoveRecord>, Vec<Change>) = (vec![], vec![]);
+    for (order, plan, prediction) in ordered {
+        let before = records.last().map(MoveRecord::id);
+        let (record, filling) = fits(c, order, plan, before, prediction).map_err(|mut error| {
+            if !error.message.contains(&format!("`{}`", order.vm)) {
+                error.message = format!("`{}` cannot be moved any more: {}", order.vm, error.message);
+            }
+            error
+        })?;
+        changes.extend(filling.iter().chain([&record]).map(|mv| Change::put(Kind::Move, mv.id().0, mv)));
+        records.push(record);
+    }
+    c.store.commit(&changes)?;
+    Ok(records)
+}
+
+/// The record of a move that can begin still; `after`: it waits for its turn behind this one. And that of the move before, where only blocks
+/// of that follow. To be called while [`Controller::decide`] is held.
+fn fits(
     c: &Controller,
     order: &StartMove,
     plan: &Plan,
     after: Option<MoveId>,
     prediction: Option<Foretold>,
-) -> Result<MoveRecord, ApiError> {
+) -> Result<(MoveRecord, Option<MoveRecord>), ApiError> {
     let (facts, local) = admitted(plan)?;
-    let _deciding = c.decide();
     let now = c.vm_record(&order.vm)?;
-    supersede(c, now.definition.id)?;
-    if now.host != plan.vm.host || open_move(c, now.definition.id)?.is_some() {
+    let filling = superseded(c, now.definition.id)?;
+    if now.host != plan.vm.host || (filling.is_none() && open_move(c, now.definition.id)?.is_some()) {
         return Err(conflict(format!("`{}` has just been given another move", order.vm))
             .remedy(format!("`godwit move show {}`", order.vm)));
     }
@@ -334,8 +359,7 @@ pub(crate) fn store(
         prediction,
         place: order.place.clone(),
     };
-    c.store.commit(&[Change::put(Kind::Move, id.0, &record)])?;
-    Ok(record)
+    Ok((record, filling))
 }
 
 /// Drives a move that is written down; nobody waits for its being accepted.
@@ -355,7 +379,7 @@ pub async fn start(
         return Ok(Json(answer).into_response());
     }
     let prediction = foretold(&c, &order, &plan).await;
-    let record = store(&c, &order, &plan, None, prediction)?;
+    let record = store(&c, vec![(&order, &plan, prediction)])?.remove(0);
     let id = record.id();
     let (accepted, answer) = oneshot::channel();
     c.spawn(drive(Arc::clone(&c), record, Some(accepted)));
@@ -389,15 +413,14 @@ async fn drive(c: Arc<Controller>, record: MoveRecord, accepted: Option<Accepted
 async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<Accepted>) {
     tracing::info!(from = %record.from, to = %record.order.to.name, step = ?record.step, "driving a move");
     if record.step == Step::Begin {
-        let has_turn = crate::together::turn(&c, &record).await;
+        crate::together::turn(&c, &record).await;
         reach(Point::SagaStored, record.order.vm).await;
-        let answer = if has_turn { begin(&c, &mut record).await } else { Err(conflict("cancelled before its turn")) };
+        let answer = begin(&c, &mut record).await;
         reach(Point::SagaOrdered, record.order.vm).await;
         let refused = answer.as_ref().err().cloned();
         if let Some(error) = &refused {
             end(&c, &mut record, Outcome::Failed, Some(error.to_string())).await;
-        } else {
-            step(&c, &mut record, Step::Observe).await;
+        } else if step(&c, &mut record, Step::Observe).await {
             reach(Point::SagaWatching, record.order.vm).await;
         }
         if let Some(accepted) = accepted {
@@ -418,8 +441,12 @@ async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> 
     // The same reason is noted once, however often it is met.
     let mut told = None;
     loop {
+        if is_over(c, record) {
+            return Err(conflict("it was ended before its source's node had taken the order"));
+        }
         if cancel_wanted(c, record) {
             match node.mv(record.id()).await {
+                // It has: the cancel is told by whoever watches.
                 Ok(_) => return Ok(()),
                 // It has not heard of it, so nothing has to be taken back.
                 Err(error) if error.problem == Problem::NotFound => {
@@ -454,8 +481,18 @@ fn stored(c: &Controller, id: MoveId) -> Option<MoveRecord> {
 }
 
 /// Whether somebody has asked for the move's end.
-pub(crate) fn cancel_wanted(c: &Controller, record: &MoveRecord) -> bool {
+fn cancel_wanted(c: &Controller, record: &MoveRecord) -> bool {
     stored(c, record.id()).is_some_and(|r| r.cancel)
+}
+
+/// Whether it was ended beside its saga: [`give_up`].
+fn is_over(c: &Controller, record: &MoveRecord) -> bool {
+    stored(c, record.id()).is_some_and(|r| r.step == Step::Ended)
+}
+
+/// Whether the move is not to be begun any more. Its source's node may have been told all the same, by a controller before this one.
+pub(crate) fn called_off(c: &Controller, record: &MoveRecord) -> bool {
+    stored(c, record.id()).is_some_and(|r| r.cancel || r.step == Step::Ended)
 }
 
 /// Whether the VM has arrived, and only blocks of its disks still follow.
@@ -470,13 +507,28 @@ fn is_filling(c: &Controller, mv: &MoveRecord) -> bool {
 /// # Errors
 /// The store's.
 pub fn supersede(c: &Controller, vm: VmId) -> Result<(), ApiError> {
-    match open_move(c, vm)? {
-        Some(mut mv) if is_filling(c, &mv) => {
-            mv.superseded = true;
-            Ok(c.store.commit(&[Change::put(Kind::Move, mv.id().0, &mv)])?)
-        }
-        _ => Ok(()),
+    match superseded(c, vm)? {
+        Some(mv) => Ok(c.store.commit(&[Change::put(Kind::Move, mv.id().0, &mv)])?),
+        None => Ok(()),
     }
+}
+
+/// The move that [`supersede`] ends, as it is stored then.
+fn superseded(c: &Controller, vm: VmId) -> Result<Option<MoveRecord>, ApiError> {
+    let filling = open_move(c, vm)?.filter(|mv| is_filling(c, mv));
+    Ok(filling.map(|mv| MoveRecord { superseded: true, ..mv }))
+}
+
+/// A move as it is stored whose source is lost while its VM is promoted elsewhere: neither node could end it any more. Its saga finds it
+/// ended, and stops. To be called while [`Controller::decide`] is held.
+pub(crate) fn give_up(c: &Controller, mut mv: MoveRecord, why: String) -> Change {
+    if let Ok(live) = c.move_record(mv.id()) {
+        mv.progress = live.progress;
+    }
+    mv.progress.trace.note(unix_us(), Teller::Controller, NoteKind::Decision, why.clone());
+    mv.step = Step::Ended;
+    close(&mut mv.progress, Outcome::Failed, Some(why));
+    Change::put(Kind::Move, mv.id().0, &mv)
 }
 
 fn said<T>(answer: Result<T, ApiError>) -> Said<T> {
@@ -494,6 +546,9 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
     loop {
         let began = Instant::now();
         let (Ok(source), Ok(destination)) = (c.node_of(&record.from), c.node_of(&record.order.to.name)) else {
+            if is_over(c, record) {
+                return over(c, record);
+            }
             // Hosts of an open move cannot be removed, so the store itself fails.
             sleep(RETRY).await;
             continue;
@@ -506,6 +561,9 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
             destination_move: said(destination_move),
             destination_vm: said(destination_vm),
         };
+        if is_over(c, record) {
+            return over(c, record);
+        }
         record.progress = merge(&record.progress, &seen);
         crate::predictions::revise(record, unix_us());
         c.events.note_progress(id, &record.vm, &record.progress);
@@ -517,6 +575,9 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
             );
             record.progress.trace.note(unix_us(), Teller::Controller, NoteKind::Decision, text);
             let outcome = if proved.is_some() { Outcome::Completed } else { Outcome::NetworkUnproved };
+            // Of one that has gone on meanwhile, its next host is heard.
+            let there = seen.destination_vm.this().filter(|vm| vm.ownership == Ownership::Here);
+            learn(c, vm, there);
             return end(c, record, outcome, None).await;
         }
         // The source knows that blocks follow before the destination has been heard to say so.
@@ -528,7 +589,9 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
                 match settle(c, vm, &record.order.to.name, (lineage, generation)).await {
                     Ok(()) => {
                         reach(Point::SagaGateways, vm).await;
-                        step(c, record, Step::Finish).await;
+                        if !step(c, record, Step::Finish).await {
+                            return over(c, record);
+                        }
                     }
                     Err(error) => {
                         tracing::error!(%error, "the VM has arrived, which cannot be stored; trying again");
@@ -544,11 +607,7 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
                 {
                     tracing::error!(id = id.0, %error, "that the source has the VM again cannot be stored");
                 }
-                if let (true, Some(there)) = (outcome.has_arrived(), seen.destination_vm.this())
-                    && let Err(error) = learn_vcpus(c, vm, there.definition.spec.vcpus)
-                {
-                    tracing::error!(%error, "how many CPUs the VM has now cannot be stored");
-                }
+                learn(c, vm, seen.destination_vm.this().filter(|_| outcome.has_arrived()));
                 return end(c, record, outcome, error).await;
             }
         }
@@ -560,14 +619,24 @@ async fn watch(c: &Controller, record: &mut MoveRecord) {
     }
 }
 
-/// Stores that the saga is at `step`; until that has succeeded nothing goes on.
-async fn step(c: &Controller, record: &mut MoveRecord, step: Step) {
+/// What the host that the VM has arrived at says of it.
+fn learn(c: &Controller, vm: VmId, there: Option<&LocalVm>) {
+    if let Some(there) = there
+        && let Err(error) = learn_vcpus(c, vm, there.definition.spec.vcpus)
+    {
+        tracing::error!(%error, "how many CPUs the VM has now cannot be stored");
+    }
+}
+
+/// Stores that the saga is at `step`; until that has succeeded nothing goes on. `false`: it has been ended beside the saga, and stays as it is.
+async fn step(c: &Controller, record: &mut MoveRecord, step: Step) -> bool {
     record.step = step;
     loop {
         let stored = {
             let _deciding = c.decide();
             // Somebody may have cancelled it meanwhile, or claimed the VM.
             let stored = match stored(c, record.id()) {
+                Some(MoveRecord { step: Step::Ended, .. }) => return false,
                 Some(MoveRecord { cancel, claim, superseded, .. }) => {
                     MoveRecord { cancel, claim, superseded, ..record.clone() }
                 }
@@ -576,7 +645,7 @@ async fn step(c: &Controller, record: &mut MoveRecord, step: Step) {
             c.store.commit(&[Change::put(Kind::Move, record.id().0, &stored)])
         };
         match stored {
-            Ok(()) => return,
+            Ok(()) => return true,
             Err(error) => tracing::error!(%error, "cannot store how a move stands; trying again"),
         }
         sleep(RETRY).await;
@@ -584,24 +653,34 @@ async fn step(c: &Controller, record: &mut MoveRecord, step: Step) {
 }
 
 async fn end(c: &Controller, record: &mut MoveRecord, outcome: Outcome, error: Option<String>) {
-    let now = unix_us();
     let cancelled = outcome == Outcome::Failed && record.step == Step::Begin && cancel_wanted(c, record);
-    record.progress.outcome = if cancelled { Outcome::Cancelled } else { outcome };
-    // What had been silent is no failure of a move that ended well.
-    record.progress.error = error;
-    record.progress.predicted_end_unix_us = None;
-    record.progress.link_down_s = None;
-    if outcome.has_arrived() {
-        record.progress.downtime_ms = record.progress.downtime_ms.or_else(|| record.progress.pause_by_clocks_ms());
-    }
-    if let Some(last) = record.progress.phases.last_mut() {
-        last.ended_unix_us.get_or_insert(now);
-    }
+    close(&mut record.progress, if cancelled { Outcome::Cancelled } else { outcome }, error);
     reach(Point::SagaEnding, record.order.vm).await;
     step(c, record, Step::Ended).await;
     reach(Point::SagaEnded, record.order.vm).await;
     c.set_live(record.id(), None);
     tracing::info!(outcome = ?record.progress.outcome, "a move has ended");
+}
+
+/// How a move stands that is over.
+fn close(progress: &mut MoveProgress, outcome: Outcome, error: Option<String>) {
+    progress.outcome = outcome;
+    // What had been silent is no failure of a move that ended well.
+    progress.error = error;
+    progress.predicted_end_unix_us = None;
+    progress.link_down_s = None;
+    if outcome.has_arrived() {
+        progress.downtime_ms = progress.downtime_ms.or_else(|| progress.pause_by_clocks_ms());
+    }
+    if let Some(last) = progress.phases.last_mut() {
+        last.ended_unix_us.get_or_insert_with(unix_us);
+    }
+}
+
+/// It was ended beside its saga.
+fn over(c: &Controller, record: &MoveRecord) {
+    c.set_live(record.id(), None);
+    tracing::info!("a move was ended: its source is lost, and its VM is promoted elsewhere");
 }
 
 pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Move>> {

@@ -3,10 +3,10 @@
 //!
 //! The record has them, so that a controller that died goes on. Making one again does nothing, so there are no steps.
 
-use crate::moves::cancel_wanted;
+use crate::moves::called_off;
 use crate::record::{MoveRecord, VmRecord};
 use crate::rights::Caller;
-use crate::state::{Controller, conflict, invalid, missing};
+use crate::state::{Controller, invalid, missing};
 use crate::store::Kind;
 use godwit_api::host::PlaceVolume;
 use godwit_api::vm::{Placement, VmDefinition};
@@ -62,10 +62,10 @@ pub fn not_placed(definition: &VmDefinition, places: &[Placement]) -> Bytes {
     definition.spec.disks.iter().filter(|disk| !placed(&disk.volume)).map(|disk| disk.size).sum()
 }
 
-/// Has the destination make all of a move's places.
+/// Has the destination make all of a move's places; or some, where the move is cancelled meanwhile.
 ///
 /// # Errors
-/// What is in the way; or that the move was cancelled.
+/// What is in the way.
 pub async fn make_all(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
     let places = &record.place;
     if places.is_empty() {
@@ -85,8 +85,9 @@ pub async fn make_all(c: &Controller, record: &MoveRecord) -> Result<(), ApiErro
             place: place.clone(),
         };
         loop {
-            if cancel_wanted(c, record) {
-                return Err(conflict(format!("cancelled before `{}` had its place", disk.volume)));
+            // Whoever is to begin it sees that, and whether its source's node has been told.
+            if called_off(c, record) {
+                return Ok(());
             }
             match c.node_of(&record.order.to.name)?.place(&order).await {
                 Ok(()) => break,

@@ -5,7 +5,9 @@
 //! last. So nothing here has steps: whatever a crash leaves out, the next round does.
 //!
 //! A pre-cache follows its volume: after a move the new owner's node keeps it up. Where the VM has moved to the very host
-//! that it led to, it is turned around if that was asked for, or has done its work and ends.
+//! that it led to, it is turned around if that was asked for, or has done its work and ends. Where it has come there by a claim or a promotion, it
+//! ends, whatever was asked for: the host that has lost the VM may have what was written after the last image, and keeps it until somebody
+//! removes it.
 
 use crate::record::{Life, VmRecord};
 use crate::rights::Caller;
@@ -17,7 +19,7 @@ use godwit_api::host::PeerHost;
 use godwit_api::precache::{LEAST_INTERVAL_MS, Precache, PrecacheFigures, PrecacheOrder, StartPrecache, digest};
 use godwit_api::public::Volume;
 use godwit_api::{ApiError, Name, Problem, done};
-use godwit_units::{BitRate, Bytes, VolumeId};
+use godwit_units::{BitRate, Bytes, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -58,6 +60,14 @@ pub struct PrecacheRecord {
     /// Where that host's node was when it was heard last. None: it was not, and no node was told of this.
     #[serde(default)]
     pub peer: Option<PeerHost>,
+    /// The VM's, when it was seen last while it was not at that host.
+    #[serde(default = "first")]
+    pub lineage: Lineage,
+}
+
+/// For records of earlier versions.
+const fn first() -> Lineage {
+    Lineage::FIRST
 }
 
 impl PrecacheRecord {
@@ -143,7 +153,7 @@ pub async fn start(
     let host = place(&c, &wanted.to, &vm).await?;
     let record = {
         let _deciding = c.decide();
-        let (mut volume, _) = volume_called(&c, &who, &wanted.volume)?;
+        let (mut volume, now) = volume_called(&c, &who, &wanted.volume)?;
         let others = all(&c)?.iter().filter(|p| p.volume == volume.id && p.to != host.name).count();
         if others >= MOST {
             return Err(conflict(format!("`{}` has {MOST} pre-caches already", volume.name))
@@ -161,6 +171,7 @@ pub async fn start(
             follow,
             ending: false,
             peer: before.and_then(|before| before.peer),
+            lineage: now.lineage,
         };
         let mut changes = vec![record.put()];
         if !volume.replicas.contains(&host.name) {
@@ -271,19 +282,21 @@ struct Wanted {
     ending: Vec<(PrecacheRecord, Volume)>,
 }
 
-/// Ends what has no volume any more, and turns around what its VM has moved to.
+/// Ends what has no volume any more, and turns around what its VM has moved to. A host that had been removed, and is back, holds what is kept
+/// there again.
 fn settle(c: &Controller) -> Result<Wanted, ApiError> {
     let _deciding = c.decide();
     let records = all(c)?;
     if records.is_empty() {
         return Ok(Wanted::default());
     }
-    let volumes: BTreeMap<VolumeId, Volume> =
+    let mut volumes: BTreeMap<VolumeId, Volume> =
         c.store.read_all::<Volume>(Kind::Volume)?.into_iter().map(|v| (v.id, v)).collect();
     let vms = c.vm_records()?;
+    let hosts = c.hosts()?;
     let (mut changes, mut wanted) = (vec![], Wanted::default());
     for mut record in records {
-        let vm = volumes.get(&record.volume).and_then(|v| {
+        let vm = volumes.get_mut(&record.volume).and_then(|v| {
             let vm = vms.iter().find(|vm| vm.definition.name == v.vm && vm.life != Life::Deleting)?;
             Some((v, vm))
         });
@@ -293,8 +306,12 @@ fn settle(c: &Controller) -> Result<Wanted, ApiError> {
             continue;
         };
         if record.to == vm.host && !record.ending {
+            let moved = record.lineage == vm.lineage;
+            if record.follow && !moved {
+                tracing::warn!(volume = %volume.name, at = %vm.host, "its VM was claimed or promoted there: this pre-cache ends, and what the host before has is kept");
+            }
             // The host that it has come from is the second holder: the first is the owner.
-            match volume.replicas.iter().find(|h| **h != vm.host).filter(|_| record.follow) {
+            match volume.replicas.iter().find(|h| **h != vm.host).filter(|_| record.follow && moved) {
                 Some(back) => {
                     changes.push(Change::remove(Kind::Precache, key));
                     (record.to, record.peer) = (back.clone(), None);
@@ -302,12 +319,19 @@ fn settle(c: &Controller) -> Result<Wanted, ApiError> {
                 None => record.ending = true,
             }
             changes.push(record.put());
+        } else if record.lineage != vm.lineage && !record.ending {
+            record.lineage = vm.lineage;
+            changes.push(record.put());
         }
         if record.ending {
             wanted.ending.push((record, volume.clone()));
-        } else {
-            wanted.kept.push((record, volume.clone(), vm.clone()));
+            continue;
         }
+        if !volume.replicas.contains(&record.to) && hosts.iter().any(|host| host.name == record.to) {
+            volume.replicas.push(record.to.clone());
+            changes.push(Change::put(Kind::Volume, volume.id.0, volume));
+        }
+        wanted.kept.push((record, volume.clone(), vm.clone()));
     }
     if !changes.is_empty() {
         c.store.commit(&changes)?;
@@ -423,5 +447,104 @@ async fn tell(c: &Arc<Controller>, host: &HostRecord, theirs: Vec<(PrecacheRecor
             }
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{controller, local_vm};
+    use godwit_api::host::Ownership;
+    use godwit_units::Generation;
+    use std::net::SocketAddr;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    /// `web` on `a`, whose volume is pre-cached at `b`, to be turned around when it moves there.
+    fn precached() -> (tempfile::TempDir, Arc<Controller>) {
+        let (folder, c) = controller();
+        let record = PrecacheRecord {
+            volume: VolumeId(1),
+            to: name("b"),
+            limit: None,
+            interval_ms: 1000,
+            consistent: true,
+            follow: true,
+            ending: false,
+            peer: None,
+            lineage: Lineage::FIRST,
+        };
+        c.store.commit(&[record.put()]).unwrap();
+        for (host, port) in [("a", 1), ("b", 2), ("c", 3)] {
+            let api = SocketAddr::from(([127, 0, 0, 1], port));
+            let record = HostRecord { name: name(host), site: name("west"), api };
+            c.store.commit(&[Change::put(Kind::Host, host, &record)]).unwrap();
+        }
+        is_at(&c, 0, &["a", "b"]);
+        (folder, c)
+    }
+
+    /// `web` is the first holder's now.
+    fn is_at(c: &Controller, lineage: u64, holders: &[&str]) {
+        let replicas: Vec<Name> = holders.iter().map(|host| name(host)).collect();
+        let vm = VmRecord {
+            definition: local_vm(Ownership::Here, 1).definition,
+            host: replicas[0].clone(),
+            lineage: Lineage(lineage),
+            generation: Generation::FIRST,
+            life: Life::Ready,
+            gateways_due: false,
+            start_due: false,
+            domain: None,
+            promoted: None,
+        };
+        let volume = Volume { id: VolumeId(1), name: name("root"), size: Bytes::mib(1), vm: name("web"), replicas };
+        c.store.commit(&[Change::put(Kind::Vm, 1, &vm), Change::put(Kind::Volume, 1, &volume)]).unwrap();
+    }
+
+    /// Where a round keeps it up, and where it ends.
+    fn round(c: &Controller) -> (Vec<String>, Vec<String>) {
+        let wanted = settle(c).unwrap();
+        let to = |record: &PrecacheRecord| record.to.to_string();
+        (
+            wanted.kept.iter().map(|(record, ..)| to(record)).collect(),
+            wanted.ending.iter().map(|(record, _)| to(record)).collect(),
+        )
+    }
+
+    #[test]
+    fn a_pre_cache_is_turned_around_after_a_move_and_ends_where_its_vm_has_come_by_a_claim() {
+        let only = |host: &str| (vec![host.to_owned()], Vec::<String>::new());
+        let (_folder, moved) = precached();
+        assert_eq!(round(&moved), only("b"));
+        is_at(&moved, 0, &["b", "a"]);
+        assert_eq!(round(&moved), only("a"));
+
+        let (_folder, promoted) = precached();
+        is_at(&promoted, 1, &["b", "a"]);
+        assert_eq!(round(&promoted), (vec![], vec!["b".to_owned()]), "`a` keeps what it wrote after the image");
+
+        // Promoted elsewhere, it has moved on since.
+        let (_folder, later) = precached();
+        is_at(&later, 1, &["c", "a", "b"]);
+        assert_eq!(round(&later), only("b"));
+        is_at(&later, 1, &["b", "c", "a"]);
+        assert_eq!(round(&later), only("c"));
+    }
+
+    #[test]
+    fn a_host_that_was_removed_and_is_back_holds_what_is_pre_cached_there_again() {
+        let (_folder, c) = precached();
+        let holders = || c.store.read::<Volume>(Kind::Volume, 1).unwrap().unwrap().replicas;
+        let record: HostRecord = c.host(&name("b")).unwrap();
+        is_at(&c, 0, &["a"]);
+        c.store.commit(&[Change::remove(Kind::Host, "b")]).unwrap();
+        round(&c);
+        assert_eq!(holders(), [name("a")], "it is not back yet");
+        c.store.commit(&[Change::put(Kind::Host, "b", &record)]).unwrap();
+        round(&c);
+        assert_eq!(holders(), [name("a"), name("b")]);
     }
 }

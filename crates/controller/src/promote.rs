@@ -3,13 +3,17 @@
 //! It is a claim, and has a claim's rules ([`crate::resolve`]): the host must not answer, what was done to it is asked for and stored before
 //! anything is done, a new lineage begins, and who comes back from an older one is paused. There is no move that could be resolved; so
 //! the evidence is kept with the VM.
+//!
+//! Or there is one, and its source was lost while disks were copied: then nobody could end it any more, since its destination waits for a
+//! source that never comes. It ends with the promotion ([`comes_to_nothing`], [`moves::give_up`]).
 
+use crate::moves;
 use crate::precache::volume_called;
-use crate::record::{Claim, VmRecord};
+use crate::record::{Claim, MoveRecord, Step, VmRecord};
 use crate::resolve::check_evidence;
 use crate::rights::Caller;
 use crate::state::{Controller, HostRecord, conflict, missing};
-use crate::store::Kind;
+use crate::store::{Change, Kind};
 use crate::vms;
 use axum::Json;
 use axum::extract::{Extension, Path, State};
@@ -31,42 +35,61 @@ pub async fn promote(
         check_evidence(&how.fenced, "a promotion needs to know how the VM's host is kept from running it")?;
     }
     let (volume, vm) = volume_called(&c, &who, &name)?;
-    if let Some(mv) = vms::open_move(&c, vm.definition.id)? {
-        let mv = mv.id().0;
-        return Err(conflict(format!("`{}` is being moved (move {mv})", volume.vm)).remedy(format!(
-            "`godwit move resolve {mv} --claim HOST --fenced HOW` takes it for one of its two hosts"
-        )));
+    if how.dry_run {
+        return Ok(Json(carry_out(&c, &volume, vm, &how).await?));
     }
-    let here = place(&c, &how.site, &volume, &vm)?;
+    // While its host is only about to obey, it would say that it does not have the VM, and another one be ordered to take it, too.
+    let in_hand = c.take_alone(vm.definition.id, &vm.definition.name)?;
+    // Whoever asks may go away; what was begun ends all the same.
+    let task = tokio::spawn(async move {
+        let _in_hand = in_hand;
+        carry_out(&c, &volume, vm, &how).await
+    });
+    Ok(Json(task.await.map_err(|e| ApiError::new(Problem::Failed, format!("the promotion broke off: {e}")))??))
+}
+
+async fn carry_out(
+    c: &Arc<Controller>,
+    volume: &Volume,
+    vm: VmRecord,
+    how: &PromoteVolume,
+) -> Result<Promoted, ApiError> {
+    let id = vm.definition.id;
+    let here = place(c, &how.site, volume, &vm)?;
     let lost = c.host(&vm.host)?;
     if c.node(&lost).facts().await.is_ok() {
         return Err(conflict(format!("`{}` answers, so it is not lost", lost.name))
             .remedy(format!("`godwit move {} --to {}`; or fence that host first", volume.vm, how.site)));
     }
+    let mv = vms::open_move(c, id)?;
+    if let Some(mv) = &mv {
+        comes_to_nothing(c, &vm, mv, &how.also_fenced).await?;
+    }
     let earlier = unheard(vm.lineage, vm.promoted.as_ref(), &here.name);
     if let Some(earlier) = earlier.filter(|earlier| !how.also_fenced.contains(&earlier.host)) {
-        does_not_have(&c, &vm, earlier).await?;
+        does_not_have(c, &vm, earlier).await?;
     }
-    let newest = newest(vm.lineage, vm.promoted.as_ref(), &here.name);
+    let mut known = mv.as_ref().map_or(vm.lineage, |mv| vm.lineage.max(mv.owner.0));
+    for earlier in [vm.promoted.as_ref(), mv.as_ref().and_then(|mv| mv.claim.as_ref())] {
+        known = newest(known, earlier, &here.name);
+    }
     let order = PromoteVm {
         definition: vm.definition.clone(),
         lost: lost.name.clone(),
         fenced: how.fenced.clone(),
-        newest,
+        newest: known,
         dry_run: how.dry_run,
     };
     if !how.dry_run {
+        if mv.is_some() {
+            // The move ends before the VM is promoted: not for something that can be seen now.
+            c.node(&here).promote(&PromoteVm { dry_run: true, ..order.clone() }).await?;
+        }
         tracing::warn!(vm = %volume.vm, at = %here.name, lost = %lost.name, fenced = how.fenced, also = ?how.also_fenced, "an operator promotes a VM's images");
         // Before it is done: who promoted, and why, is known whatever happens now.
-        let _deciding = c.decide();
-        let now: Option<VmRecord> = c.store.read(Kind::Vm, vm.definition.id.0)?;
-        let mut now = now.ok_or_else(|| missing("VM", &volume.vm))?;
-        if (now.host != vm.host) || now.lineage != vm.lineage || now.promoted != vm.promoted {
-            return Err(conflict(format!("`{}` has another host by now", volume.vm)).remedy("look at it again"));
-        }
-        now.promoted =
-            Some(Claim { host: here.name.clone(), lost: lost.name.clone(), fenced: how.fenced.clone(), newest });
-        c.put_vm(&now)?;
+        let claim =
+            Claim { host: here.name.clone(), lost: lost.name.clone(), fenced: how.fenced.clone(), newest: known };
+        record(c, &vm, mv.as_ref(), claim)?;
     }
     let images = c.node(&here).promote(&order).await?.images;
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
@@ -82,16 +105,67 @@ pub async fn promote(
     }
     if !how.dry_run {
         // Else within seconds, all the same.
-        vms::refresh(&c).await?;
+        vms::refresh(c).await?;
     }
-    Ok(Json(Promoted {
+    Ok(Promoted {
         vm: vm.definition.name,
         host: here.name,
         lost: lost.name,
-        lineage: Lineage(newest.0 + 1),
+        lineage: Lineage(known.0 + 1),
         disks,
         dry_run: how.dry_run,
-    }))
+    })
+}
+
+/// Writes down that `vm` is promoted, if it and its move still stand as they were seen, and ends that move.
+fn record(c: &Controller, vm: &VmRecord, mv: Option<&MoveRecord>, claim: Claim) -> Result<(), ApiError> {
+    let (id, name) = (vm.definition.id, &vm.definition.name);
+    let _deciding = c.decide();
+    let now: Option<VmRecord> = c.store.read(Kind::Vm, id.0)?;
+    let mut now = now.ok_or_else(|| missing("VM", name))?;
+    if now.host != vm.host || now.lineage != vm.lineage || now.promoted != vm.promoted {
+        return Err(conflict(format!("`{name}` has another host by now")).remedy("look at it again"));
+    }
+    let open = vms::open_move(c, id)?;
+    let seen = |mv: &MoveRecord| (mv.id(), mv.step == Step::Finish, mv.claim.clone());
+    if open.as_ref().map(seen) != mv.map(seen) {
+        return Err(conflict(format!("`{name}`'s move stands otherwise by now")).remedy("look at it again"));
+    }
+    let why = format!("`{}` is lost, and `{name}` is promoted at `{}`", claim.lost, claim.host);
+    now.promoted = Some(claim);
+    let ended = open.map(|mv| moves::give_up(c, mv, why));
+    let changes: Vec<Change> = ended.into_iter().chain([Change::put(Kind::Vm, id.0, &now)]).collect();
+    Ok(c.store.commit(&changes)?)
+}
+
+/// Whether a move that is under way cannot bring the VM over any more, since its source is lost: its destination says that the VM is another
+/// host's, so it lacks something, or has given the VM back, and nobody is left who could grant it; or it is fenced, too.
+async fn comes_to_nothing(
+    c: &Controller,
+    vm: &VmRecord,
+    mv: &MoveRecord,
+    also_fenced: &[Name],
+) -> Result<(), ApiError> {
+    let (name, to, number) = (&vm.definition.name, &mv.order.to.name, mv.id().0);
+    let moved = format!("`{name}` is being moved (move {number})");
+    if mv.from != vm.host || mv.step == Step::Finish {
+        return Err(conflict(moved).remedy(format!(
+            "`godwit move resolve {number} --claim HOST --fenced HOW` takes it for one of its two hosts"
+        )));
+    }
+    match c.node_of(to)?.vm(vm.definition.id).await {
+        Err(error) if error.problem == Problem::NotFound => Ok(()),
+        Ok(local) if local.ownership == Ownership::Elsewhere => Ok(()),
+        Ok(local) if local.ownership == Ownership::Here => Err(conflict(format!("{moved}, and `{to}` has it"))
+            .remedy(format!("`godwit vm show {name}` says how it is there, in a few seconds"))),
+        Ok(_) => Err(conflict(format!("{moved}, and `{to}` may have it"))
+            .remedy(format!("`godwit move resolve {number} --claim {to} --fenced HOW` takes it there"))),
+        Err(_) if also_fenced.contains(to) => Ok(()),
+        Err(error) => Err(conflict(format!("{moved} to `{to}`, which may have it and does not answer: {error}"))
+            .remedy(format!(
+                "bring that host back; or fence it as well, say so with --fenced, and add --also-fenced {to}"
+            ))),
+    }
 }
 
 /// The newest lineage there may be, for an order to begin the one after it at `here`. An earlier order to another host may have been obeyed, though

@@ -91,6 +91,7 @@ pub async fn resolve(
             .remedy("wait: the two nodes end the move by themselves; or cancel it; or fence that host first"));
     }
     let vm: VmRecord = c.store.read(Kind::Vm, record.order.vm.0)?.ok_or_else(|| missing("VM", &record.vm))?;
+    let _in_hand = c.take_alone(record.order.vm, &record.vm)?;
     let mut newest = vm.lineage.max(record.owner.0);
     for earlier in [&vm.promoted, &record.claim] {
         newest = newest.max(crate::promote::newest(newest, earlier.as_ref(), &here.name));
@@ -102,6 +103,9 @@ pub async fn resolve(
         let _deciding = c.decide();
         let now: Option<MoveRecord> = c.store.read(Kind::Move, id)?;
         let mut now = now.ok_or_else(|| missing("move", id))?;
+        if now.step == Step::Ended {
+            return Err(conflict(format!("move {id} has ended by now")).remedy("look at it again"));
+        }
         if now.claim != record.claim {
             return Err(conflict(format!("move {id} was claimed by somebody else just now")).remedy("look at it again"));
         }

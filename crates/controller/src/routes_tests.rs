@@ -1,11 +1,12 @@
 //! The router and the document list the same requests.
 
-use crate::{Controller, FileStore, router};
+use crate::router;
+use crate::testing::controller;
 use axum::Extension;
 use axum::body::Body;
 use axum::http::{Method, Request, header};
 use godwit_api::openapi;
-use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
+use godwit_trust::{Access, Identity, Role};
 use std::collections::BTreeSet;
 use tower::ServiceExt;
 
@@ -19,13 +20,7 @@ fn paths() -> BTreeSet<String> {
 
 #[tokio::test]
 async fn the_document_has_every_route_and_no_other() {
-    let folder = tempfile::tempdir().unwrap();
-    let authority = Authority::create(&folder.path().join("ca")).unwrap();
-    let identity = Identity::new(Role::Controller, "controller").unwrap();
-    let out = folder.path().join("controller");
-    authority.issue(&identity, Validity::days(1)).unwrap().write(&out).unwrap();
-    let store = FileStore::open(&folder.path().join("state")).unwrap();
-    let controller = Controller::new(Box::new(store), Credentials::load(&out).unwrap());
+    let (_folder, controller) = controller();
     let admin = Identity::new(Role::Client(Access::Admin), "ann").unwrap();
     let router = router(controller).layer(Extension(admin));
 

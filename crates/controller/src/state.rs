@@ -48,7 +48,7 @@ pub struct Controller {
     pub(crate) extenders: crate::extenders::Said,
     /// What links were measured to carry.
     pub(crate) links: crate::predictions::Links,
-    /// VMs that a request is creating or deleting just now: the sweeper leaves them alone.
+    /// VMs that a request is creating, deleting, claiming or promoting just now: the sweeper leaves them alone.
     in_hand: Mutex<HashSet<VmId>>,
     /// Ends every background task when the controller is dropped or shut down.
     stop: watch::Sender<bool>,
@@ -241,7 +241,10 @@ impl Controller {
     }
 
     fn with_live(&self, mut record: MoveRecord) -> MoveRecord {
-        if let Some(progress) = lock(&self.live).get(&record.id()) {
+        // Of one that was ended beside its saga the record is newer.
+        if record.step != Step::Ended
+            && let Some(progress) = lock(&self.live).get(&record.id())
+        {
             record.progress = progress.clone();
         }
         record
@@ -260,6 +263,18 @@ impl Controller {
     pub fn take_in_hand(self: &Arc<Self>, id: VmId) -> InHand {
         lock(&self.in_hand).insert(id);
         InHand { controller: Arc::clone(self), id }
+    }
+
+    /// The same, unless another request has it in hand.
+    ///
+    /// # Errors
+    /// [`Problem::Conflict`].
+    pub fn take_alone(self: &Arc<Self>, id: VmId, name: &Name) -> Result<InHand, ApiError> {
+        if !lock(&self.in_hand).insert(id) {
+            let message = format!("another request has `{name}` in hand just now");
+            return Err(conflict(message).remedy("wait for its end, and look at it again"));
+        }
+        Ok(InHand { controller: Arc::clone(self), id })
     }
 
     /// Whether a request has the VM in hand.

@@ -3,10 +3,26 @@
 use godwit_api::host::{LocalMove, LocalVm, MoveRole, Ownership, RunState};
 use godwit_api::progress::{MoveProgress, Outcome};
 use godwit_api::vm::{VmDefinition, VmSpec};
+use godwit_trust::{Authority, Credentials, Identity, Role, Validity};
 use godwit_units::{Bytes, Generation, Lineage, MoveId, VmId};
+use std::sync::Arc;
+use tempfile::TempDir;
 
 pub use crate::moves::fresh_progress;
 use crate::record::MoveRecord;
+use crate::{Controller, FileStore};
+
+/// A controller that knows nothing yet, and the folder of its store.
+pub fn controller() -> (TempDir, Arc<Controller>) {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create(&folder.path().join("ca")).unwrap();
+    let identity = Identity::new(Role::Controller, "controller").unwrap();
+    let out = folder.path().join("controller");
+    authority.issue(&identity, Validity::days(1)).unwrap().write(&out).unwrap();
+    let store = FileStore::open(&folder.path().join("state")).unwrap();
+    let controller = Controller::new(Box::new(store), Credentials::load(&out).unwrap());
+    (folder, controller)
+}
 
 /// Progress with this outcome, and nothing done.
 pub fn progress(outcome: Outcome) -> MoveProgress {

@@ -51,25 +51,26 @@ fn may_begin(before: &MoveProgress) -> bool {
     !before.outcome.is_open() || (before.resumed_unix_us.is_some() && before.phase != PhaseName::Drain)
 }
 
-/// Waits until it is the turn of a move that waits behind another. `false`: somebody has cancelled it meanwhile.
-pub(crate) async fn turn(c: &Controller, record: &MoveRecord) -> bool {
+/// Waits until it is the turn of a move that waits behind another, or until somebody has cancelled it.
+pub(crate) async fn turn(c: &Controller, record: &MoveRecord) {
     loop {
-        if moves::cancel_wanted(c, record) {
-            return false;
+        if moves::called_off(c, record) {
+            return;
         }
         match waited_for(record, |id| c.move_record(id)) {
             Ok(Some(before)) => {
                 let predicted_end_unix_us = predictions::end_behind(record, &before, moves::unix_us());
                 c.set_live(record.id(), Some(MoveProgress { predicted_end_unix_us, ..record.progress.clone() }));
             }
-            Ok(None) => return true,
+            Ok(None) => return,
             Err(error) => tracing::error!(%error, "cannot see the move that is waited for"),
         }
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// The last move before this one that it has to wait for. One that was cancelled while it waited itself was behind another.
+/// The last move before this one that it has to wait for. One that was cancelled while it waited itself was behind another; nor is one waited
+/// for that is to be cancelled, and whose host may be lost.
 fn waited_for(
     record: &MoveRecord,
     find: impl Fn(MoveId) -> Result<MoveRecord, ApiError>,
@@ -77,7 +78,9 @@ fn waited_for(
     let mut before = record.after;
     while let Some(id) = before {
         match find(id) {
-            Ok(found) if found.step != Step::Ended && !may_begin(&found.progress) => return Ok(Some(found)),
+            Ok(found) if found.step != Step::Ended && !found.cancel && !may_begin(&found.progress) => {
+                return Ok(Some(found));
+            }
             Ok(found) => before = found.after,
             // Nobody knows of it: nothing to wait for.
             Err(error) if error.problem == Problem::NotFound => return Ok(None),
@@ -125,27 +128,16 @@ pub async fn start(
         };
         return Ok(Json(order_of.iter().map(dry).collect::<Vec<_>>()).into_response());
     }
-    // Nothing is begun unless everything can be.
+    // Nothing is begun unless everything can be: now, and when all are written down.
     for (_, plan) in &plans {
         moves::admitted(plan)?;
     }
-    let mut records: Vec<MoveRecord> = vec![];
     // Each by itself at first, all at the same time; then in their order.
     let each = order_of.iter().map(|n| moves::foretold(&c, &plans[*n].0, &plans[*n].1));
     let mut foretold = join_all(each).await;
     predictions::one_after_another(&mut foretold);
-    for (n, prediction) in order_of.into_iter().zip(foretold) {
-        let (order, plan) = &plans[n];
-        let before = records.last().map(MoveRecord::id);
-        match moves::store(&c, order, plan, before, prediction) {
-            Ok(record) => records.push(record),
-            // Those before it are written down: they go; whoever asked sees by their numbers which do.
-            Err(error) if !records.is_empty() => {
-                tracing::warn!(vm = %order.vm, %error, "does not go with the others");
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    let ordered = order_of.into_iter().zip(foretold).map(|(n, prediction)| (&plans[n].0, &plans[n].1, prediction));
+    let records = moves::store(&c, ordered.collect())?;
     let ids: Vec<_> = records.iter().map(MoveRecord::id).collect();
     for record in records {
         moves::set_off(&c, record);
@@ -187,6 +179,26 @@ mod tests {
         assert_eq!(behind(&begun), Some(MoveId(1)));
         assert_eq!(behind(&of(1, Step::Ended, Outcome::Completed)), None);
         assert_eq!(behind(&of(7, Step::Begin, Outcome::Running)), None, "nobody knows of the first any more");
+    }
+
+    #[test]
+    fn one_that_is_to_be_cancelled_lets_the_next_begin_though_its_host_never_answers() {
+        let of = |id: u64, cancel| {
+            let progress = MoveProgress { outcome: Outcome::Running, ..moves::fresh_progress(1, None) };
+            let after = Some(MoveId(id - 1)).filter(|id| id.0 > 0);
+            let ended = ended_move(id, (id, "web"), ("a", "b"), &progress);
+            MoveRecord { step: Step::Observe, cancel, after, ..ended }
+        };
+        let behind = |known: &[MoveRecord]| {
+            let find = |id| {
+                let found = known.iter().find(|record| record.id() == id).cloned();
+                found.ok_or_else(|| ApiError::new(Problem::NotFound, "it is gone"))
+            };
+            waited_for(&of(3, false), find).unwrap().map(|record| record.id())
+        };
+        assert_eq!(behind(&[of(1, false), of(2, true)]), Some(MoveId(1)), "it was behind another itself");
+        assert_eq!(behind(&[of(1, true), of(2, true)]), None);
+        assert_eq!(behind(&[of(1, true), of(2, false)]), Some(MoveId(2)));
     }
 
     #[test]

@@ -335,6 +335,7 @@ pub async fn remove(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
         let _deciding = c.decide();
         let mut record = c.vm_record(&name)?;
         crate::wires::refuse_removal(&c, &name)?;
+        let in_hand = c.take_alone(id, &name)?;
         crate::moves::supersede(&c, id)?;
         if let Some(mv) = open_move(&c, id)? {
             return Err(conflict(format!("`{name}` is being moved (move {})", mv.id().0))
@@ -342,7 +343,7 @@ pub async fn remove(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
         }
         record.life = Life::Deleting;
         c.put_vm(&record)?;
-        (record, c.take_in_hand(id))
+        (record, in_hand)
     };
     let task = tokio::spawn(async move {
         let _in_hand = in_hand;

@@ -9,12 +9,12 @@ use fakes::{World, name, soon, to_host, web};
 use godwit_api::host::{Blocker, LocalVm, Ownership, RunState, SetLimit, StopVm};
 use godwit_api::orphan::{Orphan, OrphanKind};
 use godwit_api::precache::StartPrecache;
-use godwit_api::progress::Outcome;
+use godwit_api::progress::{Outcome, Phase, PhaseName};
 use godwit_api::promote::PromoteVolume;
-use godwit_api::public::{AddHost, ResolveMove, Site, StartMove};
+use godwit_api::public::{AddHost, MoveTogether, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
 use godwit_trust::{Access, Identity, Role};
-use godwit_units::{BitRate, Generation, MaxDrain, MoveId};
+use godwit_units::{BitRate, Bytes, Generation, MaxDrain, MoveId};
 use serde_json::json;
 use std::time::Duration;
 
@@ -339,6 +339,71 @@ async fn a_controller_that_died_while_ordering_orders_again_under_the_same_numbe
 }
 
 #[tokio::test]
+async fn a_move_that_is_cancelled_before_a_new_controller_begins_it_is_ended_by_the_node_that_has_it() {
+    let mut world = World::new().await;
+    world.web().await;
+    // The order arrives, and its answer is lost: the controller does not know that it did.
+    let lost = ApiError::new(Problem::Unreachable, "lost on the way");
+    world.fakes["ohio"].with(|n| n.refuse_begin = Some(lost));
+    let api = world.api.clone();
+    let ordering = tokio::spawn(async move { api.start_move(&to_host("texas")).await });
+    world.until_node("ohio", |n| !n.heard.is_empty()).await;
+    ordering.abort();
+    let ohio = world.stop_node("ohio").await;
+    world.say("ohio", MoveId(1), |_| {});
+    world.api.cancel(MoveId(1)).await.unwrap();
+    world.stop_controller().await;
+    world.start_node("ohio", ohio).await;
+    world.start_controller().await;
+    world.until(MoveId(1), |m| m.progress.outcome == Outcome::Cancelled).await;
+    let heard = world.fakes["ohio"].with(|n| n.heard.clone());
+    assert!(heard.contains(&"cancel 1".to_owned()), "it would go on: {heard:?}");
+}
+
+#[tokio::test]
+async fn of_several_vms_none_moves_when_one_does_not_fit_any_more() {
+    let world = World::new().await;
+    for (called, volume, memory) in [("web", "root", 128), ("db", "data", 64)] {
+        let mut new = web("ohio");
+        new.name = name(called);
+        new.spec.memory = Bytes::mib(memory);
+        new.spec.disks[0].volume = name(volume);
+        new.spec.nics.clear();
+        world.api.create_vm(&new).await.unwrap();
+    }
+    // While `db` is looked at, which is to go first, `web` is given a move of its own.
+    world.fakes["texas"].with(|n| n.held = Some(name("db")));
+    let order: MoveTogether = serde_json::from_value(json!({"vms": ["web", "db"], "to": "texas"})).unwrap();
+    let api = world.api.clone();
+    let ordering = tokio::spawn(async move { api.move_together(&order).await });
+    world.until_node("texas", |n| n.heard.contains(&"check db".to_owned())).await;
+    let mv = world.order("maine").await.unwrap();
+    world.fakes["texas"].with(|n| n.held = None);
+    let refused = ordering.await.unwrap().unwrap_err();
+    assert_eq!(refused.problem, Problem::Conflict, "{refused}");
+    assert!(refused.message.contains("`web`"), "{refused}");
+    assert_eq!(world.api.moves().await.unwrap().iter().map(|m| m.id).collect::<Vec<_>>(), [mv.id]);
+}
+
+#[tokio::test]
+async fn what_a_vm_has_been_given_on_arrival_is_known_though_it_moves_on_before_its_disks_have_followed() {
+    let world = World::new().await;
+    world.web().await;
+    let mv = world.order("texas").await.unwrap();
+    world.hand_over("ohio", "texas");
+    world.fakes["texas"].with(|n| n.vms.values_mut().for_each(|vm| vm.definition.spec.vcpus = 3));
+    world.say("ohio", mv.id, |p| p.outcome = Outcome::Completed);
+    world.say("texas", mv.id, |p| {
+        p.phase = PhaseName::Fill;
+        p.phases.push(Phase { name: PhaseName::Fill, started_unix_us: 2, ended_unix_us: None });
+    });
+    // As soon as it fills.
+    assert!(soon(async || world.order("maine").await.is_ok()).await, "it never moves on");
+    world.until(mv.id, |m| !m.progress.outcome.is_open()).await;
+    assert_eq!(world.api.vm(&name("web")).await.unwrap().spec.vcpus, 3);
+}
+
+#[tokio::test]
 async fn an_owner_that_changed_while_nobody_looked_is_found_by_a_new_controller() {
     let mut world = World::new().await;
     world.web().await;
@@ -554,6 +619,79 @@ fn precache_to(to: &str) -> StartPrecache {
     StartPrecache { volume: name("root"), to: name(to), limit: None, interval_ms: 1000, consistent: true, follow: true }
 }
 
+/// An order to promote there, with evidence, and hosts that are fenced besides the VM's.
+fn promotion(site: &str, also: &[&str]) -> PromoteVolume {
+    PromoteVolume {
+        site: name(site),
+        fenced: "power cut, by ann".into(),
+        also_fenced: also.iter().map(|host| name(host)).collect(),
+        dry_run: false,
+    }
+}
+
+#[tokio::test]
+async fn a_vm_whose_move_has_lost_its_source_is_promoted_unless_the_destination_may_have_it() {
+    let mut world = World::new().await;
+    world.web().await;
+    let root = name("root");
+    world.api.start_precache(&precache_to("maine")).await.unwrap();
+    let mv = world.order("texas").await.unwrap();
+    let at_ohio = world.fakes["ohio"].with(|n| n.vms[&1].clone());
+    world.stop_node("ohio").await;
+    let stands = |ownership| {
+        let there = LocalVm { ownership, ..at_ohio.clone() };
+        world.fakes["texas"].with(|n| n.vms.insert(1, there));
+    };
+    stands(Ownership::WaitsForPeer);
+    let refused = world.api.promote(&root, &promotion("maine", &["texas"])).await.unwrap_err();
+    assert_eq!(refused.problem, Problem::Conflict, "it says itself that it may have it: {refused}");
+    assert!(refused.to_string().contains("move resolve 1 --claim texas"), "{refused}");
+    stands(Ownership::Elsewhere);
+    let texas = world.stop_node("texas").await;
+    let refused = world.api.promote(&root, &promotion("maine", &[])).await.unwrap_err();
+    assert_eq!(refused.problem, Problem::Conflict, "it does not answer: {refused}");
+    assert!(refused.to_string().contains("--also-fenced texas"), "{refused}");
+    let foretold = PromoteVolume { dry_run: true, ..promotion("maine", &["texas"]) };
+    assert_eq!(world.api.promote(&root, &foretold).await.unwrap().lineage.0, 1);
+    assert!(world.api.mv(mv.id).await.unwrap().progress.outcome.is_open(), "nothing was done yet");
+
+    world.start_node("texas", texas).await;
+    let promoted = world.api.promote(&root, &promotion("maine", &[])).await.unwrap();
+    assert_eq!((promoted.host.as_str(), promoted.lineage.0), ("maine", 1));
+    let ended = world.api.mv(mv.id).await.unwrap();
+    assert_eq!(ended.progress.outcome, Outcome::Failed);
+    assert!(ended.progress.error.is_some_and(|why| why.contains("`ohio` is lost")));
+    let here = async || {
+        let vm = world.api.vm(&name("web")).await.unwrap();
+        (vm.host.as_str(), vm.lineage.0, vm.mv) == ("maine", 1, None)
+    };
+    assert!(soon(here).await, "not there");
+    // Nobody drives the move any more, now or later.
+    world.stop_controller().await;
+    world.start_controller().await;
+    assert_eq!(world.api.mv(mv.id).await.unwrap().progress.outcome, Outcome::Failed);
+}
+
+#[tokio::test]
+async fn while_a_host_is_about_to_obey_an_order_to_promote_no_other_one_is_given_it() {
+    let mut world = World::new().await;
+    world.web().await;
+    let root = name("root");
+    for host in ["texas", "maine"] {
+        world.api.start_precache(&precache_to(host)).await.unwrap();
+    }
+    world.stop_node("ohio").await;
+    world.fakes["texas"].with(|n| n.held = Some(name("web")));
+    let (api, volume) = (world.api.clone(), root.clone());
+    let first = tokio::spawn(async move { api.promote(&volume, &promotion("texas", &[])).await });
+    world.until_node("texas", |n| n.heard.contains(&"promote 1".to_owned())).await;
+    let second = world.api.promote(&root, &promotion("maine", &[])).await.unwrap_err();
+    assert_eq!(second.problem, Problem::Conflict, "{second}");
+    world.fakes["texas"].with(|n| n.held = None);
+    assert_eq!(first.await.unwrap().unwrap().host.as_str(), "texas");
+    assert!(world.fakes["maine"].with(|n| n.vms.is_empty()));
+}
+
 #[tokio::test]
 async fn a_vm_is_not_promoted_to_a_second_host_while_the_first_one_may_run_it() {
     let mut world = World::new().await;
@@ -562,14 +700,8 @@ async fn a_vm_is_not_promoted_to_a_second_host_while_the_first_one_may_run_it() 
         world.api.start_precache(&precache_to(host)).await.unwrap();
     }
     world.stop_node("ohio").await;
-    let order = |site: &str, also: &[&str]| PromoteVolume {
-        site: name(site),
-        fenced: "power cut, by ann".into(),
-        also_fenced: also.iter().map(|host| name(host)).collect(),
-        dry_run: false,
-    };
+    let (order, root) = (promotion, name("root"));
     let texas = world.stop_node("texas").await;
-    let root = name("root");
     world.api.promote(&root, &order("texas", &[])).await.unwrap_err();
     // It may have heard the order, and run the VM.
     for dry_run in [true, false] {

@@ -6,7 +6,7 @@ use crate::eager::Eager;
 use crate::helpers::{Helpers, Job};
 use crate::pipe::{MOST_BEFORE, Pipe};
 use crate::wire::{Expected, Wire};
-use godwit_nbd::{Command, Cookie, Filled, ProtocolError, Server};
+use godwit_nbd::{Command, Cookie, Filled, ProtocolError, Request, Server};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustls::ServerConfig;
 use std::io;
@@ -79,12 +79,15 @@ fn is_large_write(command: &Command) -> bool {
 /// How long a client may take until it has chosen an export, TLS included: whoever has shown nothing of himself holds no place for ever.
 const NEGOTIATION: Duration = Duration::from_secs(30);
 
+/// Its parts end in this order.
 struct Connection {
+    /// Ends before the socket: a write that has come is made before the client sees the end of its connection, and not over what the client
+    /// has written by another one since.
+    helpers: Helpers,
     wire: Wire,
     server: Server,
     backend: Arc<dyn Backend>,
     tls: Option<Arc<ServerConfig>>,
-    helpers: Helpers,
     answers: Answers,
     /// For large reads; made for the first one.
     pipe: Option<Pipe>,
@@ -109,11 +112,11 @@ impl Connection {
         let several = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let eager = several.then(Eager::default);
         Ok(Self {
+            helpers,
             wire,
             server,
             backend,
             tls,
-            helpers,
             answers,
             pipe: None,
             inbound: None,
@@ -133,12 +136,9 @@ impl Connection {
     }
 
     fn serve(&mut self) -> Result<(), Cut> {
-        self.wire.has_until(Some(Instant::now() + NEGOTIATION))?;
+        self.wire.has_until(Some(Instant::now() + NEGOTIATION));
         loop {
             self.take_requests()?;
-            if self.wire.is_limited() && self.server.chosen().is_some() {
-                self.wire.has_until(None)?;
-            }
             // Behind either of these there may be room again for requests that have come already.
             if !self.missed.is_empty() {
                 self.give_missed()?;
@@ -152,9 +152,13 @@ impl Connection {
                 continue;
             }
             // What it asked for before it took its leave is done, and answered.
-            let over = self.server.is_closed() && self.server.in_flight() == 0;
-            if over || !self.wait()? {
+            if self.server.is_closed() && self.server.in_flight() == 0 {
+                self.wire.say_goodbye();
                 return Ok(());
+            }
+            if !self.wait()? {
+                // It may be there still, for its answers.
+                self.server.input_ended();
             }
         }
     }
@@ -167,8 +171,17 @@ impl Connection {
         Ok(())
     }
 
+    /// The next one that has come. Who has chosen an export has all the time that it likes from then on, also for its first answers.
+    fn next_request(&mut self) -> Result<Option<Request>, Cut> {
+        let request = self.server.poll_request()?;
+        if self.server.chosen().is_some() {
+            self.wire.has_until(None);
+        }
+        Ok(request)
+    }
+
     fn take_requests(&mut self) -> Result<(), Cut> {
-        while let Some(request) = self.server.poll_request()? {
+        while let Some(request) = self.next_request()? {
             // It came first.
             self.store_held()?;
             let cookie = request.cookie;
@@ -286,7 +299,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for something; false: the client has left.
+    /// Waits for something; false: the client sends no more, or nothing more is taken from it.
     fn wait(&mut self) -> io::Result<bool> {
         if self.held.is_some() {
             // With a client that always has more to send there may be no other look at them for long.
@@ -312,8 +325,11 @@ impl Connection {
         if come.contains(PollFlags::IN) {
             return self.receive();
         }
-        // Hung up while it may not send: nobody is left to answer.
-        Ok(!come.intersects(PollFlags::HUP | PollFlags::ERR))
+        if come.intersects(PollFlags::HUP | PollFlags::ERR) {
+            // Nobody is left to answer.
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        Ok(true)
     }
 
     /// What has come of requests that other threads have done.
@@ -446,7 +462,7 @@ struct Held {
 
 /// What became of a large write's contents, past the protocol's machine.
 enum Past {
-    /// They are on their way, or done; or, false, the client has left.
+    /// They are on their way, or done; or, false, no more of them come.
     Came(bool),
     /// So much of them has to be seen before.
     Unsampled(usize),

@@ -3,7 +3,7 @@
 use crate::backend::{Answers, Backend, Put, Untaken};
 use godwit_nbd::{self as nbd, Command, Cookie, Export, Extent, Piece, Reply};
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
-use godwit_volume::{BLOCK, Disk, LINGERING, Medium, Replica, VolumeError};
+use godwit_volume::{BLOCK, Disk, LINGERING, Medium, Replica, Synced, VolumeError};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -91,6 +91,8 @@ fn extents(found: Vec<(u64, bool)>) -> Reply {
 #[derive(Debug)]
 pub struct Plain {
     disk: Disk,
+    /// The same file, for what is to be durable: of several clients that flush the system would tell one of a lost write.
+    syncs: Synced,
     path: PathBuf,
     size: u64,
     /// A device knows no holes.
@@ -111,15 +113,17 @@ impl Plain {
     pub fn open(path: &Path) -> Result<Self, ServeError> {
         let (file, size) = open_locked(path)?;
         let device = file.metadata().map_err(io_error("look at", path))?.file_type().is_block_device();
-        Ok(Self { disk: Disk(file), path: path.to_owned(), size, device })
+        // The same description: whatever it has to tell of a write is told here.
+        let syncs = Synced::new(Box::new(Disk(file.try_clone().map_err(io_error("open", path))?)));
+        Ok(Self { disk: Disk(file), syncs, path: path.to_owned(), size, device })
     }
 
     /// What was written survives a loss of power.
     ///
     /// # Errors
-    /// When the disk fails.
+    /// When the disk fails, or has failed before.
     pub fn close(&self) -> Result<(), ServeError> {
-        self.disk.sync().map_err(io_error("sync", &self.path))
+        self.syncs.sync().map_err(io_error("sync", &self.path))
     }
 
     fn failed(&self, error: &io::Error) -> Reply {
@@ -130,7 +134,7 @@ impl Plain {
     fn do_it(&self, command: Command) -> io::Result<Reply> {
         let durable = |fua: bool| {
             if fua {
-                self.disk.sync()?;
+                self.syncs.sync()?;
             }
             Ok(Reply::Done)
         };
@@ -396,5 +400,56 @@ impl Backend for Tracked {
 
     fn perform(&self, _: Cookie, command: Command, _: &Answers) -> Option<Reply> {
         Some(self.do_it(command).unwrap_or_else(|error| self.failed(&error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Tells of a lost write once, as the system does.
+    #[derive(Debug, Default)]
+    struct Once(AtomicBool);
+
+    impl Medium for Once {
+        fn read(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+            Ok(())
+        }
+        fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+        fn punch(&self, _: u64, _: u64) -> io::Result<()> {
+            Ok(())
+        }
+        fn sync(&self) -> io::Result<()> {
+            if self.0.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(Errno::IO.into()) }
+        }
+        fn extents(&self, _: u64, _: u64) -> io::Result<Vec<(u64, bool)>> {
+            Ok(vec![])
+        }
+        fn allocated(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn after_a_flush_that_failed_nothing_counts_as_durable_before_the_file_is_opened_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [0; 8192]).expect("writes");
+        let mut plain = Plain::open(&path).expect("opens");
+        plain.syncs = Synced::new(Box::new(Once::default()));
+        let durable = Command::Write { offset: 0, data: vec![1; 4096].into(), fua: true };
+        for command in [Command::Flush, Command::Flush, durable.clone()] {
+            assert!(plain.do_it(command).is_err(), "somebody is told that all is well");
+        }
+        assert!(plain.close().is_err());
+        drop(plain);
+        let plain = Plain::open(&path).expect("opens again");
+        for command in [Command::Flush, durable] {
+            assert!(matches!(plain.do_it(command), Ok(Reply::Done)));
+        }
+        plain.close().expect("is durable");
     }
 }

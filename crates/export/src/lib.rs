@@ -11,7 +11,17 @@
 //!
 //! *A client does not read its answers.* Its thread waits in the send, and takes no more requests; nobody else's does.
 //!
-//! *A client leaves with requests under way.* They are done, and their answers are dropped.
+//! *A client leaves with requests under way.* They are done, and answered while it listens. One that is cut off sees the end of its connection
+//! when they are done: no write is made over what it has written by another connection since.
+//!
+//! *A client takes its time before it has chosen an export.* It is shut out after half a minute, whether it says nothing, or always has more to
+//! say, or takes what it is told bit by bit.
+//!
+//! *All of it ends with requests under way.* Nothing more is taken from anybody, and what was is done and answered. Whoever does not take the
+//! answers is waited for a few seconds.
+//!
+//! *A flush fails.* The system tells of a lost write once: so no later flush succeeds, of any client, before the file is opened again
+//! ([`godwit_volume::Synced`]).
 //!
 //! *A disk is slow.* At most [`MOST_HELPERS`] threads of a client wait for it; what else it asks for stands in a queue that the protocol's
 //! machine bounds ([`godwit_nbd::MAX_IN_FLIGHT`]).

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,6 +22,9 @@ pub const MOST_CLIENTS: usize = 64;
 const ALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(15), 4);
 /// How long nobody is accepted after somebody could not be.
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How long clients may take, when all of it ends, until they have the answers to what they have asked for. One that takes none would hold
+/// up whoever stops the process, and whatever is to be durable after it.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// The first file descriptor that a service manager passes.
 const FIRST_PASSED: i32 = 3;
 
@@ -91,6 +94,14 @@ impl Listener {
         }
     }
 
+    /// The TCP address that it listens at; none: it is another kind of socket.
+    ///
+    /// # Errors
+    /// When it is no socket: whoever passed it did not look.
+    pub fn address(&self) -> io::Result<Option<SocketAddr>> {
+        Ok(SocketAddr::try_from(rustix::net::getsockname(&self.socket)?).ok())
+    }
+
     fn accept(&self) -> Result<Wire, Errno> {
         use rustix::net::sockopt;
         let client = rustix::net::accept_with(&self.socket, rustix::net::SocketFlags::CLOEXEC)?;
@@ -126,7 +137,8 @@ impl Stop {
     }
 }
 
-/// Serves all who come, until it is told to stop. When it returns, nobody uses `backend` any more.
+/// Serves all who come, until it is told to stop; what is under way then is done, and answered to whoever takes answers. When it returns,
+/// nobody uses `backend` any more.
 ///
 /// # Errors
 /// When nobody can be accepted.
@@ -137,6 +149,8 @@ pub fn serve_all(
     stop: &Stop,
 ) -> io::Result<()> {
     let mut clients: Vec<(HangUp, JoinHandle<()>)> = vec![];
+    // Nothing is ever sent: whoever is served holds one end.
+    let (here, gone) = mpsc::channel::<()>();
     let result = loop {
         let mut fds = [
             PollFd::from_borrowed_fd(stop.0.as_fd(), PollFlags::IN),
@@ -167,16 +181,138 @@ pub fn serve_all(
             tracing::warn!("{MOST_CLIENTS} clients are served already; another one was turned away");
             continue;
         }
-        let (hang_up, backend, tls) = (wire.hang_up(), backend.clone(), tls.cloned());
-        match std::thread::Builder::new().name("nbd-client".into()).spawn(move || serve(wire, backend, tls)) {
+        let (hang_up, backend, tls, here) = (wire.hang_up(), backend.clone(), tls.cloned(), here.clone());
+        let served = move || {
+            let _here = here;
+            serve(wire, backend, tls);
+        };
+        match std::thread::Builder::new().name("nbd-client".into()).spawn(served) {
             Ok(thread) => clients.push((hang_up, thread)),
             Err(error) => tracing::warn!(%error, "no thread for a client; it was turned away"),
         }
     };
+    drop(here);
+    let_go(clients, &gone, LAST_ANSWERS);
+    result
+}
+
+/// Ends all connections. Requests under way are done, and answered to whoever takes the answers in time.
+fn let_go(clients: Vec<(HangUp, JoinHandle<()>)>, gone: &mpsc::Receiver<()>, patience: Duration) {
+    clients.iter().for_each(|(hang_up, _)| hang_up.take_no_more());
+    // At once when the last one has ended.
+    let _ = gone.recv_timeout(patience);
     for (hang_up, thread) in clients {
         drop(hang_up);
-        // Requests under way are done.
+        // Also where a disk takes longer than that: requests under way are done, only not answered.
         drop(thread.join());
     }
-    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Answers;
+    use godwit_nbd::{Command, Cookie, Export, Reply};
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
+    use std::time::Instant;
+
+    /// More than a socket holds.
+    const SIZE: u32 = 8 << 20;
+    const READ: u16 = 0;
+    const FLUSH: u16 = 3;
+    /// Longer than anything takes that ends.
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Reads as zeroes; whoever flushes says so, and waits.
+    struct Slow {
+        begun: mpsc::Sender<()>,
+        flushes: Mutex<()>,
+    }
+
+    impl Backend for Slow {
+        fn export(&self) -> Export {
+            Export { name: "disk".into(), size: u64::from(SIZE), preferred_block: 4096, read_only: false }
+        }
+
+        fn read_now(&self, _: u64, into: &mut [u8]) -> usize {
+            into.len()
+        }
+
+        fn warm(&self, _: u64, _: u64) {}
+
+        fn perform(&self, _: Cookie, _: Command, _: &Answers) -> Option<Reply> {
+            let _ = self.begun.send(());
+            drop(self.flushes.lock());
+            Some(Reply::Done)
+        }
+    }
+
+    fn slow() -> (Arc<Slow>, mpsc::Receiver<()>) {
+        let (begun, begins) = mpsc::channel();
+        (Arc::new(Slow { begun, flushes: Mutex::default() }), begins)
+    }
+
+    /// Chooses the export that has no name of its own.
+    fn choose(client: &mut UnixStream) {
+        client.read_exact(&mut [0; 18]).expect("the greeting");
+        client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").expect("sends");
+        client.read_exact(&mut [0; 10]).expect("its size");
+    }
+
+    fn request(kind: u16, handle: u64, length: u32) -> Vec<u8> {
+        let head = [&0x2560_9513_u32.to_be_bytes()[..], &[0, 0], &kind.to_be_bytes(), &handle.to_be_bytes()].concat();
+        [&head[..], &[0; 8], &length.to_be_bytes()].concat()
+    }
+
+    #[test]
+    fn when_all_ends_what_was_asked_for_is_answered_and_no_more_is_taken() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("socket");
+        let listener = Listener::unix(&path).expect("listens");
+        let ((disk, begins), stop) = (slow(), Stop::new().expect("an event"));
+        let (served, told) = (disk.clone(), stop.clone());
+        let backend: Arc<dyn Backend> = served;
+        let serving = std::thread::spawn(move || serve_all(&listener, &backend, None, &told));
+        let mut client = UnixStream::connect(&path).expect("connects");
+        client.set_read_timeout(Some(LONG)).expect("a bound");
+        choose(&mut client);
+        let waits = disk.flushes.lock().expect("nobody has it");
+        client.write_all(&request(FLUSH, 1, 0)).expect("sends");
+        begins.recv_timeout(LONG).expect("is flushed");
+        stop.now();
+        let (mut sent, began) = (1, Instant::now());
+        while client.write_all(&request(FLUSH, sent + 1, 0)).is_ok() {
+            sent += 1;
+            assert!(began.elapsed() < LONG, "it is listened to for ever");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(waits);
+        let mut answers = vec![];
+        client.read_to_end(&mut answers).expect("the end");
+        assert_eq!(answers.len() as u64, 16 * sent);
+        serving.join().expect("ends").expect("was told to");
+    }
+
+    #[test]
+    fn who_takes_no_answers_does_not_hold_up_the_end() {
+        let (ours, mut client) = UnixStream::pair().expect("sockets");
+        let wire = Wire::new(ours.into());
+        let (hang_up, (disk, _begins), (here, gone)) = (wire.hang_up(), slow(), mpsc::channel());
+        let thread = std::thread::spawn(move || {
+            let _here = here;
+            serve(wire, disk, None);
+        });
+        choose(&mut client);
+        client.write_all(&request(READ, 1, SIZE)).expect("sends");
+        client.read_exact(&mut [0; 16]).expect("the beginning of its answer");
+        let (ended, ends) = mpsc::channel();
+        let ending = std::thread::spawn(move || {
+            let_go(vec![(hang_up, thread)], &gone, Duration::from_millis(100));
+            ended.send(()).expect("is waited for");
+        });
+        ends.recv_timeout(LONG).expect("ends");
+        ending.join().expect("ends");
+    }
 }

@@ -8,7 +8,8 @@ use rustls::{ServerConfig, ServerConnection};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Room for what comes: many small requests at once, or a part of a large write.
 const ROOM: usize = 256 << 10;
@@ -27,13 +28,27 @@ pub struct Wire {
     /// Whether its other end is on this host.
     unix: bool,
     tls: Option<Box<ServerConnection>>,
-    /// Until when its bytes are waited for.
+    /// Until when the client is waited for.
     deadline: Option<Instant>,
+    /// Set by a [`HangUp`]: nothing more is taken from the client.
+    no_more: Arc<AtomicBool>,
 }
 
 /// Ends a client's connection from elsewhere, at the latest when it is dropped.
 #[derive(Debug)]
-pub struct HangUp(Arc<OwnedFd>);
+pub struct HangUp {
+    socket: Arc<OwnedFd>,
+    no_more: Arc<AtomicBool>,
+}
+
+impl HangUp {
+    /// Nothing more is taken from the client. What it has asked for is done and answered, and then its connection ends.
+    pub(crate) fn take_no_more(&self) {
+        self.no_more.store(true, Ordering::Relaxed);
+        // Wakes who waits for more. An error says that it is over already.
+        let _ = shutdown(&self.socket, Shutdown::Read);
+    }
+}
 
 impl Drop for Wire {
     fn drop(&mut self) {
@@ -45,7 +60,7 @@ impl Drop for Wire {
 impl Drop for HangUp {
     fn drop(&mut self) {
         // An error says that it is over already.
-        let _ = shutdown(&self.0, Shutdown::Both);
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 }
 
@@ -57,27 +72,18 @@ impl Wire {
         if unix {
             make_room(&socket);
         }
-        Self { socket: Arc::new(socket), unix, tls: None, deadline: None }
+        Self { socket: Arc::new(socket), unix, tls: None, deadline: None, no_more: Arc::default() }
     }
 
-    /// From now on the client has so long, for all that it sends and takes; none: as long as it likes.
-    pub(crate) fn has_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+    /// The client has until then, for all that it sends and takes; none: as long as it likes.
+    pub(crate) const fn has_until(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // None would be no limit.
-        let left = left.map(|left| left.max(Duration::from_millis(1)));
-        Ok(rustix::net::sockopt::set_socket_timeout(&self.socket, rustix::net::sockopt::Timeout::Send, left)?)
-    }
-
-    /// Whether the client has not all the time that it likes.
-    pub(crate) const fn is_limited(&self) -> bool {
-        self.deadline.is_some()
     }
 
     /// What ends it from elsewhere.
     #[must_use]
     pub fn hang_up(&self) -> HangUp {
-        HangUp(self.socket.clone())
+        HangUp { socket: self.socket.clone(), no_more: self.no_more.clone() }
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
@@ -98,8 +104,12 @@ impl Wire {
     /// Waits for bytes and appends those that are a request's, if any; false: there will be no more. `how` says how many there is
     /// use for; TLS gives what is in a record.
     pub(crate) fn receive(&mut self, into: &mut BytesMut, how: Expected) -> io::Result<bool> {
+        // A Unix socket gives what came before, and then the end. TCP's gives what comes after, too: that may never end.
+        if !self.unix && self.no_more.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
         let Some(tls) = &mut self.tls else {
-            await_bytes(&self.socket, self.deadline)?;
+            await_ready(&self.socket, PollFlags::IN, self.deadline)?;
             return Ok(append(&self.socket, into, how)? > 0);
         };
         let (mut socket, before) = (Socket(&self.socket, self.deadline), into.len());
@@ -155,6 +165,15 @@ impl Wire {
         from.clear();
         Ok(())
     }
+
+    /// Says that nothing more follows, where there is a word for it: else the client of a TLS connection does not know who has cut it.
+    pub(crate) fn say_goodbye(&mut self) {
+        let Some(tls) = &mut self.tls else { return };
+        tls.send_close_notify();
+        let mut socket = Socket(&self.socket, self.deadline);
+        // Whoever has left already does not miss it.
+        while tls.wants_write() && tls.write_tls(&mut socket).is_ok() {}
+    }
 }
 
 /// What there was to be had of a TLS connection without reading its socket.
@@ -177,35 +196,47 @@ fn take(tls: &mut ServerConnection, into: &mut BytesMut) -> io::Result<Taken> {
     })
 }
 
-/// Waits for bytes, or for the end of them.
-fn await_bytes(socket: &OwnedFd, deadline: Option<Instant>) -> io::Result<()> {
+/// Waits for bytes or the end of them, or for room, until a deadline; where there is none, whoever reads or writes waits.
+fn await_ready(socket: &OwnedFd, what: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
     let Some(deadline) = deadline else { return Ok(()) };
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
+        // Not asked of the system: a client that always has more to say is ready at any time.
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the client took too long"));
+        }
         let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-        let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
+        let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), what)];
         match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the client was silent for too long")),
+            Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// A socket as the standard library has it, and until when its bytes are waited for.
+/// A socket as the standard library has it, and until when it is waited for.
 struct Socket<'a>(&'a OwnedFd, Option<Instant>);
 
 impl Read for Socket<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        await_bytes(self.0, self.1)?;
+        await_ready(self.0, PollFlags::IN, self.1)?;
         Ok(rustix::io::retry_on_intr(|| recv(self.0, &mut *into, RecvFlags::empty()))?.0)
     }
 }
 
 impl Write for Socket<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::retry_on_intr(|| send(self.0, from, SendFlags::NOSIGNAL))?)
+        // Until a deadline all waiting is done here: a timeout of the socket's would be one for each piece that the client takes.
+        let wait = if self.1.is_some() { SendFlags::DONTWAIT } else { SendFlags::empty() };
+        loop {
+            await_ready(self.0, PollFlags::OUT, self.1)?;
+            match send(self.0, from, SendFlags::NOSIGNAL | wait) {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if self.1.is_some() => {}
+                sent => return Ok(sent?),
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -251,9 +282,11 @@ fn append(socket: &OwnedFd, into: &mut BytesMut, how: Expected) -> Result<usize,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Backend, Plain};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
     use rustls::{ClientConfig, ClientConnection, RootCertStore};
+    use std::time::Duration;
 
     fn both() -> (Arc<ServerConfig>, Arc<ClientConfig>) {
         let key = rcgen::KeyPair::generate().expect("a key");
@@ -349,7 +382,7 @@ mod tests {
         // In the clear, and where TLS was begun with a byte of a hello.
         let (ours, theirs) = pair();
         let mut wire = Wire::new(ours);
-        wire.has_until(soon()).expect("a bound");
+        wire.has_until(soon());
         let mut got = BytesMut::new();
         let silent = wire.receive(&mut got, Expected::All).expect_err("nothing came");
         assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
@@ -357,12 +390,84 @@ mod tests {
         let silent = wire.start_tls(both().0).expect_err("nothing more came");
         assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
         // Later it may be silent for as long as it likes.
-        wire.has_until(None).expect("no bound");
+        wire.has_until(None);
         let sending = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(300));
             Socket(&theirs, None).write_all(&[1]).expect("sends");
         });
         assert!(wire.receive(&mut got, Expected::All).expect("reads"));
         sending.join().expect("ends");
+    }
+
+    #[test]
+    fn who_always_has_more_to_say_is_listened_to_no_longer_than_who_says_too_little() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("two sockets");
+        let (mut wire, began) = (Wire::new(ours), Instant::now());
+        wire.has_until(Some(began + Duration::from_millis(100)));
+        let over = std::thread::scope(|scope| {
+            // Until it is shut out.
+            scope.spawn(|| while Socket(&theirs, None).write_all(&[1; 64]).is_ok() {});
+            let mut got = BytesMut::new();
+            loop {
+                got.clear();
+                if let Err(over) = wire.receive(&mut got, Expected::AtMost(1)) {
+                    drop(wire);
+                    break over;
+                }
+                assert!(began.elapsed() < Duration::from_secs(20), "it is listened to for ever");
+            }
+        });
+        assert_eq!(over.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn who_takes_its_answers_bit_by_bit_has_no_longer_for_all_of_them() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("two sockets");
+        let mut wire = Wire::new(ours);
+        wire.has_until(Some(Instant::now() + Duration::from_millis(100)));
+        let sent = std::thread::scope(|scope| {
+            // At most 4 MiB a second.
+            scope.spawn(|| {
+                let mut bit = [0; 4096];
+                while Socket(&theirs, None).read(&mut bit).is_ok_and(|n| n > 0) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let sent = wire.send(&mut BytesMut::zeroed(8 << 20));
+            drop(wire);
+            sent
+        });
+        assert_eq!(sent.expect_err("all of it was taken").kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn who_takes_its_leave_by_tls_is_told_that_nothing_was_cut_off() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let disk = folder.path().join("disk");
+        std::fs::write(&disk, [0; 4096]).expect("a disk");
+        let backend: Arc<dyn Backend> = Arc::new(Plain::open(&disk).expect("opens"));
+        let option = |number: u32| [b"IHAVEOPT".as_slice(), &number.to_be_bytes(), &[0; 4]].concat();
+        let goodbye = [&0x2560_9513_u32.to_be_bytes()[..], &[0, 0, 0, 2], &[0; 20]].concat();
+        // In the handshake, which is answered with so many bytes; and behind the choice of an export.
+        for (leave, answer) in [(option(2), 20), ([option(1), goodbye].concat(), 10)] {
+            let ((server, client), backend) = (both(), backend.clone());
+            let (ours, theirs) =
+                socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("two sockets");
+            let serving = std::thread::spawn(move || crate::serve(Wire::new(ours), backend, Some(server)));
+            let mut socket = Socket(&theirs, None);
+            socket.read_exact(&mut [0; 18]).expect("the greeting");
+            // No zeroes after the export's description; and TLS.
+            socket.write_all(&[&[0, 0, 0, 3][..], &option(5)].concat()).expect("sends");
+            socket.read_exact(&mut [0; 20]).expect("may begin it");
+            let mut tls = ClientConnection::new(client, ServerName::try_from("disks").expect("a name")).expect("one");
+            let mut talk = rustls::Stream::new(&mut tls, &mut socket);
+            talk.write_all(&leave).expect("sends");
+            let mut come = vec![];
+            talk.read_to_end(&mut come).expect("an end that the server has told of");
+            assert_eq!(come.len(), answer);
+            serving.join().expect("ends");
+        }
     }
 }

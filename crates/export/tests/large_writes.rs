@@ -37,7 +37,7 @@ struct Counted {
     read_only: File,
     /// Up to here what is read is in memory; what lies behind has to be waited for.
     warm: AtomicU64,
-    /// Whoever flushes waits for this.
+    /// Whoever flushes waits for this, or writes what is to be durable.
     flushes: Mutex<()>,
     /// And whoever stores a large write for this.
     stores: Mutex<()>,
@@ -95,8 +95,10 @@ impl Backend for Counted {
         if matches!(command, Command::Write { .. }) {
             self.through.fetch_add(1, Ordering::SeqCst);
         }
-        if matches!(command, Command::Flush) {
+        if matches!(command, Command::Flush | Command::Write { fua: true, .. }) {
             drop(self.flushes.lock());
+        }
+        if matches!(command, Command::Flush) {
             // A disk that is written to meanwhile may take any time for it.
             return Some(Reply::Done);
         }
@@ -175,6 +177,14 @@ impl Client {
         assert_eq!(answer[..4], 0x6744_6698_u32.to_be_bytes());
         let number = |bytes: &[u8]| bytes.iter().fold(0_u64, |n, byte| n << 8 | u64::from(*byte));
         (number(&answer[4..8]) as u32, number(&answer[8..]))
+    }
+
+    /// Whether neither an answer comes for a while, nor the end.
+    fn hears_nothing(&mut self) -> bool {
+        self.socket().set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        let heard = self.socket().read(&mut [0]);
+        self.socket().set_read_timeout(None).unwrap();
+        heard.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Writes in pieces of that many bytes; its error.
@@ -525,6 +535,38 @@ fn who_takes_his_leave_is_answered_first() {
     assert_eq!(client.answer(), (0, 2), "the flush");
     assert_eq!(client.socket().read(&mut [0]).unwrap(), 0, "and then the end");
     client.model[..LARGE].copy_from_slice(&new);
+    assert!(client.is_as_written());
+}
+
+#[test]
+fn who_says_that_no_more_comes_is_answered_while_it_listens() {
+    let mut client = Client::new(false);
+    let backend = client.backend.clone();
+    let disk = backend.flushes.lock().unwrap();
+    let flush = client.head(0, 3, 0, 0);
+    client.socket().write_all(&flush).unwrap();
+    client.socket().shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(client.hears_nothing(), "it is let go of with its flush under way");
+    drop(disk);
+    assert_eq!(client.answer(), (0, 1));
+    assert_eq!(client.socket().read(&mut [0]).unwrap(), 0, "and then the end");
+}
+
+#[test]
+fn who_is_cut_off_sees_the_end_when_what_it_wrote_is_there() {
+    let mut client = Client::new(false);
+    let backend = client.backend.clone();
+    let disk = backend.flushes.lock().unwrap();
+    // A write that somebody else makes, and behind it what is no request.
+    let new = contents(1, 4096);
+    let mut all = client.head(1, 1, 0, new.len());
+    all.extend(&new);
+    all.extend([7; 28]);
+    client.socket().write_all(&all).unwrap();
+    assert!(client.hears_nothing(), "it could write the same place by another connection now");
+    drop(disk);
+    assert_eq!(client.socket().read(&mut [0]).unwrap(), 0, "the end");
+    client.model[..new.len()].copy_from_slice(&new);
     assert!(client.is_as_written());
 }
 

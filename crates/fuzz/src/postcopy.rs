@@ -51,7 +51,7 @@ fn fetched() -> [Vec<Vec<u8>>; 2] {
     let (mut requester, mut server) = (asking(&there), Server::new());
     let (mut asked, mut answered) = (vec![], vec![]);
     loop {
-        while let Some(question) = requester.poll(&there).expect("it can be read") {
+        while let Some(question) = requester.poll(Duration::ZERO, &there).expect("it can be read") {
             server.handle(&question.message).expect("the owner keeps to the protocol");
             asked.push(question.message);
         }
@@ -143,11 +143,11 @@ pub const OWNER: Target = Target {
     run: |input| {
         let (_, _, there) = told();
         let mut requester = asking(&there);
-        while requester.poll(&there).is_ok_and(|question| question.is_some()) {}
+        while requester.poll(Duration::ZERO, &there).is_ok_and(|question| question.is_some()) {}
         let absent = there.absent();
         for message in messages(input) {
             match requester.handle(&holder(), message, Duration::ZERO, &there) {
-                Ok(_) => while requester.poll(&there).is_ok_and(|question| question.is_some()) {},
+                Ok(_) => while requester.poll(Duration::ZERO, &there).is_ok_and(|question| question.is_some()) {},
                 Err(_) => break,
             }
         }
@@ -167,10 +167,10 @@ mod tests {
         let [asked, answered] = fetched();
         assert!(asked.len() > 3 && answered.len() > 3, "{} {}", asked.len(), answered.len());
         let mut requester = asking(&there);
-        while requester.poll(&there).unwrap().is_some() {}
+        while requester.poll(Duration::ZERO, &there).unwrap().is_some() {}
         for message in messages(&framed(&answered)) {
             requester.handle(&holder(), message, Duration::ZERO, &there).unwrap();
-            while requester.poll(&there).unwrap().is_some() {}
+            while requester.poll(Duration::ZERO, &there).unwrap().is_some() {}
         }
         assert_eq!(there.absent().0, 0);
     }

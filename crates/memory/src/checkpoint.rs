@@ -24,6 +24,15 @@
 //! *The disk is full.* No more is kept ([`Checkpoint::trouble`]); the move goes on. What the encoder sends in full it never
 //! takes for held in the same stream.
 //!
+//! *The disk is slower than the link.* A node's decoder waits for no write: what is to be kept goes through a queue of [`QUEUE`] bytes to a thread
+//! that seals and writes it ([`CheckpointWriter`]). Where that is full no more is kept, as with a full disk. And where the guest stands nothing is,
+//! and what is queued is dropped ([`Checkpoint::rest`]): its pause is not to share the disk with what is of no use once it has come.
+//!
+//! *A page is named that is queued, or was not kept.* The encoder names only what was in the file when the stream began, and nothing of which it
+//! has sent other contents since. So the slots that it names are none that this stream writes: reading one waits for no write. And a page that was
+//! not kept leaves in its slot what lay there, under its own seal: the next try tells the mark of just that, and it is named only if the guest has
+//! it again.
+//!
 //! *Another guest of the same name, other RAM.* The table of RAM blocks is sealed as well; with another key or another table
 //! all is dropped.
 
@@ -34,12 +43,13 @@ use crate::record::{Block, Layout, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place, put_
 use crate::witness::Witness;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use rustix::fs::SeekFrom;
+use std::collections::VecDeque;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 const TAG: usize = 16;
 /// A sealed page: nonce, tag, content.
@@ -61,6 +71,11 @@ const PIECE: usize = 4096;
 /// Neighbouring slots written at once, at most: pages come in the order of their places for the most part, and a call for each is dearer
 /// than its sealing.
 const RUN: usize = 16;
+/// Bytes that wait for the thread that writes them, at most: a quarter of a second of a link of 1000 Mbit/s, as the kernel lets one who writes too
+/// much wait for a fifth of one.
+const QUEUE: usize = 32 << 20;
+/// So many bytes are to be there before it is woken: not for each run.
+const WAKE: usize = 256 << 10;
 
 /// The key of a VM's checkpoints. Whoever owns the VM makes it, keeps it, and says it to the destination for a try.
 #[derive(Clone, PartialEq, Eq)]
@@ -109,34 +124,226 @@ pub(crate) fn mark(key: &PageKey, content: &PageBytes) -> Mark {
 /// The destination's side: sealed pages in a file.
 #[derive(Debug)]
 pub struct Checkpoint {
-    file: File,
+    file: Arc<File>,
     seal: LessSafeKey,
     marks: PageKey,
     blocks: Vec<Block>,
     /// Each block's first slot.
     firsts: Vec<u64>,
-    sealed: u64,
-    /// What the disk is to have free, and how much was written since that was looked at.
-    floor: u64,
-    unlooked: u64,
+    to: To,
     trouble: Option<io::Error>,
+    /// The guest stands: nothing more is kept.
+    rests: bool,
     slot: Vec<u8>,
     run: Run,
-    nonces: Nonces,
 }
 
-/// Slots one after another that are still to be written.
+/// Who seals pages and writes them.
+#[derive(Debug)]
+enum To {
+    /// Whoever keeps them.
+    Here(Box<Sealer>),
+    /// Another thread.
+    Beside(Arc<Queue>),
+}
+
+/// Slots one after another that are still to be sealed and written.
 #[derive(Debug, Default)]
 struct Run {
-    /// Where the first one belongs in the file.
-    at: u64,
+    /// The number of the first one.
+    first: u64,
     slots: Vec<u8>,
 }
 
 impl Run {
-    /// Whether a slot that belongs there is the next one of it.
-    fn takes(&self, offset: u64) -> bool {
-        self.slots.len() < RUN * SLOT && offset == self.at + self.slots.len() as u64
+    /// Whether the slot of this number is the next one of it.
+    fn takes(&self, number: u64) -> bool {
+        self.slots.len() < RUN * SLOT && number == self.first + (self.slots.len() / SLOT) as u64
+    }
+}
+
+/// What is to be written.
+#[derive(Debug)]
+enum Piece {
+    /// The table of a stream's blocks: what was kept of others goes.
+    Table(Vec<u8>),
+    /// Pages.
+    Pages(Run),
+}
+
+impl Piece {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Table(table) => table.len(),
+            Self::Pages(run) => run.slots.len(),
+        }
+    }
+}
+
+/// Seals and writes.
+#[derive(Debug)]
+struct Sealer {
+    file: Arc<File>,
+    seal: LessSafeKey,
+    nonces: Nonces,
+    sealed: u64,
+    /// What the disk is to have free, and how much was written since that was looked at.
+    floor: u64,
+    unlooked: u64,
+}
+
+impl Sealer {
+    fn write(&mut self, piece: &mut Piece) -> io::Result<()> {
+        match piece {
+            Piece::Table(table) => self.table(table),
+            Piece::Pages(run) => self.pages(run),
+        }
+    }
+
+    fn table(&mut self, table: &mut [u8]) -> io::Result<()> {
+        let mut header = self.seal_bytes(TABLE, table)?.to_vec();
+        header.extend_from_slice(&(table.len() as u32).to_le_bytes());
+        header.extend_from_slice(table);
+        self.file.set_len(0)?;
+        self.file.write_all_at(&header, 0)
+    }
+
+    /// Nothing of a run is written unless all of it could be sealed.
+    fn pages(&mut self, run: &mut Run) -> io::Result<()> {
+        for (number, slot) in (run.first..).zip(run.slots.chunks_exact_mut(SLOT)) {
+            let (sealed, content) = slot.split_at_mut(NONCE_LEN + TAG);
+            sealed.copy_from_slice(&self.seal_bytes(number, content)?);
+        }
+        self.file.write_all_at(&run.slots, slot_at(run.first))?;
+        self.unlooked += run.slots.len() as u64;
+        if self.floor > 0 && self.unlooked >= LOOK_EVERY {
+            self.unlooked = 0;
+            let free = rustix::fs::fstatvfs(&*self.file).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
+            if free < self.floor {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Encrypts in place; nonce and tag.
+    fn seal_bytes(&mut self, number: u64, content: &mut [u8]) -> io::Result<[u8; NONCE_LEN + TAG]> {
+        self.sealed += 1;
+        if self.sealed > MOST_SEALS {
+            return Err(io::Error::other("its key has sealed as many pages as a key may"));
+        }
+        let mut sealed = [0; NONCE_LEN + TAG];
+        let (nonce, tag) = sealed.split_first_chunk_mut::<NONCE_LEN>().expect("it is longer than a nonce");
+        *nonce = self.nonces.next()?;
+        let aad = Aad::from(number.to_le_bytes());
+        let made = self.seal.seal_in_place_separate_tag(Nonce::assume_unique_for_key(*nonce), aad, content);
+        tag.copy_from_slice(made.map_err(|_| io::Error::other("a page cannot be sealed"))?.as_ref());
+        Ok(sealed)
+    }
+}
+
+/// Pages on their way to the thread that writes them.
+#[derive(Debug, Default)]
+struct Queue {
+    queued: Mutex<Queued>,
+    come: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queued {
+    pieces: VecDeque<Piece>,
+    /// Of the pieces, and of the one that is being written.
+    bytes: usize,
+    /// Whether the writer waits for more.
+    waits: bool,
+    /// Nothing more comes, or nothing more is taken.
+    ended: bool,
+    /// Why that is so, until somebody has heard of it.
+    trouble: Option<io::Error>,
+}
+
+impl Queue {
+    fn queued(&self) -> MutexGuard<'_, Queued> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Never waits for the disk.
+    fn push(&self, piece: Piece) -> io::Result<()> {
+        let mut queued = self.queued();
+        if queued.ended {
+            return Err(queued.trouble.take().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()));
+        }
+        let bytes = queued.bytes + piece.bytes();
+        if bytes > QUEUE {
+            return Err(io::Error::other("the disk takes less than comes"));
+        }
+        queued.bytes = bytes;
+        queued.pieces.push_back(piece);
+        if queued.waits && bytes >= WAKE {
+            queued.waits = false;
+            self.come.notify_one();
+        }
+        Ok(())
+    }
+
+    /// The next piece, once so much is written of what was taken before; `None`: there is no more.
+    fn take(&self, written: usize) -> Option<Piece> {
+        let mut queued = self.queued();
+        queued.bytes -= written;
+        loop {
+            if let Some(piece) = queued.pieces.pop_front() {
+                return Some(piece);
+            }
+            if queued.ended {
+                return None;
+            }
+            queued.waits = true;
+            queued = self.come.wait(queued).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Nothing more comes: what is there is still written.
+    fn end(&self) {
+        self.queued().ended = true;
+        self.come.notify_one();
+    }
+
+    /// Nobody wants what is there.
+    fn drop_all(&self) {
+        let mut queued = self.queued();
+        let dropped: usize = queued.pieces.drain(..).map(|piece| piece.bytes()).sum();
+        queued.bytes -= dropped;
+    }
+}
+
+/// Seals and writes what a [`Decoder`](crate::Decoder) keeps, on a thread of its own. Nothing is kept unless it runs.
+#[derive(Debug)]
+#[must_use]
+pub struct CheckpointWriter {
+    sealer: Box<Sealer>,
+    queue: Arc<Queue>,
+}
+
+impl CheckpointWriter {
+    /// Until the decoder is dropped and what it has kept is written, or that fails, which the decoder hears of. Who reads the file or removes it
+    /// waits for this first.
+    pub fn run(mut self) {
+        let mut written = 0;
+        while let Some(mut piece) = self.queue.take(written) {
+            written = piece.bytes();
+            if let Err(error) = self.sealer.write(&mut piece) {
+                self.queue.queued().trouble = Some(error);
+                return;
+            }
+        }
+    }
+}
+
+/// Also of one that never ran, or panicked.
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        self.queue.end();
+        self.queue.drop_all();
     }
 }
 
@@ -173,19 +380,20 @@ impl Checkpoint {
     pub fn open(path: &Path, key: &CheckpointKey) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let (file, seal) = (Arc::new(file), key.seal());
+        let sealer =
+            Sealer { file: file.clone(), seal: seal.clone(), nonces: Nonces::new(), sealed: 0, floor: 0, unlooked: 0 };
         let mut this = Self {
             file,
-            seal: key.seal(),
+            seal,
             marks: key.marks(),
             blocks: vec![],
             firsts: vec![],
-            sealed: 0,
-            floor: 0,
-            unlooked: 0,
+            to: To::Here(Box::new(sealer)),
             trouble: None,
+            rests: false,
             slot: vec![0; SLOT],
             run: Run::default(),
-            nonces: Nonces::new(),
         };
         match this.read_table()? {
             Some(blocks) => this.lay_out(blocks),
@@ -197,8 +405,10 @@ impl Checkpoint {
     /// Nothing more is kept once the file's disk has less than `floor` bytes free ([`io::ErrorKind::QuotaExceeded`]): others need room as
     /// well, and may have seen the same.
     #[must_use]
-    pub const fn leaving(mut self, floor: u64) -> Self {
-        self.floor = floor;
+    pub fn leaving(mut self, floor: u64) -> Self {
+        if let To::Here(sealer) = &mut self.to {
+            sealer.floor = floor;
+        }
         self
     }
 
@@ -209,7 +419,20 @@ impl Checkpoint {
         self
     }
 
-    /// Why no more is kept, if that is so.
+    /// From now on what is kept is sealed and written by whoever runs what is returned. `None`: somebody does already.
+    pub(crate) fn beside(&mut self) -> Option<CheckpointWriter> {
+        self.write_run();
+        let queue = Arc::new(Queue::default());
+        match std::mem::replace(&mut self.to, To::Beside(queue.clone())) {
+            To::Here(sealer) => Some(CheckpointWriter { sealer, queue }),
+            beside @ To::Beside(_) => {
+                self.to = beside;
+                None
+            }
+        }
+    }
+
+    /// Why no more is kept, if that is so. Of what is written beside it is known when more comes.
     #[must_use]
     pub fn trouble(&self) -> Option<&io::Error> {
         self.trouble.as_ref()
@@ -311,59 +534,60 @@ impl Checkpoint {
         self.run.slots.clear();
         let mut table = vec![];
         put_table(&mut table, blocks);
-        let result = self.seal_bytes(TABLE, &mut table).and_then(|sealed| {
-            let mut header = sealed.to_vec();
-            header.extend_from_slice(&(table.len() as u32).to_le_bytes());
-            header.extend_from_slice(&table);
-            self.file.set_len(0)?;
-            self.file.write_all_at(&header, 0)
-        });
+        let result = match &mut self.to {
+            To::Here(sealer) => sealer.table(&mut table),
+            To::Beside(queue) => queue.push(Piece::Table(table)),
+        };
         self.note(result);
     }
 
     /// Keeps a page. It is in the file when its run is written: when one comes that is not its neighbour, or something is read, or at the end.
+    /// With a writer beside it is then on its way there.
     pub(crate) fn keep(&mut self, place: Place, content: &PageBytes) {
-        if self.trouble.is_some() {
+        if self.trouble.is_some() || self.rests {
             return;
         }
-        let offset = self.offset(place);
-        if !self.run.takes(offset) {
+        let number = self.number(place);
+        if !self.run.takes(number) {
             self.write_run();
-            self.run.at = offset;
+            self.run.first = number;
         }
-        let mut slots = std::mem::take(&mut self.run.slots);
-        let slot = slots.len();
-        slots.resize(slot + NONCE_LEN + TAG, 0);
-        slots.extend_from_slice(content);
-        let sealed = self.seal_bytes(self.number(place), &mut slots[slot + NONCE_LEN + TAG..]);
-        match sealed {
-            Ok(sealed) => slots[slot..][..sealed.len()].copy_from_slice(&sealed),
-            Err(_) => slots.truncate(slot),
-        }
-        self.run.slots = slots;
-        self.note(sealed.map(drop));
+        let slot = self.run.slots.len();
+        self.run.slots.resize(slot + NONCE_LEN + TAG, 0);
+        self.run.slots.extend_from_slice(content);
     }
 
     fn write_run(&mut self) {
         if self.run.slots.is_empty() {
             return;
         }
-        let written = self.file.write_all_at(&self.run.slots, self.run.at);
-        self.unlooked += self.run.slots.len() as u64;
+        let written = match &mut self.to {
+            To::Here(sealer) => sealer.pages(&mut self.run),
+            To::Beside(queue) => queue.push(Piece::Pages(std::mem::take(&mut self.run))),
+        };
         self.run.slots.clear();
         self.note(written);
-        if self.floor > 0 && self.unlooked >= LOOK_EVERY {
-            self.unlooked = 0;
-            let free = rustix::fs::fstatvfs(&self.file).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
-            if free < self.floor {
-                self.note(Err(io::ErrorKind::QuotaExceeded.into()));
+    }
+
+    /// Nothing more is kept of this stream: the guest stands, or what came is damaged. What a writer beside has not written by now is dropped:
+    /// another try brings it again.
+    pub(crate) fn rest(&mut self) {
+        self.rests = true;
+        match &self.to {
+            To::Here(_) => self.write_run(),
+            To::Beside(queue) => {
+                self.run.slots.clear();
+                queue.drop_all();
             }
         }
     }
 
-    /// A page that is kept; `None` if its seal does not hold.
+    /// A page that is kept; `None` if its seal does not hold. With a writer beside, as it was when the stream began, or since: nobody who keeps to
+    /// the format asks for one that the stream has brought.
     pub(crate) fn page(&mut self, place: Place) -> io::Result<Option<PageBytes>> {
-        self.write_run();
+        if matches!(self.to, To::Here(_)) {
+            self.write_run();
+        }
         let mut slot = std::mem::take(&mut self.slot);
         let result = read_up_to(&self.file, &mut slot, self.offset(place));
         let content = match result {
@@ -397,13 +621,13 @@ impl Checkpoint {
     }
 
     fn offset(&self, place: Place) -> u64 {
-        HEADER + self.number(place) * SLOT as u64
+        slot_at(self.number(place))
     }
 
     /// The first page from this one on whose slot is not in a hole of the file.
     fn data_from(&self, block: usize, page: u64) -> io::Result<u64> {
         let at = self.offset(Place { block, page });
-        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+        match rustix::fs::seek(&*self.file, SeekFrom::Data(at)) {
             Ok(data) => Ok(page + (data - at) / SLOT as u64),
             Err(rustix::io::Errno::NXIO) => Ok(self.blocks[block].pages),
             Err(e) => Err(e.into()),
@@ -421,21 +645,6 @@ impl Checkpoint {
             return Ok(None);
         }
         Ok(table_of(&mut Cursor::new(table), u64::MAX).ok().flatten())
-    }
-
-    /// Encrypts in place; nonce and tag.
-    fn seal_bytes(&mut self, number: u64, content: &mut [u8]) -> io::Result<[u8; NONCE_LEN + TAG]> {
-        self.sealed += 1;
-        if self.sealed > MOST_SEALS {
-            return Err(io::Error::other("its key has sealed as many pages as a key may"));
-        }
-        let mut sealed = [0; NONCE_LEN + TAG];
-        let (nonce, tag) = sealed.split_first_chunk_mut::<NONCE_LEN>().expect("it is longer than a nonce");
-        *nonce = self.nonces.next()?;
-        let aad = Aad::from(number.to_le_bytes());
-        let made = self.seal.seal_in_place_separate_tag(Nonce::assume_unique_for_key(*nonce), aad, content);
-        tag.copy_from_slice(made.map_err(|_| io::Error::other("a page cannot be sealed"))?.as_ref());
-        Ok(sealed)
     }
 
     fn opens(&self, number: u64, sealed: &[u8], content: &mut [u8]) -> bool {
@@ -457,7 +666,15 @@ impl Checkpoint {
 impl Drop for Checkpoint {
     fn drop(&mut self) {
         self.write_run();
+        if let To::Beside(queue) = &self.to {
+            queue.end();
+        }
     }
+}
+
+/// Where the slot of this number lies in the file.
+const fn slot_at(number: u64) -> u64 {
+    HEADER + number * SLOT as u64
 }
 
 /// Reads until the buffer is full or the file ends.
@@ -630,6 +847,81 @@ mod tests {
         let mut nonces = Nonces::new();
         let drawn: BTreeSet<_> = (0..1000).map(|_| nonces.next().unwrap()).collect();
         assert_eq!(drawn.len(), 1000);
+    }
+
+    #[test]
+    fn a_disk_that_takes_nothing_holds_nobody_up_and_what_found_room_is_kept_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, key) = (folder.path().join("checkpoint"), CheckpointKey::random());
+        let pages = (QUEUE / SLOT) as u64 + 1000;
+        let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
+        let writer = checkpoint.beside().unwrap();
+        assert!(checkpoint.beside().is_none());
+        checkpoint.begin(&[Block { name: b"a".to_vec(), pages }]);
+        for page in 0..pages {
+            checkpoint.keep(Place { block: 0, page }, &[1; PAGE_SIZE]);
+            assert!(writer.queue.queued().bytes <= QUEUE, "{page}");
+        }
+        assert!(checkpoint.trouble().is_some());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "nothing was written by whoever keeps");
+        drop(checkpoint);
+        writer.run();
+        let held = Checkpoint::open(&path, &key).unwrap().holding(&|| true).unwrap().unwrap().pages();
+        assert!(held < pages && held >= pages - 1000 - RUN as u64, "{held} of {pages}");
+    }
+
+    #[test]
+    fn what_cannot_be_written_beside_is_heard_of_and_nothing_gathers_for_a_writer_that_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = CheckpointKey::random();
+        let keep = |checkpoint: &mut Checkpoint, pages: std::ops::Range<u64>| {
+            pages.for_each(|page| checkpoint.keep(Place { block: 0, page }, &[1; PAGE_SIZE]));
+        };
+        for fails in [true, false] {
+            let path = folder.path().join(fails.to_string());
+            let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
+            let mut writer = checkpoint.beside().unwrap();
+            checkpoint.begin(&[Block { name: b"a".to_vec(), pages: 1000 }]);
+            keep(&mut checkpoint, 0..100);
+            let queue = writer.queue.clone();
+            if fails {
+                // As a medium that takes no more.
+                writer.sealer.file = Arc::new(File::open(&path).unwrap());
+                writer.run();
+            } else {
+                drop(writer);
+            }
+            keep(&mut checkpoint, 100..200);
+            assert!(checkpoint.trouble().is_some());
+            assert!(queue.queued().pieces.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_the_writer_has_not_taken_when_the_guest_stands_is_dropped_and_what_lay_there_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, key) = (folder.path().join("checkpoint"), CheckpointKey::random());
+        let blocks = [Block { name: b"a".to_vec(), pages: 100 }];
+        let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
+        checkpoint.begin(&blocks);
+        (0..50).for_each(|page| checkpoint.keep(Place { block: 0, page }, &content(page + 1)));
+        drop(checkpoint);
+        let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
+        let writer = checkpoint.beside().unwrap();
+        checkpoint.begin(&blocks);
+        (20..100).for_each(|page| checkpoint.keep(Place { block: 0, page }, &content(1000)));
+        // As it was, and without waiting for what is queued.
+        assert_eq!(checkpoint.page(Place { block: 0, page: 49 }).unwrap(), Some(content(50)));
+        checkpoint.rest();
+        checkpoint.keep(Place { block: 0, page: 3 }, &content(1000));
+        assert!(checkpoint.trouble().is_none());
+        drop(checkpoint);
+        writer.run();
+        let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
+        for page in 0..100 {
+            let lay = (page < 50).then(|| content(page + 1));
+            assert_eq!(checkpoint.page(Place { block: 0, page }).unwrap(), lay, "{page}");
+        }
     }
 
     #[test]

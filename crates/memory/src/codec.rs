@@ -16,7 +16,7 @@ pub use crate::cloudnet::Mechanisms;
 
 use crate::cloudnet;
 use crate::config::{Config, Limits};
-use crate::decoder::WireError;
+use crate::decoder::{ENOUGH, WireError};
 use crate::disks::{self, Blocks, Feedback, Finder};
 use crate::format;
 use crate::meter::{Clock, Stages};
@@ -25,6 +25,10 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 use zstd::zstd_safe::{CParameter, DParameter};
+
+/// What a decoder that cannot stop by itself is given at once. Of zstd's blocks none has less than 4 bytes, or means more than 128 KiB: it is 2 MiB
+/// of operations at the most, and those are 140 MiB if each is a zero page that names its block by 255 letters.
+const BITE: usize = 64;
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,11 +139,26 @@ pub trait Encode {
 
 /// Makes it QEMU's again.
 pub trait Decode {
-    /// Takes what an encoder gave, cut anywhere; appends QEMU's bytes.
+    /// Takes what an encoder gave, cut anywhere; appends QEMU's bytes: all of them, and a few bytes can mean terabytes.
     ///
     /// # Errors
     /// When it is damaged.
     fn push(&mut self, wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError>;
+
+    /// As [`Decode::push`], but takes only as much off the front of `wire` as makes about [`ENOUGH`](crate::ENOUGH), or as its smallest piece does.
+    /// Returns whether to call again (take `out` away before), even if `wire` is empty by now.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    fn push_some(&mut self, wire: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, CodecError> {
+        let begin = out.len();
+        while !wire.is_empty() && out.len() - begin < ENOUGH {
+            let (bite, rest) = wire.split_at(BITE.min(wire.len()));
+            *wire = rest;
+            self.push(bite, out)?;
+        }
+        Ok(!wire.is_empty())
+    }
 
     /// There is no more.
     ///
@@ -230,6 +249,11 @@ impl Decode for Plain {
         Ok(())
     }
 
+    fn push_some(&mut self, wire: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, CodecError> {
+        Decode::push(self, std::mem::take(wire), out)?;
+        Ok(false)
+    }
+
     fn finish(&mut self) -> Result<(), CodecError> {
         Ok(())
     }
@@ -269,14 +293,19 @@ impl Encode for Ours {
 struct Theirs(crate::Decoder);
 
 impl Decode for Theirs {
-    fn push(&mut self, wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
-        self.0.push(wire, out)?;
+    fn push(&mut self, mut wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+        while self.push_some(&mut wire, out)? || !wire.is_empty() {}
+        Ok(())
+    }
+
+    fn push_some(&mut self, wire: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, CodecError> {
+        let more = self.0.push_some(wire, out)?;
         while let Some(feedback) = self.0.feedback() {
             if let Feedback::Missing(group) = feedback {
                 return Err(CodecError::Disks { group });
             }
         }
-        Ok(())
+        Ok(more)
     }
 
     fn finish(&mut self) -> Result<(), CodecError> {
@@ -299,13 +328,18 @@ struct Any {
 
 impl Decode for Any {
     fn push(&mut self, mut wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+        while self.push_some(&mut wire, out)? || !wire.is_empty() {}
+        Ok(())
+    }
+
+    fn push_some(&mut self, wire: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, CodecError> {
         if let Some(inner) = &mut self.inner {
-            return inner.push(wire, out);
+            return inner.push_some(wire, out);
         }
         let (front, rest) = wire.split_at((4 - self.magic.len()).min(wire.len()));
         self.magic.extend_from_slice(front);
-        wire = rest;
-        let Some(magic) = self.magic.first_chunk::<4>() else { return Ok(()) };
+        *wire = rest;
+        let Some(magic) = self.magic.first_chunk::<4>() else { return Ok(false) };
         let mut inner: Box<dyn Decode> = match magic {
             &cloudnet::MAGIC => Box::new(cloudnet::Decoder::new(self.limits.max_ram)),
             &format::MAGIC => {
@@ -327,7 +361,7 @@ impl Decode for Any {
             }
             found => return Err(CodecError::Unknown { found: *found }),
         };
-        let pushed = inner.push(wire, out);
+        let pushed = inner.push_some(wire, out);
         self.inner = Some(inner);
         pushed
     }
@@ -338,5 +372,69 @@ impl Decode for Any {
 
     fn stages(&self) -> Option<Stages> {
         self.inner.as_ref()?.stages()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes much of anything.
+    struct Glutton;
+
+    impl Decode for Glutton {
+        fn push(&mut self, wire: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+            assert!(wire.len() <= BITE, "{} bytes at once", wire.len());
+            out.resize(out.len() + ENOUGH / 2, 0);
+            Ok(())
+        }
+
+        fn finish(&mut self) -> Result<(), CodecError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_a_decoder_makes_is_taken_away_before_it_makes_more() {
+        let (wire, mut out) = (vec![0; 10 * BITE + 1], vec![]);
+        let (mut rest, mut calls) = (&wire[..], 0);
+        while Glutton.push_some(&mut rest, &mut out).unwrap() {
+            assert_eq!(std::mem::take(&mut out).len(), ENOUGH);
+            calls += 1;
+        }
+        assert_eq!((calls, rest.len(), out.len()), (5, 0, ENOUGH / 2));
+    }
+
+    #[test]
+    fn a_stream_of_which_a_few_bytes_mean_much_comes_out_whole_and_by_pieces() {
+        let head = b"QEVM\0\0\0\x03\x01\0\0\0\x02\x03ram\0\0\0\0\0\0\0\x04";
+        let end = b"\0\0\0\0\0\0\0\x10\x7e\0\0\0\x02";
+        let pages = 3 * ENOUGH as u64 / 9;
+        let size = pages * crate::PAGE_SIZE as u64;
+        let mut raw = [&head[..], &(size | 4).to_be_bytes(), b"\x03ram", &size.to_be_bytes(), end].concat();
+        raw.extend_from_slice(b"\x02\0\0\0\x02\0\0\0\0\0\0\0\x02\x03ram\0");
+        for page in 1..pages {
+            raw.extend_from_slice(&(page << 12 | 0x22).to_be_bytes());
+            raw.push(0);
+        }
+        raw.extend_from_slice(end);
+        raw.extend_from_slice(b"\x03\0\0\0\x02");
+        raw.extend_from_slice(end);
+        raw.push(0);
+        let config = Config { resends: crate::Resends::Keep, ..Config::default() };
+        let (mut encoder, mut wire) = (encoder(Codec::Zstd, config, None, 1).unwrap(), vec![]);
+        encoder.push(&raw, &mut wire).unwrap();
+        encoder.finish(&mut wire).unwrap();
+        assert!(wire.len() < 4096, "{} bytes", wire.len());
+        let (mut decoder, mut back) = (decoder(Limits::default(), None, None), vec![]);
+        let (mut rest, mut more) = (&wire[..], true);
+        while more || !rest.is_empty() {
+            let mut out = vec![];
+            more = decoder.push_some(&mut rest, &mut out).unwrap();
+            assert!(out.len() <= ENOUGH + (68 << 10), "{} bytes at once", out.len());
+            back.append(&mut out);
+        }
+        decoder.finish().unwrap();
+        assert!(back == raw);
     }
 }

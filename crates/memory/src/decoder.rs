@@ -1,6 +1,6 @@
 //! The destination's end: Godwit's stream in, QEMU's out.
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, CheckpointWriter};
 use crate::config::Limits;
 use crate::cursor::{Cursor, Stop};
 use crate::delta;
@@ -8,6 +8,7 @@ use crate::disks::{self, Blocks, Feedback, MAX_WAITING, Spot, TELL_EVERY};
 use crate::format::{self, Segment};
 use crate::meter::{Clock, Meter, Stages};
 use crate::record::{self, Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place};
+use crate::stream;
 use crate::versions::{Settling, Versions, watched};
 use crate::witness::Witness;
 use std::io;
@@ -209,11 +210,18 @@ impl Decoder {
         })
     }
 
-    /// Keeps what comes, and takes from there what the encoder was told is kept. To be called before the first push.
+    /// Keeps what comes until the guest stands, and takes from there what the encoder was told is kept. To be called before the first push.
     #[must_use]
     pub fn with_checkpoint(mut self, checkpoint: Checkpoint) -> Self {
         self.checkpoint = Some(checkpoint);
         self
+    }
+
+    /// From now on pages are kept by whoever runs what is returned, and no push waits for the disk. To be called before the first push. `None`:
+    /// nothing is kept, or somebody does that already.
+    #[must_use]
+    pub fn keep_beside(&mut self) -> Option<CheckpointWriter> {
+        self.checkpoint.as_mut()?.beside()
     }
 
     /// Takes differences against the incoming guest's RAM itself, instead of keeping a copy of what came last. To be called before the first
@@ -302,6 +310,9 @@ impl Decoder {
         }
         let result = self.work(wire, out, enough);
         self.spent = result.is_err();
+        if self.spent {
+            self.keep_no_more();
+        }
         result
     }
 
@@ -509,7 +520,11 @@ impl Decoder {
             0..=format::LAST_PAGE_OP => self.pages(op, &mut c, out)?,
             format::VERBATIM => {
                 let len = self.number(&mut c, format::MAX_VERBATIM as u64, "an overlong piece")?;
-                out.extend_from_slice(c.take(len as usize)?);
+                let bytes = c.take(len as usize)?;
+                if stream::stands_from(bytes) {
+                    self.keep_no_more();
+                }
+                out.extend_from_slice(bytes);
             }
             format::BLOCKS => self.read_blocks(&mut c)?,
             format::DISKS => self.disks.key = Some(*c.array()?),
@@ -532,6 +547,12 @@ impl Decoder {
             _ => return Err(Stop::Bad(self.damaged("an unknown operation"))),
         }
         Ok(c.at())
+    }
+
+    fn keep_no_more(&mut self) {
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.rest();
+        }
     }
 
     fn check(&mut self, digest: &[u8; format::DIGEST]) -> Result<(), Stop<WireError>> {

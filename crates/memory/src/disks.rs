@@ -31,7 +31,8 @@
 //!
 //! *Nearly all are wrong*: the destination does not have the disks that it was thought to have. After [`PATIENCE`] such groups, if
 //! they are more than one in eight, no more references are made; to the memory of neighbours, which is judged apart, if they are more than one
-//! in 32.
+//! in 32. *A few are wrong, and the way is long*: the decoder stands still for a round trip each, one after the other. Whoever knows that tells
+//! ([`Encoder::stalls_take`](crate::Encoder::stalls_take)), and no more are made where it would stand still for more than [`STANDS`] of the time.
 //!
 //! *The guest stands still.* Then nobody wants to wait for a round trip: [`Encoder::stop_referring`](crate::Encoder::stop_referring) is
 //! called before the stop. What is under way at that moment may still have to be asked for; that is a few milliseconds' worth.
@@ -41,6 +42,7 @@
 
 use crate::record::{PAGE_SIZE, PageBytes};
 use std::collections::VecDeque;
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Contents of references that the decoder is not known to be past, in bytes, at the source: what a codec makes in a quarter of a second.
@@ -52,6 +54,10 @@ pub const PATIENCE: u64 = 64;
 /// One in so many groups may be wrong for ever: of those that name disks only, and of those that name a neighbour's memory, which goes on being
 /// written, or is gone with its guest. Each costs a round trip.
 const TOLERATED: [u64; 2] = [8, 32];
+/// The part of the time that a decoder may stand still for wrong references: what has come meanwhile it works off faster than more comes.
+pub const STANDS: f64 = 0.25;
+/// What it may stand still besides.
+const LEEWAY: Duration = Duration::from_millis(500);
 /// The decoder says how far it is after so many pages: often enough that a ring never fills for want of a word.
 pub(crate) const TELL_EVERY: u64 = (RING / PAGE_SIZE / 16) as u64;
 /// So many pages are referred to before they are made to leave the encoder, where they take next to no room: a reference ages.
@@ -339,6 +345,22 @@ impl Referring {
         Ok(())
     }
 
+    /// A stall takes so long, and the stream has gone on for so long.
+    pub(crate) fn stalls_take(&mut self, stall: Duration, elapsed: Duration) {
+        let most = LEEWAY + elapsed.mul_f64(STANDS);
+        for kind in 0..self.on.len() {
+            if stall.as_secs_f64() * self.judged[kind].1 as f64 > most.as_secs_f64() {
+                self.refers_no_more(kind);
+            }
+        }
+    }
+
+    fn refers_no_more(&mut self, kind: usize) {
+        self.on[kind] = false;
+        // Where there are no neighbours nothing need be looked for any more.
+        self.on[1] &= self.judged[1].0 > 0;
+    }
+
     /// The contents of a group that the decoder could not find. All before it are done, and it is, too: nobody asks twice.
     pub(crate) fn missing(&mut self, group: u64) -> Result<Vec<u8>, Unknown> {
         if group < self.past || group >= self.made() {
@@ -349,9 +371,7 @@ impl Referring {
         let (made, missing) = &mut self.judged[kind];
         *missing += 1;
         if *missing > PATIENCE && *missing * TOLERATED[kind] > *made {
-            self.on[kind] = false;
-            // Where there are no neighbours nothing need be looked for any more.
-            self.on[1] &= self.judged[1].0 > 0;
+            self.refers_no_more(kind);
         }
         self.ring_bytes -= contents.len();
         self.past += 1;

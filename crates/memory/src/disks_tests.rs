@@ -12,6 +12,7 @@ use common::{PAGE, Stream, load};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const WINDOW: u32 = 20;
 const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW, versions: 1 << 30 };
@@ -117,10 +118,16 @@ impl Pair {
 
     /// Eight pages at a time, each answered before the next go; how it stands at the end, which is exact.
     fn answers_all_of(&mut self, raw: &[u8]) -> Progress {
+        self.answers_all_with(raw, |_| {})
+    }
+
+    /// The same, and what is done after each.
+    fn answers_all_with(&mut self, raw: &[u8], then: impl Fn(&mut Encoder)) -> Progress {
         for piece in raw.chunks(8 * PAGE) {
             self.sends(|encoder, out| encoder.push(piece, out));
             self.sends(Encoder::flush);
             self.settle().unwrap();
+            then(&mut self.encoder);
         }
         let progress = self.encoder.progress().clone();
         self.sends(|encoder, out| encoder.finish(out).map(drop));
@@ -478,4 +485,19 @@ fn what_waited_for_one_answer_is_not_kept_until_there_is_no_other_to_wait_for() 
     }
     assert_eq!(pair.encoder.progress().missing_pages, u64::from(16 * (PARTS - 1)), "each part was waited for");
     assert!((1 << 20..5 << 20).contains(&most), "{most} bytes for parts of a mebibyte");
+}
+
+#[test]
+fn wrong_references_over_a_long_way_are_given_up_before_they_are_many() {
+    let raw = raw(0, 4000);
+    let missing = |round_trip: u64, elapsed: u64| {
+        let encoder = encoder(Resends::Keep).with_disks(Seen::of(&Disk::noise(4000)));
+        let mut pair = Pair::new(encoder, Decoder::new(LIMITS).unwrap());
+        let (stall, elapsed) = (Duration::from_millis(round_trip), Duration::from_millis(elapsed));
+        pair.answers_all_with(&raw, |encoder| encoder.stalls_take(stall, elapsed)).missing_pages / 8
+    };
+    // Half a second at first; then a quarter of the time.
+    assert_eq!((missing(100, 0), missing(100, 2_000)), (6, 11));
+    // Where a stall takes next to nothing it is the share that counts.
+    assert!(missing(1, 0) > PATIENCE);
 }

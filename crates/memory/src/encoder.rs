@@ -12,6 +12,7 @@ use crate::versions::Versions;
 use crate::witness::{Sum, Witness};
 use std::io;
 use std::ops::Range;
+use std::time::Duration;
 use zstd::stream::raw::{CParameter, InBuffer, Operation, OutBuffer};
 
 /// Operations are given to zstd, and rebuilt bytes to the digest, in pieces of about this size: small enough for the
@@ -200,6 +201,14 @@ impl Encoder {
     pub(crate) fn forget_references(&mut self) {
         if let Some(referring) = &mut self.pages.referring {
             referring.forget();
+        }
+    }
+
+    /// A reference that is wrong makes the decoder stand still for so long, a round trip; and the stream has gone on for so long. Where they
+    /// cost too much of that no more are made.
+    pub fn stalls_take(&mut self, stall: Duration, elapsed: Duration) {
+        if let Some(referring) = &mut self.pages.referring {
+            referring.stalls_take(stall, elapsed);
         }
     }
 

@@ -76,7 +76,7 @@ mod versions;
 pub mod watcher;
 mod witness;
 
-pub use checkpoint::{Checkpoint, CheckpointKey, Holding, HoldingError};
+pub use checkpoint::{Checkpoint, CheckpointKey, CheckpointWriter, Holding, HoldingError};
 pub use config::{
     Config, DEFAULT_MAX_RAM, DEFAULT_VERSIONS, DEFAULT_WINDOW_LOG, Limits, NEAR_WINDOW_LOG, PageKey, Reach, Resends,
 };

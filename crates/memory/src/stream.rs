@@ -268,6 +268,12 @@ enum State {
     Rest,
 }
 
+/// Whether these bytes, a token that is no page, are how it goes on once the guest stands: the head of RAM's last section, or, in a post-copy,
+/// what it throws away or the devices' state.
+pub(crate) fn stands_from(verbatim: &[u8]) -> bool {
+    matches!(verbatim, [END, _, _, _, _] | [COMMAND, 0, 6 | 7, ..])
+}
+
 /// The parser. It keeps no bytes: whoever calls gives it a slice that begins at a token.
 #[derive(Debug)]
 pub(crate) struct Parser {

@@ -208,6 +208,62 @@ fn a_page_that_rots_after_it_was_offered_ends_the_stream_by_its_name() {
 }
 
 #[test]
+fn a_stream_needs_no_page_of_its_own_in_the_file_and_the_next_try_does_without_what_is_not() {
+    let (_dir, path) = place();
+    attempt(&stream(BLOCKS, &filled()), &path, Resends::Elide, None);
+    let mut now = filled();
+    now[7].2 = Some(99);
+    now.push((0, 50, Some(98)));
+    // Once more, as it was before: in full.
+    let mut raw = Stream::begin(BLOCKS);
+    raw.part(&now);
+    raw.part(&[(0, 7, Some(8))]);
+    let raw = raw.end(&[]);
+    let config = Config { window_log: 20, max_ram: 1 << 30, ..Config::default() };
+    let mut encoder = Encoder::new(config).unwrap().with_holding(holding(&path), &KEY);
+    let mut wire = vec![];
+    encoder.push(&raw, &mut wire).unwrap();
+    encoder.finish(&mut wire).unwrap();
+    let mut decoder = Decoder::new(LIMITS).unwrap().with_checkpoint(Checkpoint::open(&path, &KEY).unwrap());
+    // Whoever writes gets to nothing before the end.
+    let writer = decoder.keep_beside().unwrap();
+    assert!(decoder.keep_beside().is_none());
+    let mut out = vec![];
+    assert!(decoder.push(&wire, &mut out).unwrap().complete);
+    assert!(decoder.checkpoint().unwrap().trouble().is_none());
+    drop(decoder);
+    writer.run();
+    assert_eq!(load(&out).0, load(&raw).0);
+    let raw = stream(BLOCKS, &now);
+    let (rebuilt, progress) = attempt(&raw, &path, Resends::Elide, None);
+    assert_eq!((progress.data_pages, progress.held_pages), (2, 39));
+    assert_eq!(load(&rebuilt).0, load(&raw).0);
+}
+
+#[test]
+fn what_comes_once_the_guest_stands_is_not_kept() {
+    let (_dir, path) = place();
+    let mut raw = Stream::begin(BLOCKS);
+    raw.part(&filled());
+    attempt(&raw.end(&[(0, 50, Some(9)), (0, 3, Some(9))]), &path, Resends::Elide, None);
+    assert_eq!(holding(&path).pages(), 40);
+    let (_, progress) = attempt(&stream(BLOCKS, &filled()), &path, Resends::Elide, None);
+    assert_eq!((progress.data_pages, progress.held_pages), (0, 40), "page 3 lies there as it was before");
+}
+
+#[test]
+fn what_comes_before_the_devices_state_of_a_guest_that_its_memory_follows_is_not_kept() {
+    let (_dir, path) = place();
+    let mut raw = Stream::begin(BLOCKS);
+    raw.part(&filled());
+    raw.discard(&[(5, 2)]);
+    raw.part(&[(0, 50, Some(9))]);
+    let (raw, _) = raw.hand_over(b"devices", &[(0, 5, Some(6)), (0, 6, Some(7))]);
+    attempt(&raw, &path, Resends::Elide, None);
+    assert_eq!(holding(&path).pages(), 40);
+}
+
+#[test]
 fn a_full_disk_ends_the_keeping_and_not_the_move() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
     let full = memfd_create("full", MemfdFlags::ALLOW_SEALING).unwrap();

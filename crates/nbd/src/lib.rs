@@ -17,7 +17,7 @@
 //! [`MAX_HELD`] bytes, and [`Server::poll_request`] gives no more; the shell stops reading then, and the client's socket fills.
 //!
 //! *A request makes no sense* (past the end, unknown command): it is answered with an error here, and whoever serves the
-//! disk never sees it. A read past the end is EINVAL, a write ENOSPC, as the protocol asks.
+//! disk never sees it. A read or a trim past the end is EINVAL, a write ENOSPC, as the protocol asks.
 //!
 //! The protocol: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 

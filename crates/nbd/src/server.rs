@@ -357,8 +357,17 @@ impl Server {
         Some(cookie)
     }
 
-    /// Whether the client has said that it is done: nothing more comes from it. What it asked for before is still to be answered, as the
-    /// protocol has it.
+    /// Nothing more comes from the client, though it has not said so: [`Server::is_closed`] from now on. What has come in part is never given;
+    /// a write of which a part was taken fails with [`Errno::Shutdown`].
+    pub fn input_ended(&mut self) {
+        self.stage = Stage::Closed;
+        if let Some(Rest { cookie, .. }) = self.rest.take() {
+            self.reply(cookie, Reply::Error(Errno::Shutdown));
+        }
+    }
+
+    /// Whether the client is done, by its word or because it sends no more: nothing more comes from it. What it asked for before is still
+    /// to be answered, as the protocol has it.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         matches!(self.stage, Stage::Closed)
@@ -501,7 +510,8 @@ impl Server {
         }
         if kind != CMD_FLUSH {
             if !inside {
-                return Err(if writes { Errno::NoSpace } else { Errno::Invalid });
+                // A trim needs no room.
+                return Err(if writes && kind != CMD_TRIM { Errno::NoSpace } else { Errno::Invalid });
             }
             if length == 0 || (length > MAX_REQUEST && matches!(kind, CMD_READ)) {
                 return Err(Errno::Invalid);

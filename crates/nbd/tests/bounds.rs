@@ -213,6 +213,47 @@ fn a_write_that_will_be_refused_or_is_here_or_has_no_room_is_nobody_elses_to_tak
 }
 
 #[test]
+fn past_the_end_reads_and_trims_are_invalid_and_what_is_written_finds_no_room_unless_nothing_may_be_written() {
+    // Read, trim, cache; write, write zeroes.
+    for (kind, error) in [(0, 22), (4, 22), (5, 22), (1, 28), (6, 28)] {
+        for read_only in [false, true] {
+            let export = Export { name: "disk".into(), size: 4096, preferred_block: 4096, read_only };
+            let mut server = Server::new(vec![export]);
+            server.receive(&[0, 0, 0, 3]);
+            server.receive(&option(1, b"disk"));
+            assert!(server.poll_request().unwrap().is_none());
+            server.transmit().clear();
+            server.receive(&request(kind, 0, 5, 4000, 100));
+            if kind == 1 {
+                server.receive(&[7; 100]);
+            }
+            assert_eq!(server.poll_request().unwrap(), None, "it is answered with an error, by the server itself");
+            let error = if read_only && matches!(kind, 1 | 4 | 6) { 1 } else { error };
+            assert_eq!(server.transmit()[..], told(5, error), "{kind}, read only: {read_only}");
+        }
+    }
+}
+
+#[test]
+fn when_nothing_more_comes_what_came_whole_is_answered_and_a_write_that_did_not_has_failed() {
+    let mut server = connected();
+    assert!(server.poll_request().unwrap().is_none());
+    server.transmit().clear();
+    server.receive(&request(3, 0, 5, 0, 0));
+    let flush = server.poll_request().unwrap().unwrap();
+    server.receive(&request(1, 0, 6, 4096, 100_000));
+    let write = server.take_begun(40_000).unwrap();
+    server.receive(b"and no more");
+    server.input_ended();
+    assert!(server.is_closed() && !server.wants_input());
+    assert_eq!((server.poll_request().unwrap(), server.in_flight()), (None, 2));
+    server.reply(write, Reply::Done);
+    server.reply(flush.cookie, Reply::Done);
+    assert_eq!(server.transmit()[..], [told(6, 108), told(5, 0)].concat());
+    assert_eq!(server.in_flight(), 0);
+}
+
+#[test]
 fn no_more_requests_are_taken_than_may_be_in_flight() {
     let mut server = connected();
     for handle in 0..200 {

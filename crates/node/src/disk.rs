@@ -260,7 +260,16 @@ impl Disk {
                         });
                     }
                     client = listener.accept() => {
-                        let (Ok((client, _)), Some(disk)) = (client, weak.upgrade()) else { continue };
+                        let Some(disk) = weak.upgrade() else { continue };
+                        let client = match client {
+                            Ok((client, _)) => client,
+                            Err(error) => {
+                                // Files are short, as a rule; the client waits at the socket, and would be found at once again.
+                                tracing::warn!(volume = disk.name, %error, "a client of the export cannot be accepted");
+                                tokio::time::sleep(TICK).await;
+                                continue;
+                            }
+                        };
                         let over = lock(&disk.clients).child_token();
                         tokio::spawn(serve(disk, client, over));
                     }
@@ -706,11 +715,14 @@ impl Disk {
         let mut changed = self.changed.subscribe();
         loop {
             changed.borrow_and_update();
-            if done(lock(&self.order).as_ref().map(|o| &o.machine)) {
-                return;
+            let now = glimpse(&self.order).map(|order| done(order.as_ref().map(|o| &o.machine)));
+            match now {
+                Some(true) => return,
+                // The sender lives as long as this disk.
+                Some(false) => drop(changed.changed().await),
+                // It is held by whoever writes, for as long as the storage takes: no thread of the runtime waits for that.
+                None => tokio::time::sleep(Duration::from_millis(1)).await,
             }
-            // The sender lives as long as this disk.
-            let _ = changed.changed().await;
         }
     }
 
@@ -1199,6 +1211,8 @@ async fn serve(disk: Arc<Disk>, client: UnixStream, over: CancellationToken) {
         Err(error) => return tracing::warn!(volume = disk.name, %error, "a client cannot be served"),
     };
     let _hang_up = wire.hang_up();
+    // What still waits when this ends is not made: the client may have come again, and made it and others after it.
+    let _over = over.clone().drop_guard();
     // Bounded by the requests that a client may have under way.
     let (later, mut answers) = mpsc::unbounded_channel();
     let sink = Arc::new(OnceLock::<Answers>::new());

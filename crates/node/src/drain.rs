@@ -74,8 +74,23 @@ pub fn go_on(node: &Arc<Node>, parts: &Arc<Parts>, record: Option<Record>) {
     }
     let (node, parts) = (node.clone(), parts.clone());
     crate::trace::spawn(async move {
-        let status = on_qemu(&qemu, Qemu::migration).await.map(|info| info.status);
-        if matches!(status, Ok(MigrationStatus::Postcopy | MigrationStatus::Paused)) {
+        // One that does not answer now may have them all the same, and the guest over there stands until somebody gives them.
+        let status = loop {
+            match on_qemu(&qemu, Qemu::migration).await {
+                Ok(info) => break info.status,
+                Err(error) => {
+                    tracing::warn!(vm = parts.name, %error, "does its QEMU have pages of a guest that went? It is asked again")
+                }
+            }
+            tokio::select! {
+                () = moving.over.cancelled() => return,
+                () = tokio::time::sleep(LONGEST_PAUSE) => {}
+            }
+            if parts.qemu().is_none() {
+                return;
+            }
+        };
+        if matches!(status, MigrationStatus::Postcopy | MigrationStatus::Paused) {
             moving.follows.store(true, Ordering::Release);
             moving.handed.cancel();
             serve(&node, &parts, &moving).await;

@@ -34,7 +34,14 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
             open(node, parts, lineage, generation).await;
             Some(Event::Opened)
         }
-        Action::Close => close(node, parts, arriving).await.then_some(Event::Closed),
+        Action::Close => {
+            let closed = close(node, parts, arriving).await;
+            if is_outranked(node, parts) {
+                // A boot that was under way when somebody else took the VM has come to its end since.
+                pause(parts).await;
+            }
+            closed.then_some(Event::Closed)
+        }
         Action::Run(run) => {
             if arriving {
                 reach_async(Point::Started, parts.id).await;
@@ -222,8 +229,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, run: Run) {
                 tokio::time::sleep(boot_retry()).await;
             }
         }
-        if parts.file().power == Power::Off {
-            // Somebody has given up meanwhile.
+        if parts.file().power == Power::Off || is_outranked(node, parts) {
+            // Somebody has given up meanwhile, or has the VM elsewhere.
             return;
         }
         if run == Run::Cont && parts.qemu().is_none_or(|q| !q.is_alive()) {
@@ -352,6 +359,11 @@ async fn receive(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Option
             Some(Event::QemuDied)
         }
     }
+}
+
+/// Whether a claim elsewhere has the VM.
+fn is_outranked(node: &Node, parts: &Parts) -> bool {
+    matches!(node.record(parts.id), Some(Record::Outranked { .. }))
 }
 
 /// Stops the vCPUs, for a VM that a claim elsewhere has taken. What its QEMU holds is kept.

@@ -171,7 +171,7 @@ impl Disk {
     fn questions(&self) -> Option<Result<Vec<Question>>> {
         self.with_fetch(|requester| {
             let mut all = vec![];
-            while let Some(question) = requester.poll(&self.replica)? {
+            while let Some(question) = requester.poll(self.began.elapsed(), &self.replica)? {
                 all.push(question);
             }
             Ok(all)

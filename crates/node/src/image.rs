@@ -270,10 +270,13 @@ async fn carry_out(parts: Arc<Parts>, disk: Arc<Disk>, job: Arc<Job>, work: Work
     let result = match work {
         Work::Import { from, format, owner, was_frozen } => {
             let result = import(&parts, &disk, &job, &from, &format, owner).await;
+            // Before the VM may be started: it would lose its disk.
             if was_frozen {
                 let _ = disk.freeze().await;
             }
-            result
+            result.and_then(|()| {
+                parts.change(|file| file.importing = None).context("cannot write down that the volume is whole")
+            })
         }
         Work::Export { to, format, snapshot, overwrite } => {
             let result = export(&parts, &disk, &job, &to, &format, &snapshot, overwrite).await;
@@ -326,8 +329,7 @@ async fn import(
     zeroed.await.context("cannot empty the volume")?;
     reach_async(Point::Import, parts.id).await;
     fill(parts, disk, from, format, &job.over, |done| job.done(done)).await?;
-    disk.clone().blocking(|disk| disk.replica().commit()).await.context("cannot make the volume durable")?;
-    parts.change(|file| file.importing = None).context("cannot write down that the volume is whole")
+    disk.clone().blocking(|disk| disk.replica().commit()).await.context("cannot make the volume durable")
 }
 
 /// Copies an image into a disk that is open, and reads as zeroes.
@@ -356,8 +358,9 @@ pub async fn fill_new(parts: &Parts, disk: &Arc<Disk>, from: &Path) -> Result<()
     if image.size > disk.size() {
         bail!("{} holds {}, and the volume `{}` {}", from.display(), image.size, disk.name, disk.size());
     }
-    if image.format == "raw" {
-        // Nothing to be translated: no detour.
+    let kind = tokio::fs::metadata(from).await.with_context(|| format!("cannot look at {}", from.display()))?;
+    if image.format == "raw" && kind.is_file() {
+        // Nothing to be translated, and its length is the file's, which a device has none of: no detour.
         let (disk, from) = (disk.clone(), from.to_owned());
         return disk.blocking(move |disk| disk.import(&from)).await;
     }
@@ -397,14 +400,25 @@ async fn with_socket<F: Future<Output = Result<()>>>(
     let listener = Listener::unix(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
     let stop = Stop::new()?;
     let told = stop.clone();
+    // Also where this is not waited for any more: a runtime does not end before its threads do.
+    let stop = StopAtLast(stop);
     let serving = tokio::task::spawn_blocking(move || {
         let backend: Arc<dyn Backend> = backend;
         serve_all(&listener, &backend, None, &told)
     });
     let done = what(format!("nbd+unix:///?socket={}", escaped(&socket))).await;
-    stop.now();
+    drop(stop);
     let served = serving.await.context("serving the volume ended in a bug")?;
     done.and_then(|()| Ok(served?))
+}
+
+/// Tells a server to stop when it is dropped.
+struct StopAtLast(Stop);
+
+impl Drop for StopAtLast {
+    fn drop(&mut self) {
+        self.0.now();
+    }
 }
 
 /// A path as a URI has it.

@@ -33,6 +33,11 @@ fn pages_path(folder: &Path) -> PathBuf {
     folder.join("checkpoint")
 }
 
+/// Where it is while it is being removed.
+fn gone_path(folder: &Path) -> PathBuf {
+    folder.join("checkpoint.gone")
+}
+
 fn key_path(folder: &Path) -> PathBuf {
     folder.join("checkpoint.key")
 }
@@ -66,10 +71,22 @@ pub fn put_key(folder: &Path, key: &CheckpointKey) -> std::io::Result<()> {
     std::fs::rename(&fresh, &path)
 }
 
-/// Forgets both sides' parts: the VM has moved, so what is kept of it here or for it there is of no more use.
+/// Forgets both sides' parts: the VM has moved, so what is kept of it here or for it there is of no more use. What a stream's writer still
+/// has goes into a file without a name.
 pub fn forget(folder: &Path) {
     forget_key(folder);
-    removed(&pages_path(folder));
+    let gone = gone_path(folder);
+    match std::fs::rename(pages_path(folder), &gone) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            tracing::warn!(folder = %folder.display(), %error, "what is kept of a guest's memory cannot be removed");
+        }
+        _ => {}
+    }
+    // It may be as large as the guest, and takes as long to be removed: whoever has just started that does not wait for it.
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(move || removed(&gone))),
+        Err(_) => removed(&gone),
+    }
 }
 
 /// Forgets the source's part.
@@ -94,6 +111,8 @@ pub fn expire(parts: &Parts, now: SystemTime) {
 }
 
 fn expire_in(folder: &Path, now: SystemTime) -> bool {
+    // Of a node that was killed meanwhile.
+    removed(&gone_path(folder));
     let path = pages_path(folder);
     let age = std::fs::metadata(&path).and_then(|m| m.modified()).ok().and_then(|then| now.duration_since(then).ok());
     age.is_some_and(|age| age > EXPIRY) && std::fs::remove_file(&path).is_ok()

@@ -48,11 +48,37 @@ impl Delivered {
 }
 
 /// Rebuilds the stream for QEMU until the link's side ends; on a thread of its own. What the decoder has to say to the encoder goes to
-/// `back`.
+/// `back`. Pages are kept for another try by yet another thread, which has ended when this returns, however it does: whoever calls keeps others
+/// from the file until then.
 ///
 /// # Errors
 /// When the stream is damaged, or QEMU stops reading.
 pub fn write(
+    qemu: &UnixStream,
+    mut decoder: Decoder,
+    delivered: &Delivered,
+    from: mpsc::Receiver<Bytes>,
+    back: &mpsc::Sender<Feedback>,
+) -> Result<()> {
+    let writer = decoder.keep_beside();
+    std::thread::scope(|scope| {
+        let beside = writer.map(|writer| {
+            let thread = std::thread::Builder::new().name("kept pages".into());
+            // A writer that is not run keeps nothing, and the decoder hears so.
+            thread.spawn_scoped(scope, move || writer.run())
+        });
+        // With the decoder goes what the writer waits for.
+        let result = rebuild(qemu, decoder, delivered, from, back);
+        if let Some(Ok(thread)) = beside
+            && thread.join().is_err()
+        {
+            tracing::error!("what writes pages for another try panicked");
+        }
+        result
+    })
+}
+
+fn rebuild(
     qemu: &UnixStream,
     mut decoder: Decoder,
     delivered: &Delivered,
@@ -104,4 +130,55 @@ fn write_all(mut socket: &UnixStream, mut bytes: &[u8]) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use godwit_memory::{CheckpointKey, Config, Encoder, Limits, PAGE_SIZE};
+
+    const PAGES: u64 = 40;
+
+    /// The beginning of a migration stream: RAM's blocks, and a section with pages.
+    fn stream() -> Vec<u8> {
+        let mut raw = b"QEVM\0\0\0\x03\x01\0\0\0\x02\x03ram\0\0\0\0\0\0\0\x04".to_vec();
+        let (size, end) = (PAGES * PAGE_SIZE as u64, b"\0\0\0\0\0\0\0\x10\x7e\0\0\0\x02");
+        raw.extend_from_slice(&(size | 4).to_be_bytes());
+        raw.extend_from_slice(b"\x03ram");
+        raw.extend_from_slice(&size.to_be_bytes());
+        raw.extend_from_slice(end);
+        raw.extend_from_slice(b"\x02\0\0\0\x02");
+        for page in 0..PAGES {
+            raw.extend_from_slice(&(page << 12 | 8).to_be_bytes());
+            raw.extend_from_slice(b"\x03ram");
+            raw.extend_from_slice(&[page as u8 + 1; PAGE_SIZE]);
+        }
+        raw.extend_from_slice(end);
+        raw
+    }
+
+    #[test]
+    fn what_came_of_a_stream_that_broke_off_is_in_the_file_when_its_writer_is_done() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, key) = (folder.path().join("checkpoint"), CheckpointKey([3; 32]));
+        let limits = Limits { window_log: 20, max_ram: 1 << 30, ..Limits::default() };
+        let mut encoder =
+            Encoder::new(Config { window_log: 20, max_ram: 1 << 30, ..Config::default() }).expect("begins");
+        let mut wire = vec![];
+        encoder.push(&stream(), &mut wire).expect("takes it");
+        encoder.flush(&mut wire).expect("flushes");
+        let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+        let qemu = std::thread::spawn(move || std::io::copy(&mut theirs, &mut std::io::sink()).expect("reads"));
+        let (sender, from) = mpsc::channel::<Bytes>(1);
+        sender.blocking_send(wire.into()).expect("there is room");
+        drop(sender);
+        let checkpoint = Checkpoint::open(&path, &key).expect("opens");
+        let decoder = Decoder::new(limits).expect("begins").with_checkpoint(checkpoint);
+        let delivered = Delivered::default();
+        write(&ours, decoder, &delivered, from, &mpsc::channel(FEEDBACKS).0).expect("is in order");
+        let held = Checkpoint::open(&path, &key).expect("opens").holding(&|| true).expect("reads").expect("is wanted");
+        assert_eq!(held.pages(), PAGES);
+        drop(ours);
+        assert_eq!(qemu.join().expect("ends"), delivered.given());
+    }
 }

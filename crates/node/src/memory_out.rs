@@ -137,9 +137,12 @@ pub fn read(
     let mut input = vec![0; READ];
     let mut wire = Vec::with_capacity(READ);
     let (mut flushed, mut quiet) = (true, false);
-    let mut levels = Levels::new();
+    let (mut levels, began) = (Levels::new(), Instant::now());
     loop {
         hearing.hear(&mut encoder, &mut wire)?;
+        if hearing.asked {
+            encoder.stalls_take(seen.carried().round_trip, began.elapsed());
+        }
         hearing.answer(out, &mut wire)?;
         if seen.is_stopping() {
             encoder.stop_referring();

@@ -103,7 +103,8 @@ impl Left {
         pages.shrink_to_fit();
         let mut places = HashTable::with_capacity(pages.iter().filter(|hash| **hash != 0).count());
         for (page, hash) in pages.iter().enumerate().filter(|(_, hash)| **hash != 0) {
-            let (same, of) = (|known: &u32| pages[*known as usize] == *hash, |known: &u32| bits(pages[*known as usize]));
+            let (same, of) =
+                (|known: &u32| pages[*known as usize] == *hash, |known: &u32| bits(pages[*known as usize]));
             places.entry(bits(*hash), same, of).or_insert(page as u32);
         }
         Ok(Self { vm, domain, to, since: Instant::now(), key, pages, places })

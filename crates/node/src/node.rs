@@ -275,6 +275,8 @@ impl Node {
         node.renew_in_time();
         node.drop_what_expires();
         crate::precache::resume(&node);
+        let removing = node.clone();
+        tokio::task::spawn_blocking(move || crate::store::finish_all(&removing));
         Ok(node)
     }
 
@@ -286,7 +288,10 @@ impl Node {
             loop {
                 hour.tick().await;
                 let Some(node) = node.upgrade() else { return };
-                node.vms().iter().for_each(|parts| crate::kept::expire(parts, SystemTime::now()));
+                let looking = tokio::task::spawn_blocking(move || {
+                    node.vms().iter().for_each(|parts| crate::kept::expire(parts, SystemTime::now()));
+                });
+                let _ = looking.await;
             }
         });
     }
@@ -651,6 +656,7 @@ impl Node {
         let failed = |e: anyhow::Error| ApiError::new(Problem::Failed, format!("{e:#}"));
         if let Err(error) = crate::store::place_all(self, &parts.definition(), stores).await {
             self.erase(&parts).await;
+            crate::store::remove_shared(self, &parts.definition());
             return Err(failed(error));
         }
         let imported = self.clone().import(parts.clone(), sources, owner).await;
@@ -752,7 +758,12 @@ impl Node {
         }
         for volume in &parts.definition().volumes {
             let folder = crate::spec::volume_folder(&self.config, *volume);
-            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || crate::store::remove(&folder)).await {
+            // A pre-cache may have asked again meanwhile.
+            let removed = match self.precaches.put_away(*volume, folder.clone()).await {
+                Ok(()) => tokio::task::spawn_blocking(move || crate::store::remove(&folder)).await,
+                Err(error) => Ok(Err(error)),
+            };
+            if let Ok(Err(error)) = removed {
                 tracing::error!(
                     volume = volume.0,
                     error = format!("{error:#}"),

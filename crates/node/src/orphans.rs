@@ -165,10 +165,28 @@ fn numbered(folder: &Path) -> Vec<u64> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The replicas in a folder, and what is left of those whose removal broke off.
+fn replicas(folder: &Path) -> BTreeMap<u64, Bytes> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
+        let name = entry.file_name();
+        let volume = name.to_str().and_then(|name| name.parse().ok().or_else(|| crate::store::was_going(name)));
+        if let Some(volume) = volume {
+            found.entry(volume).or_insert(Bytes(0)).0 += allocated(&entry.path()).0;
+        }
+    }
+    found
+}
+
 fn allocated(folder: &Path) -> Bytes {
     use std::os::unix::fs::MetadataExt;
     let files = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     Bytes(files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512)).sum())
+}
+
+async fn removed(folder: std::path::PathBuf) -> anyhow::Result<()> {
+    let removing = tokio::task::spawn_blocking(move || crate::store::remove(&folder));
+    removing.await.context("removing a replica ended in a bug of the node").and_then(|result| result)
 }
 
 impl Node {
@@ -178,10 +196,7 @@ impl Node {
         let config = self.config();
         let mut found = Found {
             quarantined: self.quarantine().all(),
-            volumes: numbered(&config.state.join("volumes"))
-                .into_iter()
-                .map(|volume| (volume, allocated(&config.state.join("volumes").join(volume.to_string()))))
-                .collect(),
+            volumes: replicas(&config.state.join("volumes")),
             ..Found::default()
         };
         let marked = found.volumes.keys().filter_map(|volume| {
@@ -224,7 +239,10 @@ impl Node {
         found.rules.extend(rules.into_iter().map(|vni| vni.0));
         for parts in self.vms() {
             let (definition, view) = (parts.definition(), parts.view());
-            let idle = view.ownership == Ownership::Elsewhere && view.ticket.is_none() && parts.qemu().is_none();
+            // The QEMU of one that a claim elsewhere has stands still, and goes with the rest.
+            let outranked = matches!(found.records.get(&parts.id), Some(Record::Outranked { .. }));
+            let still = parts.qemu().is_none() || outranked;
+            let idle = view.ownership == Ownership::Elsewhere && view.ticket.is_none() && still;
             let bytes = Bytes(parts.disks().iter().map(|d| d.allocated().0).sum());
             let known = Known {
                 volumes: definition.volumes.iter().map(|v| v.0).collect(),
@@ -278,13 +296,16 @@ impl Node {
             }
             (OrphanKind::Volume, _) => {
                 let folder = self.config().state.join("volumes").join(id.trim_start_matches("volume-"));
-                crate::store::remove(&folder)
+                removed(folder).await
             }
             (OrphanKind::Replica, Some(_)) if id.starts_with("standby-") => {
                 let volume: u64 = id.trim_start_matches("standby-").parse().unwrap_or(0);
-                self.precaches().release(&[godwit_units::VolumeId(volume)]).await;
                 let folder = self.config().state.join("volumes").join(volume.to_string());
-                crate::store::remove(&folder)
+                let put_away = self.precaches().put_away(godwit_units::VolumeId(volume), folder.clone()).await;
+                match put_away {
+                    Ok(()) => removed(folder).await,
+                    Err(error) => Err(error),
+                }
             }
             (OrphanKind::Interface, _) => {
                 self.wires().discard(id.trim_start_matches("interface-")).await.map_err(Into::into)

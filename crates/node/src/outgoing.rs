@@ -378,6 +378,7 @@ async fn memory(
         const LEVEL_FIRST: &str = "the disks are behind over there: the guest stops when they are level again";
         // Bytes that the last round left; and what QEMU said while something else was waited for.
         let (mut rest, mut early) = (0.0, None);
+        let mut due = settle::Due::default();
         // When the next look is due; and whether QEMU has gone round since the last one. A guest that writes the same few pages has it go round
         // every few milliseconds: what is looked for must not wait for a moment in which it does not.
         let (mut look_at, mut went_round) = (Instant::now() + LOOK, false);
@@ -441,7 +442,17 @@ async fn memory(
                     goodput.seen(began.elapsed(), acknowledged);
                     crate::parts::lock(&link).seen(began.elapsed(), sent());
                     open_to(&settling, &goodput);
-                    let may_stop = asked || settling.may_stop(began.elapsed(), on_its_way(), &goodput, least());
+                    let mut may_stop = asked || settling.may_stop(began.elapsed(), on_its_way(), &goodput, least());
+                    if let Policy::MaxDowntime(most) = policy
+                        && may_stop
+                        && !asked
+                        && goodput.rate().is_some()
+                        && goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total() > most
+                    {
+                        // The guest has written since that was decided: another round decides.
+                        settling.over();
+                        may_stop = false;
+                    }
                     if !stopping && stopped.is_none() && may_stop && level() {
                         stopping = true;
                         // While memory waits nothing is known of the link.
@@ -480,7 +491,13 @@ async fn memory(
                         }
                         continue;
                     };
+                    let so_far = seen.progress().pages() - last.1.pages();
+                    if throttle.is_some() && due.is_in_the_middle(so_far, info.remaining.0 / 4096) {
+                        moving.tracker.update(|p| p.memory_remaining = info.remaining);
+                        continue;
+                    }
                     let (round, left) = close_round(moving, &seen, &mut last, info.remaining);
+                    due.begins(round.dirtied);
                     let throttled = info.throttled;
                     tracing::info!(vm = parts.name, pass = n, ?left, wire = %round.wire, dirtied = round.dirtied, "round");
                     let (sent, dirtied, round_took) = (round.pages, round.dirtied, round.seconds);

@@ -401,6 +401,8 @@ impl Parts {
         let tracker = match registry::noted(&self.folder, ticket) {
             Some(progress) => Tracker::resume(progress),
             None if role == MoveRole::Destination => Tracker::new(),
+            // Its QEMU may have pages that the guest over there waits for.
+            None if matches!(record, Some(Record::Sealed(_))) => Tracker::new(),
             // The controller knows more of its figures than could be told here.
             None => return,
         };

@@ -196,6 +196,21 @@ impl Precaches {
     /// they are about to go.
     pub async fn release(&self, volumes: &[VolumeId]) {
         let _nobody_else = self.standing_by.lock().await;
+        self.release_alone(volumes).await;
+    }
+
+    /// The same of one whose replica is to go: before another session can open that, it has gone.
+    ///
+    /// # Errors
+    /// When it cannot be put away.
+    pub async fn put_away(&self, volume: VolumeId, folder: PathBuf) -> Result<()> {
+        let _nobody_else = self.standing_by.lock().await;
+        self.release_alone(&[volume]).await;
+        let putting = tokio::task::spawn_blocking(move || crate::store::put_away(&folder));
+        putting.await.context("removing a replica ended in a bug")?
+    }
+
+    async fn release_alone(&self, volumes: &[VolumeId]) {
         for volume in volumes {
             let Some(receiving) = lock(&self.receiving).remove(volume) else { continue };
             receiving.over.cancel();
@@ -464,10 +479,11 @@ async fn send(
             if at_rest(node, &order).is_none() {
                 bail!("the VM is being moved, or is not this host's any more");
             }
-            if let Some(path) = link.path(Lane::Disk) {
+            let path = link.path(Lane::Disk);
+            if let Some(path) = path {
                 pace.measured(path, order.limit, !waiting.is_empty());
             }
-            machine.link_is(pace.allowed());
+            machine.path_is(pace.allowed(), path.and_then(|path| path.least).unwrap_or_default());
             disk.roll(Duration::from_millis(order.interval_ms)).await?;
             let (held, backlog) = (machine.held(), disk.recorder().backlog(id));
             set(figures, |t| {

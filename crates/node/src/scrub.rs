@@ -7,7 +7,9 @@
 //! *A node asks for digests, or blocks, of what is none of its business.* It is answered where the controller's signature names it, this
 //! host, the volume and its size, and says that this is to verify; and not in the name of an owner before the last one that is known here.
 //! *A holder is away, or does not answer*: it is left out, and the answer says so. *The guests want the disk*: what is read in a second is
-//! bounded for all scrubs of a node together ([`Pace`]).
+//! bounded for all scrubs of a node together ([`Pace`]). *A slice takes longer than the controller waits*: it is cut off between two extents
+//! (`cut`), and what was not done is the next one's. The first extent is done whole, so that each slice gets on; where so much of it is rotten
+//! that there is no time to repair all, the rest is told.
 
 use crate::covered::VolumeRight;
 use crate::node::Node;
@@ -23,7 +25,7 @@ use godwit_volume::scrub::{
     Answer, Ask, Attested, BlockDigest, Digest, EXTENT, ExtentDigest, Finding, Held, MOST_EXTENTS, MOST_HOLDERS, Mend,
     Scrub, Settled,
 };
-use godwit_volume::{BLOCK, Stamp};
+use godwit_volume::{BLOCK, Stamp, VolumeError};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,11 +34,13 @@ use tokio::time::Instant;
 
 /// How long a slice takes before it ends with what it has.
 const SLICE: Duration = Duration::from_secs(4);
+/// How long its first extent may take, with all that is to be repaired: the controller waits for a minute.
+const LONGEST: Duration = Duration::from_secs(50);
 /// Extents of a slice, where the disk is fast.
 const MOST: usize = 256;
 /// Findings after which a slice ends: where a whole disk is rotten the answer has to stay small.
 const MOST_FINDINGS: usize = 1024;
-/// How long another holder may take to read what it is asked for, at the least rate.
+/// How long another holder may take to read what it is asked for, where many scrubs share the rate.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// When the next scrub of this node may read.
@@ -53,6 +57,16 @@ impl Pace {
         drop(next);
         tokio::time::sleep_until(at).await;
     }
+}
+
+/// Extents of one question: half a second's reading, so that there are moments at which a slice can end.
+fn at_once(rate: Amount) -> usize {
+    usize::try_from(rate.0 / 2 / (EXTENT * BLOCK)).unwrap_or(MOST_EXTENTS).clamp(1, MOST_EXTENTS)
+}
+
+/// Where a slice that began with the extent `first` ends when it has taken so long, and `left` is what it would do next; none: it goes on.
+fn cut(first: u64, left: Option<u64>, taken: Duration) -> Option<u64> {
+    left.filter(|left| *left > first && taken >= SLICE)
 }
 
 /// What another holder is asked.
@@ -201,6 +215,7 @@ struct Leader<'a> {
     node: &'a Arc<Node>,
     order: &'a VerifyOrder,
     errors: Vec<Option<String>>,
+    began: Instant,
 }
 
 impl Leader<'_> {
@@ -210,6 +225,11 @@ impl Leader<'_> {
             Some(other) => other.peer.name.clone(),
             None => self.node.config().name.clone(),
         }
+    }
+
+    /// How long another holder may take now.
+    fn patience(&self) -> Duration {
+        PATIENCE.min(LONGEST.saturating_sub(self.began.elapsed()))
     }
 
     fn question(&self, holder: usize, what: What) -> Option<(PeerHost, Bytes)> {
@@ -224,25 +244,24 @@ impl Leader<'_> {
     async fn ask(&self, holder: usize, what: What) -> Result<Said, ApiError> {
         let VerifyOrder { vm, volume, size, rate, .. } = *self.order;
         match self.question(holder, what.clone()) {
-            Some((peer, question)) => other(self.node, &peer, question).await,
+            Some((peer, question)) => other(self.node, &peer, question, self.patience()).await,
             None => here(self.node, vm, volume, size, rate, what).await,
         }
     }
 
-    /// Asks all of them at once what the machine wants to know, and tells it.
-    async fn step(&mut self, machine: &mut Scrub, ask: Ask, record: &Attested) -> Result<(), ApiError> {
+    /// Asks all of them at once what the machine wants to know, tells it, and writes down about what all agreed.
+    async fn step(&mut self, mut machine: Scrub, ask: Ask, record: &Arc<Attested>) -> Result<Scrub, ApiError> {
         let VerifyOrder { vm, volume, size, rate, .. } = *self.order;
         let what = match &ask {
             Ask::Extents(extents) => What::Extents(extents.clone()),
             Ask::Blocks(extent) => What::Blocks(*extent),
         };
-        let mut asking = JoinSet::new();
+        let (mut asking, patience) = (JoinSet::new(), self.patience());
         for holder in (1..=self.order.others.len()).filter(|h| !machine.is_out(*h)) {
             let Some((peer, question)) = self.question(holder, what.clone()) else { continue };
             let node = self.node.clone();
-            asking.spawn(async move { (holder, other(&node, &peer, question).await) });
+            asking.spawn(async move { (holder, other(&node, &peer, question, patience).await) });
         }
-        let known = |block: u64, stamp: Stamp| record.get(block, stamp);
         let ours = match &ask {
             Ask::Blocks(_) => match here(self.node, vm, volume, size, rate, what).await? {
                 Said::Blocks(blocks) => Answer::Blocks(blocks),
@@ -253,13 +272,13 @@ impl Leader<'_> {
                 let mut all = vec![];
                 for extent in extents.iter().copied() {
                     self.node.pace().take(EXTENT * BLOCK, rate).await;
-                    let blocks = disk.clone().blocking(move |d| d.replica().digest_extent(volume, extent)).await;
-                    all.push(blocks.map_err(failed)?);
+                    let looked = disk.clone().blocking(move |d| d.replica().look_at(volume, extent)).await;
+                    all.push(looked.map_err(failed)?);
                 }
                 Answer::Here(all)
             }
         };
-        machine.answered(0, ours, &known);
+        let mut answers = vec![(0, ours)];
         while let Some(Ok((holder, said))) = asking.join_next().await {
             let answer = match said {
                 Ok(Said::Extents(extents)) => Answer::Extents(extents),
@@ -270,12 +289,22 @@ impl Leader<'_> {
                     Answer::Failed
                 }
             };
-            machine.answered(holder, answer, &known);
-            if machine.is_out(holder) {
-                self.errors[holder].get_or_insert_with(|| "it answers what makes no sense".into());
-            }
+            answers.push((holder, answer));
         }
-        Ok(())
+        // The record lies on a disk.
+        let record = record.clone();
+        let heard = tokio::task::spawn_blocking(move || {
+            for (holder, answer) in answers {
+                machine.answered(holder, answer, &|block, stamp| record.get(block, stamp));
+            }
+            record.put(&machine.agreed())?;
+            Ok::<Scrub, VolumeError>(machine)
+        });
+        let machine = heard.await.map_err(failed)?.map_err(failed)?;
+        for holder in (1..=self.order.others.len()).filter(|h| machine.is_out(*h)) {
+            self.errors[holder].get_or_insert_with(|| "it answers what makes no sense".into());
+        }
+        Ok(machine)
     }
 
     /// Repairs what can be, and says how it was found.
@@ -290,7 +319,9 @@ impl Leader<'_> {
         };
         let mut rot = Rot { block: finding.block, blocks: 1, copies, told_by, repaired: false, error: None };
         tracing::error!(volume = self.order.volume.0, block = finding.block, ?rot.copies, ?told_by, "bit rot");
-        if self.order.repair {
+        if self.order.repair && self.began.elapsed() >= LONGEST {
+            rot.error = Some("there was no time left for it; verify again".into());
+        } else if self.order.repair {
             match self.repair(finding, believed).await {
                 Ok(()) => rot.repaired = true,
                 Err(error) => rot.error = Some(error.to_string()),
@@ -316,8 +347,8 @@ impl Leader<'_> {
     }
 }
 
-async fn other(node: &Arc<Node>, peer: &PeerHost, question: Bytes) -> Result<Said, ApiError> {
-    let answer = node.peers().request(peer, question, PATIENCE).await?;
+async fn other(node: &Arc<Node>, peer: &PeerHost, question: Bytes, patience: Duration) -> Result<Said, ApiError> {
+    let answer = node.peers().request(peer, question, patience).await?;
     proto::decode::<Result<Said, ApiError>>(&answer)
         .unwrap_or_else(|_| Err(failed(format!("{} answers what we do not know", peer.name))))
 }
@@ -351,6 +382,7 @@ fn join(found: &mut Vec<Rot>, next: Rot) {
 /// # Errors
 /// When it is not held here, is being moved, or cannot be read at all.
 pub async fn verify(node: &Arc<Node>, order: &VerifyOrder) -> Result<Verified, ApiError> {
+    let began = Instant::now();
     node.quarantine().check(order.vm)?;
     if order.others.len() >= MOST_HOLDERS {
         return Err(ApiError::new(Problem::Invalid, format!("{MOST_HOLDERS} replicas can be compared at once")));
@@ -368,31 +400,43 @@ pub async fn verify(node: &Arc<Node>, order: &VerifyOrder) -> Result<Verified, A
     moving()?;
     let (volume, from) = (order.volume, order.from);
     let extents = disk.clone().blocking(move |d| d.replica().written_extents(from, MOST)).await.map_err(failed)?;
-    let record = Attested::open(disk.replica().folder(), volume).map_err(failed)?;
+    let record = disk.clone().blocking(move |d| Attested::open(d.replica().folder(), volume)).await;
+    let record = Arc::new(record.map_err(failed)?);
     let holders = 1 + order.others.len();
-    let mut leader = Leader { node, order, errors: vec![None; holders] };
+    let mut leader = Leader { node, order, errors: vec![None; holders], began };
     let believed = (0..holders).find(|h| order.believe.as_ref() == Some(&leader.host(*h)));
-    let (mut done, mut verified, began) = (0, Verified::default(), Instant::now());
-    while done < extents.len() && began.elapsed() < SLICE && verified.findings.len() < MOST_FINDINGS {
-        let batch = &extents[done..extents.len().min(done + MOST_EXTENTS)];
+    let (first, at_once) = (extents.first().copied().unwrap_or(from), at_once(order.rate));
+    let (mut done, mut verified) = (0, Verified::default());
+    // The first batch whatever it takes.
+    while done < extents.len() && (done == 0 || began.elapsed() < SLICE) && verified.findings.len() < MOST_FINDINGS {
+        let batch = &extents[done..extents.len().min(done + at_once)];
         let mut machine = Scrub::new(batch.to_vec(), holders);
         for out in (1..holders).filter(|h| leader.errors[*h].is_some()) {
             // It has failed in this slice once: not asked again, or each batch would wait for it.
             machine.leave_out(out);
         }
-        while let Some(ask) = machine.poll() {
+        let mut left = None;
+        while left.is_none()
+            && let Some(ask) = machine.poll()
+        {
             moving()?;
-            leader.step(&mut machine, ask, &record).await?;
-            record.put(&machine.agreed()).map_err(failed)?;
+            machine = leader.step(machine, ask, &record).await?;
+            // All of one extent, which is the next slice's where there is no time to repair it now.
+            let found = machine.findings();
+            let rotten = found.first().filter(|_| order.repair).map(|finding| finding.block / EXTENT);
+            left = cut(first, rotten, began.elapsed());
+            if left.is_none() {
+                for finding in found {
+                    join(&mut verified.findings, leader.look_after(&finding, believed).await);
+                }
+                left = cut(first, machine.first_left(), began.elapsed());
+            }
         }
-        for finding in machine.findings() {
-            join(&mut verified.findings, leader.look_after(&finding, believed).await);
-        }
-        let totals = machine.totals();
+        let totals = left.map_or_else(|| machine.totals(), |left| machine.totals_before(left));
         verified.alike.0 += totals.alike * BLOCK;
         verified.behind.0 += totals.behind * BLOCK;
         verified.unsettled.0 += totals.unsettled * BLOCK;
-        done += batch.len();
+        done = left.map_or(done + batch.len(), |left| extents.partition_point(|extent| *extent < left));
     }
     verified.next = match extents.get(done) {
         Some(next) => Some(*next),
@@ -404,4 +448,24 @@ pub async fn verify(node: &Arc<Node>, order: &VerifyOrder) -> Result<Verified, A
         .map(|holder| VerifiedHolder { host: leader.host(holder), error: leader.errors[holder].clone() })
         .collect();
     Ok(verified)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_answered_in_half_a_second_whatever_the_rate() {
+        for (rate, extents) in [(0, 1), (LEAST_RATE.0, 1), (8 << 20, 4), (32 << 20, 16), (u64::MAX, MOST_EXTENTS)] {
+            assert_eq!(at_once(Amount(rate)), extents, "{rate}");
+        }
+    }
+
+    #[test]
+    fn a_slice_ends_before_an_extent_when_its_time_is_over_and_never_before_it_has_done_one() {
+        let (early, late) = (SLICE / 2, SLICE);
+        assert_eq!(cut(7, Some(9), early), None);
+        assert_eq!(cut(7, Some(9), late), Some(9));
+        assert_eq!((cut(7, Some(7), late), cut(7, None, late)), (None, None));
+    }
 }

@@ -117,6 +117,30 @@ impl Pages {
     }
 }
 
+/// So many pages may lie between QEMU and the encoder when a round ends.
+const AT_HAND: u64 = 1024;
+
+/// What a round has to send. A QEMU that slows its guest looks every few seconds, in the middle of a long round, at what was dirtied (since 9.2),
+/// and says so as it does of a round's end.
+#[derive(Debug, Default)]
+pub struct Due(u64);
+
+impl Due {
+    /// A round begins, with so many pages. Of the first nobody knows.
+    pub const fn begins(&mut self, pages: u64) {
+        self.0 = pages;
+    }
+
+    /// Whether what QEMU says is no round's end: it has sent `so_far`, and `remaining` are dirty now.
+    pub const fn is_in_the_middle(&mut self, so_far: u64, remaining: u64) -> bool {
+        let in_the_middle = so_far + AT_HAND < self.0;
+        if in_the_middle {
+            self.0 = so_far + remaining;
+        }
+        in_the_middle
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,5 +252,20 @@ mod tests {
         assert_eq!(settling.window(ms(3000), &goodput(), RTT, RTT), goodput().window(RTT));
         // A stop is not put off any more.
         assert!(!settling.waits(ms(3000), ms(80)));
+    }
+
+    #[test]
+    fn what_a_qemu_says_in_the_middle_of_a_round_is_not_taken_for_its_end() {
+        let mut due = Due::default();
+        assert!(!due.is_in_the_middle(130_000, 52_000), "of the first round nobody knows");
+        due.begins(52_000);
+        assert!(due.is_in_the_middle(15_000, 50_000));
+        // What was dirtied meanwhile is to be sent as well.
+        assert!(due.is_in_the_middle(60_000, 6_000));
+        assert!(!due.is_in_the_middle(65_900, 9_000), "some of it lies between QEMU and the encoder");
+        due.begins(9_000);
+        assert!(!due.is_in_the_middle(8_900, 100));
+        due.begins(100);
+        assert!(!due.is_in_the_middle(0, 100), "so little is no round that is looked into");
     }
 }

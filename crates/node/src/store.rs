@@ -82,17 +82,65 @@ pub(crate) fn may_take(folder: &Path, device: &Path, overwrite: bool, zeroed: bo
     Ok(if zeroed { Before::Zeroes } else { Before::Anything })
 }
 
+/// A replica that is being removed has another name: half of one would be believed.
+const GONE: &str = "gone-";
+
+/// Where a replica that is being removed lies meanwhile.
+fn gone(folder: &Path) -> PathBuf {
+    folder.with_file_name(format!("{GONE}{}", folder.file_name().unwrap_or_default().to_string_lossy()))
+}
+
+/// The volume whose replica was being removed from a folder of this name.
+pub fn was_going(name: &str) -> Option<u64> {
+    name.strip_prefix(GONE)?.parse().ok()
+}
+
+/// The first half of [`remove`], and quick: from now on there is no such replica. Blocks.
+///
+/// # Errors
+/// As [`remove`].
+pub fn put_away(folder: &Path) -> Result<()> {
+    let gone = gone(folder);
+    if gone.exists() {
+        // What an earlier one left.
+        finish(&gone)?;
+    }
+    match std::fs::rename(folder, &gone) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Removes a volume's replica, with what it has outside its folder. Blocks: a cluster may have to be asked.
 ///
 /// # Errors
 /// When it cannot; what is left is an orphan, and can be removed later.
 pub fn remove(folder: &Path) -> Result<()> {
-    godwit_volume::rados::remove(folder)?;
-    match std::fs::remove_dir_all(folder) {
+    put_away(folder)?;
+    finish(&gone(folder))
+}
+
+fn finish(gone: &Path) -> Result<()> {
+    godwit_volume::rados::remove(gone)?;
+    match std::fs::remove_dir_all(gone) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("cannot remove {}", folder.display()))
+            Err(e).with_context(|| format!("cannot remove {}", gone.display()))
         }
         _ => Ok(()),
+    }
+}
+
+/// Goes on with removals that an earlier process of this node had begun. Blocks.
+pub fn finish_all(node: &Node) {
+    let volumes = node.config().state.join("volumes");
+    for entry in std::fs::read_dir(&volumes).into_iter().flatten().filter_map(Result::ok) {
+        if entry.file_name().to_str().and_then(was_going).is_some()
+            && let Err(error) = finish(&entry.path())
+        {
+            tracing::error!(error = format!("{error:#}"), "a replica cannot be removed; it is an orphan now");
+        }
     }
 }
 
@@ -141,4 +189,33 @@ fn signature(device: &Path) -> Result<Option<String>> {
     let found = said["signatures"].as_array().into_iter().flatten();
     let found: Vec<&str> = found.filter_map(|one| one["type"].as_str()).collect();
     Ok((!found.is_empty()).then(|| found.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{create_dir, read_dir, write};
+
+    #[test]
+    fn a_replica_that_is_being_removed_has_no_longer_its_name_and_one_that_broke_off_is_gone_on_with() {
+        let volumes = tempfile::tempdir().unwrap();
+        let folder = volumes.path().join("7");
+        let names = || -> Vec<String> {
+            let names = read_dir(volumes.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+            names.collect()
+        };
+        let make = || {
+            create_dir(&folder).unwrap();
+            write(folder.join("meta"), b"one").unwrap();
+        };
+        make();
+        put_away(&folder).unwrap();
+        assert!(!Replica::exists(&folder));
+        assert_eq!(names().iter().map(|name| was_going(name)).collect::<Vec<_>>(), [Some(7)]);
+        // Another one came meanwhile, and goes as well.
+        make();
+        remove(&folder).unwrap();
+        assert_eq!(names(), Vec::<String>::new());
+        remove(&folder).unwrap();
+    }
 }

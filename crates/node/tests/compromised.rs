@@ -451,7 +451,7 @@ async fn fetch(session: &Session, right: &Fetch, pair: u64, replica: &Replica) -
     let (mut requester, holder) = (Requester::new(vec![]), Holder("b".into()));
     requester.connected(holder.clone());
     let (mut packer, mut wire) = (Packer::new().unwrap(), vec![]);
-    while let Some(question) = requester.poll(replica).unwrap() {
+    while let Some(question) = requester.poll(Duration::ZERO, replica).unwrap() {
         packer.push(&question.message, &mut wire).unwrap();
     }
     packer.flush(&mut wire).unwrap();

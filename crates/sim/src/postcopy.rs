@@ -811,7 +811,7 @@ impl World {
         }
         for _ in 0..self.rng.random_range(0..4) {
             let Some(replica) = &self.sites[owner].replica else { return Ok(()) };
-            let Some(question) = self.requester.poll(replica).map_err(|e| e.to_string())? else { break };
+            let Some(question) = self.requester.poll(self.clock(), replica).map_err(|e| e.to_string())? else { break };
             if let Some(session) = (0..SITES).find(|s| name(*s) == question.to).and_then(|s| self.sessions[s].as_mut())
             {
                 session.there.push_back(question.message);

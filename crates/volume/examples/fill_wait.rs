@@ -114,7 +114,7 @@ fn run(how: How, cold: bool) -> (Vec<Duration>, Duration) {
         requester.connected(holder.clone());
         let (mut server, opener) = (Server::new(), requester.opener());
         while to.absent() > Bytes(0) {
-            while let Some(question) = requester.poll(&to).unwrap() {
+            while let Some(question) = requester.poll(Duration::ZERO, &to).unwrap() {
                 server.handle(&question.message).unwrap();
             }
             let Some(answer) = server.poll(&from, &LANES).unwrap() else { break };

@@ -99,6 +99,7 @@ pub(crate) fn create(
     let meta = Meta::fresh(volume, size)?;
     let open = Device::open(device, size.0)?;
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
+    crate::replica::clear(folder, &crate::replica::TABLES)?;
     if before == Before::Anything {
         let mut at = 0;
         while at < size.0 {

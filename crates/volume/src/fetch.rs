@@ -48,6 +48,7 @@
 //! *A holder sends what nobody asked for, or floods.* It is an error, which ends the session; queues have bounds on both
 //! sides.
 
+use crate::ahead::Ahead;
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::flight::KNOWN_BLOCKS;
@@ -69,12 +70,16 @@ use std::time::Duration;
 const MOST_BLOCKS: u64 = 64;
 /// Blocks of one piece of the fill: 64 KiB, 5 ms at 100 Mbit/s, so that a demand does not wait long behind it.
 const FILL_BLOCKS: u64 = 16;
-/// Blocks that the fill asks for and has not got: 8 MiB, more than most WANs hold. They wait at the holder, where a demand overtakes them.
+/// Blocks that the fill asks for and has not got: at first 8 MiB, more than most WANs hold; at most 64 ([`Ahead`]). They wait at the holder,
+/// where a demand overtakes them.
 const FILL_WINDOW: u64 = (8 << 20) / BLOCK;
+const MOST_FILL_WINDOW: u64 = (64 << 20) / BLOCK;
+/// Questions of the fill that are not answered: of the first window all may be for single blocks.
+const FILL_QUESTIONS: usize = FILL_WINDOW as usize;
 /// Blocks that guests have asked for and not got. A larger read is asked for piece by piece.
 const DEMAND_WINDOW: u64 = (16 << 20) / BLOCK;
-/// Questions that a holder keeps. A requester that keeps to its windows has fewer, even of single blocks.
-const MOST_QUESTIONS: usize = ((8 << 20) + (16 << 20)) / BLOCK as usize + 64;
+/// Questions that a holder keeps. A requester that keeps to its bounds has fewer, even of single blocks.
+const MOST_QUESTIONS: usize = FILL_QUESTIONS + DEMAND_WINDOW as usize + 64;
 /// Answers to demands after which a piece of the fill has its turn, if there is one.
 pub const TURNS: u32 = 16;
 /// A guest that has waited for so long had better stand still: Linux gives a SCSI or ATA disk 30 seconds.
@@ -173,9 +178,10 @@ impl Session {
 }
 
 /// The destination's machine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Requester {
     order: FillOrder,
+    ahead: Ahead,
     sessions: BTreeMap<Holder, Session>,
     /// To be asked for, in the order of the guest's requests.
     queue: VecDeque<Range<u64>>,
@@ -192,11 +198,29 @@ pub struct Requester {
     named: u64,
 }
 
+impl Default for Requester {
+    fn default() -> Self {
+        Self::new(vec![])
+    }
+}
+
 impl Requester {
     /// A fill that begins, or begins again. `order`: of first accesses, as the source sent it ahead.
     #[must_use]
     pub fn new(order: Vec<Range<u64>>) -> Self {
-        Self { order: FillOrder::new(order), ..Self::default() }
+        Self {
+            order: FillOrder::new(order),
+            ahead: Ahead::new(FILL_WINDOW..=MOST_FILL_WINDOW),
+            sessions: BTreeMap::new(),
+            queue: VecDeque::new(),
+            demanded: BlockSet::default(),
+            hungry: None,
+            idle: false,
+            fetched: [0; 2],
+            library: None,
+            due: VecDeque::new(),
+            named: 0,
+        }
     }
 
     /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel.
@@ -225,17 +249,24 @@ impl Requester {
 
     /// A holder can be asked from now on.
     pub fn connected(&mut self, holder: Holder) {
-        self.due.retain(|question| question.to != holder);
+        self.forget(&holder);
         self.sessions.insert(holder, Session::default());
         self.ask_again();
     }
 
     /// It cannot any more. Its answers do not come.
     pub fn disconnected(&mut self, holder: &Holder) {
-        if self.sessions.remove(holder).is_some() {
-            self.due.retain(|question| question.to != *holder);
+        if self.forget(holder) {
             self.ask_again();
         }
+    }
+
+    /// What was asked of a holder is not answered.
+    fn forget(&mut self, holder: &Holder) -> bool {
+        self.due.retain(|question| question.to != *holder);
+        let Some(session) = self.sessions.remove(holder) else { return false };
+        self.ahead.forget(|block| session.has(block.0).is_some());
+        true
     }
 
     fn ask_again(&mut self) {
@@ -281,7 +312,7 @@ impl Requester {
     ///
     /// # Errors
     /// When the replica cannot be read.
-    pub fn poll(&mut self, replica: &Replica) -> Result<Option<Question>, FetchError> {
+    pub fn poll(&mut self, now: Duration, replica: &Replica) -> Result<Option<Question>, FetchError> {
         if let Some(question) = self.due.pop_front() {
             return Ok(Some(question));
         }
@@ -295,7 +326,8 @@ impl Requester {
         let asked: u64 = self.sessions.values().map(|s| s.demand.len() + s.fill.len()).sum();
         let filling: u64 = self.sessions.values().map(|s| s.fill.len()).sum();
         let nothing = replica.absent().0 / BLOCK <= asked;
-        if self.idle || nothing || self.sessions.is_empty() || filling + FILL_BLOCKS > FILL_WINDOW {
+        let full = filling + FILL_BLOCKS > self.ahead.window() || self.ahead.questions() >= FILL_QUESTIONS;
+        if self.idle || nothing || self.sessions.is_empty() || full {
             return Ok(None);
         }
         let sessions = &self.sessions;
@@ -319,6 +351,7 @@ impl Requester {
                 self.due.push_back(Question { to: to.clone(), lane: Lane::Fill, message });
             }
             session.fill.insert(version.blocks.clone());
+            self.ahead.asked(&version.blocks, now);
         }
         Ok(Some(Question { to, lane: Lane::Fill, message: ask(Lane::Fill, &version.blocks, stamp) }))
     }
@@ -432,6 +465,7 @@ impl Requester {
             LACK if data.is_empty() => {
                 session.demand.remove(run.clone());
                 session.fill.remove(run.clone());
+                self.ahead.answered(&run, None);
                 session.lacks.insert(run);
                 self.ask_again();
                 return Ok(BlockSet::default());
@@ -443,6 +477,7 @@ impl Requester {
         session.fill.remove(run.clone());
         self.fetched[1] += before - session.fill.len();
         self.fetched[0] += count - (before - session.fill.len());
+        self.ahead.answered(&run, Some(now));
         self.arrived(&run, stamp, contents, now, replica)
     }
 
@@ -481,6 +516,7 @@ impl Requester {
             session.demand.remove(run.clone());
             session.fill.remove(run.clone());
         }
+        self.ahead.answered(run, Some(now));
         let mut taken = BlockSet::default();
         for (at, data) in &found.present {
             let first = run.start + *at as u64;

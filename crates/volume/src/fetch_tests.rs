@@ -52,7 +52,7 @@ impl Pair {
     /// All questions that can be asked now are.
     fn ask(&mut self) -> Vec<Lane> {
         let mut lanes = vec![];
-        while let Some(question) = self.requester.poll(&self.to).expect("reads") {
+        while let Some(question) = self.requester.poll(NOW, &self.to).expect("reads") {
             lanes.push(question.lane);
             self.server.handle(&question.message).expect("makes sense");
         }

@@ -32,6 +32,7 @@
 //! *The volume is large.* Memory and time are proportional to what was touched, never to the size.
 
 #![forbid(unsafe_code)]
+mod ahead;
 mod blocks;
 pub mod device;
 pub mod epoch;
@@ -72,3 +73,4 @@ pub use replica::{Contents, LINGERING, Opened, Replica, Written, is_zero};
 pub use shadow::{Holder, Version};
 pub use stamp::Stamp;
 pub use stamps::REGION;
+pub use synced::Synced;

@@ -27,6 +27,7 @@
 //! That a guest was told of a write says nothing of the target, then. Nobody takes it to: until the hand-off the source's replica is the
 //! volume, and a target has everything when it has believed an end, whose digest is over all messages that came before.
 
+use crate::ahead::held_by;
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::flight::{Flight, How};
@@ -51,8 +52,6 @@ pub(crate) const MOST_BLOCKS: u64 = 64;
 const WINDOW: u64 = 8 << 20;
 /// The most of it, where the path is fast and long: more is read and packed ahead than a guest's write should find before it.
 const MOST_WINDOW: u64 = 64 << 20;
-/// How many times what the path holds: blocks are packed to a half or a third, and what holds the rate down is to grow.
-const PACKED: u64 = 4;
 /// When so little is left, the guest's writes are mirrored.
 const NEARLY_CLEAN: u64 = (1 << 20) / BLOCK;
 /// Longest message believed, in bytes.
@@ -191,14 +190,11 @@ impl Source {
         self.state == State::Mirroring && self.dirty.is_empty() && self.flight.names.unsure() == 0
     }
 
-    /// How fast the link is: over one that is faster than digests are computed, blocks go in full.
-    pub const fn link_is(&mut self, rate: BitRate) {
-        self.link = Some(rate);
-    }
-
     /// What the link carries, and its round trip without a queue: how far the target may be behind follows from them, and what may be on its way.
+    /// Over a link that is faster than digests are computed blocks go in full.
     pub fn path_is(&mut self, rate: BitRate, round_trip: Duration) {
-        self.window = rate.bytes_in(round_trip).0.saturating_mul(PACKED).clamp(WINDOW, MOST_WINDOW);
+        self.link = Some(rate);
+        self.window = held_by(rate, round_trip, WINDOW..=MOST_WINDOW);
         self.lag.path_is(rate, round_trip);
         self.look_who_waits();
     }

@@ -522,7 +522,7 @@ fn an_end_is_not_believed_while_a_named_block_is_missing() {
 fn over_a_link_that_is_faster_than_digests_nothing_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut world = twice(folder.path(), 8, 256);
-    world.from.link_is(BitRate::from_mbit(40_000.0));
+    world.from.path_is(BitRate::from_mbit(40_000.0), Duration::ZERO);
     world.settle();
     world.finish();
     world.check();

@@ -23,6 +23,7 @@
 //! name here, too, where the target has them on other volumes; an epoch does not end before all names were answered, and what the
 //! target could not get has gone in full.
 
+use crate::ahead::held_by;
 use crate::blocks::{BLOCK, BlockSet};
 use crate::epoch::{Recorder, Subscriber};
 use crate::flight::{Flight, How};
@@ -37,9 +38,12 @@ use godwit_content::{choose, reply};
 use godwit_units::{BitRate, Bytes};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// What may be on its way without an answer: more than most WANs hold, little enough to hold nobody up for long.
+/// What may be on its way without an answer, at first: more than most WANs hold, little enough to hold nobody up for long.
 const WINDOW: u64 = 4 << 20;
+/// The most of it, where the path is fast and long.
+const MOST_WINDOW: u64 = 32 << 20;
 /// So many runs in a row of which nothing is sent are read at a time.
 const PASSED_BY: u32 = 256;
 const END: u8 = 20;
@@ -83,6 +87,8 @@ pub struct Source {
     again: BlockSet,
     /// How fast the link is, if somebody said so.
     link: Option<BitRate>,
+    /// What may be on its way.
+    window: u64,
     digest: blake3::Hasher,
     sent_blocks: u64,
     #[cfg(test)]
@@ -105,6 +111,7 @@ impl Source {
             flight: Flight::new(),
             again: BlockSet::default(),
             link: None,
+            window: WINDOW,
             digest: blake3::Hasher::new(),
             sent_blocks: 0,
             #[cfg(test)]
@@ -151,9 +158,11 @@ impl Source {
         Bytes((names.named - names.missed) * BLOCK)
     }
 
-    /// How fast the link is: over one that is faster than digests are computed, blocks go in full.
-    pub const fn link_is(&mut self, rate: BitRate) {
+    /// How fast this may go, and the path's round trip: what may be on its way follows from them, and over a link that is faster than digests are
+    /// computed blocks go in full.
+    pub fn path_is(&mut self, rate: BitRate, round_trip: Duration) {
         self.link = Some(rate);
+        self.window = held_by(rate, round_trip, WINDOW..=MOST_WINDOW);
     }
 
     /// A message came from the target.
@@ -212,7 +221,7 @@ impl Source {
             (self.epoch, self.state, self.cursor) = (Some(epoch), State::Sending, 0);
         }
         let (State::Sending, Some(epoch)) = (self.state, self.epoch) else { return Ok(vec![]) };
-        if self.flight.bytes() >= WINDOW {
+        if self.flight.bytes() >= self.window {
             return Ok(vec![]);
         }
         if recorder.is_overflown(self.id) {

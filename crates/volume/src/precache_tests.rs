@@ -815,3 +815,31 @@ fn what_an_earlier_session_left_of_a_journal_is_given_back() {
     Journal::open(folder.path()).unwrap().begin([2; 16]).unwrap();
     assert!(taken() < 100_000, "{}", taken());
 }
+
+#[test]
+fn what_is_on_its_way_has_a_bound_that_follows_from_the_path() {
+    let mut world = World::new(2, false, Broken::Nothing);
+    world.connect().unwrap();
+    world.roll().unwrap();
+    for b in 0..BLOCKS {
+        world.from.replica().write(b * BLOCK, &[b as u8 | 1; BLOCK as usize]).unwrap();
+        world.recorder.wrote(b..b + 1);
+    }
+    while !world.there.is_empty() || !world.back.is_empty() {
+        world.deliver().unwrap();
+        world.answer().unwrap();
+    }
+    world.roll().unwrap();
+    world.settle().unwrap();
+    let source = world.source.as_mut().unwrap();
+    source.window = 1;
+    assert!(!source.poll(world.from.replica(), &world.recorder).unwrap().is_empty(), "nothing is under way");
+    assert_eq!(source.poll(world.from.replica(), &world.recorder).unwrap(), Vec::<Vec<u8>>::new());
+    let ms = Duration::from_millis;
+    for (mbit, round_trip, window) in
+        [(100.0, ms(20), WINDOW), (500.0, ms(50), 12_500_000), (1e5, ms(100), MOST_WINDOW)]
+    {
+        source.path_is(BitRate::from_mbit(mbit), round_trip);
+        assert_eq!(source.window, window, "{mbit} Mbit/s, {round_trip:?}");
+    }
+}

@@ -131,6 +131,7 @@ impl Replica {
         let tried = objects.pool.write(&probe, 0, b"godwit").and_then(|()| objects.pool.remove(&probe));
         tried.map_err(|e| VolumeError::Rados(e.to_string()))?;
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
+        crate::replica::clear(folder, &crate::replica::TABLES)?;
         let text = serde_json::to_vec_pretty(&named).map_err(|e| io_error("describe", folder)(io::Error::other(e)))?;
         DescriptionFile(folder.join(NAMED)).store(&text).map_err(io_error("describe", folder))?;
         // Last, because a folder with a description is a replica.
@@ -159,35 +160,36 @@ pub(crate) fn open(folder: &Path) -> Result<Option<Box<dyn Medium>>, VolumeError
 /// Removes a replica's objects, if its blocks lie in a pool: before its folder goes. May be repeated. Nobody has it open.
 ///
 /// # Errors
-/// When the cluster cannot be reached, or refuses.
+/// When the cluster cannot be reached, or refuses, or the folder does not say which objects there are: then it has to stay, since nothing else knows.
 pub fn remove(folder: &Path) -> Result<(), VolumeError> {
     let Some(named) = named(folder)? else { return Ok(()) };
-    let Ok(meta) = Meta::load(&SlottedFile(folder.join("meta")), folder) else {
-        // It was never a replica, and nothing was written.
+    let touched = touched_regions(folder).map_err(io_error("read the stamps in", folder))?;
+    if touched.is_empty() {
         return Ok(());
-    };
+    }
     let objects = Objects::open(named)?;
-    let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
-    for index in touched_regions(folder, regions).map_err(io_error("read the stamps in", folder))? {
+    for index in touched {
         let name = object(&objects.prefix, index);
         objects.pool.remove(&name).map_err(|e| VolumeError::Rados(e.to_string()))?;
     }
     Ok(())
 }
 
-/// The regions that may have an object: those that are hot, or have a stamp.
-fn touched_regions(folder: &Path, regions: u64) -> io::Result<std::collections::BTreeSet<u64>> {
+/// The regions that may have an object: those that are hot, or have a stamp. The tables are as long as the volume: no need of the description, which
+/// may be damaged.
+fn touched_regions(folder: &Path) -> io::Result<std::collections::BTreeSet<u64>> {
     let mut found = std::collections::BTreeSet::new();
     // Bytes of each table for a region.
     for (table, each) in [("stamps", REGION * 8), ("hot", 1)] {
-        let path = folder.join(table);
-        if !path.exists() {
-            continue;
-        }
-        let file = Disk::open(&path, 0)?;
+        let file = match std::fs::File::open(folder.join(table)) {
+            Ok(file) => Disk(file),
+            // It was never opened, and so never written.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
         let mut at = 0;
-        for (length, is_hole) in file.extents(0, regions * each)? {
-            let (first, last) = (at / each, (at + length).div_ceil(each).min(regions));
+        for (length, is_hole) in file.extents(0, file.0.metadata()?.len())? {
+            let (first, last) = (at / each, (at + length).div_ceil(each));
             at += length;
             for region in (first..last).filter(|_| !is_hole) {
                 let mut entry = vec![0; each as usize];
@@ -225,11 +227,27 @@ mod tests {
         let path = folder.path().join("volume");
         let size = Bytes(REGION * BLOCK * 9);
         drop(Replica::create(&path, VolumeId(7), size).unwrap());
-        assert!(touched_regions(&path, 9).unwrap().is_empty());
+        assert!(touched_regions(&path).unwrap().is_empty());
         // A stamp in region 3, and region 8 hot without one.
         Disk::open(&path.join("stamps"), 0).unwrap().write((3 * REGION + 17) * 8, &[1; 8]).unwrap();
         Disk::open(&path.join("hot"), 0).unwrap().write(8, &[1]).unwrap();
-        assert_eq!(touched_regions(&path, 9).unwrap().into_iter().collect::<Vec<_>>(), [3, 8]);
+        assert_eq!(touched_regions(&path).unwrap().into_iter().collect::<Vec<_>>(), [3, 8]);
+    }
+
+    #[test]
+    fn objects_are_known_whatever_the_description_says_and_are_not_left_behind_in_silence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("volume");
+        drop(Replica::create(&path, VolumeId(7), Bytes(REGION * BLOCK * 9)).unwrap());
+        let named = Named { pool: "nobody@there-is-no-such-pool".parse().unwrap(), prefix: "godwit.7.0".into() };
+        std::fs::write(path.join(NAMED), serde_json::to_vec(&named).unwrap()).unwrap();
+        // Nothing was written: nobody has to be asked.
+        remove(&path).unwrap();
+        Disk::open(&path.join("stamps"), 0).unwrap().write(3 * REGION * 8, &[1; 8]).unwrap();
+        std::fs::write(path.join("meta"), b"{\"format\": 99").unwrap();
+        assert_eq!(touched_regions(&path).unwrap().into_iter().collect::<Vec<_>>(), [3]);
+        let refused = remove(&path);
+        assert!(matches!(refused, Err(VolumeError::Rados(_))), "{refused:?}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
 use crate::shadow::Shadow;
 use crate::shared::{FolderLock, Shared};
 use crate::stamp::Stamp;
-use crate::stamps::{REGION, Stamps, entry};
+use crate::stamps::{REGION, Stamps, WINDOW, entry, nobodys};
 use crate::synced::Synced;
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,8 +24,9 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 /// Regions that are marked with one wait for the disk, at the most, as a power of two: 256 MiB of disk.
 const MOST_AHEAD: u32 = 6;
@@ -39,6 +40,10 @@ const MOST_LINGERING: usize = 512;
 /// Epochs that are set aside with one write of the description: the guest waits for the disk once in so many of them. A process that
 /// dies leaves those unused that it has not come to.
 const EPOCHS_AHEAD: u32 = if cfg!(test) { 4 } else { 64 };
+/// For how long a walk over the table lets go of the lock after a window that took as long.
+const TURN: Duration = Duration::from_micros(100);
+/// Nobody has asked yet how much was written.
+const UNKNOWN: u64 = u64::MAX;
 #[cfg(test)]
 thread_local! {
     /// Takes a rule away: a secondary that forgets says first that it holds no epoch.
@@ -58,6 +63,8 @@ pub struct Replica {
     size: Bytes,
     /// Whether something may be absent: see [`Replica::is_partial`].
     partial: AtomicBool,
+    /// The last figure of [`Replica::allocated`], where it is counted.
+    counted: AtomicU64,
     inner: Mutex<Inner>,
     /// One settling at a time: another one's look at the regions would hide what was written from this one.
     settling: Mutex<()>,
@@ -107,12 +114,28 @@ pub struct Written {
     pub blocks: Range<u64>,
 }
 
+/// What says what a replica's blocks are.
+pub(crate) const TABLES: [&str; 5] = ["stamps", "hot", "words", "journal", "order"];
+
+/// Removes what is left in a folder of a replica that has no description any more: it would be believed of the next one.
+pub(crate) fn clear(folder: &Path, files: &[&str]) -> Result<(), VolumeError> {
+    for file in files {
+        let path = folder.join(file);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(error)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 impl Replica {
     /// Makes a replica in a folder that does not exist yet. It holds zeroes, and belongs to nobody: a secondary.
     ///
     /// # Errors
     /// When the size is no multiple of 4 KiB or too large, or the medium fails.
     pub fn create(folder: &Path, volume: VolumeId, size: Bytes) -> Result<Self, VolumeError> {
+        clear(folder, &["data"])?;
         Self::create_beside(folder, volume, size)?;
         Ok(Self::open(folder)?.0)
     }
@@ -124,6 +147,7 @@ impl Replica {
     pub fn create_beside(folder: &Path, volume: VolumeId, size: Bytes) -> Result<(), VolumeError> {
         let meta = Meta::fresh(volume, size)?;
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
+        clear(folder, &TABLES)?;
         // Last, because a folder with a description is a replica.
         meta.store(&SlottedFile(folder.join("meta")), folder)
     }
@@ -192,6 +216,10 @@ impl Replica {
         let media = Media {
             data: match crate::rados::open(folder)? {
                 Some(objects) => objects,
+                // Made before the table: where only that is there a removal has broken off, and what it says is here is not.
+                None if data.symlink_metadata().is_err() && folder.join("stamps").exists() => {
+                    return Err(VolumeError::Damaged { path: data.to_owned(), why: "it is missing".into() });
+                }
                 None => crate::device::open(data, meta.size.0)?,
             },
             stamps: open(&folder.join("stamps"), regions * REGION * 8)?,
@@ -265,6 +293,7 @@ impl Replica {
             data: media.data.into(),
             size,
             partial: AtomicBool::new(inner.is_shadow()),
+            counted: AtomicU64::new(UNKNOWN),
             inner: Mutex::new(inner),
             settling: Mutex::default(),
             _lock: lock,
@@ -352,6 +381,15 @@ impl Replica {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The lock, if nobody has it now.
+    fn lock_now(&self) -> Option<MutexGuard<'_, Inner>> {
+        match self.inner.try_lock() {
+            Ok(inner) => Some(inner),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// While it is held nothing settles.
     pub(crate) fn settling(&self) -> MutexGuard<'_, ()> {
         self.settling.lock().unwrap_or_else(PoisonError::into_inner)
@@ -378,14 +416,31 @@ impl Replica {
         &self.folder
     }
 
-    /// Bytes that it takes up.
+    /// Bytes that it takes up. Of a medium that knows no holes it is what was written: who asks first has the table read, a window at a time, and
+    /// each write keeps the figure right from then on. Where somebody is writing the last one is near enough: nobody waits for that.
     #[must_use]
     pub fn allocated(&self) -> Bytes {
         if self.data.knows_holes() {
             return Bytes(self.data.allocated());
         }
-        let written = self.lock().stamps.written(0..self.size.0 / BLOCK).unwrap_or_default();
-        Bytes(written.iter().map(|run| (run.end - run.start) * BLOCK).sum())
+        loop {
+            let began = Instant::now();
+            let mut inner = match (self.lock_now(), self.counted.load(Ordering::Relaxed)) {
+                (Some(inner), _) => inner,
+                (None, UNKNOWN) => self.lock(),
+                (None, last) => return Bytes(last),
+            };
+            match inner.stamps.count_on(WINDOW) {
+                Ok(Some(blocks)) => {
+                    self.counted.store(blocks * BLOCK, Ordering::Relaxed);
+                    return Bytes(blocks * BLOCK);
+                }
+                Ok(None) => {}
+                Err(_) => return Bytes(0),
+            }
+            drop(inner);
+            give_way(began);
+        }
     }
 
     /// Begins to take writes of this owner, in a new epoch.
@@ -684,11 +739,7 @@ impl Replica {
         if !self.is_partial() {
             return false;
         }
-        let mut inner = match self.inner.try_lock() {
-            Ok(inner) => inner,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return true,
-        };
+        let Some(mut inner) = self.lock_now() else { return true };
         // Words that are not 0 are in memory: this waits for no disk. An error comes again where it can be told.
         inner.guards.hold(Guard::AbsentNotRead) && inner.refuse_absent(blocks).is_err()
     }
@@ -916,11 +967,14 @@ impl Replica {
                 Contents::Zeroes(_) => self.data.punch(offset, length),
                 Contents::Data(data) => self.data.write(offset, data),
             };
-            if done.is_err() {
+            let entry = match &done {
+                Ok(()) => newest,
                 // What is here of it is neither what was before nor what was to come: it is forgotten, as after a crash.
-                let _ = self.data.punch(offset, length);
-            }
-            let noted = inner.stamps.set(blocks.clone(), if done.is_ok() { newest } else { 0 });
+                Err(_) if self.data.punch(offset, length).is_ok() => 0,
+                // As in `forget`; here what was never written may hold something, too.
+                Err(_) => nobodys(newest),
+            };
+            let noted = inner.stamps.set(blocks.clone(), entry);
             done.and(noted)
         };
         io().map_err(self.io("write"))
@@ -940,8 +994,13 @@ impl Replica {
         let mut io = || {
             inner.heat(blocks.clone(), 1)?;
             let done = self.data.punch(blocks.start * BLOCK, length);
-            // Zeroed in part it is not what it was.
-            let noted = inner.stamps.set(blocks.clone(), 0);
+            // Zeroed in part, or not at all, it is neither what it was nor unwritten: as unwritten it would be alike to a source that never
+            // wrote it, and what a lost timeline left would stay. With a stamp that nobody has it differs from every source, and comes again.
+            // That holds when the region has cooled, too. Where it is hot when all ends, the next start punches before it forgets, or fails.
+            let noted = match &done {
+                Ok(()) => inner.stamps.set(blocks.clone(), 0),
+                Err(_) => inner.stamps.doubt(blocks.clone()),
+            };
             done.and(noted)
         };
         io().map_err(self.io("zero"))
@@ -1259,6 +1318,13 @@ impl Inner {
         }
         self.regions.extend(fresh.into_iter().map(|r| (r, u32::from(!touched.contains(&r)))));
         Ok(true)
+    }
+}
+
+/// Between two windows of a walk over the table. The lock is not fair: taken again at once it would pass by a guest's write that waits for it.
+pub(crate) fn give_way(since: Instant) {
+    if since.elapsed() >= TURN {
+        std::thread::sleep(TURN);
     }
 }
 

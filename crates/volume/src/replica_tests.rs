@@ -18,6 +18,8 @@ struct State {
     pending: Vec<(u64, Vec<u8>)>,
     /// There is room for a half of what is written.
     full: bool,
+    /// Of what is punched a half becomes a hole.
+    worn: bool,
     /// The next sync fails, and the system tells of that once.
     lost: bool,
 }
@@ -29,6 +31,7 @@ impl Volatile {
             current: vec![0; size as usize],
             pending: vec![],
             full: false,
+            worn: false,
             lost: false,
         })))
     }
@@ -68,8 +71,9 @@ impl Medium for Volatile {
     }
 
     fn punch(&self, at: u64, length: u64) -> io::Result<()> {
-        self.put(at, &vec![0; length as usize]);
-        Ok(())
+        let worn = self.0.lock().expect("one thread").worn;
+        self.put(at, &vec![0; length as usize / if worn { 2 } else { 1 }]);
+        if worn { Err(io::Error::other("worn out")) } else { Ok(()) }
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -128,6 +132,10 @@ impl Host {
     }
 
     fn boot(&mut self) -> Replica {
+        self.try_boot().expect("opens")
+    }
+
+    fn try_boot(&mut self) -> Result<Replica, VolumeError> {
         let meta = Meta {
             primary: self.primary,
             owner: u32::from(self.primary),
@@ -146,10 +154,10 @@ impl Host {
             description: Box::new(Nowhere),
             region: REGION,
         };
-        let (replica, _) = Replica::assemble(Path::new("test"), meta, media, None, Guards::ALL).expect("opens");
+        let (replica, _) = Replica::assemble(Path::new("test"), meta, media, None, Guards::ALL)?;
         self.epoch += 1;
         replica.lock().frozen = false;
-        replica
+        Ok(replica)
     }
 
     fn lose_power(&self, rng: &mut SmallRng) {
@@ -380,7 +388,7 @@ fn no_more_regions_linger_than_a_crash_may_make_travel_and_those_idle_for_longes
 
 /// A medium that counts its syncs.
 #[derive(Debug)]
-struct Counting(Volatile, Arc<std::sync::atomic::AtomicU64>);
+struct Counting(Volatile, Arc<AtomicU64>);
 
 impl Medium for Counting {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
@@ -419,7 +427,7 @@ fn a_guest_that_writes_here_and_there_waits_for_few_marks_and_for_none_when_it_c
         clean: true,
         ..Meta::fresh(VolumeId(1), Bytes(REGIONS * 2 * BLOCK)).expect("a size")
     };
-    let syncs = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let syncs = Arc::new(AtomicU64::new(0));
     let media = Media {
         data: Box::new(Volatile::new(REGIONS * 2 * BLOCK)),
         stamps: Box::new(Volatile::new(REGIONS * 2 * 8)),
@@ -445,6 +453,105 @@ fn a_guest_that_writes_here_and_there_waits_for_few_marks_and_for_none_when_it_c
         replica.settle_after(LINGERING).expect("settles");
     }
     assert_eq!(round(), 0);
+}
+
+/// A medium that knows no holes, and counts how often it is read.
+#[derive(Debug)]
+struct Plain(Volatile, Arc<AtomicU64>);
+
+impl Medium for Plain {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.read(at, into)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.0.write(at, from)
+    }
+
+    fn punch(&self, at: u64, length: u64) -> io::Result<()> {
+        self.0.punch(at, length)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
+        self.0.extents(at, length)
+    }
+
+    fn knows_holes(&self) -> bool {
+        false
+    }
+
+    fn allocated(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn what_was_written_where_nobody_knows_holes_is_counted_once_and_kept_right_and_nobody_waits_for_a_write_to_hear_it() {
+    const REGIONS: u64 = 3 * WINDOW;
+    let meta = Meta {
+        owners: vec![(Lineage(0), Generation(1))],
+        ..Meta::fresh(VolumeId(1), Bytes(REGIONS * 2 * BLOCK)).expect("a size")
+    };
+    let (data, stamps) = (Volatile::new(REGIONS * 2 * BLOCK), Volatile::new(REGIONS * 2 * 8));
+    let (hot, reads) = (Volatile::new(REGIONS), Arc::new(AtomicU64::new(0)));
+    let open = || {
+        let media = Media {
+            data: Box::new(Plain(data.clone(), Arc::default())),
+            stamps: Box::new(Plain(stamps.clone(), reads.clone())),
+            hot: Box::new(hot.clone()),
+            words: Box::new(Volatile::new(REGIONS * 2 * 8)),
+            power: String::new(),
+            description: Box::new(Nowhere),
+            region: 2,
+        };
+        Replica::assemble(Path::new("test"), meta.clone(), media, None, Guards::ALL).expect("opens").0
+    };
+    let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(7) };
+    let apply = |replica: &Replica, blocks: Range<u64>| {
+        let bytes = vec![9; ((blocks.end - blocks.start) * BLOCK) as usize];
+        replica.apply(blocks.start, stamp, Contents::Data(&bytes)).expect("applies");
+    };
+    let takes = |replica: &Replica, blocks: u64| assert_eq!(replica.allocated(), Bytes(blocks * BLOCK));
+    let last = REGIONS * 2 - 1;
+    let replica = open();
+    [1, 3, WINDOW * 2, last].into_iter().for_each(|block| apply(&replica, block..block + 1));
+    takes(&replica, 4);
+    replica.commit().expect("settles");
+    drop(replica);
+
+    let replica = open();
+    reads.store(0, Ordering::Relaxed);
+    takes(&replica, 4);
+    assert_eq!(reads.swap(0, Ordering::Relaxed), REGIONS, "it knows no holes");
+    takes(&replica, 4);
+    assert_eq!((reads.load(Ordering::Relaxed), replica.lock().stamps.in_memory()), (0, 0));
+    // 0 to 3, of which two were written.
+    apply(&replica, 0..4);
+    takes(&replica, 6);
+    replica.forget(1..3).expect("zeroes");
+    replica.forget(4..9).expect("was never written");
+    takes(&replica, 4);
+    replica.become_primary(Lineage(0), Generation(1)).expect("is ours");
+    replica.write(3 * BLOCK, &vec![1; 2 * BLOCK as usize]).expect("writes");
+    takes(&replica, 5);
+    {
+        let _a_write = replica.lock();
+        takes(&replica, 5);
+    }
+    replica.commit().expect("settles");
+    drop(replica);
+
+    // Between two windows.
+    let replica = open();
+    assert_eq!(replica.lock().stamps.count_on(WINDOW).expect("reads"), None);
+    apply(&replica, 7..8);
+    apply(&replica, last - 1..last);
+    takes(&replica, 7);
 }
 
 #[test]
@@ -577,6 +684,57 @@ fn what_was_stored_in_part_has_not_the_stamp_of_what_was_there_before() {
 }
 
 #[test]
+fn what_could_not_be_zeroed_does_not_pass_for_what_was_never_written() {
+    let mut host = Host::new(false);
+    let replica = host.boot();
+    let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(7) };
+    replica.apply(0, stamp, Contents::Data(&[9; 4 * BLOCK as usize])).expect("applies");
+    let worn = |worn: bool| host.data.0.lock().expect("one thread").worn = worn;
+    worn(true);
+    assert!(replica.forget(0..6).is_err());
+    let nobodys = Stamp { epoch: Epoch(0), ..stamp };
+    let stamps = |replica: &Replica| (0..6).map(|b| replica.stamp(b).expect("reads")).collect::<Vec<_>>();
+    let found = [Some(nobodys), Some(nobodys), Some(nobodys), Some(nobodys), None, None];
+    assert_eq!(stamps(&replica), found, "a source that never wrote them, or has what was here, would find them alike");
+    // Also when the region is cold, and the process another.
+    replica.commit().expect("settles");
+    drop(replica);
+    worn(false);
+    let replica = host.boot();
+    assert_eq!(stamps(&replica), found);
+    // It comes again.
+    replica.forget(0..6).expect("zeroes");
+    assert_eq!(stamps(&replica), [None; 6]);
+    let mut bytes = vec![1; 6 * BLOCK as usize];
+    replica.read(0, &mut bytes).expect("reads");
+    assert!(is_zero(&bytes));
+
+    // Blocks that are stored in part, and cannot be zeroed after that.
+    host.data.0.lock().expect("one thread").full = true;
+    host.data.0.lock().expect("one thread").worn = true;
+    assert!(replica.apply(2, stamp, Contents::Data(&[8; 2 * BLOCK as usize])).is_err());
+    assert_eq!(stamps(&replica), [None, None, Some(nobodys), Some(nobodys), None, None]);
+}
+
+#[test]
+fn a_secondary_that_cannot_zero_what_it_doubts_is_not_opened_and_doubts_it_still_when_it_can() {
+    let mut host = Host::new(false);
+    let replica = host.boot();
+    let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(7) };
+    replica.apply(0, stamp, Contents::Data(&[9; 2 * BLOCK as usize])).expect("applies");
+    host.data.0.lock().expect("one thread").worn = true;
+    assert!(replica.forget(0..1).is_err());
+    drop(replica);
+    assert!(host.try_boot().is_err());
+    host.data.0.lock().expect("one thread").worn = false;
+    let replica = host.boot();
+    let mut bytes = vec![1; 2 * BLOCK as usize];
+    replica.read(0, &mut bytes).expect("reads");
+    assert!(is_zero(&bytes));
+    assert_eq!([0, 1].map(|block| replica.stamp(block).expect("reads")), [None; 2]);
+}
+
+#[test]
 fn after_a_sync_that_failed_nothing_counts_as_durable_until_all_that_is_hot_was_doubted() {
     let mut host = Host::new(true);
     let replica = host.boot();
@@ -604,4 +762,33 @@ fn a_primary_forgets_nothing_that_somebody_tells_it_to() {
     let mut bytes = [0; BLOCK as usize];
     replica.read(0, &mut bytes).expect("reads");
     assert_eq!(bytes, [1; BLOCK as usize]);
+}
+
+#[test]
+fn what_a_removal_that_broke_off_has_left_of_a_replica_is_not_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("1");
+    let make = || Replica::create(&place, VolumeId(1), Bytes(BLOCKS * BLOCK)).unwrap();
+    let written = |replica: &Replica| {
+        replica.become_primary(Lineage(1), Generation(1)).unwrap();
+        replica.write(0, &[7; BLOCK as usize]).unwrap();
+        replica.commit().unwrap();
+    };
+    written(&make());
+    // Its blocks went first.
+    std::fs::remove_file(place.join("data")).unwrap();
+    let error = Replica::open(&place).unwrap_err();
+    assert!(matches!(&error, VolumeError::Damaged { .. }) && error.to_string().contains("it is missing"), "{error}");
+    assert!(!place.join("data").exists(), "it is not made anew");
+    // Its description went first, and a new one comes in its place.
+    std::fs::remove_file(place.join("meta")).unwrap();
+    written(&make());
+    std::fs::remove_file(place.join("meta")).unwrap();
+    let replica = make();
+    assert_eq!(replica.stamp_runs().unwrap(), []);
+    replica.become_primary(Lineage(1), Generation(1)).unwrap();
+    assert_eq!(replica.stamp_runs().unwrap(), [], "its owner has the same number as the one before");
+    let mut read = vec![1; BLOCK as usize];
+    replica.read(0, &mut read).unwrap();
+    assert!(read.iter().all(|byte| *byte == 0));
 }

@@ -12,7 +12,8 @@
 //!
 //! Only blocks whose stamps are equal are compared: where they differ one holder is behind, and will be brought what it lacks. A
 //! primary leaves out what it wrote in the epoch of now, and what a mirror may have passed on before the guest wrote it again:
-//! there, equal stamps prove nothing ([`Replica::settled_stamp`]).
+//! there, equal stamps prove nothing ([`Replica::settled_stamp`]). That is counted: after a claim it is the whole volume, until a mirror or a pre-cache
+//! has compared it.
 //!
 //! # Which one is rotten?
 //!
@@ -40,13 +41,15 @@
 use crate::blocks::BLOCK;
 use crate::error::{VolumeError, io_error};
 use crate::file::{Disk, Medium};
-use crate::replica::{Replica, is_zero};
+use crate::replica::{Replica, give_way, is_zero};
 use crate::stamp::Stamp;
+use crate::stamps::{REGION, WINDOW, nobodys};
 use godwit_units::VolumeId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::Path;
+use std::time::Instant;
 
 /// Blocks of an extent: 1 MiB, which a disk reads in one go.
 pub const EXTENT: u64 = 256;
@@ -122,6 +125,15 @@ pub struct BlockDigest {
     pub contents: Option<Digest>,
 }
 
+/// What this holder has of an extent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// The blocks that can be compared.
+    pub blocks: Vec<BlockDigest>,
+    /// Those that were written, and of which equal stamps would prove nothing.
+    pub unproven: Vec<u64>,
+}
+
 /// What one holder has of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtentDigest {
@@ -165,29 +177,42 @@ impl Replica {
     /// # Errors
     /// When the medium fails, or not all of the volume is here.
     pub fn settled_stamp(&self, block: u64) -> Result<Option<Stamp>, VolumeError> {
+        Ok(self.stamp_and_proof(block)?.and_then(|(stamp, proves)| proves.then_some(stamp)))
+    }
+
+    /// The stamp of a block, and whether it proves what its contents are.
+    fn stamp_and_proof(&self, block: u64) -> Result<Option<(Stamp, bool)>, VolumeError> {
         let mut inner = self.lock();
         inner.refuse_shadow()?;
         if inner.meta.redo {
             return Err(inner.journal_waits());
         }
         let entry = inner.stamps.get(block).map_err(self.io("read the stamps of"))?;
-        let proves = !inner.meta.primary || (entry < inner.entry() && entry < inner.meta.unsure);
-        Ok(inner.stamp_of(entry).filter(|_| proves))
+        let settled = !inner.meta.primary || (entry < inner.entry() && entry < inner.meta.unsure);
+        let proves = settled && entry != nobodys(entry);
+        Ok(inner.stamp_of(entry).map(|stamp| (stamp, proves)))
     }
 
-    /// The extents in which anything was written, from one on, and at most so many.
+    /// The extents in which anything was written, from one on, and at most so many. The table is read from there on, and no further than is
+    /// needed; a guest's write waits for a window of it at the most.
     ///
     /// # Errors
     /// When the medium fails.
     pub fn written_extents(&self, from: u64, most: usize) -> Result<Vec<u64>, VolumeError> {
+        let blocks = self.size().0 / BLOCK;
+        let mut at = from.saturating_mul(EXTENT);
         let mut found: Vec<u64> = vec![];
-        for (run, _) in self.stamp_runs()? {
-            let first = (run.start / EXTENT).max(from).max(found.last().map_or(0, |last| last + 1));
-            let free = most - found.len();
-            found.extend((first..run.end.div_ceil(EXTENT)).take(free));
-            if found.len() == most {
-                break;
+        while at < blocks && found.len() < most {
+            let end = blocks.min(at + WINDOW * REGION);
+            let began = Instant::now();
+            let written = self.lock().stamps.written(at..end).map_err(self.io("read the stamps of"))?;
+            for run in written {
+                let first = (run.start / EXTENT).max(found.last().map_or(0, |last| last + 1));
+                let free = most - found.len();
+                found.extend((first..run.end.div_ceil(EXTENT)).take(free));
             }
+            at = end;
+            give_way(began);
         }
         Ok(found)
     }
@@ -195,31 +220,40 @@ impl Replica {
     /// The digests of an extent's blocks that can be compared, as they lie on the disk.
     ///
     /// # Errors
-    /// When it lies outside, or the stamps cannot be read. A block that cannot be read is no error: it is what is being looked for.
+    /// Those of [`Replica::look_at`].
     pub fn digest_extent(&self, volume: VolumeId, extent: u64) -> Result<Vec<BlockDigest>, VolumeError> {
+        Ok(self.look_at(volume, extent)?.blocks)
+    }
+
+    /// The same, and which blocks cannot be compared.
+    ///
+    /// # Errors
+    /// When it lies outside, or the stamps cannot be read. A block that cannot be read is no error: it is what is being looked for.
+    pub fn look_at(&self, volume: VolumeId, extent: u64) -> Result<Looked, VolumeError> {
         let last = self.size().0 / BLOCK;
         let blocks = extent.saturating_mul(EXTENT)..extent.saturating_add(1).saturating_mul(EXTENT).min(last);
         if blocks.is_empty() {
             return Err(VolumeError::Range(format!("extent {extent} lies outside of the volume")));
         }
-        let mut before = vec![];
-        for block in blocks.clone() {
-            if let Some(stamp) = self.settled_stamp(block)? {
-                before.push((block, stamp));
+        let (mut before, mut found) = (vec![], Looked::default());
+        for block in blocks {
+            match self.stamp_and_proof(block)? {
+                Some((stamp, true)) => before.push((block, stamp)),
+                Some((_, false)) => found.unproven.push(block),
+                None => {}
             }
         }
-        let (Some(first), Some(end)) = (before.first(), before.last()) else { return Ok(vec![]) };
+        let (Some(first), Some(end)) = (before.first(), before.last()) else { return Ok(found) };
         let span = first.0..end.0 + 1;
         let (mut buffer, at) = aligned(((span.end - span.start) * BLOCK) as usize);
         let bytes = &mut buffer[at];
         let whole = self.data.read_past_cache(span.start * BLOCK, bytes).is_ok();
-        let mut found = vec![];
         for (block, stamp) in before {
             let within = ((block - span.start) * BLOCK) as usize;
             let contents = &mut bytes[within..within + BLOCK as usize];
             let read = whole || self.data.read_past_cache(block * BLOCK, contents).is_ok();
             let same = self.settled_stamp(block)? == Some(stamp);
-            found.push(BlockDigest {
+            found.blocks.push(BlockDigest {
                 block,
                 stamp: same.then_some(stamp),
                 contents: read.then(|| digest(volume, contents)),
@@ -379,8 +413,8 @@ pub enum Ask {
 pub enum Answer {
     /// To [`Ask::Extents`], in that order; from another holder.
     Extents(Vec<ExtentDigest>),
-    /// The same from here, with what they are made of.
-    Here(Vec<Vec<BlockDigest>>),
+    /// The same from here: what they are made of.
+    Here(Vec<Looked>),
     /// To [`Ask::Blocks`].
     Blocks(Vec<BlockDigest>),
     /// It cannot be asked: it is left out from now on.
@@ -490,20 +524,40 @@ pub struct Totals {
     pub alike: u64,
     /// Blocks of here that no other holder has with the same stamp: lag. Without a record nothing is known of them.
     pub behind: u64,
-    /// Blocks that were written each time they were looked at.
+    /// Blocks that could not be compared: they were written each time they were looked at, or their stamps prove nothing ([`Looked::unproven`]).
     pub unsettled: u64,
+}
+
+impl std::ops::AddAssign for Totals {
+    fn add_assign(&mut self, other: Self) {
+        self.alike += other.alike;
+        self.behind += other.behind;
+        self.unsettled += other.unsettled;
+    }
+}
+
+/// An extent in which something differs.
+#[derive(Debug)]
+struct Differing {
+    extent: u64,
+    /// How often it was looked at.
+    looks: u32,
+    /// What was suspect the last time.
+    suspected: BTreeMap<u64, Finding>,
+    /// Those of here that could not be compared when it was asked for.
+    unproven: Vec<u64>,
 }
 
 /// The machine that compares. It asks all holders the same, and judges what they answer.
 #[derive(Debug)]
 pub struct Scrub {
     left: VecDeque<u64>,
-    /// Extents that differ, how often each was looked at, and what was suspect the last time.
-    blocks: VecDeque<(u64, u32, BTreeMap<u64, Finding>)>,
+    blocks: VecDeque<Differing>,
     asked: Option<Ask>,
     answers: Vec<Option<Answer>>,
     out: BTreeSet<Holder>,
-    totals: Totals,
+    /// By extent.
+    totals: BTreeMap<u64, Totals>,
     agreed: Vec<BlockDigest>,
     findings: Vec<Finding>,
     #[cfg(test)]
@@ -523,7 +577,7 @@ impl Scrub {
             asked: None,
             answers: vec![None; holders],
             out: BTreeSet::new(),
-            totals: Totals::default(),
+            totals: BTreeMap::new(),
             agreed: vec![],
             findings: vec![],
             #[cfg(test)]
@@ -535,7 +589,7 @@ impl Scrub {
     pub fn poll(&mut self) -> Option<Ask> {
         if self.asked.is_none() {
             self.asked = match self.blocks.front() {
-                Some((extent, ..)) => Some(Ask::Blocks(*extent)),
+                Some(differing) => Some(Ask::Blocks(differing.extent)),
                 None if self.left.is_empty() => None,
                 None => Some(Ask::Extents(self.left.drain(..self.left.len().min(MOST_EXTENTS)).collect())),
             };
@@ -587,7 +641,7 @@ impl Scrub {
         let Some(Some(Answer::Here(here))) = answers.next() else { return };
         let others: Vec<Vec<ExtentDigest>> =
             answers.filter_map(|a| if let Some(Answer::Extents(extents)) = a { Some(extents) } else { None }).collect();
-        for (i, (extent, blocks)) in extents.iter().zip(here).enumerate() {
+        for (i, (extent, Looked { blocks, unproven })) in extents.iter().zip(here).enumerate() {
             let ours = ExtentDigest::of(&blocks);
             let alike = ours.contents.is_some()
                 && blocks.iter().all(|b| b.stamp.is_some())
@@ -596,17 +650,18 @@ impl Scrub {
             // What all agree about may still not be what they agreed about before.
             let as_recorded =
                 |b: &BlockDigest| b.stamp.and_then(|s| record(b.block, s)).is_none_or(|r| Some(r) == b.contents);
-            if alike && blocks.iter().all(as_recorded) {
-                self.totals.alike += blocks.len() as u64;
+            if blocks.is_empty() || (alike && blocks.iter().all(as_recorded)) {
+                let (alike, unsettled) = (blocks.len() as u64, unproven.len() as u64);
+                *self.totals.entry(*extent).or_default() += Totals { alike, behind: 0, unsettled };
                 self.agreed.extend(blocks);
-            } else if !blocks.is_empty() {
-                self.blocks.push_back((*extent, 0, BTreeMap::new()));
+            } else {
+                self.blocks.push_back(Differing { extent: *extent, looks: 0, suspected: BTreeMap::new(), unproven });
             }
         }
     }
 
     fn looked(&mut self, answers: Vec<Option<Answer>>, record: Record<'_>) {
-        let Some((extent, looks, suspected)) = self.blocks.pop_front() else { return };
+        let Some(at) = self.blocks.pop_front() else { return };
         let by_holder: Vec<BTreeMap<u64, BlockDigest>> = answers
             .into_iter()
             .map(|a| {
@@ -619,8 +674,11 @@ impl Scrub {
             .collect();
         let blocks: BTreeSet<u64> = by_holder.iter().flat_map(|of| of.keys().copied()).collect();
         let (mut totals, mut agreed, mut suspects) = (Totals::default(), vec![], BTreeMap::new());
+        // Those that are not counted as anything else.
+        let mut unproven: BTreeSet<u64> = at.unproven.iter().copied().collect();
         for block in blocks {
             let copies: Vec<Option<BlockDigest>> = by_holder.iter().map(|of| of.get(&block).copied()).collect();
+            let was_unproven = unproven.remove(&block);
             if copies.iter().flatten().any(|c| c.stamp.is_none()) {
                 totals.unsettled += 1;
                 continue;
@@ -641,6 +699,9 @@ impl Scrub {
                 if group.len() > 1 {
                     totals.alike += 1;
                     agreed.push(BlockDigest { block, stamp: Some(stamp), contents: group[0].1 });
+                } else if was_unproven && copies[0].is_none() {
+                    // What another one has of it says nothing of what is here.
+                    unproven.insert(block);
                 } else {
                     totals.behind += 1;
                 }
@@ -660,12 +721,12 @@ impl Scrub {
             }
             suspects.insert(block, Finding { block, stamp, copies: all, settled });
         }
-        let looks = looks + 1;
-        let confirmed = suspects.iter().all(|(block, finding)| suspected.get(block) == Some(finding));
+        let looks = at.looks + 1;
+        let confirmed = suspects.iter().all(|(block, finding)| at.suspected.get(block) == Some(finding));
         #[cfg(test)]
         let confirmed = confirmed || self.believes_at_once;
         if looks < LOOKS && (totals.unsettled > 0 || !confirmed) {
-            self.blocks.push_front((extent, looks, suspects));
+            self.blocks.push_front(Differing { looks, suspected: suspects, ..at });
             return;
         }
         for (block, finding) in suspects {
@@ -673,22 +734,35 @@ impl Scrub {
             let at_once = self.believes_at_once;
             #[cfg(not(test))]
             let at_once = false;
-            if at_once || suspected.get(&block) == Some(&finding) {
+            if at_once || at.suspected.get(&block) == Some(&finding) {
                 self.findings.push(finding);
             } else {
                 totals.unsettled += 1;
             }
         }
-        self.totals.alike += totals.alike;
-        self.totals.behind += totals.behind;
-        self.totals.unsettled += totals.unsettled;
+        totals.unsettled += unproven.len() as u64;
+        *self.totals.entry(at.extent).or_default() += totals;
         self.agreed.extend(agreed);
+    }
+
+    /// The first extent that is not compared yet, between a question's last answer and the next question: for whoever has no more time.
+    #[must_use]
+    pub fn first_left(&self) -> Option<u64> {
+        self.blocks.front().map(|differing| differing.extent).or_else(|| self.left.front().copied())
     }
 
     /// What has been compared so far.
     #[must_use]
-    pub const fn totals(&self) -> Totals {
-        self.totals
+    pub fn totals(&self) -> Totals {
+        self.totals_before(u64::MAX)
+    }
+
+    /// The same, of the extents before this one.
+    #[must_use]
+    pub fn totals_before(&self, extent: u64) -> Totals {
+        let mut all = Totals::default();
+        self.totals.range(..extent).for_each(|(_, of)| all += *of);
+        all
     }
 
     /// Blocks about which all agreed, since the last time: to be written down.

@@ -70,6 +70,17 @@ impl World {
         Attested::open(&self.folder.path().join("0"), VOLUME).unwrap()
     }
 
+    fn answer(&self, holder: usize, ask: &Ask) -> Answer {
+        let look = |extent: &u64| self.holders[holder].look_at(VOLUME, *extent).unwrap();
+        match ask {
+            Ask::Extents(extents) if holder == 0 => Answer::Here(extents.iter().map(look).collect()),
+            Ask::Extents(extents) => {
+                Answer::Extents(extents.iter().map(|extent| ExtentDigest::of(&look(extent).blocks)).collect())
+            }
+            Ask::Blocks(extent) => Answer::Blocks(look(extent).blocks),
+        }
+    }
+
     /// A whole scrub; `meanwhile` is called between any two answers.
     fn scrub(&mut self, mut meanwhile: impl FnMut(&mut Self)) -> (Vec<Finding>, Totals) {
         let extents = self.holders[0].written_extents(0, usize::MAX).unwrap();
@@ -77,15 +88,7 @@ impl World {
         let record = self.record();
         while let Some(ask) = machine.poll() {
             for holder in 0..self.holders.len() {
-                let replica = &self.holders[holder];
-                let of = |extent: &u64| replica.digest_extent(VOLUME, *extent).unwrap();
-                let answer = match &ask {
-                    Ask::Extents(extents) if holder == 0 => Answer::Here(extents.iter().map(of).collect()),
-                    Ask::Extents(extents) => {
-                        Answer::Extents(extents.iter().map(|e| ExtentDigest::of(&of(e))).collect())
-                    }
-                    Ask::Blocks(extent) => Answer::Blocks(of(extent)),
-                };
+                let answer = self.answer(holder, &ask);
                 machine.answered(holder, answer, &|block, stamp| record.get(block, stamp));
                 meanwhile(self);
             }
@@ -265,12 +268,12 @@ fn hooked(folder: &Path) -> (Arc<Replica>, Arc<Hook>) {
     let open = |name: &str, size: u64| Box::new(Disk::open(&folder.join(name), size).unwrap());
     let media = Media {
         data: Box::new(Hooked(Disk::open(&folder.join("data"), size.0).unwrap(), hook.clone())),
-        stamps: open("stamps", crate::REGION * 8),
+        stamps: open("stamps", REGION * 8),
         hot: open("hot", 1),
-        words: open("words", crate::REGION * 8),
+        words: open("words", REGION * 8),
         power: "one".into(),
         description: Box::new(SlottedFile(folder.join("meta"))),
-        region: crate::REGION,
+        region: REGION,
     };
     let (replica, _) = Replica::open_on(folder, media).unwrap();
     replica.become_primary(Lineage::FIRST, Generation::FIRST).unwrap();
@@ -339,7 +342,10 @@ fn rot_is_believed_when_two_looks_say_the_same() {
         let mut looks = 0;
         while let Some(ask) = machine.poll() {
             let (here, there) = match ask {
-                Ask::Extents(_) => (Answer::Here(vec![vec![of(1)]]), Answer::Extents(vec![ExtentDigest::of(&[of(2)])])),
+                Ask::Extents(_) => {
+                    let here = Looked { blocks: vec![of(1)], unproven: vec![] };
+                    (Answer::Here(vec![here]), Answer::Extents(vec![ExtentDigest::of(&[of(2)])]))
+                }
                 Ask::Blocks(_) => {
                     looks += 1;
                     (Answer::Blocks(vec![of(1)]), Answer::Blocks(vec![of(if looks == 1 { 2 } else { second })]))
@@ -355,13 +361,97 @@ fn rot_is_believed_when_two_looks_say_the_same() {
 }
 
 #[test]
+fn what_is_written_and_cannot_be_compared_is_counted_once() {
+    let mut world = World::new(3);
+    let all = EXTENT + 20;
+    for block in 0..all {
+        world.write(block, vec![1; BLOCK as usize]);
+    }
+    let totals = |alike, behind, unsettled| Totals { alike, behind, unsettled };
+    assert_eq!(world.scrub(|_| {}), (vec![], totals(0, 0, all)), "of an epoch that has not ended");
+    world.bring_all();
+    assert_eq!(world.scrub(|_| {}), (vec![], totals(all, 0, 0)));
+    // What one of the others still has of a block that was written since is no lag of the rest.
+    world.write(3, vec![2; BLOCK as usize]);
+    world.holders[2].forget(3..4).unwrap();
+    assert_eq!(world.scrub(|_| {}), (vec![], totals(all - 1, 0, 1)));
+    // Another one is promoted: it cannot say of any block that the same stamp means the same contents.
+    world.holders.swap(0, 1);
+    world.holders[0].become_primary(Lineage(Lineage::FIRST.0 + 1), Generation::FIRST).unwrap();
+    assert_eq!(world.scrub(|_| {}), (vec![], totals(0, 0, all)));
+}
+
+#[test]
+fn what_nobody_can_trust_here_is_not_compared() {
+    let mut world = World::new(2);
+    world.write(5, vec![1; BLOCK as usize]);
+    world.bring_all();
+    let stamp = world.holders[0].settled_stamp(5).unwrap().unwrap();
+    let nobodys = Stamp { epoch: godwit_units::Epoch(0), ..stamp };
+    world.holders[1].apply(5, nobodys, Contents::Data(&[9; BLOCK as usize])).unwrap();
+    let of = &world.holders[1];
+    assert_eq!((of.stamp(5).unwrap(), of.settled_stamp(5).unwrap()), (Some(nobodys), None));
+    assert_eq!(world.scrub(|_| {}), (vec![], Totals { alike: 0, behind: 1, unsettled: 0 }));
+}
+
+#[test]
+fn who_ends_in_the_middle_knows_what_is_done_and_what_is_left() {
+    let mut world = World::new(2);
+    for block in 0..3 * EXTENT {
+        world.write(block, vec![1; BLOCK as usize]);
+    }
+    world.bring_all();
+    world.rot(1, EXTENT + 5);
+    let mut machine = Scrub::new(vec![0, 1, 2], 2);
+    assert_eq!(machine.first_left(), Some(0));
+    let mut left = vec![];
+    while let Some(ask) = machine.poll() {
+        for holder in 0..2 {
+            machine.answered(holder, world.answer(holder, &ask), &|_, _| None);
+        }
+        left.push(machine.first_left());
+        assert_eq!(machine.totals_before(1).alike, EXTENT);
+    }
+    // The second one is looked at twice.
+    assert_eq!(left, [Some(1), Some(1), None]);
+    assert_eq!((machine.totals_before(2).alike, machine.totals().alike), (2 * EXTENT - 1, 3 * EXTENT - 1));
+}
+
+#[test]
+fn extents_that_are_written_are_found_from_any_place_on_and_no_more_of_the_table_is_read_than_that_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("volume");
+    let replica = Replica::create(&path, VOLUME, Bytes(4 << 30)).unwrap();
+    replica.become_primary(Lineage::FIRST, Generation::FIRST).unwrap();
+    // Windows of 1024 extents, wherever they begin.
+    let written: Vec<u64> = (0..400).step_by(4).chain([1022, 1023, 1024, 2047, 4095]).collect();
+    for extent in &written {
+        replica.write(extent * EXTENT * BLOCK, &[1; 512]).unwrap();
+    }
+    // Across two extents, and the end of a window.
+    replica.write(1535 * EXTENT * BLOCK, &vec![1; 2 * (EXTENT * BLOCK) as usize]).unwrap();
+    let written: BTreeSet<u64> = written.into_iter().chain([1535, 1536]).collect();
+    for from in [0, 1, 396, 397, 511, 512, 1023, 1024, 1535, 1536, 1537, 2048, 4095, 4096, u64::MAX] {
+        for most in [0, 1, 2, 5, usize::MAX] {
+            let expected: Vec<u64> = written.range(from..).copied().take(most).collect();
+            assert_eq!(replica.written_extents(from, most).unwrap(), expected, "{most} from {from}");
+        }
+    }
+    replica.close().unwrap();
+    let (replica, _) = Replica::open(&path).unwrap();
+    assert_eq!(replica.written_extents(3000, 1).unwrap(), [4095]);
+    let in_memory = replica.lock().stamps.in_memory();
+    assert!(in_memory < 50, "{in_memory} regions were read for one");
+}
+
+#[test]
 fn a_holder_that_answers_what_cannot_be_is_left_out() {
     let mut machine = Scrub::new(vec![0, 1], 3);
     assert_eq!(machine.poll(), Some(Ask::Extents(vec![0, 1])));
     machine.answered(1, Answer::Extents(vec![]), &|_, _| None);
     machine.answered(2, Answer::Failed, &|_, _| None);
     assert!(machine.is_out(1) && machine.is_out(2));
-    machine.answered(0, Answer::Here(vec![vec![], vec![]]), &|_, _| None);
+    machine.answered(0, Answer::Here(vec![Looked::default(), Looked::default()]), &|_, _| None);
     assert_eq!(machine.poll(), None);
 }
 

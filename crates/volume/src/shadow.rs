@@ -476,16 +476,23 @@ impl Replica {
         stored
     }
 
-    /// How much is not here.
+    /// How much is not here. Of a whole volume this is told without the lock, which is held for as long as a write or a sync takes: whoever asks
+    /// for a volume's state may not wait for that.
     #[must_use]
     pub fn absent(&self) -> Bytes {
+        if !self.is_partial() {
+            return Bytes(0);
+        }
         let inner = self.lock();
         Bytes(if inner.is_shadow() { inner.shadow.absent * BLOCK } else { 0 })
     }
 
-    /// Everybody who has something that is not durably here.
+    /// Everybody who has something that is not durably here; told as [`Replica::absent`] is.
     #[must_use]
     pub fn holders(&self) -> Vec<Holder> {
+        if !self.is_partial() {
+            return vec![];
+        }
         let inner = self.lock();
         if !inner.is_shadow() {
             return vec![];

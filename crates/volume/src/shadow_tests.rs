@@ -204,6 +204,20 @@ fn a_read_that_takes_no_lock_finds_nothing_of_what_is_absent_and_all_of_what_has
 }
 
 #[test]
+fn what_a_whole_volume_lacks_is_told_while_somebody_writes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (from, to) = of_sevens(folder.path(), 4);
+    assert_eq!((to.absent(), to.holders()), (Bytes(4 * BLOCK), vec![Holder("source".into())]));
+    fetch(&from, &to, 0..4);
+    assert_eq!((to.absent(), to.holders()), (Bytes(0), vec![Holder("source".into())]), "it has come, but not durably");
+    assert!(to.end_wants().expect("settles"));
+    for whole in [&from, &to] {
+        let _a_write = whole.lock();
+        assert_eq!((whole.absent(), whole.holders()), (Bytes(0), vec![]));
+    }
+}
+
+#[test]
 fn something_may_be_absent_from_the_grant_on_also_after_a_restart_and_not_at_a_secondary() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_from, to) = of_sevens(folder.path(), 4);

@@ -11,11 +11,18 @@ use std::sync::Arc;
 
 /// Blocks of a region: 4 MiB of disk, two pages of table.
 pub const REGION: u64 = 1024;
+/// Regions that are looked at under one lock, where many are: 1 GiB of disk, and a guest's write waits for 2 MiB of table to be read.
+pub(crate) const WINDOW: u64 = 256;
 const ENTRY: u64 = 8;
 
 /// A block's entry, not 0: owner's index and epoch.
 pub(crate) const fn entry(owner: u32, epoch: u32) -> u64 {
     ((owner as u64) << 32) | epoch as u64
+}
+
+/// The entry of what no replica holds but one where a write has failed: its owner's, in an epoch before all others, since each opening begins one.
+pub(crate) const fn nobodys(entry: u64) -> u64 {
+    entry & !0xffff_ffff
 }
 
 #[derive(Debug)]
@@ -38,11 +45,15 @@ pub(crate) struct Stamps {
     /// Blocks of a region.
     pub region: u64,
     chunks: BTreeMap<u64, Chunk>,
+    /// Regions whose entries are counted ([`Stamps::count_on`]), from the first one on.
+    counted: u64,
+    /// How many entries of those are not 0.
+    written: u64,
 }
 
 impl Stamps {
     pub fn new(medium: Box<dyn Medium>, blocks: u64, region: u64) -> Self {
-        Self { medium: medium.into(), blocks, region, chunks: BTreeMap::new() }
+        Self { medium: medium.into(), blocks, region, chunks: BTreeMap::new(), counted: 0, written: 0 }
     }
 
     fn chunk(&mut self, region: u64) -> io::Result<&mut Chunk> {
@@ -70,12 +81,50 @@ impl Stamps {
         while at < blocks.end {
             let (region, within) = (at / each, at % each);
             let end = blocks.end.min((region + 1) * each);
+            let counted = region < self.counted;
             let chunk = self.chunk(region)?;
-            chunk.entries[within as usize..(within + end - at) as usize].fill(entry);
+            let entries = &mut chunk.entries[within as usize..(within + end - at) as usize];
+            let before = if counted { entries.iter().filter(|e| **e != 0).count() as u64 } else { 0 };
+            entries.fill(entry);
             chunk.dirty = true;
+            if counted {
+                self.written = self.written - before + if entry == 0 { 0 } else { end - at };
+            }
             at = end;
         }
         Ok(())
+    }
+
+    /// These blocks are not what their entries say any more, as far as they have any: they become [`nobodys`].
+    pub fn doubt(&mut self, blocks: Range<u64>) -> io::Result<()> {
+        for block in blocks {
+            let entry = self.get(block)?;
+            if entry != 0 {
+                self.set(block..block + 1, nobodys(entry))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the entries that are not 0, in so many regions more; how many there are, once all are counted. It reads each region once and keeps
+    /// none in memory; from then on [`Stamps::set`] keeps the figure right.
+    pub fn count_on(&mut self, regions: u64) -> io::Result<Option<u64>> {
+        let (all, each) = (self.blocks.div_ceil(self.region), self.region * ENTRY);
+        if self.counted < all {
+            let end = all.min(self.counted.saturating_add(regions));
+            let (mut found, mut bytes) = (0, vec![0; each as usize]);
+            for region in self.perhaps_written(self.counted..end)? {
+                found += match self.chunks.get(&region) {
+                    Some(chunk) => chunk.entries.iter().filter(|e| **e != 0).count(),
+                    None => {
+                        self.medium.read(region * each, &mut bytes)?;
+                        bytes.as_chunks::<8>().0.iter().filter(|e| **e != [0; 8]).count()
+                    }
+                };
+            }
+            (self.counted, self.written) = (end, self.written + found as u64);
+        }
+        Ok((self.counted == all).then_some(self.written))
     }
 
     /// Gives every block whose entry is at least `from` another one; whether there was any.
@@ -137,6 +186,7 @@ impl Stamps {
     /// Every entry becomes 0, durably.
     pub fn clear(&mut self) -> io::Result<()> {
         self.chunks.clear();
+        (self.counted, self.written) = (0, 0);
         self.medium.punch(0, self.blocks.div_ceil(self.region) * self.region * ENTRY)?;
         self.medium.sync()
     }
@@ -170,20 +220,8 @@ impl Stamps {
 
     /// The blocks of a range whose entry is not 0, as runs in order. What was never written takes no memory.
     pub fn written(&mut self, blocks: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-        let each = self.region * ENTRY;
-        let (first, last) = (blocks.start / self.region, blocks.end.div_ceil(self.region));
-        let (mut at, mut regions) = (first * each, vec![]);
-        for (length, hole) in self.medium.extents(at, (last - first) * each)? {
-            if !hole {
-                regions.extend(at / each..(at + length).div_ceil(each));
-            }
-            at += length;
-        }
-        regions.extend(self.chunks.range(first..last).map(|(region, _)| *region));
-        regions.sort_unstable();
-        regions.dedup();
         let mut runs: Vec<Range<u64>> = vec![];
-        for region in regions {
+        for region in self.perhaps_written(blocks.start / self.region..blocks.end.div_ceil(self.region))? {
             let start = region * self.region;
             let chunk = self.chunk(region)?;
             for (block, _) in (start..).zip(chunk.entries.iter()).filter(|(_, entry)| **entry != 0) {
@@ -195,6 +233,22 @@ impl Stamps {
             }
         }
         Ok(runs)
+    }
+
+    /// Those of these regions that may have an entry that is not 0, in order.
+    fn perhaps_written(&self, regions: Range<u64>) -> io::Result<Vec<u64>> {
+        let each = self.region * ENTRY;
+        let (mut at, mut found) = (regions.start * each, vec![]);
+        for (length, hole) in self.medium.extents(at, (regions.end - regions.start) * each)? {
+            if !hole {
+                found.extend(at / each..(at + length).div_ceil(each));
+            }
+            at += length;
+        }
+        found.extend(self.chunks.range(regions).map(|(region, _)| *region));
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
     }
 
     /// Chunks in memory.

@@ -19,16 +19,21 @@ struct Syncs {
     failed: bool,
 }
 
-/// One that is used by several threads.
+/// A medium that is used by several threads, and is otherwise what it was.
+///
+/// One sync runs at a time, and after one that failed each [`Medium::sync`] fails, with words of its own, until the medium is opened again:
+/// what is to be durable is synced through one of these, and through nothing beside it.
 #[derive(Debug)]
-pub(crate) struct Synced {
+pub struct Synced {
     medium: Box<dyn Medium>,
     syncs: Mutex<Syncs>,
     changed: Condvar,
 }
 
 impl Synced {
-    pub(crate) fn new(medium: Box<dyn Medium>) -> Self {
+    /// None of its syncs has failed yet: it has just been opened.
+    #[must_use]
+    pub fn new(medium: Box<dyn Medium>) -> Self {
         Self { medium, syncs: Mutex::default(), changed: Condvar::new() }
     }
 
@@ -85,7 +90,7 @@ impl Medium for Synced {
         loop {
             if syncs.failed {
                 return Err(io::Error::other(
-                    "a sync has failed, and what was written before it may be lost: see to the disk, and start the node again",
+                    "a sync has failed, and what was written before it may be lost: see to the disk, and open it again",
                 ));
             }
             if syncs.ended >= wanted {

@@ -69,6 +69,8 @@ pub struct Node {
     pub refuse_begin: Option<ApiError>,
     pub refuse_gateway: bool,
     pub certificate_ends: Option<u64>,
+    /// The VM of which checks, and orders to promote, are heard and not answered yet.
+    pub held: Option<Name>,
     /// What it is to keep up, as it was told last.
     pub precaches: Vec<godwit_api::precache::PrecacheOrder>,
     /// Orders for moves and cancels, limits, monitors as they came.
@@ -287,11 +289,20 @@ impl Fake {
         })
     }
 
+    /// Waits for as long as it is held.
+    async fn hold(&self, vm: &Name) {
+        while self.with(|n| n.held.as_ref() == Some(vm)) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     async fn promote(
         State(f): State<Self>,
         Path(id): Path<u64>,
         Json(order): Json<PromoteVm>,
     ) -> Answer<LocalPromotion> {
+        f.with(|n| n.heard.push(format!("promote {id}")));
+        f.hold(&order.definition.name).await;
         let image = |volume: &VolumeId| LocalImage { volume: *volume, epoch: "1.1".into(), epoch_unix_ms: 1 };
         let images = order.definition.volumes.iter().map(image).collect();
         if !order.dry_run {
@@ -319,7 +330,10 @@ impl Fake {
         there.map(|blockers| Json(CheckReport { blockers })).ok_or(unknown("VM"))
     }
 
-    async fn check(State(f): State<Self>, Json(_): Json<CheckVm>) -> Answer<CheckReport> {
+    async fn check(State(f): State<Self>, Json(check): Json<CheckVm>) -> Answer<CheckReport> {
+        let vm = &check.definition.name;
+        f.with(|n| n.heard.push(format!("check {vm}")));
+        f.hold(vm).await;
         Ok(Json(CheckReport { blockers: f.with(|n| n.blockers.clone()) }))
     }
 
