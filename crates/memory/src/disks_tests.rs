@@ -494,7 +494,7 @@ fn wrong_references_over_a_long_way_are_given_up_before_they_are_many() {
         let encoder = encoder(Resends::Keep).with_disks(Seen::of(&Disk::noise(4000)));
         let mut pair = Pair::new(encoder, Decoder::new(LIMITS).unwrap());
         let (stall, elapsed) = (Duration::from_millis(round_trip), Duration::from_millis(elapsed));
-        pair.answers_all_with(&raw, |encoder| encoder.stalls_take(stall, elapsed)).missing_pages / 8
+        pair.answers_all_with(&raw, |encoder| encoder.stalls_take(stall, elapsed)).missing_pages.div_ceil(8)
     };
     // Half a second at first; then a quarter of the time.
     assert_eq!((missing(100, 0), missing(100, 2_000)), (6, 11));

@@ -294,7 +294,7 @@ mod tests {
             (1..).find(|n| judge.round(&ms(*n)).is_some()).unwrap_or(0)
         };
         assert_eq!(after(&|n| [5000, 900, 200, 20][(n - 1).min(3)]), 4);
-        assert_eq!(after(&|_| 500), 5);
+        assert_eq!(after(&|_| 500), 3);
         assert_eq!(after(&|n| 100_000 / n as u64), 30);
         assert_eq!(after(&|n| 1000 + n as u64 * 100), 8);
     }
