@@ -134,28 +134,26 @@ pub async fn serve(
 /// VM that is elsewhere by now is told so at once.
 async fn refresh(controller: Arc<Controller>) {
     loop {
-        if let Err(error) = vms::refresh(&controller).await {
-            tracing::error!(%error, "cannot look after the records");
-        }
         tokio::time::sleep(REFRESH).await;
+        looked_after(vms::refresh(&controller).await);
+    }
+}
+
+fn looked_after(result: Result<(), godwit_api::ApiError>) {
+    if let Err(error) = result {
+        tracing::error!(%error, "cannot look after the records");
     }
 }
 
 /// Keeps the records true, and finishes what was left half done.
 async fn tend(controller: Arc<Controller>) {
     // What the hosts say, before anything is taken for left over.
-    if let Err(error) = vms::refresh(&controller).await {
-        tracing::error!(%error, "cannot look after the records");
-    }
+    looked_after(vms::refresh(&controller).await);
     controller.spawn(refresh(Arc::clone(&controller)));
     loop {
-        let looked_after =
-            [vms::sweep(&controller).await, wires::sweep(&controller).await, orphans::sweep(&controller).await];
-        for result in looked_after {
-            if let Err(error) = result {
-                tracing::error!(%error, "cannot look after the records");
-            }
-        }
+        looked_after(vms::sweep(&controller).await);
+        looked_after(wires::sweep(&controller).await);
+        looked_after(orphans::sweep(&controller).await);
         if let Err(error) = precache::tend(&controller).await {
             tracing::error!(%error, "cannot look after pre-caches");
         }

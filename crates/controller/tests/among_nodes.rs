@@ -318,17 +318,22 @@ async fn a_cancel_outlives_the_controller_that_took_it() {
     world.until(mv.id, |m| m.progress.outcome == Outcome::Cancelled).await;
 }
 
-#[tokio::test]
-async fn a_controller_that_died_while_ordering_orders_again_under_the_same_number() {
-    let mut world = World::new().await;
-    world.web().await;
-    // The order arrives, and its answer is lost: the node says "unreachable" as if something in between had.
+/// An order arrives at its source, and its answer is lost, so that the controller does not know that it did: the node says "unreachable" as if
+/// something in between had. Whoever ordered has gone.
+async fn order_without_an_answer(world: &World) {
     let lost = ApiError::new(Problem::Unreachable, "lost on the way");
     world.fakes["ohio"].with(|n| n.refuse_begin = Some(lost));
     let api = world.api.clone();
     let ordering = tokio::spawn(async move { api.start_move(&to_host("texas")).await });
     world.until_node("ohio", |n| !n.heard.is_empty()).await;
     ordering.abort();
+}
+
+#[tokio::test]
+async fn a_controller_that_died_while_ordering_orders_again_under_the_same_number() {
+    let mut world = World::new().await;
+    world.web().await;
+    order_without_an_answer(&world).await;
     world.stop_controller().await;
     world.fakes["ohio"].with(|n| n.refuse_begin = None);
     world.start_controller().await;
@@ -342,13 +347,7 @@ async fn a_controller_that_died_while_ordering_orders_again_under_the_same_numbe
 async fn a_move_that_is_cancelled_before_a_new_controller_begins_it_is_ended_by_the_node_that_has_it() {
     let mut world = World::new().await;
     world.web().await;
-    // The order arrives, and its answer is lost: the controller does not know that it did.
-    let lost = ApiError::new(Problem::Unreachable, "lost on the way");
-    world.fakes["ohio"].with(|n| n.refuse_begin = Some(lost));
-    let api = world.api.clone();
-    let ordering = tokio::spawn(async move { api.start_move(&to_host("texas")).await });
-    world.until_node("ohio", |n| !n.heard.is_empty()).await;
-    ordering.abort();
+    order_without_an_answer(&world).await;
     let ohio = world.stop_node("ohio").await;
     world.say("ohio", MoveId(1), |_| {});
     world.api.cancel(MoveId(1)).await.unwrap();

@@ -810,12 +810,7 @@ impl Actor {
             return Err(ApiError::new(Problem::Conflict, format!("`{name}` is not off"))
                 .remedy(format!("`godwit vm stop {name}` first")));
         }
-        // There is one mark, and whoever ends takes it away: of two at once the VM would start on half of the other one.
-        if self.parts.importing.load(Ordering::Relaxed)
-            || self.parts.file().importing.is_some_and(|half| half != volume)
-        {
-            return Err(crate::image::may_start(&self.parts).err().unwrap_or_else(|| self.not_here()));
-        }
+        crate::image::may_import(&self.parts, volume)?;
         let noted = self.parts.change(|file| file.importing = Some(volume));
         noted.map_err(|e| ApiError::new(Problem::Failed, format!("cannot write down that `{name}` stays off: {e}")))?;
         self.parts.importing.store(true, Ordering::Relaxed);

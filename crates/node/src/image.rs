@@ -110,6 +110,23 @@ pub fn may_start(parts: &Parts) -> Result<(), ApiError> {
         .remedy(format!("`godwit volume import IMAGE --volume {volume}` again")))
 }
 
+/// Whether an image may be copied into a volume. There is one mark, and whoever ends takes it away: of two at once the VM would start on half of
+/// the other one.
+///
+/// # Errors
+/// One is being copied into a volume of the VM, or half of one was into another.
+pub fn may_import(parts: &Parts, volume: VolumeId) -> Result<(), ApiError> {
+    let under_way = parts.importing.load(Ordering::Relaxed);
+    if !under_way && parts.file().importing == Some(volume) {
+        return Ok(());
+    }
+    may_start(parts)?;
+    if under_way {
+        return Err(conflict(format!("an import into a volume of `{}` is just ending", parts.name)).remedy("ask again"));
+    }
+    Ok(())
+}
+
 /// The copy that is under way, or was the last.
 ///
 /// # Errors

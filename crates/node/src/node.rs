@@ -57,8 +57,6 @@ pub struct Node {
 
 /// How often a QEMU of which nothing is known is looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// What the folder of a VM is called that is being removed, before its number.
-const GONE: &str = "gone-";
 
 impl Node {
     pub(crate) const fn first_seen(&self) -> &FirstSeen {
@@ -318,9 +316,9 @@ impl Node {
         let mut ids = vec![];
         for entry in std::fs::read_dir(&folder).into_iter().flatten().filter_map(Result::ok) {
             let name = entry.file_name();
-            match name.to_str().map(|name| (name.parse().map(VmId), name.starts_with(GONE))) {
+            match name.to_str().map(|name| (name.parse().map(VmId), crate::store::was_going(name))) {
                 Some((Ok(id), _)) => ids.push(id),
-                Some((_, true)) => drop(std::fs::remove_dir_all(entry.path())),
+                Some((_, Some(_))) => drop(std::fs::remove_dir_all(entry.path())),
                 _ => {}
             }
         }
@@ -751,19 +749,14 @@ impl Node {
         }
         parts.set_disks(vec![]);
         // Under another name first: half a folder would be that of a VM that cannot be read.
-        let gone = parts.folder.with_file_name(format!("{GONE}{}", parts.id.0));
+        let gone = crate::store::gone(&parts.folder);
         let _ = std::fs::rename(&parts.folder, &gone);
         for folder in [&gone, &parts.folder, &parts.run] {
             let _ = std::fs::remove_dir_all(folder);
         }
         for volume in &parts.definition().volumes {
-            let folder = crate::spec::volume_folder(&self.config, *volume);
             // A pre-cache may have asked again meanwhile.
-            let removed = match self.precaches.put_away(*volume, folder.clone()).await {
-                Ok(()) => tokio::task::spawn_blocking(move || crate::store::remove(&folder)).await,
-                Err(error) => Ok(Err(error)),
-            };
-            if let Ok(Err(error)) = removed {
+            if let Err(error) = self.precaches.remove(*volume).await {
                 tracing::error!(
                     volume = volume.0,
                     error = format!("{error:#}"),

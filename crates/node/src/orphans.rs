@@ -16,7 +16,7 @@ use godwit_api::host::Ownership;
 use godwit_api::orphan::{Orphan, OrphanKind};
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Ledger, Record, VmId};
-use godwit_units::{Bytes, Generation, Lineage};
+use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use godwit_wire::{Vni, WireId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -184,12 +184,12 @@ fn allocated(folder: &Path) -> Bytes {
     Bytes(files.filter_map(|file| Some(file.metadata().ok()?.blocks() * 512)).sum())
 }
 
-async fn removed(folder: std::path::PathBuf) -> anyhow::Result<()> {
-    let removing = tokio::task::spawn_blocking(move || crate::store::remove(&folder));
-    removing.await.context("removing a replica ended in a bug of the node").and_then(|result| result)
-}
-
 impl Node {
+    async fn remove_replica(&self, number: &str) -> anyhow::Result<()> {
+        let volume = VolumeId(number.parse().context("it has no number")?);
+        self.precaches().remove(volume).await
+    }
+
     async fn look_around(&self) -> Result<Found, ApiError> {
         let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, e.to_string());
         // Before what is known: what comes to be known in between is not taken for nobody's.
@@ -294,18 +294,9 @@ impl Node {
                 });
                 ended.await.context("ending a QEMU ended in a bug of the node").and_then(|r| r)
             }
-            (OrphanKind::Volume, _) => {
-                let folder = self.config().state.join("volumes").join(id.trim_start_matches("volume-"));
-                removed(folder).await
-            }
+            (OrphanKind::Volume, _) => self.remove_replica(id.trim_start_matches("volume-")).await,
             (OrphanKind::Replica, Some(_)) if id.starts_with("standby-") => {
-                let volume: u64 = id.trim_start_matches("standby-").parse().unwrap_or(0);
-                let folder = self.config().state.join("volumes").join(volume.to_string());
-                let put_away = self.precaches().put_away(godwit_units::VolumeId(volume), folder.clone()).await;
-                match put_away {
-                    Ok(()) => removed(folder).await,
-                    Err(error) => Err(error),
-                }
+                self.remove_replica(id.trim_start_matches("standby-")).await
             }
             (OrphanKind::Interface, _) => {
                 self.wires().discard(id.trim_start_matches("interface-")).await.map_err(Into::into)

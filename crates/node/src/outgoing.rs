@@ -443,11 +443,11 @@ async fn memory(
                     crate::parts::lock(&link).seen(began.elapsed(), sent());
                     open_to(&settling, &goodput);
                     let mut may_stop = asked || settling.may_stop(began.elapsed(), on_its_way(), &goodput, least());
-                    if let Policy::MaxDowntime(most) = policy
-                        && may_stop
+                    // While memory waits nothing is known of the link.
+                    let pause = goodput.rate().filter(|_| may_stop).map(|_| goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total());
+                    if let (Policy::MaxDowntime(most), Some(pause)) = (policy, pause)
                         && !asked
-                        && goodput.rate().is_some()
-                        && goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total() > most
+                        && pause > most
                     {
                         // The guest has written since that was decided: another round decides.
                         settling.over();
@@ -455,10 +455,7 @@ async fn memory(
                     }
                     if !stopping && stopped.is_none() && may_stop && level() {
                         stopping = true;
-                        // While memory waits nothing is known of the link.
-                        if goodput.rate().is_some() {
-                            foreseen = goodput.forecast(on_its_way(), rest, rtt(), Duration::ZERO).total();
-                        }
+                        foreseen = pause.unwrap_or(foreseen);
                         foresee(foreseen);
                         seen.stopping();
                         crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;

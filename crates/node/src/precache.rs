@@ -199,15 +199,23 @@ impl Precaches {
         self.release_alone(volumes).await;
     }
 
-    /// The same of one whose replica is to go: before another session can open that, it has gone.
+    /// Removes a volume's replica, whatever is being received of it: before another session can open that, it has another name.
     ///
     /// # Errors
-    /// When it cannot be put away.
-    pub async fn put_away(&self, volume: VolumeId, folder: PathBuf) -> Result<()> {
-        let _nobody_else = self.standing_by.lock().await;
-        self.release_alone(&[volume]).await;
-        let putting = tokio::task::spawn_blocking(move || crate::store::put_away(&folder));
-        putting.await.context("removing a replica ended in a bug")?
+    /// When it cannot be removed.
+    pub async fn remove(&self, volume: VolumeId) -> Result<()> {
+        let folder = self.volumes.join(volume.0.to_string());
+        let off_the_runtime = async |what: fn(&Path) -> Result<()>| {
+            let folder = folder.clone();
+            let done = tokio::task::spawn_blocking(move || what(&folder)).await;
+            done.context("removing a replica ended in a bug of the node")?
+        };
+        {
+            let _nobody_else = self.standing_by.lock().await;
+            self.release_alone(&[volume]).await;
+            off_the_runtime(crate::store::put_away).await?;
+        }
+        off_the_runtime(crate::store::finish).await
     }
 
     async fn release_alone(&self, volumes: &[VolumeId]) {

@@ -82,30 +82,26 @@ pub(crate) fn may_take(folder: &Path, device: &Path, overwrite: bool, zeroed: bo
     Ok(if zeroed { Before::Zeroes } else { Before::Anything })
 }
 
-/// A replica that is being removed has another name: half of one would be believed.
+/// The folder of a VM, or of a replica, that is being removed has another name: half of one would be believed.
 const GONE: &str = "gone-";
 
-/// Where a replica that is being removed lies meanwhile.
-fn gone(folder: &Path) -> PathBuf {
+/// What a folder that is being removed is called meanwhile.
+pub(crate) fn gone(folder: &Path) -> PathBuf {
     folder.with_file_name(format!("{GONE}{}", folder.file_name().unwrap_or_default().to_string_lossy()))
 }
 
-/// The volume whose replica was being removed from a folder of this name.
+/// The number of the VM, or volume, whose folder was being removed under this name.
 pub fn was_going(name: &str) -> Option<u64> {
     name.strip_prefix(GONE)?.parse().ok()
 }
 
-/// The first half of [`remove`], and quick: from now on there is no such replica. Blocks.
+/// Begins to remove a volume's replica, quickly: from now on there is none here. Blocks.
 ///
 /// # Errors
-/// As [`remove`].
+/// When it cannot, or what an earlier removal left cannot be removed.
 pub fn put_away(folder: &Path) -> Result<()> {
-    let gone = gone(folder);
-    if gone.exists() {
-        // What an earlier one left.
-        finish(&gone)?;
-    }
-    match std::fs::rename(folder, &gone) {
+    finish(folder)?;
+    match std::fs::rename(folder, gone(folder)) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(e).with_context(|| format!("cannot remove {}", folder.display()))
         }
@@ -113,18 +109,14 @@ pub fn put_away(folder: &Path) -> Result<()> {
     }
 }
 
-/// Removes a volume's replica, with what it has outside its folder. Blocks: a cluster may have to be asked.
+/// Removes what was put away, with what it has outside its folder; not what has come there since. Blocks: a cluster may have to be asked.
 ///
 /// # Errors
 /// When it cannot; what is left is an orphan, and can be removed later.
-pub fn remove(folder: &Path) -> Result<()> {
-    put_away(folder)?;
-    finish(&gone(folder))
-}
-
-fn finish(gone: &Path) -> Result<()> {
-    godwit_volume::rados::remove(gone)?;
-    match std::fs::remove_dir_all(gone) {
+pub fn finish(folder: &Path) -> Result<()> {
+    let gone = gone(folder);
+    godwit_volume::rados::remove(&gone)?;
+    match std::fs::remove_dir_all(&gone) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(e).with_context(|| format!("cannot remove {}", gone.display()))
         }
@@ -136,8 +128,8 @@ fn finish(gone: &Path) -> Result<()> {
 pub fn finish_all(node: &Node) {
     let volumes = node.config().state.join("volumes");
     for entry in std::fs::read_dir(&volumes).into_iter().flatten().filter_map(Result::ok) {
-        if entry.file_name().to_str().and_then(was_going).is_some()
-            && let Err(error) = finish(&entry.path())
+        if let Some(volume) = entry.file_name().to_str().and_then(was_going)
+            && let Err(error) = finish(&volumes.join(volume.to_string()))
         {
             tracing::error!(error = format!("{error:#}"), "a replica cannot be removed; it is an orphan now");
         }
@@ -212,10 +204,15 @@ mod tests {
         put_away(&folder).unwrap();
         assert!(!Replica::exists(&folder));
         assert_eq!(names().iter().map(|name| was_going(name)).collect::<Vec<_>>(), [Some(7)]);
-        // Another one came meanwhile, and goes as well.
+        // Another one came meanwhile: it is not what was put away.
         make();
-        remove(&folder).unwrap();
+        finish(&folder).unwrap();
+        assert_eq!(names(), ["7"]);
+        put_away(&folder).unwrap();
+        make();
+        put_away(&folder).unwrap();
+        finish(&folder).unwrap();
         assert_eq!(names(), Vec::<String>::new());
-        remove(&folder).unwrap();
+        finish(&folder).unwrap();
     }
 }

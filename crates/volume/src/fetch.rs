@@ -177,8 +177,15 @@ impl Session {
     }
 }
 
+/// How far the fill asks ahead.
+impl Default for Ahead {
+    fn default() -> Self {
+        Self::new(FILL_WINDOW..=MOST_FILL_WINDOW)
+    }
+}
+
 /// The destination's machine.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Requester {
     order: FillOrder,
     ahead: Ahead,
@@ -198,29 +205,11 @@ pub struct Requester {
     named: u64,
 }
 
-impl Default for Requester {
-    fn default() -> Self {
-        Self::new(vec![])
-    }
-}
-
 impl Requester {
     /// A fill that begins, or begins again. `order`: of first accesses, as the source sent it ahead.
     #[must_use]
     pub fn new(order: Vec<Range<u64>>) -> Self {
-        Self {
-            order: FillOrder::new(order),
-            ahead: Ahead::new(FILL_WINDOW..=MOST_FILL_WINDOW),
-            sessions: BTreeMap::new(),
-            queue: VecDeque::new(),
-            demanded: BlockSet::default(),
-            hungry: None,
-            idle: false,
-            fetched: [0; 2],
-            library: None,
-            due: VecDeque::new(),
-            named: 0,
-        }
+        Self { order: FillOrder::new(order), ..Self::default() }
     }
 
     /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel.

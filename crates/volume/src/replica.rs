@@ -121,10 +121,7 @@ pub(crate) const TABLES: [&str; 5] = ["stamps", "hot", "words", "journal", "orde
 pub(crate) fn clear(folder: &Path, files: &[&str]) -> Result<(), VolumeError> {
     for file in files {
         let path = folder.join(file);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", &path)(error)),
-            _ => {}
-        }
+        godwit_durable::remove(&path).map_err(io_error("remove", &path))?;
     }
     Ok(())
 }

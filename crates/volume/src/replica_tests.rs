@@ -386,30 +386,45 @@ fn no_more_regions_linger_than_a_crash_may_make_travel_and_those_idle_for_longes
     assert!((0..200).all(|r| hot.contains(&r)), "these were written last");
 }
 
-/// A medium that counts its syncs.
+/// A medium that counts how often it is read and synced.
 #[derive(Debug)]
-struct Counting(Volatile, Arc<AtomicU64>);
+struct Counting {
+    medium: Volatile,
+    counts: Arc<Counts>,
+    knows_holes: bool,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    reads: AtomicU64,
+    syncs: AtomicU64,
+}
 
 impl Medium for Counting {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read(at, into)
+        self.counts.reads.fetch_add(1, Ordering::Relaxed);
+        self.medium.read(at, into)
     }
 
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        self.0.write(at, from)
+        self.medium.write(at, from)
     }
 
     fn punch(&self, at: u64, length: u64) -> io::Result<()> {
-        self.0.punch(at, length)
+        self.medium.punch(at, length)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.sync()
+        self.counts.syncs.fetch_add(1, Ordering::Relaxed);
+        self.medium.sync()
     }
 
     fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
-        self.0.extents(at, length)
+        self.medium.extents(at, length)
+    }
+
+    fn knows_holes(&self) -> bool {
+        self.knows_holes
     }
 
     fn allocated(&self) -> u64 {
@@ -427,11 +442,11 @@ fn a_guest_that_writes_here_and_there_waits_for_few_marks_and_for_none_when_it_c
         clean: true,
         ..Meta::fresh(VolumeId(1), Bytes(REGIONS * 2 * BLOCK)).expect("a size")
     };
-    let syncs = Arc::new(AtomicU64::new(0));
+    let counts = Arc::new(Counts::default());
     let media = Media {
         data: Box::new(Volatile::new(REGIONS * 2 * BLOCK)),
         stamps: Box::new(Volatile::new(REGIONS * 2 * 8)),
-        hot: Box::new(Counting(Volatile::new(REGIONS), syncs.clone())),
+        hot: Box::new(Counting { medium: Volatile::new(REGIONS), counts: counts.clone(), knows_holes: true }),
         words: Box::new(Volatile::new(REGIONS * 2 * 8)),
         power: String::new(),
         description: Box::new(Nowhere),
@@ -444,7 +459,7 @@ fn a_guest_that_writes_here_and_there_waits_for_few_marks_and_for_none_when_it_c
         for _ in 0..2000 {
             replica.write(rng.random_range(0..REGIONS) * 2 * BLOCK, &[1; 512]).expect("writes");
         }
-        syncs.swap(0, Ordering::Relaxed)
+        counts.syncs.swap(0, Ordering::Relaxed)
     };
     // 1, 2, 4, ... 64 at once, and most of the 8 groups of 64 in parts.
     let first = round();
@@ -455,41 +470,6 @@ fn a_guest_that_writes_here_and_there_waits_for_few_marks_and_for_none_when_it_c
     assert_eq!(round(), 0);
 }
 
-/// A medium that knows no holes, and counts how often it is read.
-#[derive(Debug)]
-struct Plain(Volatile, Arc<AtomicU64>);
-
-impl Medium for Plain {
-    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.read(at, into)
-    }
-
-    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        self.0.write(at, from)
-    }
-
-    fn punch(&self, at: u64, length: u64) -> io::Result<()> {
-        self.0.punch(at, length)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-
-    fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
-        self.0.extents(at, length)
-    }
-
-    fn knows_holes(&self) -> bool {
-        false
-    }
-
-    fn allocated(&self) -> u64 {
-        0
-    }
-}
-
 #[test]
 fn what_was_written_where_nobody_knows_holes_is_counted_once_and_kept_right_and_nobody_waits_for_a_write_to_hear_it() {
     const REGIONS: u64 = 3 * WINDOW;
@@ -498,11 +478,14 @@ fn what_was_written_where_nobody_knows_holes_is_counted_once_and_kept_right_and_
         ..Meta::fresh(VolumeId(1), Bytes(REGIONS * 2 * BLOCK)).expect("a size")
     };
     let (data, stamps) = (Volatile::new(REGIONS * 2 * BLOCK), Volatile::new(REGIONS * 2 * 8));
-    let (hot, reads) = (Volatile::new(REGIONS), Arc::new(AtomicU64::new(0)));
+    let (hot, counts) = (Volatile::new(REGIONS), Arc::new(Counts::default()));
+    let plain = |medium: &Volatile, counts: &Arc<Counts>| {
+        Box::new(Counting { medium: medium.clone(), counts: counts.clone(), knows_holes: false })
+    };
     let open = || {
         let media = Media {
-            data: Box::new(Plain(data.clone(), Arc::default())),
-            stamps: Box::new(Plain(stamps.clone(), reads.clone())),
+            data: plain(&data, &Arc::default()),
+            stamps: plain(&stamps, &counts),
             hot: Box::new(hot.clone()),
             words: Box::new(Volatile::new(REGIONS * 2 * 8)),
             power: String::new(),
@@ -525,11 +508,11 @@ fn what_was_written_where_nobody_knows_holes_is_counted_once_and_kept_right_and_
     drop(replica);
 
     let replica = open();
-    reads.store(0, Ordering::Relaxed);
+    counts.reads.store(0, Ordering::Relaxed);
     takes(&replica, 4);
-    assert_eq!(reads.swap(0, Ordering::Relaxed), REGIONS, "it knows no holes");
+    assert_eq!(counts.reads.swap(0, Ordering::Relaxed), REGIONS, "it knows no holes");
     takes(&replica, 4);
-    assert_eq!((reads.load(Ordering::Relaxed), replica.lock().stamps.in_memory()), (0, 0));
+    assert_eq!((counts.reads.load(Ordering::Relaxed), replica.lock().stamps.in_memory()), (0, 0));
     // 0 to 3, of which two were written.
     apply(&replica, 0..4);
     takes(&replica, 6);
