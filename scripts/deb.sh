@@ -73,8 +73,8 @@ for daemon in controller node; do
     tree=$(common "godwit-$daemon")
     install -D -m 644 "$root/packaging/systemd/godwit-$daemon.service" "$tree/lib/systemd/system/godwit-$daemon.service"
     install -D -m 644 "$root/packaging/etc/$daemon.toml" "$tree/etc/godwit/$daemon.toml"
-    [ "$daemon" = controller ] || install -D -m 644 "$root/packaging/systemd/components.conf" "$tree/usr/share/godwit/components.conf"
-    [ "$daemon" = controller ] || install -D -m 644 "$root/packaging/systemd/extenders.conf" "$tree/usr/share/godwit/extenders.conf"
+    # Drop-ins of its unit, for who wants what they are for.
+    [ "$daemon" = controller ] || install -D -m 644 -t "$tree/usr/share/godwit" "$root"/packaging/systemd/*.conf
     printf '/etc/godwit/%s.toml\n' "$daemon" >"$tree/DEBIAN/conffiles"
     # Open to all, so that each daemon reaches its own folder in it, which is not: whoever makes a certificate there
     # before the first start would otherwise make it closed.

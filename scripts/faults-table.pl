@@ -14,7 +14,7 @@ my %said = (
     'controller' => 'controller killed', 'cut-1' => 'cut of 1 s', 'cut-10' => 'cut of 10 s', 'cut-60' => 'cut of 60 s',
 );
 my @checks = qw(memory_ok disk_ok tcp_ok ram_equal wan_carried_disk one_place);
-my (%count, @rows);
+my (%count, %tried, @rows);
 
 sub ms { my $ms = shift; return defined $ms ? sprintf($ms < 10000 ? '%.0f ms' : '%.1f s', $ms < 10000 ? $ms : $ms / 1000) : '-' }
 sub is { my ($move, $check) = @_; my $v = $move->{integrity}{$check}; return defined $v ? ($v ? 1 : 0) : undef }
@@ -28,6 +28,7 @@ for my $point (@points) {
         my ($first, $again) = @moves;
         next unless $first;
         $count{runs}++;
+        $tried{$point} = 1;
         my @wrong;
         for my $number (0 .. $#moves) {
             for my $check (@checks) {
@@ -62,6 +63,8 @@ printf "%d runs: the first try completed in %d, failed in %d and was cancelled i
     $count{runs} // 0, map { $count{$_} // 0 } qw(completed failed cancelled rebooted);
 printf "its only RAM died with its QEMU. Lost or doubled: %d. Corrupted: %d. Point not reached: %d.\n\n",
     map { $count{$_} // 0 } qw(lost corrupted unhappened);
+my @untried = grep { !$tried{$_} } @points;
+print "No fault was tried at: ", join(', ', @untried), ".\n\n" if @untried;
 print "The pause is the move's own (stop to run), where it completed; the outage is the longest silence at the client.\n\n";
 print "| point | fault | first try | the guest runs in | pause | outage | second try | checks that failed |\n|---|---|---|---|---|---|---|---|\n";
 s/^ \| /| /, s/ \| $/ |/, print "$_\n" for @rows;

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # scripts/schemathesis.sh [EXAMPLES]: asks a controller of its own all that its OpenAPI document describes, and much that it does
 # not, and checks each answer against the document: no 5xx, no status, content type or body that it does not describe. Then the
-# figures, by Prometheus' own parser, and the events. The seed is fixed, so that what it finds can be found again: SEED=N for another.
+# figures, by Prometheus' own parser, and the events. The seed is fixed, so that what it finds can be found again: SEED=N for another. Needs
+# what `scripts/setup.sh api` installs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 document=$PWD/docs/openapi.json

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires|qemu10 ...]
+# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires|api|qemu10 ...]
 #
 # Brings this machine to where `make test` and `make demo` run: Debian packages,
 # a Rust tool-chain (checked, not installed) and guest images (tiny unless named
@@ -18,6 +18,7 @@ wanted=()
 deb=no
 nbd=no
 wires=no
+api=no
 qemu10=no
 for argument in "$@"; do
     case $argument in
@@ -27,10 +28,11 @@ for argument in "$@"; do
         nbd) nbd=yes ;; # what our NBD server is measured and tried against; no image
         qemu10) qemu10=yes ;; # a second QEMU, unpacked beside the installed one; no image
         wires) wires=yes ;; # the tunnels that wires are measured against; no image
-        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires|qemu10 ...]" ;;
+        api) api=yes ;; # what asks the API by its document; no image
+        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires|api|qemu10 ...]" ;;
     esac
 done
-[ ${#wanted[@]} -gt 0 ] || [ "$deb" = yes ] || [ "$nbd" = yes ] || [ "$wires" = yes ] || [ "$qemu10" = yes ] || wanted=(tiny)
+case "$deb$nbd$wires$api$qemu10" in *yes*) ;; *) [ ${#wanted[@]} -gt 0 ] || wanted=(tiny) ;; esac
 images=${GODWIT_IMAGES:-/var/cache/godwit-lab/images}
 images=${images%/}
 
@@ -45,10 +47,11 @@ packages=(
     wireguard-tools wireguard-go                # extenders
     build-essential pkg-config                  # Rust's linker and C parts
 )
-case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap) ;; esac
+case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap systemd) ;; esac
 [ "$deb" = no ] || packages+=(dpkg-dev binutils lintian)
 [ "$nbd" = no ] || packages+=(fio nbdkit python3-libnbd)
 [ "$wires" = no ] || packages+=(openvpn socat)
+[ "$api" = no ] || packages+=(python3-venv curl)
 
 missing_packages() {
     local installed
@@ -97,6 +100,10 @@ rust_found=$(cargo --version 2>/dev/null | awk '{ print $2 }') || rust_found=''
 [ -n "$rust_found" ] || die "cargo does not run: try 'cargo --version'; with rustup, 'rustup default stable'"
 [ "$(printf '%s\n' "$rust_wanted" "$rust_found" | sort -V | head -n 1)" = "$rust_wanted" ] ||
     die "cargo is $rust_found, $rust_wanted or newer is needed: with rustup, 'rustup update stable'"
+for tool in fmt clippy; do
+    cargo "$tool" --version >/dev/null 2>&1 ||
+        say "no cargo $tool, which make test takes and make demo does not: with rustup, 'rustup component add rustfmt clippy'"
+done
 
 # ---- Guest images -----------------------------------------------------------
 

@@ -65,6 +65,7 @@ if part nbd "our NBD server under the clients that others wrote: fio's checks, l
     scripts/interop-nbd.sh "$target/release/godwit"
 fi
 if part api "the whole API, by its own document"; then
+    scripts/setup.sh api
     scripts/schemathesis.sh "${SOAK_EXAMPLES:-500}"
 fi
 if part fuzz "bytes that nobody should send, two minutes for each reader, other ones for each commit"; then

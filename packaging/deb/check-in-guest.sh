@@ -142,6 +142,14 @@ check node-goes-on until_true 30 active node
 gone() { [ -z "$(guest)" ]; }
 ended() { godwit vm stop web --force && until_true 30 gone; }
 check guest-stopped ended
+held() { # by a process such as keeps a component
+    local status=1
+    env -i GODWIT_COMPONENT=/run/godwit/components/1.pid sleep 600 &
+    apt remove godwit-node || status=0
+    kill $! && wait $!
+    return $status
+}
+check removal-refused-while-a-component-is-there held
 remove() { apt remove godwit godwit-controller godwit-node && ! active node && ! active controller; }
 check remove remove
 state() { [ -e /var/lib/godwit/node/credentials/key.pem ] && [ -e /var/lib/godwit/controller/controller.redb ] && [ -e /var/lib/godwit/controller/ca/ca-key.pem ] && [ -e /etc/godwit/node.toml ]; }

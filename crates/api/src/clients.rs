@@ -27,12 +27,12 @@ use crate::public::{
 use crate::verify::{Verified, VerifyOrder, VerifyVolume};
 use crate::vm::VmDefinition;
 use crate::wire::{ConnectWire, LocalWire, PortWire, Rewire, WireOrder};
-use crate::{ApiError, Name};
+use crate::{ApiError, Name, Problem};
 use godwit_trust::{Credentials, Identity};
 use godwit_units::{MoveId, VmId, VolumeId};
 use serde::de::IgnoredAny;
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// For questions that a server answers from memory.
 pub const QUICK: Duration = Duration::from_secs(5);
@@ -42,6 +42,9 @@ pub const ORDER: Duration = Duration::from_secs(60);
 
 /// For orders that copy a disk in, or wait for a guest to shut down.
 pub const LONG: Duration = Duration::from_secs(1800);
+
+/// For a VM with the largest of disks from an image.
+const CREATION: Duration = Duration::from_secs(24 * 3600);
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -74,9 +77,20 @@ impl HostClient {
         self.0.get(&format!("/v1/vms/{}", id.0)).await
     }
 
-    /// `PUT /v1/vms/{id}`: creates volumes and endpoints.
+    /// `PUT /v1/vms/{id}`: creates volumes and endpoints. A large image on a slow disk may take longer than one request: the node goes on
+    /// when nobody waits any more, and the same order again waits for that.
     pub async fn define(&self, definition: &VmDefinition) -> Result<LocalVm> {
-        self.0.within(LONG).put(&format!("/v1/vms/{}", definition.id.0), definition).await
+        let (client, began) = (self.0.within(LONG), Instant::now());
+        loop {
+            let asked = Instant::now();
+            match client.put(&format!("/v1/vms/{}", definition.id.0), definition).await {
+                Err(error)
+                    if error.problem == Problem::Unreachable
+                        && asked.elapsed() >= LONG
+                        && began.elapsed() < CREATION => {}
+                answer => return answer,
+            }
+        }
     }
 
     /// `DELETE /v1/vms/{id}`.
@@ -328,7 +342,9 @@ impl PublicClient {
         Self(client)
     }
 
-    pub(crate) const fn client(&self) -> &Client {
+    /// What asks for it: for requests that this one has no words for.
+    #[must_use]
+    pub const fn client(&self) -> &Client {
         &self.0
     }
 
@@ -586,12 +602,12 @@ impl PublicClient {
 
     /// `POST /v1/moves/together`.
     pub async fn move_together(&self, order: &MoveTogether) -> Result<Vec<Move>> {
-        self.0.within(ORDER).post("/v1/moves/together", &MoveTogether { dry_run: false, ..order.clone() }).await
+        self.0.within(LONG).post("/v1/moves/together", &MoveTogether { dry_run: false, ..order.clone() }).await
     }
 
     /// `POST /v1/moves/together` with `dry_run`.
     pub async fn dry_run_together(&self, order: &MoveTogether) -> Result<Vec<DryRun>> {
-        self.0.within(ORDER).post("/v1/moves/together", &MoveTogether { dry_run: true, ..order.clone() }).await
+        self.0.within(LONG).post("/v1/moves/together", &MoveTogether { dry_run: true, ..order.clone() }).await
     }
 
     /// `POST /v1/moves` with `dry_run`.
@@ -599,9 +615,16 @@ impl PublicClient {
         self.0.post("/v1/moves", &StartMove { dry_run: true, ..order.clone() }).await
     }
 
-    /// `GET /v1/moves`.
+    /// `GET /v1/moves`: the newest [`MOST_LISTED`](crate::public::MOST_LISTED).
     pub async fn moves(&self) -> Result<Vec<Move>> {
         self.0.get("/v1/moves").await
+    }
+
+    /// `GET /v1/moves?vm=...&limit=1`: the newest move of a VM, if it was ever moved.
+    pub async fn newest_move(&self, vm: &Name) -> Result<Option<Move>> {
+        let moves: Vec<Move> = self.0.get(&format!("/v1/moves?vm={vm}&limit=1")).await?;
+        // A controller of an earlier version answers with all moves.
+        Ok(moves.into_iter().find(|mv| &mv.vm == vm))
     }
 
     /// `GET /v1/moves/{id}`.

@@ -64,6 +64,9 @@ pub struct HostFacts {
     /// Whether it renews its certificate by itself, and has not failed to.
     #[serde(default)]
     pub certificate_renews: bool,
+    /// The number of the list of revocations that it goes by.
+    #[serde(default)]
+    pub revocations: u64,
     /// Where other nodes reach it.
     pub link: LinkAddresses,
     /// Its address for tunnels.
@@ -216,6 +219,9 @@ pub struct Blocker {
     /// What to do.
     pub remedy: String,
 }
+
+/// What QEMU takes of a host's memory besides its guest's.
+pub const QEMU_MEMORY: Bytes = Bytes(64 << 20);
 
 /// How disks travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -359,7 +359,10 @@ pub fn operations() -> Vec<Operation> {
         post("/v1/extenders/{a}/{b}/disconnect", "disconnectExtender", "Parts two sites.")
             .takes::<DisconnectExtender>()
             .may(&[NotFound, Conflict, Unreachable]),
-        get("/v1/moves", "listMoves", "Lists moves, the newest first.").answers::<Vec<Move>>(),
+        get("/v1/moves", "listMoves", "Lists moves, the newest first.")
+            .with::<Option<Name>>("query", "vm", "Moves of this VM only.")
+            .with::<Option<u64>>("query", "limit", "At most so many, and at most 1000.")
+            .answers::<Vec<Move>>(),
         post("/v1/moves", "startMove", "Moves a VM, or with `dry_run` tells what would be in the way.")
             .takes::<StartMove>()
             .answering(move_or_dry_run)

@@ -210,6 +210,20 @@ pub struct StartMove {
     pub dry_run: bool,
 }
 
+/// Moves in one answer, at most, and where no number is asked for.
+pub const MOST_LISTED: usize = 1000;
+
+/// Which moves are to be listed, the newest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct WantedMoves {
+    /// Of this VM only.
+    #[serde(default)]
+    pub vm: Option<Name>,
+    /// At most so many; no more than [`MOST_LISTED`] in any case.
+    #[serde(default)]
+    pub limit: Option<usize>,
+}
+
 /// Moves several VMs to one place, one after another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

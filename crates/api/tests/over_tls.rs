@@ -6,9 +6,9 @@ use axum::extract::{Extension, Path};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use godwit_api::host::SetLimit;
-use godwit_api::server::MAX_BODY;
-use godwit_api::{ApiError, Client, Problem, only, serve};
-use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
+use godwit_api::server::{MAX_BODY, MAX_STRANGERS, PATIENCE};
+use godwit_api::{ApiError, Client, Problem, only, serve, serve_anybody};
+use godwit_trust::{Access, Authority, Credentials, Identity, PeerCertificate, Role, Validity};
 use godwit_units::BitRate;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use serde_json::{Value, json};
@@ -21,6 +21,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 const WITHIN: Duration = Duration::from_secs(60);
 /// How long the slow server takes.
@@ -56,6 +57,10 @@ fn router() -> Router {
     Router::new()
         .route("/who", get(|Extension(who): Extension<Identity>| async move { Json(who.to_string()) }))
         .route(
+            "/shown",
+            get(|Extension(shown): Extension<PeerCertificate>| async move { Json(shown.identity.to_string()) }),
+        )
+        .route(
             "/echo",
             post(|Json(value): Json<Value>| async move { Json(value) }).put(|Json(v): Json<Value>| async { Json(v) }),
         )
@@ -89,6 +94,7 @@ async fn a_request_arrives_with_the_name_of_whoever_asks() {
     let (address, _stop) = server(&world, router()).await;
     let client = Client::new(address, node(), &world.credentials(ADMIN, "ann"), WITHIN);
     assert_eq!(client.get::<String>("/who").await.unwrap(), "admin/ann");
+    assert_eq!(client.get::<String>("/shown").await.unwrap(), "admin/ann");
     let body = json!({"text": "ä", "list": [1, 2]});
     assert_eq!(client.post::<Value>("/echo", &body).await.unwrap(), body);
     assert_eq!(client.put::<Value>("/echo", &body).await.unwrap(), body);
@@ -203,8 +209,12 @@ async fn a_server_that_is_not_who_was_meant_is_not_asked() {
     }
 }
 
-/// What a client gets that trusts `world`'s authority, and shows the certificate in `shown`.
-async fn raw(world: &World, address: SocketAddr, shown: Option<&std::path::Path>) -> Vec<u8> {
+/// A client that trusts `world`'s authority, and shows the certificate in `shown`.
+async fn connect(
+    world: &World,
+    address: SocketAddr,
+    shown: Option<&std::path::Path>,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(world.folder.path().join("ca/ca.pem")).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -220,9 +230,14 @@ async fn raw(world: &World, address: SocketAddr, shown: Option<&std::path::Path>
         }
     };
     let tcp = TcpStream::connect(address).await.unwrap();
+    TlsConnector::from(Arc::new(config)).connect(node().server_name(), tcp).await
+}
+
+/// What such a client gets.
+async fn raw(world: &World, address: SocketAddr, shown: Option<&std::path::Path>) -> Vec<u8> {
     let mut answer = vec![];
     // With TLS 1.3 the client's side of the handshake is done before the server has refused it.
-    if let Ok(mut tls) = TlsConnector::from(Arc::new(config)).connect(node().server_name(), tcp).await {
+    if let Ok(mut tls) = connect(world, address, shown).await {
         drop(tls.write_all(b"GET /who HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await);
         drop(tls.read_to_end(&mut answer).await);
     }
@@ -244,6 +259,39 @@ async fn nobody_gets_an_answer_without_a_certificate_of_the_authority() {
     tcp.write_all(b"GET /who HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     drop(tcp.read_to_end(&mut answer).await);
     assert!(!String::from_utf8_lossy(&answer).contains("HTTP"));
+}
+
+#[tokio::test]
+async fn half_a_body_is_not_waited_for_and_those_without_a_certificate_leave_places_to_others() {
+    let world = World::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let credentials = world.credentials(Role::Node, "texas");
+    tokio::spawn(async move { serve_anybody(listener, router(), &credentials, std::future::pending()).await });
+    let began = Instant::now();
+    let mut strangers = vec![];
+    for _ in 0..=MAX_STRANGERS {
+        let mut tls = connect(&world, address, None).await.unwrap();
+        let head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
+        drop(tls.write_all(head.as_bytes()).await);
+        strangers.push(tls);
+    }
+    let opened = began.elapsed();
+    let client = Client::new(address, node(), &world.credentials(ADMIN, "ann"), WITHIN);
+    assert_eq!(client.get::<String>("/who").await.unwrap(), "admin/ann");
+
+    let mut answered = 0;
+    for mut tls in strangers {
+        let mut answer = vec![];
+        let ended = tokio::time::timeout(WITHIN, tls.read_to_end(&mut answer)).await;
+        assert!(ended.is_ok(), "a connection stands that has brought half a body: {answer:?}");
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        answered += usize::from(!answer.is_empty());
+        assert!(answer.is_empty() || answer.contains("it did not come within"), "{answer}");
+    }
+    // Where they came so slowly that the first ones had gone already, there was a place for the last one, too.
+    assert!(answered == MAX_STRANGERS || opened > PATIENCE, "{answered} strangers were served");
+    assert!(!raw(&world, address, None).await.is_empty(), "their places are not free again");
 }
 
 #[tokio::test]

@@ -33,7 +33,7 @@ pub struct Global {
     /// The controller's name, as in its certificate
     #[arg(long, global = true, value_name = "NAME", env = "GODWIT_CONTROLLER_NAME", default_value = "controller")]
     pub controller_name: Name,
-    /// Folder with ca.pem, cert.pem and key.pem [default: ~/.config/godwit]
+    /// Folder with ca.pem, cert.pem and key.pem [default: ~/.config/godwit; a daemon's: `credentials` in its state folder, if it is there]
     #[arg(long, global = true, value_name = "DIR", env = "GODWIT_CREDENTIALS")]
     pub credentials: Option<PathBuf>,
     /// File with a token of `godwit token create`, to ask with instead of a certificate
@@ -92,7 +92,8 @@ pub enum Command {
     Orphan(OrphanCommand),
     /// Move a running VM, and follow the move
     Move(MoveArgs),
-    /// Say beforehand what a move will take, or who of a site's VMs is away in time; no controller is asked
+    /// Say beforehand what a move will take, or who of a site's VMs is away in time; of figures that are given (--memory, --log,
+    /// --fleet), no controller is asked
     Predict(Box<crate::predict::PredictArgs>),
     /// Follow what happens: VMs, hosts, volumes, moves
     Events(EventsArgs),
@@ -204,7 +205,7 @@ pub enum IdentityCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Look a file through: unknown keys, values that make no sense
+    /// Look a file through: unknown keys, values that make no sense, what the daemon needs and it does not say
     Check {
         /// The file
         file: PathBuf,
@@ -264,7 +265,7 @@ pub enum RoleArg {
     Operator,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct ControllerArgs {
     /// File with what is not said here, such as /etc/godwit/controller.toml
     #[arg(long, value_name = "FILE")]
@@ -286,7 +287,7 @@ pub struct ControllerArgs {
     pub certificate_life: Option<Duration>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct NodeArgs {
     /// File with what is not said here, such as /etc/godwit/node.toml
     #[arg(long, value_name = "FILE")]
@@ -613,10 +614,10 @@ pub struct CreateArgs {
     #[arg(long, value_name = "TEXT", requires = "kernel")]
     pub cmdline: Option<String>,
     /// A disk; may be repeated
-    #[arg(long = "disk", value_name = "VOLUME=SIZE[,shared=DIR][,device=PATH][,from=FILE]", value_parser = crate::spec::disk)]
+    #[arg(long = "disk", value_name = "VOLUME=SIZE[,rados=POOL][,shared=DIR][,device=PATH[,overwrite][,zeroed]][,from=FILE]", value_parser = crate::spec::disk)]
     pub disks: Vec<godwit_api::vm::DiskSpec>,
     /// A network interface; may be repeated
-    #[arg(long = "nic", value_name = "MAC@COMPONENT[,ip=IP][,mtu=N]", value_parser = crate::spec::nic)]
+    #[arg(long = "nic", value_name = "MAC[@COMPONENT][,name=PORT][,ip=IP][,mtu=N]", value_parser = crate::spec::nic)]
     pub nics: Vec<godwit_api::vm::NicSpec>,
     /// A further device, as QEMU's -device takes it; may be repeated
     #[arg(long = "device", value_name = "DRIVER[,PROPERTY=VALUE]")]

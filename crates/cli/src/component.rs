@@ -1,21 +1,25 @@
 //! `godwit component`, for those that Godwit makes, and their moves.
 
+use crate::args::MoveArgs;
 use crate::failure::{Code, Failure};
 use crate::table::{Table, printable};
 use clap::{Args, ValueEnum};
 use godwit_api::component::{
     ApplyConfig, ComponentKind, ComponentMove, ComponentObject, CreateComponent, MoveComponent,
 };
-use godwit_api::host::Ownership;
+use godwit_api::host::{DiskStrategy, Ownership};
 use godwit_api::progress::Outcome;
 use godwit_api::public::Component;
 use godwit_api::{Name, Problem, PublicClient};
+use godwit_units::Policy;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a move is looked at: it lasts some hundred milliseconds.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long the controller may be away before following a move ends; the move goes on.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
 #[command(
@@ -105,20 +109,46 @@ pub async fn find(api: &PublicClient, name: &Name) -> Result<Option<ComponentObj
     }
 }
 
+/// What an order to move says that means nothing where a component moves is not passed over.
+///
+/// # Errors
+/// The option that is for VMs.
+pub fn refuse_of_vms(name: &Name, args: &MoveArgs) -> Result<(), Failure> {
+    let said = [
+        ("--disk", args.disk != DiskStrategy::default()),
+        ("--limit", args.limit.is_some()),
+        ("--policy", args.policy != Policy::default()),
+        ("--throttle", args.throttle.is_some()),
+        ("--memory-postcopy", args.memory_postcopy.is_some()),
+        ("--vcpus", args.vcpus.is_some()),
+        ("--keep-checkpoint", args.keep_checkpoint),
+        ("--place", !args.place.is_empty()),
+        ("--dry-run", args.dry_run),
+    ];
+    match said.into_iter().find(|(_, said)| *said) {
+        Some((option, _)) => {
+            Err(Failure::usage(format!("{option} is for VMs, and `{name}` is a component: leave it out")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Moves one; waits for the end unless `detach`.
 ///
 /// # Errors
 /// The controller's, or that it stays where it was.
 pub async fn move_to(api: &PublicClient, name: &Name, to: Name, detach: bool) -> Result<ComponentObject, Failure> {
     let mut now = api.move_component(name, &MoveComponent { to }).await?;
+    let mut heard = Instant::now();
     let mv = now.last_move.as_ref().map(|mv| mv.id);
     while !detach && now.last_move.as_ref().is_some_and(|m| Some(m.id) == mv && m.outcome.is_open()) {
         tokio::time::sleep(LOOK).await;
-        now = match api.component_object(name).await {
+        match api.component_object(name).await {
+            Ok(found) => (now, heard) = (found, Instant::now()),
             // The controller may be away; the move goes on.
-            Err(error) if error.problem == Problem::Unreachable => now,
-            answer => answer?,
-        };
+            Err(error) if error.problem == Problem::Unreachable && heard.elapsed() < PATIENCE => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     match &now.last_move {
         Some(ComponentMove { outcome: Outcome::Failed, error, .. }) => {

@@ -6,13 +6,13 @@
 
 use crate::args::{ControllerArgs, FileKind, LogFormat, NodeArgs};
 use crate::extender::ExtenderAt;
-use crate::failure::Failure;
+use crate::failure::{Code, Failure};
 use crate::profile::Routine;
 use crate::quantity::time;
 use godwit_api::Name;
 use godwit_units::RadosPool;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,8 @@ pub struct ControllerFile {
     /// Folder of the authority.
     pub authority: Option<PathBuf>,
     /// How long the certificates last that it issues, such as `90d`.
-    pub certificate_life: Option<String>,
+    #[serde(default, deserialize_with = "a_time")]
+    pub certificate_life: Option<Duration>,
     /// What is logged.
     pub log: Option<String>,
     /// How.
@@ -169,15 +170,13 @@ pub fn controller(args: ControllerArgs, credentials: Option<PathBuf>) -> Result<
     let file: ControllerFile = read_if(args.config.as_deref())?;
     let wanted = |key| missing(key, args.config.as_deref());
     let state = args.state.or(file.state).ok_or_else(|| wanted("state"))?;
-    let said = file.certificate_life.map(|text| time(&text)).transpose();
-    let life = args.certificate_life.or(said.map_err(Failure::usage)?).unwrap_or(CERTIFICATE_LIFE);
     let made = Some(state.join(crate::enrol::AUTHORITY)).filter(|ca| ca.exists());
     Ok(ControllerSettings {
         listen: args.listen.or(file.listen).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 7400))),
         state,
         credentials: credentials.or(file.credentials),
         authority: args.authority.or(file.authority).or(made),
-        certificate_life: life,
+        certificate_life: args.certificate_life.or(file.certificate_life).unwrap_or(CERTIFICATE_LIFE),
         log: file.log,
         log_format: args.log_format.or(file.log_format).unwrap_or_default(),
     })
@@ -209,7 +208,7 @@ pub fn node(args: NodeArgs, credentials: Option<PathBuf>) -> Result<NodeSettings
     })
 }
 
-/// Looks a file through, without starting anything.
+/// Looks a file through as its daemon will, without starting it: what it needs and the file does not say is wrong, too.
 ///
 /// # Errors
 /// What is wrong, where, and what to do.
@@ -226,9 +225,10 @@ pub fn check(path: &Path, kind: Option<FileKind>) -> Result<(), Failure> {
             )));
         }
     };
+    let config = Some(path.to_owned());
     match kind {
-        FileKind::Controller => read::<ControllerFile>(path).map(drop)?,
-        FileKind::Node => read::<NodeFile>(path).map(drop)?,
+        FileKind::Controller => controller(ControllerArgs { config, ..ControllerArgs::default() }, None).map(drop)?,
+        FileKind::Node => node(NodeArgs { config, ..NodeArgs::default() }, None).map(drop)?,
     }
     println!("{} is in order", path.display());
     Ok(())
@@ -247,11 +247,16 @@ fn read_if<T: DeserializeOwned + Default + Checked>(path: Option<&Path>) -> Resu
 
 fn read<T: DeserializeOwned + Checked>(path: &Path) -> Result<T, Failure> {
     let said = |what: String| Failure::usage(format!("{}: {what}", path.display()));
-    let length = std::fs::metadata(path).map_err(|e| said(format!("cannot be read: {e}")))?.len();
+    // What cannot be read now may be in a moment: a service is started again.
+    let unread = |e: std::io::Error| Failure::new(Code::Failed, format!("{}: cannot be read: {e}", path.display()));
+    let length = std::fs::metadata(path).map_err(unread)?.len();
     if length > LONGEST {
         return Err(said(format!("has {length} bytes, which no configuration has: is it the right file?")));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| said(format!("cannot be read: {e}")))?;
+    let text = match std::fs::read_to_string(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => return Err(said("is no text".into())),
+        read => read.map_err(unread)?,
+    };
     parse(&text).map_err(|fault| {
         let place = fault.line.map_or_else(String::new, |line| format!(", line {line}"));
         Failure::usage(format!(
@@ -293,6 +298,10 @@ fn parse<T: DeserializeOwned + Checked>(text: &str) -> Result<T, Fault> {
 pub fn log_targets(text: &str) -> Result<Targets, String> {
     text.parse()
         .map_err(|e| format!("`{text}`: {e}; write a level, or levels by target such as info,godwit_node=debug"))
+}
+
+fn a_time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    time(&String::deserialize(from)?).map(Some).map_err(D::Error::custom)
 }
 
 fn line_of(text: &str, at: &Range<usize>) -> usize {
@@ -344,7 +353,7 @@ mod tests {
         else {
             panic!("a key is not in the file, or not with its default: {file:?}")
         };
-        assert_eq!(time(&life), Ok(CERTIFICATE_LIFE));
+        assert_eq!(life, CERTIFICATE_LIFE);
         assert_eq!(listen, "127.0.0.1:7400".parse().unwrap());
         let file: NodeFile = parse(&in_force(NODE)).unwrap();
         let NodeFile {
@@ -404,6 +413,7 @@ mod tests {
             ("\n\nstate = \"here\"\n", 3, vec!["`state` is `here`", "whole path"]),
             ("state = \"/s\"\nlog = \"info,x=loud\"\n", 2, vec!["`log` is `info,x=loud`", "write a level"]),
             ("state = \"/s\"\nstate = \"/t\"\n", 2, vec!["duplicate"]),
+            ("state = \"/s\"\ncertificate_life = \"long\"\n", 2, vec!["`long` is no time"]),
         ] {
             std::fs::write(&path, text).unwrap();
             let said = check(&path, None).unwrap_err().to_string();
@@ -413,8 +423,21 @@ mod tests {
                 assert!(said.contains(word), "{said}");
             }
         }
-        let said = check(&folder.path().join("node.toml"), None).unwrap_err().to_string();
+        let node = folder.path().join("node.toml");
+        let said = check(&node, None).unwrap_err().to_string();
         assert!(said.contains("node.toml: cannot be read"), "{said}");
+        // The daemon that reads it would not start.
+        let mut text = String::new();
+        for (key, value) in [("state", "/s"), ("run", "/r"), ("images", "/i"), ("address", "192.0.2.1")] {
+            std::fs::write(&node, &text).unwrap();
+            let said = check(&node, None).unwrap_err().to_string();
+            assert!(said.starts_with(&format!("`{key}` is not set: add `{key} = ...` to /")), "{said}");
+            text += &format!("{key} = \"{value}\"\n");
+        }
+        std::fs::write(&node, &text).unwrap();
+        check(&node, None).unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert!(check(&path, None).unwrap_err().to_string().starts_with("`state` is not set"));
         let said = check(&folder.path().join("x.toml"), None).unwrap_err().to_string();
         assert!(said.contains("--for controller"), "{said}");
     }

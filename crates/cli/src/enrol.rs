@@ -51,10 +51,10 @@ pub fn enrol(global: &Global, args: &EnrollArgs) -> Result<(), Failure> {
     let home = Home { controller: global.controller.clone(), name: global.controller_name.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let given = runtime.block_on(home.enrol(&token, key.request_pem))?;
+    // First: a certificate that is there without it is not renewed.
+    let text = serde_json::to_string_pretty(&home).map_err(std::io::Error::other)?;
+    godwit_trust::keep_beside(&dir, Home::FILE, &text)?;
     Issued { ca_pem: given.ca, cert_pem: given.certificate, key_pem: key.key_pem }.write(&dir)?;
-    let path = dir.join(Home::FILE);
-    std::fs::write(&path, serde_json::to_vec_pretty(&home).map_err(std::io::Error::other)?)
-        .map_err(|e| std::io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
     println!("enrolled as {}; its certificate is in {}", token.identity, dir.display());
     Ok(())
 }

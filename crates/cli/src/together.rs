@@ -12,6 +12,7 @@ use godwit_units::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// How often the controller is asked.
 const POLL: Duration = Duration::from_millis(500);
@@ -73,19 +74,22 @@ async fn follow(client: &PublicClient, mut moves: Vec<Move>, json: bool) -> Resu
         bar
     });
     let mut heard = Instant::now();
+    // One for the whole time: a signal between two looks must not be lost.
+    let mut interrupt = signal(SignalKind::interrupt())?;
     while moves.iter().any(|mv| mv.progress.outcome.is_open()) {
         if let Some(bar) = &bar {
             bar.set_message(line(&moves));
         }
         tokio::select! {
             () = tokio::time::sleep(POLL) => {}
-            _ = tokio::signal::ctrl_c() => {
-                let what = "the moves go on; `godwit move ls` lists them, `godwit move NAME --cancel` takes one back";
-                return Err(Failure::new(Code::Interrupted, what));
-            }
+            _ = interrupt.recv() => return Err(left()),
         }
         for mv in moves.iter_mut().filter(|mv| mv.progress.outcome.is_open()) {
-            match client.mv(mv.id).await {
+            let answer = tokio::select! {
+                answer = client.mv(mv.id) => answer,
+                _ = interrupt.recv() => return Err(left()),
+            };
+            match answer {
                 Ok(now) => (*mv, heard) = (now, Instant::now()),
                 Err(error) if error.problem == Problem::Unreachable && heard.elapsed() < PATIENCE => {}
                 Err(error) => return Err(error.into()),
@@ -96,6 +100,11 @@ async fn follow(client: &PublicClient, mut moves: Vec<Move>, json: bool) -> Resu
         bar.finish_and_clear();
     }
     Ok(moves)
+}
+
+fn left() -> Failure {
+    let what = "the moves go on; `godwit move ls` lists them, `godwit move NAME --cancel` takes one back";
+    Failure::new(Code::Interrupted, what)
 }
 
 /// What is under way now.

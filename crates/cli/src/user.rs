@@ -260,8 +260,10 @@ impl User {
 
     /// The newest move of a VM.
     async fn newest(&self, vm: &Name) -> Result<Move, Failure> {
-        let found = self.client.moves().await?.into_iter().find(|m| &m.vm == vm);
-        found.ok_or_else(|| Failure::new(Code::Failed, format!("`{vm}` was never moved; `godwit move ls` lists moves")))
+        self.client
+            .newest_move(vm)
+            .await?
+            .ok_or_else(|| Failure::new(Code::Failed, format!("`{vm}` was never moved; `godwit move ls` lists moves")))
     }
 
     async fn about_moves(&self, command: MoveCommand) -> Result<(), Failure> {
@@ -325,8 +327,9 @@ impl User {
                 ),
             });
         }
-        let to = args.to.ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
-        if !args.dry_run && component::find(api, &vm).await?.is_some() {
+        let to = args.to.clone().ok_or_else(|| Failure::usage("where to? name a site or a host with --to"))?;
+        if component::find(api, &vm).await?.is_some() {
+            component::refuse_of_vms(&vm, &args)?;
             return self.print(&component::move_to(api, &vm, to, args.detach).await?, component::moved);
         }
         let MoveArgs { disk, limit, policy, throttle, memory_postcopy, vcpus, keep_checkpoint, place, dry_run, .. } =

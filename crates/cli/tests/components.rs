@@ -8,7 +8,7 @@ mod common;
 use common::holders;
 use common::pair::{Pair, can_run};
 use serde_json::Value;
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
@@ -98,6 +98,22 @@ impl World {
         })
         .join()
         .unwrap()
+    }
+
+    /// Has the component's namespace track so many connections, for minutes.
+    fn track(&self, host: &str, count: u16) {
+        let [pid] = self.holders(host)[..] else { panic!("{host} has no component") };
+        let tracking = std::thread::spawn(move || {
+            let space = std::fs::File::open(format!("/proc/{pid}/ns/net")).unwrap();
+            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind).unwrap();
+            std::fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600").unwrap();
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            for port in 1..=count {
+                socket.send_to(b"hello", ("127.0.0.1", port)).unwrap();
+            }
+        });
+        tracking.join().unwrap();
     }
 
     /// Ports' devices on a host.
@@ -342,6 +358,167 @@ fn a_component_whose_host_is_lost_is_claimed_for_another_and_the_lost_host_lets_
         world.pair.ok(words);
     }
     assert!(gone(&world));
+}
+
+/// An interface of a host has another name from now on.
+fn rename(world: &World, host: &str, from: &str, to: &str) {
+    for command in [format!("{from} down"), format!("{from} name {to}"), format!("{to} up")] {
+        world.pair.within(host, &format!("ip link set {command}"));
+    }
+}
+
+#[test]
+fn a_gateway_whose_way_out_is_gone_takes_another_file_or_is_deleted_and_lets_go_when_it_was_claimed() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let mut world = World::new("compgone");
+    for host in ["a", "b"] {
+        for command in ["add eth1 type veth peer name far", "set eth1 up", "set far up"] {
+            world.pair.within(host, &format!("ip link {command}"));
+        }
+    }
+    let [before, after] = ["eth1", "eth2"].map(|device| {
+        let text = format!(
+            "outside = {{ device = \"{device}\", addresses = [\"10.6.0.1/24\"] }}\n\
+             [[port]]\nnumber = 1\naddresses = [\"10.7.0.1/24\"]\n"
+        );
+        world.file(&format!("{device}.toml"), &text)
+    });
+    let create = ["component", "create", "g1", "--kind", "gateway", "--ports", "1", "--host", "a", "--config", &before];
+    world.pair.ok(&create);
+
+    // The host comes up again, and calls it otherwise.
+    lose(&mut world, "a");
+    rename(&world, "a", "eth1", "eth2");
+    world.pair.start_node("a");
+    let (code, _, said) = world.pair.godwit(&["move", "g1", "--to", "b"]);
+    assert!(code == 1 && said.contains("look up `eth1`") && said.contains("component apply"), "{said}");
+    let apply = ["component", "apply", "g1", "--config", &after];
+    world.pair.until("it takes another file", || world.pair.godwit(&apply).0 == 0);
+    world.pair.until("it is open", || world.inside("a", "ip -o link show up").contains(" out@"));
+    assert_eq!(world.show("g1")["config"], std::fs::read_to_string(&after).unwrap());
+
+    // A destination that is to have it, and cannot make it anew just now, is patient.
+    rename(&world, "b", "eth1", "eth2");
+    std::fs::write(world.pair.path("points").join("started"), "kill").unwrap();
+    world.pair.ok(&["move", "g1", "--to", "b", "--detach"]);
+    let reached = world.pair.path("points").join("started.reached");
+    world.pair.until("it is started", || reached.exists());
+    std::fs::remove_file(reached).unwrap();
+    lose(&mut world, "b");
+    rename(&world, "b", "eth2", "eth1");
+    world.pair.start_node("b");
+    let log = world.pair.path("b.log");
+    let tries = || std::fs::read_to_string(&log).unwrap().matches("look up `eth2`").count();
+    world.pair.until("it is tried", || tries() > 0);
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert!(tries() < 20, "{} tries in four seconds", tries());
+    rename(&world, "b", "eth1", "eth2");
+    assert_eq!(world.settled("g1"), "b");
+
+    // What can neither be opened nor is this host's any more is removed.
+    lose(&mut world, "b");
+    claim(&world, "g1", "site-a");
+    rename(&world, "b", "eth2", "eth1");
+    world.pair.start_node("b");
+    let gone = |world: &World, host: &str| world.holders(host).is_empty() && world.devices(host).is_empty();
+    let id = world.show("g1")["id"].as_u64().unwrap();
+    world.pair.until("the lost host lets go", || {
+        let local = world.pair.ask("b", "GET", &format!("/v1/components/{id}")).unwrap_or_default();
+        local["ownership"] == "elsewhere" && gone(&world, "b")
+    });
+
+    lose(&mut world, "a");
+    rename(&world, "a", "eth2", "eth1");
+    world.pair.start_node("a");
+    // In the middle of a try it is refused, and asked for again by the controller.
+    world.pair.godwit(&["component", "delete", "g1"]);
+    world.pair.until("it is deleted", || world.pair.godwit(&["component", "show", "g1"]).0 == 1);
+    assert!(gone(&world, "a") && gone(&world, "b"));
+}
+
+#[test]
+fn a_component_that_cannot_be_read_is_not_taken_for_gone_and_a_removal_that_broke_off_is_ended() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let mut world = World::new("compbroken");
+    world.pair.ok(&["component", "create", "sw1", "--kind", "switch", "--ports", "2", "--host", "a"]);
+    let id = world.show("sw1")["id"].as_u64().unwrap();
+    let (file, path) = (world.pair.path(&format!("a/components/{id}.json")), format!("/v1/components/{id}"));
+    let whole = std::fs::read(&file).unwrap();
+    world.pair.kill_node("a");
+    std::fs::write(&file, "{").unwrap();
+    world.pair.start_node("a");
+    for method in ["GET", "DELETE"] {
+        let said = world.pair.ask("a", method, &path).unwrap_err();
+        assert!(said.contains("cannot be read") && said.contains("restart the node"), "{method}: {said}");
+    }
+    // Nobody is told to end it by hand.
+    let (_, told, said) = world.pair.godwit(&["net", "check"]);
+    assert!(!told.contains("namespace of component") && !said.contains("namespace of component"), "{told}{said}");
+    assert_eq!((world.holders("a").len(), world.devices("a").len()), (1, 2));
+    world.pair.kill_node("a");
+    std::fs::write(&file, &whole).unwrap();
+    world.pair.start_node("a");
+    assert_eq!(world.settled("sw1"), "a");
+
+    // Its file cannot be removed.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    for time in ["once", "again"] {
+        let said = world.pair.ask("a", "DELETE", &path).unwrap_err();
+        assert!(said.contains("directory"), "{time}: {said}");
+    }
+    std::fs::remove_dir(&file).unwrap();
+    world.pair.ask("a", "DELETE", &path).unwrap();
+    let said = world.pair.ask("a", "GET", &path).unwrap_err();
+    assert!(said.contains("knows no component"), "{said}");
+    assert_eq!((world.devices("a"), world.holders("a")), (vec![], vec![]));
+    world.pair.ok(&["component", "delete", "sw1"]);
+}
+
+#[test]
+fn a_firewall_that_knows_more_than_a_request_carries_moves_over_a_slow_link() {
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    const STATIONS: usize = 30_000;
+    const FLOWS: u16 = 60_000;
+    let world = World::new("compbusy");
+    let file = world.file("fw.toml", FIREWALL);
+    world.pair.ok(&[
+        "component",
+        "create",
+        "fw1",
+        "--kind",
+        "firewall",
+        "--ports",
+        "2",
+        "--host",
+        "a",
+        "--config",
+        &file,
+    ]);
+    let station = |n: usize| format!("fdb add 02:00:00:01:{:02x}:{:02x} dev p2 master dynamic\n", n / 256, n % 256);
+    let batch = world.file("stations", &(0..STATIONS).map(station).collect::<String>());
+    world.inside("a", &format!("bridge -batch {batch}"));
+    world.track("a", FLOWS);
+    // What it knows needs longer than a source waits for a destination that is not heard.
+    world.pair.within("a", "tc qdisc add dev under root tbf rate 10mbit burst 64kb latency 100ms");
+    print!("{}", world.pair.ok(&["move", "fw1", "--to", "site-b"]));
+    assert_eq!(world.settled("fw1"), "b");
+    let shown = world.show("fw1");
+    let went = |what: &str| shown["last_move"][what].as_u64().unwrap();
+    assert!(went("stations") >= STATIONS as u64 && went("flows") >= u64::from(FLOWS), "{shown}");
+    let table = world.inside("b", "bridge fdb show dev p2");
+    assert_eq!(table.lines().filter(|line| line.starts_with("02:00:00:01:")).count(), STATIONS);
+    let tracked = world.inside("b", "cat /proc/sys/net/netfilter/nf_conntrack_count");
+    assert!(tracked.trim().parse::<u32>().unwrap() >= u32::from(FLOWS), "{tracked}");
 }
 
 #[test]

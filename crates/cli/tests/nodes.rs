@@ -401,3 +401,110 @@ fn what_a_move_did_is_in_its_timeline_the_events_the_figures_and_the_logs() {
     }
     assert!(about.len() >= 3, "{about:?}");
 }
+
+fn run_state(world: &World) -> String {
+    let shown: Value = serde_json::from_str(&world.ok(&["vm", "show", "web", "--json"])).unwrap();
+    shown["run"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_vm_that_does_not_boot_is_stopped_and_removed_as_any_other() {
+    let Some(_machine) = machine() else { return };
+    let mut world = World::new(5);
+    world.start_controller();
+    world.certify(Role::Node, "a", Duration::from_secs(86_400));
+    world.start_node("a", 1, None, false);
+    let mut spec = spec(&json!([{"volume": "root", "size": 1 << 20}]));
+    spec["devices"] = json!(["edu,id=teacher,no-such-property=1"]);
+    std::fs::write(world.path("spec.json"), spec.to_string()).unwrap();
+    let file = world.path("spec.json");
+    let create = ["vm", "create", "web", "--at", "a", "--file", file.to_str().unwrap(), "--start"];
+    let tries = |world: &World| {
+        std::fs::read_to_string(world.path("a.log")).unwrap().matches("made to run; trying again").count()
+    };
+
+    let (code, _, said) = world.godwit(&create);
+    assert!(code != 0 && said.contains("does not come up"), "{said}");
+    world.ok(&["vm", "stop", "web"]);
+    let tried = tries(&world);
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!((run_state(&world).as_str(), tries(&world)), ("off", tried), "{}", world.logs());
+    world.ok(&["vm", "rm", "web"]);
+
+    // One that is still being tried goes as well.
+    let (code, _, said) = world.godwit(&create);
+    assert!(code != 0 && said.contains("does not come up"), "{said}");
+    world.ok(&["vm", "rm", "web"]);
+    assert_eq!(world.ok(&["vm", "ls", "--json"]).trim(), "[]");
+    assert!(!world.path("a/vms/2").exists() && common::guests(world.folder.path()).is_empty());
+}
+
+#[test]
+fn a_vm_is_off_when_its_stop_says_so() {
+    let Some(_machine) = machine() else { return };
+    let mut world = World::new(6);
+    world.start_controller();
+    world.certify(Role::Node, "a", Duration::from_secs(86_400));
+    world.start_node("a", 1, None, false);
+    world.create(&spec(&json!([{"volume": "root", "size": 1 << 20}])));
+    for _ in 0..3 {
+        world.ok(&["vm", "stop", "web", "--force"]);
+        assert!(common::guests(world.folder.path()).is_empty());
+        world.ok(&["vm", "start", "web"]);
+    }
+    world.ok(&["vm", "stop", "web", "--force"]);
+    world.ok(&["vm", "rm", "web"]);
+}
+
+/// Process 1 of a guest that fills its disk, once.
+const FILLS: &str = r#"#!/bin/busybox sh
+export PATH=/bin
+mount -t proc proc /proc
+mount -t devtmpfs devtmpfs /dev
+exec </dev/console >/dev/console 2>&1
+while read -r module; do insmod "/lib/modules/$module"; done </lib/modules/order
+n=0
+while [ $n -lt 48 ]; do
+    dd if=/dev/urandom of=/dev/vda bs=1M count=1 seek=$n oflag=direct conv=notrunc 2>/dev/null || echo "LOAD-ERROR $n"
+    n=$((n + 1))
+done
+echo LOAD-ENDED
+while :; do sleep 3600; done
+"#;
+
+#[test]
+fn a_guest_whose_write_found_no_room_stands_still_and_goes_on_by_itself_when_there_is() {
+    let Some(_machine) = machine() else { return };
+    let mut world = World::new(7);
+    if !common::tiny(&world.path("images"), FILLS) {
+        return;
+    }
+    world.start_controller();
+    world.certify(Role::Node, "a", Duration::from_secs(86_400));
+    world.start_node("a", 1, Some("32m"), false);
+    let node = world.daemons.last().unwrap().id();
+    let create = ["vm", "create", "web", "--at", "a", "--memory", "131080K", "--accel", "tcg", "--disk", "root=64M"];
+    let boot =
+        ["--cpu", "qemu64,+rdrand", "--kernel", "vmlinuz", "--initrd", "initrd", "--cmdline", common::LOAD, "--start"];
+    world.ok(&[&create[..], &boot[..]].concat());
+    let until = |what: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while !what() {
+            assert!(Instant::now() < deadline, "{}", world.logs());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    until(&|| run_state(&world) == "paused");
+    let (code, _, said) = world.godwit(&["vm", "start", "web"]);
+    assert!(code != 0 && said.contains("no room"), "{said}");
+
+    let state = world.path("a");
+    let remount = ["-o", "remount,size=256m", state.to_str().unwrap()];
+    let space = format!("--mount=/proc/{node}/ns/mnt");
+    assert!(Command::new("nsenter").args([space.as_str(), "mount"]).args(remount).status().unwrap().success());
+    let console = format!("/proc/{node}/root{}/vms/1/console.log", state.display());
+    let said = || std::fs::read_to_string(&console).unwrap_or_default();
+    until(&|| said().contains("LOAD-ENDED"));
+    assert!(!said().contains("LOAD-ERROR"), "{}", said());
+    assert_eq!(run_state(&world), "running");
+}

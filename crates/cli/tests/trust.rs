@@ -156,7 +156,10 @@ fn hosts_enrol_renew_their_certificates_under_a_move_and_are_revoked_and_no_secr
     refused(&first, "has been used already");
     std::thread::sleep(Duration::from_secs(2));
     refused(&brief, "has expired");
-    assert_eq!(world.path("a/credentials/key.pem").metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    for file in ["key.pem", "controller.json"] {
+        let mode = world.path("a/credentials").join(file).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
 
     std::fs::create_dir(world.path("images")).unwrap();
     world.node("a", 1);

@@ -161,7 +161,8 @@ fn longest(rounds: &[(u32, f64)], from: f64, to: f64) -> f64 {
 const CONTROLLER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(127, 77, 31, 9)), 7400);
 const NODE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(127, 77, 31, 1)), 7410);
 
-fn prepare(world: &World, image: &Path) {
+/// Whether there is a guest to run.
+fn prepare(world: &World) -> bool {
     let at = |name: &str| world.path(name);
     let authority = Authority::create(&at("ca")).unwrap();
     for (role, name) in [(Role::Controller, "controller"), (Role::Node, "a"), (Role::Client(Access::Admin), "ann")] {
@@ -184,34 +185,20 @@ fn prepare(world: &World, image: &Path) {
     );
     std::fs::write(at("node.toml"), node).unwrap();
     std::fs::create_dir(at("images")).unwrap();
-    std::fs::copy(image.join("vmlinuz"), at("images/vmlinuz")).unwrap();
-    // A second archive behind the first: the kernel unpacks both.
-    std::fs::create_dir(at("more")).unwrap();
-    std::fs::write(at("more/load"), GUEST).unwrap();
-    std::fs::set_permissions(at("more/load"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let mut cpio = Command::new("cpio");
-    cpio.args(["--quiet", "--create", "--format=newc", "--owner=0:0"]).current_dir(at("more"));
-    let mut packing = cpio.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    packing.stdin.take().unwrap().write_all(b"load\n").unwrap();
-    let more = packing.wait_with_output().unwrap().stdout;
-    let mut initrd = std::fs::read(image.join("initrd")).unwrap();
-    initrd.resize(initrd.len().next_multiple_of(512), 0);
-    initrd.extend(more);
-    std::fs::write(at("images/initrd"), initrd).unwrap();
+    common::tiny(&at("images"), GUEST)
 }
 
 #[test]
 fn a_guest_under_disk_load_outlives_new_versions_of_its_node_and_controller_without_an_error() {
-    let image = PathBuf::from(std::env::var_os("GODWIT_IMAGES").unwrap_or("/var/cache/godwit-lab/images".into()));
-    let image = image.join("tiny");
     let root = Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout.starts_with(b"0\n"));
-    let tools = ["qemu-system-x86_64", "cpio"].iter().all(|t| Command::new(t).arg("--version").output().is_ok());
-    if !root || !tools || !image.join("initrd").exists() {
-        eprintln!("SKIPPED: this needs root, qemu-system-x86_64, cpio and the tiny image (scripts/setup.sh)");
+    if !root || Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: this needs root and qemu-system-x86_64");
         return;
     }
     let mut world = World { folder: tempfile::tempdir().unwrap(), daemons: vec![] };
-    prepare(&world, &image);
+    if !prepare(&world) {
+        return;
+    }
     let this = PathBuf::from(env!("CARGO_BIN_EXE_godwit"));
     let first = std::env::var_os("GODWIT_UPGRADE_FROM").map_or_else(|| this.clone(), PathBuf::from);
     world.install(&first, 0);
@@ -219,9 +206,9 @@ fn a_guest_under_disk_load_outlives_new_versions_of_its_node_and_controller_with
     world.start("node", NODE);
     world.ok(&["site", "add", "here"]);
     world.ok(&["host", "add", "a", "--site", "here", "--api", &NODE.to_string()]);
-    let words = "console=ttyS0 quiet panic=-1 oops=panic random.trust_cpu=on no_timer_check tsc=reliable nosoftlockup rdinit=/load";
     let create = ["vm", "create", "web", "--at", "a", "--memory", "131080K", "--accel", "tcg", "--disk", "root=16M"];
-    let boot = ["--cpu", "qemu64,+rdrand", "--kernel", "vmlinuz", "--initrd", "initrd", "--cmdline", words, "--start"];
+    let boot =
+        ["--cpu", "qemu64,+rdrand", "--kernel", "vmlinuz", "--initrd", "initrd", "--cmdline", common::LOAD, "--start"];
     world.ok(&[&create[..], &boot[..]].concat());
     let qemu = world.guests();
     assert_eq!(qemu.len(), 1);

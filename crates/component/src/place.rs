@@ -2,7 +2,7 @@
 
 use crate::config::{Between, Config, Kind, Network, Outside};
 use crate::holder::Holder;
-use crate::rules::{self, RulesError};
+use crate::rules::{self, Hooks, RulesError};
 use crate::state::{Loaded, State, Station};
 use godwit_net::{
     BridgeKind, Learnt, LinkIndex, MacAddr, Net, NetError, NetNs, PacketSocket, Route, VethEnd, conntrack,
@@ -177,6 +177,7 @@ impl Place {
                 }
             }
         }
+        track(spec, &ns).await.map_err(&failed)?;
         let furnished = self.furnish(spec, &ns, &net).await;
         furnished.map_err(|e| match e {
             // Everything it is made of exists here: what is refused now comes from the file.
@@ -217,6 +218,7 @@ impl Place {
             self.net.up(link.index).await.map_err(&failed)?;
         }
         self.stage_outside(spec, &ns, &net).await.map_err(&failed)?;
+        track(spec, &ns).await.map_err(&failed)?;
         self.furnish(spec, &ns, &net).await
     }
 
@@ -275,7 +277,7 @@ impl Place {
         }
     }
 
-    /// Everything inside is as the file says.
+    /// Everything inside is as the file says, after [`track`].
     async fn furnish(&self, spec: &Spec, ns: &NetNs, net: &Net) -> Done<()> {
         let failed = Self::net_error("configure", spec.id);
         let config = &spec.config;
@@ -304,8 +306,25 @@ impl Place {
                 ("ipv6/conf/default/accept_dad", "0"),
             ]);
         }
+        // Bridged IP packets pass the hooks of the families ip, ip6 and inet, with connection tracking; those behind a VLAN's tag, or in
+        // PPPoE, where that is said. Where the kernel has no such thing, chains of the family bridge alone see them.
+        let shown = || Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists();
+        let by_ip = bridge && ns.within(shown).map_err(&failed)?;
+        let hooks = match (bridge, by_ip) {
+            (false, _) => Hooks::Ip,
+            (true, false) => Hooks::Bridge,
+            (true, true) => Hooks::Both,
+        };
         if spec.kind == Kind::Firewall {
-            settings.push(("netfilter/nf_conntrack_tcp_loose", "0"));
+            settings.push((rules::LOOSE, "0"));
+            if by_ip {
+                settings.extend([
+                    ("bridge/bridge-nf-call-iptables", "1"),
+                    ("bridge/bridge-nf-call-ip6tables", "1"),
+                    ("bridge/bridge-nf-filter-vlan-tagged", "1"),
+                    ("bridge/bridge-nf-filter-pppoe-tagged", "1"),
+                ]);
+            }
         }
         let set = |settings: &[(&str, &str)]| ns.set(settings).map_err(&failed);
         set(&settings)?;
@@ -324,9 +343,9 @@ impl Place {
             net.remove(BRIDGE).await.map_err(&failed)?;
         }
         // Rules before anything forwards. Those that are there stay, with their counters and what their sets have gathered.
-        let mark = rules::mark(config);
+        let mark = rules::mark(config, hooks);
         if lo.alias.as_deref() != Some(&mark) {
-            let loaded = rules::load(ns, config.rules.as_ref(), config.closed).await;
+            let loaded = rules::load(ns, config.rules.as_ref(), config.closed, hooks).await;
             loaded.map_err(|e| match e {
                 RulesError::Net(source) => ComponentError::Net { doing: "give rules to", id: spec.id, source },
                 other => ComponentError::Config(other.to_string()),
@@ -334,7 +353,7 @@ impl Place {
             net.set_alias(lo.index, &mark).await.map_err(&failed)?;
         }
         if bridge {
-            self.bridge(spec, ns, net).await.map_err(&failed)
+            self.bridge(spec, net).await.map_err(&failed)
         } else {
             self.route(spec, net).await.map_err(&failed)?;
             self.forward(ns, six, true).map_err(&failed)
@@ -347,16 +366,9 @@ impl Place {
         if six { ns.set(&[("ipv6/conf/all/forwarding", value)]) } else { Ok(()) }
     }
 
-    async fn bridge(&self, spec: &Spec, ns: &NetNs, net: &Net) -> Result<(), NetError> {
+    async fn bridge(&self, spec: &Spec, net: &Net) -> Result<(), NetError> {
         let config = &spec.config;
         net.set_routes(&[]).await?;
-        if spec.kind == Kind::Firewall
-            && ns.within(|| Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists())?
-        {
-            // Bridged IP packets pass the hooks of the families ip, ip6 and inet, with connection tracking. Where there is no
-            // such thing, rules of the family bridge have their own.
-            ns.set(&[("bridge/bridge-nf-call-iptables", "1"), ("bridge/bridge-nf-call-ip6tables", "1")])?;
-        }
         let kind = BridgeKind { vlan_filtering: config.vlan_filtering, stp: config.stp };
         let bridge = net.ensure_switch(BRIDGE, spec.mac(0), kind).await?;
         for port in &config.ports {
@@ -505,7 +517,7 @@ impl Place {
         Ok(state)
     }
 
-    /// Takes over what was learnt and let through elsewhere. What does not fit here is left out.
+    /// Takes over what was learnt and let through elsewhere, or a part of it. What does not fit here is left out.
     ///
     /// # Errors
     /// [`ComponentError`].
@@ -513,11 +525,14 @@ impl Place {
         let failed = Self::net_error("give its state to", spec.id);
         let ns = self.namespace(spec.id).ok_or(ComponentError::Absent(spec.id))?;
         let mut loaded = Loaded::default();
-        if spec.config.between == Between::Bridge {
+        if spec.config.between == Between::Bridge && !state.stations.is_empty() {
             let net = ns.net().map_err(&failed)?;
+            let links = net.list("p").await.map_err(&failed)?;
+            let ports: BTreeMap<u8, LinkIndex> =
+                links.into_iter().filter_map(|link| Some((spec.port_of(&link.name)?, link.index))).collect();
             for Station { port, mac, vlan } in state.stations {
-                let Some(link) = net.find(&inside(port)).await.map_err(&failed)? else { continue };
-                match net.teach(&Learnt { port: link.index, mac, vlan }).await {
+                let Some(port) = ports.get(&port).copied() else { continue };
+                match net.teach(&Learnt { port, mac, vlan }).await {
                     Ok(()) => loaded.stations += 1,
                     Err(error) => tracing::debug!(component = spec.id, %mac, %error, "an address is left to be learnt"),
                 }
@@ -551,6 +566,11 @@ impl Place {
         });
         ended.await.expect("nothing in it panics").map_err(&failed)
     }
+}
+
+/// A firewall's kernel tracks connections.
+async fn track(spec: &Spec, ns: &NetNs) -> Result<(), NetError> {
+    if spec.kind == Kind::Firewall { rules::track(ns).await } else { Ok(()) }
 }
 
 fn routes(spec: &Spec, by: &BTreeMap<u8, LinkIndex>) -> Vec<Route> {

@@ -8,6 +8,7 @@ use godwit_net::{NetError, NetNs};
 use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -20,6 +21,25 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What a firewall does whose file has no rules.
 const CLOSED: &str = "table inet godwit { chain forward { type filter hook forward priority filter; policy drop; \
                       ct state established,related accept; }; }";
+/// What a bridged one does: no frame passes, and the kernel needs nothing for it that it may lack.
+const CLOSED_BRIDGED: &str =
+    "table bridge godwit { chain forward { type filter hook forward priority filter; policy drop; }; }";
+
+/// A rule for which the kernel loads connection tracking, and which goes again in the same transaction.
+const TRACKING: &str = "table ip godwit-track { chain any { ct state new; }; }; delete table ip godwit-track\n";
+/// Below `/proc/sys/net`: whether a segment in the middle of a connection begins one. It is there where connections are tracked.
+pub(crate) const LOOSE: &str = "netfilter/nf_conntrack_tcp_loose";
+
+/// Which chains at `forward` see what a component passes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Hooks {
+    /// Those of ip, ip6 and inet: it routes.
+    Ip,
+    /// Those of bridge: it bridges.
+    Bridge,
+    /// Those of all four: it bridges, and the kernel has `br_netfilter`.
+    Both,
+}
 
 /// Why rules were not taken.
 #[derive(Debug, thiserror::Error)]
@@ -29,9 +49,14 @@ pub(crate) enum RulesError {
     Refused(String),
     /// They let through what they do not name.
     #[error(
-        "line {0}: no chain drops what its rules do not accept: give a chain with `hook forward` the `policy drop`, in a table of the family inet, ip and ip6, or bridge; or write `default = \"accept\"`"
+        "line {0}: no chain drops what its rules do not accept: give a chain with `hook forward` the `policy drop`, in a table of the family inet, of ip and of ip6, or, if it is bridged, of bridge; or write `default = \"accept\"`"
     )]
     Open(usize),
+    /// What they drop would pass.
+    #[error(
+        "line {0}: on this host no chain of the families ip, ip6 and inet sees bridged packets: load the kernel's module for that (`modprobe br_netfilter`), or write the chains in a table of the family bridge"
+    )]
+    Unseen(usize),
     /// There is no `nft`, or the namespace cannot be entered.
     #[error(transparent)]
     Net(#[from] NetError),
@@ -75,7 +100,7 @@ fn in_file(said: &str, before: usize) -> String {
 }
 
 /// Whether what nobody accepts is dropped, for IPv4 and IPv6, as `nft -j list chains` shows it.
-fn drops(chains: &[u8]) -> bool {
+fn drops(chains: &[u8], hooks: Hooks) -> bool {
     let all: Value = serde_json::from_slice(chains).unwrap_or_default();
     let closed = |family: &str| {
         all["nftables"].as_array().into_iter().flatten().any(|item| {
@@ -83,22 +108,52 @@ fn drops(chains: &[u8]) -> bool {
             chain["family"] == family && chain["hook"] == "forward" && chain["policy"] == "drop"
         })
     };
-    closed("inet") || closed("bridge") || (closed("ip") && closed("ip6"))
+    let ip = closed("inet") || (closed("ip") && closed("ip6"));
+    match hooks {
+        Hooks::Ip => ip,
+        Hooks::Bridge => closed("bridge"),
+        Hooks::Both => ip || closed("bridge"),
+    }
+}
+
+/// Whether some chain waits, in a family of IP's, for what is passed on.
+fn waits_for_ip(chains: &[u8]) -> bool {
+    let all: Value = serde_json::from_slice(chains).unwrap_or_default();
+    all["nftables"].as_array().into_iter().flatten().any(|item| {
+        let is = |key: &str, values: [&str; 3]| values.iter().any(|value| item["chain"][key] == *value);
+        is("family", ["ip", "ip6", "inet"]) && is("hook", ["prerouting", "forward", "postrouting"])
+    })
+}
+
+/// Connections are tracked from now on, where a rule asks for that.
+pub(crate) async fn track(ns: &NetNs) -> Result<(), NetError> {
+    let there = || Path::new("/proc/sys/net").join(LOOSE).exists();
+    if ns.within(there)? {
+        return Ok(());
+    }
+    let said = nft(ns, &["-f", "/dev/stdin"], TRACKING).await?.err().unwrap_or_default();
+    if ns.within(there)? {
+        return Ok(());
+    }
+    let source = io::Error::other(format!("a firewall needs it: `modprobe nf_conntrack` on its host. {said}"));
+    Err(NetError::Kernel { operation: "load kernel module", object: "nf_conntrack".into(), source })
 }
 
 /// By which it is told whether a namespace has these rules: kept in it, as long as it lasts.
-pub(crate) fn mark(config: &Config) -> String {
+pub(crate) fn mark(config: &Config, hooks: Hooks) -> String {
     let mut hasher = DefaultHasher::new();
     config.rules.as_ref().map(|rules| &rules.text).hash(&mut hasher);
     config.closed.hash(&mut hasher);
+    hooks.hash(&mut hasher);
     format!("godwit rules {:016x}", hasher.finish())
 }
 
 /// Puts rules in the place of all that are there; none: a firewall's are closed, and any other component has none.
-pub(crate) async fn load(ns: &NetNs, rules: Option<&Rules>, closed: bool) -> Result<(), RulesError> {
+pub(crate) async fn load(ns: &NetNs, rules: Option<&Rules>, closed: bool, hooks: Hooks) -> Result<(), RulesError> {
     let text = match rules {
         Some(rules) => rules.text.as_str(),
-        None if closed => CLOSED,
+        None if closed && hooks == Hooks::Ip => CLOSED,
+        None if closed => CLOSED_BRIDGED,
         None => "",
     };
     // On one line with the first rule, so that lines stay what they are.
@@ -111,9 +166,13 @@ pub(crate) async fn load(ns: &NetNs, rules: Option<&Rules>, closed: bool) -> Res
     if let Some(said) = refused {
         return Err(RulesError::Refused(in_file(&said, before)));
     }
-    if closed {
+    let unseen = hooks == Hooks::Bridge && rules.is_some();
+    if closed || unseen {
         let chains = nft(ns, &["-j", "list", "chains"], "").await?.map_err(RulesError::Refused)?;
-        if !drops(&chains) {
+        if unseen && waits_for_ip(&chains) {
+            return Err(RulesError::Unseen(before + 1));
+        }
+        if closed && !drops(&chains, hooks) {
             return Err(RulesError::Open(before + 1));
         }
     }
@@ -136,10 +195,27 @@ mod tests {
     fn a_ruleset_is_closed_for_both_families_or_it_is_not() {
         let chain = |family: &str, policy: &str| serde_json::json!({"chain": {"family": family, "hook": "forward", "policy": policy}});
         let all = |chains: &[Value]| serde_json::to_vec(&serde_json::json!({ "nftables": chains })).unwrap();
-        assert!(drops(&all(&[chain("inet", "drop")])));
-        assert!(drops(&all(&[chain("ip", "drop"), chain("ip6", "drop")])));
-        for open in [vec![], vec![chain("inet", "accept")], vec![chain("ip", "drop")]] {
-            assert!(!drops(&all(&open)), "{open:?}");
+        for hooks in [Hooks::Ip, Hooks::Both] {
+            assert!(drops(&all(&[chain("inet", "drop")]), hooks));
+            assert!(drops(&all(&[chain("ip", "drop"), chain("ip6", "drop")]), hooks));
         }
+        for hooks in [Hooks::Ip, Hooks::Bridge, Hooks::Both] {
+            for open in [vec![], vec![chain("inet", "accept")], vec![chain("ip", "drop")]] {
+                assert!(!drops(&all(&open), hooks), "{hooks:?} {open:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_bridged_ruleset_is_closed_only_by_chains_that_see_what_is_bridged() {
+        let chain = |family: &str, hook: &str| {
+            let chain = serde_json::json!({"family": family, "hook": hook, "policy": "drop"});
+            serde_json::to_vec(&serde_json::json!({ "nftables": [{ "chain": chain }] })).unwrap()
+        };
+        let (inet, bridge) = (chain("inet", "forward"), chain("bridge", "forward"));
+        assert!(!drops(&inet, Hooks::Bridge) && drops(&bridge, Hooks::Bridge) && drops(&bridge, Hooks::Both));
+        assert!(!drops(&bridge, Hooks::Ip), "what is routed passes no chain of a bridge");
+        assert!(waits_for_ip(&inet) && waits_for_ip(&chain("ip6", "prerouting")));
+        assert!(!waits_for_ip(&bridge) && !waits_for_ip(&chain("inet", "input")));
     }
 }

@@ -360,6 +360,45 @@ fn an_established_connection_survives_the_move_of_a_bridged_firewall_and_a_forge
     on_a_host(async |host| firewall_moves(host, BRIDGED, [("10.0.0.1/24", None), ("10.0.0.2/24", None)]).await);
 }
 
+#[test]
+fn a_bridged_firewall_lets_nothing_pass_its_rules_by_a_tag_and_without_rules_nothing_at_all() {
+    on_a_host(async |host| {
+        let a = host.here("ga", &[2]);
+        let (g1, g2) = (host.guest("g1", "10.0.0.1/24", None).await, host.guest("g2", "10.0.0.2/24", None).await);
+        let apply = async |file: &str| a.place.stage(&spec(2, Kind::Firewall, 2, file)).await.unwrap();
+        apply("mode = \"bridged\"\ndefault = \"accept\"\n").await;
+        for (endpoint, guest) in [(1, &g1), (2, &g2)] {
+            host.wire(&a, endpoint, guest).await;
+        }
+        let eth0 = async |guest: &Guest| guest.ns.net().unwrap().get("eth0").await.unwrap();
+        let (from, to) = (eth0(&g1).await, eth0(&g2).await);
+        let (sender, at) = (g1.ns.packet_socket(from.index).unwrap(), g2.ns.packet_socket(to.index).unwrap());
+        let passes = async |frame: &[u8]| {
+            sender.send(frame).unwrap();
+            tokio::time::timeout(NOTHING, sees_forged(&at, b"nobody says this")).await.is_ok()
+        };
+        let plain = forged(g1.ip, g2.ip, [to.mac.0, from.mac.0], [7000, 40000]);
+        let tagged = [&plain[..12], &[0x81, 0, 0, 5], &plain[12..]].concat();
+        // Of a protocol that is none of IP's.
+        let other = [&plain[..12], &[0x88, 0xb5], &plain[14..]].concat();
+        let (plain, tagged, other) = (&plain[..], &tagged[..], &other[..]);
+        // A port that has just been wired may not pass the first ones.
+        let end = Instant::now() + LONG;
+        for frame in [plain, tagged, other] {
+            while !passes(frame).await {
+                assert!(Instant::now() < end, "a firewall that accepts everything drops {frame:02x?}");
+            }
+        }
+        apply(BRIDGED).await;
+        assert!(!passes(plain).await && !passes(tagged).await, "what no rule accepts passes, without or with a tag");
+        apply("mode = \"bridged\"\n").await;
+        for frame in [plain, tagged, other] {
+            assert!(!passes(frame).await, "a firewall without rules lets pass {frame:02x?}");
+        }
+        a.place.remove(2, &[1, 2]).await.unwrap();
+    });
+}
+
 const TRANSLATING: &str = r#"
 rules = """
 table ip nat {
@@ -452,6 +491,22 @@ fn of_a_routers_ports_on_one_segment_each_answers_for_its_own_address_alone() {
         }
         assert_ne!(answered[0], answered[1], "both addresses are at one port");
         a.place.remove(9, &router.endpoints).await.unwrap();
+    });
+}
+
+#[test]
+fn an_address_that_stays_is_there_when_the_first_one_of_its_network_goes() {
+    on_a_host(async |host| {
+        let link = host.net.ensure_bridge("lan", None).await.unwrap();
+        for last in [&[1, 2, 3][..], &[2, 4], &[2, 4], &[]] {
+            let wanted: Vec<Prefix> = last.iter().map(|n| format!("10.0.0.{n}/24").parse().unwrap()).collect();
+            host.net.set_addresses(link.index, &wanted).await.unwrap();
+            let shown = Command::new("ip").args(["-o", "-4", "address", "show", "dev", "lan"]).output().unwrap();
+            let shown = String::from_utf8(shown.stdout).unwrap();
+            let there: Vec<Prefix> =
+                shown.lines().map(|line| line.split_whitespace().nth(3).unwrap().parse().unwrap()).collect();
+            assert_eq!(there, wanted, "{shown}");
+        }
     });
 }
 

@@ -24,7 +24,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use godwit_api::events::{Event, Happening};
 use godwit_api::extender::{Extender, ExtenderState, HostWay, LocalWay};
-use godwit_api::metrics::{KEPT as MOVES_KEPT_FOR, MOST_KEPT};
+use godwit_api::metrics::{ENDS, KEPT as MOVES_KEPT_FOR, MOST_KEPT};
 use godwit_api::progress::{MoveProgress, Outcome, PhaseName};
 use godwit_api::public::{Component, Site, Volume};
 use godwit_api::{ApiError, Name};
@@ -349,6 +349,13 @@ impl Hub {
         inner.ended.iter().map(|(_, record)| record.clone()).collect()
     }
 
+    /// So many moves more had ended, and their records are gone.
+    fn count_forgotten(&self, outcome: &str, count: u64) {
+        if let Some(outcome) = ENDS.map(label).into_iter().find(|known| *known == outcome) {
+            *self.lock().outcomes.entry(outcome).or_default() += count;
+        }
+    }
+
     fn count(&self, record: &MoveRecord, lately: bool) {
         let mut inner = self.lock();
         *inner.outcomes.entry(label(record.progress.outcome)).or_default() += 1;
@@ -466,6 +473,9 @@ impl Watched {
             if let Some(record) = read::<MoveRecord>(Some(&bytes)).filter(|record| record.step == Step::Ended) {
                 hub.count(&record, false);
             }
+        }
+        for (outcome, bytes) in store.list(Kind::Forgotten).unwrap_or_default() {
+            hub.count_forgotten(&outcome, read(Some(&bytes)).unwrap_or_default());
         }
         for (_, bytes) in store.list(Kind::Vm).unwrap_or_default() {
             if let Some(vm) = read::<VmRecord>(Some(&bytes)) {

@@ -77,6 +77,9 @@ pub struct TunnelRecord {
     pub epoch: u32,
     /// Its ends, in the sites' order.
     pub ends: [TunnelEnd; 2],
+    /// Another one with new keys is wanted in its place, as soon as its hosts can make it.
+    #[serde(default)]
+    pub renew: bool,
 }
 
 /// A tunnel's end.
@@ -213,18 +216,29 @@ pub async fn disconnect(
 
 /// New keys.
 pub async fn rotate(State(c): Shared, Path((a, b)): Path<(Name, Name)>) -> Answer<Extender> {
+    find(&c, &a, &b)?;
+    // What was said at the last round is seconds old, and nothing was said to a controller that has just started.
+    tend(&c).await?;
     {
         let _deciding = c.decide();
         let record = find(&c, &a, &b)?;
-        if record.rotate || plan::is_rotating(&record) {
-            return Err(
-                conflict("its keys are being rotated already").remedy("`godwit extender show` says how far it is")
-            );
+        if let Some(why) = hinders_rotation(&c, &record) {
+            return Err(conflict(why).remedy("`godwit extender show` says how far it is, and which hosts are silent"));
         }
         c.store.commit(&[put(&ExtenderRecord { rotate: true, ..record })])?;
     }
     tend(&c).await?;
     Ok(Json(shown(&c, &find(&c, &a, &b)?)))
+}
+
+/// Why no two hosts can begin to make new keys.
+fn hinders_rotation(c: &Controller, record: &ExtenderRecord) -> Option<&'static str> {
+    let said = lock(&c.extenders.local);
+    let says = |host: &Name, of: u32| tunnel(&said, host, record.id, of).cloned();
+    let can = !record.rotate && plan::can_rotate(record, &says);
+    let rotates = record.rotate || plan::is_rotating(record);
+    let why = if rotates { "its keys are being rotated already" } else { "of none of its tunnels both hosts answer" };
+    (!can).then_some(why)
 }
 
 /// All of them.

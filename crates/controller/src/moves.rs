@@ -11,16 +11,18 @@ use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
 use crate::vms::{learn_vcpus, open_move, settle};
 use axum::Json;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use godwit_api::host::{
     Blocker, CheckVm, DiskStrategy, HostFacts, LocalVm, MoveOrder, Ownership, PeerHost, RunState, SetLimit,
 };
 use godwit_api::predict::Foretold;
 use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, NoteKind, Outcome, Phase, PhaseName, Teller};
-use godwit_api::public::{DryRun, Move, StartMove};
+use godwit_api::public::{DryRun, MOST_LISTED, Move, StartMove, WantedMoves};
+use godwit_api::vm::Placement;
 use godwit_api::{ApiError, Name, Problem};
 use godwit_units::{BitRate, Bytes, MoveId, VmId};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::oneshot;
@@ -45,6 +47,10 @@ const CERTIFICATE_LEFT: Duration = Duration::from_secs(3600);
 
 /// A limit below this would not even carry a link's own keep-alive.
 const LEAST_LIMIT: BitRate = BitRate(100_000);
+/// Moves that have ended and are kept, the newest.
+const MOST_KEPT: usize = 2000;
+/// It is looked whether there are more after every so many moves.
+const FORGET_EVERY: u64 = 50;
 
 pub(crate) fn unix_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
@@ -214,9 +220,7 @@ async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
             blocker(&vm.host, "disk", message, "copy it: `--disk mirror` or `--disk postcopy`")
         }));
     }
-    let size = crate::placing::not_placed(&vm.definition, &order.place);
-    let disk = local.as_ref().map_or(size, |l| l.allocated.min(size));
-    let check = CheckVm { definition: vm.definition.clone(), disk, vcpus: order.vcpus, place: order.place.clone() };
+    let check = to_check(&vm, local.as_ref(), order.vcpus, &order.place);
     let first = candidates[0].clone();
     for to in candidates {
         if to.name == vm.host && first.name != to.name {
@@ -265,6 +269,9 @@ pub(crate) async fn check(c: &Controller, who: &Caller, order: &StartMove) -> Re
     }
     who.find(c, &order.vm)?;
     crate::placing::check(who, &c.vm_record(&order.vm)?.definition, &order.place)?;
+    if order.throttle.is_some_and(|percent| !(1..=99).contains(&percent)) {
+        return Err(invalid("throttle: from 1 to 99 percent"));
+    }
     if order.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
         return Err(invalid(format!("limit: less than {LEAST_LIMIT} would stop the link")));
     }
@@ -415,7 +422,10 @@ async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<A
     if record.step == Step::Begin {
         crate::together::turn(&c, &record).await;
         reach(Point::SagaStored, record.order.vm).await;
-        let answer = begin(&c, &mut record).await;
+        let answer = match still_room(&c, &record).await {
+            Ok(()) => begin(&c, &mut record).await,
+            Err(error) => Err(error),
+        };
         reach(Point::SagaOrdered, record.order.vm).await;
         let refused = answer.as_ref().err().cloned();
         if let Some(error) = &refused {
@@ -432,6 +442,32 @@ async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<A
         }
     }
     watch(&c, &mut record).await;
+}
+
+/// Whether the destination has room still for a move that waited behind others: what those took was not gone when it was ordered. One that its
+/// source has heard of has taken of that room itself.
+async fn still_room(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
+    let unheard = matches!(
+        c.node_of(&record.from)?.mv(record.id()).await,
+        Err(error) if error.problem == Problem::NotFound
+    );
+    if record.after.is_none() || !unheard {
+        return Ok(());
+    }
+    let vm = c.vm_record(&record.vm)?;
+    let (_, local) = check_source(c, &vm, None).await?;
+    let check = to_check(&vm, local.as_ref(), record.order.vcpus, &record.place);
+    // Whoever does not answer now is asked until it does.
+    let Ok(report) = c.node_of(&record.order.to.name)?.check(&check).await else { return Ok(()) };
+    let room = report.blockers.into_iter().find(|blocker| matches!(blocker.kind.as_str(), "disk" | "memory"));
+    room.map_or(Ok(()), |blocker| Err(ApiError::new(Problem::Blocked, blocker.message).remedy(blocker.remedy)))
+}
+
+/// What a destination is asked whether it can have.
+fn to_check(vm: &VmRecord, local: Option<&LocalVm>, vcpus: Option<u32>, place: &[Placement]) -> CheckVm {
+    let size = crate::placing::not_placed(&vm.definition, place);
+    let disk = local.map_or(size, |l| l.allocated.min(size));
+    CheckVm { definition: vm.definition.clone(), disk, vcpus, place: place.to_vec() }
 }
 
 /// Has the source's node take the order: as often as it takes, since a lost answer does not mean a lost order.
@@ -660,6 +696,11 @@ async fn end(c: &Controller, record: &mut MoveRecord, outcome: Outcome, error: O
     reach(Point::SagaEnded, record.order.vm).await;
     c.set_live(record.id(), None);
     tracing::info!(outcome = ?record.progress.outcome, "a move has ended");
+    if record.id().0.is_multiple_of(FORGET_EVERY)
+        && let Err(error) = forget_oldest(c)
+    {
+        tracing::warn!(%error, "old moves cannot be taken away");
+    }
 }
 
 /// How a move stands that is over.
@@ -683,10 +724,36 @@ fn over(c: &Controller, record: &MoveRecord) {
     tracing::info!("a move was ended: its source is lost, and its VM is promoted elsewhere");
 }
 
-pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Move>> {
+pub async fn list(
+    State(c): Shared,
+    Extension(who): Extension<Caller>,
+    Query(wanted): Query<WantedMoves>,
+) -> Answer<Vec<Move>> {
     let theirs = who.vms(&c)?;
-    let seen = |mv: &&MoveRecord| theirs.as_ref().is_none_or(|vms| vms.contains(&mv.order.vm));
-    Ok(Json(c.move_records()?.iter().filter(seen).map(MoveRecord::public).collect()))
+    let seen = |mv: &&MoveRecord| {
+        theirs.as_ref().is_none_or(|vms| vms.contains(&mv.order.vm)) && wanted.vm.as_ref().is_none_or(|vm| &mv.vm == vm)
+    };
+    let most = wanted.limit.unwrap_or(MOST_LISTED).min(MOST_LISTED);
+    Ok(Json(c.move_records()?.iter().filter(seen).take(most).map(MoveRecord::public).collect()))
+}
+
+/// Takes away the oldest of the moves that have ended, once there are many: all of them are read for every prediction.
+fn forget_oldest(c: &Controller) -> Result<(), ApiError> {
+    let _deciding = c.decide();
+    let vms: HashSet<VmId> = c.vm_records()?.into_iter().map(|vm| vm.definition.id).collect();
+    let ended = c.move_records()?.into_iter().filter(|mv| mv.step == Step::Ended);
+    // Where one has failed there may be half a copy, which the VM's deletion finds by it.
+    let old = ended.skip(MOST_KEPT).filter(|mv| mv.progress.outcome.has_arrived() || !vms.contains(&mv.order.vm));
+    let (mut changes, mut forgotten) = (vec![], BTreeMap::new());
+    for mv in old {
+        *forgotten.entry(crate::events::label(mv.progress.outcome)).or_insert(0) += 1;
+        changes.push(Change::remove(Kind::Move, mv.id().0));
+    }
+    for (outcome, more) in forgotten {
+        let before: u64 = c.store.read(Kind::Forgotten, outcome)?.unwrap_or(0);
+        changes.push(Change::put(Kind::Forgotten, outcome, &(before + more)));
+    }
+    Ok(c.store.commit(&changes)?)
 }
 
 pub async fn show(State(c): Shared, Path(id): Path<u64>) -> Answer<Move> {

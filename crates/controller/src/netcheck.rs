@@ -8,7 +8,7 @@ use futures_util::future::{join, join_all};
 use godwit_api::network::{HostFinding, NetFinding, NetKind};
 use godwit_api::wire::LocalWire;
 use godwit_api::{ApiError, HostClient, Name};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,10 +42,11 @@ async fn own(host: &Name, node: &HostClient) -> Vec<HostFinding> {
 
 /// What does not fit together, and stays so: a move changes all of it while it is looked at.
 async fn between(nodes: &[(Name, HostClient)]) -> Vec<HostFinding> {
-    let mut found = judge(&words(nodes).await);
+    let hosts: BTreeSet<&Name> = nodes.iter().map(|(host, _)| host).collect();
+    let mut found = judge(&words(nodes).await, &hosts);
     if !found.is_empty() {
         tokio::time::sleep(AGAIN).await;
-        let again = judge(&words(nodes).await);
+        let again = judge(&words(nodes).await, &hosts);
         found.retain(|finding| again.contains(finding));
     }
     found
@@ -60,7 +61,8 @@ async fn words(nodes: &[(Name, HostClient)]) -> BTreeMap<Name, Word> {
     join_all(asked).await.into_iter().flatten().collect()
 }
 
-fn judge(words: &BTreeMap<Name, Word>) -> Vec<HostFinding> {
+/// What does not fit together of what hosts know, where these are all hosts that there are.
+fn judge(words: &BTreeMap<Name, Word>, hosts: &BTreeSet<&Name>) -> Vec<HostFinding> {
     let mut open: BTreeMap<(u32, u32), Vec<&Name>> = BTreeMap::new();
     for (host, word) in words {
         for wire in &word.wires {
@@ -99,7 +101,8 @@ fn judge(words: &BTreeMap<Name, Word>) -> Vec<HostFinding> {
                     _ => {}
                 }
             }
-            for other in &local.untold {
+            // One that is none any more is not waited for once the controller's next word has come.
+            for other in local.untold.iter().filter(|other| hosts.contains(other)) {
                 let message = format!("{named}: `{other}` has not answered yet that it knows where its ends are");
                 add(host, format!("{message}; see that the two hosts' links reach each other"));
             }
@@ -136,8 +139,12 @@ mod tests {
         ]
         .map(|(name, word)| (name.parse().unwrap(), word))
         .into();
+        let hosts = ["a", "b", "c"].map(|host| host.parse::<Name>().unwrap());
         change(&mut words);
-        judge(&words).into_iter().map(|found| format!("{}: {}", found.host, found.finding.message)).collect()
+        judge(&words, &hosts.iter().collect())
+            .into_iter()
+            .map(|found| format!("{}: {}", found.host, found.finding.message))
+            .collect()
     }
 
     fn of<'a>(words: &'a mut BTreeMap<Name, Word>, host: &str) -> &'a mut LocalWire {
@@ -169,5 +176,7 @@ mod tests {
         assert!(twice.iter().any(|said| said.starts_with("a: ") && said.contains("on `c`")), "{twice:?}");
         let untold = after(|words| of(words, "b").untold = vec!["c".parse().unwrap()]);
         assert!(untold.len() == 1 && untold[0].starts_with("b: ") && untold[0].contains("`c`"), "{untold:?}");
+        let gone = after(|words| of(words, "b").untold = vec!["removed".parse().unwrap()]);
+        assert_eq!(gone, Vec::<String>::new(), "nobody can do anything about it");
     }
 }

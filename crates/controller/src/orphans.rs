@@ -30,6 +30,8 @@ pub enum Whose {
     Unknown,
     /// It was deleted.
     Deleted,
+    /// It is no VM's: part of a wire between ports that there is, and that its host does not know yet, or has not read.
+    Wire,
     /// It is being made or taken away.
     InHand,
     /// It takes part in a move that has not ended, with this host.
@@ -52,6 +54,7 @@ pub fn judge(orphan: &Orphan, whose: &Whose) -> (bool, bool, String) {
     let by_itself = orphan.kind != OrphanKind::Replica;
     match whose {
         Whose::Unknown => keep("nobody here knows what it belongs to".into()),
+        Whose::Wire => keep("there is such a wire, and its host is told of it".into()),
         Whose::InHand => keep("its VM is being made or deleted".into()),
         Whose::Moving => keep("its VM is being moved".into()),
         Whose::OwnedHere => keep("this host owns its VM, as far as is known".into()),
@@ -93,6 +96,12 @@ fn whose(
 ) -> Result<Whose, ApiError> {
     let Some(id) = vm_of(orphan, vms) else {
         // Of no VM that there is. Was it ever one of this store's?
+        if orphan.kind == OrphanKind::Interface
+            && let Some(wire) = orphan.number
+            && c.store.get(Kind::Wire, &wire.to_string())?.is_some()
+        {
+            return Ok(Whose::Wire);
+        }
         let of_wire = matches!(orphan.kind, OrphanKind::Interface | OrphanKind::Port | OrphanKind::Rules);
         let counter = if of_wire { Counter::Wire } else { Counter::Volume };
         let last = c.store.last(counter)?;
@@ -212,6 +221,7 @@ mod tests {
         assert!(!judge(&protected, &Whose::Deleted).0);
         for whose in [
             Whose::Unknown,
+            Whose::Wire,
             Whose::InHand,
             Whose::Moving,
             Whose::OwnedHere,

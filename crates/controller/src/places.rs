@@ -1,5 +1,6 @@
 //! Sites, hosts and components: what VMs are placed on and wired to.
 
+use crate::components::ComponentRecord;
 use crate::record::{MoveRecord, Step, VmRecord};
 use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Kind};
@@ -117,8 +118,14 @@ pub async fn remove_host(State(c): Shared, Path(name): Path<Name>) -> Answer<Val
     if let Some(vm) = c.vm_records()?.into_iter().find(|vm| vm.host == name) {
         return in_use(format!("the VM `{}` is there", vm.definition.name), "move or delete it first");
     }
-    if let Some(component) = crate::components::records(&c)?.into_iter().find(|component| component.host == name) {
-        return in_use(format!("the component `{}` is there", component.definition.name), "move or delete it first");
+    let is_there = |component: &ComponentRecord| {
+        component.host == name || component.order.as_ref().is_some_and(|order| order.to.name == name)
+    };
+    if let Some(component) = crate::components::records(&c)?.into_iter().find(is_there) {
+        return in_use(
+            format!("the component `{}` is there, or on its way", component.definition.name),
+            "move or delete it first",
+        );
     }
     for component in c.store.read_all::<Component>(Kind::Component)? {
         if matches!(&component.kind, ComponentSpec::Gateway { host, .. } if host == &name) {

@@ -103,8 +103,12 @@ fn all(c: &Controller) -> Result<Vec<PrecacheRecord>, ApiError> {
 pub(crate) fn volume_called(c: &Controller, who: &Caller, name: &Name) -> Result<(Volume, VmRecord), ApiError> {
     let volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
     let volume = volumes.into_iter().find(|v| &v.name == name).ok_or_else(|| missing("volume", name))?;
+    let seen = c.vm_records()?.iter().any(|vm| vm.definition.name == volume.vm && who.sees(vm));
+    if !seen {
+        return Err(missing("volume", name));
+    }
     let vm = c.vm_record(&volume.vm)?;
-    if who.sees(&vm) { Ok((volume, vm)) } else { Err(missing("volume", name)) }
+    Ok((volume, vm))
 }
 
 /// Where a host's node is, as it says now or said last.

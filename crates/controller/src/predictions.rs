@@ -24,7 +24,7 @@ use godwit_api::predict::{
     AskPath, Basis, Choice, Foretold, Likely, Moment, MovePrediction, PathFacts, WantedPrediction, When,
 };
 use godwit_api::profile::{Profile, ProfileState, StartProfile, nearest};
-use godwit_api::progress::{MoveProgress, PhaseName};
+use godwit_api::progress::PhaseName;
 use godwit_api::public::{StartMove, Volume};
 use godwit_api::{ApiError, HostClient, Name};
 use godwit_predict::whole::{
@@ -148,7 +148,7 @@ pub async fn before(
     let journey = Journey { vm: vm.clone(), to: to.clone(), peer, local: Some(local.clone()) };
     let wanted = WantedPrediction {
         to: to.name.clone(),
-        policy: order.policy,
+        policy: judged_by(order.policy, order.throttle.is_some() || order.memory_postcopy.is_some()),
         limit: order.limit,
         at_unix_s: None,
         when: false,
@@ -163,6 +163,15 @@ pub async fn before(
         tracing::info!(vm = %vm.definition.name, "nothing could be foretold of this move");
     }
     found
+}
+
+/// By what a move's end is foretold. Where the guest may be slowed, or its memory may follow it, one with a bound on the pause is not given up as
+/// its rounds alone would have it: it ends about as one that is to have the least.
+fn judged_by(policy: Policy, has_means: bool) -> Policy {
+    match policy {
+        Policy::MaxDowntime(_) if has_means => Policy::LeastDowntime,
+        other => other,
+    }
 }
 
 /// What is foretold of moves that go one after another: each begins when the guest before it runs at its destination. Behind one of which
@@ -299,7 +308,7 @@ impl Known {
         let calibration = past::calibration(&moves, pair.moves > 0, |mv| between(&mv) || back(&mv));
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
-        let others = open.iter().map(|mv| left_of(&mv.progress)).collect();
+        let others = open.iter().map(|mv| left_of(mv)).collect();
         let off = journey.local.as_ref().is_some_and(|local| local.run == RunState::Off);
         Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache, off })
     }
@@ -319,7 +328,14 @@ impl Known {
                     let at = log.length().mul_f64(f64::from(i) / f64::from(count));
                     simulate_on(&mut Faster::new(Replayed::new(&timeline, at), faster), link, &self.wire, rules)
                 });
-                let mut moved = moved.collect::<Result<Vec<_>, _>>()?;
+                let (ends, never): (Vec<_>, Vec<_>) = moved.partition(Result::is_ok);
+                // One beginning that is given up says little of the others.
+                if let Some(Err(why)) = never.into_iter().next()
+                    && ends.len() * 2 < count as usize
+                {
+                    return Err(why);
+                }
+                let mut moved: Vec<Prediction> = ends.into_iter().flatten().collect();
                 moved.sort_by(|a, b| a.downtime_ms.total_cmp(&b.downtime_ms));
                 Ok(moved.swap_remove(moved.len() / 2))
             }
@@ -349,7 +365,7 @@ impl Known {
     }
 
     fn foretold(&self, way: Way, policy: Policy, calibration: &Calibration) -> whole::Foretold {
-        let rules = rules(policy);
+        let rules = Rules::godwit_to(policy);
         let road = self.shared_road(&rules, way);
         foretell(way, &road, &self.disks, self.faster, &|rate, faster| self.memory(&rules, rate, faster), calibration)
     }
@@ -437,7 +453,7 @@ impl Known {
 
     /// The coming 24 hours, as far as profiles tell of their times of day.
     fn best_moment(&self, logs: &[Log], policy: Policy) -> Option<When> {
-        let rules = rules(policy);
+        let rules = Rules::godwit_to(policy);
         let rate = BitRate(self.road.goodput.likely as u64);
         let link = Link { rate, overheads: Overheads::default() };
         let begins = Duration::from_secs_f64(self.road.before.likely.max(0.0));
@@ -484,14 +500,6 @@ impl Known {
 fn next_time(since_1970: Duration, now_s: u64) -> u64 {
     const DAY: u64 = 86_400;
     now_s + (since_1970.as_secs() % DAY + DAY - now_s % DAY) % DAY
-}
-
-fn rules(policy: Policy) -> Rules {
-    match policy {
-        // The node stops after the first round.
-        Policy::LeastBytes => Rules { conditions: vec![godwit_predict::Condition::Rounds(1)], ..Rules::godwit() },
-        _ => Rules::godwit(),
-    }
 }
 
 fn choice(
@@ -739,10 +747,17 @@ fn disks(
     Ok((Disks { missing, written, speed: copied.disk_speed, shared: false }, kept == own))
 }
 
-/// Bytes that a move still has to send, as far as it says.
-pub(crate) fn left_of(p: &MoveProgress) -> f64 {
+/// Bytes that a move still has to send, as far as it says; of one that has not begun, what was foretold.
+pub(crate) fn left_of(mv: &MoveRecord) -> f64 {
+    let p = &mv.progress;
+    if p.phase == PhaseName::Reserve
+        && let Some(told) = &mv.prediction
+    {
+        return told.bytes.likely;
+    }
     let shrink = if p.raw.0 == 0 { 0.3 } else { (p.bytes.memory.0 as f64 / p.raw.0 as f64).min(1.0) };
-    p.disk.remaining.0 as f64 + p.memory_remaining.0 as f64 * shrink
+    let memory = if p.phase < PhaseName::Memory { mv.memory } else { p.memory_remaining };
+    p.disk.remaining.0 as f64 + memory.0 as f64 * shrink
 }
 
 /// When a move under way will end, by what its rounds have shown: in place of what remains at the present rate. Never earlier than was said.
@@ -767,7 +782,16 @@ pub fn revise(record: &mut MoveRecord, now_unix_us: u64) {
         wire: Wire { first, again, same: cost(NAMED) },
         goodput: BitRate(goodput),
     };
-    let Ok(rest) = going.rest(&rules(record.order.policy)) else { return };
+    let has_means = record.order.throttle.is_some() || record.order.memory_postcopy.is_some();
+    let policy = match judged_by(record.order.policy, has_means) {
+        // Of memory, since its first round began.
+        Policy::Deadline(most) => {
+            let gone: f64 = p.rounds.iter().map(|round| round.seconds).sum();
+            Policy::Deadline(most.saturating_sub(Duration::try_from_secs_f64(gone).unwrap_or_default()))
+        }
+        other => other,
+    };
+    let Ok(rest) = going.rest(&Rules::godwit_to(policy)) else { return };
     let disks = p.disk.remaining.0 as f64 * 8.0 / goodput.max(1) as f64;
     let seconds = rest.total_s + disks + told.basis.pause_ms.likely / 1e3;
     let end = now_unix_us.saturating_add((seconds.clamp(0.0, 1e7) * 1e6) as u64);

@@ -45,6 +45,10 @@ pub async fn retry(State(c): Shared, who: Extension<Caller>, Path(id): Path<u64>
         return Err(conflict(format!("move {id} has brought `{}` to `{}`", record.vm, record.order.to.name))
             .remedy("order another move"));
     }
+    if c.vm_record(&record.vm)?.definition.id != record.order.vm {
+        return Err(conflict(format!("move {id} was another VM's, which was called `{}`, too", record.vm))
+            .remedy(format!("order a move of this one: `godwit move {} --to {}`", record.vm, record.order.to.name)));
+    }
     let again = StartMove {
         vm: record.vm,
         to: record.order.to.name,

@@ -18,7 +18,7 @@ use crate::record::VmRecord;
 use crate::state::{Controller, missing};
 use crate::store::Kind;
 use crate::tokens;
-use axum::extract::{Extension, MatchedPath, Request, State};
+use axum::extract::{Extension, FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -311,18 +311,18 @@ fn caller(c: &Controller, who: Option<&Identity>, request: &Request) -> Result<O
     tokens::caller(c, token).map(Some)
 }
 
-/// Whether what the path names is the caller's: a VM, or a move of one.
-fn theirs(c: &Controller, who: &Caller, route: &str, path: &str) -> Result<(), ApiError> {
+/// Whether what the path names is the caller's: a VM, or a move of one. Parameters are as handlers get them, decoded: what is looked at here
+/// is what they will look up.
+fn theirs(c: &Controller, who: &Caller, parameters: &RawPathParams) -> Result<(), ApiError> {
     if who.domain().is_none() {
         return Ok(());
     }
-    let mut parts = route.split('/').zip(path.split('/'));
-    let Some((what, value)) = parts.find(|(part, _)| matches!(*part, "{vm}" | "{id}")) else { return Ok(()) };
-    if what == "{vm}" {
-        // What is no name is the handler's to refuse; there is nothing of that name.
-        return value.parse().map_or(Ok(()), |vm| who.find(c, &vm));
+    let Some((what, value)) = parameters.iter().find(|(what, _)| matches!(*what, "vm" | "id")) else { return Ok(()) };
+    if what == "vm" {
+        // There is nothing of a name that is none.
+        return value.parse().map_or_else(|_| Err(missing("VM", value)), |vm| who.find(c, &vm));
     }
-    let Ok(id) = value.parse::<u64>() else { return Ok(()) };
+    let Ok(id) = value.parse::<u64>() else { return Err(missing("move", value)) };
     let vm = c.move_record(godwit_units::MoveId(id))?.order.vm;
     let record: Option<VmRecord> = c.store.read(Kind::Vm, vm.0)?;
     if record.is_some_and(|vm| who.sees(&vm)) { Ok(()) } else { Err(missing("move", id)) }
@@ -343,10 +343,16 @@ pub async fn guard(
         let takes: Vec<&str> = RULES.iter().filter(|(_, r, _)| *r == route.as_str()).map(|(m, _, _)| *m).collect();
         return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, takes.join(","))]).into_response();
     };
+    let (mut parts, body) = request.into_parts();
+    let parameters = match RawPathParams::from_request_parts(&mut parts, &()).await {
+        Ok(parameters) => parameters,
+        Err(refusal) => return refusal.into_response(),
+    };
+    request = Request::from_parts(parts, body);
     let checked = caller(&c, who.as_ref().map(|Extension(who)| who), &request).and_then(|who| {
         may(who.as_ref(), right)?;
         if let Some(who) = &who {
-            theirs(&c, who, route.as_str(), request.uri().path())?;
+            theirs(&c, who, &parameters)?;
         }
         Ok(who)
     });

@@ -76,8 +76,11 @@ pub fn next(step: Step, owner: (Lineage, Generation), filling: bool, seen: &Seen
             _ if filling && matches!(seen.destination_move, Said::Silent(_)) => false,
             (_, Some(outcome)) => !outcome.is_open(),
             (Said::Unknown, _) => true,
-            // A source that is gone does not keep a move open that its destination has finished.
-            (_, None) => there.is_some_and(|p| p.outcome.has_arrived()),
+            // A source that is gone does not keep a move open that its destination has finished, or has long forgotten.
+            (_, None) => match there {
+                Some(p) => p.outcome.has_arrived(),
+                None => arrived.is_some() && matches!(seen.destination_move, Said::Unknown),
+            },
         };
         return match there {
             _ if !over => Next::Watch,

@@ -198,10 +198,8 @@ impl Controller {
         match vm.life {
             Life::Ready => Ok(vm),
             Life::Creating => Err(conflict(format!("`{name}` is being created")).remedy("wait until that has ended")),
-            Life::Deleting => {
-                Err(conflict(format!("`{name}` is being deleted"))
-                    .remedy("see that its host can be reached; it ends then"))
-            }
+            Life::Deleting => Err(conflict(format!("`{name}` is being deleted"))
+                .remedy("see that its host can be reached; where it still runs, `godwit vm stop --force` ends it")),
         }
     }
 

@@ -41,10 +41,12 @@ pub enum Kind {
     Wire,
     /// By number.
     Extender,
+    /// How many moves were forgotten, by outcome.
+    Forgotten,
 }
 
 impl Kind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Site,
         Self::Host,
         Self::Component,
@@ -58,6 +60,7 @@ impl Kind {
         Self::ComponentObject,
         Self::Wire,
         Self::Extender,
+        Self::Forgotten,
     ];
 
     const fn table(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
@@ -75,6 +78,7 @@ impl Kind {
             Self::ComponentObject => "component-objects",
             Self::Wire => "wires",
             Self::Extender => "extenders",
+            Self::Forgotten => "forgotten",
         })
     }
 }

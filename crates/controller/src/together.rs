@@ -26,6 +26,7 @@ use axum::Json;
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use godwit_api::progress::{MoveProgress, PhaseName};
 use godwit_api::public::{DryRun, Move, MoveTogether, StartMove};
 use godwit_api::{ApiError, Problem};
@@ -36,6 +37,8 @@ use std::time::Duration;
 
 /// VMs in one order, at most: each is checked at its source and at its destination before the answer.
 const MOST: usize = 64;
+/// VMs of an order that are checked at a time.
+const AT_ONCE: usize = 8;
 /// Between two looks at the move that is waited for.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -113,12 +116,13 @@ pub async fn start(
         place: vec![],
         dry_run: order.dry_run,
     };
-    let mut plans: Vec<(StartMove, Plan)> = vec![];
+    // A host that does not answer is waited for by some at a time.
+    let mut checks = vec![];
     for vm in &order.vms {
-        let order = one(vm);
-        let plan = moves::check(&c, &who, &order).await?;
-        plans.push((order, plan));
+        let (order, c, who) = (one(vm), &c, &who);
+        checks.push(async move { moves::check(c, who, &order).await.map(|plan| (order, plan)) });
     }
+    let plans: Vec<(StartMove, Plan)> = stream::iter(checks).buffered(AT_ONCE).try_collect().await?;
     let memory: Vec<Bytes> = plans.iter().map(|(_, plan)| plan.vm.definition.spec.memory).collect();
     let order_of = in_order(&memory);
     if order.dry_run {

@@ -2,7 +2,7 @@
 //!
 //! Whatever is decided here is stored before anybody hears of it. A token's use and the decision to sign are one commit, under the
 //! lock that all decisions take: of two that come with the same token one is refused. A revocation counts here with the
-//! handshake that follows, and is told to the nodes until each has it; a node keeps its list over restarts.
+//! handshake that follows and with the next signature, and is told to the nodes until each says that it has it; a node keeps its list over restarts.
 
 use crate::state::{Controller, conflict, invalid};
 use crate::store::{Change, Kind};
@@ -11,12 +11,12 @@ use axum::extract::{Extension, Path, State};
 use godwit_api::trust::{Certificate, Enrol, NewToken, Renew, Revoke, Token};
 use godwit_api::{ApiError, Name, Problem};
 use godwit_trust::{
-    Authority, Credentials, EnrolmentToken, Identity, KeyRequest, Revocations, Role, Secret, TrustError, Validity,
+    Authority, Credentials, EnrolmentToken, Identity, KeyRequest, PeerCertificate, Revocations, Role, Secret,
+    TrustError, Validity,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 type Answer<T> = Result<Json<T>, ApiError>;
@@ -39,7 +39,7 @@ const LIST: &str = "list";
 struct TokenRecord {
     name: Name,
     expires_unix_s: u64,
-    /// When it was used, if it was.
+    /// When it was used, or its host revoked, if it was.
     spent_unix_s: Option<u64>,
 }
 
@@ -58,8 +58,6 @@ pub struct Issuer {
 #[derive(Debug, Default)]
 pub struct Trust {
     issuer: OnceLock<Issuer>,
-    /// The list that each host has confirmed.
-    told: Mutex<HashMap<Name, u64>>,
 }
 
 fn now_s() -> u64 {
@@ -152,7 +150,7 @@ pub async fn enrol(State(c): Shared, Json(asked): Json<Enrol>) -> Answer<Certifi
         return Err(forbidden(format!("the token is for the host `{its}`, not for `{name}`"), another));
     }
     if record.spent_unix_s.is_some() {
-        let message = format!("the token of `{}` has been used already", record.name);
+        let message = format!("the token of `{}` has been used already, or its host was revoked since", record.name);
         let remedy = "if it was not you, `godwit host revoke` its certificate; `godwit host token NAME` makes another";
         return Err(forbidden(message, remedy));
     }
@@ -170,14 +168,33 @@ pub async fn enrol(State(c): Shared, Json(asked): Json<Enrol>) -> Answer<Certifi
 
 pub async fn renew(
     State(c): Shared,
-    Extension(who): Extension<Identity>,
+    Extension(shown): Extension<PeerCertificate>,
     Json(asked): Json<Renew>,
 ) -> Answer<Certificate> {
-    // Whoever is revoked fails in the handshake; here is only who may go on being who they are.
-    godwit_api::require(&who, Role::Node)?;
-    let certificate = sign(&c, &asked.request, &who)?;
+    let who = &shown.identity;
+    godwit_api::require(who, Role::Node)?;
+    let _deciding = c.decide();
+    // Once more: it may have been revoked while the request came, and what is signed now begins after that.
+    c.credentials().accepts(&shown).map_err(|e| ApiError::new(Problem::Forbidden, e.to_string()))?;
+    let certificate = sign(&c, &asked.request, who)?;
     tracing::info!(%who, "a certificate was renewed");
     Ok(Json(certificate))
+}
+
+/// Spends the tokens that a node could still enrol with.
+fn unspent(c: &Controller, whom: &Identity) -> Result<Vec<Change>, ApiError> {
+    let (now, mut changes) = (now_s(), vec![]);
+    if whom.role() != Role::Node {
+        return Ok(changes);
+    }
+    for (hash, bytes) in c.store.list(Kind::Enrolment)? {
+        // One that cannot be read cannot be enrolled with either.
+        let Ok(record) = serde_json::from_slice::<TokenRecord>(&bytes) else { continue };
+        if record.name.as_str() == whom.name() && record.spent_unix_s.is_none() {
+            changes.push(Change::put(Kind::Enrolment, hash, &TokenRecord { spent_unix_s: Some(now), ..record }));
+        }
+    }
+    Ok(changes)
 }
 
 fn void(c: &Arc<Controller>, whom: Identity) -> Result<Revocations, ApiError> {
@@ -188,7 +205,9 @@ fn void(c: &Arc<Controller>, whom: Identity) -> Result<Revocations, ApiError> {
     let list = {
         let _deciding = c.decide();
         let list = stored(c)?.revoke(whom.clone(), SystemTime::now()).map_err(failed)?;
-        c.store.commit(&[Change::put(Kind::Revocation, LIST, &list)])?;
+        let mut changes = unspent(c, &whom)?;
+        changes.push(Change::put(Kind::Revocation, LIST, &list));
+        c.store.commit(&changes)?;
         c.credentials().revoke(list.clone()).map_err(failed)?;
         list
     };
@@ -218,24 +237,26 @@ pub async fn revocations(State(c): Shared) -> Answer<Revocations> {
     Ok(Json(c.credentials().revocations()))
 }
 
-/// Tells every node that has not confirmed it the list of revocations. Once more and again: [`tend`].
+/// Tells every node the list of revocations that goes by an older one. Each says itself which that is: it may have been made anew, or brought back
+/// from a copy, since it was told. Once more and again: [`tend`].
 async fn tell(c: &Arc<Controller>) {
-    let list = c.credentials().revocations();
+    let list = Arc::new(c.credentials().revocations());
+    if list.version == 0 {
+        return;
+    }
     let Ok(hosts) = c.hosts() else { return };
     let mut telling = tokio::task::JoinSet::new();
     for host in hosts {
-        let told = c.trust().told.lock().unwrap_or_else(PoisonError::into_inner).get(&host.name).copied();
-        if told.unwrap_or(0) >= list.version {
-            continue;
-        }
-        let (c, list) = (Arc::clone(c), list.clone());
+        let (node, list) = (c.node(&host), Arc::clone(&list));
         telling.spawn(async move {
-            match c.node(&host).revoke(&list).await {
-                Ok(()) => {
-                    c.trust().told.lock().unwrap_or_else(PoisonError::into_inner).insert(host.name, list.version);
-                }
-                // As a node that is revoked itself, and that need not know.
-                Err(error) => tracing::debug!(host = %host.name, %error, "it does not know yet who is revoked"),
+            let told = match node.facts().await {
+                Ok(facts) if facts.revocations >= list.version => Ok(()),
+                Ok(_) => node.revoke(&list).await,
+                Err(error) => Err(error),
+            };
+            // As a node that is revoked itself, and that need not know.
+            if let Err(error) = told {
+                tracing::debug!(host = %host.name, %error, "it does not know yet who is revoked");
             }
         });
     }
@@ -261,4 +282,69 @@ fn renew_own(c: &Controller, issuer: &Issuer) -> Result<(), TrustError> {
     credentials.renew(&issuer.credentials, &cert, &request.key_pem)?;
     tracing::info!("the controller's own certificate was renewed");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::controller;
+    use godwit_trust::CLOCK_SKEW;
+
+    /// A controller that issues certificates, and what goes with it.
+    fn issuing() -> (tempfile::TempDir, Arc<Controller>) {
+        let (folder, c) = controller();
+        let authority = Authority::open(&folder.path().join("ca")).unwrap();
+        let (life, credentials) = (Duration::from_secs(3600), folder.path().join("controller"));
+        c.trust().issue_with(Issuer { authority, life, credentials });
+        (folder, c)
+    }
+
+    async fn token_of(c: &Arc<Controller>, host: &str) -> EnrolmentToken {
+        let new = NewToken { ttl_s: 3600 };
+        let given = token(State(Arc::clone(c)), Path(host.parse().unwrap()), Json(new)).await.unwrap();
+        given.0.token.parse().unwrap()
+    }
+
+    async fn enrol_with(c: &Arc<Controller>, token: &EnrolmentToken) -> Answer<Certificate> {
+        let request = KeyRequest::new(&token.identity).unwrap().request_pem;
+        let (name, secret) = (token.identity.name().parse().unwrap(), token.secret.reveal().to_owned());
+        enrol(State(Arc::clone(c)), Json(Enrol { name, secret, request })).await
+    }
+
+    #[tokio::test]
+    async fn whoever_is_revoked_while_its_request_comes_is_not_issued_another_certificate() {
+        let (_folder, c) = issuing();
+        let identity = Identity::node("a").unwrap();
+        let now = SystemTime::now();
+        let shown = PeerCertificate {
+            identity: identity.clone(),
+            from: now - CLOCK_SKEW,
+            until: now + Duration::from_secs(3600),
+        };
+        let ask = || {
+            let request = KeyRequest::new(&identity).unwrap().request_pem;
+            renew(State(Arc::clone(&c)), Extension(shown.clone()), Json(Renew { request }))
+        };
+        assert!(ask().await.is_ok());
+        void(&c, Identity::node("b").unwrap()).unwrap();
+        assert!(ask().await.is_ok());
+        void(&c, identity.clone()).unwrap();
+        let error = ask().await.unwrap_err();
+        assert_eq!(error.problem, Problem::Forbidden);
+        assert!(error.message.contains("revoked"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_token_that_was_not_used_is_no_good_once_its_host_is_revoked() {
+        let (_folder, c) = issuing();
+        let (mine, others) = (token_of(&c, "a").await, token_of(&c, "b").await);
+        void(&c, Identity::node("a").unwrap()).unwrap();
+        let error = enrol_with(&c, &mine).await.unwrap_err();
+        assert_eq!(error.problem, Problem::Forbidden);
+        assert!(error.message.contains("revoked"), "{error}");
+        assert!(enrol_with(&c, &others).await.is_ok());
+        // The way back, for an operator who wants it there again.
+        let again = token_of(&c, "a").await;
+        assert!(enrol_with(&c, &again).await.is_ok());
+    }
 }

@@ -12,11 +12,12 @@ use crate::state::{Controller, HostRecord, conflict, invalid, missing};
 use crate::store::{Change, Counter, Kind};
 use axum::Json;
 use axum::extract::{Extension, Path, Query, State};
+use futures_util::{StreamExt, stream};
 use godwit_api::host::{GatewayPort, LocalVm, Ownership, PeerHost, RunState, StopVm};
 use godwit_api::public::{Component, CreateVm, Vm, Volume, Wire};
 use godwit_api::vm::{ComponentSpec, VmDefinition, WireDefinition};
 use godwit_api::{ApiError, Name, Problem, done};
-use godwit_units::{Bytes, Generation, Lineage, VmId, VolumeId};
+use godwit_units::{Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
@@ -24,6 +25,11 @@ use std::sync::Arc;
 
 type Answer<T> = Result<Json<T>, ApiError>;
 type Shared = State<Arc<Controller>>;
+/// What each host says of its VMs.
+type Said = HashMap<Name, Result<Vec<LocalVm>, ApiError>>;
+
+/// VMs whose hosts and gateways are told at a time who owns them.
+const AT_ONCE: usize = 16;
 
 /// VXLAN's network numbers have 24 bits.
 pub(crate) const VNI_BITS: u32 = 0x00ff_ffff;
@@ -121,7 +127,8 @@ pub async fn create(State(c): Shared, Extension(who): Extension<Caller>, Json(ne
             })?;
         }
         let local = c.node(&host).vm(record.definition.id).await.ok();
-        Ok(Json(shown(&c, &record, local.as_ref())?))
+        let open = open_move(&c, record.definition.id)?.map(|mv| mv.id());
+        Ok(Json(shown(&c, &record, open, local.as_ref())?))
     });
     task.await.map_err(|e| ApiError::new(Problem::Failed, format!("the creation broke off: {e}")))?
 }
@@ -274,42 +281,57 @@ async fn dismantle(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
 
 /// Goes on with what a request, or a controller before this one, has left half done.
 pub async fn sweep(c: &Arc<Controller>) -> Result<(), ApiError> {
-    for mut record in c.vm_records()? {
-        let id = record.definition.id;
-        if c.is_in_hand(id) {
-            continue;
-        }
-        if record.life == Life::Ready {
+    for listed in c.vm_records()? {
+        let id = listed.definition.id;
+        // Since it was listed much may have happened: a host that is away has been waited for.
+        if listed.life == Life::Ready {
+            let now = c.store.read::<VmRecord>(Kind::Vm, id.0)?;
+            let Some(record) = now.filter(|now| now.life == Life::Ready && !c.is_in_hand(id)) else { continue };
             if record.gateways_due {
                 tell_gateways(c, &record).await;
             }
             if record.start_due {
-                // A controller died between making it and starting it.
-                match c.node_of(&record.host)?.start(id).await {
-                    Err(error) if error.problem == Problem::Unreachable => {
-                        tracing::warn!(vm = %record.definition.name, %error, "cannot be started yet; trying again later");
-                    }
-                    answer => {
-                        if let Err(error) = answer {
-                            tracing::warn!(vm = %record.definition.name, %error, "does not start; left off");
-                        }
-                        started_or_refused(c, &record)?;
-                    }
-                }
+                start_what_is_due(c, &record).await?;
             }
             continue;
         }
-        let _in_hand = c.take_in_hand(id);
-        if record.life == Life::Creating {
-            tracing::warn!(vm = %record.definition.name, "its creation was cut off; taking it back");
-            record.life = Life::Deleting;
-            c.put_vm(&record)?;
-        }
+        // A request that has it in hand sees to it.
+        let Ok(_in_hand) = c.take_alone(id, &listed.definition.name) else { continue };
+        let Some(record) = half_made(c, id)? else { continue };
         if let Err(error) = dismantle(c, &record).await {
             tracing::warn!(vm = %record.definition.name, %error, "cannot delete it yet; trying again later");
         }
     }
     Ok(())
+}
+
+/// A VM that is to go, which this sweep has in hand: one whose creation was cut off goes, too.
+fn half_made(c: &Controller, id: VmId) -> Result<Option<VmRecord>, ApiError> {
+    let _deciding = c.decide();
+    let now = c.store.read::<VmRecord>(Kind::Vm, id.0)?.filter(|now| now.life != Life::Ready);
+    let Some(mut record) = now else { return Ok(None) };
+    if record.life == Life::Creating {
+        tracing::warn!(vm = %record.definition.name, "its creation was cut off; taking it back");
+        record.life = Life::Deleting;
+        c.put_vm(&record)?;
+    }
+    Ok(Some(record))
+}
+
+/// A controller died between making it and starting it.
+async fn start_what_is_due(c: &Controller, record: &VmRecord) -> Result<(), ApiError> {
+    match c.node_of(&record.host)?.start(record.definition.id).await {
+        Err(error) if error.problem == Problem::Unreachable => {
+            tracing::warn!(vm = %record.definition.name, %error, "cannot be started yet; trying again later");
+            Ok(())
+        }
+        answer => {
+            if let Err(error) = answer {
+                tracing::warn!(vm = %record.definition.name, %error, "does not start; left off");
+            }
+            started_or_refused(c, record)
+        }
+    }
 }
 
 /// The move of the VM that has not ended, if there is one.
@@ -364,7 +386,12 @@ pub async fn start(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
 }
 
 pub async fn stop(State(c): Shared, Path(name): Path<Name>, Json(how): Json<StopVm>) -> Answer<Value> {
-    let record = c.vm_record(&name)?;
+    let known = c.vm_records()?.into_iter().find(|vm| vm.definition.name == name);
+    // One that runs after all, and is being deleted: its deletion waits for this.
+    let record = match known {
+        Some(going) if going.life == Life::Deleting => going,
+        _ => c.vm_record(&name)?,
+    };
     c.node_of(&record.host)?.stop(record.definition.id, how).await?;
     Ok(done())
 }
@@ -392,7 +419,7 @@ pub async fn monitor(
 }
 
 /// A VM as people see it, with what its host says.
-fn shown(c: &Controller, record: &VmRecord, local: Option<&LocalVm>) -> Result<Vm, ApiError> {
+fn shown(c: &Controller, record: &VmRecord, open: Option<MoveId>, local: Option<&LocalVm>) -> Result<Vm, ApiError> {
     let host: Option<HostRecord> = c.store.read(Kind::Host, &record.host)?;
     Ok(Vm {
         id: record.definition.id,
@@ -404,7 +431,7 @@ fn shown(c: &Controller, record: &VmRecord, local: Option<&LocalVm>) -> Result<V
         ownership: local.map(|l| l.ownership),
         lineage: local.map_or(record.lineage, |l| l.lineage),
         generation: local.map_or(record.generation, |l| l.generation),
-        mv: open_move(c, record.definition.id)?.map(|m| m.id()).or(local.and_then(|l| l.mv)),
+        mv: open.or(local.and_then(|l| l.mv)),
         absent: local.map_or(Bytes(0), |l| l.absent),
         holders: local.map_or(vec![], |l| l.holders.clone()),
     })
@@ -419,7 +446,10 @@ pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer
         let locals = said.get(&record.host)?.as_ref().ok()?;
         locals.iter().find(|l| l.definition.id == record.definition.id)
     };
-    let vms: Result<Vec<Vm>, ApiError> = records.iter().map(|record| shown(&c, record, of(record))).collect();
+    let moves = c.open_moves()?.into_iter().filter(|mv| !mv.superseded);
+    let open: HashMap<VmId, MoveId> = moves.map(|mv| (mv.order.vm, mv.id())).collect();
+    let one = |record: &VmRecord| shown(&c, record, open.get(&record.definition.id).copied(), of(record));
+    let vms: Result<Vec<Vm>, ApiError> = records.iter().map(one).collect();
     Ok(Json(vms?))
 }
 
@@ -430,7 +460,8 @@ pub async fn show(State(c): Shared, Path(name): Path<Name>) -> Answer<Vm> {
         Ok(node) => node.vm(record.definition.id).await.ok(),
         Err(_) => None,
     };
-    Ok(Json(shown(&c, &record, local.as_ref())?))
+    let open = open_move(&c, record.definition.id)?.map(|mv| mv.id());
+    Ok(Json(shown(&c, &record, open, local.as_ref())?))
 }
 
 pub async fn volumes(State(c): Shared, Extension(who): Extension<Caller>) -> Answer<Vec<Volume>> {
@@ -520,32 +551,38 @@ async fn tell_gateways(c: &Controller, told: &VmRecord) {
     }
 }
 
-/// Asks all hosts where the VMs are: their records are the truth, ours a copy.
+/// Asks all hosts where the VMs are: their records are the truth, ours a copy. One VM whose gateway or host does not answer keeps no other
+/// waiting.
 pub async fn refresh(c: &Arc<Controller>) -> Result<(), ApiError> {
     let said = c.look_at(c.hosts()?).await;
-    for record in c.vm_records()?.into_iter().filter(|r| r.life == Life::Ready) {
-        let id = record.definition.id;
-        let known = (record.lineage, record.generation);
-        let owner = said
-            .iter()
-            .filter_map(|(host, vms)| {
-                let vm = vms.as_ref().ok()?.iter().find(|vm| vm.definition.id == id)?;
-                (vm.ownership == Ownership::Here).then_some(((vm.lineage, vm.generation), host))
-            })
-            .max();
-        let lineage = owner.as_ref().map_or(known.0, |(owner, _)| known.0.max(owner.0));
-        for (host, vms) in &said {
-            let there = vms.as_ref().ok().and_then(|vms| vms.iter().find(|vm| vm.definition.id == id));
-            if there.is_some_and(|vm| contradicts(vm.ownership, vm.lineage, lineage)) {
-                outrank(c, id, host, lineage).await;
-            }
+    let ready = c.vm_records()?.into_iter().filter(|r| r.life == Life::Ready);
+    let learnt = stream::iter(ready).map(|record| learn_owner(c, record, &said)).buffer_unordered(AT_ONCE);
+    learnt.fold(Ok(()), async |all, one| Result::and(all, one)).await
+}
+
+/// What the hosts say of one VM.
+async fn learn_owner(c: &Controller, record: VmRecord, said: &Said) -> Result<(), ApiError> {
+    let id = record.definition.id;
+    let known = (record.lineage, record.generation);
+    let owner = said
+        .iter()
+        .filter_map(|(host, vms)| {
+            let vm = vms.as_ref().ok()?.iter().find(|vm| vm.definition.id == id)?;
+            (vm.ownership == Ownership::Here).then_some(((vm.lineage, vm.generation), host))
+        })
+        .max();
+    let lineage = owner.as_ref().map_or(known.0, |(owner, _)| known.0.max(owner.0));
+    for (host, vms) in said {
+        let there = vms.as_ref().ok().and_then(|vms| vms.iter().find(|vm| vm.definition.id == id));
+        if there.is_some_and(|vm| contradicts(vm.ownership, vm.lineage, lineage)) {
+            outrank(c, id, host, lineage).await;
         }
-        if let Some((owner, host)) = owner
-            && (owner > known || (owner == known && host != &record.host))
-        {
-            tracing::info!(vm = %record.definition.name, %host, "its owner is another than was known");
-            settle(c, id, host, owner).await?;
-        }
+    }
+    if let Some((owner, host)) = owner
+        && (owner > known || (owner == known && host != &record.host))
+    {
+        tracing::info!(vm = %record.definition.name, %host, "its owner is another than was known");
+        settle(c, id, host, owner).await?;
     }
     Ok(())
 }

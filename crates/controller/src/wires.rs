@@ -4,13 +4,17 @@
 //! unreachable host has left half done, [`sweep`] finishes. Where the ends are the nodes tell each other; the controller tells them
 //! the same whenever it knows of another owner than it told them before, for the sake of those who could not.
 //!
+//! What hosts have is held against the records as well. A wire that the host of an end does not know, as after its file was torn, is told it
+//! again. One of which there is no record is taken away: it was connected by an order that was late, or its host was away, and no host any more,
+//! when it was disconnected. And a host that waits for the answer of one that there is not any more is told where the ends are: then it need not.
+//!
 //! An end is found by [`find_end`]: whatever has ports is to be looked up there.
 
 use crate::components::ComponentRecord;
 use crate::record::VmRecord;
 use crate::rights::Caller;
-use crate::state::{Controller, conflict, invalid, missing};
-use crate::store::{Change, Kind};
+use crate::state::{Controller, HostRecord, conflict, invalid, missing};
+use crate::store::{Change, Counter, Kind};
 use crate::vms::{VNI_BITS, wire_number};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
@@ -50,6 +54,9 @@ pub struct WireRecord {
     /// The owners that the hosts of its ends were told of last.
     #[serde(default)]
     pub told: Option<[(Name, Lineage, Generation); 2]>,
+    /// Where these hosts were then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<PeerHost>,
 }
 
 /// A port that is there to be wired.
@@ -189,6 +196,7 @@ fn admit(
         ends,
         state: WireState::Connecting,
         told: None,
+        hosts: vec![],
     })
 }
 
@@ -219,7 +227,7 @@ pub async fn connect(
 
 /// Tells of a new wire; whom it does not reach now, [`sweep`] does.
 async fn make(c: &Controller, record: &WireRecord) {
-    if let Err(error) = tell(c, record).await {
+    if let Err(error) = tell(c, record, &BTreeSet::new()).await {
         tracing::warn!(wire = record.id, %error, "not all hosts know the wire yet; trying again later");
     }
 }
@@ -391,13 +399,32 @@ fn shown(c: &Controller, record: &WireRecord, said: BTreeMap<Name, LocalWire>) -
     Ok(PortWire { id: record.id, vni: record.vni, mtu: record.mtu, state: record.state, path, extender, ends })
 }
 
-/// Tells the hosts of a wire's ends where these are, as far as is known here; later word of theirs stays.
-async fn tell(c: &Controller, record: &WireRecord) -> Result<(), ApiError> {
+/// Whether a wire is, and stays.
+fn stands(c: &Controller, id: u32) -> Result<bool, ApiError> {
+    let record: Option<WireRecord> = c.store.read(Kind::Wire, id)?;
+    Ok(record.is_some_and(|record| record.state != WireState::Disconnecting))
+}
+
+/// Tells the hosts of a wire's ends where these are, and some others, as far as is known here; later word of theirs stays.
+async fn tell(c: &Controller, record: &WireRecord, others: &BTreeSet<Name>) -> Result<(), ApiError> {
     let ports = [find_end(c, None, &record.ends[0])?, find_end(c, None, &record.ends[1])?];
     let mut peers: BTreeMap<&Name, PeerHost> = BTreeMap::new();
+    let mut hosts: BTreeSet<&Name> = others.iter().collect();
+    // One that is away does not keep the other from hearing.
+    let mut outcome = Ok(());
     for port in &ports {
-        let facts = c.node_of(&port.host)?.facts().await?;
-        peers.insert(&port.host, PeerHost { name: port.host.clone(), link: facts.link, underlay: facts.underlay });
+        match c.node_of(&port.host)?.facts().await {
+            Ok(facts) => {
+                let peer = PeerHost { name: port.host.clone(), link: facts.link, underlay: facts.underlay };
+                peers.insert(&port.host, peer);
+                hosts.insert(&port.host);
+            }
+            Err(error) => {
+                let was = record.hosts.iter().find(|host| host.name == port.host);
+                peers.insert(&port.host, was.ok_or_else(|| error.clone())?.clone());
+                outcome = Err(error);
+            }
+        }
     }
     let end = |i: usize| OrderedEnd {
         endpoint: ports[i].endpoint,
@@ -414,9 +441,11 @@ async fn tell(c: &Controller, record: &WireRecord) -> Result<(), ApiError> {
         },
     };
     let order = WireOrder { id: record.id, vni: record.vni, mtu: record.mtu, ends: [end(0), end(1)] };
-    // One that is away does not keep the other from hearing.
-    let mut outcome = Ok(());
-    for host in peers.keys() {
+    for host in hosts {
+        // It may have been disconnected meanwhile. What is under way then is found by `sweep`.
+        if !stands(c, record.id)? {
+            return Ok(());
+        }
         outcome = outcome.and(c.node_of(host)?.connect(&order).await.map(drop));
     }
     outcome?;
@@ -426,6 +455,7 @@ async fn tell(c: &Controller, record: &WireRecord) -> Result<(), ApiError> {
     {
         now.state = WireState::Connected;
         now.told = Some([ports[0].owner(), ports[1].owner()]);
+        now.hosts = peers.into_values().collect();
         if now != *record {
             c.store.commit(&[Change::put(Kind::Wire, record.id, &now)])?;
         }
@@ -480,25 +510,82 @@ pub fn refuse_removal(c: &Controller, object: &Name) -> Result<(), ApiError> {
     Err(conflict(format!("`{object}` is wired: {a} to {b}")).remedy(format!("`godwit wire disconnect {a} {b}` first")))
 }
 
-/// Goes on with what was left half done, and tells of owners that nobody was told of.
+/// What hosts have of wires.
+struct Found {
+    hosts: Vec<HostRecord>,
+    /// Of those that answer.
+    wires: BTreeMap<Name, Vec<LocalWire>>,
+}
+
+impl Found {
+    async fn at_hosts(c: &Controller) -> Result<Self, ApiError> {
+        let hosts = c.hosts()?;
+        let nodes: Vec<_> = hosts.iter().map(|host| c.node(host)).collect();
+        let answers = join_all(nodes.iter().map(|node| node.wires())).await;
+        let answers = hosts.iter().zip(answers).filter_map(|(host, wires)| Some((host.name.clone(), wires.ok()?)));
+        let wires = answers.collect();
+        Ok(Self { hosts, wires })
+    }
+
+    /// Whether this host says that it does not have it.
+    fn lacks(&self, host: &Name, id: u32) -> bool {
+        self.wires.get(host).is_some_and(|wires| wires.iter().all(|local| local.wire.id != id))
+    }
+
+    /// The hosts that wait for one that there is not any more to know it.
+    fn waiting(&self, id: u32) -> BTreeSet<Name> {
+        let is_gone = |host: &Name| self.hosts.iter().all(|known| &known.name != host);
+        let waits = |local: &LocalWire| local.wire.id == id && local.untold.iter().any(is_gone);
+        let waiting = self.wires.iter().filter(|(_, wires)| wires.iter().any(waits));
+        waiting.map(|(host, _)| host.clone()).collect()
+    }
+}
+
+/// Goes on with what was left half done, tells of owners that nobody was told of, and holds what hosts have against the records.
 ///
 /// # Errors
 /// The store's.
 pub async fn sweep(c: &Arc<Controller>) -> Result<(), ApiError> {
-    for record in records(c)? {
+    let found = Found::at_hosts(c).await?;
+    // After the hosts were asked: a wire is recorded before any hears of it.
+    let records = records(c)?;
+    forget(c, &found, &records).await?;
+    for record in records {
         let done = if record.state == WireState::Disconnecting {
             take_away(c, &record).await
         } else {
             let now = find_end(c, None, &record.ends[0])
                 .and_then(|a| Ok([a.owner(), find_end(c, None, &record.ends[1])?.owner()]));
+            let waiting = found.waiting(record.id);
             match now {
-                Ok(now) if record.told.as_ref() == Some(&now) && record.state == WireState::Connected => Ok(()),
-                Ok(_) => tell(c, &record).await,
+                Ok(now)
+                    if record.told.as_ref() == Some(&now)
+                        && record.state == WireState::Connected
+                        && waiting.is_empty()
+                        && !now.iter().any(|(host, ..)| found.lacks(host, record.id)) =>
+                {
+                    Ok(())
+                }
+                Ok(_) => tell(c, &record, &waiting).await,
                 Err(error) => Err(error),
             }
         };
         if let Err(error) = done {
             tracing::warn!(wire = record.id, %error, "a wire is not as it should be yet; trying again later");
+        }
+    }
+    Ok(())
+}
+
+/// Takes away what hosts have of wires that there are not any more. A number that this store never gave is another store's.
+async fn forget(c: &Controller, found: &Found, records: &[WireRecord]) -> Result<(), ApiError> {
+    let last = c.store.last(Counter::Wire)?;
+    let gone = |id: &u32| u64::from(*id) <= last && records.iter().all(|record| record.id != *id);
+    for host in &found.hosts {
+        let has = found.wires.get(&host.name).into_iter().flatten().map(|local| local.wire.id);
+        for id in has.filter(gone).collect::<Vec<_>>() {
+            let taken = c.node(host).disconnect(id).await.err();
+            tracing::warn!(host = %host.name, wire = id, error = ?taken, "it had a wire that there is not any more");
         }
     }
     Ok(())

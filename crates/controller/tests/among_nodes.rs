@@ -13,7 +13,7 @@ use godwit_api::progress::{Outcome, Phase, PhaseName};
 use godwit_api::promote::PromoteVolume;
 use godwit_api::public::{AddHost, MoveTogether, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
-use godwit_trust::{Access, Identity, Role};
+use godwit_trust::{Access, Identity, Revocations, Role};
 use godwit_units::{BitRate, Bytes, Generation, MaxDrain, MoveId};
 use serde_json::json;
 use std::time::Duration;
@@ -461,6 +461,17 @@ async fn operators_read_and_move_and_nodes_do_nothing() {
     for role in [Role::Node, Role::Controller] {
         assert_eq!(as_role(role).vms().await.unwrap_err().problem, Problem::Forbidden);
     }
+}
+
+#[tokio::test]
+async fn a_node_that_was_made_anew_is_told_again_who_is_revoked() {
+    let world = World::new().await;
+    let list = world.api.revoke(&Identity::node("eve").unwrap()).await.unwrap();
+    for host in ["ohio", "texas"] {
+        world.until_node(host, |n| n.revoked == list).await;
+    }
+    world.fakes["ohio"].with(|n| n.revoked = Revocations::default());
+    world.until_node("ohio", |n| n.revoked == list).await;
 }
 
 #[tokio::test]

@@ -65,6 +65,16 @@ async fn anothers_objects_are_not_there_in_the_words_for_what_never_was() {
         refused(bob.limit(mv.id, limit).await, Problem::NotFound),
         refused(bob.limit(never, limit).await, Problem::NotFound),
     );
+    // However it is spelt: handlers see what is decoded.
+    let raw = bob.client();
+    for path in ["/v1/vms/w%65b", "/v1/moves/%31"] {
+        refused(raw.get::<serde_json::Value>(path).await, Problem::NotFound);
+    }
+    refused(raw.delete::<serde_json::Value>("/v1/vms/w%65b").await, Problem::NotFound);
+    for path in ["/v1/vms/%77eb/start", "/v1/vms/we%62/stop", "/v1/moves/%31/cancel"] {
+        let answer = raw.post::<serde_json::Value>(path, &StopVm { force: true }).await;
+        refused(answer, Problem::NotFound);
+    }
     assert_eq!(world.api.vms().await.unwrap().len(), 1);
     assert!(!world.fakes["ohio"].with(|n| n.heard.iter().any(|h| h.contains("cancel"))));
 }

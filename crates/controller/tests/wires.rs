@@ -8,7 +8,7 @@ mod fakes;
 use fakes::{World, name, soon};
 use godwit_api::public::CreateVm;
 use godwit_api::trust::{NewApiToken, TokenRole};
-use godwit_api::wire::{ConnectWire, PortWire, Rewire, WirePath, WireState};
+use godwit_api::wire::{ConnectWire, PortWire, Rewire, WireOrder, WirePath, WireState};
 use godwit_api::{Problem, PublicClient};
 use godwit_trust::{AccessToken, Identity, Role};
 use serde_json::{Value, json};
@@ -92,6 +92,40 @@ async fn what_a_host_that_is_away_misses_it_is_told_when_it_is_back() {
     world.start_node("texas", address).await;
     assert!(soon(async || world.api.port_wires().await.unwrap().is_empty()).await);
     assert!(world.fakes["texas"].with(|n| n.wires.is_empty()));
+}
+
+#[tokio::test]
+async fn what_hosts_have_of_wires_and_the_records_are_made_the_same() {
+    let mut world = world().await;
+    let made = world.api.connect_wire(&wire("web:eth0", "db:eth0")).await.unwrap();
+    let told = world.fakes["ohio"].with(|n| n.wires[&made.id].clone());
+    // Its host was away, and no host, while a wire was disconnected, or heard of it late. Another store's is not ours to take away.
+    let gone = world.api.connect_wire(&wire("web:uplink", "db:uplink")).await.unwrap();
+    world.api.disconnect_wire(gone.id).await.unwrap();
+    let others = u32::MAX;
+    let had = [gone.id, others].map(|id| (id, WireOrder { id, ..told.clone() }));
+    world.fakes["maine"].with(|n| n.wires.extend(had));
+    // Its file was lost, and the other end's host is away.
+    world.stop_node("texas").await;
+    world.fakes["ohio"].with(|n| n.wires.clear());
+    let known = |host: &str| world.fakes[host].with(|n| n.wires.keys().copied().collect::<Vec<_>>());
+    assert!(soon(async || known("maine") == [others] && known("ohio") == [made.id]).await);
+    assert_eq!(world.fakes["ohio"].with(|n| n.wires[&made.id].clone()), told);
+}
+
+#[tokio::test]
+async fn a_host_that_waits_for_one_that_there_is_not_any_more_hears_where_the_ends_are() {
+    let world = world().await;
+    let made = world.api.connect_wire(&wire("web:eth0", "db:eth0")).await.unwrap();
+    let told = world.fakes["ohio"].with(|n| n.wires[&made.id].clone());
+    // One that an end has left, and one that has an end.
+    for host in ["maine", "ohio"] {
+        world.fakes[host].with(|n| {
+            n.wires.insert(made.id, told.clone());
+            n.untold = vec![name("removed")];
+        });
+    }
+    assert!(soon(async || ["maine", "ohio"].iter().all(|host| world.fakes[host].with(|n| n.untold.is_empty()))).await);
 }
 
 /// What there is, by its ends.

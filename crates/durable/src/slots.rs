@@ -3,6 +3,10 @@
 //! A loss of power on the way tears the slot that is written, which its checksum tells; the other still holds what was before. The slots have
 //! pages of their own, so that no sector belongs to both. Once both have been written their blocks are allocated, and a store waits for
 //! one `fdatasync` that has no more to write than the slot.
+//!
+//! What is read is not always durable. A process that was killed between a store's write and its sync, and a sync that failed, leave the new
+//! contents where everybody reads them, and the old ones on the medium. Who builds on what is read makes sure of it first
+//! ([`Layout::make_sure`]).
 
 use crate::replaced::replace_with;
 use std::fs::{File, OpenOptions};
@@ -102,15 +106,32 @@ impl Layout {
     /// # Errors
     /// When there is no file, or it cannot be read.
     pub fn open(self, path: &Path) -> io::Result<Option<Slots>> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        // One that is shorter is of another kind.
-        let mut bytes = vec![0; 2 * self.slot];
-        match file.read_exact_at(&mut bytes, 0) {
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            read => read?,
-        }
+        let Some((file, bytes)) = self.read(path)? else { return Ok(None) };
         let last = self.last(&bytes).map(|(sequence, _)| sequence);
         Ok(last.map(|sequence| Slots { layout: self, file, sequence }))
+    }
+
+    /// Makes the newest whole contents of a file durable, by writing them again where they are: a sync alone would not do, since the system
+    /// takes what it failed to write for written. Whether there are any. Nobody else may store meanwhile.
+    ///
+    /// # Errors
+    /// When there is no file, or the medium fails: what is read then may be gone after a loss of power.
+    pub fn make_sure(self, path: &Path) -> io::Result<bool> {
+        let Some((file, bytes)) = self.read(path)? else { return Ok(false) };
+        let Some((sequence, contents)) = self.last(&bytes) else { return Ok(false) };
+        file.write_all_at(&self.encode(sequence, contents)?, self.at(sequence))?;
+        file.sync_data()?;
+        Ok(true)
+    }
+
+    /// A file and both of its slots; none where it is shorter, and of another kind.
+    fn read(self, path: &Path) -> io::Result<Option<(File, Vec<u8>)>> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let mut bytes = vec![0; 2 * self.slot];
+        match file.read_exact_at(&mut bytes, 0) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            read => read.map(|()| Some((file, bytes))),
+        }
     }
 }
 
@@ -206,5 +227,29 @@ mod tests {
         }
         LAYOUT.create(&path, b"again").expect("replaces it");
         assert_eq!(newest(&path), b"again");
+    }
+
+    #[test]
+    fn what_is_made_sure_is_written_where_it_is_and_nothing_else_changes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("it");
+        assert_eq!(LAYOUT.make_sure(&path).expect_err("is not there").kind(), io::ErrorKind::NotFound);
+        let long = vec![7; LAYOUT.most()];
+        let mut slots = LAYOUT.create(&path, &long).expect("makes");
+        for text in [b"one".as_slice(), b"two".as_slice(), long.as_slice()] {
+            slots.store(text).expect("stores");
+            let before = std::fs::read(&path).expect("reads");
+            let long_ago = std::time::SystemTime::UNIX_EPOCH;
+            slots.file.set_modified(long_ago).expect("has a time");
+            assert!(LAYOUT.make_sure(&path).expect("makes sure"));
+            let written = slots.file.metadata().and_then(|file| file.modified()).expect("has a time");
+            assert!(written > long_ago, "nothing was written");
+            assert!(std::fs::read(&path).expect("reads") == before, "something changed");
+        }
+        for bytes in [vec![], vec![0; 4 * PAGE]] {
+            std::fs::write(&path, &bytes).expect("writes");
+            assert!(!LAYOUT.make_sure(&path).expect("looks"));
+            assert_eq!(std::fs::read(&path).expect("reads"), bytes);
+        }
     }
 }

@@ -3,13 +3,18 @@
 //! A store ([`Slots`]) has to wait for one `fdatasync` only: it stands in a VM's pause three times.
 //!
 //! A file in which neither slot is whole is an error, never "no record": somebody else might run the VM already.
+//!
+//! What a process finds in a file may be in memory only: the one before was killed between write and sync, or ended because the sync failed. So
+//! the first look at a record makes it durable. Else a source that finds SEALED would send COMMIT on the strength of what a loss of power
+//! takes away, and own the VM again after it, beside the destination; and the next store would go over the only record that is on the medium.
 
 use crate::record::{Ledger, Record};
 use godwit_durable::{Layout, Slots};
 use godwit_units::VmId;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
-use std::collections::HashMap;
+use std::cell::RefCell;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -25,6 +30,8 @@ pub struct FileLedger {
     /// Held for as long as the ledger is; the kernel drops it with the process.
     lock: File,
     open: HashMap<VmId, Slots>,
+    /// Those whose record is known to be as durable as it is read: all that are open, and more.
+    sure: RefCell<HashSet<VmId>>,
 }
 
 /// Why a record could not be read or written.
@@ -80,7 +87,13 @@ impl FileLedger {
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let lock = lock.map_err(io_error("open", &path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { folder: folder.to_owned(), lock, open: HashMap::new() }),
+            Ok(()) => {
+                let (open, sure) = (HashMap::new(), RefCell::new(HashSet::new()));
+                let ledger = Self { folder: folder.to_owned(), lock, open, sure };
+                // The names of records that another process made.
+                ledger.sync_folder()?;
+                Ok(ledger)
+            }
             Err(rustix::io::Errno::WOULDBLOCK) => Err(LedgerError::Locked { folder: folder.to_owned() }),
             Err(e) => Err(io_error("lock", &path)(e.into())),
         }
@@ -106,7 +119,7 @@ impl FileLedger {
     /// # Errors
     /// When the medium failed.
     pub fn forget(&mut self, vm: VmId) -> Result<(), LedgerError> {
-        self.open.remove(&vm);
+        self.doubt(vm);
         let path = self.path(vm);
         match std::fs::remove_file(&path) {
             Ok(()) => self.sync_folder(),
@@ -117,6 +130,27 @@ impl FileLedger {
 
     fn path(&self, vm: VmId) -> PathBuf {
         self.folder.join(format!("vm-{}.rec", vm.0))
+    }
+
+    /// Makes a VM's record durable as it is read, if there is one and nobody is sure of it yet.
+    fn make_sure(&self, vm: VmId, path: &Path) -> Result<(), LedgerError> {
+        if self.sure.borrow().contains(&vm) {
+            return Ok(());
+        }
+        match LAYOUT.make_sure(path) {
+            Ok(true) => {}
+            Ok(false) => return Err(LedgerError::Corrupt { path: path.to_owned() }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(io_error("make durable", path)(e)),
+        }
+        self.sure.borrow_mut().insert(vm);
+        Ok(())
+    }
+
+    /// Nobody is sure of a VM's record any more.
+    fn doubt(&mut self, vm: VmId) {
+        self.open.remove(&vm);
+        self.sure.get_mut().remove(&vm);
     }
 
     fn sync_folder(&self) -> Result<(), LedgerError> {
@@ -130,8 +164,10 @@ impl FileLedger {
 impl Ledger for FileLedger {
     type Error = LedgerError;
 
+    /// The first time in a process it waits for the disk.
     fn load(&self, vm: VmId) -> Result<Option<Record>, LedgerError> {
         let path = self.path(vm);
+        self.make_sure(vm, &path)?;
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -146,18 +182,24 @@ impl Ledger for FileLedger {
         if record.len() > LAYOUT.most() {
             return Err(LedgerError::TooLong(record.len()));
         }
+        self.make_sure(vm, &path)?;
         let slots = match self.open.entry(vm) {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(place) => match LAYOUT.open(&path) {
                 Ok(slots) => place.insert(slots.ok_or_else(|| LedgerError::Corrupt { path: path.clone() })?),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
                     place.insert(LAYOUT.create(&path, &record).map_err(io_error("make", &path))?);
+                    self.sure.get_mut().insert(vm);
                     return Ok(());
                 }
                 Err(e) => return Err(io_error("open", &path)(e)),
             },
         };
-        slots.store(&record).map_err(io_error("write", &path))
+        let stored = slots.store(&record);
+        if stored.is_err() {
+            self.doubt(vm);
+        }
+        stored.map_err(io_error("write", &path))
     }
 }
 
@@ -210,6 +252,36 @@ mod tests {
             let stored = ledger.store(VM, &Record::Staged(ticket(2)));
             assert!(matches!(stored, Err(LedgerError::Corrupt { .. })), "{stored:?}");
         }
+    }
+
+    /// What a store that failed, or a process that was killed in one, leaves is read as what is durable is; so it cannot be told, and is written.
+    #[test]
+    fn a_record_that_another_process_left_is_made_durable_before_anybody_goes_by_it_and_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut ledger = FileLedger::open(folder.path()).expect("opens");
+        ledger.store(VM, &Record::Staged(ticket(1))).expect("stores");
+        ledger.store(VM, &Record::Sealed(ticket(1))).expect("stores");
+        let path = ledger.path(VM);
+        let long_ago = std::time::SystemTime::UNIX_EPOCH;
+        // Whether it is written to, by whoever has only looked.
+        let is_written = |look: &dyn Fn()| {
+            File::options().write(true).open(&path).and_then(|file| file.set_modified(long_ago)).expect("has a time");
+            let before = std::fs::read(&path).expect("reads");
+            look();
+            assert!(std::fs::read(&path).expect("reads") == before, "something changed");
+            std::fs::metadata(&path).and_then(|file| file.modified()).expect("has a time") > long_ago
+        };
+        let load = |ledger: &FileLedger| {
+            assert_eq!(ledger.load(VM).expect("loads"), Some(Record::Sealed(ticket(1))));
+        };
+        assert!(!is_written(&|| load(&ledger)), "this process has stored it");
+        drop(ledger);
+        let mut ledger = FileLedger::open(folder.path()).expect("opens");
+        assert!(is_written(&|| load(&ledger)));
+        assert!(!is_written(&|| load(&ledger)), "each look costs a write");
+        // As a store leaves it that failed.
+        ledger.doubt(VM);
+        assert!(is_written(&|| load(&ledger)));
     }
 
     #[test]

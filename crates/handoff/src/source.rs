@@ -185,6 +185,13 @@ impl Source {
         Self::recover_guarded(record, seen, Guards::ALL)
     }
 
+    /// The owner of a VM that is off: it wants nothing done, and answers who asks about an attempt that came to nothing.
+    #[must_use]
+    pub fn at_rest(owner: Owner) -> Self {
+        let state = SourceState::Owning { owner, upkeep: Upkeep::Running };
+        Self { state, qemu: Seen::Gone, out: Outbox::default(), guards: Guards::ALL }
+    }
+
     #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub fn recover_with(record: Record, seen: Seen, guards: Guards) -> Result<Self, OtherRole> {

@@ -58,6 +58,20 @@ fn a_move_uses_up_its_ticket_before_anything_is_sent_under_it() {
 }
 
 #[test]
+fn a_vm_that_is_off_answers_whoever_waits_for_it_and_does_nothing() {
+    let (_, ticket) = stopped();
+    for (asked, answer) in [(Body::Pending, Body::Recall), (Body::Verified, Body::Recall), (Body::Prepared, Body::Over)]
+    {
+        let mut source = Source::at_rest(owner());
+        let _ = source.handle(heard(ticket, asked));
+        assert_eq!(actions(&mut source), [Action::Send(Message { ticket, body: answer })], "{asked:?}");
+    }
+    let mut source = Source::at_rest(owner());
+    let _ = source.handle(heard(ticket, Body::Granted));
+    assert_eq!(actions(&mut source), []);
+}
+
+#[test]
 fn a_used_ticket_cannot_begin_again() {
     let (mut source, _) = stopped();
     after(&mut source, vec![Event::Cancel, Event::Opened, Event::Ran]);

@@ -52,6 +52,7 @@ fn report() -> Report {
         captures: vec![],
         profiles: vec![],
         incidents: vec![],
+        broken: None,
     }
 }
 
@@ -103,6 +104,7 @@ fn sample_move(seed: u64, scale: f64) -> MoveReport {
         strategy: "mirror".into(),
         outcome: Outcome::Completed,
         why: None,
+        timed_out: false,
         total_s: total,
         ended_s: Some(total),
         downtime_ms: Some((run - stop) * 1e3),

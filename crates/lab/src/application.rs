@@ -104,6 +104,7 @@ fn told(watched: &Watched, zero: Instant, until_s: f64) -> Application {
         longest_s: asked.iter().map(|asked| asked.took_s).fold(0.0, f64::max),
         interval_s: INTERVAL_S,
         points: points(&asked, until_s),
+        ..Application::default()
     }
 }
 

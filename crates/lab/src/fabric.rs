@@ -32,6 +32,8 @@ use godwit_wan::{Class, Classifier, Counters, Offload, PathSpec, set_segmentatio
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
+/// The file in a host's folder that has the number of its network namespace, by which it is found from outside.
+pub const NAMESPACE: &str = "namespace";
 /// Port of QEMU's migration stream: class memory.
 pub const MEMORY_PORT: u16 = 4444;
 /// Port of NBD: class disk.
@@ -238,8 +240,15 @@ impl Fabric {
     }
 }
 
-fn build_site(index: usize, name: &str, parent: &Path) -> Result<Site> {
+/// A host's namespace. Its folder, which is there, says which.
+fn namespace(name: &str, parent: &Path) -> Result<Namespace> {
     let ns = Namespace::with_own_folder(name, parent, name)?;
+    std::fs::write(parent.join(name).join(NAMESPACE), ns.number()?.to_string()).context("cannot name a namespace")?;
+    Ok(ns)
+}
+
+fn build_site(index: usize, name: &str, parent: &Path) -> Result<Site> {
+    let ns = namespace(name, parent)?;
     let number = u8::try_from(index + 1).expect("at most eight sites");
     let underlay = Ipv4Addr::new(172, 31, 0, number);
     let client = Ipv4Addr::new(10, 99, 255, number);
@@ -278,7 +287,7 @@ fn build_seconds(scenario: &Scenario, sites: &[Site], parent: &Path) -> Result<V
 }
 
 fn build_second(index: usize, name: &str, site: &Site, parent: &Path) -> Result<Site> {
-    let ns = Namespace::with_own_folder(name, parent, name)?;
+    let ns = namespace(name, parent)?;
     let [_, _, _, number] = site.underlay.octets();
     let underlay = Ipv4Addr::new(172, 31, 1, number);
     site.ns.ip([

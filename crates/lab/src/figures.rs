@@ -26,8 +26,6 @@ pub struct Figures {
     pub released: bool,
     /// For how long the lab held the guest.
     pub held: Duration,
-    /// Share of non-zero pages before.
-    pub nonzero_share: Option<f64>,
     /// Phases.
     pub phases: Vec<Phase>,
     /// Rounds.
@@ -76,7 +74,6 @@ impl Figures {
             resumed: None,
             released: false,
             held: Duration::ZERO,
-            nonzero_share: None,
             phases: vec![],
             rounds: vec![],
             memory: vec![],

@@ -118,6 +118,7 @@ impl GuestWatch {
             p50_ms: ms(0.5),
             p99_ms: ms(0.99),
             longest_ms: ms(1.0),
+            ..IoWindow::default()
         }
     }
 }

@@ -13,6 +13,7 @@ use godwit_lab::sandbox::{self, Sandbox, WorkFolder};
 use godwit_lab::scenario::{Action, Scenario};
 use godwit_lab::sweep::{self, Cell, SweepFile};
 use godwit_lab::{plot, replays, run, table};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -398,6 +399,9 @@ fn run_command(args: &RunArgs) -> Result<ExitCode> {
     if let Some(page) = &args.plot {
         write_atomically(page, plot::render_html(&report).as_bytes())?;
     }
+    if let Some(broken) = &report.broken {
+        bail!("{broken}; the report has what had been measured until then");
+    }
     // A guest that was hurt is the one thing that nobody may overlook.
     Ok(if report.is_well() { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
@@ -473,9 +477,10 @@ fn up_command(args: &UpArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts `up --foreground` in a session of its own and waits until it says that all is up.
+/// Starts `up --foreground` in a session of its own and waits until it says that all is up. Until then, whoever stops us stops it.
 fn detach(args: &UpArgs) -> Result<ExitCode> {
     use std::os::unix::process::CommandExt;
+    let stop = told_to_stop()?;
     let mut command = std::process::Command::new("/proc/self/exe");
     command.arg("up").arg("--foreground").arg(&args.scenario);
     if let Some(work) = &args.work {
@@ -500,6 +505,14 @@ fn detach(args: &UpArgs) -> Result<ExitCode> {
             print!("{text}");
             return Ok(ExitCode::SUCCESS);
         }
+        if stop.load(Ordering::Relaxed) {
+            // Its number is its own until it was waited for.
+            kill_process(Pid::from_child(&child), Signal::TERM).context("cannot stop the lab that was coming up")?;
+            child.wait()?;
+            let _ = relay.join();
+            eprintln!("godwit-lab: told to stop; everything was taken down");
+            return Ok(ExitCode::from(130));
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -517,7 +530,7 @@ fn engine(config: &Path) -> Result<ExitCode> {
         write_atomically(target, &serde_json::to_vec(&report)?)?;
     }
     if let Some((target, wanted)) = &config.capture {
-        let accel = run::accel(&progress)?;
+        let accel = run::accel(&config.work, &progress)?;
         capture::run(&scenario, &config.work, target, *wanted, accel, &progress)?;
     }
     if let Some(target) = &config.ready {
@@ -576,6 +589,7 @@ fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
         eprintln!("godwit-lab: the ledger's last line was cut short by a crash and was dropped: {dropped}");
     }
     let all = sweep.runs().count();
+    let mut open = 0;
     for (number, (repeat, cell)) in sweep.runs().enumerate() {
         let key = Key { commit: commit.clone(), scenario: scenario.clone(), cell: cell.name(), repeat };
         if ledger.has(&key) {
@@ -586,11 +600,20 @@ fn sweep_command(args: &SweepArgs) -> Result<ExitCode> {
             eprintln!("godwit-lab: told to stop; the ledger has what was finished, and the same command goes on");
             return Ok(ExitCode::from(130));
         };
+        // A baseline that fails is a result; half a run is none.
+        if let Some(broken) = &report.broken {
+            eprintln!("godwit-lab: {}: {broken}", cell.name());
+            open += 1;
+            continue;
+        }
         ledger.append(&Entry { key, at_unix_s: report.started_unix_s, report })?;
     }
     let mine: Vec<Entry> =
         ledger.entries().iter().filter(|e| e.key.scenario == scenario && e.key.commit == commit).cloned().collect();
     print!("{}", sweep::table(&mine));
+    if open > 0 {
+        bail!("{open} of {all} runs could not be made; the same command tries them again");
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -658,13 +681,22 @@ fn figures_command(args: &FiguresArgs) -> Result<ExitCode> {
             write_atomically(&out.join(format!("{}.json", cell.name)), &serde_json::to_vec_pretty(&report)?)?;
             write_atomically(&out.join(format!("{}.html", cell.name)), plot::render_html(&report).as_bytes())?;
         }
+        if !report.is_well() {
+            eprint!(
+                "godwit-lab: {}: not all was well, and the ledger has nothing of it\n{}",
+                cell.name,
+                table::comparison(&report)
+            );
+            open += 1;
+            continue;
+        }
         ledger.append(&Entry { key: key(&cell.name), at_unix_s: report.started_unix_s, report })?;
         // So that an early end leaves a whole set of what there is.
         show_files(args, &mine(ledger.entries()))?;
     }
     let code = show_figures(args, &mine(ledger.entries()))?;
     if open > 0 {
-        bail!("{open} of {all} runs could not be made; the same command tries them again");
+        bail!("{open} of {all} runs could not be made, or were not well; the same command tries them again");
     }
     Ok(code)
 }
@@ -697,12 +729,9 @@ fn replay_command(args: &ReplayArgs) -> Result<ExitCode> {
 fn show_figures(args: &FiguresArgs, entries: &[Entry]) -> Result<ExitCode> {
     show_files(args, entries)?;
     print!("{}", args.paper.document(entries).text());
-    // As with a single run: a guest that was hurt is the one thing that nobody may overlook.
-    let hurt = |report: &Report| {
-        let baselines = report.baselines.iter().map(|baseline| &baseline.figures);
-        report.moves.iter().chain(baselines).any(|figures| !figures.integrity.intact())
-    };
-    Ok(if entries.iter().any(|entry| hurt(&entry.report)) { ExitCode::from(2) } else { ExitCode::SUCCESS })
+    // As with a single run. Ledgers from before may have what was not well.
+    let well = entries.iter().all(|entry| entry.report.is_well());
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
 /// What the working tree stands for; results belong to a version, so a changed tree is marked. The ledger does not count: a

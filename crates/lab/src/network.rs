@@ -80,7 +80,7 @@ impl Pass {
             to: to.clone(),
             start_s: self.seconds(began),
             end_s: self.seconds(ended),
-            stop_s: None,
+            ..Mark::default()
         };
         self.marks.push(mark);
         Ok(())

@@ -9,6 +9,7 @@
 use anyhow::{Context, Result, bail};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use rustix::thread::{CpuSet, UnshareFlags, sched_setaffinity};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -49,7 +50,7 @@ impl Namespace {
     fn start(name: &str, set_up: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (ready, started) = mpsc::channel();
-        let thread = std::thread::Builder::new().name(thread_name(name)).spawn(move || {
+        let thread = std::thread::Builder::new().name(format!("ns-{name}")).spawn(move || {
             let entered = enter_new(set_up);
             let fine = entered.is_ok();
             let _ = ready.send(entered);
@@ -74,6 +75,14 @@ impl Namespace {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The number by which the machine knows this network namespace, whoever looks.
+    ///
+    /// # Errors
+    /// When `/proc` is not there.
+    pub fn number(&self) -> std::io::Result<u64> {
+        Ok(std::fs::metadata(&self.path)?.ino())
     }
 
     /// Runs `job` inside and waits for its result.
@@ -159,12 +168,6 @@ impl Drop for Namespace {
             let _ = thread.join();
         }
     }
-}
-
-/// What the thread inside the namespace `name` is called; the kernel keeps 15 bytes.
-#[must_use]
-pub fn thread_name(name: &str) -> String {
-    format!("ns-{name}").chars().take(15).collect()
 }
 
 fn enter_new(set_up: impl FnOnce() -> Result<()>) -> Result<PathBuf> {

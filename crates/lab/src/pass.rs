@@ -109,6 +109,8 @@ pub struct Pass {
     pub(crate) ended: Arc<Mutex<Vec<Ended>>>,
     pub(crate) done: Vec<MoveReport>,
     pub(crate) warnings: Vec<String>,
+    /// Why the run is not whole, or not to be believed.
+    pub(crate) broken: Option<String>,
     pub(crate) windows: Vec<IoWindow>,
     pub(crate) components: Vec<ComponentReport>,
     pub(crate) applications: Vec<Watched>,
@@ -157,6 +159,7 @@ impl Pass {
             ended: Arc::default(),
             done: vec![],
             warnings: vec![],
+            broken: None,
             windows: vec![],
             components: vec![],
             applications: vec![],
@@ -322,6 +325,8 @@ impl Pass {
         Finished {
             moves: std::mem::take(&mut self.done),
             warnings: std::mem::take(&mut self.warnings),
+            broken: self.broken.take(),
+            windows: std::mem::take(&mut self.windows),
             components: std::mem::take(&mut self.components),
             applications,
             marks: std::mem::take(&mut self.marks),
@@ -341,6 +346,10 @@ pub struct Finished {
     pub moves: Vec<MoveReport>,
     /// What is to be said beside them.
     pub warnings: Vec<String>,
+    /// Why the run is not whole, or not to be believed.
+    pub broken: Option<String>,
+    /// What guests' own reads and writes took.
+    pub windows: Vec<IoWindow>,
     /// Components' moves.
     pub components: Vec<ComponentReport>,
     /// What clients of applications saw.

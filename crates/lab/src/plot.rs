@@ -17,7 +17,7 @@ mod series;
 mod style;
 mod svg;
 
-use crate::report::{MoveReport, Outcome, Report, Round};
+use crate::report::{Application, Mark, MoveReport, Outcome, Report, Round};
 use crate::table::{Subject, figure, in_mib, integrity, outcome_word, subjects};
 use charts::{Chart, Span, duration, grouped};
 use godwit_units::Bytes;
@@ -49,7 +49,7 @@ pub fn render_html(report: &Report) -> String {
         page.chart(overview::bars(&subjects, &labels));
     }
     for seen in &report.applications {
-        for chart in application::charts(seen, &report.marks) {
+        for chart in application::charts(seen, &marks_beside(seen, report)) {
             page.chart(Some(chart));
         }
     }
@@ -62,7 +62,7 @@ pub fn render_html(report: &Report) -> String {
 
 /// The charts of a report's applications, each as a drawing of its own.
 pub(crate) fn application_drawings(name: &str, report: &Report) -> Vec<crate::papers::Drawing> {
-    let all = report.applications.iter().flat_map(|seen| application::charts(seen, &report.marks));
+    let all = report.applications.iter().flat_map(|seen| application::charts(seen, &marks_beside(seen, report)));
     let drawing = |(number, chart): (usize, Chart)| crate::papers::Drawing {
         name: format!("{name}-{}", number + 1),
         title: format!("{name}: {}", chart.title),
@@ -70,6 +70,12 @@ pub(crate) fn application_drawings(name: &str, report: &Report) -> Vec<crate::pa
         ..crate::papers::Drawing::default()
     };
     all.enumerate().map(drawing).collect()
+}
+
+/// What moved in the pass that an application was seen in: each pass has a zero of its own.
+fn marks_beside(seen: &Application, report: &Report) -> Vec<Mark> {
+    let same = |mark: &&Mark| (&mark.by, mark.repeat) == (&seen.by, seen.repeat);
+    report.marks.iter().filter(same).cloned().collect()
 }
 
 /// Names for the entries, as short as they can be without two being the same.
@@ -122,6 +128,9 @@ impl Page {
             tidy(wan.loss * 100.0),
             wan.queue_ms
         ));
+        if let Some(broken) = &report.broken {
+            self.put(format_args!("<p class=\"why\">broken off: {}</p>\n", escape(broken)));
+        }
         if !report.warnings.is_empty() {
             self.put(format_args!("<div class=\"warnings\"><b>Warnings</b>"));
             self.list(&report.warnings);
@@ -523,6 +532,20 @@ mod tests {
     fn a_report_without_moves_has_a_page() {
         let page = checked_page(&a_report(vec![], vec![]));
         assert!(page.contains("No move was made") && !page.contains("<svg"));
+        let broken = Report { broken: Some("godwit: <no> step".into()), ..a_report(vec![], vec![]) };
+        assert!(checked_page(&broken).contains("broken off: godwit: &lt;no&gt; step"));
+    }
+
+    #[test]
+    fn an_application_is_drawn_against_the_moves_of_its_own_pass() {
+        let mut report = a_report(vec![], vec![]);
+        let mark = |by: &str, repeat, what: &str| Mark { by: by.into(), repeat, what: what.into(), ..Mark::default() };
+        report.marks = vec![mark("godwit", 0, "first"), mark("qemu", 0, "other"), mark("godwit", 1, "again")];
+        let beside = |by: &str, repeat| -> Vec<String> {
+            let seen = Application { by: by.into(), repeat, ..Application::default() };
+            marks_beside(&seen, &report).into_iter().map(|mark| mark.what).collect()
+        };
+        assert_eq!([beside("godwit", 0), beside("qemu", 0), beside("godwit", 1)], [["first"], ["other"], ["again"]]);
     }
 
     #[test]

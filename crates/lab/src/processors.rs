@@ -108,8 +108,7 @@ impl Watch {
     /// When there is no thread to be had, or a namespace that cannot be looked at.
     pub fn start(fabric: &Fabric, sites: [&str; 2]) -> std::io::Result<Self> {
         let host = |site: &str| -> std::io::Result<Host> {
-            let namespace = std::fs::metadata(fabric.site(site).ns.path())?.ino();
-            Ok(Host { site: site.to_owned(), namespace })
+            Ok(Host { site: site.to_owned(), namespace: fabric.site(site).ns.number()? })
         };
         let hosts = [host(sites[0])?, host(sites[1])?];
         let stop = Arc::new(AtomicBool::new(false));

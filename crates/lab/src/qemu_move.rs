@@ -154,9 +154,10 @@ pub fn run(order: &Order<'_>, source: Guest) -> Moved {
         }
         (result, destination) => {
             let why = result.err().unwrap_or_else(|| anyhow::anyhow!("there is no destination"));
-            figures.outcome = if is_cancelled(order, &figures) { Outcome::Cancelled } else { Outcome::Failed };
+            let given_up = is_cancelled(order, &figures);
             let words = destination.as_ref().map(Guest::last_words).unwrap_or_default();
             let undone = undo(&source, destination, order, figures.released);
+            figures.outcome = outcome(given_up, undone.is_ok());
             figures.why = Some(match &undone {
                 Ok(_) => format!("{why:#}"),
                 Err(lost) => format!("{why:#}; and the source does not run either: {lost:#}; {words}"),
@@ -167,6 +168,11 @@ pub fn run(order: &Order<'_>, source: Guest) -> Moved {
     figures.end_phase(figures.seconds());
     figures.ended = Instant::now();
     Moved { guest, old_disks, figures }
+}
+
+/// How a move ended that did not complete: one that loses its VM has failed, whoever gave it up.
+fn outcome(given_up: bool, source_runs: bool) -> Outcome {
+    if given_up && source_runs { Outcome::Cancelled } else { Outcome::Failed }
 }
 
 fn is_cancelled(order: &Order<'_>, figures: &Figures) -> bool {
@@ -180,7 +186,6 @@ fn attempt(order: &Order<'_>, source: &Guest, slot: &mut Option<Guest>, figures:
     let disk_port = DISK_PORT + u16::try_from(order.index)?;
     let vm = &source.spec.name;
 
-    figures.nonzero_share = Some(truth::nonzero_share(&source.ram, source.spec.memory.0)?);
     figures.began = Instant::now();
     figures.phase("reserve");
     order.progress.phase(vm, "reserve");
@@ -515,6 +520,12 @@ fn undo(source: &Guest, destination: Option<Guest>, order: &Order<'_>, released:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_move_that_was_given_up_and_lost_its_vm_has_failed() {
+        assert_eq!(outcome(true, true), Outcome::Cancelled);
+        assert_eq!([outcome(true, false), outcome(false, true)], [Outcome::Failed; 2]);
+    }
 
     fn rounds(dirtied: &[u64]) -> Vec<Round> {
         dirtied.iter().map(|d| Round { dirtied: *d, ..Round::default() }).collect()

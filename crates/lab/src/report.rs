@@ -23,16 +23,20 @@ pub struct Report {
     pub baselines: Vec<BaselineReport>,
     /// What the reader has to know beside the figures.
     pub warnings: Vec<String>,
-    /// What guests' own reads and writes took, by Godwit's pass: the steps `io`.
+    /// Why it is not a whole run: a pass that could not be built, a step that could not be made, a guest that was lost or hurt outside of a move.
+    /// What had been measured until then is here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broken: Option<String>,
+    /// What guests' own reads and writes took: the steps `io`.
     #[serde(default)]
     pub windows: Vec<IoWindow>,
     /// Moves of components, by Godwit's pass.
     #[serde(default)]
     pub components: Vec<ComponentReport>,
-    /// What clients of applications saw during all of Godwit's pass.
+    /// What clients of applications saw, each during all of a pass.
     #[serde(default)]
     pub applications: Vec<Application>,
-    /// What happened meanwhile: moves of VMs and of components.
+    /// What happened in passes: moves of VMs and of components.
     #[serde(default)]
     pub marks: Vec<Mark>,
     /// What VMs that moved in one order come to.
@@ -203,6 +207,12 @@ pub struct ComponentReport {
 /// What clients saw of an application.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Application {
+    /// In whose pass: `godwit`, or a baseline's name. Older reports do not say; theirs are Godwit's.
+    #[serde(default)]
+    pub by: String,
+    /// In which repeat, from 0.
+    #[serde(default)]
+    pub repeat: u32,
     /// The VM that they ask.
     pub vm: String,
     /// The site that they are in.
@@ -231,6 +241,24 @@ pub struct Application {
     pub points: Vec<ApplicationPoint>,
 }
 
+impl Application {
+    /// Whether it was seen in Godwit's pass.
+    #[must_use]
+    pub fn is_godwits(&self) -> bool {
+        matches!(self.by.as_str(), "" | "godwit")
+    }
+
+    /// The pass that it was seen in, to be put behind its name; nothing where the report does not say.
+    #[must_use]
+    pub fn pass(&self) -> String {
+        match (self.by.as_str(), self.repeat) {
+            ("", _) => String::new(),
+            (by, 0) => format!(" by {by}"),
+            (by, repeat) => format!(" by {by} #{}", repeat + 1),
+        }
+    }
+}
+
 /// An interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ApplicationPoint {
@@ -251,8 +279,14 @@ pub struct ApplicationPoint {
 }
 
 /// A stretch of a pass in which something moved; seconds from the first step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Mark {
+    /// As in [`Application`].
+    #[serde(default)]
+    pub by: String,
+    /// As in [`Application`].
+    #[serde(default)]
+    pub repeat: u32,
     /// The VM or component.
     pub what: String,
     /// Where it went.
@@ -287,16 +321,19 @@ pub struct TogetherReport {
 }
 
 impl Report {
-    /// Whether nothing is wrong that the scenario did not ask for.
+    /// Whether it is whole, and nothing is wrong that the scenario did not ask for. A baseline need not end, and its clients may wait.
     #[must_use]
     pub fn is_well(&self) -> bool {
         let moves = || self.moves.iter().chain(self.baselines.iter().map(|baseline| &baseline.figures));
         let disturbed = moves().any(|figures| !figures.incidents.is_empty());
-        moves().all(MoveReport::is_well)
+        self.broken.is_none()
+            && moves().all(MoveReport::is_well)
+            && self.moves.iter().all(|figures| !figures.timed_out || figures.may_fail())
             && self.components.iter().all(|moved| moved.outcome == Outcome::Completed)
             && self.extenders.iter().all(|extender| extender.clear_packets == 0)
             && self.incidents.iter().all(|incident| incident.flows.iter().all(|flow| flow.broke.is_none()))
-            && self.applications.iter().all(|seen| seen.wrong == 0 && (disturbed || seen.failed == 0))
+            && (self.applications.iter().filter(|seen| seen.is_godwits()))
+                .all(|seen| seen.wrong == 0 && (disturbed || seen.failed == 0))
     }
 }
 
@@ -355,6 +392,9 @@ pub struct MoveReport {
     pub outcome: Outcome,
     /// Why it did not complete, or what was amiss although it did.
     pub why: Option<String>,
+    /// Whether it was cancelled and no step of the scenario had asked for that: at the time limit.
+    #[serde(default)]
+    pub timed_out: bool,
     /// From the command to the VM's running at the destination (its RESUME event), in seconds; of a move that did not get so
     /// far, to its end. Contains `held_ms`.
     pub total_s: f64,
@@ -407,12 +447,15 @@ pub struct MoveReport {
 }
 
 impl MoveReport {
-    /// Whether nothing is wrong that the scenario did not ask for. A move may fail to which something was done on purpose, if
-    /// it was looked at afterwards that its VM runs where it should.
+    /// Whether its VM is unhurt, and it did not fail or might. That it was given up at its time limit is another question.
     #[must_use]
     pub fn is_well(&self) -> bool {
-        let may_fail = !self.incidents.is_empty() && self.integrity.one_place == Some(true);
-        self.integrity.intact() && (self.outcome != Outcome::Failed || may_fail)
+        self.integrity.intact() && (self.outcome != Outcome::Failed || self.may_fail())
+    }
+
+    /// A move may fail to which something was done on purpose, if it was looked at afterwards that its VM runs where it should.
+    fn may_fail(&self) -> bool {
+        !self.incidents.is_empty() && self.integrity.one_place == Some(true)
     }
 }
 
@@ -538,13 +581,14 @@ pub struct Predicted {
 pub struct Integrity {
     /// The guest's own check of every page of its memory load.
     pub memory_ok: Option<bool>,
-    /// The guest's own check of every acknowledged record, and the replicas' comparison.
+    /// The guest's own check of every acknowledged record, and the replicas' comparison; one that broke off has failed, unless
+    /// something was done to the move on purpose.
     pub disk_ok: Option<bool>,
     /// Every echo came back unaltered, in order, on one session.
     pub tcp_ok: Option<bool>,
     /// RAM at the destination equals the stopped source's, page for page.
     pub ram_equal: Option<bool>,
-    /// Incompressible data on the disk appeared as WAN bytes: nothing travelled beside the WAN.
+    /// Incompressible data on the disk appeared as the disk's WAN bytes, or was there before: nothing travelled beside the WAN.
     pub wan_carried_disk: Option<bool>,
     /// Seen from outside, the VM runs in exactly one place, or in none where that was expected; a step `expect` looks.
     #[serde(default)]
@@ -631,6 +675,12 @@ pub struct IoPoint {
 /// What a guest's disk load saw over a while.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IoWindow {
+    /// As in [`Application`].
+    #[serde(default)]
+    pub by: String,
+    /// As in [`Application`].
+    #[serde(default)]
+    pub repeat: u32,
     /// The VM.
     pub vm: String,
     /// What the scenario calls it.

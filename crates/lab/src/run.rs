@@ -1,7 +1,7 @@
 //! Runs a scenario: its moves by Godwit, and the same moves again by each baseline.
 //!
 //! Each of them (and each repeat) is a *pass*: fresh sites, fresh guests, the same steps. A pass that fails says why
-//! and ends; what it had measured until then is kept.
+//! and ends the run; what had been measured until then is in the report, with the reason.
 
 use crate::guest::Accel;
 use crate::pass::{Finished, Means, Pass};
@@ -10,14 +10,15 @@ use crate::qemu_move;
 use crate::recording;
 use crate::report::{BaselineReport, Host, Report, WanFigures};
 use crate::scenario::Scenario;
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Runs all passes of a scenario in `work`.
 ///
 /// # Errors
-/// When a pass cannot be built or a step cannot be made. A move that fails is not an error: the report says so.
+/// When there is nothing to begin with. A pass that cannot be built, a step that cannot be made or a move that fails is no error: the report
+/// says so.
 pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result<Report> {
     let means: Vec<_> = passes(scenario);
     if means.is_empty() {
@@ -31,7 +32,7 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         // Now, and not after the guests have booted.
         crate::godwit::binary()?;
     }
-    let accel = accel(progress)?;
+    let accel = accel(work, progress)?;
     let mut report = Report {
         name: scenario.name.get_ref().clone(),
         started_unix_s: std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs()),
@@ -40,6 +41,7 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
         moves: vec![],
         baselines: vec![],
         warnings: vec![],
+        broken: None,
         windows: vec![],
         components: vec![],
         applications: vec![],
@@ -61,50 +63,72 @@ pub fn run(scenario: &Scenario, work: &Path, progress: &Arc<Progress>) -> Result
             let of =
                 if scenario.repeat > 1 { format!(" ({} of {})", repeat + 1, scenario.repeat) } else { String::new() };
             progress.title(&format!("{means}{of}:"));
-            let folder = work.join("pass");
-            std::fs::create_dir_all(&folder)?;
-            let mut pass = Pass::build(scenario, *means, &folder, accel, progress)?;
-            pass.record_into(if scenario.repeat > 1 {
-                work.join(recording::FOLDER).join((repeat + 1).to_string())
-            } else {
-                work.join(recording::FOLDER)
-            });
-            let script = pass.script();
-            report.windows.append(&mut pass.windows);
-            let Finished {
-                moves,
-                warnings,
-                components,
-                applications,
-                marks,
-                together,
-                extenders,
-                captures,
-                profiles,
-                incidents,
-            } = pass.finish();
-            report.incidents.extend(incidents);
-            report.together.extend(together);
-            report.extenders.extend(extenders);
-            report.captures.extend(captures);
-            report.profiles.extend(profiles);
-            report.components.extend(components);
-            report.applications.extend(applications);
-            report.marks.extend(marks);
-            report.warnings.extend(warnings);
-            match means {
-                Means::Godwit => report.moves.extend(moves),
-                Means::Baseline(kind) => report.baselines.extend(moves.into_iter().map(|figures| BaselineReport {
-                    name: *kind,
-                    stop_rule: qemu_move::stop_rule(*kind, *scenario.patience_rounds.get_ref()),
-                    figures,
-                })),
+            if let Err(error) = make_pass(scenario, (*means, repeat), work, accel, progress, &mut report) {
+                report.broken = Some(format!("{means}{of}: {error:#}"));
+                return Ok(report);
             }
-            std::fs::remove_dir_all(&folder)?;
-            script?;
         }
     }
     Ok(report)
+}
+
+/// Makes a pass. What it brought is in the report, also when it did not come to its end.
+fn make_pass(
+    scenario: &Scenario,
+    (means, repeat): (Means, u32),
+    work: &Path,
+    accel: Accel,
+    progress: &Arc<Progress>,
+    report: &mut Report,
+) -> Result<()> {
+    let folder = work.join("pass");
+    std::fs::create_dir_all(&folder)?;
+    let mut pass = Pass::build(scenario, means, &folder, accel, progress)?;
+    pass.record_into(if scenario.repeat > 1 {
+        work.join(recording::FOLDER).join((repeat + 1).to_string())
+    } else {
+        work.join(recording::FOLDER)
+    });
+    let script = pass.script();
+    let Finished {
+        moves,
+        warnings,
+        broken,
+        mut windows,
+        components,
+        mut applications,
+        mut marks,
+        together,
+        extenders,
+        captures,
+        profiles,
+        incidents,
+    } = pass.finish();
+    let by = means.to_string();
+    windows.iter_mut().for_each(|window| (window.by, window.repeat) = (by.clone(), repeat));
+    applications.iter_mut().for_each(|seen| (seen.by, seen.repeat) = (by.clone(), repeat));
+    marks.iter_mut().for_each(|mark| (mark.by, mark.repeat) = (by.clone(), repeat));
+    report.windows.extend(windows);
+    report.incidents.extend(incidents);
+    report.together.extend(together);
+    report.extenders.extend(extenders);
+    report.captures.extend(captures);
+    report.profiles.extend(profiles);
+    report.components.extend(components);
+    report.applications.extend(applications);
+    report.marks.extend(marks);
+    report.warnings.extend(warnings);
+    match means {
+        Means::Godwit => report.moves.extend(moves),
+        Means::Baseline(kind) => report.baselines.extend(moves.into_iter().map(|figures| BaselineReport {
+            name: kind,
+            stop_rule: qemu_move::stop_rule(kind, *scenario.patience_rounds.get_ref()),
+            figures,
+        })),
+    }
+    // What broke first may be why a later step could not be made.
+    broken.map_or(script, |why| Err(anyhow!(why)))?;
+    Ok(std::fs::remove_dir_all(&folder)?)
 }
 
 /// What a scenario's moves are made by, in order: Godwit first.
@@ -121,24 +145,24 @@ pub fn hold(scenario: &Scenario, work: &Path, progress: &Arc<Progress>, ready: i
     progress.title("up:");
     // Without Godwit the guests are the lab's own, for which every baseline is the same until something moves.
     let means = if scenario.godwit { Means::Godwit } else { Means::Baseline(crate::scenario::Baseline::Qemu) };
-    let pass = Pass::build(scenario, means, work, accel(progress)?, progress)?;
+    let pass = Pass::build(scenario, means, work, accel(work, progress)?, progress)?;
     ready(&pass);
     loop {
         std::thread::park();
     }
 }
 
-/// How guests are to be executed: `$GODWIT_LAB_ACCEL`, else KVM where a guest boots under it, else TCG.
+/// How guests are to be executed: `$GODWIT_LAB_ACCEL`, else KVM where a guest boots under it, which is tried in `work`, else TCG.
 ///
 /// # Errors
 /// When the variable says something else.
-pub fn accel(progress: &Progress) -> Result<Accel> {
+pub fn accel(work: &Path, progress: &Progress) -> Result<Accel> {
     match std::env::var("GODWIT_LAB_ACCEL").as_deref() {
         Ok("kvm") => Ok(Accel::Kvm),
         Ok("tcg") => Ok(Accel::Tcg),
         Ok(other) => bail!("GODWIT_LAB_ACCEL is `{other}`; it takes kvm or tcg"),
         Err(_) => {
-            let usable = crate::kvm::usable(progress);
+            let usable = crate::kvm::usable(work, progress);
             if !usable {
                 progress.note("no usable KVM here: guests run under TCG");
             }

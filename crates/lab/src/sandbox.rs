@@ -27,7 +27,7 @@ use rustix::thread::UnshareFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -35,6 +35,9 @@ use std::time::{Duration, Instant};
 
 /// Marks a folder that the lab made and may therefore remove.
 const MARKER: &str = ".godwit-lab";
+
+/// Where hosts' folders are in a work folder: `up` builds in that itself, `run` each pass in a folder of its own.
+const SITES: [&str; 2] = ["sites", "pass/sites"];
 
 /// Where runs are recorded: memory, because what it tells does not outlive a restart of the machine.
 #[must_use]
@@ -320,25 +323,27 @@ pub fn run_init(config: &Path) -> Result<std::convert::Infallible> {
 /// which lab, if several have such a site. Without it, labs that were brought up to be entered go before those that measure.
 ///
 /// # Errors
-/// When no run has this site, and when several have: a command in somebody else's lab would spoil what it measures.
+/// When no run has this site, naming those that there are, and when several have: a command in somebody else's lab would spoil what it measures.
 pub fn enter(site: &str, scenario: Option<&str>, command: &[std::ffi::OsString]) -> Result<std::convert::Infallible> {
     let alive = records()?.into_iter().filter(|f| f.alive).filter_map(|f| f.record);
-    let asked = alive.filter(|r| scenario.is_none_or(|s| s == r.scenario));
-    let found: Vec<_> = asked.filter_map(|r| site_thread(r.supervisor, site).map(|thread| (r, thread))).collect();
-    let (record, thread) = the_one_meant(&found, site)?;
+    let asked: Vec<_> = alive.filter(|r| scenario.is_none_or(|s| s == r.scenario)).collect();
+    let there: Vec<_> = asked.iter().filter_map(sites_of).collect();
+    let found: Vec<_> = asked.into_iter().filter_map(|r| site_thread(&r, site).map(|thread| (r, thread))).collect();
+    let (record, thread) = the_one_meant(&found, site, &there)?;
     let mut nsenter = Command::new("nsenter");
     nsenter.arg(format!("--net={thread}/ns/net")).arg(format!("--mount={thread}/ns/mnt"));
     nsenter.envs(environment(&record.work, site));
     Err(nsenter.arg("--").args(command).exec()).context("cannot run nsenter (util-linux)")
 }
 
-/// Of the labs that have this site.
-fn the_one_meant<'a, T>(found: &'a [(Record, T)], site: &str) -> Result<&'a (Record, T)> {
+/// Of the labs that have this site; `there` are the sites of all, for whoever named none of them.
+fn the_one_meant<'a, T>(found: &'a [(Record, T)], site: &str, there: &[String]) -> Result<&'a (Record, T)> {
     let up: Vec<_> = found.iter().filter(|(record, _)| record.up).collect();
     match (found, up.as_slice()) {
         ([one], _) => Ok(one),
         (_, [one]) => Ok(one),
-        ([], _) => bail!("no running lab has a site `{site}`; `godwit-lab up SCENARIO` brings sites up"),
+        ([], _) if there.is_empty() => bail!("no lab runs that has sites; `godwit-lab up SCENARIO` brings sites up"),
+        ([], _) => bail!("no running lab has a site `{site}`; there are: {}", there.join("; ")),
         (several, _) => {
             let names: Vec<_> = several.iter().map(|(record, _)| record.scenario.as_str()).collect();
             bail!(
@@ -350,24 +355,33 @@ fn the_one_meant<'a, T>(found: &'a [(Record, T)], site: &str) -> Result<&'a (Rec
     }
 }
 
-/// The folder in `/proc` of the thread that lives in a site of the run that `supervisor` started.
-fn site_thread(supervisor: u32, site: &str) -> Option<String> {
-    let engines = children(supervisor).into_iter().flat_map(children);
-    let threads = engines.flat_map(|engine| {
-        let tasks = numbers(Path::new(&format!("/proc/{engine}/task")));
-        tasks.into_iter().map(move |task| format!("/proc/{engine}/task/{task}"))
-    });
-    threads.into_iter().find(|folder| {
-        let name = std::fs::read_to_string(format!("{folder}/comm")).unwrap_or_default();
-        name.trim_end() == crate::ns::thread_name(site)
-    })
+/// The sites of a lab, in words; nothing before it has any.
+fn sites_of(lab: &Record) -> Option<String> {
+    let entries = SITES.iter().flat_map(|sites| std::fs::read_dir(lab.work.join(sites)).into_iter().flatten());
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.sort();
+    (!names.is_empty()).then(|| format!("{} in `{}`", names.join(", "), lab.scenario))
+}
+
+/// The folder in `/proc` of a thread of a lab that lives in one of its sites.
+fn site_thread(lab: &Record, site: &str) -> Option<String> {
+    let file = |sites: &&str| lab.work.join(sites).join(site).join(crate::fabric::NAMESPACE);
+    let namespace: u64 = SITES.iter().find_map(|sites| std::fs::read_to_string(file(sites)).ok())?.parse().ok()?;
+    let mut engines = children(lab.supervisor).into_iter().flat_map(children);
+    engines.find_map(|engine| thread_within(engine, namespace))
+}
+
+/// The folder in `/proc` of a thread of a process that lives in a network namespace.
+fn thread_within(process: u32, namespace: u64) -> Option<String> {
+    let tasks = numbers(Path::new(&format!("/proc/{process}/task")));
+    let mut threads = tasks.into_iter().map(|task| format!("/proc/{process}/task/{task}"));
+    threads.find(|thread| std::fs::metadata(format!("{thread}/ns/net")).is_ok_and(|ns| ns.ino() == namespace))
 }
 
 /// What a site's commands need to know to use Godwit there: the lines of its file, if the run has Godwit. Search paths are put
 /// before one's own.
 fn environment(work: &Path, site: &str) -> Vec<(String, std::ffi::OsString)> {
-    // `up` builds in the work folder itself, `run` each pass in a folder of its own.
-    let files = ["sites", "pass/sites"].map(|f| work.join(f).join(site).join(crate::godwit::ENVIRONMENT));
+    let files = SITES.map(|sites| work.join(sites).join(site).join(crate::godwit::ENVIRONMENT));
     let text: String = files.iter().filter_map(|f| std::fs::read_to_string(f).ok()).collect();
     let one = |line: &str| {
         let (name, value) = line.split_once('=')?;
@@ -407,13 +421,31 @@ mod tests {
 
     #[test]
     fn nobody_enters_a_lab_that_was_not_meant() {
-        let meant = |labs: &[(Record, ())]| the_one_meant(labs, "a").map(|(r, ())| r.scenario.clone());
-        assert!(meant(&[]).is_err());
+        let there = ["b, c in `mine`".to_owned()];
+        let meant = |labs: &[(Record, ())]| the_one_meant(labs, "a", &there).map(|(r, ())| r.scenario.clone());
+        assert!(meant(&[]).unwrap_err().to_string().contains("there are: b, c in `mine`"));
         assert_eq!(meant(&[lab("measures", false)]).unwrap(), "measures");
         assert_eq!(meant(&[lab("measures", false), lab("mine", true), lab("other", false)]).unwrap(), "mine");
         for ambiguous in [[lab("one", false), lab("two", false)], [lab("one", true), lab("two", true)]] {
             let said = meant(&ambiguous).unwrap_err().to_string();
             assert!(said.contains("one, two") && said.contains("--scenario"), "{said}");
         }
+    }
+
+    /// Needs root, as all of the lab does.
+    #[test]
+    fn a_site_is_told_from_another_whose_name_begins_as_its_own() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: a namespace needs root");
+            return;
+        }
+        let names = ["a-site-in-the-far-north", "a-site-in-the-far-south", "wan"];
+        let sites = names.map(|name| crate::ns::Namespace::new(name).unwrap());
+        for site in &sites {
+            let found = thread_within(std::process::id(), site.number().unwrap()).unwrap();
+            let inside = site.run(rustix::thread::gettid).as_raw_nonzero();
+            assert!(found.ends_with(&format!("/task/{inside}")), "{found}");
+        }
+        assert_eq!(thread_within(std::process::id(), 0), None);
     }
 }

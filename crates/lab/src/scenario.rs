@@ -58,7 +58,7 @@ pub struct Scenario {
     pub warm_percent: Spanned<u8>,
     /// Seconds after which a move that has not ended is cancelled.
     #[serde(default = "default_move_timeout")]
-    pub move_timeout_s: u64,
+    pub move_timeout_s: Spanned<u64>,
     /// Rounds after which a baseline that has not converged is told to stop its guest.
     #[serde(default = "default_patience")]
     pub patience_rounds: Spanned<u32>,
@@ -418,8 +418,8 @@ fn default_warm() -> Spanned<u8> {
     Spanned::new(0..0, 85)
 }
 
-fn default_move_timeout() -> u64 {
-    1800
+fn default_move_timeout() -> Spanned<u64> {
+    Spanned::new(0..0, 1800)
 }
 
 fn default_patience() -> Spanned<u32> {

@@ -198,9 +198,11 @@ impl Pass {
         self.settle(name, TRAIL);
         let vm = self.vm(name);
         let mut guest = lock(&vm.guest);
-        let Some(Machine::Godwit(hosted)) = guest.as_mut() else {
+        let hosted = match guest.as_mut() {
+            Some(Machine::Godwit(hosted)) => hosted,
             // A baseline's guest is a process of the lab's own: that there is one is how the lab is built.
-            return;
+            Some(Machine::Qemu(_)) => return,
+            None => return self.is_missing(name),
         };
         self.progress.note(&format!("looking where {name} runs"));
         hosted.installation().later.wait();
@@ -248,9 +250,22 @@ impl Pass {
         self.running = rest;
         for running in wanted {
             if running.thread.join().is_err() {
-                self.warnings
-                    .push(format!("the move of `{}` ended in a bug of the lab (a panic; see above)", running.vm));
+                self.broke(format!("the move of `{}` ended in a bug of the lab (a panic; see above)", running.vm));
             }
+        }
+    }
+
+    /// The run is worth less than it looks from now on; the first reason is told.
+    fn broke(&mut self, why: String) {
+        self.broken.get_or_insert(why);
+    }
+
+    /// There is nothing to look at. A baseline's VM was lost in its move, and the report of that says so.
+    fn is_missing(&mut self, name: &str) {
+        let why = format!("VM `{name}` was lost: there is nothing to look at");
+        match self.means {
+            Means::Godwit => self.broke(why),
+            Means::Baseline(_) => self.warnings.push(why),
         }
     }
 
@@ -353,7 +368,7 @@ impl Pass {
             fabric: self.fabric.clone(),
             progress: self.progress.clone(),
             cancel: cancel.clone(),
-            timeout: Duration::from_secs(self.scenario.move_timeout_s),
+            timeout: Duration::from_secs(*self.scenario.move_timeout_s.get_ref()),
             patience: *self.scenario.patience_rounds.get_ref(),
             ended: self.ended.clone(),
         };
@@ -397,7 +412,7 @@ impl Pass {
             [start_s + stop.start_s, start_s + until]
         });
         let end_s = start_s + report.ended_s.unwrap_or(report.total_s);
-        Mark { what: report.vm.clone(), to: report.to.clone(), start_s, end_s, stop_s }
+        Mark { what: report.vm.clone(), to: report.to.clone(), start_s, end_s, stop_s, ..Mark::default() }
     }
 
     /// Waits until every client of `vm` has an answer from now on. After a long pause TCP tries again only after a while
@@ -419,10 +434,7 @@ impl Pass {
         self.settle(name, Duration::from_secs(2));
         let vm = self.vm(name);
         let guest = lock(&vm.guest);
-        let Some(guest) = guest.as_ref() else {
-            self.warnings.push(format!("VM `{name}` was lost: nothing to verify"));
-            return;
-        };
+        let Some(guest) = guest.as_ref() else { return self.is_missing(name) };
         self.progress.note(&format!("verifying {name}"));
         let mut found = Integrity::default();
         if !vm.checkable {
@@ -432,8 +444,9 @@ impl Pass {
         let checked = guest.control(&self.fabric).and_then(|mut c| Ok(c.check()?));
         match checked {
             Ok(check) => {
-                found.memory_ok = Some(check.memory.bad_count == 0 && check.memory.touch_errors == 0);
-                found.disk_ok = Some(check.disk.bad_count == 0 && check.disk.io_errors == 0);
+                let (memory, disk) = (&check.memory, &check.disk);
+                found.memory_ok = judge(memory.pages_checked, memory.bad_count + memory.touch_errors);
+                found.disk_ok = judge(disk.records_checked, disk.bad_count + disk.io_errors);
                 judge_work(&check.work, &mut found);
                 found.notes.push(format!(
                     "the guest checked {} pages and {} records",
@@ -465,12 +478,15 @@ impl Pass {
     fn found(&mut self, name: &str, found: Integrity) {
         match self.done.iter_mut().rev().find(|m| m.vm == name) {
             Some(report) => merge(&mut report.integrity, found),
-            None if !found.intact() => {
-                self.warnings.push(format!("VM `{name}`, before any move: {}", found.notes.join("; ")))
-            }
+            None if !found.intact() => self.broke(format!("VM `{name}`, before any move: {}", found.notes.join("; "))),
             None => {}
         }
     }
+}
+
+/// What a check says that looked at so many pages or records: of none, only that something has failed.
+fn judge(looked_at: u64, failures: u64) -> Option<bool> {
+    (looked_at + failures > 0).then_some(failures == 0)
 }
 
 /// Later findings add to earlier ones: one failure is enough, and what was not checked before may be now.
@@ -545,4 +561,15 @@ fn look_from_clients(ended: &mut Ended, clients: &[Client], now: Instant) {
         report.integrity.notes.push("no client was there to check a session".into());
     }
     report.outage_ms = outage;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_that_looked_at_nothing_says_nothing_unless_something_failed() {
+        assert_eq!((judge(0, 0), judge(7, 0)), (None, Some(true)));
+        assert_eq!((judge(0, 1), judge(7, 1)), (Some(false), Some(false)));
+    }
 }

@@ -209,6 +209,9 @@ fn below(report: &Report, subjects: &[Subject<'_>], mut out: String) -> String {
     for warning in &report.warnings {
         say(format!("warning: {warning}"));
     }
+    if let Some(broken) = &report.broken {
+        say(format!("BROKEN OFF: {broken}"));
+    }
     for line in said {
         out.push_str(&line);
         out.push('\n');
@@ -260,8 +263,9 @@ fn application(seen: &Application) -> String {
     let Application { vm, from, sessions, tiers, good, late, failed, wrong, longest_s, first_error, .. } = seen;
     let why = first_error.as_ref().map_or_else(String::new, |why| format!("; first: {why}"));
     format!(
-        "application: {sessions} sessions from {from} to {vm}, {tiers} tiers: {good} requests in time, {late} late, {failed} failed, \
-         {wrong} wrong; the longest took {longest_s:.2} s{why}"
+        "application: {sessions} sessions from {from} to {vm}{}, {tiers} tiers: {good} requests in time, {late} late, {failed} failed, \
+         {wrong} wrong; the longest took {longest_s:.2} s{why}",
+        seen.pass()
     )
 }
 
@@ -496,6 +500,7 @@ pub(crate) mod tests {
             strategy: "mirror".into(),
             outcome: Outcome::Completed,
             why: None,
+            timed_out: false,
             total_s: 130.25,
             ended_s: Some(130.5),
             downtime_ms: Some(412.0),
@@ -543,6 +548,7 @@ pub(crate) mod tests {
             moves,
             baselines,
             warnings: vec![],
+            broken: None,
             windows: vec![],
             components: vec![],
             applications: vec![],
@@ -628,6 +634,50 @@ pub(crate) mod tests {
         let mut unprovoked = failed;
         unprovoked.integrity.one_place = Some(true);
         assert!(!unprovoked.is_well(), "it failed by itself");
+    }
+
+    #[test]
+    fn godwits_moves_end_in_time_and_a_baselines_need_not() {
+        let given_up = MoveReport { outcome: Outcome::Cancelled, ..a_move() };
+        let late = MoveReport { timed_out: true, ..given_up.clone() };
+        let by_godwit = |figures: &MoveReport| a_report(vec![figures.clone()], vec![]).is_well();
+        assert!(by_godwit(&given_up) && !by_godwit(&late));
+        assert!(a_report(vec![], vec![a_baseline(Baseline::Qemu, late.clone())]).is_well());
+        let mut provoked = MoveReport { incidents: vec!["at memory: cutting a - b".into()], ..late };
+        assert!(!by_godwit(&provoked), "nobody looked where the VM is");
+        provoked.integrity.one_place = Some(true);
+        assert!(by_godwit(&provoked));
+    }
+
+    #[test]
+    fn clients_of_a_baseline_may_wait_and_a_run_that_broke_off_is_not_well() {
+        let mut report = a_report(vec![], vec![]);
+        let seen = |by: &str, failed| Application { by: by.into(), failed, ..Application::default() };
+        report.applications = vec![seen("godwit", 0), seen("qemu", 3)];
+        assert!(report.is_well());
+        for ours in ["godwit", ""] {
+            report.applications[0] = seen(ours, 1);
+            assert!(!report.is_well(), "{ours}");
+        }
+        let mut report = a_report(vec![a_move()], vec![]);
+        report.broken = Some("qemu: VM `vm` is in b already".into());
+        assert!(!report.is_well() && comparison(&report).contains("BROKEN OFF: qemu: VM"));
+    }
+
+    #[test]
+    fn a_report_of_before_a_pass_was_named_is_read() {
+        let mut report = a_report(vec![a_move()], vec![]);
+        report.applications = vec![Application::default()];
+        report.marks = vec![crate::report::Mark::default()];
+        report.windows = vec![crate::report::IoWindow::default()];
+        let mut old = serde_json::to_value(&report).unwrap();
+        for list in ["applications", "marks", "windows"] {
+            let entry = old[list][0].as_object_mut().unwrap();
+            assert!(entry.remove("by").is_some() && entry.remove("repeat").is_some(), "{list}");
+        }
+        assert!(old["moves"][0].as_object_mut().unwrap().remove("timed_out").is_some());
+        let read: Report = serde_json::from_value(old).unwrap();
+        assert!(read.applications[0].is_godwits() && read.broken.is_none() && !read.moves[0].timed_out);
     }
 
     #[test]

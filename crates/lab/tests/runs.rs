@@ -576,6 +576,17 @@ fn a_page_a_record_and_a_segment_altered_in_the_guests_own_world_are_found() {
 }
 
 #[test]
+fn a_step_that_cannot_be_made_leaves_what_was_measured_before_it() {
+    let Some(_machine) = machine() else { return };
+    let steps = format!("{MOVE_AND_VERIFY}[[step]]\nmove = {{ vm = \"vm\", to = \"b\" }}\n");
+    let (code, report) = Run::new(&scenario(&steps)).finish();
+    assert_eq!(report.broken.as_deref(), Some("qemu: VM `vm` is in b already"));
+    let [moved] = &report.baselines[..] else { panic!("{:?}", report.warnings) };
+    assert_eq!((moved.figures.outcome, moved.figures.integrity.memory_ok), (Outcome::Completed, Some(true)));
+    assert_eq!(code, Some(1));
+}
+
+#[test]
 fn a_cancelled_move_leaves_the_guest_running_at_its_source() {
     let Some(_machine) = machine() else { return };
     let steps = r#"
@@ -707,6 +718,20 @@ fn an_interrupted_run_takes_itself_down() {
 }
 
 #[test]
+fn sites_that_are_coming_up_go_with_whoever_is_interrupted_meanwhile() {
+    let Some(_machine) = machine() else { return };
+    let namespaces = network_namespaces();
+    let run = Run::new(&scenario(""));
+    let mut up = Command::new(LAB);
+    up.arg("up").arg(run.folder.path().join("scenario.toml")).arg("--work").arg(run.work());
+    let mut up = up.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    assert!(gone_within(PATIENCE, || run.work().join("sites").exists()), "it does not come up");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&up), rustix::process::Signal::INT).unwrap();
+    assert_eq!(up.wait().unwrap().code(), Some(130));
+    nothing_left(&run, namespaces);
+}
+
+#[test]
 fn sites_that_are_up_stay_until_they_are_taken_down() {
     let Some(_machine) = machine() else { return };
     let namespaces = network_namespaces();
@@ -729,6 +754,10 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
     };
     assert!(inside(&["ping", "-c", "1", "-w", "60", "10.99.0.11"]).contains("1 received"));
     assert_eq!(inside(&["ls", &run.work().join("sites").display().to_string()]), "b\n");
+    // The emulator has a namespace, too, and is no site.
+    let refused = Command::new(LAB).args(["enter", "--scenario", "smoke", "wan", "true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("there are: a, b, c in `smoke`"), "{said}");
     // A second lab in the same folder is refused and hurts nothing.
     let second = run.command().output().unwrap();
     assert!(!second.status.success());

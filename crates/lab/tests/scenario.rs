@@ -450,6 +450,30 @@ fn the_wan_refuses_what_no_link_does() {
 }
 
 #[test]
+fn a_number_that_no_clock_and_no_link_has_is_refused_where_it_stands() {
+    let numbers = ["inf", "nan", "-1", "1e300"];
+    for number in numbers {
+        refused(&burst_and(&format!("wait = {{ s = {number} }}")), 33, "wait.s");
+    }
+    for (figure, number) in ["rate_mbit", "rtt_ms", "jitter_ms", "loss", "queue_ms"]
+        .into_iter()
+        .flat_map(|figure| numbers.map(|number| (figure, number)))
+    {
+        let between = "between = [\"texas\", \"illinois\"]";
+        let path = format!("[[wan.path]]\n{between}\n{figure} = {number}\n[[site]]\nname = \"illinois\"");
+        refused(&burst_with("[[site]]\nname = \"illinois\"", &path), 11, &format!("wan.path.{figure}"));
+        refused(
+            &burst_and(&format!("rate = {{ {between}, {figure} = {number} }}")),
+            34,
+            &format!("step.rate.{figure}"),
+        );
+    }
+    for number in ["0", "86401", "9223372036854775807"] {
+        refused(&burst_with("repeat = 1", &format!("move_timeout_s = {number}")), 3, "move_timeout_s");
+    }
+}
+
+#[test]
 fn an_exception_holds_for_its_path_in_both_directions_and_for_no_other() {
     let path = "[[wan.path]]\nbetween = [\"texas\", \"illinois\"]\nrtt_ms = 100\n[[site]]\nname = \"illinois\"";
     let scenario = Scenario::parse(&burst_with("[[site]]\nname = \"illinois\"", path), "burst.toml").unwrap();

@@ -2,7 +2,7 @@
 
 use crate::limiter::Limiter;
 use crate::session::{Inner, final_word};
-use crate::transport::{self, local, node_at, refusal};
+use crate::transport::{self, is_busy, local, node_at, refusal};
 use crate::wire::{Hello, Welcome, code};
 use crate::{Addresses, Closed, Config, Lane, LinkError, Peer, Session, State};
 use godwit_trust::{Credentials, Identity, PeerError};
@@ -13,8 +13,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
-/// Sessions that peers have with us: a node has one or two with each of its sites' hosts.
+/// Sessions that peers began with us: a node has one or two with each of its sites' hosts.
 const MAX_SESSIONS: usize = 256;
+
+/// How many of them one peer may have: more than one process of a node ever needs, cuts included. For another one its oldest ends.
+const MAX_OF_A_PEER: usize = 8;
 
 /// How long a client may take from its handshake to its hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
@@ -183,6 +186,7 @@ impl Shared {
             let failed = |e: quinn::ConnectionError| match (refusal(&e), final_word(&e)) {
                 (Some(peer), _) => Attempt::Refused(peer),
                 (None, Some(closed)) => Attempt::Over(closed),
+                (None, None) if is_busy(&e) => Attempt::Again("it has as many sessions as it takes".into()),
                 (None, None) => Attempt::Again(e.to_string()),
             };
             let again = |e: &dyn std::fmt::Display| Attempt::Again(e.to_string());
@@ -305,19 +309,38 @@ impl Shared {
         stale.iter().for_each(|old| old.end());
     }
 
+    /// For another session that this peer begins.
+    fn make_room(&self, peer: &Identity) -> Result<(), (u32, &'static str)> {
+        let oldest = {
+            let sessions = self.lock();
+            let accepted = sessions.values().filter(|s| !s.initiator && !s.over.is_cancelled());
+            let accepted: Vec<&Arc<Inner>> = accepted.collect();
+            let theirs = || accepted.iter().filter(move |s| s.peer == *peer);
+            if theirs().count() < MAX_OF_A_PEER {
+                return if accepted.len() < MAX_SESSIONS { Ok(()) } else { Err((code::BUSY, "too many sessions")) };
+            }
+            // What carries nothing before what does, also over a cut.
+            theirs().min_by_key(|s| (s.is_used(), s.is_up(), s.began)).copied().cloned()
+        };
+        if let Some(oldest) = oldest {
+            tracing::debug!(%peer, "it began more sessions than it may have: the oldest ends");
+            oldest.close(Closed::Here);
+        }
+        Ok(())
+    }
+
     fn find(self: &Arc<Self>, peer: &Identity, hello: &Hello) -> Result<Arc<Inner>, (u32, &'static str)> {
         let sessions = self.lock();
         let known = sessions.get(&(peer.clone(), hello.session)).map(Arc::clone);
         drop(sessions);
         self.close_those_before(peer, hello.incarnation);
-        let full = self.lock().len() >= MAX_SESSIONS;
         match known {
             Some(inner) if !inner.initiator && !inner.over.is_cancelled() => Ok(inner),
             Some(_) => Err((code::CLOSED, "the session is closed")),
             // The control lane always begins: another lane of an unknown session is one that we gave up.
             None if hello.peer != 0 => Err((code::EXPIRED, "the session was given up")),
-            None if full => Err((code::BUSY, "too many sessions")),
             None => {
+                self.make_room(peer)?;
                 let (limited, config) = (self.limited(peer), self.config.clone());
                 let inner = Inner::new(hello.session, limited, false, hello.incarnation, config);
                 self.keep(&inner);

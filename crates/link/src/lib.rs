@@ -13,7 +13,10 @@
 //! the session ends with [`Closed::PeerRestarted`].
 //!
 //! *Bulk holds up what is urgent.* Each [`Lane`] is a connection of its own, on its own port: a loss or a queue on one
-//! does not stop another. Within a lane [`Priority`] decides, and under a limit across lanes too ([`budget`]).
+//! does not stop another. Within a lane [`Priority`] decides, and under a limit across lanes too ([`budget`]); and bulk leaves a part of what a
+//! lane may have under way to what is urgent.
+//!
+//! *A peer begins sessions without end.* It has a few; for another one its oldest ends. Others' places are not touched.
 //!
 //! *A reader is slow.* Its peer may have only a stream's window of bytes unread; then the writer waits.
 //!

@@ -3,6 +3,7 @@
 use crate::limiter::Limiter;
 use crate::resume::MAX_CHUNK;
 use crate::stream::{Carrier, Shared, Stream};
+use crate::transport::{FOR_BACKGROUND, FOR_BULK};
 use crate::windows::Windows;
 use crate::wire::{self, Attach, Kind, MAX_HELLO, MAX_STREAMS, code};
 use crate::{Closed, Config, Counters, Lane, LaneCounters, Priority, RecvHalf, RequestError, SendHalf, StreamError};
@@ -13,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 /// The longest message, in bytes: one datagram on most paths.
@@ -92,6 +93,7 @@ pub struct Inner {
     pub id: u128,
     pub peer: Identity,
     pub initiator: bool,
+    pub began: Instant,
     pub peer_incarnation: AtomicU64,
     pub config: Config,
     pub over: CancellationToken,
@@ -100,6 +102,8 @@ pub struct Inner {
     down_before: Mutex<Duration>,
     slots: [Slot; 3],
     windows: Arc<Windows>,
+    /// What the background and bulk may have under way on each lane, bytes.
+    room: [[Arc<Semaphore>; 2]; 3],
     streams: Mutex<HashMap<u64, Entry>>,
     next: AtomicU64,
     limiter: Arc<Limiter>,
@@ -130,6 +134,7 @@ impl Inner {
             id,
             peer,
             initiator,
+            began: Instant::now(),
             peer_incarnation: AtomicU64::new(incarnation),
             config,
             over: CancellationToken::new(),
@@ -138,6 +143,7 @@ impl Inner {
             down_before: Mutex::default(),
             slots: Default::default(),
             windows: Arc::default(),
+            room: Lane::ALL.map(|_| [FOR_BACKGROUND, FOR_BULK].map(|bytes| Arc::new(Semaphore::new(bytes)))),
             streams: Mutex::default(),
             next: AtomicU64::new(0),
             limiter,
@@ -165,8 +171,27 @@ impl Inner {
         &self.limiter
     }
 
+    /// What a lane has room for of that priority; none where it is not bounded.
+    pub fn room(&self, lane: Lane, priority: Priority) -> Option<&Arc<Semaphore>> {
+        let [background, bulk] = &self.room[lane.index()];
+        match priority {
+            Priority::Background => Some(background),
+            Priority::Bulk => Some(bulk),
+            Priority::Interactive | Priority::Control => None,
+        }
+    }
+
+    /// Whether it carries a stream.
+    pub fn is_used(&self) -> bool {
+        !lock(&self.streams).is_empty()
+    }
+
     pub fn opens(&self, stream: u64) -> bool {
         stream.is_multiple_of(2) == self.initiator
+    }
+
+    pub fn is_up(&self) -> bool {
+        *self.state.borrow() == State::Up
     }
 
     pub fn connections(&self, lane: Lane) -> watch::Receiver<Option<quinn::Connection>> {

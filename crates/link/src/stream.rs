@@ -9,7 +9,7 @@ use godwit_units::Bytes as Amount;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 
 /// How long a small acknowledgement waits for company.
@@ -281,6 +281,8 @@ struct Core {
     ours: Priority,
     out: Outgoing,
     inc: Incoming,
+    /// What of the lane's room this connection has taken: each part until the peer has the stream up to there.
+    under_way: VecDeque<(u64, OwnedSemaphorePermit)>,
     /// Received, not yet read; bounded by `inc`'s limit.
     queue: VecDeque<Bytes>,
     error: Option<StreamError>,
@@ -317,6 +319,13 @@ impl Core {
             all.extend_from_slice(&next);
         }
         all.freeze()
+    }
+
+    /// The peer has everything before `received`.
+    fn arrived(&mut self, received: u64) {
+        while self.under_way.front().is_some_and(|(end, _)| *end <= received) {
+            self.under_way.pop_front();
+        }
     }
 
     fn is_complete(&self) -> bool {
@@ -357,7 +366,8 @@ impl Shared {
     pub fn new(id: u64, lane: Lane, attach: (Kind, Priority, Bytes), window: u64, limit: u64) -> Arc<Self> {
         let (kind, priority, hello) = attach;
         let (out, inc) = (Outgoing::new(window), Incoming::new(limit));
-        let core = Core { ours: priority, out, inc, queue: VecDeque::new(), error: None, reset: None, discard: false };
+        let (under_way, queue) = (VecDeque::new(), VecDeque::new());
+        let core = Core { ours: priority, out, inc, under_way, queue, error: None, reset: None, discard: false };
         let (core, driver, writer, reader) = (Mutex::new(core), Notify::new(), Notify::new(), Notify::new());
         Arc::new(Self { id, lane, kind, priority, hello, core, driver, writer, reader })
     }
@@ -430,7 +440,9 @@ impl Shared {
         connection: &quinn::Connection,
     ) -> Result<((quinn::SendStream, quinn::RecvStream), u64), Ended> {
         let (mut send, mut recv) = connection.open_bi().await.map_err(|_| Ended::Lost)?;
-        let _ = send.set_priority(self.lock().ours as i32);
+        // Before everything else: with a later QUIC stream of more urgency the peer sees this one, too, and waits for the greeting no longer than
+        // its patience. `transmit` gives it its own priority.
+        let _ = send.set_priority(Priority::Control as i32);
         let received = self.lock().inc.resume();
         let (id, kind, priority, hello) = (self.id, self.kind, self.priority, self.hello.clone());
         let attach = Attach { id, kind, priority, received, hello };
@@ -479,6 +491,7 @@ impl Shared {
             ended = self.transmit(link, &mut send) => ended,
             ended = self.receive(&mut recv) => ended,
         };
+        self.lock().under_way.clear();
         if let (Ended::Over, Some(StreamError::Protocol(_))) = (&ended, &self.lock().error) {
             let _ = send.reset(wire::code::PROTOCOL.into());
         }
@@ -508,6 +521,7 @@ impl Shared {
 
     async fn transmit(&self, link: &Inner, send: &mut quinn::SendStream) -> Ended {
         let mut grant = None;
+        let mut room: Option<OwnedSemaphorePermit> = None;
         // By when what has come is to be acknowledged.
         let mut ack_by = None;
         let mut priority = None;
@@ -516,18 +530,38 @@ impl Shared {
             if priority.replace(ours) != Some(ours) {
                 let _ = send.set_priority(ours as i32);
             }
-            let frames = match self.step() {
+            let step = self.step();
+            if !matches!(step, Step::Data(_)) {
+                room = None;
+            }
+            let frames = match step {
                 Step::Write(frames) => frames,
                 Step::Data(unsent) => {
-                    let wanted = unsent.min(crate::resume::MAX_CHUNK);
-                    if grant.is_none() && self.lane != Lane::Control {
-                        grant = link.limiter().ask(ours, wanted);
+                    let mut left = unsent.min(crate::resume::MAX_CHUNK);
+                    if room.is_none()
+                        && let Some(of_lane) = link.room(self.lane, ours)
+                    {
+                        let due = self.ack_due(&mut ack_by);
+                        let taken = Arc::clone(of_lane).acquire_many_owned(left as u32);
+                        tokio::select! {
+                            biased;
+                            // Nobody closes this semaphore.
+                            taken = taken => room = taken.ok(),
+                            () = at(due) => left = 0,
+                            // As below.
+                            () = self.driver.notified() => continue,
+                        }
                     }
-                    let mut left = wanted;
-                    if let Some(waiting) = &mut grant {
+                    left = room.as_ref().map_or(left, |room| left.min(room.num_permits()));
+                    if grant.is_none() && left > 0 && self.lane != Lane::Control {
+                        grant = link.limiter().ask(ours, left);
+                    }
+                    if let Some(waiting) = &mut grant
+                        && left > 0
+                    {
                         let due = self.ack_due(&mut ack_by);
                         left = tokio::select! {
-                            () = waiting.wait() => waiting.bytes,
+                            () = waiting.wait() => waiting.bytes.min(left),
                             () = at(due) => 0,
                             // An acknowledgement may be due, or the stream over.
                             () = self.driver.notified() => continue,
@@ -537,14 +571,21 @@ impl Shared {
                     grant = grant.filter(|_| left == 0);
                     let mut core = self.lock();
                     let mut frames: Vec<Frame> = core.inc.ack().into_iter().collect();
+                    let (most, mut end) = (left, 0);
                     while left > 0
                         && let Some(frame @ Frame::Data { .. }) =
                             (core.out.unsent() > 0).then(|| core.out.next(left)).flatten()
                     {
-                        if let Frame::Data { data, .. } = &frame {
+                        if let Frame::Data { offset, data } = &frame {
                             left -= data.len();
+                            end = offset + data.len() as u64;
                         }
                         frames.push(frame);
+                    }
+                    if left < most
+                        && let Some(part) = room.take().and_then(|mut room| room.split(most - left))
+                    {
+                        core.under_way.push_back((end, part));
                     }
                     frames
                 }
@@ -650,7 +691,10 @@ impl Shared {
                 }
             }
             Some(Head::Whole(Frame::Ack { received, consumed })) => {
-                self.lock().out.acknowledge(received, consumed).map_err(bad)?;
+                let mut core = self.lock();
+                core.out.acknowledge(received, consumed).map_err(bad)?;
+                core.arrived(received);
+                drop(core);
                 self.writer.notify_one();
             }
             Some(Head::Whole(Frame::Fin { end })) => {

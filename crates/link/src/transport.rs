@@ -11,10 +11,17 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The flow-control window of a connection: 1 Gbit/s times 180 ms is 22.5 MB; twice that, for the reader's own delay.
+/// The flow-control window of a connection: 1 Gbit/s times 180 ms is 22.5 MB; twice that, for the reader's own delay. All streams of a lane share it,
+/// and what is written to quinn counts, whether it has left or not: a write that finds nothing left of it waits, whatever its priority.
 const RECEIVE_WINDOW: u32 = 48 << 20;
 
-/// What quinn may hold unacknowledged. Streams' own windows are the bound that matters; this only must not be less.
+/// So many of these bytes all bulk may have under way on a lane.
+pub const FOR_BULK: usize = 24 << 20;
+/// And so many the background: each for itself, or what stands behind all bulk would hold what is bulk's. The rest is for what somebody waits
+/// for: some 10 MiB, since the peer says an eighth of the window late what it has read, but for what an aborted stream has left with quinn.
+pub const FOR_BACKGROUND: usize = 8 << 20;
+
+/// What quinn may hold unacknowledged. The peer's window is the bound that matters; this only must not be less.
 const SEND_WINDOW: u64 = 64 << 20;
 
 /// After so many packets memory's are acknowledged, not after every second: each answer is a packet that both hosts handle. The other lanes
@@ -105,6 +112,12 @@ pub fn refusal(error: &ConnectionError) -> Option<PeerError> {
         }
         _ => None,
     }
+}
+
+/// Whether the peer had no room for another session.
+pub fn is_busy(error: &ConnectionError) -> bool {
+    let busy = VarInt::from_u32(crate::wire::code::BUSY);
+    matches!(error, ConnectionError::ApplicationClosed(e) if e.error_code == busy)
 }
 
 /// The address that a socket got: ports given as 0 are known only now.

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use godwit_link::{Addresses, Closed, Config, Endpoint, Lane, LinkError, Peer, Priority, Session, State, StreamError};
 use godwit_trust::{Access, Authority, Credentials, Identity, PeerError, Role, Validity};
-use godwit_units::BitRate;
+use godwit_units::{BitRate, Bytes as Amount};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -265,6 +265,104 @@ async fn memory_goes_on_with_the_window_of_the_disk_that_has_just_ended() {
     carry(Lane::Disk, 64 << 10).await;
     let after = window(Lane::Disk);
     assert!(after < before, "both lanes have the disk's window: {after} of {before} bytes");
+}
+
+/// A slow path between two nodes: what is written waits at the sender.
+async fn slow_pair(site: &Site) -> (Endpoint, Endpoint, Session, Session) {
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let ms = Duration::from_millis;
+    let path = wan::Path { rate: 20e6, delay: ms(10), jitter: Duration::ZERO, loss: 0.0, queue: ms(100) };
+    let to = b.addresses();
+    let addresses = Addresses {
+        control: wan::join(to.control, path, 1).await,
+        disk: wan::join(to.disk, path, 3).await,
+        memory: wan::join(to.memory, path, 5).await,
+    };
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", addresses)), b.accept());
+    (a, b, ours.unwrap(), theirs.unwrap())
+}
+
+/// A stream of the disk lane that is written to for ever, and read.
+async fn flood(ours: &Session, theirs: &Session, priority: Priority, window: Amount) {
+    let stream = ours.open_stream_with(Lane::Disk, priority, Bytes::new(), window).await.unwrap();
+    let (_, _, other) = theirs.accept_stream().await.unwrap();
+    let ((mut send, recv), (back, mut reads)) = (stream.split(), other.split());
+    tokio::spawn(async move {
+        let piece = Bytes::from(vec![7; 1 << 20]);
+        while send.write(piece.clone()).await.is_ok() {}
+        drop(recv);
+    });
+    tokio::spawn(async move {
+        while let Ok(Some(_)) = reads.read().await {}
+        drop(back);
+    });
+}
+
+/// QUIC counts what is written to it, and takes nothing more on a lane when that is full. Bulk does not fill it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_urgent_is_quick_however_many_streams_of_bulk_have_their_windows_full() {
+    let site = Site::new();
+    let (_a, _b, ours, theirs) = slow_pair(&site).await;
+    for _ in 0..3 {
+        flood(&ours, &theirs, Priority::Bulk, Amount::mib(24)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let until = Instant::now() + PATIENCE;
+    // On a busy machine now and then something takes longer.
+    loop {
+        let began = Instant::now();
+        let mut stream = ours.open_stream(Lane::Disk, Priority::Interactive, Bytes::new()).await.unwrap();
+        let (_, _, mut other) = theirs.accept_stream().await.unwrap();
+        for _ in 0..3 {
+            stream.send.write(Bytes::from_static(b"?")).await.unwrap();
+            let asked = other.recv.read().await.unwrap().unwrap();
+            other.send.write(asked).await.unwrap();
+            assert_eq!(stream.recv.read().await.unwrap().unwrap(), "?");
+        }
+        let took = began.elapsed();
+        println!("three questions beside bulk took {took:?}");
+        if took < Duration::from_secs(2) {
+            break;
+        }
+        assert!(Instant::now() < until, "three questions took {took:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_the_lowest_priority_is_opened_though_a_higher_one_leaves_it_nothing() {
+    let site = Site::new();
+    let (_a, _b, ours, theirs) = slow_pair(&site).await;
+    flood(&ours, &theirs, Priority::Interactive, Amount::mib(4)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let hello = Bytes::from_static(b"idle");
+    let _stream = ours.open_stream(Lane::Disk, Priority::Background, hello.clone()).await.unwrap();
+    let accepted = tokio::time::timeout(PATIENCE, theirs.accept_stream()).await.expect("its greeting does not come");
+    assert_eq!(accepted.unwrap().1, hello);
+}
+
+/// Who takes all the places that it can harms nobody but itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_begins_one_session_too_many_loses_its_oldest() {
+    let site = Site::new();
+    let (a, b, ours, theirs) = pair(&site).await;
+    let mut sessions = vec![];
+    // Eight are a peer's.
+    for _ in 0..8 {
+        let (ours, theirs) = tokio::join!(a.connect(peer("b", b.addresses())), b.accept());
+        sessions.push((ours.unwrap(), theirs.unwrap()));
+    }
+    for (mut state, why) in [(theirs.state(), Closed::Here), (ours.state(), Closed::ByPeer)] {
+        let closed = tokio::time::timeout(PATIENCE, state.wait_for(|s| matches!(s, State::Closed(_)))).await;
+        assert_eq!(*closed.expect("it stands").unwrap(), State::Closed(why));
+    }
+    for (ours, theirs) in &sessions {
+        assert_eq!((ours.state().borrow().clone(), theirs.state().borrow().clone()), (State::Up, State::Up));
+    }
+    let c = Endpoint::bind(config(), &site.node("c")).unwrap();
+    let (ours, theirs) = tokio::join!(c.connect(peer("b", b.addresses())), b.accept());
+    assert_eq!(ours.unwrap().peer().name(), "b");
+    assert_eq!(theirs.unwrap().peer().name(), "c");
 }
 
 /// Whoever is told of it by one session and looks for another one does not find one that is as dead.

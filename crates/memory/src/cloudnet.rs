@@ -38,6 +38,8 @@ const RAW: u8 = 0;
 const INDEX: u8 = 1;
 const DELTA: u8 = 2;
 
+/// Pages whose versions are kept in one piece.
+const PIECE: u64 = 4096;
 /// No slot.
 const NOWHERE: u32 = u32::MAX;
 
@@ -47,7 +49,8 @@ struct Cache {
     slots: u32,
     next: u32,
     /// By block, page and quarter: where its last version was put, or found. It may be overwritten since; then the delta is a poor one.
-    versions: Vec<Vec<u32>>,
+    /// In pieces that exist once a page of them came: a table of blocks may claim any length.
+    versions: Vec<Vec<Option<Box<[u32]>>>>,
 }
 
 impl Cache {
@@ -56,7 +59,7 @@ impl Cache {
     }
 
     fn blocks(&mut self, blocks: &[Block]) {
-        self.versions = blocks.iter().map(|block| vec![NOWHERE; block.pages as usize * 4]).collect();
+        self.versions = blocks.iter().map(|block| vec![None; block.pages.div_ceil(PIECE) as usize]).collect();
     }
 
     fn get(&self, slot: u32) -> Option<&[u8]> {
@@ -65,7 +68,9 @@ impl Cache {
     }
 
     fn version(&mut self, place: Place, quarter: usize) -> &mut u32 {
-        &mut self.versions[place.block][place.page as usize * 4 + quarter]
+        let piece = &mut self.versions[place.block][(place.page / PIECE) as usize];
+        let piece = piece.get_or_insert_with(|| vec![NOWHERE; PIECE as usize * 4].into());
+        &mut piece[(place.page % PIECE) as usize * 4 + quarter]
     }
 
     /// Where it is put; what lay there is gone.

@@ -11,7 +11,7 @@
 
 use crate::NetError;
 use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::io;
 
 /// One connection, as the kernel's attributes; made by [`dump`], for [`load`].
@@ -19,13 +19,32 @@ use std::io;
 pub struct Flow {
     /// The address family.
     family: u8,
-    /// The attributes of the message that makes it anew.
+    /// The attributes of the message that makes it anew; at most [`LONGEST_FLOW`] bytes.
+    #[serde(deserialize_with = "short")]
     attributes: Vec<u8>,
+}
+
+impl Flow {
+    /// How much is known of it, bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.attributes.len()
+    }
+}
+
+/// What somebody else says of one, refused where it is too long.
+fn short<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+    let bytes = Vec::<u8>::deserialize(from)?;
+    if bytes.len() > LONGEST_FLOW {
+        let message = format!("a tracked connection of {} bytes: {LONGEST_FLOW} do", bytes.len());
+        return Err(serde::de::Error::custom(message));
+    }
+    Ok(bytes)
 }
 
 /// A buffer for one read of a dump: the kernel fills at most 32 KiB at once.
 const BUFFER: usize = 64 << 10;
-/// The longest entry that is taken from somebody else: two tuples, translation and a dozen numbers need some 300 bytes.
+/// The longest entry that is taken from the kernel or from somebody else: two tuples, translation and a dozen numbers need some 300 bytes.
 const LONGEST_FLOW: usize = 1024;
 
 const HEADER: usize = 16 + 4;
@@ -184,7 +203,7 @@ fn protocol(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What makes an entry anew. None for one that is not understood, or is not in the table yet.
+/// What makes an entry anew. None for one that is not understood, is too long, or is not in the table yet.
 fn portable(family: u8, entry: &[u8]) -> Option<Flow> {
     let all = attributes(entry);
     let status = u32::from_be_bytes(of(&all, STATUS)?.try_into().ok()?);
@@ -215,7 +234,7 @@ fn portable(family: u8, entry: &[u8]) -> Option<Flow> {
             put(&mut out, kind, value);
         }
     }
-    Some(Flow { family, attributes: out })
+    (out.len() <= LONGEST_FLOW).then_some(Flow { family, attributes: out })
 }
 
 fn message(kind: u16, flags: u16, family: u8, attributes: &[u8]) -> Vec<u8> {
@@ -292,7 +311,7 @@ pub fn load(flows: &[Flow]) -> Result<usize, NetError> {
         let socket = open()?;
         let mut taken = 0;
         let mut buffer = Vec::with_capacity(BUFFER);
-        for flow in flows.iter().filter(|flow| flow.attributes.len() <= LONGEST_FLOW) {
+        for flow in flows {
             socket.send(&message(NEW, CREATE | ACK, flow.family, &flow.attributes), 0)?;
             buffer.clear();
             socket.recv(&mut buffer, 0)?;
@@ -344,6 +363,25 @@ mod tests {
         assert_eq!((of(&order, 1), of(&order, 2)), (Some(&outside[..]), Some(&outside[..])));
         let ports = attributes(of(&order, 3).expect("ports"));
         assert_eq!(of(&ports, 1), Some(&61000_u16.to_be_bytes()[..]));
+    }
+
+    #[test]
+    fn what_is_too_long_for_an_entry_is_not_taken_from_anybody() {
+        use serde::de::value::{Error, SeqDeserializer};
+        let said = |length: usize| short(SeqDeserializer::<_, Error>::new(vec![0_u8; length].into_iter()));
+        assert_eq!(said(LONGEST_FLOW).map(|bytes| bytes.len()), Ok(LONGEST_FLOW));
+        let refused = said(LONGEST_FLOW + 1).expect_err("it is too long").to_string();
+        assert!(refused.contains("1025 bytes"), "{refused}");
+        // The kernel's own, with a mark that is longer than any.
+        let mut entry = vec![];
+        for kind in [ORIGINAL, REPLY] {
+            put(&mut entry, kind | NESTED, &tuple([10, 0, 0, 1], [10, 0, 0, 2], (4000, 80)));
+        }
+        put(&mut entry, STATUS, &CARRIED.to_be_bytes());
+        put(&mut entry, TIMEOUT, &100_u32.to_be_bytes());
+        assert!(portable(2, &entry).is_some());
+        put(&mut entry, MARK, &[0; LONGEST_FLOW]);
+        assert_eq!(portable(2, &entry), None);
     }
 
     #[test]

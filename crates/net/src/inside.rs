@@ -5,7 +5,7 @@ use crate::{Link, LinkIndex, MacAddr, Net, NetError, NetNs};
 use futures_util::TryStreamExt;
 use rtnetlink::packet_core::NLM_F_REPLACE;
 use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::address::{AddressAttribute, AddressScope};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage, AddressScope};
 use rtnetlink::packet_route::link::{BridgeStpState, BridgeVlanInfoFlags, InfoData, InfoVeth, MacVlanMode};
 use rtnetlink::packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol};
@@ -230,31 +230,42 @@ impl Net {
         Ok(())
     }
 
-    /// Gives an interface these addresses and takes all others of networks from it. Those that stay are not touched.
+    /// An interface's addresses of networks.
+    async fn addresses(&self, link: LinkIndex) -> Result<Vec<(Prefix, AddressMessage)>, NetError> {
+        let _alone = self.listing().await;
+        let request = self.handle.address().get().set_link_index_filter(link.0);
+        let all: Vec<AddressMessage> = request
+            .execute()
+            .try_collect()
+            .await
+            .map_err(|e| failed("list addresses of", &format!("#{}", link.0))(e))?;
+        let of_a_network = |message: AddressMessage| {
+            let ip = message.attributes.iter().find_map(|a| match a {
+                AddressAttribute::Local(ip) | AddressAttribute::Address(ip) => Some(*ip),
+                _ => None,
+            });
+            let ip = ip.filter(|_| message.header.scope != AddressScope::Link)?;
+            Some((Prefix { ip, length: message.header.prefix_len }, message))
+        };
+        Ok(all.into_iter().filter_map(of_a_network).collect())
+    }
+
+    /// Gives an interface these addresses and takes all others of networks from it. Those that stay are not touched, but for what the kernel
+    /// takes along: with the first IPv4 address of a network it removes the others of that network. Those are given again.
     ///
     /// # Errors
     /// The kernel's.
     pub async fn set_addresses(&self, link: LinkIndex, wanted: &[Prefix]) -> Result<(), NetError> {
         let object = format!("#{}", link.0);
-        let alone = self.listing().await;
-        let request = self.handle.address().get().set_link_index_filter(link.0);
-        let all: Vec<_> = request.execute().try_collect().await.map_err(|e| failed("list addresses of", &object)(e))?;
-        drop(alone);
-        let mut there = vec![];
-        for message in all {
-            let ip = message.attributes.iter().find_map(|a| match a {
-                AddressAttribute::Local(ip) | AddressAttribute::Address(ip) => Some(*ip),
-                _ => None,
-            });
-            let Some(ip) = ip.filter(|_| message.header.scope != AddressScope::Link) else { continue };
-            let prefix = Prefix { ip, length: message.header.prefix_len };
-            if wanted.contains(&prefix) {
-                there.push(prefix);
-            } else {
-                let gone = self.handle.address().del(message).execute().await;
-                gone.map_err(|e| failed("remove address of", &object)(e))?;
+        for (_, message) in self.addresses(link).await?.into_iter().filter(|(prefix, _)| !wanted.contains(prefix)) {
+            let gone = self.handle.address().del(message).execute().await;
+            match gone.map_err(|e| failed("remove address of", &object)(e)) {
+                // It went along.
+                Err(NetError::Kernel { source, .. }) if source.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {}
+                other => other?,
             }
         }
+        let there: Vec<Prefix> = self.addresses(link).await?.into_iter().map(|(prefix, _)| prefix).collect();
         for prefix in wanted.iter().filter(|p| !there.contains(p)) {
             let added = self.handle.address().add(link.0, prefix.ip, prefix.length).execute().await;
             added.map_err(|e| failed("add address", &prefix.to_string())(e))?;

@@ -12,10 +12,13 @@ use rtnetlink::packet_route::route::{
 };
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
 use rtnetlink::{IpVersion, LinkMessageBuilder, LinkWireguard, RouteMessageBuilder};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 /// By which the kernel's routes that were made here are told from others.
 const PROTOCOL: u8 = 72;
+/// The kernel's table of this host's own addresses.
+const LOCAL_TABLE: u32 = 255;
 
 /// Whether the kernel has WireGuard, by what it said when it was to make a device: without the module it knows no such kind.
 fn has_wireguard(made: Result<(), NetError>) -> Result<bool, NetError> {
@@ -26,21 +29,44 @@ fn has_wireguard(made: Result<(), NetError>) -> Result<bool, NetError> {
 }
 
 /// Which packets a rule sends to its table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Steered {
     /// What this host itself sends by UDP to this port.
     OwnUdp(u16),
     /// What bears this mark.
     Marked(u32),
+    /// What comes in by this interface and is not for this host itself.
+    From(String),
 }
 
-/// A rule. Its priority is its table's number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl Steered {
+    /// By which its rule is told from others.
+    fn attributes(&self) -> Vec<RuleAttribute> {
+        match self {
+            // What the host itself sends comes in by its loopback, as far as rules go.
+            Self::OwnUdp(port) => vec![
+                RuleAttribute::Iifname("lo".to_owned()),
+                RuleAttribute::IpProtocol(IpProtocol::Udp),
+                RuleAttribute::DestinationPortRange(RulePortRange { start: *port, end: *port }),
+            ],
+            Self::Marked(mark) => vec![RuleAttribute::FwMark(*mark)],
+            Self::From(interface) => vec![RuleAttribute::Iifname(interface.clone())],
+        }
+    }
+
+    /// Whether this is its rule.
+    fn is(&self, rule: &RuleMessage) -> bool {
+        rule.header.action == RuleAction::ToTable && self.attributes().iter().all(|a| rule.attributes.contains(a))
+    }
+}
+
+/// The rules that lead to a table. Their priority is its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steer {
-    /// Which packets.
-    pub what: Steered,
     /// To which table; above 255, and below 32766, which is the main table's priority.
     pub table: u32,
+    /// Which packets.
+    pub what: Vec<Steered>,
 }
 
 /// Where a route of a table leads.
@@ -90,12 +116,93 @@ fn table_of_rule(rule: &RuleMessage) -> u32 {
     said.unwrap_or_else(|| rule.header.table.into())
 }
 
+fn priority_of(rule: &RuleMessage) -> u32 {
+    let said = rule.attributes.iter().find_map(|a| match a {
+        RuleAttribute::Priority(priority) => Some(*priority),
+        _ => None,
+    });
+    said.unwrap_or(0)
+}
+
+/// Whether what is for this host itself is looked for before the rules of this priority are, as it is unless somebody has changed that.
+fn is_local_first(rules: &[RuleMessage], priority: u32) -> bool {
+    rules.iter().any(|rule| table_of_rule(rule) == LOCAL_TABLE && priority_of(rule) < priority)
+}
+
+/// For which host a route is; none: for any.
+fn host_of(route: &RouteMessage) -> Option<Ipv4Addr> {
+    route.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Destination(RouteAddress::Inet(ip)) => Some(*ip),
+        _ => None,
+    })
+}
+
+/// Where a route leads; none: as none does that was made here.
+fn leads_of(route: &RouteMessage) -> Option<Leads> {
+    let (mut link, mut neighbour, mut mtu) = (None, None, 0);
+    for attribute in &route.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => link = Some(LinkIndex(*index)),
+            RouteAttribute::Gateway(RouteAddress::Inet(ip)) => neighbour = Some(*ip),
+            RouteAttribute::Metrics(metrics) => {
+                let said = metrics.iter().find_map(|metric| match metric {
+                    RouteMetric::Mtu(mtu) => Some(*mtu),
+                    _ => None,
+                });
+                mtu = said.unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+    match (route.header.kind, link, neighbour) {
+        (RouteType::BlackHole, ..) => Some(Leads::Nowhere),
+        (RouteType::Throw, ..) => Some(Leads::Elsewhere),
+        (RouteType::Unicast, Some(link), None) => Some(Leads::Onto(link)),
+        (RouteType::Unicast, Some(link), Some(neighbour)) => Some(Leads::Via(neighbour, link, mtu)),
+        _ => None,
+    }
+}
+
+/// A table's route, for the kernel.
+fn route(table: u32, steering: Steering) -> RouteMessage {
+    let (ip, length) = steering.to.map_or((Ipv4Addr::UNSPECIFIED, 0), |ip| (ip, 32));
+    let new = RouteMessageBuilder::<Ipv4Addr>::new()
+        .protocol(RouteProtocol::from(PROTOCOL))
+        .table_id(table)
+        .destination_prefix(ip, length);
+    let new = match steering.leads {
+        Leads::Onto(link) => new.output_interface(link.0).scope(RouteScope::Link),
+        Leads::Via(neighbour, link, mtu) => {
+            let mut new = new.gateway(neighbour).output_interface(link.0).onlink();
+            new.get_mut().attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)]));
+            new
+        }
+        Leads::Nowhere => new.kind(RouteType::BlackHole),
+        Leads::Elsewhere => new.kind(RouteType::Throw),
+    };
+    new.build()
+}
+
 impl Net {
-    async fn rules_to(&self, table: u32) -> Result<Vec<RuleMessage>, NetError> {
+    async fn rules(&self) -> Result<Vec<RuleMessage>, NetError> {
         let _alone = self.listing().await;
         let all = self.handle.rule().get(IpVersion::V4).execute();
-        let all: Vec<RuleMessage> = all.try_collect().await.map_err(failed("list", "rules"))?;
-        Ok(all.into_iter().filter(|rule| table_of_rule(rule) == table).collect())
+        all.try_collect().await.map_err(failed("list", "rules"))
+    }
+
+    async fn remove_rule(&self, rule: RuleMessage) -> Result<(), NetError> {
+        let table = table_of_rule(&rule);
+        let gone = self.handle.rule().del(rule).execute().await;
+        gone.map_err(|e| failed("remove rule for table", &table.to_string())(e))
+    }
+
+    async fn routes_of(&self, table: u32) -> Result<Vec<RouteMessage>, NetError> {
+        let mut ask = RouteMessage::default();
+        ask.header.address_family = AddressFamily::Inet;
+        let _alone = self.listing().await;
+        let all = self.handle.route().get(ask).execute();
+        let all: Vec<RouteMessage> = all.try_collect().await.map_err(failed("list", "routes"))?;
+        Ok(all.into_iter().filter(|route| table_of(route) == table).collect())
     }
 
     /// Rules of IPv6 of this priority; none where the kernel has no IPv6.
@@ -107,11 +214,12 @@ impl Net {
         all.into_iter().filter(of).collect()
     }
 
-    /// What this host itself sends by UDP over IPv6 to this port is lost, or not any more; the rule's priority is its only name.
+    /// What this host itself sends by UDP over IPv6 to this port is lost, or not any more; the rule's priority is its only name. Whether it
+    /// was otherwise.
     ///
     /// # Errors
     /// The kernel's; where it has no IPv6, there is nothing to do.
-    pub async fn block_ipv6(&self, port: u16, priority: u32, whether: bool) -> Result<(), NetError> {
+    pub async fn block_ipv6(&self, port: u16, priority: u32, whether: bool) -> Result<bool, NetError> {
         let there = self.ipv6_rules(priority).await;
         if whether && there.is_empty() {
             let mut new = self.handle.rule().add().v6().priority(priority).action(RuleAction::Blackhole);
@@ -121,42 +229,50 @@ impl Net {
             message.attributes.push(RuleAttribute::IpProtocol(IpProtocol::Udp));
             message.attributes.push(RuleAttribute::DestinationPortRange(RulePortRange { start: port, end: port }));
             return match new.execute().await.map_err(failed("add rule of IPv6 of", &priority.to_string())) {
+                // It is there where rules could not be listed.
                 Err(NetError::Kernel { source, .. })
-                    if matches!(source.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EOPNOTSUPP)) =>
+                    if matches!(source.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EOPNOTSUPP | libc::EEXIST)) =>
                 {
-                    Ok(())
+                    Ok(false)
                 }
-                other => other,
+                other => other.map(|()| true),
             };
         }
+        let mut changed = false;
         for rule in there.into_iter().filter(|_| !whether) {
             let gone = self.handle.rule().del(rule).execute().await;
             gone.map_err(failed("remove rule of IPv6 of", &priority.to_string()))?;
+            changed = true;
         }
-        Ok(())
+        Ok(changed)
     }
 
-    /// The rule is there, once.
+    /// These rules lead to the table, each once, and no others; whether it was otherwise. One of [`Steered::From`] takes all that comes in
+    /// where this host's own addresses are not looked for first: it is left out there.
     ///
     /// # Errors
     /// The kernel's.
-    pub async fn ensure_rule(&self, rule: Steer) -> Result<(), NetError> {
-        if !self.rules_to(rule.table).await?.is_empty() {
-            return Ok(());
+    pub async fn set_rules(&self, steer: &Steer) -> Result<bool, NetError> {
+        let table = steer.table;
+        let all = self.rules().await?;
+        let local_first = is_local_first(&all, table);
+        let wanted = steer.what.iter().filter(|what| local_first || !matches!(what, Steered::From(_)));
+        let wanted: Vec<&Steered> = wanted.collect();
+        let ours = |rule: &RuleMessage| priority_of(rule) == table && wanted.iter().any(|what| what.is(rule));
+        let there = all.into_iter().filter(|rule| table_of_rule(rule) == table);
+        let (there, left): (Vec<RuleMessage>, Vec<RuleMessage>) = there.partition(ours);
+        let mut changed = false;
+        for what in wanted.iter().filter(|what| !there.iter().any(|rule| what.is(rule))) {
+            let mut new = self.handle.rule().add().v4().table_id(table).priority(table).action(RuleAction::ToTable);
+            new.message_mut().attributes.extend(what.attributes());
+            new.execute().await.map_err(|e| failed("add rule for table", &table.to_string())(e))?;
+            changed = true;
         }
-        let mut new =
-            self.handle.rule().add().v4().table_id(rule.table).priority(rule.table).action(RuleAction::ToTable);
-        match rule.what {
-            Steered::OwnUdp(port) => {
-                // What the host itself sends comes in by its loopback, as far as rules go.
-                new = new.input_interface("lo");
-                let attributes = &mut new.message_mut().attributes;
-                attributes.push(RuleAttribute::IpProtocol(IpProtocol::Udp));
-                attributes.push(RuleAttribute::DestinationPortRange(RulePortRange { start: port, end: port }));
-            }
-            Steered::Marked(mark) => new = new.fw_mark(mark),
+        for rule in left {
+            self.remove_rule(rule).await?;
+            changed = true;
         }
-        new.execute().await.map_err(|e| failed("add rule for table", &rule.table.to_string())(e))
+        Ok(changed)
     }
 
     /// No rule leads to the table, and it has no route.
@@ -164,54 +280,46 @@ impl Net {
     /// # Errors
     /// The kernel's.
     pub async fn drop_table(&self, table: u32) -> Result<(), NetError> {
-        for rule in self.rules_to(table).await? {
-            let gone = self.handle.rule().del(rule).execute().await;
-            gone.map_err(|e| failed("remove rule for table", &table.to_string())(e))?;
+        for rule in self.rules().await?.into_iter().filter(|rule| table_of_rule(rule) == table) {
+            self.remove_rule(rule).await?;
         }
-        self.set_table(table, &[]).await
+        self.set_table(table, &[]).await.map(|_| ())
     }
 
-    /// Makes these the table's routes; those that stay are not touched, and what changes is changed in one step each.
+    /// Makes these the table's routes; those that stay are not touched, and what changes is changed in one step each. Whether they were
+    /// others. What the kernel refuses keeps none of the others back.
     ///
     /// # Errors
-    /// The kernel's.
-    pub async fn set_table(&self, table: u32, wanted: &[Steering]) -> Result<(), NetError> {
-        for steering in wanted {
-            let (ip, length) = steering.to.map_or((Ipv4Addr::UNSPECIFIED, 0), |ip| (ip, 32));
-            let mut new = RouteMessageBuilder::<Ipv4Addr>::new()
-                .protocol(RouteProtocol::from(PROTOCOL))
-                .table_id(table)
-                .destination_prefix(ip, length);
-            new = match steering.leads {
-                Leads::Onto(link) => new.output_interface(link.0).scope(RouteScope::Link),
-                Leads::Via(neighbour, link, mtu) => {
-                    let mut new = new.gateway(neighbour).output_interface(link.0).onlink();
-                    new.get_mut().attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)]));
-                    new
+    /// The kernel's first.
+    pub async fn set_table(&self, table: u32, wanted: &[Steering]) -> Result<bool, NetError> {
+        let wanted: BTreeMap<Option<Ipv4Addr>, Leads> = wanted.iter().map(|one| (one.to, one.leads)).collect();
+        let (mut lacking, mut left) = (wanted.clone(), vec![]);
+        for route in self.routes_of(table).await? {
+            let to = host_of(&route);
+            match wanted.get(&to) {
+                Some(leads) if leads_of(&route) == Some(*leads) => {
+                    lacking.remove(&to);
                 }
-                Leads::Nowhere => new.kind(RouteType::BlackHole),
-                Leads::Elsewhere => new.kind(RouteType::Throw),
-            };
-            let set = self.handle.route().add(new.build()).replace().execute().await;
-            set.map_err(|e| failed("set route to", &ip.to_string())(e))?;
-        }
-        let mut ask = RouteMessage::default();
-        ask.header.address_family = AddressFamily::Inet;
-        let alone = self.listing().await;
-        let routes = self.handle.route().get(ask).execute();
-        let routes: Vec<RouteMessage> = routes.try_collect().await.map_err(failed("list", "routes"))?;
-        drop(alone);
-        for route in routes.into_iter().filter(|route| table_of(route) == table) {
-            let to = route.attributes.iter().find_map(|a| match a {
-                RouteAttribute::Destination(RouteAddress::Inet(ip)) => Some(*ip),
-                _ => None,
-            });
-            if !wanted.iter().any(|steering| steering.to == to) {
-                let gone = self.handle.route().del(route).execute().await;
-                gone.map_err(|e| failed("remove route of table", &table.to_string())(e))?;
+                // It is replaced.
+                Some(_) => {}
+                None => left.push(route),
             }
         }
-        Ok(())
+        let (changed, mut refused) = (!lacking.is_empty() || !left.is_empty(), None);
+        // The one for all that have no other comes first.
+        for (to, leads) in lacking {
+            let set = self.handle.route().add(route(table, Steering { to, leads })).replace().execute().await;
+            if let Err(error) = set {
+                let to = to.map_or_else(|| "any host".to_owned(), |ip| ip.to_string());
+                refused.get_or_insert(failed("set route to", &to)(error));
+            }
+        }
+        for route in left {
+            if let Err(error) = self.handle.route().del(route).execute().await {
+                refused.get_or_insert(failed("remove route of table", &table.to_string())(error));
+            }
+        }
+        refused.map_or(Ok(changed), Err)
     }
 
     /// How this host reaches another one.
@@ -284,5 +392,47 @@ mod tests {
         assert!(has_wireguard(Ok(())).unwrap());
         assert!(!said(libc::EOPNOTSUPP).unwrap());
         assert!(said(libc::EPERM).is_err() && said(libc::EEXIST).is_err() && said(libc::ENOMEM).is_err());
+    }
+
+    #[test]
+    fn a_route_is_read_as_it_was_made_and_what_nobody_makes_here_is_not_taken_for_one() {
+        let ip = Ipv4Addr::new(10, 0, 0, 2);
+        let all = [Leads::Onto(LinkIndex(7)), Leads::Via(ip, LinkIndex(7), 1420), Leads::Nowhere, Leads::Elsewhere];
+        for leads in all {
+            let made = route(4789, Steering { to: Some(ip), leads });
+            assert_eq!((table_of(&made), host_of(&made), leads_of(&made)), (4789, Some(ip), Some(leads)));
+        }
+        let mut other = route(4789, Steering { to: Some(ip), leads: Leads::Nowhere });
+        other.header.kind = RouteType::Unreachable;
+        assert_eq!(leads_of(&other), None);
+    }
+
+    #[test]
+    fn a_rule_is_known_by_all_that_it_asks_and_what_comes_in_is_taken_only_behind_the_hosts_own_addresses() {
+        let rule = |attributes: Vec<RuleAttribute>| {
+            let mut rule = RuleMessage::default();
+            (rule.header.action, rule.attributes) = (RuleAction::ToTable, attributes);
+            rule
+        };
+        let all = [Steered::OwnUdp(4789), Steered::Marked(7), Steered::From("eth0".to_owned())];
+        for (i, one) in all.iter().enumerate() {
+            // The kernel tells more of it.
+            let mut seen = one.attributes();
+            seen.push(RuleAttribute::SuppressPrefixLen(u32::MAX));
+            for (j, other) in all.iter().enumerate() {
+                assert_eq!(other.is(&rule(seen.clone())), i == j, "{one:?}, {other:?}");
+            }
+            seen.remove(0);
+            assert!(!one.is(&rule(seen)), "{one:?}");
+        }
+        assert!(!Steered::OwnUdp(4790).is(&rule(Steered::OwnUdp(4789).attributes())));
+
+        let local = |priority: Option<u32>| {
+            let mut attributes = vec![RuleAttribute::Table(LOCAL_TABLE)];
+            attributes.extend(priority.map(RuleAttribute::Priority));
+            [rule(attributes)]
+        };
+        assert!(is_local_first(&local(None), 4790) && is_local_first(&local(Some(10)), 4790));
+        assert!(!is_local_first(&local(Some(32765)), 4790) && !is_local_first(&[], 4790));
     }
 }

@@ -53,6 +53,8 @@ pub enum Input {
     PoweredOff,
     /// The guest has waited long for blocks that are elsewhere.
     Starves,
+    /// Its QEMU made the guest stand still, because a write of it found no room.
+    Stalled,
     /// The peer says something.
     Message {
         /// Who.
@@ -186,6 +188,8 @@ pub struct Actor {
     staging: Option<Reply<()>>,
     /// Whoever waits for it to run. As many as people who ask.
     starting: Vec<Reply<()>>,
+    /// Whoever waits until the VM is off.
+    leaving: Vec<Reply<()>>,
     /// The order that a place is being looked for.
     reserving: Option<(Ticket, Box<MoveOrder>)>,
     /// Somebody wants it off, or the guest did it.
@@ -227,13 +231,14 @@ impl Actor {
             timer: Timer::new(),
             staging: None,
             starting: vec![],
+            leaving: vec![],
             reserving: None,
             powering_off: false,
             blind: seen.is_none(),
             claimed: None,
             outranking: None,
         };
-        if !actor.blind && actor.machine.is_none() {
+        if !actor.blind && actor.machine.is_none() && !actor.ends_what_is_left() {
             let (node, parts) = (actor.node.clone(), actor.parts.clone());
             actor.doing = Some(crate::trace::spawn(async move {
                 crate::fill::while_off(&node, &parts).await;
@@ -245,6 +250,17 @@ impl Actor {
             actor.live().await;
         });
         handle
+    }
+
+    /// A node that died while a VM was being powered off has left it half off: it is off, so its QEMU goes. Whether there is one.
+    fn ends_what_is_left(&mut self) -> bool {
+        let left =
+            self.machine.is_none() && matches!(self.record, Some(Record::Owned(_))) && self.parts.qemu().is_some();
+        if left {
+            tracing::warn!(vm = %self.parts.name, "it is to be off, and its QEMU is still there: that ends");
+            self.effects.extend([Action::Close, Action::Quit]);
+        }
+        left
     }
 
     async fn live(&mut self) {
@@ -288,6 +304,7 @@ impl Actor {
             Input::Known(seen) => {
                 if std::mem::take(&mut self.blind) {
                     self.machine = recovered(&self.parts, self.record, seen);
+                    self.ends_what_is_left();
                     self.poll();
                     self.settle();
                 }
@@ -306,9 +323,9 @@ impl Actor {
                 let moving =
                     matches!(&self.machine, Some(Machine::Source(s)) if !is_owning(s)) || self.reserving.is_some();
                 if self.runs() && !moving && self.doing.is_none() && self.effects.is_empty() {
-                    let parts = self.parts.clone();
+                    let (node, parts) = (self.node.clone(), self.parts.clone());
                     self.doing = Some(crate::trace::spawn(async move {
-                        crate::fill::stand_still(&parts).await;
+                        crate::fill::stand_still(&node, &parts).await;
                         None
                     }));
                 }
@@ -319,7 +336,10 @@ impl Actor {
                 if reserving && message.body == Body::Pending {
                     // The place that we asked for, and do mean: the machine learns of it when the place is ready.
                 } else if peer.as_deref() == Some(&from) {
-                    self.feed(Event::Message(message));
+                    match (&self.machine, self.record) {
+                        (None, Some(Record::Owned(owner))) => self.answer_at_rest(owner, message),
+                        _ => self.feed(Event::Message(message)),
+                    }
                 } else {
                     tracing::warn!(vm = %self.parts.name, from, ?message, "a host that has no part in it speaks of the hand-off");
                 }
@@ -332,8 +352,18 @@ impl Actor {
             Input::Ready => self.answer_staging(Ok(())),
             Input::Start(reply) => match self.start() {
                 Ok(()) if !self.runs() => self.starting.push(reply),
+                Ok(()) => {
+                    let (node, parts) = (self.node.clone(), self.parts.clone());
+                    crate::trace::spawn(async move {
+                        let _ = reply.send(effects::go_on_at_once(&node, &parts).await);
+                    });
+                }
                 other => drop(reply.send(other)),
             },
+            Input::Stalled => {
+                let (node, parts) = (self.node.clone(), self.parts.clone());
+                crate::trace::spawn(async move { effects::go_on_when_it_can(&node, &parts).await });
+            }
             Input::BootFailed(error) => {
                 let (name, message) = (&self.parts.name, &error.message);
                 let error = ApiError::new(error.problem, format!("`{name}` does not come up: {message}"))
@@ -351,6 +381,17 @@ impl Actor {
             }
             Input::Import { volume, reply } => {
                 let _ = reply.send(self.import(volume));
+            }
+        }
+    }
+
+    /// A VM that is off has no machine; a destination that asks about a move that it was to make hears all the same that it does not.
+    fn answer_at_rest(&self, owner: Owner, message: Message) {
+        let mut source = Source::at_rest(owner);
+        let _ = source.handle(Event::Message(message));
+        while let Some(action) = source.poll_action() {
+            if let Action::Send(message) = action {
+                self.node.send(&self.parts, message);
             }
         }
     }
@@ -461,6 +502,11 @@ impl Actor {
                 }
                 record
             }));
+        }
+        if self.doing.is_none() && !self.effects.contains(&Action::Quit) {
+            for reply in std::mem::take(&mut self.leaving) {
+                let _ = reply.send(Ok(()));
+            }
         }
         if self.doing.is_none()
             && let Some(action) = self.effects.pop_front()
@@ -845,19 +891,21 @@ impl Actor {
     fn stop(&mut self, force: bool, reply: Reply<()>) {
         match &self.machine {
             None => {
-                let _ = reply.send(Ok(()));
+                self.leaving.push(reply);
+                self.work();
+            }
+            // Without a QEMU there is nobody to ask: it is being booted, perhaps in vain.
+            Some(Machine::Source(s)) if is_owning(s) && (force || self.parts.qemu().is_none()) => {
+                self.powering_off = true;
+                self.settle();
+                self.leaving.push(reply);
+                self.work();
             }
             Some(Machine::Source(s)) if is_owning(s) => {
-                if force {
-                    self.powering_off = true;
-                    self.settle();
-                    let _ = reply.send(Ok(()));
-                } else {
-                    let parts = self.parts.clone();
-                    crate::trace::spawn(async move {
-                        let _ = reply.send(effects::press_power_button(&parts).await);
-                    });
-                }
+                let parts = self.parts.clone();
+                crate::trace::spawn(async move {
+                    let _ = reply.send(effects::press_power_button(&parts).await);
+                });
             }
             _ => {
                 let _ =
@@ -877,6 +925,12 @@ impl Actor {
         }
         if !whole {
             crate::claim::is_whole(&name, self.record, &self.parts.disks())?;
+        }
+        if whole && self.machine.is_none() && self.record.is_none() {
+            // Known here without a record, as after a place that was never taken. The promotion wrote this one.
+            let nothing = Record::Outranked { vm: self.parts.id, lineage: fenced.newest };
+            self.record = Some(nothing);
+            self.machine = Some(Machine::recover(nothing, Seen::Gone));
         }
         let Some(machine) = &mut self.machine else { return Err(self.not_running()) };
         let seen = match machine {

@@ -3,17 +3,16 @@
 use crate::node::Node;
 use crate::parts::Parts;
 use crate::spec;
-use godwit_api::host::{Blocker, CheckReport, CheckVm};
-use godwit_api::vm::{Boot, BootFile, ComponentSpec};
-use godwit_units::Bytes;
+use godwit_api::host::{Blocker, CheckReport, CheckVm, QEMU_MEMORY};
+use godwit_api::vm::{Boot, BootFile, ComponentSpec, VmDefinition};
+use godwit_units::{Bytes, VolumeId};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// Left to the host itself.
 const HOST_MEMORY: Bytes = Bytes(256 << 20);
-/// What a QEMU needs besides its guest's RAM.
-const QEMU_MEMORY: Bytes = Bytes(64 << 20);
 /// A certificate must outlive a move.
 const CERTIFICATE_LEFT: Duration = Duration::from_secs(3600);
 
@@ -110,11 +109,14 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
             "free memory, or choose another host",
         );
     }
-    let disk = node.facts().disk_free;
-    if disk < asked.disk {
+    let (disk, here) = (node.facts().disk_free, here(node, definition));
+    // New replicas lie in the pool, where there is one.
+    let lacks = if node.config().pool.is_some() { Bytes(0) } else { asked.disk.saturating_sub(here) };
+    if disk < lacks {
+        let already = if here.0 > 0 { format!(", of which {here} are there") } else { String::new() };
         add(
             "disk",
-            format!("{name} has room for {disk} of disk, the VM's disks hold {}", asked.disk),
+            format!("{name} has room for {disk} of disk, the VM's disks hold {}{already}", asked.disk),
             "make room, or choose another host",
         );
     }
@@ -166,6 +168,15 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
         blockers.extend(unsupported(node, &drivers.collect::<Vec<_>>()));
     }
     CheckReport { blockers }
+}
+
+/// What replicas of a VM's disks take of this host's file system already: what comes to them takes no more room.
+fn here(node: &Node, definition: &VmDefinition) -> Bytes {
+    let blocks = |volume: &VolumeId| {
+        let data = spec::volume_folder(node.config(), *volume).join("data");
+        data.metadata().map_or(0, |file| file.blocks().saturating_mul(512))
+    };
+    Bytes(definition.volumes.iter().map(blocks).sum())
 }
 
 /// Whether this network namespace has an interface of this name; `/sys` may be another's.

@@ -16,7 +16,12 @@
 //! refuses. *The host dies.* The owner makes it anew from its file. A destination between GRANTED and STARTED returns it.
 //! *The way breaks while state is sent.* The source gives up after some seconds, opens its ports and goes on. *A host is lost for good.* An
 //! operator claims the component for another one, which has its file and nothing learnt; the lost one, when it comes back, is outranked,
-//! and nothing of the component is left there.
+//! and nothing of the component is left there. *It cannot be made or opened*, since an interface that its file names is gone: it is tried
+//! again every two seconds; between two tries it takes another file, a claim, or its end. *Its own file or its record cannot be read*: nothing is
+//! done with it, and every question for it is answered with why, never with "not here". *Its removal breaks off*: it is not moved or changed any
+//! more, and the next order to remove it goes on.
+
+mod state;
 
 use crate::durable;
 use crate::failpoint::{Point, reach, reach_async};
@@ -37,6 +42,7 @@ use godwit_handoff::{
 };
 use godwit_trust::SignedCapability;
 use serde::{Deserialize, Serialize};
+use state::Coming;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -55,10 +61,6 @@ const ANSWER: Duration = Duration::from_secs(20);
 const CLAIMING: Duration = Duration::from_secs(20);
 /// For a component that was just made to be up.
 const COMING_UP: Duration = Duration::from_secs(5);
-/// Tracked connections in one message: some 200 kB of JSON in the usual case, a fifth of what the link takes.
-const FLOWS_A_PART: usize = 200;
-/// Tracked connections of one component: the kernel's own bound, unless somebody raises it.
-const MOST_FLOWS: usize = 262_144;
 
 /// What nodes ask each other about components.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,13 +77,13 @@ pub enum ComponentAsk {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         capability: Option<SignedCapability>,
     },
-    /// Source: a part of its state. Answered, for the last one, when all of it is put in.
+    /// Source: a part of its state; several are on their way at once, and may overtake each other. Answered when it is put in.
     State {
         /// The attempt.
         ticket: Ticket,
-        /// Counted from 0; the first begins anew.
+        /// Counted from 0.
         part: u32,
-        /// Whether it is the last one.
+        /// Whether none has a higher number.
         last: bool,
         /// It.
         state: State,
@@ -110,6 +112,8 @@ pub struct Components {
     folder: PathBuf,
     ledger: Mutex<FileLedger>,
     keepers: Mutex<BTreeMap<VmId, Arc<Keeper>>>,
+    /// Those whose file or record cannot be read, and why.
+    unreadable: Mutex<BTreeMap<VmId, String>>,
     /// One at a time is made known.
     defining: tokio::sync::Mutex<()>,
 }
@@ -274,13 +278,26 @@ impl Components {
             folder,
             ledger: Mutex::new(ledger),
             keepers: Mutex::default(),
+            unreadable: Mutex::default(),
             defining: tokio::sync::Mutex::default(),
         })
     }
 
-    /// The components whose namespaces are here, known or not.
+    /// The components whose namespaces are here, known or not; but for those that cannot be read, whose namespaces are to stay.
     pub(crate) fn namespaces(&self) -> Vec<u64> {
-        self.place.list()
+        let unreadable = lock(&self.unreadable);
+        self.place.list().into_iter().filter(|id| !unreadable.contains_key(&VmId(*id))).collect()
+    }
+
+    /// That it is none that cannot be read.
+    fn check(&self, id: VmId) -> Result<(), ApiError> {
+        match lock(&self.unreadable).get(&id) {
+            None => Ok(()),
+            Some(why) => {
+                Err(ApiError::new(Problem::Failed, format!("component {} is here and cannot be read: {why}", id.0))
+                    .remedy("mend what is said to be broken, or bring it back from a copy, and restart the node"))
+            }
+        }
     }
 
     fn path(&self, id: VmId) -> PathBuf {
@@ -336,7 +353,10 @@ impl Keeper {
     async fn ask<T>(&self, input: impl FnOnce(Reply<T>) -> Input) -> Result<T, ApiError> {
         let (reply, answer) = oneshot::channel();
         self.tell(input(reply)).await;
-        answer.await.unwrap_or_else(|_| Err(ApiError::new(Problem::Unreachable, "the component's keeper has ended")))
+        answer.await.unwrap_or_else(|_| {
+            Err(ApiError::new(Problem::Conflict, "the component is being removed here, or its keeper has ended")
+                .remedy("remove it again if that has failed, or restart the node"))
+        })
     }
 
     /// Whether it is this host's by a later lineage.
@@ -392,7 +412,7 @@ impl Keeper {
 }
 
 impl Node {
-    /// Takes up the components that were here before. What cannot be read is left as it is, and said.
+    /// Takes up the components that were here before. What cannot be read is left as it is, said, and remembered.
     pub(crate) fn recover_components(self: &Arc<Self>) {
         for id in self.components().known() {
             let load = || -> Result<(Kept, Option<Record>), ApiError> {
@@ -405,12 +425,16 @@ impl Node {
             match load() {
                 // A definition without a record: the node died before it owned it, and the controller asks again.
                 Ok((kept, record)) => drop(Actor::spawn(self.clone(), kept, record)),
-                Err(error) => tracing::error!(component = id.0, %error, "nothing is done with it"),
+                Err(error) => {
+                    tracing::error!(component = id.0, %error, "nothing is done with it until it is mended and the node restarted");
+                    lock(&self.components().unreadable).insert(id, error.to_string());
+                }
             }
         }
     }
 
     fn find_component(&self, id: VmId) -> Result<Arc<Keeper>, ApiError> {
+        self.components().check(id)?;
         self.components()
             .keeper(id)
             .ok_or_else(|| ApiError::new(Problem::NotFound, format!("{} knows no component {}", self.name(), id.0)))
@@ -433,6 +457,7 @@ impl Node {
     ) -> Result<LocalComponent, ApiError> {
         let _one = self.components().defining.lock().await;
         let id = definition.id;
+        self.components().check(id)?;
         let wanted = spec(&definition)?;
         self.components().place.rehearse(&wanted).await.map_err(refused)?;
         if let Some(keeper) = self.components().keeper(id) {
@@ -447,11 +472,22 @@ impl Node {
         Ok(Actor::spawn(self.clone(), kept, Some(record)).local())
     }
 
-    /// The controller's order: nothing of it is to be left here.
+    /// The controller's order: nothing of it is to be left here. May be given again where that has failed.
     pub(crate) async fn remove_component(self: &Arc<Self>, id: VmId) -> Result<(), ApiError> {
+        let node = self.clone();
+        // Whoever asks may go away; what was begun ends all the same.
+        let removing = crate::trace::spawn(async move { node.take_component_away(id).await });
+        removing.await.unwrap_or_else(|e| Err(failed(format!("the removal of component {} broke off: {e}", id.0))))
+    }
+
+    async fn take_component_away(self: &Arc<Self>, id: VmId) -> Result<(), ApiError> {
         let _one = self.components().defining.lock().await;
+        self.components().check(id)?;
         let Some(keeper) = self.components().keeper(id) else { return Ok(()) };
-        keeper.ask(Input::Remove).await?;
+        // One whose keeper has ended was being removed already.
+        if !keeper.inbox.is_closed() {
+            keeper.ask(Input::Remove).await?;
+        }
         let endpoints = lock(&keeper.kept).definition.endpoints.clone();
         for endpoint in &endpoints {
             self.end_removed(*endpoint).await?;
@@ -490,6 +526,7 @@ impl Node {
             .map_err(|why| conflict(why.to_string()))?;
         let keeper = {
             let _one = self.components().defining.lock().await;
+            self.components().check(id)?;
             self.components().place.rehearse(&spec(&definition)?).await.map_err(refused)?;
             match self.components().keeper(id) {
                 Some(keeper) => keeper,
@@ -549,8 +586,9 @@ impl Node {
                 let kept;
                 let keeper = {
                     let _one = self.components().defining.lock().await;
-                    self.components().place.rehearse(&spec(&definition)?).await.map_err(refused)?;
                     let id = definition.id;
+                    self.components().check(id)?;
+                    self.components().place.rehearse(&spec(&definition)?).await.map_err(refused)?;
                     kept =
                         Box::new(Kept { definition: *definition, peer: Some(source), order: None, came: capability });
                     self.components().keeper(id).unwrap_or_else(|| Actor::spawn(self.clone(), (*kept).clone(), None))
@@ -576,14 +614,20 @@ struct Actor {
     records: VecDeque<Record>,
     writing: Option<JoinHandle<Record>>,
     effects: VecDeque<Action>,
-    doing: Option<JoinHandle<Option<Event>>>,
+    doing: Option<JoinHandle<Done>>,
+    /// The effect that is being tried, while it is wanted.
+    trying: Option<Action>,
+    /// When the next try of the first of the effects is due, which failed.
+    again: Option<Instant>,
+    /// Why it failed.
+    trouble: Option<String>,
     timer: Timer,
     /// The order that a place is being looked for.
     reserving: Option<(Ticket, ComponentOrder)>,
-    /// Whoever waits for a place, or for the last part of the state to be put in.
+    /// Whoever waits for a place.
     waiting: Option<Reply<()>>,
-    /// What has come of the state, for which attempt, and how many parts.
-    coming: Option<(Ticket, u32, State)>,
+    /// Its state, while it comes.
+    coming: Coming,
     /// Ends the sending of an attempt that was given up.
     sending: Option<JoinHandle<()>>,
     /// When the ports were isolated.
@@ -629,10 +673,13 @@ impl Actor {
             writing: None,
             effects: VecDeque::new(),
             doing: None,
+            trying: None,
+            again: None,
+            trouble: None,
             timer: Timer::new(),
             reserving: None,
             waiting: None,
-            coming: None,
+            coming: Coming::default(),
             sending: None,
             isolated: None,
             claimed: None,
@@ -648,7 +695,7 @@ impl Actor {
     async fn live(&mut self) {
         loop {
             self.publish();
-            let timer = self.timer;
+            let (timer, again) = (self.timer, self.again);
             let input = tokio::select! {
                 biased;
                 written = finished(&mut self.writing) => {
@@ -658,12 +705,13 @@ impl Actor {
                     continue;
                 }
                 done = finished(&mut self.doing) => {
+                    let Some(done) = done else { fatal("an effect on a component panicked") };
+                    self.done(done);
+                    continue;
+                }
+                () = due(again) => {
+                    self.again = None;
                     self.work();
-                    match done {
-                        Some(Some(event)) => self.feed(event),
-                        Some(None) => {}
-                        None => fatal("an effect on a component panicked"),
-                    }
                     continue;
                 }
                 () = timer.due() => {
@@ -678,6 +726,10 @@ impl Actor {
                 Some(Input::Remove(reply)) => {
                     let answer = self.may_remove();
                     let over = answer.is_ok();
+                    if over {
+                        // Before that is said: whoever orders it again finds it so.
+                        self.inbox.close();
+                    }
                     let _ = reply.send(answer);
                     if over {
                         return;
@@ -715,12 +767,14 @@ impl Actor {
                         let node = self.node.clone();
                         let before = lock(&self.me.kept).definition.clone();
                         let me = self.me.clone();
+                        // One that could not be made or opened is opened when it is made.
+                        let is_open = self.again.take().is_none();
                         // As an effect: nothing else is done with it meanwhile.
                         self.doing = Some(tokio::spawn(async move {
                             let place = &node.components().place;
                             let take = async |spec: &Spec| {
                                 place.stage(spec).await?;
-                                place.open(spec).await
+                                if is_open { place.open(spec).await } else { Ok(()) }
                             };
                             let done = take(&wanted).await.map_err(refused);
                             if done.is_err()
@@ -730,7 +784,7 @@ impl Actor {
                                 tracing::error!(component = me.id.0, %error, "neither the new file nor the old one is taken");
                             }
                             let _ = reply.send(done.and_then(|()| me.redefine(&node, definition)));
-                            None
+                            Ok(None)
                         }));
                     }
                     Err(error) => drop(reply.send(Err(error))),
@@ -761,14 +815,31 @@ impl Actor {
         }
     }
 
+    /// Nothing is under way, but perhaps the wait for the next try of what has failed.
+    fn rests(&self) -> bool {
+        let nothing_is_done = self.doing.is_none() && (self.effects.is_empty() || self.again.is_some());
+        self.writing.is_none() && self.records.is_empty() && nothing_is_done
+    }
+
     fn idle(&self) -> bool {
-        self.writing.is_none() && self.records.is_empty() && self.doing.is_none() && self.effects.is_empty()
+        self.rests() && self.effects.is_empty()
     }
 
     fn busy(&self) -> ApiError {
-        let name = lock(&self.me.kept).definition.name.clone();
-        ApiError::new(Problem::Conflict, format!("`{name}` is being made, moved or changed on {}", self.node.name()))
+        let (name, host) = (lock(&self.me.kept).definition.name.clone(), self.node.name());
+        if let Some(why) = &self.trouble {
+            let message = format!("`{name}` is not as it should be on {host}, and is tried again and again: {why}");
+            return ApiError::new(Problem::Conflict, message)
+                .remedy("mend that, give it another file (`godwit component apply`), or delete it; and ask again");
+        }
+        ApiError::new(Problem::Conflict, format!("`{name}` is being made, moved or changed on {host}"))
             .remedy("wait until that has ended, and ask again")
+    }
+
+    /// What was to be done is not wanted any more. What is tried just now is not tried again.
+    fn drop_effects(&mut self) {
+        self.effects.clear();
+        (self.trying, self.again, self.trouble) = (None, None, None);
     }
 
     fn may_remove(&self) -> Result<(), ApiError> {
@@ -789,7 +860,7 @@ impl Actor {
                 )
             }
         };
-        if removable && self.reserving.is_none() && self.idle() { Ok(()) } else { Err(self.busy()) }
+        if removable && self.reserving.is_none() && self.rests() { Ok(()) } else { Err(self.busy()) }
     }
 
     /// Takes it although nobody has handed it over. Once taken, the same order changes nothing.
@@ -797,7 +868,7 @@ impl Actor {
         if matches!(self.record, Some(Record::Owned(owner)) if owner.lineage > fenced.newest) {
             return Ok(true);
         }
-        if !self.idle() || self.reserving.is_some() {
+        if !self.rests() || self.reserving.is_some() {
             return Ok(false);
         }
         let here = self.node.components().place.namespace(self.me.id.0).is_some();
@@ -824,6 +895,7 @@ impl Actor {
         }
         tracing::warn!(component = %definition.name, fenced = statement, "claimed for this host");
         self.claimed = matches!(machine, Machine::Destination(_)).then_some(seen);
+        self.drop_effects();
         // Before it is made. Where this fails, whoever claimed is told, and gives it its file by hand.
         let redefined = self.me.redefine(&self.node, definition);
         self.poll();
@@ -844,13 +916,13 @@ impl Actor {
         tracing::warn!(component = self.me.id.0, lineage = lineage.0, "claimed elsewhere: nothing of it stays here");
         // What the next machine begins with: all ports isolated, and nothing left.
         self.machine = Some(Machine::recover(over, Seen::Stopped));
-        (self.reserving, self.coming) = (None, None);
+        self.reserving = None;
         self.answer(Err(ApiError::new(Problem::Conflict, "it was claimed elsewhere")));
         if let Some(sending) = self.sending.take() {
             sending.abort();
         }
         self.timer.clear();
-        self.effects.clear();
+        self.drop_effects();
         self.records.push_back(over);
         self.poll();
         Ok(())
@@ -858,9 +930,16 @@ impl Actor {
 
     fn apply(&self, definition: &ComponentDefinition) -> Result<Spec, ApiError> {
         let kept = lock(&self.me.kept).clone();
-        let owns = matches!(&self.machine, Some(Machine::Source(s))
-            if matches!(s.state(), SourceState::Owning { upkeep: Upkeep::Running, .. }));
-        if !owns || !self.idle() || self.reserving.is_some() {
+        let may = match &self.machine {
+            Some(Machine::Source(s)) => match s.state() {
+                SourceState::Owning { upkeep: Upkeep::Running, .. } => self.idle(),
+                // What cannot be made or opened by its old file may be by another one.
+                SourceState::Owning { .. } => self.rests(),
+                _ => false,
+            },
+            _ => false,
+        };
+        if !may || self.reserving.is_some() {
             return Err(self.busy());
         }
         let same = ComponentDefinition { config: definition.config.clone(), ..kept.definition };
@@ -881,6 +960,10 @@ impl Actor {
             CannotBegin::Busy => self.busy(),
             CannotBegin::NotOwner | CannotBegin::UsedTicket { .. } => ApiError::new(Problem::Conflict, why.to_string()),
         })?;
+        // It would go with the file that it is about to have no more.
+        if !self.idle() {
+            return Err(self.busy());
+        }
         let definition = {
             let mut kept = lock(&self.me.kept);
             kept.peer = Some(order.to.clone());
@@ -964,7 +1047,6 @@ impl Actor {
         *lock(&self.me.kept) = kept;
         self.answer(Err(ApiError::new(Problem::Conflict, "another attempt has begun")));
         self.waiting = Some(reply);
-        self.coming = None;
         self.machine = Some(Machine::Destination(staged));
         self.timer.clear();
         self.poll();
@@ -978,41 +1060,62 @@ impl Actor {
             let error = ApiError::new(Problem::Conflict, format!("{} has no place for {ticket}", self.node.name()));
             return drop(reply.send(Err(error)));
         }
-        if part == 0 {
-            self.coming = Some((ticket, 0, State::default()));
+        self.coming.take(part, last, state, reply);
+        self.work();
+    }
+
+    /// What was begun has ended: what has failed is tried again, unless nobody wants it any more.
+    fn done(&mut self, done: Done) {
+        let tried = self.trying.take();
+        match done {
+            Ok(event) => {
+                if tried.is_some() {
+                    self.trouble = None;
+                }
+                if tried == Some(Action::Close)
+                    && let Some(ticket) = self.stands_for()
+                {
+                    self.follow(ticket);
+                }
+                match event {
+                    Some(event) => self.feed(event),
+                    None => self.work(),
+                }
+            }
+            Err(error) => {
+                tracing::error!(component = self.me.id.0, ?tried, %error, "failed");
+                if let Some(action) = tried {
+                    self.effects.push_front(action);
+                    self.again = Some(Instant::now() + RETRY);
+                    self.trouble = Some(error.to_string());
+                }
+                self.work();
+            }
         }
-        let Some((known, next, all)) = self.coming.as_mut().filter(|(t, next, _)| *t == ticket && *next == part) else {
-            return drop(reply.send(Err(ApiError::new(Problem::Conflict, "a part of the state is missing"))));
-        };
-        debug_assert_eq!(*known, ticket);
-        if all.flows.len() + state.flows.len() > MOST_FLOWS || !self.effects.is_empty() || self.doing.is_some() {
-            return drop(reply.send(Err(self.busy())));
+    }
+
+    /// The attempt that it stands still for, as its source.
+    fn stands_for(&self) -> Option<Ticket> {
+        match &self.machine {
+            Some(Machine::Source(s)) => match *s.state() {
+                SourceState::Stopped { ticket, .. } => Some(ticket),
+                _ => None,
+            },
+            _ => None,
         }
-        *next += 1;
-        all.stations.extend(state.stations);
-        all.flows.extend(state.flows);
-        if !last {
-            return drop(reply.send(Ok(())));
-        }
-        let Some((_, _, all)) = self.coming.take() else { return };
+    }
+
+    /// It is isolated: what it has learnt and let through follows, for the attempt that it is isolated for.
+    fn follow(&mut self, ticket: Ticket) {
         let (node, me) = (self.node.clone(), self.me.clone());
-        self.waiting = Some(reply);
-        self.doing = Some(tokio::spawn(async move {
-            let definition = lock(&me.kept).definition.clone();
-            let put_in = async {
-                let wanted = spec(&definition)?;
-                node.components().place.load(&wanted, all).await.map_err(refused)
-            };
-            match put_in.await {
-                Ok(loaded) => {
-                    tracing::info!(component = me.id.0, ?loaded, "its state has come");
-                    me.tell(Input::Answer(Ok(()))).await;
-                    Some(Event::Loaded)
+        self.sending = Some(tokio::spawn(async move {
+            reach_async(Point::Stopped, me.id).await;
+            if let Err(error) = state::send(&node, &me, ticket).await {
+                tracing::warn!(component = me.id.0, %error, "its state did not get there");
+                if let Some(mv) = &mut lock(&me.view).leaving {
+                    mv.error = Some(error.to_string());
                 }
-                Err(error) => {
-                    me.tell(Input::Answer(Err(error))).await;
-                    Some(Event::QemuDied)
-                }
+                me.tell(Input::Event(Event::MigrationFailed)).await;
             }
         }));
     }
@@ -1124,56 +1227,33 @@ impl Actor {
                 record
             }));
         }
-        if self.doing.is_none()
-            && let Some(action) = self.effects.pop_front()
-        {
+        let destination = match &self.machine {
+            Some(Machine::Destination(d)) => Some(*d.state()),
+            _ => None,
+        };
+        if !matches!(destination, Some(DestinationState::Staged { .. })) {
+            self.coming.end();
+        }
+        if self.doing.is_some() || self.again.is_some() {
+            return;
+        }
+        let (node, me) = (self.node.clone(), self.me.clone());
+        if let Some(action) = self.effects.pop_front() {
             if action == Action::Close && self.isolated.is_none() {
                 self.isolated = Some(Instant::now());
             }
             if matches!(action, Action::Open(..)) {
                 self.isolated = None;
             }
-            // The state follows the isolation, for the attempt that it is isolated for.
-            let leaving = match &self.machine {
-                Some(Machine::Source(s)) => match *s.state() {
-                    SourceState::Stopped { ticket, .. } => Some(ticket),
-                    _ => None,
-                },
-                _ => None,
-            };
-            let (node, me) = (self.node.clone(), self.me.clone());
-            let to = leaving.and_then(|_| {
+            let to = self.stands_for().and_then(|_| {
                 let kept = lock(&self.me.kept);
                 Some((kept.peer.clone()?, kept.order.as_ref().and_then(|order| order.capability.clone())))
             });
-            self.doing = Some(tokio::spawn(async move { perform(&node, &me, action, arriving, to).await }));
-            if action == Action::Close
-                && let Some(ticket) = leaving
-            {
-                let (node, me) = (self.node.clone(), self.me.clone());
-                let closed = self.doing.take();
-                let (done, isolated) = oneshot::channel();
-                self.doing = Some(tokio::spawn(async move {
-                    let event = match closed {
-                        Some(closed) => closed.await.unwrap_or_else(|e| fatal(&e.to_string())),
-                        None => None,
-                    };
-                    let _ = done.send(());
-                    event
-                }));
-                self.sending = Some(tokio::spawn(async move {
-                    if isolated.await.is_ok() {
-                        reach_async(Point::Stopped, me.id).await;
-                        if let Err(error) = send_state(&node, &me, ticket).await {
-                            tracing::warn!(component = me.id.0, %error, "its state did not get there");
-                            if let Some(mv) = &mut lock(&me.view).leaving {
-                                mv.error = Some(error.to_string());
-                            }
-                            me.tell(Input::Event(Event::MigrationFailed)).await;
-                        }
-                    }
-                }));
-            }
+            let granted = matches!(destination, Some(DestinationState::Granted { .. }));
+            self.trying = Some(action);
+            self.doing = Some(tokio::spawn(async move { perform(&node, &me, action, granted, to).await }));
+        } else if let Some(part) = self.coming.pop() {
+            self.doing = Some(tokio::spawn(async move { state::put_in(&node, &me, part).await }));
         }
     }
 
@@ -1224,37 +1304,6 @@ async fn ask_peer(node: &Arc<Node>, peer: &PeerHost, ask: ComponentAsk) -> Resul
     proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| Err(failed(format!("{}: {e}", peer.name))))
 }
 
-/// Sends what the component has learnt and let through, in parts; it is isolated.
-async fn send_state(node: &Arc<Node>, me: &Keeper, ticket: Ticket) -> Result<(), ApiError> {
-    let (definition, peer) = {
-        let kept = lock(&me.kept);
-        (kept.definition.clone(), kept.peer.clone())
-    };
-    let peer = peer.ok_or_else(|| failed("nobody knows where it goes"))?;
-    let state = node.components().place.state(&spec(&definition)?).await.map_err(refused)?;
-    if let Some(mv) = &mut lock(&me.view).leaving {
-        (mv.stations, mv.flows) = (state.stations.len(), state.flows.len());
-    }
-    let State { stations, flows } = state;
-    // At least one part, which carries the table.
-    let parts: Vec<_> =
-        if flows.is_empty() { vec![vec![]] } else { flows.chunks(FLOWS_A_PART).map(<[_]>::to_vec).collect() };
-    let mut stations = Some(stations);
-    let count = parts.len();
-    for (part, flows) in parts.into_iter().enumerate() {
-        let state = State { stations: stations.take().unwrap_or_default(), flows };
-        let part_number = u32::try_from(part).unwrap_or(u32::MAX);
-        ask_peer(node, &peer, ComponentAsk::State { ticket, part: part_number, last: part + 1 == count, state })
-            .await?;
-    }
-    Ok(())
-}
-
-/// The component is here as its file says. One that has just come was made when its place was; the peers wait now.
-async fn made(place: &Place, wanted: &Spec, arriving: bool) -> Result<(), godwit_component::ComponentError> {
-    if arriving && place.namespace(wanted.id).is_some() { Ok(()) } else { place.stage(wanted).await }
-}
-
 /// What its ports' wires hear.
 enum Wiring {
     /// They may take its ports, as of this owner, whom this shows.
@@ -1267,16 +1316,16 @@ enum Wiring {
 
 /// Tells the wires of all its ports. One that does not follow is repaired by those who look after wires; the component
 /// does not wait for it.
-async fn wires(node: &Arc<Node>, wanted: &Spec, what: &Wiring) {
+async fn wires(node: &Arc<Node>, definition: &ComponentDefinition, what: &Wiring) {
     // At once: each is some changes in the kernel, and the component is isolated meanwhile.
-    let all = wanted.endpoints.iter().map(|endpoint| async move {
+    let all = definition.endpoints.iter().map(|endpoint| async move {
         let done = match what {
             Wiring::Opened(sequence, shows) => node.end_opened(*endpoint, *sequence, shows.clone()).await,
             Wiring::Closed => node.end_closed(*endpoint).await,
             Wiring::Removed => node.end_removed(*endpoint).await,
         };
         if let Err(error) = done {
-            tracing::error!(component = wanted.id, endpoint, %error, host = node.name(), "its wire does not follow");
+            tracing::error!(component = definition.id.0, endpoint, %error, host = node.name(), "its wire does not follow");
         }
     });
     futures_util::future::join_all(all).await;
@@ -1285,87 +1334,92 @@ async fn wires(node: &Arc<Node>, wanted: &Spec, what: &Wiring) {
 /// Where a component goes that stops, and what shows that it may.
 type Leaving = Option<(PeerHost, Option<SignedCapability>)>;
 
-/// Carries out an effect; what is to be told the machine of it.
-async fn perform(
-    node: &Arc<Node>,
-    me: &Arc<Keeper>,
-    action: Action,
-    arriving: bool,
-    leaving: Leaving,
-) -> Option<Event> {
+/// What came of what was begun: what is to be told the machine of it, or why it has to be tried again.
+type Done = Result<Option<Event>, ApiError>;
+
+/// Tries to carry out an effect. `granted`: it was given here, and is not started yet.
+async fn perform(node: &Arc<Node>, me: &Arc<Keeper>, action: Action, granted: bool, leaving: Leaving) -> Done {
     let place = &node.components().place;
     let definition = lock(&me.kept).definition.clone();
-    let wanted = match spec(&definition) {
-        Ok(wanted) => wanted,
-        // It was read before it was taken; another version of Godwit may be stricter.
-        Err(error) => {
-            tracing::error!(component = me.id.0, %error, "its file cannot be read");
-            return (arriving && !matches!(action, Action::Close)).then_some(Event::QemuDied);
+    match action {
+        // There is nothing to copy before it is isolated.
+        Action::Migrate(_) => Ok(Some(Event::VcpusStopped)),
+        Action::AnswerShut => Ok(Some(Event::Postmigrate)),
+        Action::Close => {
+            if let Some((to, capability)) = &leaving {
+                for endpoint in &definition.endpoints {
+                    node.end_leaves(*endpoint, to, capability.clone()).await;
+                }
+            }
+            me.disprove(None);
+            // Before its ports are isolated: a wire that is laid afterwards would take them out again.
+            wires(node, &definition, &Wiring::Closed).await;
+            let wanted = spec(&definition)?;
+            place.close(&wanted).await.map(|()| Some(Event::Closed)).map_err(refused)
         }
+        Action::Quit => {
+            wires(node, &definition, &Wiring::Removed).await;
+            place.remove(definition.id.0, &definition.endpoints).await.map(|()| None).map_err(refused)
+        }
+        Action::Receive(_) => {
+            let staged = stage(place, &definition).await;
+            let event = staged.is_err().then_some(Event::QemuDied);
+            me.tell(Input::Answer(staged)).await;
+            Ok(event)
+        }
+        Action::Open(lineage, generation) => {
+            match open(node, me, &definition, (lineage, generation), granted).await {
+                // The source has it still.
+                Err(error) if granted => {
+                    tracing::error!(component = me.id.0, %error, "it cannot be opened, and is given back");
+                    Ok(Some(Event::QemuDied))
+                }
+                opened => opened.map(|()| Some(Event::Opened)),
+            }
+        }
+        Action::Run(_) => stage(place, &definition).await.map(|()| Some(Event::Ran)),
+        Action::Persist(_) | Action::Send(_) | Action::SetTimer | Action::AbortMigration => Ok(None),
+    }
+}
+
+/// The component is here as its file says.
+async fn stage(place: &Place, definition: &ComponentDefinition) -> Result<(), ApiError> {
+    // It was read before it was taken; another version of Godwit may be stricter.
+    let wanted = spec(definition)?;
+    place.stage(&wanted).await.map_err(refused)
+}
+
+/// As [`stage`], and its ports may be taken by wires, as of this owner.
+async fn open(
+    node: &Arc<Node>,
+    me: &Arc<Keeper>,
+    definition: &ComponentDefinition,
+    (lineage, generation): (Lineage, Generation),
+    granted: bool,
+) -> Result<(), ApiError> {
+    let place = &node.components().place;
+    // One that has just come was made when its place was; the peers wait now.
+    if !granted || place.namespace(definition.id.0).is_none() {
+        stage(place, definition).await?;
+    }
+    let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
+    let both = {
+        let kept = lock(&me.kept);
+        [kept.came.clone(), kept.order.as_ref().and_then(|order| order.capability.clone())]
     };
-    loop {
-        let result = match action {
-            // There is nothing to copy before it is isolated.
-            Action::Migrate(_) => return Some(Event::VcpusStopped),
-            Action::AnswerShut => return Some(Event::Postmigrate),
-            Action::Close => {
-                if let Some((to, capability)) = &leaving {
-                    for endpoint in &wanted.endpoints {
-                        node.end_leaves(*endpoint, to, capability.clone()).await;
-                    }
-                }
-                me.disprove(None);
-                let closed = place.close(&wanted).await;
-                if closed.is_ok() {
-                    wires(node, &wanted, &Wiring::Closed).await;
-                }
-                closed.map(|()| Some(Event::Closed))
-            }
-            Action::Quit => {
-                wires(node, &wanted, &Wiring::Removed).await;
-                place.remove(wanted.id, &wanted.endpoints).await.map(|()| None)
-            }
-            Action::Receive(_) => match place.stage(&wanted).await {
-                Ok(()) => {
-                    me.tell(Input::Answer(Ok(()))).await;
-                    return None;
-                }
-                Err(error) => {
-                    me.tell(Input::Answer(Err(refused(error)))).await;
-                    return Some(Event::QemuDied);
-                }
-            },
-            Action::Open(lineage, generation) => match made(place, &wanted, arriving).await {
-                Ok(()) => {
-                    let sequence = godwit_wire::Sequence { lineage: lineage.0, generation: generation.0 };
-                    let both = {
-                        let kept = lock(&me.kept);
-                        [kept.came.clone(), kept.order.as_ref().and_then(|order| order.capability.clone())]
-                    };
-                    let shows = crate::covered::held_among(node.credentials(), both, lineage, generation);
-                    wires(node, &wanted, &Wiring::Opened(sequence, shows)).await;
-                    // Last: what it announces goes into its wires.
-                    let opened = place.open(&wanted).await;
-                    if opened.is_ok() {
-                        me.prove(node, wanted.endpoints.clone());
-                    }
-                    opened.map(|()| Some(Event::Opened))
-                }
-                Err(error) => Err(error),
-            },
-            Action::Run(_) => place.stage(&wanted).await.map(|()| Some(Event::Ran)),
-            Action::Persist(_) | Action::Send(_) | Action::SetTimer | Action::AbortMigration => return None,
-        };
-        match result {
-            Ok(event) => return event,
-            Err(error) => {
-                tracing::error!(component = me.id.0, ?action, %error, "failed");
-                if arriving && matches!(action, Action::Open(..)) {
-                    // Not started yet: the source has it still.
-                    return Some(Event::QemuDied);
-                }
-                tokio::time::sleep(RETRY).await;
-            }
-        }
+    let shows = crate::covered::held_among(node.credentials(), both, lineage, generation);
+    wires(node, definition, &Wiring::Opened(sequence, shows)).await;
+    // Last: what it announces goes into its wires.
+    let wanted = spec(definition)?;
+    place.open(&wanted).await.map_err(refused)?;
+    me.prove(node, definition.endpoints.clone());
+    Ok(())
+}
+
+/// Resolves then; never where there is no such time.
+async fn due(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when).await,
+        None => std::future::pending().await,
     }
 }

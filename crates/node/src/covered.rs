@@ -13,7 +13,14 @@
 //! A source that was taken over has the VM that it runs, and may send what it likes of it; it also says first, where the destination has
 //! not heard of them, where the wires of that VM end. A destination that was ordered to
 //! take a VM and did not get it keeps a capability for it: with that it may point the VM's wires at itself until the gateway
-//! hears of a later owner, from that owner or from the controller. It gets neither memory nor disks by it.
+//! hears of a later owner, from that owner or from the controller. It gets neither memory nor disks by it. And a source may say that it has
+//! taken its VM back for as long as nobody has heard that its destination has it.
+//!
+//! # What was given back
+//!
+//! A source that takes back what its destination had been granted is the owner after that one. Whoever has heard of the destination cannot
+//! tell such a source from one whose move was completed, so its word is not enough: first the destination says that it gave the VM back, as
+//! only it can, and to whom. That is its last word as that owner; from then on the source's own word counts, and nobody's who relays it.
 
 use crate::parts::Parts;
 use crate::proto::{Repoint, Stage};
@@ -21,7 +28,7 @@ use godwit_api::component::ComponentDefinition;
 use godwit_api::host::{GatewayPort, PeerHost};
 use godwit_api::precache::NO_MOVE;
 use godwit_api::wire::{EndView, OrderedEnd};
-use godwit_api::{ApiError, Problem};
+use godwit_api::{ApiError, Name, Problem};
 use godwit_handoff::Ticket;
 use godwit_trust::{Capability, CapabilityError, Credentials, SignedCapability};
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
@@ -30,7 +37,7 @@ use std::time::SystemTime;
 
 const FILE: &str = "capability";
 
-fn forbidden(from: &str, what: &str, why: &dyn std::fmt::Display) -> ApiError {
+pub(crate) fn forbidden(from: &str, what: &str, why: &dyn std::fmt::Display) -> ApiError {
     tracing::warn!(peer = from, %why, "a node asks for what it was not given: {what}");
     ApiError::new(Problem::Forbidden, format!("{from} may not {what}: {why}"))
         .remedy("only a move that the controller has ordered allows this; if nobody did, look after that host")
@@ -123,41 +130,66 @@ pub fn volume(credentials: &Credentials, from: &str, asked: &VolumeRight<'_>) ->
     Capability::same("a volume of the size", &allowed.definition, &asked.digest)
 }
 
-/// Whether `from` may have a wire's end on a gateway lead to where it says.
+/// Where a wire's end on a gateway leads, and in whose name, once `from` has its way: to where it says, or, where it says that it gave the VM
+/// back, to where it led.
 ///
 /// # Errors
 /// [`Problem::Forbidden`], saying what does not fit.
-pub fn repoint(credentials: &Credentials, from: &str, order: &Repoint, known: &GatewayPort) -> Result<(), ApiError> {
+pub fn repoint(
+    credentials: &Credentials,
+    from: &str,
+    order: &Repoint,
+    known: &GatewayPort,
+) -> Result<GatewayPort, ApiError> {
     let stands = (known.remote, known.lineage, known.generation);
-    if stands == (order.remote, order.lineage, order.generation) {
+    let its = known.host.as_ref().is_none_or(|host| host.as_str() == from);
+    if its && stands == (order.remote, order.lineage, order.generation) {
         // It leads there in that owner's name already: the owner has booted its guest again, or the first answer was lost.
-        return Ok(());
+        return Ok(known.clone());
     }
-    let check = || -> Result<(), CapabilityError> {
+    let check = || -> Result<GatewayPort, CapabilityError> {
         let signed = order.capability.as_ref().ok_or(CapabilityError::Form(NONE))?;
         let allowed = credentials.open(signed)?;
         if !allowed.wires.contains(&order.wire) {
             let (allowed, asked) = (format!("{:?}", allowed.wires), order.wire.to_string());
             return Err(CapabilityError::Other { what: "the wires", allowed, asked });
         }
-        owner(&allowed, from, order.lineage, order.generation)?;
-        // A source that takes its VM back has it where it was: the destination has not been given it, and so pointed nothing.
-        let there = if allowed.to.name() == from {
-            allowed.remote
-        } else {
-            if let Some(host) = &known.host {
-                Capability::same("the host", &host.as_str(), &from)?;
+        let (had, given) = ((known.lineage, known.generation), (allowed.lineage, allowed.generation));
+        let host = known.host.as_ref().map_or("", Name::as_str);
+        if allowed.to.name() == from && (order.lineage, order.generation) == (given.0, given.1.next()) {
+            // It gave back what it had been given. That counts though it had pointed nothing: its order to do so may be on its way.
+            if had > given {
+                return Ok(known.clone());
             }
-            known.remote
-        };
-        Capability::same("the address", &there, &order.remote)
+            if had == given && host != allowed.from.name() {
+                Capability::same("the host", &host, &from)?;
+            }
+            let source = allowed.from.name().parse().ok();
+            return Ok(GatewayPort { host: source, lineage: given.0, generation: given.1, ..known.clone() });
+        }
+        owner(&allowed, from, order.lineage, order.generation)?;
+        if had == given {
+            // Its destination has been heard: it has it, or says itself that it gave it back, and has not had it since.
+            Capability::same("the host", &host, &from)?;
+        }
+        if allowed.to.name() == from {
+            Capability::same("the address", &allowed.remote, &order.remote)?;
+        } else if had != given {
+            // Nobody has had it since: it is where it was.
+            if known.host.is_some() {
+                Capability::same("the host", &host, &from)?;
+            }
+            Capability::same("the address", &known.remote, &order.remote)?;
+        }
+        let (remote, lineage, generation) = (order.remote, order.lineage, order.generation);
+        Ok(GatewayPort { remote, host: from.parse().ok(), lineage, generation, ..known.clone() })
     };
     check().map_err(|why| forbidden(from, &format!("point wire {}", order.wire), &why))
 }
 
 /// What of `from`'s word on a wire's end is to be believed, where `known` was believed before: an older or equal one changes nothing, a later
 /// owner has to be shown, and of where an owner is about to go that owner's own host tells. Whoever took back what this host had been
-/// given and gave back is `given_back`'s.
+/// given and gave back is `given_back`'s; what another host had been given, it has to have said itself that it gave back.
 ///
 /// # Errors
 /// [`Problem::Forbidden`], saying what does not fit.
@@ -189,11 +221,24 @@ pub fn end(
             if allowed.to.name() == view.host.name.as_str() {
                 Capability::same("the address", &allowed.remote, &view.host.underlay)?;
             } else {
-                // A source that takes its VM back has it where it was: as long as nobody has been believed to have got it, or whoever has
-                // says that it gave it back.
-                let had = given_back().unwrap_or_else(|| known.host.clone());
-                Capability::same("the address", &had.underlay, &view.host.underlay)?;
-                Capability::same("the host", &had.name, &view.host.name)?;
+                let given = owners(known) == (allowed.lineage, allowed.generation);
+                let is_at = |host: &PeerHost| {
+                    Capability::same("the address", &host.underlay, &view.host.underlay)?;
+                    Capability::same("the host", &host.name, &view.host.name)
+                };
+                if let Some(source) = given_back() {
+                    is_at(&source)?;
+                } else if given && known.host.name.as_str() == from && allowed.to.name() == from {
+                    // It gave back what it had been given: its last word. The source's own is later.
+                    let step = known.step.saturating_add(1);
+                    return Ok(EndView { host: view.host.clone(), step, coming: None, ..known.clone() });
+                } else {
+                    // It has it where it was, as far as anybody has heard.
+                    is_at(&known.host)?;
+                    if given && view.host.name.as_str() != from {
+                        return Ok(known.clone());
+                    }
+                }
             }
         }
         // What is relayed may have been made up on the way.

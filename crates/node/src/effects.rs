@@ -14,10 +14,17 @@ use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Action, Event, Generation, Lineage, Record, Run, Ticket};
 use godwit_vmm::{Qemu, VmmError};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long the last writes of a stopped guest may take to be answered: they never wait for the WAN.
 const DRAIN: Duration = Duration::from_secs(10);
+/// How long a destination that was granted the VM tries to open it, before it returns it. The guest stands meanwhile.
+const RETURNING: Duration = Duration::from_secs(5);
+/// Between two tries to let a guest go on whose write found no room: from here, twice as long each time.
+const FIRST_ROOM: Duration = Duration::from_secs(1);
+/// To here.
+const LAST_ROOM: Duration = Duration::from_secs(30);
 /// How long a step that has to succeed is left alone before it is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -31,8 +38,18 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
             if arriving && granted && !is_loaded(parts).await {
                 return Some(Event::QemuDied);
             }
-            open(node, parts, lineage, generation).await;
-            Some(Event::Opened)
+            // What can still be returned is not held on both sides for a bridge or a disk that has gone meanwhile.
+            let until = (arriving && granted).then(|| Instant::now() + RETURNING);
+            match open(node, parts, lineage, generation, until).await {
+                Ok(()) => Some(Event::Opened),
+                Err(error) => {
+                    tracing::error!(vm = parts.name, %error, "it cannot be opened here, and goes back to where it came from");
+                    if let Some(moving) = parts.moving() {
+                        moving.failed(error.to_string());
+                    }
+                    Some(Event::QemuDied)
+                }
+            }
         }
         Action::Close => {
             let closed = close(node, parts, arriving).await;
@@ -99,17 +116,28 @@ pub async fn on_qemu<T: Send + 'static>(
     }
 }
 
-async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
+/// Opens what is here to the guest: tries until it is done, or until a moment.
+///
+/// # Errors
+/// What is in the way at that moment.
+async fn open(
+    node: &Arc<Node>,
+    parts: &Arc<Parts>,
+    lineage: Lineage,
+    generation: Generation,
+    until: Option<Instant>,
+) -> Result<(), ApiError> {
+    let gives_up = || until.is_some_and(|until| Instant::now() >= until);
     // In the background: what a gateway needs to hear of it takes a round trip, and it may not be there at all.
     crate::gateways::point_here(node, parts, lineage, generation);
     let mut laps = Laps::begin();
     // The disks first: a guest that is announced is spoken to. What lets nothing pass is done beside them.
-    let (mut staged, ()) = tokio::join!(node.prepare_host(parts), open_disks(parts, lineage, generation));
-    // Nobody fetches from the VM's owner.
-    if let Err(error) = parts.change(|file| file.lent.clear()) {
-        tracing::warn!(vm = parts.name, %error, "cannot remember that nothing is lent any more");
+    let (mut staged, disks) = tokio::join!(node.prepare_host(parts), open_disks(parts, lineage, generation, gives_up));
+    disks?;
+    // What may be given back still, its lender keeps until then.
+    if until.is_none() {
+        take_over(node, parts);
     }
-    crate::fill::begin(node, parts);
     laps.lap("the disks");
     loop {
         let activated = match staged {
@@ -117,21 +145,45 @@ async fn open(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation
             Err(error) => Err(error),
         };
         let Err(error) = activated else { break };
+        if gives_up() {
+            return Err(error);
+        }
         tracing::error!(vm = parts.name, %error, "the network cannot be activated; trying again");
         tokio::time::sleep(AGAIN).await;
         staged = node.prepare_host(parts).await;
     }
+    if until.is_some() {
+        take_over(node, parts);
+    }
     laps.lap("the network");
     laps.note(parts, "opened");
+    Ok(())
 }
 
-async fn open_disks(parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
+/// Nobody fetches from the VM's owner any more, which fetches what it lacks.
+fn take_over(node: &Arc<Node>, parts: &Arc<Parts>) {
+    if let Err(error) = parts.change(|file| file.lent.clear()) {
+        tracing::warn!(vm = parts.name, %error, "cannot remember that nothing is lent any more");
+    }
+    crate::fill::begin(node, parts);
+}
+
+async fn open_disks(
+    parts: &Arc<Parts>,
+    lineage: Lineage,
+    generation: Generation,
+    gives_up: impl Fn() -> bool,
+) -> Result<(), ApiError> {
     for disk in parts.disks() {
         while let Err(error) = disk.open(lineage, generation).await {
+            if gives_up() {
+                return Err(ApiError::new(Problem::Failed, format!("disk `{}`: {error:#}", disk.name)));
+            }
             tracing::error!(vm = parts.name, %error, "a disk cannot be opened; trying again");
             tokio::time::sleep(AGAIN).await;
         }
     }
+    Ok(())
 }
 
 /// What takes how long while a guest stands, for its move's trace.
@@ -262,9 +314,7 @@ fn go_on(qemu: &Qemu) -> Result<Went, VmmError> {
 async fn boot(node: &Arc<Node>, parts: &Arc<Parts>) -> Result<(), ApiError> {
     end_qemu(parts).await;
     node.prepare_host(parts).await?;
-    let qemu = node.start_qemu(parts, godwit_vmm::Start::Boot).await?;
-    parts.set_qemu(Some(qemu));
-    Ok(())
+    node.start_qemu(parts, godwit_vmm::Start::Boot).await.map(drop)
 }
 
 /// Gives a VM that runs the CPUs that it was to have on arrival. Why that did not work, if it did not: it runs as it is.
@@ -362,7 +412,7 @@ async fn receive(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Option
 }
 
 /// Whether a claim elsewhere has the VM.
-fn is_outranked(node: &Node, parts: &Parts) -> bool {
+pub fn is_outranked(node: &Node, parts: &Parts) -> bool {
     matches!(node.record(parts.id), Some(Record::Outranked { .. }))
 }
 
@@ -372,6 +422,66 @@ pub async fn pause(parts: &Arc<Parts>) {
         && let Err(error) = on_qemu(&qemu, |q| q.monitor(serde_json::json!({"execute": "stop"})).map(drop)).await
     {
         tracing::error!(vm = parts.name, %error, "its vCPUs cannot be stopped; its disks refuse its writes all the same");
+    }
+}
+
+/// Lets a guest go on whose QEMU made it stand still because a write of it found no room; that write is made again then.
+///
+/// # Errors
+/// When it stands still again, or its QEMU does not answer.
+pub async fn go_on_at_once(node: &Arc<Node>, parts: &Arc<Parts>) -> Result<(), ApiError> {
+    let Some(qemu) = parts.qemu() else { return Ok(()) };
+    // One that a claim elsewhere has taken stands, too, and is to.
+    if !on_qemu(&qemu, Qemu::is_stalled).await? || is_outranked(node, parts) {
+        return Ok(());
+    }
+    on_qemu(&qemu, Qemu::cont).await?;
+    tokio::time::sleep(FIRST_ROOM).await;
+    if !on_qemu(&qemu, Qemu::is_stalled).await? {
+        tracing::info!(vm = parts.name, "the guest goes on: there is room again");
+        return Ok(());
+    }
+    Err(ApiError::new(Problem::Failed, format!("`{}` stands still: there is no room for what it writes", parts.name))
+        .remedy("make room where its disks are; it goes on by itself then"))
+}
+
+/// As [`go_on_at_once`], again and again, until the guest runs, is off, or somebody else has it. One at a time: each try that fails is told of
+/// by QEMU, too.
+pub async fn go_on_when_it_can(node: &Arc<Node>, parts: &Arc<Parts>) {
+    while !parts.stalled.swap(true, Ordering::AcqRel) {
+        tracing::error!(vm = parts.name, "the guest stands still: there is no room for what it writes");
+        until_it_goes_on(node, parts).await;
+        parts.stalled.store(false, Ordering::Release);
+        // What was told of meanwhile was told to nobody.
+        let stands = match parts.qemu() {
+            Some(qemu) => on_qemu(&qemu, Qemu::is_stalled).await.unwrap_or_default(),
+            None => false,
+        };
+        if !stands || is_outranked(node, parts) {
+            return;
+        }
+    }
+}
+
+async fn until_it_goes_on(node: &Arc<Node>, parts: &Arc<Parts>) {
+    let mut pause = FIRST_ROOM;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LAST_ROOM);
+        let Some(qemu) = parts.qemu() else { return };
+        if is_outranked(node, parts) {
+            return;
+        }
+        // A move stops and starts the guest itself.
+        if parts.moving().is_some_and(|moving| !moving.tracker.ended()) {
+            continue;
+        }
+        match on_qemu(&qemu, Qemu::is_stalled).await {
+            Ok(true) if go_on_at_once(node, parts).await.is_err() => {}
+            Ok(_) => return,
+            Err(_) if !qemu.is_alive() => return,
+            Err(_) => {}
+        }
     }
 }
 

@@ -2,14 +2,22 @@
 //!
 //! The controller says which there are ([`ExtenderOrders`]); that is kept in a file, and so are the keys, which this host makes and nobody else
 //! ever sees. From then on nobody has to be asked: every [`PROBE_EVERY`] the tunnels are probed, what has died is started anew,
-//! others of the site are told whether a tunnel is up here, [`Ways`] chooses, and the kernel's tables follow.
+//! others of the site are told whether a tunnel is up here, [`Ways`] chooses, and the kernel's tables follow. Every few seconds the kernel is
+//! asked whether it still has what it was given, and is given what it lacks.
+//!
+//! # Locks
+//!
+//! Orders are carried out one after the other (`ordering`). What is known is changed under `held`, under which nobody waits
+//! for a program: who works on a tunnel, or asks `nft`, has a lock for that alone, and takes the other one for moments, before and after. So a `wg`
+//! or a tunnel's program that hangs holds up its own tunnel, and no probe.
 //!
 //! # What can go wrong
 //!
 //! *This node dies*: devices, programs, rules and tables stay as they are; the next one finds them by the same names. *A tunnel's program dies*:
 //! its device is gone, and so are the routes onto it; frames go by another tunnel, or nowhere, until it is there again. *`nft` is missing*: a
-//! carrier could not be kept from passing on anything, so it does not carry. *The state folder is lost*: devices that nobody knows are
-//! removed, and the controller tells all again.
+//! carrier could not be kept from passing on anything, so it does not carry. *Somebody removes rules or routes*: they are laid again at the next
+//! look, and whoever asks is told. *A tunnel cannot even be prepared*: that is told, and tried again; its device stays in use. *The state folder is
+//! lost*: devices that nobody knows are removed, and the controller tells all again.
 
 use crate::durable;
 use crate::node::Node;
@@ -23,9 +31,9 @@ use godwit_api::extender::{
 use godwit_api::host::PeerHost;
 use godwit_api::{ApiError, Name, Problem};
 use godwit_units::Bytes;
-use godwit_wire::extender::rules::{self, Passing};
+use godwit_wire::extender::rules::{self, InForce, Passing};
 use godwit_wire::extender::{
-    Beyond, Engine, Hop, OVERHEAD, PREFIX, PROBE_EVERY, Paths, Peer, PeerState, Preference, PrivateKey, Prober,
+    Beyond, Engine, Hop, Laid, OVERHEAD, PREFIX, PROBE_EVERY, Paths, Peer, PeerState, Preference, PrivateKey, Prober,
     PublicKey, Tunnel, TunnelError, TunnelId, Way, Ways, forwards, interfaces, let_forward,
 };
 use serde::{Deserialize, Serialize};
@@ -36,11 +44,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 /// Tunnels that end at one host: a bound for what is believed.
 const MOST_TUNNELS: usize = 64;
 /// How long a device that could not be made is left alone.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// How often the kernel is asked whether it has what it was given. With the time until the next probe that is less than the five seconds that
+/// people are told: so long frames may go in clear after somebody has removed it.
+const LOOK_EVERY: Duration = Duration::from_secs(4);
+/// How long is told what was missing: longer than controllers take to ask.
+const TOLD_FOR: Duration = Duration::from_secs(30);
+/// What is told then, of tables and of rules.
+const ASTRAY: &str = "routes or rules of the tables 4789 and 4790 were gone, and frames may have gone in clear; they are laid again: see who \
+                      removes them (systemd-networkd leaves them with ManageForeignRoutingPolicyRules=no and ManageForeignRoutes=no)";
+const OPEN: &str = "nftables' rules of this host, or forwarding, were gone, and frames may have gone in clear; they are set again: see who \
+                    removes them (whatever says `flush ruleset`)";
 /// How long a tunnel is given to agree on session keys anew ([`Tunnel::renews_after`]): several round trips, and less than WireGuard waits before it
 /// asks again.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
@@ -59,7 +78,7 @@ struct Kept {
 }
 
 /// A tunnel of this host's.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Own {
     tunnel: Tunnel,
     public: PublicKey,
@@ -73,17 +92,80 @@ struct Own {
     renewed: Option<Instant>,
 }
 
-/// What is carried out here; changed by one at a time.
-#[derive(Debug, Default)]
+/// A tunnel that could not be prepared: its keys could not be made, or read.
+#[derive(Clone, Debug)]
+struct Failed {
+    /// Its extender.
+    extender: u32,
+    /// Its device, where that is known: it may have been made before, and does its work.
+    device: Option<String>,
+    why: String,
+    tried: Instant,
+}
+
+/// What is carried out here. Nobody waits for a program under its lock.
+#[derive(Clone, Debug, Default)]
 struct Held {
     orders: ExtenderOrders,
     own: BTreeMap<u32, Own>,
+    failed: BTreeMap<u32, Failed>,
+    /// A tunnel, and its place in `own` and `failed`, is changed by one at a time, who has its lock.
+    alone: BTreeMap<u32, Arc<tokio::sync::Mutex<()>>>,
     laid: Option<Paths>,
-    passing: Option<Passing>,
+    /// When the kernel was asked last whether it has that.
+    looked: Option<Instant>,
+    /// Interfaces that passed nothing on before an extender needed it, as in their file.
+    closed: BTreeSet<String>,
     /// What keeps this host from carrying at all.
     refused: Option<String>,
+    /// Why the kernel does not take tables and rules.
+    unlaid: Option<String>,
     /// What keeps its frames from going, by extender.
     no_way: BTreeMap<u32, String>,
+    /// What somebody had removed, when that was seen last.
+    mended: Option<(Instant, &'static str)>,
+}
+
+impl Held {
+    fn ordered(&self, tunnel: u32) -> Option<(&ExtenderOrder, &TunnelOrder)> {
+        let mut all = self.orders.extenders.iter().flat_map(|e| e.tunnels.iter().map(move |order| (e, order)));
+        all.find(|(_, order)| order.id == tunnel)
+    }
+
+    fn device(&self, tunnel: TunnelId) -> Option<String> {
+        let own = self.own.get(&tunnel.0).map(|own| own.tunnel.device.clone());
+        own.or_else(|| self.failed.get(&tunnel.0)?.device.clone())
+    }
+
+    /// The lock of a tunnel.
+    fn alone(&mut self, tunnel: u32) -> Arc<tokio::sync::Mutex<()>> {
+        self.alone.entry(tunnel).or_default().clone()
+    }
+
+    /// What is wrong now with an extender.
+    fn wrong(&self, extender: u32) -> Option<&String> {
+        let failed = self.failed.values().find(|failed| failed.extender == extender).map(|failed| &failed.why);
+        let here = failed.or(self.refused.as_ref()).or(self.unlaid.as_ref());
+        self.no_way.get(&extender).or(here)
+    }
+
+    /// Says that somebody had removed something.
+    fn note(&mut self, what: &'static str) {
+        tracing::warn!("{what}");
+        self.mended = Some((Instant::now(), what));
+    }
+
+    /// What somebody has removed lately.
+    fn noted(&self) -> Option<&'static str> {
+        self.mended.filter(|(at, _)| at.elapsed() < TOLD_FOR).map(|(_, what)| what)
+    }
+}
+
+/// What a carrier passes on, and how that was seen when it had been put into force.
+#[derive(Debug)]
+struct Enforced {
+    passing: Passing,
+    seen: InForce,
 }
 
 /// What is heard, and what was asked last: held for moments.
@@ -125,6 +207,10 @@ pub struct Extenders {
     /// For programs' numbers.
     run: PathBuf,
     begun: Instant,
+    /// One order at a time.
+    ordering: tokio::sync::Mutex<()>,
+    /// Of whoever asks `nft`.
+    enforced: tokio::sync::Mutex<Option<Enforced>>,
     held: tokio::sync::Mutex<Held>,
     heard: Mutex<Heard>,
     wake: Notify,
@@ -150,6 +236,8 @@ impl Extenders {
             folder: state.join("extenders"),
             run: run.join("extenders"),
             begun: Instant::now(),
+            ordering: tokio::sync::Mutex::default(),
+            enforced: tokio::sync::Mutex::default(),
             held: tokio::sync::Mutex::default(),
             heard: Mutex::default(),
             wake: Notify::new(),
@@ -198,9 +286,27 @@ impl Extenders {
     }
 
     /// The tunnels that there are keys for.
-    fn kept_tunnels(&self) -> Vec<u32> {
-        let Ok(entries) = std::fs::read_dir(self.folder.join("tunnels")) else { return vec![] };
-        entries.filter_map(|e| e.ok()?.file_name().to_str()?.strip_suffix(".json")?.parse().ok()).collect()
+    fn kept_tunnels(&self) -> Result<Vec<u32>, String> {
+        let folder = self.folder.join("tunnels");
+        match std::fs::read_dir(&folder) {
+            Ok(entries) => {
+                Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.strip_suffix(".json")?.parse().ok()).collect())
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(vec![]),
+            Err(e) => Err(format!("{}: {e}", folder.display())),
+        }
+    }
+
+    /// The device of a tunnel that there are keys for.
+    fn kept_device(&self, tunnel: u32) -> Result<Option<String>, String> {
+        Ok(read::<Kept>(&self.key_file(tunnel))?.map(|kept| kept.device))
+    }
+
+    /// The devices of all of them; an error if one cannot be read: it may be anybody's.
+    fn kept_devices(&self) -> Result<BTreeSet<String>, String> {
+        let devices: Result<Vec<Option<String>>, String> =
+            self.kept_tunnels()?.into_iter().map(|tunnel| self.kept_device(tunnel)).collect();
+        Ok(devices?.into_iter().flatten().collect())
     }
 }
 
@@ -257,13 +363,9 @@ fn check(orders: &ExtenderOrders) -> Result<(), ApiError> {
 impl Node {
     /// Takes up the extenders that were here before.
     pub(crate) async fn recover_extenders(self: &Arc<Self>) {
-        let extenders = self.extenders();
-        match read::<ExtenderOrders>(&extenders.orders_file()) {
+        match read::<ExtenderOrders>(&self.extenders().orders_file()) {
             Ok(Some(orders)) => {
-                let mut held = extenders.held.lock().await;
-                held.orders = orders;
-                self.carry_out(&mut held).await;
-                drop(held);
+                self.carry_out(orders).await;
                 self.watch_extenders();
             }
             Ok(None) => {}
@@ -277,30 +379,40 @@ impl Node {
     /// [`Problem::Invalid`], or the medium refuses. What cannot be carried out is in the answer.
     pub async fn order_extenders(self: &Arc<Self>, orders: ExtenderOrders) -> Result<LocalExtenders, ApiError> {
         check(&orders)?;
-        let mut held = self.extenders().held.lock().await;
-        if held.orders != orders {
-            durable::replace_json(&self.extenders().orders_file(), &orders)
-                .map_err(|e| failed(format!("{}: {e}", self.extenders().orders_file().display())))?;
-            held.orders = orders;
-            self.carry_out(&mut held).await;
+        let node = Arc::clone(self);
+        // Goes on when whoever asked hangs up: the same orders are not carried out again.
+        let task = tokio::spawn(async move { node.obey_orders(orders).await });
+        task.await.map_err(|e| failed(format!("carrying out broke off: {e}")))??;
+        Ok(self.local_extenders().await)
+    }
+
+    async fn obey_orders(self: &Arc<Self>, orders: ExtenderOrders) -> Result<(), ApiError> {
+        let extenders = self.extenders();
+        let _one = extenders.ordering.lock().await;
+        let any = !orders.extenders.is_empty();
+        let known = extenders.held.lock().await.orders == orders;
+        if !known {
+            durable::replace_json(&extenders.orders_file(), &orders)
+                .map_err(|e| failed(format!("{}: {e}", extenders.orders_file().display())))?;
+            self.carry_out(orders).await;
         }
-        if !held.orders.extenders.is_empty() {
+        if any {
             self.watch_extenders();
         }
-        Ok(self.as_they_are(&held).await)
+        Ok(())
     }
 
     /// The extenders, as they are here.
     pub async fn local_extenders(&self) -> LocalExtenders {
-        let held = self.extenders().held.lock().await;
+        let held = self.extenders().held.lock().await.clone();
         self.as_they_are(&held).await
     }
 
     /// The extenders' orders, each with how it is here.
     pub(crate) async fn seen_extenders(&self) -> Vec<(ExtenderOrder, LocalExtender)> {
-        let held = self.extenders().held.lock().await;
+        let held = self.extenders().held.lock().await.clone();
         let local = self.as_they_are(&held).await.extenders;
-        held.orders.extenders.iter().cloned().zip(local).collect()
+        held.orders.extenders.into_iter().zip(local).collect()
     }
 
     /// Another host of the site says which extenders have a tunnel that is up there.
@@ -323,25 +435,37 @@ impl Node {
 
 // What was ordered, carried out.
 impl Node {
-    async fn carry_out(&self, held: &mut Held) {
-        let orders = held.orders.clone();
-        self.know(&orders);
-        held.refused = self.enforce(held).await.err();
+    async fn carry_out(self: &Arc<Self>, orders: ExtenderOrders) {
+        let extenders = self.extenders();
         let wanted: BTreeSet<u32> = orders.extenders.iter().flat_map(|e| &e.tunnels).map(|t| t.id).collect();
-        for extender in &orders.extenders {
-            for order in &extender.tunnels {
-                self.make(held, extender, order).await;
-            }
+        let any = !orders.extenders.is_empty();
+        {
+            let mut held = extenders.held.lock().await;
+            self.know(&orders);
+            held.orders = orders;
+            held.failed.retain(|id, _| wanted.contains(id));
         }
-        // Frames leave a tunnel before it goes.
-        self.steer(held).await;
-        let gone: Vec<u32> = held.own.keys().copied().chain(self.extenders().kept_tunnels()).collect();
+        self.enforce().await;
+        // Side by side: one that hangs holds up the answer, not the others.
+        let mut making = JoinSet::new();
+        for id in wanted.iter().copied() {
+            let node = Arc::clone(self);
+            making.spawn(async move { node.make(id).await });
+        }
+        making.join_all().await;
+        let gone: Vec<u32> = {
+            let mut held = extenders.held.lock().await;
+            (held.laid, held.looked) = (None, None);
+            // Frames leave a tunnel before it goes.
+            self.steer(&mut held).await;
+            held.own.keys().copied().chain(extenders.kept_tunnels().unwrap_or_default()).collect()
+        };
         for id in gone.into_iter().filter(|id| !wanted.contains(id)) {
-            self.unmake(held, id).await;
+            self.unmake(id).await;
         }
-        self.remove_strays(held).await;
-        if orders.extenders.is_empty() {
-            self.leave_no_trace(held).await;
+        self.remove_strays().await;
+        if !any {
+            self.leave_no_trace().await;
         }
     }
 
@@ -367,11 +491,27 @@ impl Node {
         heard.answered.retain(|id, _| tunnels.contains(id));
     }
 
-    /// What a carrier may pass on is in force before it has anything to pass on.
-    async fn enforce(&self, held: &mut Held) -> Result<(), String> {
-        let carrying: Vec<&ExtenderOrder> = held.orders.extenders.iter().filter(|e| !e.tunnels.is_empty()).collect();
+    /// What a carrier may pass on is in force before it has anything to pass on, and again when somebody has removed it. Whether it is.
+    async fn enforce(&self) -> bool {
+        let extenders = self.extenders();
+        let mut enforced = extenders.enforced.lock().await;
+        // Read by whose turn it is: what was lifted meanwhile is not put into force again.
+        let orders = extenders.held.lock().await.orders.clone();
+        let done = self.enforce_for(&orders, &mut enforced).await;
+        let mut held = extenders.held.lock().await;
+        held.closed = extenders.closed();
+        if done == Ok(true) {
+            held.note(OPEN);
+        }
+        held.refused = done.err();
+        held.refused.is_none()
+    }
+
+    /// As [`Self::enforce`], for these orders. Whether somebody had removed something.
+    async fn enforce_for(&self, orders: &ExtenderOrders, enforced: &mut Option<Enforced>) -> Result<bool, String> {
+        let carrying: Vec<&ExtenderOrder> = orders.extenders.iter().filter(|e| !e.tunnels.is_empty()).collect();
         if carrying.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let mates: BTreeSet<Ipv4Addr> = carrying.iter().flat_map(|e| &e.mates).filter_map(ipv4).collect();
         let others = mates.iter().copied().filter(|ip| IpAddr::V4(*ip) != self.config().address).collect();
@@ -384,58 +524,100 @@ impl Node {
         }
         let beyond = carrying.iter().flat_map(|e| &e.beyond).copied().collect();
         let passing = Passing { beyond, mates, port: spec::TUNNEL_PORT, closed };
-        if held.passing.as_ref() != Some(&passing) {
-            rules::enforce(&passing)
+        let known = enforced.as_ref().filter(|known| known.passing == passing);
+        let stands = match known {
+            Some(known) => rules::in_force().await.is_ok_and(|seen| seen == known.seen),
+            None => false,
+        };
+        let again = known.is_some();
+        let mut mended = again && !stands;
+        if !stands {
+            *enforced = None;
+            let seen = rules::enforce(&passing)
                 .await
                 .map_err(|why| format!("this host cannot carry without nftables' rules: {why}; install nftables"))?;
-            held.passing = Some(passing);
+            *enforced = Some(Enforced { passing, seen });
         }
         for name in towards.keys() {
+            mended |= again && !forwards(name);
             let_forward(name, true).map_err(|e| e.to_string())?;
         }
-        Ok(())
+        Ok(mended)
     }
 
-    async fn make(&self, held: &mut Held, extender: &ExtenderOrder, order: &TunnelOrder) {
+    /// A tunnel is as it was ordered, or what keeps it from that is known, and tried again ([`Self::mend`]).
+    async fn make(&self, id: u32) {
+        let alone = self.extenders().held.lock().await.alone(id);
+        let _alone = alone.lock().await;
+        self.make_alone(id).await;
+    }
+
+    /// As [`Self::make`], by whoever has the tunnel's lock.
+    async fn make_alone(&self, id: u32) {
         let extenders = self.extenders();
-        let made = async {
-            let (key, device) = extenders.kept(order.id).await?;
-            let public = match held.own.get(&order.id) {
-                Some(own) => own.public.clone(),
-                None => key.public().await?,
-            };
-            let peer = match &order.key {
-                Some(key) => {
-                    Some(Peer { key: PublicKey::new(key)?, endpoint: order.endpoint, hosts: extender.beyond.clone() })
-                }
-                None => None,
-            };
-            let mtu = self.mtu_towards(order).await;
-            let (listen, addresses) = (order.listen, order.addresses);
-            Ok::<_, TunnelOrApi>((Tunnel { device, key, listen, addresses, mtu, peer }, public))
+        let (extender, hosts, order, before, refused) = {
+            let held = extenders.held.lock().await;
+            let Some((extender, order)) = held.ordered(id) else { return };
+            let before = held.own.get(&id).cloned();
+            (extender.id, extender.beyond.clone(), order.clone(), before, held.refused.clone())
         };
-        match made.await {
+        let made = match self.prepare(&order, hosts, before.as_ref()).await {
             // To say the same again would have its port closed and opened.
-            Ok((tunnel, _))
-                if held.own.get(&order.id).is_some_and(|own| own.error.is_none() && own.tunnel == tunnel) => {}
+            Ok((tunnel, _)) if before.as_ref().is_some_and(|own| own.error.is_none() && own.tunnel == tunnel) => {
+                Ok(None)
+            }
             Ok((tunnel, public)) => {
-                let before = held.own.get(&order.id);
-                let engine = before.map_or("", |own| own.engine);
+                let engine = before.as_ref().map_or("", |own| own.engine);
                 let key = |tunnel: &Tunnel| tunnel.peer.as_ref().map(|peer| peer.key.clone());
                 // Other hosts behind the same peer leave the session as it is.
                 let same = before.filter(|own| key(&own.tunnel) == key(&tunnel));
                 let (made, renewed) = same.map_or_else(|| (Instant::now(), None), |own| (own.made, own.renewed));
                 let mut own = Own { tunnel, public, engine, error: None, tried: None, made, renewed };
-                self.ensure(&mut own, held.refused.as_deref()).await;
-                held.own.insert(order.id, own);
+                self.ensure(&mut own, refused.as_deref()).await;
+                Ok(Some(own))
             }
-            Err(TunnelOrApi(why)) => {
-                tracing::error!(tunnel = order.id, why, "a tunnel cannot be made");
-                held.no_way.insert(extender.id, why);
+            Err(TunnelOrApi(why)) => Err(why),
+        };
+        let mut held = extenders.held.lock().await;
+        // It may have been ordered away meanwhile; whoever does so waits to remove it.
+        if held.ordered(id).is_none() {
+            return;
+        }
+        match made {
+            Ok(own) => {
+                held.failed.remove(&id);
+                held.own.extend(own.map(|own| (id, own)));
+            }
+            Err(why) => {
+                if held.failed.get(&id).is_none_or(|before| before.why != why) {
+                    tracing::error!(tunnel = id, why, "a tunnel cannot be prepared; trying again");
+                }
+                let device = extenders.kept_device(id).ok().flatten();
+                held.failed.insert(id, Failed { extender, device, why, tried: Instant::now() });
             }
         }
         // Routes onto a device that was made anew have to be set anew.
         held.laid = None;
+    }
+
+    /// A tunnel as it is to be, and its public key.
+    async fn prepare(
+        &self,
+        order: &TunnelOrder,
+        hosts: Vec<Ipv4Addr>,
+        before: Option<&Own>,
+    ) -> Result<(Tunnel, PublicKey), TunnelOrApi> {
+        let (key, device) = self.extenders().kept(order.id).await?;
+        let public = match before {
+            Some(own) => own.public.clone(),
+            None => key.public().await?,
+        };
+        let peer = match &order.key {
+            Some(key) => Some(Peer { key: PublicKey::new(key)?, endpoint: order.endpoint, hosts }),
+            None => None,
+        };
+        let mtu = self.mtu_towards(order).await;
+        Ok((Tunnel { device, key, listen: order.listen, addresses: order.addresses, mtu, peer }, public))
     }
 
     async fn ensure(&self, own: &mut Own, refused: Option<&str>) {
@@ -471,11 +653,17 @@ impl Node {
         u16::try_from(mtu).unwrap_or(u16::MAX)
     }
 
-    async fn unmake(&self, held: &mut Held, id: u32) {
+    async fn unmake(&self, id: u32) {
         let extenders = self.extenders();
-        let device = match held.own.remove(&id) {
+        let (own, alone) = {
+            let mut held = extenders.held.lock().await;
+            (held.own.remove(&id), held.alone(id))
+        };
+        // After whoever works on it now.
+        let _alone = alone.lock().await;
+        let device = match own {
             Some(own) => Some(own.tunnel.device),
-            None => read::<Kept>(&extenders.key_file(id)).ok().flatten().map(|kept| kept.device),
+            None => extenders.kept_device(id).ok().flatten(),
         };
         if let Some(device) = device
             && let Err(error) = Tunnel::remove(self.wires().net(), &device, &extenders.number_file(&device)).await
@@ -487,76 +675,112 @@ impl Node {
         if let Err(error) = durable::remove(&extenders.key_file(id)) {
             tracing::error!(tunnel = id, %error, "the keys of a tunnel that is gone could not be removed");
         }
+        extenders.held.lock().await.alone.remove(&id);
     }
 
     /// Devices that nobody knows any more.
-    async fn remove_strays(&self, held: &Held) {
-        let net = self.wires().net();
+    async fn remove_strays(&self) {
+        let (net, extenders) = (self.wires().net(), self.extenders());
+        let mut known = match extenders.kept_devices() {
+            Ok(known) => known,
+            Err(why) => {
+                tracing::error!(why, "nobody knows which tunnels' devices are strays; none is removed");
+                return;
+            }
+        };
+        known.extend(extenders.held.lock().await.own.values().map(|own| own.tunnel.device.clone()));
         let devices = Tunnel::devices(net).await.unwrap_or_default();
-        for device in devices.iter().filter(|name| held.own.values().all(|own| own.tunnel.device != **name)) {
+        for device in devices.iter().filter(|name| !known.contains(*name)) {
             tracing::warn!(device, "a tunnel that nobody knows; it is removed");
-            if let Err(error) = Tunnel::remove(net, device, &self.extenders().number_file(device)).await {
+            if let Err(error) = Tunnel::remove(net, device, &extenders.number_file(device)).await {
                 tracing::error!(device, %error, "it could not be removed");
             }
         }
     }
 
-    async fn leave_no_trace(&self, held: &mut Held) {
-        for interface in self.extenders().closed() {
+    async fn leave_no_trace(&self) {
+        let extenders = self.extenders();
+        let mut enforced = extenders.enforced.lock().await;
+        for interface in extenders.closed() {
             // It may be gone, with what it connected to.
             let _ = let_forward(&interface, false);
         }
-        let _ = durable::remove(&self.extenders().closed_file());
+        let _ = durable::remove(&extenders.closed_file());
         rules::lift().await;
-        (held.passing, held.laid) = (None, None);
+        *enforced = None;
+        let mut held = extenders.held.lock().await;
+        (held.laid, held.unlaid, held.mended) = (None, None, None);
         held.no_way.clear();
+        held.closed.clear();
     }
 
-    /// The kernel's tables follow what is chosen.
+    /// The kernel's tables follow what is chosen, and it has them still.
     async fn steer(&self, held: &mut Held) {
         let net = self.wires().net();
-        let orders = &held.orders;
-        if orders.extenders.is_empty() {
-            if let Err(error) = Paths::take_up(net, spec::TUNNEL_PORT).await {
-                tracing::error!(%error, "frames still go where extenders led them");
-            }
-            return;
-        }
-        let now = self.extenders().now();
-        let mut paths = Paths { clear: orders.clear.iter().copied().collect(), beyond: vec![] };
-        {
-            let heard = &mut *lock(&self.extenders().heard);
-            for extender in &orders.extenders {
-                let Some(ways) = heard.ways.get_mut(&extender.id) else { continue };
-                heard.turns.entry(extender.id).or_default().take(ways.choose(now), unix_ms() / 1000);
-                let device = |id: &TunnelId| held.own.get(&id.0).map(|own| own.tunnel.device.clone());
-                let carrier = |name: &Name| extender.carriers.iter().find(|host| &host.name == name).and_then(ipv4);
-                let hop = match ways.choose(now) {
-                    Some(Way::Tunnel(id)) => device(id).map(Hop::Device),
-                    Some(Way::Carrier(name)) => carrier(name).map(Hop::Carrier),
-                    None => None,
-                };
-                let into = ways.takes(now).and_then(|id| device(&id));
-                paths.beyond.push(Beyond { hosts: extender.beyond.iter().copied().collect(), hop, into });
-            }
-        }
-        if held.laid.as_ref() == Some(&paths) {
-            return;
-        }
-        match paths.lay(net, spec::TUNNEL_PORT).await {
-            Ok(missing) => {
-                held.no_way.clear();
-                for why in &missing {
-                    tracing::warn!(%why, "frames for another site go nowhere");
+        let due = held.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY);
+        if held.orders.extenders.is_empty() {
+            if due {
+                match Paths::take_up(net, spec::TUNNEL_PORT).await {
+                    Ok(()) => held.looked = Some(Instant::now()),
+                    Err(error) => tracing::error!(%error, "frames still go where extenders led them"),
                 }
-                if let (Some(why), Some(extender)) = (missing.first(), orders.extenders.first()) {
-                    held.no_way.insert(extender.id, why.to_string());
+            }
+            return;
+        }
+        let (paths, whose) = self.paths(held);
+        let same = held.laid.as_ref() == Some(&paths);
+        if same && !due {
+            return;
+        }
+        held.looked = Some(Instant::now());
+        match paths.lay(net, spec::TUNNEL_PORT).await {
+            Ok(Laid { missing, changed }) => {
+                let missing = missing.iter().filter_map(|(place, why)| Some((*whose.get(*place)?, why.to_string())));
+                let no_way: BTreeMap<u32, String> = missing.collect();
+                if no_way != held.no_way {
+                    for why in no_way.values() {
+                        tracing::warn!(why, "frames for another site go nowhere");
+                    }
+                }
+                if same && changed && no_way.is_empty() {
+                    held.note(ASTRAY);
                 }
                 // What leads nowhere is looked for again.
-                held.laid = missing.is_empty().then_some(paths);
+                held.laid = no_way.is_empty().then_some(paths);
+                (held.no_way, held.unlaid) = (no_way, None);
             }
-            Err(error) => tracing::error!(%error, "frames may go nowhere; trying again"),
+            Err(error) => {
+                let why = error.to_string();
+                if held.unlaid.as_ref() != Some(&why) {
+                    tracing::error!(why, "frames may go nowhere; trying again");
+                }
+                // A part may have been laid.
+                (held.laid, held.unlaid) = (None, Some(why));
+            }
         }
+    }
+
+    /// What is chosen now, and whose the places beyond are.
+    fn paths(&self, held: &Held) -> (Paths, Vec<u32>) {
+        let (orders, now) = (&held.orders, self.extenders().now());
+        let clear = orders.clear.iter().copied().collect();
+        let mut paths = Paths { clear, beyond: vec![], closed: held.closed.clone() };
+        let mut whose = vec![];
+        let heard = &mut *lock(&self.extenders().heard);
+        for extender in &orders.extenders {
+            let Some(ways) = heard.ways.get_mut(&extender.id) else { continue };
+            heard.turns.entry(extender.id).or_default().take(ways.choose(now), unix_ms() / 1000);
+            let carrier = |name: &Name| extender.carriers.iter().find(|host| &host.name == name).and_then(ipv4);
+            let hop = match ways.choose(now) {
+                Some(Way::Tunnel(id)) => held.device(*id).map(Hop::Device),
+                Some(Way::Carrier(name)) => carrier(name).map(Hop::Carrier),
+                None => None,
+            };
+            let into = ways.takes(now).and_then(|id| held.device(id));
+            paths.beyond.push(Beyond { hosts: extender.beyond.iter().copied().collect(), hop, into });
+            whose.push(extender.id);
+        }
+        (paths, whose)
     }
 }
 
@@ -602,6 +826,15 @@ impl Node {
         });
         let node = Arc::downgrade(self);
         tokio::spawn(async move {
+            loop {
+                let Some(node) = node.upgrade() else { return };
+                let again = if node.enforce().await { LOOK_EVERY } else { TRY_AGAIN };
+                drop(node);
+                tokio::time::sleep(again).await;
+            }
+        });
+        let node = Arc::downgrade(self);
+        tokio::spawn(async move {
             let mut sequence = 0_u16;
             loop {
                 let Some(node) = node.upgrade() else { return };
@@ -619,7 +852,7 @@ impl Node {
     async fn look_after_extenders(self: &Arc<Self>, prober: &Prober, sequence: u16) {
         let extenders = self.extenders();
         let mut held = extenders.held.lock().await;
-        self.mend(&mut held).await;
+        self.begin_mending(&mut held);
         for extender in &held.orders.extenders {
             for order in &extender.tunnels {
                 let other = order.addresses[1];
@@ -633,27 +866,47 @@ impl Node {
         self.tell_mates(&held);
     }
 
-    /// Tunnels whose devices are gone are made anew, and those that somebody has set down, which took their routes, are set up.
-    async fn mend(&self, held: &mut Held) {
-        if held.refused.is_some() {
-            held.refused = self.enforce(held).await.err();
+    /// Each tunnel that nobody works on is looked at, by a task of its own.
+    fn begin_mending(self: &Arc<Self>, held: &mut Held) {
+        let all: BTreeSet<u32> = held.own.keys().chain(held.failed.keys()).copied().collect();
+        for id in all {
+            let Ok(alone) = held.alone(id).try_lock_owned() else { continue };
+            let node = Arc::clone(self);
+            tokio::spawn(async move {
+                node.mend(id).await;
+                drop(alone);
+            });
         }
-        let refused = held.refused.clone();
-        let mut made_anew = false;
-        for (id, own) in &mut held.own {
-            let works = matches!(self.wires().net().find(&own.tunnel.device).await, Ok(Some(link)) if link.up);
-            if own.error.is_none() && works {
-                let last = lock(&self.extenders().heard).answered.get(&TunnelId(*id)).copied();
-                let heard = last.filter(|at| *at > own.made);
-                let patience = own.tunnel.renews_after(heard.is_some());
-                let silent = patience.is_some_and(|patience| heard.unwrap_or(own.made).elapsed() > patience);
-                if silent && own.renewed.is_none_or(|at| at.elapsed() > RENEW_EVERY) {
-                    own.renewed = Some(Instant::now());
-                    if let Err(error) = own.tunnel.renew().await {
-                        own.error = Some(error.to_string());
-                    }
-                }
-                continue;
+    }
+
+    /// A tunnel whose device is gone is made anew, and one that somebody has set down, which took its routes, is set up. What could not be
+    /// prepared is tried again. By whoever has the tunnel's lock.
+    async fn mend(&self, id: u32) {
+        let extenders = self.extenders();
+        let (own, failed, refused) = {
+            let held = extenders.held.lock().await;
+            let failed = held.failed.get(&id).map(|failed| failed.tried);
+            (held.own.get(&id).cloned(), failed, held.refused.clone())
+        };
+        if failed.is_some_and(|tried| tried.elapsed() >= TRY_AGAIN) {
+            self.make_alone(id).await;
+            return;
+        }
+        let Some(mut own) = own else { return };
+        let works = matches!(self.wires().net().find(&own.tunnel.device).await, Ok(Some(link)) if link.up);
+        let well = own.error.is_none() && works;
+        if well {
+            if !self.is_to_renew(id, &own) {
+                return;
+            }
+            own.renewed = Some(Instant::now());
+            own.error = own.tunnel.renew().await.err().map(|error| error.to_string());
+        } else {
+            if !works {
+                lock(&extenders.heard).ways.values_mut().for_each(|ways| ways.gone(TunnelId(id)));
+            }
+            if own.tried.is_some_and(|tried| tried.elapsed() < TRY_AGAIN) {
+                return;
             }
             if !works {
                 tracing::warn!(
@@ -661,17 +914,34 @@ impl Node {
                     device = own.tunnel.device,
                     "a tunnel's device is gone or down; making it anew"
                 );
-                lock(&self.extenders().heard).ways.values_mut().for_each(|ways| ways.gone(TunnelId(*id)));
+                // Frames take another one meanwhile.
+                extenders.wake.notify_one();
             }
-            if own.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN) {
-                self.ensure(own, refused.as_deref()).await;
-                (own.made, own.renewed) = (Instant::now(), None);
-                made_anew = true;
-            }
+            self.ensure(&mut own, refused.as_deref()).await;
+            (own.made, own.renewed) = (Instant::now(), None);
         }
-        if made_anew {
+        let made_anew = !well && own.error.is_none();
+        let mut held = extenders.held.lock().await;
+        if !well {
             held.laid = None;
         }
+        // Unless it was ordered away meanwhile.
+        if let Some(there) = held.own.get_mut(&id) {
+            *there = own;
+        }
+        drop(held);
+        if made_anew {
+            extenders.wake.notify_one();
+        }
+    }
+
+    /// Whether a tunnel that works has been silent for so long that this end agrees on session keys anew.
+    fn is_to_renew(&self, id: u32, own: &Own) -> bool {
+        let last = lock(&self.extenders().heard).answered.get(&TunnelId(id)).copied();
+        let heard = last.filter(|at| *at > own.made);
+        let patience = own.tunnel.renews_after(heard.is_some());
+        let silent = patience.is_some_and(|patience| heard.unwrap_or(own.made).elapsed() > patience);
+        silent && own.renewed.is_none_or(|at| at.elapsed() > RENEW_EVERY)
     }
 
     /// Says to others of the site whether a tunnel is up here.
@@ -691,12 +961,13 @@ impl Node {
     }
 
     async fn as_they_are(&self, held: &Held) -> LocalExtenders {
-        let mut states: BTreeMap<u32, PeerState> = BTreeMap::new();
+        let mut asking = JoinSet::new();
         for (id, own) in &held.own {
-            if let Ok(Some(state)) = Tunnel::state(&own.tunnel.device).await {
-                states.insert(*id, state);
-            }
+            let (id, device) = (*id, own.tunnel.device.clone());
+            asking.spawn(async move { (id, Tunnel::state(&device).await) });
         }
+        let said = asking.join_all().await.into_iter().filter_map(|(id, state)| Some((id, state.ok()??)));
+        let states: BTreeMap<u32, PeerState> = said.collect();
         let now = self.extenders().now();
         let heard = lock(&self.extenders().heard);
         let extender = |order: &ExtenderOrder| {
@@ -729,8 +1000,9 @@ impl Node {
             };
             let turn = heard.turns.get(&order.id);
             let (since_unix_s, changes) = turn.map_or((None, 0), |turn| (turn.since_unix_s, turn.changes));
-            let error = held.no_way.get(&order.id).or(held.refused.as_ref()).cloned();
-            let good = ways.is_some_and(|ways| ways.is_good(now)) && error.is_none();
+            let wrong = held.wrong(order.id).cloned();
+            let good = ways.is_some_and(|ways| ways.is_good(now)) && wrong.is_none();
+            let error = wrong.or_else(|| held.noted().map(ToOwned::to_owned));
             LocalExtender { id: order.id, way: local, good, since_unix_s, changes, error, tunnels }
         };
         LocalExtenders { extenders: held.orders.extenders.iter().map(extender).collect() }
@@ -773,6 +1045,36 @@ mod tests {
             seen.push((turn.changes, turn.since_unix_s));
         }
         assert_eq!(seen, [(0, None), (0, Some(2)), (0, Some(2)), (1, Some(4)), (2, Some(5)), (2, Some(6))]);
+    }
+
+    #[test]
+    fn a_tunnel_that_cannot_be_prepared_is_told_of_until_it_is_and_its_device_stays_in_use() {
+        let mut held = Held { orders: orders(vec![order(7, [169, 254, 64, 3])], 1), ..Held::default() };
+        assert_eq!(held.ordered(7).map(|(extender, order)| (extender.id, order.id)), Some((1, 7)));
+        assert!(held.ordered(8).is_none() && held.wrong(1).is_none() && held.device(TunnelId(7)).is_none());
+        let device = Some("gx00000001".to_owned());
+        held.failed.insert(7, Failed { extender: 1, device: device.clone(), why: "wg".into(), tried: Instant::now() });
+        // What the tables lack is told before, and no word on them takes this one away.
+        held.no_way.insert(1, "no way".into());
+        assert_eq!(held.wrong(1), Some(&"no way".to_owned()));
+        held.no_way.clear();
+        assert_eq!((held.wrong(1), held.wrong(2)), (Some(&"wg".to_owned()), None));
+        assert_eq!(held.device(TunnelId(7)), device);
+        held.note(ASTRAY);
+        held.failed.clear();
+        assert_eq!((held.wrong(1), held.noted()), (None, Some(ASTRAY)), "what was mended is told, and not wrong now");
+    }
+
+    #[test]
+    fn devices_that_there_are_keys_for_are_known_and_where_keys_cannot_be_read_nobody_says_that_he_knows_all() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let extenders = Extenders::new(folder.path(), folder.path());
+        assert_eq!(extenders.kept_devices(), Ok(BTreeSet::new()));
+        let kept = Kept { key: "unread".into(), device: "gx00000001".into() };
+        durable::replace_json(&extenders.key_file(1), &kept).expect("writes");
+        assert_eq!(extenders.kept_devices(), Ok(BTreeSet::from(["gx00000001".to_owned()])));
+        durable::replace(&extenders.key_file(2), b"{").expect("writes");
+        assert!(extenders.kept_devices().is_err());
     }
 
     #[test]

@@ -496,7 +496,7 @@ async fn tell_released(node: &Arc<Node>, parts: &Arc<Parts>, disks: &[Arc<Disk>]
 
 /// Makes a guest stand still until nothing that it waits for is absent. QEMU stops the processors at once, and answers when the
 /// last request is answered.
-pub async fn stand_still(parts: &Arc<Parts>) {
+pub async fn stand_still(node: &Arc<Node>, parts: &Arc<Parts>) {
     let Some(qemu) = parts.qemu() else { return };
     let hungry = || parts.disks().iter().any(|disk| disk.starving().is_some_and(|h| h >= PAUSE_AFTER));
     if !hungry() {
@@ -507,6 +507,9 @@ pub async fn stand_still(parts: &Arc<Parts>) {
     // It may take longer than a monitor's patience. What it did is asked below.
     let _ = crate::effects::on_qemu(&qemu, |q| q.monitor(serde_json::json!({"execute": "stop"})).map(drop)).await;
     loop {
+        if crate::effects::is_outranked(node, parts) {
+            return;
+        }
         if parts.disks().iter().all(|disk| disk.starving().is_none_or(|h| h < STILL)) {
             match crate::effects::on_qemu(&qemu, Qemu::state).await {
                 Ok(godwit_vmm::State::Stopped) => {

@@ -3,7 +3,9 @@
 //! At the VM's owner: whoever has been granted a VM points its wires' far ends at itself, over the link and without the
 //! controller, since a hand-off has to end without it. That goes on in the background until the gateway has answered: a guest
 //! runs whether its gateway can be reached or not, and the probe at the move's end says what is the matter. An undone
-//! hand-off opens the VM at the source again, with a higher generation if it had been granted, and so points back.
+//! hand-off opens the VM at the source again, with a higher generation if it had been granted, and so points back. A gateway that has heard
+//! of the destination believes that when the destination has said as well that it gave the VM back: so it says that, the same way
+//! and for as long ([`let_go`]), and after a restart once more.
 //!
 //! At the gateway: the ports of its wires are kept in files, because the kernel forgets them at a reboot and nobody else would
 //! notice. Which host a port leads to is decided by [`godwit_wire::Port`]: an older owner's order is refused whatever way it
@@ -15,10 +17,10 @@ use crate::node::{Node, network};
 use crate::parts::{Parts, lock};
 use crate::proto::{self, ProbeWire, Repoint, Request};
 use crate::spec;
-use godwit_api::host::{Blocker, GatewayPort, PeerHost};
+use godwit_api::host::{Blocker, GatewayPort, Ownership, PeerHost};
 use godwit_api::vm::{ComponentSpec, VmDefinition, WireDefinition};
-use godwit_api::{ApiError, Problem};
-use godwit_handoff::{Generation, Lineage};
+use godwit_api::{ApiError, Name, Problem};
+use godwit_handoff::{Generation, Lineage, Record};
 use godwit_wire::{EndpointSpec, MacAddr, Port, PortOrder, PortState, Refused, Sequence, Vni, WireId};
 use std::collections::BTreeMap;
 use std::io;
@@ -103,12 +105,24 @@ fn allowed(known: Option<&GatewayPort>, order: PortOrder) -> Result<(), Refused>
 
 // At the gateway.
 impl Node {
+    /// Reads or writes files of ports, away from the tasks.
+    async fn on_ports<T: Send + 'static>(
+        self: &Arc<Self>,
+        what: impl FnOnce(&Gateways) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let node = self.clone();
+        let done = tokio::task::spawn_blocking(move || what(node.gateways())).await;
+        done.unwrap_or_else(|_| {
+            Err(ApiError::new(Problem::Failed, "a wire's end on a gateway ended in a bug of the node"))
+        })
+    }
+
     /// Makes the ports again that were here before.
-    pub(crate) async fn recover_gateways(&self) {
+    pub(crate) async fn recover_gateways(self: &Arc<Self>) {
         let gateways = self.gateways();
         let _one = gateways.changing.lock().await;
         for wire in gateways.known() {
-            let result = match gateways.load(wire) {
+            let result = match self.on_ports(move |gateways| gateways.load(wire)).await {
                 Ok(Some(port)) => self.apply(wire, &port).await,
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),
@@ -136,15 +150,15 @@ impl Node {
     ///
     /// # Errors
     /// When the network or the medium refuses.
-    pub async fn attach(&self, wire: u32, port: &GatewayPort) -> Result<(), ApiError> {
+    pub async fn attach(self: &Arc<Self>, wire: u32, port: &GatewayPort) -> Result<(), ApiError> {
         let _one = self.gateways().changing.lock().await;
-        let known = self.gateways().load(wire)?;
+        let known = self.on_ports(move |gateways| gateways.load(wire)).await?;
         let order = PortOrder::Attach(sequence(port.lineage, port.generation), port.remote);
         if let Err(why) = allowed(known.as_ref(), order) {
             tracing::info!(wire, %why, "an order of the controller comes late");
             return Ok(());
         }
-        self.gateways().store(wire, port)?;
+        self.keep_port(wire, port.clone()).await?;
         self.apply(wire, port).await
     }
 
@@ -152,32 +166,36 @@ impl Node {
     ///
     /// # Errors
     /// When the network or the medium refuses.
-    pub async fn detach(&self, wire: u32) -> Result<(), ApiError> {
+    pub async fn detach(self: &Arc<Self>, wire: u32) -> Result<(), ApiError> {
         let _one = self.gateways().changing.lock().await;
         self.wires().gateway_detach(WireId(wire)).await.map_err(network)?;
-        self.gateways().forget(wire)
+        self.on_ports(move |gateways| gateways.forget(wire)).await
     }
 
-    /// The order of a VM's owner: a wire that ends here leads to it from now on.
+    async fn keep_port(self: &Arc<Self>, wire: u32, port: GatewayPort) -> Result<(), ApiError> {
+        self.on_ports(move |gateways| gateways.store(wire, &port)).await
+    }
+
+    /// The order of a VM's owner: a wire that ends here leads to it from now on. Or the word of whoever was given a VM that it gave it back:
+    /// then its source may order that, as the owner that it says this source is.
     ///
     /// # Errors
     /// [`Problem::NotFound`] when it does not end here, [`Problem::Conflict`] when there was a later owner; those are final.
-    pub(crate) async fn repoint(&self, from: &str, order: &Repoint) -> Result<(), ApiError> {
+    pub(crate) async fn repoint(self: &Arc<Self>, from: &str, order: &Repoint) -> Result<(), ApiError> {
         let _one = self.gateways().changing.lock().await;
-        let known = self.gateways().load(order.wire)?;
+        let wire = order.wire;
+        let known = self.on_ports(move |gateways| gateways.load(wire)).await?;
         let wanted = PortOrder::Repoint(sequence(order.lineage, order.generation), order.remote);
         allowed(known.as_ref(), wanted).map_err(|why| {
             let problem = if why == Refused::NotAttached { Problem::NotFound } else { Problem::Conflict };
-            ApiError::new(problem, format!("{} does not point wire {} at {from}: {why}", self.name(), order.wire))
+            ApiError::new(problem, format!("{} does not point wire {wire} as {from} says: {why}", self.name()))
         })?;
         let Some(known) = known else { return Ok(()) };
-        covered::repoint(self.credentials(), from, order, &known)?;
-        let (remote, lineage, generation) = (order.remote, order.lineage, order.generation);
-        let host = from.parse().ok();
-        let port = GatewayPort { remote, host, lineage, generation, ..known };
-        self.gateways().store(order.wire, &port)?;
-        self.apply(order.wire, &port).await?;
-        tracing::info!(wire = order.wire, to = from, "wire pointed");
+        let port = covered::repoint(self.credentials(), from, order, &known)?;
+        self.keep_port(wire, port.clone()).await?;
+        self.apply(wire, &port).await?;
+        let owner = port.host.as_ref().map_or("", Name::as_str);
+        tracing::info!(wire, from, owner, to = %port.remote, "wire pointed");
         Ok(())
     }
 
@@ -185,13 +203,15 @@ impl Node {
     ///
     /// # Errors
     /// When no answer came, or somebody else asks.
-    pub(crate) async fn probe_wire(&self, from: &str, asked: &ProbeWire) -> Result<(), ApiError> {
-        if self.wired().has(asked.wire) {
+    pub(crate) async fn probe_wire(self: &Arc<Self>, from: &str, asked: &ProbeWire) -> Result<(), ApiError> {
+        let wire = asked.wire;
+        if self.wired().has(wire) {
             return self.probe_wired(from, asked).await;
         }
-        let port = self.gateways().load(asked.wire)?.ok_or_else(|| {
-            ApiError::new(Problem::NotFound, format!("wire {} does not end at {}", asked.wire, self.name()))
-        })?;
+        let port = self
+            .on_ports(move |gateways| gateways.load(wire))
+            .await?
+            .ok_or_else(|| ApiError::new(Problem::NotFound, format!("wire {wire} does not end at {}", self.name())))?;
         if port.host.as_ref().is_none_or(|host| host.as_str() != from) {
             let message = format!("wire {} does not lead to {from}, who asks what is behind it", asked.wire);
             return Err(ApiError::new(Problem::Forbidden, message));
@@ -256,22 +276,40 @@ pub async fn check(node: &Node, definition: &VmDefinition) -> Vec<Blocker> {
 
 /// Points the far ends of the VM's wires here: begins, and goes on until the gateways have answered.
 pub fn point_here(node: &Arc<Node>, parts: &Arc<Parts>, lineage: Lineage, generation: Generation) {
-    let definition = parts.definition();
-    for (wire, gateway) in wires(&definition) {
+    begin(node, parts, |wire| {
         let capability = covered::held(node.credentials(), parts, lineage, generation);
-        let order = Repoint { wire: wire.id, remote: node.config().address, lineage, generation, capability };
-        let task = crate::trace::spawn(point(node.clone(), parts.clone(), gateway.clone(), order));
-        if let Some(before) = lock(&node.gateways().pointing).insert(wire.id, task.abort_handle()) {
-            before.abort();
-        }
-    }
+        Repoint { wire, remote: node.config().address, lineage, generation, capability }
+    });
 }
 
-/// The VM is not here any more, or stands: its gateways are not told otherwise.
-pub fn let_go(node: &Node, definition: &VmDefinition) {
+/// The VM is not here any more, or stands: its gateways are not told otherwise. Where this host had been granted it and gave it back, they are
+/// told that: its source is the next owner.
+pub fn let_go(node: &Arc<Node>, definition: &VmDefinition) {
     for wire in &definition.wires {
         if let Some(task) = lock(&node.gateways().pointing).remove(&wire.id) {
             task.abort();
+        }
+    }
+    // A guest that stands waits for no record.
+    let elsewhere = node.vm(definition.id).filter(|parts| parts.view().ownership == Ownership::Elsewhere);
+    if let Some(parts) = elsewhere
+        && let Some(Record::Returned(ticket)) = node.record(parts.id)
+        && let Some(source) = parts.file().peer
+    {
+        begin(node, &parts, |wire| {
+            let (lineage, generation) = (ticket.lineage, ticket.generation.next());
+            let capability = covered::held(node.credentials(), &parts, lineage, ticket.generation);
+            Repoint { wire, remote: source.underlay, lineage, generation, capability }
+        });
+    }
+}
+
+/// Begins to say this to the gateway of each of the VM's wires that has one.
+fn begin(node: &Arc<Node>, parts: &Arc<Parts>, order: impl Fn(u32) -> Repoint) {
+    for (wire, gateway) in wires(&parts.definition()) {
+        let task = crate::trace::spawn(point(node.clone(), parts.clone(), gateway.clone(), order(wire.id)));
+        if let Some(before) = lock(&node.gateways().pointing).insert(wire.id, task.abort_handle()) {
+            before.abort();
         }
     }
 }
@@ -286,8 +324,10 @@ async fn point(node: Arc<Node>, parts: Arc<Parts>, gateway: PeerHost, order: Rep
         };
         match answer {
             Ok(()) => break,
+            // One of an earlier version does not take the word of who gave it back: its source's is later.
+            Err(error) if error.problem == Problem::Forbidden && order.remote != node.config().address => return,
             Err(error) if matches!(error.problem, Problem::NotFound | Problem::Conflict | Problem::Invalid) => {
-                tracing::warn!(vm = parts.name, wire = order.wire, %error, "its gateway does not lead here");
+                tracing::warn!(vm = parts.name, wire = order.wire, %error, "its gateway does not follow");
                 return;
             }
             Err(error) => {

@@ -167,6 +167,13 @@ pub async fn end_all(node: &Node, parts: &Parts) {
 /// # Errors
 /// What is in the way.
 pub async fn begin(node: &Arc<Node>, parts: &Arc<Parts>, order: ImageOrder) -> Result<ImageCopy, ApiError> {
+    let (node, parts) = (node.clone(), parts.clone());
+    // Whole, whether whoever asked still waits or not: what it marks and keeps is given up only by the copy that it begins.
+    let begun = crate::trace::spawn(async move { begin_now(&node, &parts, order).await });
+    begun.await.unwrap_or_else(|e| Err(ApiError::new(Problem::Failed, format!("a copy's beginning broke off: {e}"))))
+}
+
+async fn begin_now(node: &Arc<Node>, parts: &Arc<Parts>, order: ImageOrder) -> Result<ImageCopy, ApiError> {
     let _alone = node.images().beginning.lock().await;
     let ImageOrder { volume, copy, .. } = order;
     if let Ok(known) = job(node, volume) {
@@ -202,7 +209,7 @@ pub async fn begin(node: &Arc<Node>, parts: &Arc<Parts>, order: ImageOrder) -> R
     };
     let (work, format) = match copy.what {
         Direction::Import => begin_import(parts, &disk, &copy, path).await?,
-        Direction::Export => begin_export(parts, &disk, &copy, path)?,
+        Direction::Export => begin_export(parts, &disk, &copy, path).await?,
     };
     let job = Arc::new(Job { shown: watch::Sender::new(shown(format)), over: CancellationToken::new() });
     lock(&node.images().jobs).insert(volume, job.clone());
@@ -250,7 +257,12 @@ async fn begin_import(
     Ok((Work::Import { from, format: image.format.clone(), owner, was_frozen }, image.format))
 }
 
-fn begin_export(parts: &Parts, disk: &Arc<Disk>, copy: &CopyImage, to: PathBuf) -> Result<(Work, String), ApiError> {
+async fn begin_export(
+    parts: &Parts,
+    disk: &Arc<Disk>,
+    copy: &CopyImage,
+    to: PathBuf,
+) -> Result<(Work, String), ApiError> {
     may_export(parts, disk)?;
     if to.is_dir() || to.file_name().is_none() {
         return Err(
@@ -260,7 +272,9 @@ fn begin_export(parts: &Parts, disk: &Arc<Disk>, copy: &CopyImage, to: PathBuf) 
     if !copy.overwrite && to.symlink_metadata().is_ok() {
         return Err(conflict(format!("{} exists", to.display())).remedy("say --overwrite if it may be replaced"));
     }
-    let snapshot = disk.begin_snapshot().map_err(|e| ApiError::new(Problem::Failed, e.to_string()))?;
+    // It waits for the guest's writes that are under way.
+    let begun = disk.clone().blocking(|disk| disk.begin_snapshot()).await;
+    let snapshot = begun.map_err(|e| ApiError::new(Problem::Failed, e.to_string()))?;
     let format = copy.format.clone().unwrap_or_else(|| FORMAT.into());
     Ok((Work::Export { to, format: format.clone(), snapshot, overwrite: copy.overwrite }, format))
 }

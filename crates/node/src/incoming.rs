@@ -87,7 +87,7 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
         return Err(ApiError::new(Problem::Blocked, many).remedy("let a fill end before the next move"));
     }
     let volumes = stage.definition.volumes.clone();
-    let parts = node.adopt_definition(stage.definition, stage.vcpus)?;
+    let parts = node.adopt_definition(stage.definition, stage.vcpus).await?;
     node.precaches().unmark(&volumes);
     let failed = |e: std::io::Error| ApiError::new(Problem::Failed, e.to_string());
     parts.may_follow.store(stage.postcopy, std::sync::atomic::Ordering::Release);
@@ -113,13 +113,12 @@ pub async fn prepare(node: &Arc<Node>, parts: &Arc<Parts>, ticket: Ticket) -> Re
         crate::fill::meter(node, &moving);
     }
     let qemu = node.start_qemu(parts, godwit_vmm::Start::Incoming).await?;
-    parts.set_qemu(Some(qemu.clone()));
     if parts.may_follow.load(std::sync::atomic::Ordering::Acquire) {
         crate::effects::on_qemu(&qemu, Qemu::allow_postcopy).await.map_err(|error| {
             let message = format!("memory cannot follow the guest to `{}`: {}", node.name(), error.message);
             ApiError::new(Problem::Blocked, message).remedy(
-                "move it without --memory-postcopy; or let QEMU use userfaultfd there (a kernel with CONFIG_USERFAULTFD, memory of pages \
-                 of 4 KiB)",
+                "move it without --memory-postcopy; or let QEMU use userfaultfd there (/usr/share/godwit/memory-postcopy.conf as a drop-in of \
+                 its node's unit, a kernel with CONFIG_USERFAULTFD, memory of pages of 4 KiB)",
             )
         })?;
     }

@@ -86,8 +86,10 @@ fn covered(node: &Node, from: &str, asked: &Fetch) -> Result<Arc<Parts>, ApiErro
             let order = file.order.filter(|order| order.id == ticket.mv);
             (order, ticket.lineage, ticket.generation)
         }
-        // It was to come back, and its owner is its owner still: what that was lent it may have.
-        Record::Staged(ticket) | Record::Refused(ticket) if file.lent.contains(&asked.volume) => {
+        // It was to come back, and its owner is its owner still, or again: what that was lent it may have.
+        Record::Staged(ticket) | Record::Refused(ticket) | Record::Returned(ticket)
+            if file.lent.contains(&asked.volume) =>
+        {
             (file.order, ticket.lineage, Generation(ticket.generation.0.saturating_sub(1)))
         }
         _ => return Err(refuse(&"it was not handed on from here")),

@@ -5,7 +5,8 @@
 //! *The controller is away when the certificate ends.* There is a third of the certificate's life to try in, and it is tried all that
 //! time. Sessions that stand when it ends go on; new ones fail.
 //!
-//! *A node was down when somebody was revoked.* The controller tells it when it is up; until then it goes by the list that it kept.
+//! *A node was down when somebody was revoked.* The controller tells it when it is up; until then it goes by the list that it kept. The controller
+//! sees which list that is, so a node that was made anew, or brought back from a copy, is told as well.
 
 use crate::node::Node;
 use anyhow::{Context, Result};
@@ -14,8 +15,8 @@ use godwit_api::{ApiError, Problem};
 use godwit_trust::{Credentials, Identity, KeyRequest, Revocations};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// The longest time between two looks at the clock: it may be set meanwhile.
@@ -32,6 +33,8 @@ pub struct Membership {
     failing: AtomicBool,
     /// Where the list of revocations is kept.
     list: PathBuf,
+    /// Held from the look at the list at hand until the next one counts: else an older one could be kept over a newer.
+    listing: Mutex<()>,
 }
 
 impl Membership {
@@ -44,7 +47,8 @@ impl Membership {
         if let Some(kept) = read::<Revocations>(&list)? {
             credentials.revoke(kept)?;
         }
-        Ok(Self { home: read(&certificates.join(Home::FILE))?, failing: AtomicBool::new(false), list })
+        let home = read(&certificates.join(Home::FILE))?;
+        Ok(Self { home, failing: AtomicBool::new(false), list, listing: Mutex::default() })
     }
 
     /// Whether the certificate is renewed by itself, as far as can be told.
@@ -74,6 +78,7 @@ impl Node {
     pub fn revoke(&self, list: &Revocations) -> Result<(), ApiError> {
         let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, format!("{}: {e}", self.name()));
         list.check().map_err(|e| ApiError::new(Problem::Invalid, e.to_string()))?;
+        let _listing = self.membership().listing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.credentials().revocations();
         if list.version <= before.version {
             return Ok(());

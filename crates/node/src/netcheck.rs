@@ -5,11 +5,15 @@
 //! devices whose MTU is not their wire's, so that large frames are lost.
 //!
 //! A move changes all of this while it is looked at: so the node looks twice, and what it finds counts if it is there both times.
+//!
+//! A VM that cannot be read has a guest that runs, perhaps, and interfaces that nobody can name: while one is quarantined, nothing is called
+//! removable that may be its.
 
 use crate::node::{Node, network};
 use godwit_api::host::{GatewayPort, Ownership};
 use godwit_api::network::{NetFinding, NetKind};
 use godwit_api::{ApiError, Name};
+use godwit_units::VmId;
 use godwit_wire::{MacAddr, Part, Surveyed, WireId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -43,6 +47,10 @@ struct Records {
     gateways: Vec<(u32, GatewayPort)>,
     /// Gateways that are this host's, and lead to one of its bridges.
     outside: Vec<Outside>,
+    /// Wires between ports that cannot be read, and why.
+    unread: BTreeMap<u32, String>,
+    /// One of the VMs that cannot be read.
+    quarantined: Option<VmId>,
 }
 
 /// A gateway's way out.
@@ -79,6 +87,11 @@ fn judge(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
     let mut found = strays(kernel, records);
     found.extend(records.gateways.iter().flat_map(|(wire, port)| astray(kernel, *wire, port)));
     found.extend(records.outside.iter().flat_map(|way| shut(kernel, way)));
+    for (wire, why) in &records.unread {
+        let message = format!("wire {wire} cannot be read here, wires/{wire}.json of the node's state folder: {why}");
+        let remedy = "the controller tells it again if there is such a wire; if there is none, remove that file and restart the node";
+        found.push(finding(NetKind::Wire, format!("{message}; {remedy}")));
+    }
     for wire in &records.wires {
         found.extend(misled(kernel, wire));
         found.extend(parted(kernel, wire));
@@ -93,8 +106,17 @@ fn judge(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
 
 /// What belongs to no record.
 fn strays(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
-    let known = |wire: WireId| records.endpoints.contains(&wire.0) || records.wires.iter().any(|w| w.id == wire.0);
-    let remove = |name: &str| format!("`godwit orphan ls` shows what may go, or: ip link delete {name}");
+    let known = |wire: WireId| {
+        records.endpoints.contains(&wire.0)
+            || records.wires.iter().any(|w| w.id == wire.0)
+            || records.unread.contains_key(&wire.0)
+    };
+    let remove = |name: &str, part: &Part| match records.quarantined {
+        Some(vm) if matches!(part, Part::Device(_) | Part::Bridge(_) | Part::Tunnel(..)) => {
+            format!("VM {} is quarantined here, and nobody can say whether this is its: mend that first", vm.0)
+        }
+        _ => format!("`godwit orphan ls` shows what may go, or: ip link delete {name}"),
+    };
     let mut found = vec![];
     for Surveyed { name, part, .. } in &kernel.links {
         let what = match part {
@@ -105,7 +127,7 @@ fn strays(kernel: &Kernel, records: &Records) -> Vec<NetFinding> {
             Part::Other => "nothing that Godwit makes, by a name of Godwit's",
             _ => continue,
         };
-        found.push(finding(NetKind::Interface, format!("`{name}` is {what}; {}", remove(name))));
+        found.push(finding(NetKind::Interface, format!("`{name}` is {what}; {}", remove(name, part))));
     }
     for number in kernel.namespaces.iter().filter(|number| !records.components.contains(number)) {
         let message = format!("the namespace of component {number} is here, which this host does not know");
@@ -281,6 +303,8 @@ async fn look(node: &Arc<Node>) -> Result<Vec<NetFinding>, ApiError> {
         endpoints: of_vms.chain(of_components).collect(),
         components: components.iter().map(|c| c.definition.id.0).collect(),
         outside,
+        unread: node.wired().unread(),
+        quarantined: node.quarantine().all().into_keys().next(),
         gateways: node.gateways().ports(),
         wires: node
             .local_wires()
@@ -337,7 +361,14 @@ mod tests {
         let outside = vec![Outside { component: 5, name: "g1".parse().unwrap(), bridge: "lan".into(), mtu: 1450 }];
         let port = serde_json::json!({"bridge": "br0", "remote": "10.0.0.4", "vni": 9, "mtu": 1450, "lineage": 0, "generation": 1});
         let gateways = vec![(9, serde_json::from_value(port).unwrap())];
-        let records = Records { wires: vec![wire], endpoints: [3].into(), components: [5].into(), gateways, outside };
+        let records = Records {
+            wires: vec![wire],
+            endpoints: [3].into(),
+            components: [5].into(),
+            gateways,
+            outside,
+            ..Records::default()
+        };
         let bridges = [("lan".to_owned(), true)].into();
         (Kernel { links, silent: vec![ip(8)], namespaces: vec![5], bridges }, records)
     }
@@ -376,6 +407,26 @@ mod tests {
             kernel.links.push(link("gw-b00000008", Part::Bridge(WireId(8))));
         };
         assert_eq!(after(known), []);
+    }
+
+    #[test]
+    fn nothing_is_called_removable_that_may_be_of_what_cannot_be_read() {
+        let (mut kernel, mut records) = well();
+        records.quarantined = Some(VmId(1));
+        let wire = WireId(8);
+        for (name, part) in [("gwt4", Part::Device(4)), ("gw-b00000008", Part::Bridge(wire))] {
+            kernel.links.push(link(name, part));
+        }
+        let found = judge(&kernel, &records);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found.iter().all(|f| f.message.contains("VM 1") && !f.message.contains("delete")), "{found:?}");
+        // A wire whose file is torn is still a wire.
+        records.quarantined = None;
+        records.unread.insert(8, "torn".into());
+        let found = judge(&kernel, &records);
+        let kinds: Vec<NetKind> = found.iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds, [NetKind::Interface, NetKind::Wire], "{found:?}");
+        assert!(found[0].message.contains("gwt4") && found[1].message.contains("torn"), "{found:?}");
     }
 
     #[test]

@@ -53,8 +53,23 @@ pub struct Node {
     lending: Lending,
     pace: crate::scrub::Pace,
     images: crate::image::Images,
+    /// VMs that are being made.
+    defining: Mutex<BTreeSet<VmId>>,
 }
 
+/// A VM that is being made, until this goes.
+struct Defining<'a>(&'a Arc<Node>, VmId);
+
+impl Drop for Defining<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.defining).remove(&self.1);
+    }
+}
+
+/// How often guests' consoles are looked at.
+const CONSOLES: Duration = Duration::from_secs(5);
+/// How often it is looked whether a VM is made that somebody else had begun to make.
+const DEFINING: Duration = Duration::from_millis(100);
 /// How often a QEMU of which nothing is known is looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
@@ -183,6 +198,7 @@ impl Node {
             disk_free: Bytes(disk_free),
             certificate_expires_unix_s: self.credentials.expiry().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
             certificate_renews: self.membership.renews(),
+            revocations: self.credentials.revocations().version,
             link: self.as_peer().link,
             underlay: self.config.address,
             extender: self.config.extender,
@@ -262,6 +278,7 @@ impl Node {
             lending: Lending::default(),
             pace: crate::scrub::Pace::default(),
             images: crate::image::Images::default(),
+            defining: Mutex::default(),
         });
         // Before a wire could send anything.
         node.recover_extenders().await;
@@ -272,6 +289,7 @@ impl Node {
         node.peers.serve(&node);
         node.renew_in_time();
         node.drop_what_expires();
+        node.bound_consoles();
         crate::precache::resume(&node);
         let removing = node.clone();
         tokio::task::spawn_blocking(move || crate::store::finish_all(&removing));
@@ -288,6 +306,27 @@ impl Node {
                 let Some(node) = node.upgrade() else { return };
                 let looking = tokio::task::spawn_blocking(move || {
                     node.vms().iter().for_each(|parts| crate::kept::expire(parts, SystemTime::now()));
+                });
+                let _ = looking.await;
+            }
+        });
+    }
+
+    /// A guest that writes to its serial port without end does not fill this host's disk.
+    fn bound_consoles(self: &Arc<Self>) {
+        let node = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(CONSOLES).await;
+                let Some(node) = node.upgrade() else { return };
+                let looking = tokio::task::spawn_blocking(move || {
+                    for parts in node.vms() {
+                        match godwit_vmm::console::bound(&parts.folder) {
+                            Ok(true) => tracing::warn!(vm = parts.name, "its console had become too long, and was cut"),
+                            Ok(false) => {}
+                            Err(error) => tracing::warn!(vm = parts.name, %error, "its console cannot be cut"),
+                        }
+                    }
                 });
                 let _ = looking.await;
             }
@@ -345,9 +384,8 @@ impl Node {
         }
         for (parts, record, adopting) in found {
             crate::libraries::look_at(self, &parts);
-            let seen = match adopting.await? {
+            let (qemu, seen) = match adopting.await? {
                 Ok((Some(qemu), state, arriving)) => {
-                    self.watch(&parts, &qemu);
                     if let Some(why) = qemu.unreachable() {
                         tracing::error!(
                             vm = parts.name,
@@ -356,46 +394,55 @@ impl Node {
                             "its QEMU runs and cannot be reached; it is tried for as long as it runs"
                         );
                     }
-                    parts.set_qemu(Some(qemu));
-                    match (state, record) {
+                    parts.set_qemu(Some(qemu.clone()));
+                    let seen = match (state, record) {
                         // Its pages were given up, and will never come.
-                        (Some(Ok(_)), Some(Record::Owned(_) | Record::Started(_))) if arriving => Seen::Gone,
-                        (Some(Ok(godwit_vmm::State::Running)), _) => Seen::Running,
+                        (Some(Ok(_)), Some(Record::Owned(_) | Record::Started(_))) if arriving => Some(Seen::Gone),
+                        (Some(Ok(godwit_vmm::State::Running)), _) => Some(Seen::Running),
                         // What was verified before the record was written is still loaded.
                         (
                             Some(Ok(godwit_vmm::State::Stopped)),
                             Some(Record::Prepared(_) | Record::Granted(_) | Record::Draining(_) | Record::Started(_)),
-                        ) => Seen::Loaded,
+                        ) => Some(Seen::Loaded),
                         // Whether everything had come is not known any more.
-                        (_, Some(Record::Staged(_))) => Seen::Gone,
-                        (Some(Ok(godwit_vmm::State::Stopped | godwit_vmm::State::Postmigrate)), _) => Seen::Stopped,
-                        (Some(Ok(godwit_vmm::State::Incoming)), _) => Seen::Gone,
-                        // It would be booted anew over one that may run just now: that has to be known.
-                        (Some(Err(_)) | None, Some(Record::Owned(owner))) if owner.ram == Ram::Stale => {
-                            self.await_qemu(&parts, record);
-                            continue;
+                        (_, Some(Record::Staged(_))) => Some(Seen::Gone),
+                        (Some(Ok(godwit_vmm::State::Stopped | godwit_vmm::State::Postmigrate)), _) => {
+                            Some(Seen::Stopped)
                         }
+                        (Some(Ok(godwit_vmm::State::Incoming)), _) => Some(Seen::Gone),
+                        // It would be booted anew over one that may run just now: that has to be known.
+                        (Some(Err(_)) | None, Some(Record::Owned(owner))) if owner.ram == Ram::Stale => None,
                         // It is there and says nothing, as QEMU does while it stops: what it holds is not given up for that.
-                        (Some(Err(_)) | None, _) => Seen::Stopped,
-                    }
+                        (Some(Err(_)) | None, _) => Some(Seen::Stopped),
+                    };
+                    (Some(qemu), seen)
                 }
-                Ok((None, ..)) => Seen::Gone,
+                Ok((None, ..)) => (None, Some(Seen::Gone)),
                 // Nobody knows whether one runs; beside one that does, none can be started.
                 Err(error) => {
                     tracing::error!(vm = parts.name, %error, "nobody knows whether its QEMU runs");
-                    self.await_qemu(&parts, record);
-                    continue;
+                    (None, None)
                 }
             };
-            tracing::info!(vm = parts.name, ?record, ?seen, "recovered");
-            parts.recover_move(record);
-            crate::drain::go_on(self, &parts, record);
-            if seen == Seen::Running && matches!(record, Some(Record::Owned(_))) {
-                let parts = parts.clone();
-                tokio::spawn(async move { effects::plug(&parts).await });
+            // It is known, and has a keeper, before its QEMU can say anything: nothing that it says falls between.
+            let events = Self::expect_events(&parts);
+            match seen {
+                None => self.await_qemu(&parts, record),
+                Some(seen) => {
+                    tracing::info!(vm = parts.name, ?record, ?seen, "recovered");
+                    parts.recover_move(record);
+                    crate::drain::go_on(self, &parts, record);
+                    if seen == Seen::Running && matches!(record, Some(Record::Owned(_))) {
+                        let parts = parts.clone();
+                        tokio::spawn(async move { effects::plug(&parts).await });
+                    }
+                    lock(&self.vms).insert(parts.id, parts.clone());
+                    Actor::spawn(self.clone(), parts.clone(), record, seen);
+                }
             }
-            lock(&self.vms).insert(parts.id, parts.clone());
-            Actor::spawn(self.clone(), parts, record, seen);
+            if let Some(qemu) = qemu {
+                Self::watch(&parts, &qemu, events);
+            }
         }
         Ok(())
     }
@@ -431,7 +478,7 @@ impl Node {
         tracing::error!(vm = parts.name, "nothing is done with it until its QEMU is heard, or known to be gone");
         lock(&self.vms).insert(parts.id, parts.clone());
         Actor::spawn_blind(self.clone(), parts.clone(), record);
-        let (node, parts) = (self.clone(), parts.clone());
+        let parts = parts.clone();
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(LOOK_AGAIN).await;
@@ -453,8 +500,9 @@ impl Node {
                     }
                     Ok(Ok((Some(qemu), state))) => {
                         if parts.qemu().is_none() {
-                            node.watch(&parts, &qemu);
-                            parts.set_qemu(Some(qemu));
+                            let events = Self::expect_events(&parts);
+                            parts.set_qemu(Some(qemu.clone()));
+                            Self::watch(&parts, &qemu, events);
                         }
                         match state {
                             Ok(Some(godwit_vmm::State::Running)) => Seen::Running,
@@ -507,10 +555,16 @@ impl Node {
         Ok(())
     }
 
-    fn watch(self: &Arc<Self>, parts: &Arc<Parts>, qemu: &Arc<Qemu>) {
+    /// Where a new QEMU's events will come.
+    fn expect_events(parts: &Parts) -> tokio::sync::broadcast::Sender<godwit_vmm::QemuEvent> {
         let (events, _) = tokio::sync::broadcast::channel(256);
         parts.set_events(events.clone());
         parts.note_resumed(None);
+        events
+    }
+
+    /// Hears what a QEMU of the VM says, which is its present one already: of another one the end is nobody's business.
+    fn watch(parts: &Arc<Parts>, qemu: &Arc<Qemu>, events: tokio::sync::broadcast::Sender<godwit_vmm::QemuEvent>) {
         let (parts, weak) = (parts.clone(), Arc::downgrade(qemu));
         let runtime = tokio::runtime::Handle::current();
         qemu.watch(move |event| {
@@ -521,6 +575,7 @@ impl Node {
             let _ = events.send(event);
             let input = match event {
                 Q::PoweredOff => crate::actor::Input::PoweredOff,
+                Q::NoRoom => crate::actor::Input::Stalled,
                 Q::Gone => {
                     // One that we ended ourselves is not the VM's any more.
                     let ours = parts.qemu();
@@ -537,7 +592,7 @@ impl Node {
         });
     }
 
-    /// Starts a VM's QEMU.
+    /// Starts a VM's QEMU, which is the VM's from then on.
     ///
     /// # Errors
     /// When it does not come up.
@@ -551,7 +606,9 @@ impl Node {
             Ok(Err(error)) => return Err(ApiError::new(Problem::Failed, format!("`{}`: {error}", parts.name))),
             Err(_) => return Err(ApiError::new(Problem::Failed, "starting a QEMU ended in a bug of the node")),
         };
-        self.watch(parts, &qemu);
+        let events = Self::expect_events(parts);
+        parts.set_qemu(Some(qemu.clone()));
+        Self::watch(parts, &qemu, events);
         Ok(qemu)
     }
 
@@ -620,7 +677,27 @@ impl Node {
     ///
     /// # Errors
     /// When it cannot be run here, or another one has its number.
-    pub async fn define(self: &Arc<Self>, mut definition: VmDefinition) -> Result<Arc<Parts>, ApiError> {
+    pub async fn define(self: &Arc<Self>, definition: VmDefinition) -> Result<Arc<Parts>, ApiError> {
+        let vm = definition.id;
+        while !lock(&self.defining).insert(vm) {
+            tokio::time::sleep(DEFINING).await;
+        }
+        let node = self.clone();
+        let made = crate::trace::spawn(async move {
+            let _defining = Defining(&node, vm);
+            node.define_now(definition).await
+        });
+        made.await.unwrap_or_else(|error| {
+            Err(ApiError::new(Problem::Failed, format!("making VM {} ended in a bug of the node: {error}", vm.0)))
+        })
+    }
+
+    /// Whether this VM is being made here.
+    pub(crate) fn defines(&self, vm: VmId) -> bool {
+        lock(&self.defining).contains(&vm)
+    }
+
+    async fn define_now(self: &Arc<Self>, mut definition: VmDefinition) -> Result<Arc<Parts>, ApiError> {
         self.quarantine.check(definition.id)?;
         if let Some(known) = self.vm(definition.id) {
             let there = known.definition();
@@ -670,7 +747,8 @@ impl Node {
     }
 
     async fn import(self: Arc<Self>, parts: Arc<Parts>, sources: Vec<Option<String>>, owner: Owner) -> Result<()> {
-        self.open_disks(&parts)?;
+        let (node, opened) = (self.clone(), parts.clone());
+        crate::trace::spawn_blocking(move || node.open_disks(&opened)).await??;
         for (disk, source) in parts.disks().into_iter().zip(sources) {
             disk.open(owner.lineage, owner.generation).await?;
             if let Some(source) = source {
@@ -688,11 +766,18 @@ impl Node {
     ///
     /// # Errors
     /// When its disks cannot be had.
-    pub fn adopt_definition(
+    pub async fn adopt_definition(
         self: &Arc<Self>,
         definition: VmDefinition,
         plug: Option<u32>,
     ) -> Result<Arc<Parts>, ApiError> {
+        let node = self.clone();
+        // Opening its disks may wait for them.
+        let adopted = crate::trace::spawn_blocking(move || node.adopt_now(definition, plug));
+        adopted.await.unwrap_or_else(|e| Err(ApiError::new(Problem::Failed, e.to_string())))
+    }
+
+    fn adopt_now(self: &Arc<Self>, definition: VmDefinition, plug: Option<u32>) -> Result<Arc<Parts>, ApiError> {
         let vm = definition.id;
         self.quarantine.check(vm)?;
         let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, e.to_string());

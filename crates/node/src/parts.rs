@@ -53,6 +53,8 @@ pub struct Parts {
     pub(crate) telling: AtomicBool,
     /// Whether an image is being copied into one of its volumes.
     pub(crate) importing: AtomicBool,
+    /// Whether somebody waits for room, to let its guest go on.
+    pub(crate) stalled: AtomicBool,
     /// Whether pages of its memory may follow it here, when it comes.
     pub(crate) may_follow: AtomicBool,
     /// What its guest is being watched doing.
@@ -212,6 +214,7 @@ impl Parts {
             releasing: AtomicBool::default(),
             telling: AtomicBool::default(),
             importing: AtomicBool::default(),
+            stalled: AtomicBool::default(),
             may_follow: AtomicBool::default(),
             watched: Default::default(),
         }

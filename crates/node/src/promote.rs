@@ -143,7 +143,7 @@ async fn take_in(node: &Arc<Node>, order: &PromoteVm) -> Result<Arc<Parts>, ApiE
     });
     let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, e.to_string());
     written.await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
-    let parts = node.adopt_definition(definition, None)?;
+    let parts = node.adopt_definition(definition, None).await?;
     node.precaches().unmark(&volumes);
     Ok(parts)
 }

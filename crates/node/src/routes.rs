@@ -10,7 +10,7 @@ use axum::{Json, Router};
 use godwit_api::component::{ClaimOrder, ComponentDefinition, ComponentOrder, LocalComponent};
 use godwit_api::extender::{ExtenderOrders, LocalExtenders};
 use godwit_api::host::{
-    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, Packs,
+    CheckReport, CheckVm, ClaimVm, GatewayPort, HostFacts, LocalMove, LocalVm, MoveOrder, OutrankVm, Ownership, Packs,
     PlaceVolume, SetLimit, StopVm,
 };
 use godwit_api::image::{ImageCopy, ImageOrder};
@@ -24,6 +24,7 @@ use godwit_units::VolumeId;
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 type Answer<T> = Result<Json<T>, ApiError>;
 
@@ -108,8 +109,16 @@ async fn define(
 }
 
 async fn remove(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Value> {
+    if node.defines(VmId(id)) {
+        let message = format!("VM {id} is being made on {}", node.name());
+        return Err(ApiError::new(Problem::Conflict, message).remedy("remove it when that has ended"));
+    }
     let parts = find(&node, id)?;
     crate::image::end_all(&node, &parts).await;
+    // One that is tried to be booted in vain is as good as off, and stays off now.
+    if parts.view().ownership == Ownership::Here && parts.qemu().is_none() {
+        power_off(&parts, true).await?;
+    }
     parts.keeper().ask(Input::MayRemove).await?;
     node.remove(&parts).await?;
     Ok(Json(Value::Null))
@@ -121,9 +130,23 @@ async fn start(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Val
 }
 
 async fn stop(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(how): Json<StopVm>) -> Answer<Value> {
-    find(&node, id)?.keeper().ask(|reply| Input::Stop { force: how.force, reply }).await?;
+    let parts = find(&node, id)?;
+    power_off(&parts, how.force).await?;
     Ok(Json(Value::Null))
 }
+
+/// Has a guest power itself off, or pulls its plug and waits until it is off.
+async fn power_off(parts: &Parts, force: bool) -> Result<(), ApiError> {
+    let stopped = parts.keeper().ask(|reply| Input::Stop { force, reply });
+    tokio::time::timeout(OFF_WITHIN, stopped).await.unwrap_or_else(|_| {
+        let message = format!("`{}` is being powered off, which has not ended within {OFF_WITHIN:?}", parts.name);
+        Err(ApiError::new(Problem::Failed, message)
+            .remedy("see its node's log for what holds it up; it goes on by itself"))
+    })
+}
+
+/// What is waited for of a VM whose plug was pulled. QEMU is killed after 7 s of it.
+const OFF_WITHIN: Duration = Duration::from_secs(40);
 
 /// What of QMP people may use: it looks, or it exports blocks to look at. A `cont` past the node would make a VM run twice. A
 /// trailing `*` stands for any end.
@@ -154,8 +177,9 @@ async fn monitor(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(comman
 async fn claim(State(node): State<Arc<Node>>, Path(id): Path<u64>, Json(claim): Json<ClaimVm>) -> Answer<Value> {
     let peer = if claim.peer_did_not_run { PeerHistory::DidNotRun } else { PeerHistory::MayHaveRun };
     let parts = find(&node, id)?;
-    // What the controller does not reach may well be heard here.
-    let heard = parts.moving().is_some_and(|moving| node.peers().hears(moving.peer.name.as_str()));
+    // What the controller does not reach may well be heard here. After a restart the file tells who took part.
+    let peer_host = parts.moving().map(|moving| moving.peer.clone()).or_else(|| parts.file().peer);
+    let heard = peer_host.is_some_and(|host| node.peers().hears(host.name.as_str()));
     let sight = if heard { Peer::Heard } else { Peer::Silent };
     let fenced = Fenced::vouched(&claim.fenced, peer, claim.newest, sight)
         .map_err(|why| ApiError::new(Problem::Conflict, format!("`{}` cannot be claimed: {why}", parts.name)))?;

@@ -15,8 +15,11 @@
 //! # What can go wrong
 //!
 //! *The other end's node does not answer*: it is asked again, and what it misses is where frames go, not whether this end runs.
-//! *This host has lost a wire's file*: it says that it does not know the wire, and the controller tells it again. *A host that an end
-//! has left is asked years later*: it keeps the wire until that is disconnected.
+//! *A host that has no end any more does not answer*: it is asked again until the controller has told this host as much as it knows. The
+//! ends find each other then, and that host may be gone for good.
+//! *This host cannot read a wire's file*: it is set aside, what is in the kernel stays, and the controller tells the wire again. *A host that an
+//! end has left is asked years later*: it keeps the wire until that is disconnected.
+//! *This host was given an end, and gave it back*: whoever believes that it has the end believes nobody else; so it tells them.
 
 mod greet;
 
@@ -27,7 +30,7 @@ use crate::parts::{Moving, Parts, lock};
 use crate::proto::{self, ProbeWire, Request};
 use crate::spec;
 use futures_util::future::join_all;
-use godwit_api::host::{MoveRole, PeerHost};
+use godwit_api::host::{MoveRole, Ownership, PeerHost};
 use godwit_api::wire::{Coming, EndView, LocalWire, OrderedEnd, WireOrder};
 use godwit_api::{ApiError, Name, Problem};
 use godwit_handoff::{Generation, Lineage, Record};
@@ -74,6 +77,8 @@ pub struct Wired {
     ruling: Mutex<Option<BTreeSet<u32>>>,
     /// Who listens for a greeting, by wire.
     listening: Mutex<BTreeMap<u32, Listening>>,
+    /// Wires that are here and whose files cannot be read, and why: until the controller tells them again.
+    unread: Mutex<BTreeMap<u32, String>>,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +109,8 @@ struct Held {
     file: Arc<tokio::sync::Mutex<Option<Vec<u8>>>>,
     /// The ends whose devices are here, or about to be: the wire is laid for them.
     placed: [bool; 2],
+    /// The owners that the controller told of last, since this node started.
+    ordered: Option<[Sequence; 2]>,
     /// It was disconnected while somebody waited for it.
     gone: bool,
 }
@@ -137,7 +144,8 @@ impl Held {
         let machine = Rehoming::new(me.clone(), views(&kept.order), before);
         let hosts = kept.before.into_iter().map(|host| (host.name.clone(), host)).collect();
         let (leaving, file) = (Default::default(), Default::default());
-        let mut held = Self { order: kept.order, machine, hosts, leaving, file, placed: [false; 2], gone: false };
+        let placed = [false; 2];
+        let mut held = Self { order: kept.order, machine, hosts, leaving, file, placed, ordered: None, gone: false };
         held.note_hosts();
         held
     }
@@ -172,6 +180,31 @@ impl Held {
                     self.hosts.insert(host.name.clone(), host.clone());
                 }
             }
+        }
+    }
+
+    /// What was given here, and had opened this end, was given back there.
+    fn gave_back(&mut self, side: Side, there: &PeerHost) {
+        self.machine.give_back(side, there.name.clone());
+        let known = self.machine.views()[side.index()].stamp;
+        let view = &mut self.order.ends[side.index()].view;
+        if stamp(view) != known {
+            // What it came with shows its source, too.
+            view.generation = Generation(known.sequence.generation);
+            (view.step, view.coming) = (known.step, None);
+            view.host = there.clone();
+        }
+        self.note_hosts();
+    }
+
+    /// A host does not answer. Where the controller has told as much as is known here, whoever has an end has heard of the other one, or
+    /// hears of it, and a host that has none need not.
+    fn fell_silent(&mut self, host: &Name) {
+        let is_told = |ordered: [Sequence; 2]| {
+            ordered.iter().zip(self.machine.views()).all(|(ordered, view)| *ordered >= view.stamp.sequence)
+        };
+        if self.ordered.is_some_and(is_told) {
+            self.machine.is_silent(host);
         }
     }
 
@@ -244,6 +277,17 @@ fn say_leaving(machine: &mut Rehoming<Name>, order: &mut WireOrder, side: Side, 
     news
 }
 
+/// What a host's word on an end is worth, of which this much is believed: what is older is that all the same, so that it hears of what is
+/// later.
+fn as_said(said: EndView, believed: EndView) -> EndView {
+    if stamp(&said) < stamp(&believed) { said } else { believed }
+}
+
+/// The same, of an answer. A host that was told of more than it answers does not believe it, and need not hear it again.
+fn as_answered(told: &EndView, said: EndView, believed: EndView) -> EndView {
+    if stamp(&said) < stamp(told) { told.clone() } else { as_said(said, believed) }
+}
+
 /// The guest at an end, as it is announced. A component's is nobody.
 fn guest(end: &OrderedEnd, mtu: u16) -> Option<EndpointSpec> {
     let mac: MacAddr = end.mac.as_ref()?.parse().ok()?;
@@ -278,6 +322,7 @@ impl Wired {
             telling: Mutex::default(),
             ruling: Mutex::default(),
             listening: Mutex::default(),
+            unread: Mutex::default(),
         }
     }
 
@@ -292,17 +337,44 @@ impl Wired {
 
     fn forget(&self, wire: u32) -> Result<(), ApiError> {
         let path = self.path(wire);
-        durable::remove(&path).map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))
+        durable::remove(&path).map_err(|e| ApiError::new(Problem::Failed, format!("{}: {e}", path.display())))?;
+        lock(&self.unread).remove(&wire);
+        Ok(())
     }
 
-    /// Whether there is such a wire.
+    /// Whether there is such a wire, known or not.
     #[must_use]
     pub fn has(&self, wire: u32) -> bool {
-        lock(&self.table).wires.contains_key(&wire)
+        lock(&self.table).wires.contains_key(&wire) || lock(&self.unread).contains_key(&wire)
+    }
+
+    /// Wires that are here and cannot be read, and why.
+    pub(crate) fn unread(&self) -> BTreeMap<u32, String> {
+        lock(&self.unread).clone()
+    }
+
+    /// Takes in the wires that were here before, as `me` knew them.
+    fn recover(&self, me: &Name) {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
+        let files = entries.filter_map(|e| e.ok().map(|e| e.path()));
+        for path in files.filter(|path| path.extension().is_some_and(|e| e == "json")) {
+            let kept = std::fs::read(&path).map_err(|e| e.to_string());
+            let kept = kept.and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).map_err(|e| e.to_string()));
+            let taken = kept.and_then(|kept| self.take_in(Held::new(me, kept)).map_err(|e| e.to_string()));
+            if let Err(why) = taken {
+                tracing::error!(path = %path.display(), why, "a wire cannot be read; the controller tells it again");
+                let wire: Option<u32> = path.file_stem().and_then(|stem| stem.to_str()?.parse().ok());
+                lock(&self.unread).extend(wire.map(|wire| (wire, why)));
+            }
+        }
     }
 
     fn get(&self, wire: u32) -> Option<Arc<tokio::sync::Mutex<Held>>> {
         lock(&self.table).wires.get(&wire).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<tokio::sync::Mutex<Held>>> {
+        lock(&self.table).wires.values().cloned().collect()
     }
 
     /// The wire of an endpoint, and which of its ends that is.
@@ -325,6 +397,7 @@ impl Wired {
         }
         let held = Arc::new(tokio::sync::Mutex::new(held));
         table.wires.insert(id, held.clone());
+        lock(&self.unread).remove(&id);
         Ok(held)
     }
 }
@@ -337,26 +410,12 @@ fn unknown(node: &Node, wire: u32) -> ApiError {
 impl Node {
     /// Reads the wires that were here before; what is in the kernel stays as it is until a VM opens an end, or somebody is heard.
     pub(crate) async fn recover_wires(&self) {
-        let Ok(entries) = std::fs::read_dir(&self.wired().folder) else { return };
-        let files = entries.filter_map(|e| e.ok().map(|e| e.path()));
-        for path in files.filter(|path| path.extension().is_some_and(|e| e == "json")) {
-            let kept = std::fs::read(&path).map_err(|e| e.to_string());
-            let kept = kept.and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).map_err(|e| e.to_string()));
-            let taken = kept.and_then(|kept| {
-                let held = Held::new(&self.config().name, kept);
-                self.wired().take_in(held).map_err(|e| e.to_string())
-            });
-            match taken {
-                Ok(held) => {
-                    let mut held = held.lock().await;
-                    for side in Side::BOTH {
-                        let device = spec::device(held.order.ends[side.index()].endpoint);
-                        held.placed[side.index()] = self.wires().is_there(&device).await.unwrap_or(false);
-                    }
-                }
-                Err(why) => {
-                    tracing::error!(path = %path.display(), why, "a wire could not be read; the controller tells it again");
-                }
+        self.wired().recover(&self.config().name);
+        for held in self.wired().all() {
+            let mut held = held.lock().await;
+            for side in Side::BOTH {
+                let device = spec::device(held.order.ends[side.index()].endpoint);
+                held.placed[side.index()] = self.wires().is_there(&device).await.unwrap_or(false);
             }
         }
     }
@@ -367,6 +426,7 @@ impl Node {
     /// When an end has another wire, or the network or the medium refuses.
     pub async fn connect(self: &Arc<Self>, order: WireOrder) -> Result<LocalWire, ApiError> {
         let told = [order.ends[0].view.clone(), order.ends[1].view.clone()];
+        let ordered = told.each_ref().map(|view| stamp(view).sequence);
         let wire = match self.wired().get(order.id) {
             Some(wire) => wire,
             None => self.wired().take_in(Held::new(&self.config().name, Kept { order, before: vec![] }))?,
@@ -377,6 +437,7 @@ impl Node {
             return Err(disconnected());
         }
         held.learn(&self.config().name, told, false);
+        held.ordered = Some(ordered);
         let me = self.as_peer();
         let mut fresh = vec![];
         for side in Side::BOTH {
@@ -407,20 +468,33 @@ impl Node {
     ///
     /// # Errors
     /// When the network or the medium refuses; it may be repeated.
-    pub async fn disconnect(&self, wire: u32) -> Result<(), ApiError> {
-        let Some(held) = self.wired().get(wire) else { return Ok(()) };
+    pub async fn disconnect(self: &Arc<Self>, wire: u32) -> Result<(), ApiError> {
+        let Some(held) = self.wired().get(wire) else {
+            if self.wired().has(wire) {
+                self.wires().take_up(WireId(wire)).await.map_err(network)?;
+                self.forget_wire(wire).await?;
+            }
+            return Ok(());
+        };
         // Nobody writes it any more once it is forgotten.
         let file = held.lock().await.file.clone();
         let _file = file.lock().await;
         let mut held = held.lock().await;
         held.gone = true;
-        self.wires().take_up(WireId(wire), Vni(held.order.vni)).await.map_err(network)?;
-        self.wired().forget(wire)?;
+        self.wires().take_up(WireId(wire)).await.map_err(network)?;
+        self.forget_wire(wire).await?;
         let mut table = lock(&self.wired().table);
         table.wires.remove(&wire);
         table.ends.retain(|_, (of, _)| *of != wire);
         lock(&self.wired().telling).iter().filter(|((of, _), _)| *of == wire).for_each(|(_, wake)| wake.notify_one());
         Ok(())
+    }
+
+    async fn forget_wire(self: &Arc<Self>, wire: u32) -> Result<(), ApiError> {
+        let node = self.clone();
+        let forgotten = tokio::task::spawn_blocking(move || node.wired().forget(wire)).await;
+        forgotten
+            .unwrap_or_else(|_| Err(ApiError::new(Problem::Failed, "forgetting a wire ended in a bug of the node")))
     }
 
     /// A wire, as it is here.
@@ -434,9 +508,8 @@ impl Node {
 
     /// All wires, as they are here.
     pub async fn local_wires(&self) -> Vec<LocalWire> {
-        let all: Vec<_> = lock(&self.wired().table).wires.values().cloned().collect();
         let mut found = vec![];
-        for held in all {
+        for held in self.wired().all() {
             found.push(held.lock().await.local());
         }
         found
@@ -458,6 +531,22 @@ impl Node {
         brought(&self.vms(), from, endpoint).is_some() || self.components().comes_from(from, endpoint)
     }
 
+    /// Whether an end that another host tells of is this host's business: it is said to be here, or whatever has it is.
+    fn is_ours(&self, end: &OrderedEnd) -> bool {
+        let me = |host: &PeerHost| host.name == self.config().name;
+        if me(&end.view.host) || end.view.coming.as_ref().is_some_and(|coming| me(&coming.host)) {
+            return true;
+        }
+        let of_vm = |parts: &Arc<Parts>| {
+            parts.view().ownership != Ownership::Elsewhere
+                && parts.definition().wires.iter().any(|wire| wire.id == end.endpoint)
+        };
+        self.vms().iter().any(of_vm)
+            || self.local_components().iter().any(|component| {
+                component.ownership != Ownership::Elsewhere && component.definition.endpoints.contains(&end.endpoint)
+            })
+    }
+
     /// Another node says where a wire's ends are; the answer is what is known here then, and durable.
     ///
     /// # Errors
@@ -467,8 +556,13 @@ impl Node {
         let id = told.id;
         let wire = match self.wired().get(id) {
             Some(wire) => wire,
-            // Its source tells of the wires of a VM that it brings.
+            // Its source tells of the wires of a VM that it brings: to others' ports, but to none of this host's, which knows its wires.
             None if comes.contains(&true) => {
+                if let Some((end, _)) = told.ends.iter().zip(comes).find(|(end, comes)| !comes && self.is_ours(end)) {
+                    let why =
+                        format!("{}, of which the controller has said nothing here, is {}'s", end.name, self.name());
+                    return Err(covered::forbidden(from, &format!("make wire {id:08x}"), &why));
+                }
                 let kept = Kept { order: told.clone(), before: vec![] };
                 self.wired().take_in(Held::new(&self.config().name, kept))?
             }
@@ -487,7 +581,7 @@ impl Node {
             }
             let given_back = || self.given_back(end.endpoint);
             match covered::end(self.credentials(), from, &end, known, given_back) {
-                Ok(view) => *known = view,
+                Ok(view) => *known = as_said(end.view, view),
                 // What it brings comes all the same; where the other end is, that end's own host shows.
                 Err(_) if comes.contains(&true) => {}
                 Err(error) => return Err(error),
@@ -640,7 +734,12 @@ impl Node {
         lock(&self.wired().open).remove(&endpoint);
         let Some((held, side)) = self.wired().of(endpoint) else { return Ok(()) };
         let mut held = held.lock().await;
+        if held.gone {
+            return Ok(());
+        }
         held.machine.close(side);
+        // Whoever laid the wire meanwhile, as for its other end, may have joined to it what had been isolated.
+        self.wires().pen_device(&spec::device(endpoint)).await.map_err(network)?;
         // The other end's frames go to wherever this one goes.
         if held.machine.is_open(Side::A) || held.machine.is_open(Side::B) { self.shape(&held).await } else { Ok(()) }
     }
@@ -652,13 +751,21 @@ impl Node {
     pub(crate) async fn end_removed(self: &Arc<Self>, endpoint: u32) -> Result<(), ApiError> {
         lock(&self.wired().open).remove(&endpoint);
         let Some((held, side)) = self.wired().of(endpoint) else { return Ok(()) };
+        let given_back = self.given_back(endpoint);
         let mut held = held.lock().await;
+        if held.gone {
+            return Ok(());
+        }
         held.machine.close(side);
         held.placed[side.index()] = false;
+        if let Some(source) = given_back {
+            held.gave_back(side, &source);
+            self.tell(&held);
+        }
         if held.placed.contains(&true) {
             return self.shape(&held).await;
         }
-        self.wires().take_up(WireId(held.order.id), Vni(held.order.vni)).await.map_err(network)
+        self.wires().take_up(WireId(held.order.id)).await.map_err(network)
     }
 
     /// A place is made at `there` for whatever has this endpoint, which `capability` covers: that host is told of the wire, and
@@ -680,8 +787,8 @@ impl Node {
             held.leaving[side.index()] = Some(Coming { host: there.clone(), capability });
         }
         let known = self.keep(&wire).await?;
-        let answer = ask(self, there, &known).await?;
-        answered(self, &wire, &there.name, answer).await;
+        let said = ask(self, there, &known).await?;
+        answered(self, &wire, &there.name, &known, said).await;
         Ok(())
     }
 
@@ -702,8 +809,9 @@ impl Node {
 
 /// Rules the wires that are due, until none is.
 async fn rule(node: Arc<Node>) {
+    let mut wait = GATHER;
     loop {
-        tokio::time::sleep(GATHER).await;
+        tokio::time::sleep(wait).await;
         let due = {
             let mut ruling = lock(&node.wired().ruling);
             let due = ruling.take().unwrap_or_default();
@@ -719,7 +827,19 @@ async fn rule(node: Arc<Node>) {
             held.push(wire.lock_owned().await);
         }
         let plans: Vec<PortWire> = held.iter().filter(|held| !held.gone).map(|held| held.plan()).collect();
-        node.wires().rule(&plans).await;
+        let ruled = node.wires().rule(&plans).await;
+        drop(held);
+        match ruled {
+            Ok(()) => wait = GATHER,
+            Err(error) => {
+                if wait == GATHER {
+                    tracing::error!(%error, "who may send into wires cannot be changed: new hosts are kept out; trying again");
+                }
+                wait = (wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
+                let again = plans.iter().map(|plan| plan.wire.0);
+                lock(&node.wired().ruling).get_or_insert_default().extend(again);
+            }
+        }
     }
 }
 
@@ -736,18 +856,28 @@ async fn ask(node: &Arc<Node>, host: &PeerHost, order: &WireOrder) -> Result<[En
     })
 }
 
-/// What a host answered.
-async fn answered(node: &Arc<Node>, wire: &tokio::sync::Mutex<Held>, host: &Name, said: [EndView; 2]) {
+/// What a host answered that was told this.
+async fn answered(
+    node: &Arc<Node>,
+    wire: &tokio::sync::Mutex<Held>,
+    host: &Name,
+    told: &WireOrder,
+    said: [EndView; 2],
+) {
     let mut held = wire.lock().await;
     if held.gone {
         return;
     }
     let mut believed = [held.order.ends[0].view.clone(), held.order.ends[1].view.clone()];
-    for ((known, said), end) in believed.iter_mut().zip(said).zip(held.order.ends.clone()) {
-        let given_back = || node.given_back(end.endpoint);
-        match covered::end(node.credentials(), host.as_str(), &OrderedEnd { view: said, ..end }, known, given_back) {
-            Ok(view) => *known = view,
-            Err(error) => tracing::warn!(wire = held.order.id, %error, "an answer is not believed"),
+    for ((known, said), told) in believed.iter_mut().zip(said).zip(&told.ends) {
+        let given_back = || node.given_back(told.endpoint);
+        let end = OrderedEnd { view: said, ..told.clone() };
+        match covered::end(node.credentials(), host.as_str(), &end, known, given_back) {
+            Ok(view) => *known = as_answered(&told.view, end.view, view),
+            Err(error) => {
+                tracing::warn!(wire = held.order.id, %error, "an answer is not believed");
+                known.clone_from(&told.view);
+            }
         }
     }
     if held.learn(host, believed, true) {
@@ -820,13 +950,18 @@ async fn tell(node: Arc<Node>, wire: u32, host: Name, wake: Arc<Notify>) {
         };
         match (ask(&node, &peer, &order).await, held) {
             (Ok(said), Some(held)) => {
-                answered(&node, &held, &host, said).await;
+                answered(&node, &held, &host, &order, said).await;
                 wait = FIRST_WAIT;
             }
             (Err(error), Some(held)) if error.problem == Problem::NotFound => {
                 held.lock().await.machine.forget(&host);
             }
-            (Err(error), _) => {
+            (Err(error), held) => {
+                if error.problem == Problem::Unreachable
+                    && let Some(held) = held
+                {
+                    held.lock().await.fell_silent(&host);
+                }
                 tracing::warn!(wire, %host, %error, "it is not told yet where the wire's ends are; trying again");
             }
             (Ok(_), None) => {}

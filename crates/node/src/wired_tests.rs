@@ -71,6 +71,81 @@ fn an_end_that_has_been_on_more_hosts_than_are_remembered_is_still_found() {
     }
 }
 
+#[test]
+fn a_wire_whose_file_is_torn_is_still_one_until_it_is_told_again_or_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    let wired = Wired::new(folder.path());
+    for wire in [7, 8] {
+        wired.store(wire, b"torn").unwrap();
+    }
+    wired.store(9, &serde_json::to_vec(&held(order(9, [3, 4])).kept()).unwrap()).unwrap();
+    let wired = Wired::new(folder.path());
+    wired.recover(&"h1".parse().unwrap());
+    assert_eq!([7, 8, 9, 10].map(|wire| wired.has(wire)), [true, true, true, false]);
+    assert_eq!(wired.unread().into_keys().collect::<Vec<_>>(), [7, 8]);
+    assert!(wired.get(7).is_none() && wired.get(9).is_some());
+    wired.take_in(held(order(7, [1, 2]))).unwrap();
+    wired.forget(8).unwrap();
+    assert_eq!(wired.unread(), BTreeMap::new());
+    assert_eq!([7, 8].map(|wire| wired.has(wire)), [true, false]);
+}
+
+#[test]
+fn an_answer_to_what_was_said_before_leaves_it_to_be_said_what_has_changed_since() {
+    let (mut it, me, open) = opened_here();
+    let other: Name = "h2".parse().unwrap();
+    let there = PeerHost { name: "h3".parse().unwrap(), ..me.clone() };
+    let views = |order: &WireOrder| order.ends.clone().map(|end| end.view);
+    let said = views(&it.order);
+    assert!(it.left(Side::A, &Coming { host: there, capability: None }));
+    let told = views(&it.order);
+    // The move is undone while that is under way, and its answer comes afterwards.
+    it.opened(&me, Side::A, &open).unwrap();
+    let known = views(&it.order);
+    let answer = |told: &[EndView; 2], said: &[EndView; 2]| {
+        [0, 1].map(|i| as_answered(&told[i], said[i].clone(), known[i].clone()))
+    };
+    it.learn(&other, answer(&told, &told), true);
+    assert!(it.machine.due().contains(&other));
+    // One that does not believe what it is told is not told for ever.
+    it.learn(&other, answer(&known, &said), true);
+    assert!(!it.machine.due().contains(&other));
+    // Whoever speaks of what is over hears of it.
+    let mut again = Held::new(&me.name, it.kept());
+    again.opened(&me, Side::A, &open).unwrap();
+    again.learn(&other, [0, 1].map(|i| as_said(said[i].clone(), known[i].clone())), false);
+    assert!(again.machine.due().contains(&other));
+}
+
+#[test]
+fn a_host_without_an_end_that_does_not_answer_is_told_until_the_controller_has_spoken() {
+    let (mut it, me, _) = opened_here();
+    let at = |generation| Sequence { lineage: 0, generation };
+    it.opened(&me, Side::B, &Opened { sequence: at(4), capability: None }).unwrap();
+    let left: Name = "h2".parse().unwrap();
+    for ordered in [None, Some([at(1), at(3)])] {
+        it.ordered = ordered;
+        it.fell_silent(&left);
+        assert!(it.machine.due().contains(&left), "{ordered:?}");
+    }
+    it.ordered = Some([at(1), at(4)]);
+    it.fell_silent(&left);
+    assert_eq!((it.machine.due(), it.kept().before), (BTreeSet::new(), vec![]));
+}
+
+#[test]
+fn a_host_that_gave_an_end_back_says_so_with_what_it_came_with() {
+    let (mut it, me, _) = opened_here();
+    let source = PeerHost { name: "h3".parse().unwrap(), ..me.clone() };
+    it.machine.close(Side::A);
+    let before = it.order.ends[0].view.clone();
+    it.gave_back(Side::A, &source);
+    let view = EndView { host: source.clone(), generation: before.generation.next(), ..before };
+    assert_eq!(it.order.ends[0].view, view);
+    assert_eq!(it.machine.due(), BTreeSet::from(["h2", "h3"].map(|host| host.parse::<Name>().unwrap())));
+    assert!(it.hosts.contains_key(&source.name));
+}
+
 /// A wire whose first end is open on this host: that, and how it was opened.
 fn opened_here() -> (Held, PeerHost, Opened) {
     let mut it = held(order(7, [1, 2]));

@@ -9,7 +9,7 @@ mod common;
 use bytes::Bytes;
 use common::{World, definition, handed_on, identity, lending, name, ticket};
 use godwit_api::Problem;
-use godwit_api::host::{GatewayPort, PeerHost};
+use godwit_api::host::{GatewayPort, Ownership, PeerHost};
 use godwit_api::vm::VmDefinition;
 use godwit_api::wire::{EndView, WireOrder};
 use godwit_handoff::{Body, FileLedger, Ledger, Message, Record, Ticket};
@@ -239,10 +239,11 @@ async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_g
     for (what, wanted) in [
         ("with nothing", order(9, 2, None)),
         ("with nothing, and no change but the owner", order(1, u64::MAX, None)),
+        ("with nothing, and no change at all", order(1, 1, None)),
         ("with its own signature", order(9, 2, Some(own))),
         ("with another's", order(9, 2, Some(of("a", "c", &[7])))),
         ("of another wire", order(9, 2, Some(of("a", "x", &[8])))),
-        ("as a later owner", order(9, 3, Some(of("a", "x", &[7])))),
+        ("as a later owner", order(9, 4, Some(of("a", "x", &[7])))),
         ("to another host", order(8, 2, Some(of("a", "x", &[7])))),
         ("as a source that takes back what another has had since", order(1, 3, Some(of("x", "c", &[7])))),
         ("as a source that takes its VM back to another host", order(9, 3, Some(of("x", "c", &[7])))),
@@ -256,9 +257,35 @@ async fn a_node_that_was_taken_over_points_no_wire_of_anothers_and_asks_for_no_g
     let error = ask(&session, &Request::ProbeWire(probe)).await.unwrap_err();
     assert_eq!(error.problem, Problem::Forbidden, "{error}");
     // What the owners may.
-    covered::repoint(&me, "a", &order(1, 1, None), &known).unwrap();
-    covered::repoint(&me, "x", &order(9, 2, Some(of("a", "x", &[7]))), &known).unwrap();
-    covered::repoint(&me, "a", &order(1, 3, Some(of("a", "x", &[7]))), &known).unwrap();
+    let may = |from: &str, order: &Repoint, known: &GatewayPort| {
+        let port = covered::repoint(&me, from, order, known)?;
+        Ok::<_, godwit_api::ApiError>((port.remote, port.host.map(|host| host.to_string()), port.generation.0))
+    };
+    let leads = |remote: u8, host: &str, generation: u64| {
+        (std::net::IpAddr::from([10, 0, 0, remote]), Some(host.to_owned()), generation)
+    };
+    assert_eq!(may("a", &order(1, 1, None), &known).unwrap(), leads(1, "a", 1));
+    let taken = order(9, 2, Some(of("a", "x", &[7])));
+    assert_eq!(may("x", &taken, &known).unwrap(), leads(9, "x", 2));
+    // What was taken back before anybody had heard of x.
+    let back = order(1, 3, Some(of("a", "x", &[7])));
+    assert_eq!(may("a", &back, &known).unwrap(), leads(1, "a", 3));
+    // And after that: first x has to say so, and leads it nowhere by that; nor does it later.
+    let there = covered::repoint(&me, "x", &taken, &known).unwrap();
+    for whom in ["a", "c"] {
+        assert_eq!(may(whom, &back, &there).unwrap_err().problem, Problem::Forbidden, "{whom}");
+    }
+    let given = covered::repoint(&me, "x", &back, &there).unwrap();
+    assert_eq!(may("x", &back, &there).unwrap(), leads(9, "a", 2));
+    assert_eq!(may("x", &back, &given).unwrap(), leads(9, "a", 2));
+    for (whom, order) in [("x", &taken), ("c", &back)] {
+        assert_eq!(may(whom, order, &given).unwrap_err().problem, Problem::Forbidden, "{whom}");
+    }
+    let mine = covered::repoint(&me, "a", &back, &given).unwrap();
+    assert_eq!(may("a", &back, &given).unwrap(), leads(1, "a", 3));
+    assert_eq!(may("x", &back, &mine).unwrap(), leads(1, "a", 3));
+    // Its own order comes late, and finds a later word.
+    assert_eq!(may("x", &back, &known).unwrap(), leads(1, "a", 2));
     drop(node);
 }
 
@@ -342,6 +369,29 @@ async fn a_node_that_was_taken_over_leads_no_end_of_a_wire_to_itself_and_makes_n
         covered::end(&me, "a", &coming.ends[0], known, || None).unwrap().coming.map(|c| c.host.name),
         Some(name("x"))
     );
+    // What was granted and given back: first x says so, and then nobody but a.
+    let left = || Some(of("a", "x", &[7]));
+    let there = covered::end(&me, "x", &order(9, view(host("x", 9), next, left())).ends[0], known, || None).unwrap();
+    let back = order(9, view(host("a", 1), next + 1, left()));
+    let elsewhere = order(9, view(host("a", 8), next + 1, left()));
+    let may = |from: &str, order: &WireOrder, known: &EndView| {
+        covered::end(&me, from, &order.ends[0], known, || None)
+            .map(|believed| (believed.host.name.to_string(), believed.generation.0, believed.step))
+    };
+    for from in ["a", "c"] {
+        assert_eq!(may(from, &back, &there).unwrap_err().problem, Problem::Forbidden, "{from}");
+    }
+    let given = covered::end(&me, "x", &back.ends[0], &there, || None).unwrap();
+    assert_eq!(may("x", &back, &there).unwrap(), ("a".into(), next, 1));
+    for from in ["x", "c"] {
+        assert_eq!(may(from, &back, &given).unwrap(), ("a".into(), next, 1), "{from} relays it");
+    }
+    assert_eq!(may("a", &elsewhere, &given).unwrap_err().problem, Problem::Forbidden);
+    assert_eq!(may("a", &back, &given).unwrap(), ("a".into(), next + 1, 0));
+    // As the host that gave it back knows it.
+    let source = || Some(back.ends[0].view.host.clone());
+    assert!(covered::end(&me, "a", &back.ends[0], &there, source).is_ok());
+    assert!(covered::end(&me, "a", &elsewhere.ends[0], &there, source).is_err());
     drop(node);
 }
 
@@ -380,6 +430,14 @@ async fn a_host_that_took_back_what_it_had_given_here_says_so_and_speaks_for_it_
     let node = Node::start(config).await.unwrap();
 
     let (_a, session) = world.intruder("a", 3).await;
+    // It says so as soon as it can: others believe nobody else.
+    let asked = tokio::time::timeout(SOON, session.accept_request()).await.unwrap().unwrap();
+    let (request, responder) = asked.whole().await.unwrap();
+    let Request::Wire(said) = proto::decode(&request).unwrap() else { panic!("it asks for something else") };
+    let ends = said.ends.map(|end| end.view);
+    assert_eq!((&ends[0].host, ends[0].generation), (&a, Generation(3)));
+    responder.respond(proto::encode(&Ok::<_, godwit_api::ApiError>(ends))).await.unwrap();
+
     let tell = async |web: Value, sw1: Value| {
         let request = proto::encode(&Request::Wire(Box::new(order(web, sw1))));
         let answer = session.request(request, SOON).await.unwrap();
@@ -388,16 +446,67 @@ async fn a_host_that_took_back_what_it_had_given_here_says_so_and_speaks_for_it_
     let left = controller.grant(&Capability { wires: vec![7], ..capability("a", "b", &web) }).unwrap();
     let sw1 = || view(&a, 1, None);
     for (what, web, sw1) in [
-        ("a VM, with nothing", view(&a, 3, None), sw1()),
+        ("a VM, with nothing", view(&a, 4, None), sw1()),
         ("a VM, later than it took it back", view(&a, 4, Some(left.clone())), sw1()),
-        ("a VM, at another host", view(&world.peer("a", 4), 3, Some(left.clone())), sw1()),
         ("a component", view(&b, 2, None), view(&world.peer("x", 4), 5, None)),
     ] {
         let error = tell(web, sw1).await.unwrap_err();
         assert_eq!(error.problem, Problem::Forbidden, "{what}: {error}");
     }
-    let known = tell(view(&a, 3, Some(left)), sw1()).await.unwrap();
-    assert_eq!((known[0].host.name.as_str(), known[0].generation), ("a", Generation(3)));
+    for host in [&a, &world.peer("a", 4)] {
+        let known = tell(view(host, 3, Some(left.clone())), sw1()).await.unwrap();
+        assert_eq!((&known[0].host, known[0].generation), (&a, Generation(3)), "it knows where that is");
+    }
+    drop(node);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_brings_one_end_of_a_wire_joins_it_to_no_port_of_this_hosts() {
+    let Some(world) = World::new([88, 12]) else { return };
+    world.credentials(Role::Node, "b");
+    let config = world.config("b", 1);
+    let wires = config.state.join("wires");
+    let (a, b) = (world.peer("a", 3), world.peer("b", 1));
+    // A component is coming from a, and a VM has come from c.
+    let components = config.state.join("components");
+    FileLedger::open(&components.join("records")).unwrap().store(VmId(2), &Record::Prepared(ticket(2))).unwrap();
+    let sw1 = json!({"id": 2, "name": "sw1", "kind": "switch", "endpoints": [28]});
+    std::fs::write(components.join("2.json"), json!({"definition": sw1, "peer": a, "order": null}).to_string())
+        .unwrap();
+    let mut web = definition(1, "pc-q35-7.2", &[], None);
+    web.wires = serde_json::from_value(json!([{"id": 29}])).unwrap();
+    let file = VmFile { peer: Some(world.peer("c", 4)), ..VmFile::new(web, Power::On) };
+    registry::store(&config.state.join("vms/1"), &file).unwrap();
+    FileLedger::open(&config.state.join("records")).unwrap().store(VmId(1), &Record::Prepared(ticket(1))).unwrap();
+    let node = Node::start(config).await.unwrap();
+    let until = Instant::now() + SOON;
+    while node.vm(VmId(1)).unwrap().view().ownership != Ownership::WaitsForPeer {
+        assert!(Instant::now() < until, "{:?}", node.vm(VmId(1)).unwrap().view());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (_a, session) = world.intruder("a", 3).await;
+    let view = |host: &PeerHost| json!({"host": host, "lineage": 0, "generation": 1});
+    for (what, endpoint, other) in [
+        ("to a port of what is here", 29, view(&a)),
+        ("to one that it says is here", 27, view(&b)),
+        ("to one that comes here", 27, {
+            let mut other = view(&a);
+            other["coming"] = json!({"host": b});
+            other
+        }),
+    ] {
+        let ends = [
+            json!({"endpoint": 28, "name": "sw1:p1", "view": view(&a)}),
+            json!({"endpoint": endpoint, "name": "other:p1", "view": other}),
+        ];
+        let told: WireOrder = serde_json::from_value(json!({"id": 30, "vni": 30, "mtu": 1500, "ends": ends})).unwrap();
+        let answer = session.request(proto::encode(&Request::Wire(Box::new(told))), SOON).await;
+        // Where this fails: its devices are this machine's.
+        node.disconnect(30).await.unwrap();
+        let answer = proto::decode::<Result<[EndView; 2], godwit_api::ApiError>>(&answer.unwrap()).unwrap();
+        assert_eq!(answer.unwrap_err().problem, Problem::Forbidden, "{what}");
+        assert!(!wires.exists(), "{what}");
+    }
     drop(node);
 }
 

@@ -192,9 +192,13 @@ pub struct FleetVm {
     pub to: Option<Vec<String>>,
     /// The machine type that it needs. None: any host will do.
     pub machine: Option<String>,
-    /// Whether it is off: only its disks travel then, and nobody waits for it.
+    /// Whether it is off: only its disks travel then, whatever its `strategies`, and nobody waits for it.
     #[serde(default)]
     pub off: bool,
+    /// Memory that it takes of its host, in MiB. None: its own.
+    pub room_mib: Option<u64>,
+    /// Bytes on the link for each byte of its disks. None: one.
+    pub disk_bytes_a_byte: Option<f64>,
     /// Bytes on the link for each page of its memory, the first time. None: all of the page.
     pub first_bytes_a_page: Option<f64>,
     /// For each page that is sent again.
@@ -218,9 +222,16 @@ impl FleetVm {
             to: None,
             machine: None,
             off: false,
+            room_mib: None,
+            disk_bytes_a_byte: None,
             first_bytes_a_page: None,
             again_bytes_a_page: None,
         }
+    }
+
+    /// Memory that it takes of its host, in MiB.
+    fn room(&self) -> f64 {
+        self.room_mib.unwrap_or(self.memory_mib) as f64
     }
 
     fn wire(&self) -> Wire {
@@ -578,6 +589,7 @@ impl Fleet {
             number("dirty_pages_per_s", &whose, vm.dirty_pages_per_s, 0.0, zero)?;
             number("disk_kib_per_s", &whose, vm.disk_kib_per_s, 0.0, zero)?;
             number("first_bytes_a_page", &whose, vm.first_bytes_a_page.unwrap_or(0.0), 0.0, zero)?;
+            number("disk_bytes_a_byte", &whose, vm.disk_bytes_a_byte.unwrap_or(0.0), 0.0, zero)?;
             number("again_bytes_a_page", &whose, vm.again_bytes_a_page.unwrap_or(0.0), 0.0, zero)?;
             for held in &vm.held {
                 number("gib held", &whose, held.gib, 0.0, zero)?;
@@ -632,7 +644,8 @@ impl Fleet {
                 let may_go = vm.to.as_ref().is_none_or(|to| to.contains(&link.to)) && homes.may_run(i, at);
                 let held = homes.held(vm, i, at);
                 let way = |strategy| {
-                    let fits = may_go && vm.strategies.contains(&strategy);
+                    let may = if vm.off { strategy == Strategy::Cold } else { vm.strategies.contains(&strategy) };
+                    let fits = may_go && may;
                     fits.then(|| self.cost((vm, held), link, *rate, strategy, known)).flatten()
                 };
                 Strategy::ALL.map({
@@ -670,7 +683,7 @@ impl Fleet {
     ) -> Option<Cost> {
         let post = self.overheads(link).1;
         let rate = rate / 8.0;
-        let disk = (vm.disk_gib - held).max(0.0) * (1_u64 << 30) as f64;
+        let disk = (vm.disk_gib - held).max(0.0) * (1_u64 << 30) as f64 * vm.disk_bytes_a_byte.unwrap_or(1.0);
         let writes = if vm.disk_gib > 0.0 { vm.disk_kib_per_s * 1024.0 } else { 0.0 };
         let mut memory = |rate: f64| {
             let wire = vm.wire();

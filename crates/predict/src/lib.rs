@@ -38,5 +38,5 @@ pub use bounds::{Between, Bounds, bounds};
 pub use guest::{Batch, Bitmaps, Cleaned, Faster, Guest};
 pub use hist::{Replayed, Timeline};
 pub use log::{Log, LogWriter, Observed, Taken};
-pub use rules::{Condition, Judge, Redirtied, Rules, Seen};
-pub use simulate::{Cost, Link, NeverEnds, Prediction, Round, Wire, simulate, simulate_on};
+pub use rules::{Condition, Judge, Judged, Redirtied, Rules, Seen};
+pub use simulate::{Cost, Link, NeverEnds, Prediction, Round, Unending, Wire, simulate, simulate_on};

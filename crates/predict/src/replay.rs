@@ -14,7 +14,7 @@
 
 use crate::amount::{PAGE, Pages};
 use crate::recorded::{Recorded, RecordedError};
-use crate::rules::{Condition, Judge, Redirtied, Rules, Seen};
+use crate::rules::{Condition, Judge, Judged, Redirtied, Rules, Seen};
 use crate::whole::{SETTLED, ahead, is_worth_settling};
 use godwit_memory::codec::Encode;
 use godwit_memory::{Clock, StreamError};
@@ -65,6 +65,14 @@ pub enum ReplayError {
         recorded: Duration,
         /// The round that was begun, from 1.
         round: usize,
+    },
+    /// The rules end the move, and the guest stays.
+    #[error("the move is given up after {rounds} rounds: its pause would be {} ms at least", least.as_millis())]
+    GivesUp {
+        /// The least that the pause would have been.
+        least: Duration,
+        /// Rounds that were made.
+        rounds: usize,
     },
 }
 
@@ -295,11 +303,17 @@ pub fn replay<R: Read>(
             all_sent,
             ram: ram.0 as f64,
             rest: takes(written.left),
+            elapsed: way.encoded,
         };
         rounds.push(round);
         let settles = stop.settles && is_worth_settling(way.encoded - begun, seen.rest, road.round_trip);
         way.ahead = if settles { SETTLED } else { queued };
-        if let Some(why) = judge.round(&seen) {
+        let ends = match judge.round(&seen) {
+            Judged::Ends(why) => Some(why),
+            Judged::GoesOn => None,
+            Judged::GivesUp(least) => return Err(ReplayError::GivesUp { least, rounds: rounds.len() }),
+        };
+        if let Some(why) = ends {
             // What waits goes while the guest runs on; where it writes too much meanwhile, the stop is decided anew.
             way.wait();
             written.until(guest, way.encoded)?;

@@ -16,7 +16,7 @@
 use crate::amount::{PAGE, Pages};
 use crate::bounds::copies_less_a_page;
 use godwit_memory::smart_stop::{Ended, MOST, SmartStop, Verdict};
-use godwit_units::{BitRate, Bytes};
+use godwit_units::{BitRate, Bytes, Policy};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fmt;
@@ -47,8 +47,8 @@ pub enum Condition {
         /// How many rounds back.
         window: usize,
     },
-    /// [`SmartStop`] says so, of a move that is to have the least downtime.
-    SmartStop,
+    /// [`SmartStop`] says so, of a move that is to spare this.
+    SmartStop(Policy),
 }
 
 impl fmt::Display for Condition {
@@ -61,7 +61,11 @@ impl fmt::Display for Condition {
             Self::LocalMinimum { window } => {
                 write!(f, "no more is left than at the starts of the {window} rounds before")
             }
-            Self::SmartStop => f.write_str("the rest is short enough, or gets no shorter"),
+            Self::SmartStop(Policy::LeastBytes) => f.write_str("every further round would send pages again"),
+            Self::SmartStop(Policy::LeastTotal) => {
+                f.write_str("as much is dirtied as is sent, or the rest is short enough")
+            }
+            Self::SmartStop(_) => f.write_str("the rest is short enough, or gets no shorter"),
         }
     }
 }
@@ -124,11 +128,26 @@ impl Rules {
         self.conditions.iter().map(leaves).fold(0.0, f64::max)
     }
 
-    /// Godwit's own, of the node, on QEMU.
+    /// Godwit's own, of the node, on QEMU, for a move that is to have the least downtime.
     #[must_use]
     pub fn godwit() -> Self {
-        let conditions = vec![Condition::SmartStop, Condition::Rounds(MOST as u32)];
+        Self::godwit_to(Policy::default())
+    }
+
+    /// Godwit's own for a move that is to spare this.
+    #[must_use]
+    pub fn godwit_to(policy: Policy) -> Self {
+        let conditions = vec![Condition::SmartStop(policy), Condition::Rounds(MOST as u32)];
         Self { name: "godwit".into(), conditions, redirtied: Redirtied::Sent, batch: BATCH }
+    }
+
+    /// What a move is to spare that is judged by these.
+    fn policy(&self) -> Policy {
+        let of = |condition: &Condition| match condition {
+            Condition::SmartStop(policy) => Some(*policy),
+            _ => None,
+        };
+        self.conditions.iter().find_map(of).unwrap_or_default()
     }
 
     /// The most that may be sent of `memory`, the last copy included; none where nothing bounds it.
@@ -161,6 +180,19 @@ pub struct Seen {
     pub ram: f64,
     /// How long what is left would take.
     pub rest: Duration,
+    /// Since the first round began.
+    pub elapsed: Duration,
+}
+
+/// What rules say of a round.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Judged {
+    /// Another one.
+    GoesOn,
+    /// Pre-copy ends, for this.
+    Ends(Condition),
+    /// The move does: the pause would be longer than it may be ([`Policy::MaxDowntime`]). At the least it would have been this.
+    GivesUp(Duration),
 }
 
 /// Applies rules to rounds.
@@ -178,18 +210,23 @@ impl<'a> Judge<'a> {
     /// Before the first round, in which all of `ram` is to be sent.
     #[must_use]
     pub fn new(rules: &'a Rules, ram: Pages) -> Self {
-        Self { rules, rounds: 0, caught_up: false, starts: VecDeque::from([ram.0 as f64]), smart: SmartStop::default() }
+        let (starts, smart) = (VecDeque::from([ram.0 as f64]), SmartStop::new(rules.policy()));
+        Self { rules, rounds: 0, caught_up: false, starts, smart }
     }
 
-    /// A round is over. What ends pre-copy now, if anything does.
-    pub fn round(&mut self, seen: &Seen) -> Option<Condition> {
+    /// A round is over.
+    pub fn round(&mut self, seen: &Seen) -> Judged {
         self.rounds += 1;
         self.caught_up |= seen.dirtied >= seen.sent;
         let (sent, dirtied) = (Pages::nearest(seen.sent).0, Pages::nearest(seen.left).0);
-        // How long it has taken matters to other policies.
-        let round = Ended { sent, dirtied, left: seen.rest, elapsed: Duration::ZERO, can_slow: false };
-        let smart = self.smart.round(&round) != Verdict::GoOn;
-        let ends = self.rules.conditions.iter().find(|condition| self.holds(condition, seen, smart)).copied();
+        let round = Ended { sent, dirtied, left: seen.rest, elapsed: seen.elapsed, can_slow: false };
+        let smart = self.smart.round(&round);
+        let holds = |condition: &&Condition| self.holds(condition, seen, smart != Verdict::GoOn);
+        let judged = match (smart, self.rules.conditions.iter().find(holds)) {
+            (Verdict::GiveUp(least), Some(Condition::SmartStop(_))) => Judged::GivesUp(least),
+            (_, Some(condition)) => Judged::Ends(*condition),
+            (_, None) => Judged::GoesOn,
+        };
         self.starts.push_back(seen.left);
         let window = self.rules.conditions.iter().filter_map(|c| match c {
             Condition::LocalMinimum { window } => Some(*window),
@@ -199,7 +236,7 @@ impl<'a> Judge<'a> {
         while self.starts.len() > longest {
             self.starts.pop_front();
         }
-        ends
+        judged
     }
 
     fn holds(&self, condition: &Condition, seen: &Seen, smart: bool) -> bool {
@@ -211,7 +248,7 @@ impl<'a> Judge<'a> {
             Condition::PauseWithin { limit, bandwidth: Some(rate) } => {
                 rate.time_for(Pages::nearest(seen.left).bytes()) <= *limit
             }
-            Condition::SmartStop => smart,
+            Condition::SmartStop(_) => smart,
             Condition::LocalMinimum { window } => {
                 self.caught_up && self.starts.iter().rev().take(*window).all(|start| seen.left <= *start)
             }
@@ -224,14 +261,27 @@ mod tests {
     use super::*;
 
     fn seen(sent: f64, dirtied: f64) -> Seen {
-        Seen { sent, skipped: 0.0, dirtied, left: dirtied, all_sent: sent, ram: 1e6, rest: Duration::from_secs(1) }
+        let elapsed = Duration::ZERO;
+        Seen {
+            sent,
+            skipped: 0.0,
+            dirtied,
+            left: dirtied,
+            all_sent: sent,
+            ram: 1e6,
+            rest: Duration::from_secs(1),
+            elapsed,
+        }
     }
 
     /// The round that ends it, and why, of rounds that have so many pages to send each.
     fn ends(rules: &Rules, pages: &[f64]) -> Option<(usize, Condition)> {
         let mut judge = Judge::new(rules, Pages(1_000_000));
         let mut rounds = pages.windows(2).enumerate();
-        rounds.find_map(|(i, pair)| Some((i + 1, judge.round(&seen(pair[0], pair[1]))?)))
+        rounds.find_map(|(i, pair)| match judge.round(&seen(pair[0], pair[1])) {
+            Judged::Ends(why) => Some((i + 1, why)),
+            _ => None,
+        })
     }
 
     #[test]
@@ -244,16 +294,16 @@ mod tests {
     fn xen_counts_what_it_skipped_among_the_few_pages() {
         let rules = Rules::xen();
         let skipping = Seen { skipped: 25.0, ..seen(25.0, 0.0) };
-        assert_eq!(Judge::new(&rules, Pages(1)).round(&skipping), None);
+        assert_eq!(Judge::new(&rules, Pages(1)).round(&skipping), Judged::GoesOn);
         let fewer = Seen { skipped: 24.0, ..seen(25.0, 0.0) };
-        assert!(Judge::new(&rules, Pages(1)).round(&fewer).is_some());
+        assert_ne!(Judge::new(&rules, Pages(1)).round(&fewer), Judged::GoesOn);
     }
 
     #[test]
     fn xen_goes_on_at_three_times_the_memory_and_stops_past_it() {
         let rules = Rules::xen();
         let at = |all_sent| Judge::new(&rules, Pages(1)).round(&Seen { all_sent, ..seen(1000.0, 1000.0) });
-        assert_eq!((at(3e6), at(3e6 + 1.0)), (None, Some(Condition::TimesRam(3))));
+        assert_eq!((at(3e6), at(3e6 + 1.0)), (Judged::GoesOn, Judged::Ends(Condition::TimesRam(3))));
     }
 
     #[test]
@@ -291,12 +341,41 @@ mod tests {
                 rest: Duration::from_millis(rest(n)),
                 ..seen(if n == 1 { 1e6 } else { pages(n - 1) }, pages(n))
             };
-            (1..).find(|n| judge.round(&ms(*n)).is_some()).unwrap_or(0)
+            (1..).find(|n| judge.round(&ms(*n)) != Judged::GoesOn).unwrap_or(0)
         };
         assert_eq!(after(&|n| [5000, 900, 200, 20][(n - 1).min(3)]), 4);
         assert_eq!(after(&|_| 500), 3);
         assert_eq!(after(&|n| 100_000 / n as u64), 30);
         assert_eq!(after(&|n| 1000 + n as u64 * 100), 8);
+    }
+
+    #[test]
+    fn a_move_is_judged_by_what_it_is_to_spare() {
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
+        // Rounds that leave ever less, of which each takes as long as it says, and then no less any more.
+        let rests = [5000, 1500, 900, 600, 600, 600, 600, 600, 600, 600, 600, 600];
+        let ends = |policy| {
+            let rules = Rules::godwit_to(policy);
+            let (mut judge, mut elapsed) = (Judge::new(&rules, Pages(1)), Duration::ZERO);
+            let judged = rests.windows(2).map(|pair| {
+                elapsed += ms(pair[0]);
+                let rest = ms(pair[1]);
+                judge.round(&Seen { rest, elapsed, ..seen(pair[0] as f64, pair[1] as f64) })
+            });
+            judged.enumerate().find(|(_, judged)| *judged != Judged::GoesOn).map(|(i, judged)| (i + 1, judged))
+        };
+        let stops = |round, policy| Some((round, Judged::Ends(Condition::SmartStop(policy))));
+        for (round, policy) in [
+            (1, Policy::LeastBytes),
+            (4, Policy::LeastTotal),
+            (4, Policy::LeastDowntime),
+            (2, Policy::MaxDowntime(s(1))),
+            (1, Policy::Deadline(ms(6500))),
+        ] {
+            assert_eq!(ends(policy), stops(round, policy), "{policy}");
+        }
+        let too_short = ends(Policy::MaxDowntime(ms(300)));
+        assert!(matches!(too_short, Some((_, Judged::GivesUp(least))) if least == ms(600)), "{too_short:?}");
     }
 
     #[test]

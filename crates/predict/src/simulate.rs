@@ -23,9 +23,10 @@
 
 use crate::amount::{Overheads, PAGE, Pages};
 use crate::guest::Guest;
-use crate::rules::{Condition, Judge, Redirtied, Rules, Seen};
+use crate::rules::{Condition, Judge, Judged, Redirtied, Rules, Seen};
 use godwit_units::BitRate;
 use serde::Serialize;
+use std::fmt;
 use std::time::Duration;
 
 /// Rounds after which no rule will end it: QEMU's never does where a guest is faster than the link.
@@ -104,10 +105,10 @@ pub struct Prediction {
     pub ended_by: Condition,
 }
 
-/// Pre-copy does not end by itself.
+/// Pre-copy does not end by itself, or ends with the guest where it was.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "by the rules `{rules}` this move never ends: after {rounds} rounds there are still {left} to send, {rest_ms} ms of the \
+    "by the rules `{rules}` this move {how}: after {rounds} rounds there are still {left} to send, {rest_ms} ms of the \
      link; give it a faster link or a longer limit of the downtime, or slow the guest down"
 )]
 pub struct NeverEnds {
@@ -117,8 +118,28 @@ pub struct NeverEnds {
     pub rounds: usize,
     /// What is left after them.
     pub left: Pages,
-    /// How long that would take.
+    /// How long that would take; where the move is given up, the least that it would have taken after any round.
     pub rest_ms: u128,
+    /// Which of them.
+    pub how: Unending,
+}
+
+/// How pre-copy does without a stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unending {
+    /// It goes on and on.
+    Never,
+    /// It ends, and the guest stays, since its pause would be longer than it may be.
+    GivenUp,
+}
+
+impl fmt::Display for Unending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "never ends",
+            Self::GivenUp => "is given up",
+        })
+    }
 }
 
 /// Moves `guest` over `link`, every page as it is. At a rate of nothing all takes for ever, which is `f64::INFINITY`.
@@ -196,14 +217,20 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
         // A node takes what is left to be as costly as what it has just sent again.
         let each = if rounds.len() > 1 && sent > 0.0 { (clock - begin) / sent } else { again };
         let rest = Duration::try_from_secs_f64(left * each).unwrap_or(Duration::MAX);
-        ended_by = judge.round(&Seen { sent, skipped, dirtied: cleaned.dirtied, left, all_sent, ram, rest });
-        if ended_by.is_none() && rounds.len() >= MOST_ROUNDS {
-            return Err(NeverEnds {
-                rules: rules.name.clone(),
-                rounds: rounds.len(),
-                left: Pages::nearest(left),
-                rest_ms: rest.as_millis(),
-            });
+        let elapsed = Duration::try_from_secs_f64(clock).unwrap_or(Duration::MAX);
+        let seen = Seen { sent, skipped, dirtied: cleaned.dirtied, left, all_sent, ram, rest, elapsed };
+        let never = |rest: Duration, how| NeverEnds {
+            rules: rules.name.clone(),
+            rounds: rounds.len(),
+            left: Pages::nearest(left),
+            rest_ms: rest.as_millis(),
+            how,
+        };
+        match judge.round(&seen) {
+            Judged::Ends(why) => ended_by = Some(why),
+            Judged::GivesUp(least) => return Err(never(least, Unending::GivenUp)),
+            Judged::GoesOn if rounds.len() >= MOST_ROUNDS => return Err(never(rest, Unending::Never)),
+            Judged::GoesOn => {}
         }
     }
 }

@@ -269,8 +269,25 @@ fn a_vm_goes_where_its_blocks_are_and_elsewhere_only_when_there_is_no_room() {
 }
 
 #[test]
+fn room_is_taken_by_what_a_disk_holds_and_the_link_by_what_is_made_of_it() {
+    let plan = |gib, mib| {
+        let of = |name: &str| FleetVm { disk_bytes_a_byte: Some(0.25), room_mib: Some(mib), ..vm(name, 1024, 8.0) };
+        let only = FleetHost { disk_gib: Some(gib), ..host("only", 3.0) };
+        let texas = FleetLink { host: vec![only], ..link("texas", 1000.0) };
+        fleet(vec![texas], vec![of("a"), of("b")]).plan(Duration::from_secs(3600)).unwrap()
+    };
+    let both = plan(16.0, 1024);
+    assert_eq!(both.in_time, 2, "{both:?}");
+    assert!(both.moves.iter().all(|mv| mv.bytes < 4 << 30), "{both:?}");
+    // The disks would find room packed, as they are on the link, but not as they lie there.
+    assert_eq!(plan(15.0, 1024).in_time, 1);
+    // Nor do the guests beside their QEMUs.
+    assert_eq!(plan(16.0, 1600).in_time, 1);
+}
+
+#[test]
 fn a_vm_that_is_off_costs_its_disks_and_disturbs_nobody() {
-    let off = FleetVm { off: true, strategies: vec![Strategy::Cold], ..vm("off", 65_536, 1.0) };
+    let off = FleetVm { off: true, ..vm("off", 65_536, 1.0) };
     let plan = fleet(vec![link("texas", 100.0)], vec![off]).plan(Duration::from_secs(200)).unwrap();
     let only = &plan.moves[0];
     assert_eq!((only.downtime_ms, only.bytes, only.in_time), (0.0, 1 << 30, true));

@@ -27,7 +27,8 @@
 //!   not synced, sector by sector; either may strike between any two operations of a replica, or in the middle of one. The
 //!   volume is small, and so are its regions, so that there are several.
 //! - **The ledger** keeps of the records under way any prefix when the node dies; a torn record counts as not written,
-//!   because the ledger's contract (two slots, or a rename) makes it so.
+//!   because the ledger's contract (two slots, or a rename) makes it so. What the dead process had written its next one reads, and a
+//!   loss of power takes it, until that has made it durable.
 //! - **The endpoint** lives in the kernel, from which its machine is rebuilt at each order; announcements live in the process.
 //! - **Memory that follows** ([`pages`]): a source QEMU whose post-copy has begun gives pages until it ends, and goes on with the guest only
 //!   where a node makes it and it still can, which depends on what the node did before ([`ShellGuard`]); one whose node dies before it was

@@ -13,6 +13,8 @@ pub struct Rules {
     pub volume: godwit_volume::Guards,
     /// The node's around a QEMU in post-copy.
     pub shell: ShellGuards,
+    /// What a node finds of a record when it starts is made durable before anything is built on it.
+    pub records_made_sure: bool,
 }
 
 impl Rules {
@@ -21,6 +23,7 @@ impl Rules {
         handoff: godwit_handoff::Guards::ALL,
         volume: godwit_volume::Guards::ALL,
         shell: ShellGuards { removed: None },
+        records_made_sure: true,
     };
 }
 

@@ -93,7 +93,8 @@ impl World {
     }
 
     pub(crate) fn make_durable(&mut self, at: Place, record: Record) {
-        self.sites[at].ledger.durable = Some(record);
+        let ledger = &mut self.sites[at].ledger;
+        (ledger.durable, ledger.beneath) = (Some(record), None);
         if let Record::Sealed(ticket) = record
             && !self.verified.contains(&ticket)
         {

@@ -13,8 +13,10 @@ use std::path::Path;
 /// A disk with one record: what is durable, and what is being written.
 #[derive(Clone, Debug, Default)]
 pub struct SimLedger {
-    /// What survives.
+    /// What survives, unless there is something beneath.
     pub durable: Option<Record>,
+    /// What the medium has, where the process that wrote the other one did not live to sync it: a loss of power brings it back.
+    pub beneath: Option<Option<Record>>,
     /// Writes under way, oldest first.
     pub pending: VecDeque<Record>,
 }
@@ -28,6 +30,7 @@ impl Ledger for SimLedger {
 
     fn store(&mut self, _vm: VmId, record: &Record) -> Result<(), Infallible> {
         self.durable = Some(*record);
+        self.beneath = None;
         Ok(())
     }
 }
@@ -236,7 +239,7 @@ pub struct Site {
     pub fenced: bool,
     /// Counts starts of the process: what an earlier one began is not reported to a later one.
     pub incarnation: u32,
-    /// The durable records.
+    /// The records.
     pub ledger: SimLedger,
     /// Effects not done yet, oldest first.
     pub effects: VecDeque<Action>,

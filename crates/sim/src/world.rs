@@ -564,6 +564,9 @@ impl World {
         let rules = self.rules;
         self.tell(|| format!("  site {at} starts"));
         let site = &mut self.sites[at];
+        if rules.records_made_sure {
+            site.ledger.beneath = None;
+        }
         if let Err(error) = site.disk.start(rules.volume) {
             if !site.disk.store.is_blown() {
                 self.violated(Violation::Volume(error.to_string()));
@@ -630,6 +633,11 @@ impl World {
         let every = self.fault_every;
         for at in 0..2 {
             let site = &self.sites[at];
+            // Only where the rule is missing that it is made durable first.
+            if site.up && site.ledger.beneath.is_some() && self.rng.random_ratio(1, 20) {
+                self.lose_power(at);
+                continue;
+            }
             let refusing = site.ledger.pending.iter().any(|r| matches!(r, Record::Refused(_)));
             let arriving = matches!(site.machine, Some(Machine::Destination(_)));
             let quitting = arriving && site.effects.front() == Some(&Action::Quit);
@@ -722,8 +730,16 @@ impl World {
             return;
         }
         self.tell(|| format!("! site {at}: power is lost"));
+        let site = &mut self.sites[at];
+        // Of a site that is down nothing has come of what is lost: as well it may have died by this.
+        if site.up
+            && let Some(beneath) = site.ledger.beneath
+        {
+            site.ledger.durable = beneath;
+        }
         self.lose_process(at);
         let site = &mut self.sites[at];
+        site.ledger.beneath = None;
         site.nic.lose_power();
         site.disk.store.lose_power(&mut self.rng);
         site.qemu.die(false);
@@ -731,11 +747,16 @@ impl World {
     }
 
     fn lose_process(&mut self, at: Place) {
-        let kept = self.rng.random_range(0..=self.sites[at].ledger.pending.len());
+        let ledger = &self.sites[at].ledger;
+        let beneath = ledger.beneath.unwrap_or(ledger.durable);
+        let kept = self.rng.random_range(0..=ledger.pending.len());
         for _ in 0..kept {
             if let Some(record) = self.sites[at].ledger.pending.pop_front() {
                 self.make_durable(at, record);
             }
+        }
+        if kept > 0 {
+            self.sites[at].ledger.beneath = Some(beneath);
         }
         self.end_session(at);
         let site = &mut self.sites[at];
@@ -898,7 +919,7 @@ impl World {
             && let Some(overriding) = record.overridden_by(VM, lineage)
             && self.rules.handoff.hold(Guard::FenceOverwrites)
         {
-            site.ledger.durable = Some(overriding);
+            (site.ledger.durable, site.ledger.beneath) = (Some(overriding), None);
         }
         site.fenced = false;
         self.tell(|| format!("  the fence around site {at} is lifted"));

@@ -36,6 +36,12 @@ fn each_guard_of_the_hand_off_removed_makes_a_seed_fail_that_passes_with_it() {
 }
 
 #[test]
+fn a_record_that_is_believed_before_it_is_durable_makes_a_seed_fail_that_passes_otherwise() {
+    let seed = witness(Rules { records_made_sure: false, ..Rules::ALL });
+    println!("seed {:?}", seed.unwrap_or_else(|| panic!("none of {SEEDS} seeds needs records to be made sure")));
+}
+
+#[test]
 fn each_guard_of_the_volume_removed_makes_a_seed_fail_that_passes_with_it() {
     use godwit_volume::{Guard, Guards};
     each_has_a_witness(&Guard::ALL, |guard| Guards::without(guard).into());

@@ -1,6 +1,7 @@
 //! The authority that signs every certificate of an installation.
 
-use crate::{CA_FILE, CA_KEY_FILE, CERT_FILE, Identity, KEY_FILE, TrustError, fingerprint, private_file};
+use crate::credentials::{begin, settle};
+use crate::{CA_FILE, CA_KEY_FILE, Identity, TrustError, fingerprint, private_file};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
@@ -64,15 +65,15 @@ impl fmt::Debug for Issued {
 
 impl Issued {
     /// Writes `ca.pem`, `cert.pem` and `key.pem` into `dir`, where [`Credentials::load`](crate::Credentials::load)
-    /// finds them. The folder becomes 0700, the key 0600; each file is replaced whole.
+    /// finds them. The folder becomes 0700, the key 0600. Of the certificate and its key both are replaced or neither, whatever a renewal
+    /// that was cut off has left there.
     ///
     /// # Errors
     /// The file that could not be written.
     pub fn write(&self, dir: &Path) -> Result<(), TrustError> {
         private_file::make_dir(dir)?;
-        private_file::replace(&dir.join(KEY_FILE), 0o600, &self.key_pem)?;
-        private_file::replace(&dir.join(CERT_FILE), 0o644, &self.cert_pem)?;
-        private_file::replace(&dir.join(CA_FILE), 0o644, &self.ca_pem)
+        private_file::replace(&dir.join(CA_FILE), 0o644, &self.ca_pem)?;
+        settle(dir, &begin(dir, &self.key_pem, &self.cert_pem)?)
     }
 }
 

@@ -32,7 +32,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// A new certificate and its key, whole, until both are in their places.
+/// A new certificate and its key, whole, until both are in their places. All that replaces them goes by it: what is in it is the latest.
 pub const RENEWED_FILE: &str = "renewed.pem";
 
 /// A certificate with its key and the CA that both sides trust; cheap to clone, and clones are renewed together.
@@ -241,8 +241,7 @@ impl Credentials {
             let why = format!("it is {identity}'s, and we are {}", self.inner.identity);
             return Err(TrustError::Mismatch { path: paths[1].clone(), why });
         }
-        let both = format!("{key_pem}\n{cert_pem}");
-        private_file::replace(&dir.join(RENEWED_FILE), 0o600, &both)?;
+        let both = begin(dir, key_pem, cert_pem)?;
         *self.inner.shown.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(present);
         settle(dir, &both)
     }
@@ -296,16 +295,29 @@ impl Credentials {
     }
 }
 
-/// Puts a renewed key and certificate into their places.
-fn settle(dir: &Path, both: &str) -> Result<(), TrustError> {
+/// From here on a new key and certificate count: both, as [`settle`] takes them.
+pub(crate) fn begin(dir: &Path, key_pem: &str, cert_pem: &str) -> Result<String, TrustError> {
+    let (both, renewed) = (format!("{key_pem}\n{cert_pem}"), dir.join(RENEWED_FILE));
+    split(&both, &renewed)?;
+    private_file::replace(&renewed, 0o600, &both)?;
+    Ok(both)
+}
+
+/// Puts a new key and certificate into their places.
+pub(crate) fn settle(dir: &Path, both: &str) -> Result<(), TrustError> {
     let renewed: PathBuf = dir.join(RENEWED_FILE);
     let failed = |source| TrustError::File { doing: "removing", path: renewed.clone(), source };
-    let at = both
-        .find("-----BEGIN CERTIFICATE-----")
-        .ok_or_else(|| TrustError::Content { path: renewed.clone(), why: "it holds no certificate".into() })?;
-    private_file::replace(&dir.join(KEY_FILE), 0o600, both[..at].trim_end())?;
-    private_file::replace(&dir.join(CERT_FILE), 0o644, &both[at..])?;
+    let (key, cert) = split(both, &renewed)?;
+    private_file::replace(&dir.join(KEY_FILE), 0o600, &format!("{}\n", key.trim_end()))?;
+    private_file::replace(&dir.join(CERT_FILE), 0o644, cert)?;
     std::fs::remove_file(&renewed).map_err(failed)
+}
+
+/// The key, and the certificate behind it. The path is for the error.
+fn split<'a>(both: &'a str, path: &Path) -> Result<(&'a str, &'a str), TrustError> {
+    let at = both.find("-----BEGIN CERTIFICATE-----");
+    let none = || TrustError::Content { path: path.into(), why: "it holds no certificate".into() };
+    at.map(|at| both.split_at(at)).ok_or_else(none)
 }
 
 impl Authorities {
@@ -539,6 +551,30 @@ mod tests {
         assert!(held.expiry() > SystemTime::now() + Duration::from_secs(36 * 3600));
         let mode = |file| std::os::unix::fs::PermissionsExt::mode(&node.join(file).metadata().unwrap().permissions());
         assert_eq!(mode(KEY_FILE) & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_is_issued_anew_counts_whatever_a_renewal_has_left_and_however_it_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let (authority, held) = enrolled(dir.path(), "a");
+        let node = dir.path().join("node");
+        let issue = || authority.issue(held.identity(), Validity::days(1)).unwrap();
+        let fingerprint_of =
+            |issued: &crate::Issued| fingerprint(&certificates_of(&issued.cert_pem, Path::new("")).unwrap()[0]);
+        // A renewal that found its disk full, before the host was enrolled again.
+        let (stale, fresh) = (issue(), issue());
+        begin(&node, &stale.key_pem, &stale.cert_pem).unwrap();
+        fresh.write(&node).unwrap();
+        assert_eq!(Credentials::load(&node).unwrap().fingerprint(), fingerprint_of(&fresh));
+        assert!(!node.join(RENEWED_FILE).exists());
+        assert_eq!(std::fs::read_to_string(node.join(KEY_FILE)).unwrap(), fresh.key_pem);
+        // One that is cut off between its two files: of the second the place is taken.
+        let next = issue();
+        std::fs::remove_file(node.join(CERT_FILE)).unwrap();
+        std::fs::create_dir(node.join(CERT_FILE)).unwrap();
+        assert!(next.write(&node).is_err());
+        std::fs::remove_dir(node.join(CERT_FILE)).unwrap();
+        assert_eq!(Credentials::load(&node).unwrap().fingerprint(), fingerprint_of(&next));
     }
 
     #[test]

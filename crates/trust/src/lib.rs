@@ -39,6 +39,7 @@ pub use credentials::{Credentials, RENEWED_FILE};
 pub use enrolment::{AccessToken, EnrolmentToken, Secret, check_authority, enrolment_client};
 pub use error::{PeerError, TrustError};
 pub use identity::{Access, Identity, IdentityError, MAX_NAME, PeerCertificate, Role, peer_identity};
+pub use private_file::keep_beside;
 pub use revocation::{MAX_REVOCATIONS, Revocations};
 
 /// The file of the authority's certificate, in an authority's folder and beside a certificate that it issued.

@@ -22,6 +22,15 @@ pub fn replace(path: &Path, mode: u32, contents: &str) -> Result<(), TrustError>
     godwit_durable::replace_as(path, mode, contents.as_bytes()).map_err(failed)
 }
 
+/// Keeps a file beside a certificate, for its owner's eyes only, durably and whole. The folder is made where there is none.
+///
+/// # Errors
+/// The folder cannot be made, or the file not be written.
+pub fn keep_beside(dir: &Path, name: &str, contents: &str) -> Result<(), TrustError> {
+    make_dir(dir)?;
+    replace(&dir.join(name), 0o600, contents)
+}
+
 /// Reads a PEM file.
 pub fn read(path: &Path) -> Result<String, TrustError> {
     read_with(path, |_| Ok(()))

@@ -15,7 +15,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// entry, however often it is revoked.
 pub const MAX_REVOCATIONS: usize = 4096;
 
-/// A list of revocations. Lists are whole and numbered: the greater number replaces the smaller.
+/// A list of revocations. Lists are whole and numbered: the greater number replaces the smaller. A number is no less than the second of its making:
+/// what a controller revokes that was brought back from an older copy has a greater one than the lists that it does not know of any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revocations {
     /// The list's number; 0 is the empty list that everybody begins with.
@@ -34,7 +35,7 @@ impl Revocations {
         let moment = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() + 1);
         let before = self.holders.insert(identity.clone(), moment).unwrap_or(0);
         self.holders.insert(identity, moment.max(before));
-        self.version += 1;
+        self.version = (self.version + 1).max(moment);
         self.check()?;
         Ok(self)
     }
@@ -93,5 +94,27 @@ impl Current {
             return Err(PeerError::Revoked { peer: certificate.identity.to_string() });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_that_is_made_after_a_restore_replaces_the_ones_that_are_not_known_any_more() {
+        let second = |s: u64| UNIX_EPOCH + Duration::from_secs(s);
+        let node = |name: &str| Identity::node(name).unwrap();
+        let copy = Revocations::default().revoke(node("a"), second(100)).unwrap();
+        let lost = copy.clone().revoke(node("b"), second(200)).unwrap().revoke(node("c"), second(200)).unwrap();
+        let current = Current::default();
+        assert!(current.install(lost.clone()).unwrap());
+        assert!(!current.install(copy.clone()).unwrap());
+        let next = copy.revoke(node("d"), second(300)).unwrap();
+        assert!(current.install(next.clone()).unwrap());
+        assert_eq!(current.get(), next);
+        // A clock that was set back.
+        let later = next.clone().revoke(node("e"), second(1)).unwrap();
+        assert!(later.version > next.version && lost.version > 200);
     }
 }

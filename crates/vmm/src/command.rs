@@ -92,8 +92,9 @@ pub(crate) fn command(spec: &VmSpec, placement: &Placement, start: Start) -> Com
         command.args(["-device", device]);
     }
     command.arg(PID_FILE).arg(pid_file(placement));
-    let console = placement.logs.join("console.log");
-    command.arg("-chardev").arg(with_path("file,id=console,path=", &console, ""));
+    let console = crate::console::path(&placement.logs);
+    // Appended to: cut short behind its back it goes on from where it was cut, and not from where it had come to.
+    command.arg("-chardev").arg(with_path("file,id=console,append=on,path=", &console, ""));
     command.args(["-serial", "chardev:console"]);
     command.arg("-qmp").arg(monitor_option(&qmp_socket(placement)));
     if start == Start::Incoming {

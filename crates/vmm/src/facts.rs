@@ -10,6 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether a QEMU that does not listen is still there.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// QEMU's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -151,7 +155,15 @@ impl HostFacts {
             .stderr(Stdio::null())
             .spawn()
             .map_err(io_error("start", Path::new(PROGRAM)))?;
-        let facts = Qmp::connect(&socket, UP).map_err(VmmError::from).and_then(|qmp| read(&qmp, accel));
+        let began = Instant::now();
+        let facts = loop {
+            match Qmp::connect(&socket, LOOK) {
+                Ok(qmp) => break read(&qmp, accel),
+                // One that has ended, as where the kernel's module is there and does not work, will not answer.
+                Err(error) if began.elapsed() > UP || !matches!(child.try_wait(), Ok(None)) => break Err(error.into()),
+                Err(_) => {}
+            }
+        };
         let _ = child.kill();
         let _ = child.wait();
         let _ = std::fs::remove_file(&socket);

@@ -28,6 +28,7 @@
 //! long as the process is there, and commands fail with [`VmmError::Unreachable`] until it is.
 
 mod command;
+pub mod console;
 mod error;
 mod facts;
 mod go_back;

@@ -156,20 +156,19 @@ impl Monitor {
         }
     }
 
-    /// Tells what the QEMU says of itself from now on, in a thread of its own, which ends with the process.
+    /// Tells what the QEMU says of itself, and has said over the present connection, in a thread of its own, which ends with the process.
     pub fn watch(&self, on: impl FnMut(QemuEvent) + Send + 'static) {
         let monitor = self.clone();
-        // What comes from this call on is told, not only from when the thread runs.
         let now = {
             let link = self.shared.link();
-            link.qmp.clone().map(|qmp| (link.number, qmp.mark(), qmp))
+            link.qmp.clone().map(|qmp| (link.number, qmp))
         };
         std::thread::spawn(move || {
             let (mut told, mut on) = (Told::default(), on);
             let mut number = 0;
-            if let Some((first, mark, qmp)) = now {
+            if let Some((first, qmp)) = now {
                 number = first;
-                pump(&qmp, mark, Missed::Nothing, &mut told, &mut on);
+                pump(&qmp, EventMark::BEGINNING, Missed::Nothing, &mut told, &mut on);
             }
             // Nobody keeps the connection open but the monitor.
             while let Some((next, qmp)) = monitor.after(number) {
@@ -312,6 +311,7 @@ impl Told {
                 QemuEvent::Migration(status)
             }
             "MIGRATION_PASS" => QemuEvent::Pass(event.data["pass"].as_u64().unwrap_or(0)),
+            "BLOCK_IO_ERROR" if event.data["action"] == "stop" => QemuEvent::NoRoom,
             "SHUTDOWN" if event.data["guest"] == true => QemuEvent::PoweredOff,
             _ => return None,
         })
@@ -402,6 +402,21 @@ mod tests {
         drop(stand);
         assert_eq!(told.recv_timeout(SOON), Ok(QemuEvent::Gone), "the STOP is told once, and then the end");
         assert!(server.join().is_ok());
+    }
+
+    #[test]
+    fn what_was_said_before_somebody_listened_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("qmp.sock");
+        let listener = UnixListener::bind(&socket).expect("binds");
+        std::thread::spawn(move || serve(&listener, "paused", &["STOP"]));
+        let (_stand, process) = Stand::new();
+        let monitor = Monitor::open(process, &socket).expect("opens");
+        // Asked behind the event, and so answered behind it.
+        monitor.execute_within("query-status", Value::Null, SOON).expect("answers");
+        let (sender, told) = mpsc::channel();
+        monitor.watch(move |event| sender.send(event).expect("is heard"));
+        assert!(matches!(told.recv_timeout(SOON), Ok(QemuEvent::Stop { .. })));
     }
 
     #[test]

@@ -130,6 +130,8 @@ pub enum QemuEvent {
     Migration(MigrationStatus),
     /// Pass number so much over the memory begins.
     Pass(u64),
+    /// A write found no room, and the guest stands still until it is made again ([`Qemu::cont`]).
+    NoRoom,
     /// The guest powered itself off.
     PoweredOff,
     /// The process is gone. The last event.
@@ -171,6 +173,8 @@ impl Qemu {
         let _ = std::fs::remove_file(&socket);
         let out = File::options().create(true).append(true).open(&log).map_err(io_error("open", &log))?;
         let errors = out.try_clone().map_err(io_error("open", &log))?;
+        let console = crate::console::path(&placement.logs);
+        File::create(&console).map_err(io_error("empty", &console))?;
         let mut command = command(spec, placement, start);
         command.stdin(Stdio::null()).stdout(out).stderr(errors);
         // A session of its own: what ends the node's, a terminal or a service manager, does not reach it, nor does the
@@ -332,6 +336,14 @@ impl Qemu {
             "inmigrate" => State::Incoming,
             _ => State::Stopped,
         })
+    }
+
+    /// Whether it made the guest stand still because a write found no room ([`QemuEvent::NoRoom`]).
+    ///
+    /// # Errors
+    /// When its monitor does not answer.
+    pub fn is_stalled(&self) -> Result<bool, VmmError> {
+        Ok(self.execute("query-status", Value::Null)?["status"] == "io-error")
     }
 
     /// Figures of the migration.

@@ -114,7 +114,7 @@ pub(crate) fn create(
     let identity = DescriptionFile(folder.join(IDENTITY));
     identity.store(open.identity().unwrap_or_default().as_bytes()).map_err(io_error("describe", folder))?;
     // Last, because a folder with a description is a replica.
-    meta.store(&SlottedFile(folder.join("meta")), folder)
+    meta.store(&SlottedFile::new(folder.join("meta")), folder)
 }
 
 /// Opens what a replica's blocks lie on: a file, or a device behind a link.

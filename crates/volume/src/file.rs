@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Zeroes that are written at once.
 const ZEROES: usize = 1 << 20;
@@ -139,27 +140,43 @@ impl Description for DescriptionFile {
 /// A description in a file with two slots, for what a guest may wait for: it costs no more than its own bytes. One that is too long for a slot, as
 /// that of a volume with thousands of hand-offs, replaces the file.
 #[derive(Debug)]
-pub(crate) struct SlottedFile(pub PathBuf);
+pub(crate) struct SlottedFile {
+    path: PathBuf,
+    /// Whether what is read is durable. What another process left, or a store that failed, may be in memory only, and the next store goes over
+    /// the slot that holds what is.
+    sure: AtomicBool,
+}
 
 impl SlottedFile {
     const LAYOUT: Layout = Layout { magic: *b"GWMETA\0\x01", slot: 64 << 10 };
+
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, sure: AtomicBool::new(false) }
+    }
 }
 
 impl Description for SlottedFile {
     /// Earlier versions have written files without slots.
     fn load(&self) -> io::Result<Vec<u8>> {
-        let file = std::fs::read(&self.0)?;
+        let file = std::fs::read(&self.path)?;
         Ok(Self::LAYOUT.newest(&file).map(<[u8]>::to_vec).unwrap_or(file))
     }
 
     fn store(&self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() > Self::LAYOUT.most() {
-            return replace(&self.0, bytes);
+            return replace(&self.path, bytes);
         }
-        match Self::LAYOUT.open(&self.0) {
-            Ok(Some(mut slots)) => slots.store(bytes),
-            Ok(None) => Self::LAYOUT.create(&self.0, bytes).map(drop),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Self::LAYOUT.create(&self.0, bytes).map(drop),
+        match Self::LAYOUT.open(&self.path) {
+            Ok(Some(mut slots)) => {
+                if !self.sure.swap(false, Ordering::AcqRel) {
+                    Self::LAYOUT.make_sure(&self.path)?;
+                }
+                slots.store(bytes)?;
+                self.sure.store(true, Ordering::Release);
+                Ok(())
+            }
+            Ok(None) => Self::LAYOUT.create(&self.path, bytes).map(drop),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Self::LAYOUT.create(&self.path, bytes).map(drop),
             Err(e) => Err(e),
         }
     }
@@ -288,10 +305,10 @@ mod tests {
     #[test]
     fn a_description_is_found_again_whichever_version_wrote_it_and_however_long_it_is() {
         let folder = tempfile::tempdir().unwrap();
-        let file = SlottedFile(folder.path().join("meta"));
+        let file = SlottedFile::new(folder.path().join("meta"));
         assert_eq!(file.load().unwrap_err().kind(), io::ErrorKind::NotFound);
         // An earlier version's; then short, too long for a slot, and short again.
-        DescriptionFile(file.0.clone()).store(b"{}").unwrap();
+        DescriptionFile(file.path.clone()).store(b"{}").unwrap();
         assert_eq!(file.load().unwrap(), b"{}");
         let long = vec![b'x'; SlottedFile::LAYOUT.most() + 1];
         for text in [&b"{\"a\": 1}"[..], b"{\"a\": 2}", &long, b"{\"a\": 3}", &long[1..], b""] {
@@ -304,8 +321,8 @@ mod tests {
     fn a_description_that_a_guest_waits_for_is_written_in_place() {
         use std::os::unix::fs::MetadataExt;
         let folder = tempfile::tempdir().unwrap();
-        let file = SlottedFile(folder.path().join("meta"));
-        let place = || std::fs::metadata(&file.0).map(|m| (m.ino(), m.blocks())).unwrap();
+        let file = SlottedFile::new(folder.path().join("meta"));
+        let place = || std::fs::metadata(&file.path).map(|m| (m.ino(), m.blocks())).unwrap();
         file.store(b"one").unwrap();
         let before = place();
         for text in [b"two", b"six"] {

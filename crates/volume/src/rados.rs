@@ -135,7 +135,7 @@ impl Replica {
         let text = serde_json::to_vec_pretty(&named).map_err(|e| io_error("describe", folder)(io::Error::other(e)))?;
         DescriptionFile(folder.join(NAMED)).store(&text).map_err(io_error("describe", folder))?;
         // Last, because a folder with a description is a replica.
-        meta.store(&SlottedFile(folder.join("meta")), folder)
+        meta.store(&SlottedFile::new(folder.join("meta")), folder)
     }
 }
 

@@ -146,7 +146,7 @@ impl Replica {
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("make", folder))?;
         clear(folder, &TABLES)?;
         // Last, because a folder with a description is a replica.
-        meta.store(&SlottedFile(folder.join("meta")), folder)
+        meta.store(&SlottedFile::new(folder.join("meta")), folder)
     }
 
     /// Makes a replica whose blocks lie on a block device. It holds zeroes, and belongs to nobody.
@@ -204,7 +204,7 @@ impl Replica {
         data: &Path,
         lock: Option<FolderLock>,
     ) -> Result<(Self, Opened), VolumeError> {
-        let description = SlottedFile(folder.join("meta"));
+        let description = SlottedFile::new(folder.join("meta"));
         let meta = Meta::load(&description, folder)?;
         let regions = (meta.size.0 / BLOCK).div_ceil(REGION);
         let open = |path: &Path, size: u64| -> Result<Box<dyn Medium>, VolumeError> {

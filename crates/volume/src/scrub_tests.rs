@@ -272,7 +272,7 @@ fn hooked(folder: &Path) -> (Arc<Replica>, Arc<Hook>) {
         hot: open("hot", 1),
         words: open("words", REGION * 8),
         power: "one".into(),
-        description: Box::new(SlottedFile(folder.join("meta"))),
+        description: Box::new(SlottedFile::new(folder.join("meta"))),
         region: REGION,
     };
     let (replica, _) = Replica::open_on(folder, media).unwrap();

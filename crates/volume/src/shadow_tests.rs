@@ -154,7 +154,7 @@ fn a_program_that_knows_no_shadow_volumes_refuses_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let from = source(folder.path());
     let format = |name: &str| {
-        let text = SlottedFile(folder.path().join(name).join("meta")).load().expect("reads");
+        let text = SlottedFile::new(folder.path().join(name).join("meta")).load().expect("reads");
         serde_json::from_slice::<serde_json::Value>(&text).expect("is JSON")["format"].clone()
     };
     from.write(0, &[7; 4096]).expect("writes");

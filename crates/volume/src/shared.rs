@@ -99,7 +99,7 @@ pub fn having(place: &Path) -> Result<Option<Having>, VolumeError> {
 /// # Errors
 /// When none does, or it cannot be read.
 pub fn what_is_in(place: &Path) -> Result<(VolumeId, Bytes), VolumeError> {
-    let meta = Meta::load(&SlottedFile(place.join("meta")), place)?;
+    let meta = Meta::load(&SlottedFile::new(place.join("meta")), place)?;
     Ok((meta.volume, meta.size))
 }
 

@@ -77,6 +77,10 @@ impl Wires {
             } else {
                 captured.frames.push(CapturedFrame { at: SystemTime::now(), length, head: head.to_vec() });
             }
+            // A busy wire has always a frame more.
+            if Instant::now() >= end {
+                break;
+            }
         }
         Ok(captured)
     }

@@ -7,10 +7,14 @@
 //!
 //! The rules are written by `nft`, in one transaction each; every statement may be repeated. What can go wrong: `nft`
 //! is not installed, or the kernel has no nftables. Then the wire works and anyone on the underlay may speak on it,
-//! which is logged. A host whose firewall is loaded anew with `flush ruleset` has lost these rules until its wires are
+//! which is logged. Where `nft` fails otherwise, what it wrote before holds, and keeps the wire's new host out: that is an error, and to be
+//! repeated. A host whose firewall is loaded anew with `flush ruleset` has lost these rules until its wires are
 //! pointed or made again. A sender that forges its address is not kept out by this: filter the underlay's edge.
 
 use crate::Vni;
+use godwit_net::NetError;
+use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::process::Stdio;
 use std::time::Duration;
@@ -66,14 +70,34 @@ impl Guard {
     }
 
     /// From now on this is who may send: all of it, or nothing has changed.
-    pub(crate) async fn only(&self, allowed: &[Allowed<'_>]) {
+    ///
+    /// # Errors
+    /// What was written before for one of these numbers holds, or may: to be repeated. Where nothing was, and `nft` cannot, any host may
+    /// send, which is logged.
+    pub(crate) async fn only(&self, allowed: &[Allowed<'_>]) -> Result<(), NetError> {
         if allowed.is_empty() {
-            return;
+            return Ok(());
         }
-        if let Err(why) = run(&self.script(allowed)).await {
-            let numbers: Vec<u32> = allowed.iter().map(|a| a.vni.0).collect();
-            tracing::warn!(vni = ?numbers, why, "any host may send into this wire: install nftables, or filter the underlay");
+        let Err(why) = listed(&self.script(allowed)).await else { return Ok(()) };
+        let numbers: Vec<u32> = allowed.iter().map(|a| a.vni.0).collect();
+        let holds = match &why {
+            Trouble::Silent => true,
+            Trouble::Unable(_) => match listed(&self.list()).await {
+                Ok(table) => chains(&table).iter().any(|number| numbers.contains(number)),
+                Err(Trouble::Silent) => true,
+                Err(Trouble::Unable(_)) => false,
+            },
+        };
+        if holds {
+            let (operation, object) = ("have nftables say who may send by the numbers", format!("{numbers:?}"));
+            return Err(NetError::Kernel { operation, object, source: io::Error::other(why.to_string()) });
         }
+        tracing::warn!(vni = ?numbers, %why, "any host may send into this wire: install nftables, or filter the underlay");
+        Ok(())
+    }
+
+    fn list(&self) -> String {
+        format!("list table {}", self.table)
     }
 
     /// One transaction.
@@ -93,7 +117,7 @@ impl Guard {
 
     /// The numbers that there are rules for. Without `nft` there are none.
     pub(crate) async fn numbers(&self) -> Vec<u32> {
-        let listed = listed(&format!("list table {}", self.table)).await.unwrap_or_default();
+        let listed = listed(&self.list()).await.unwrap_or_default();
         chains(&listed)
     }
 
@@ -121,18 +145,37 @@ fn chains(table: &str) -> Vec<u32> {
     names.filter_map(|number| number.parse().ok()).collect()
 }
 
+/// Why `nft` has not done as it was told.
+enum Trouble {
+    /// It is not there, or says so: nothing has changed.
+    Unable(String),
+    /// It says nothing: nobody knows what has.
+    Silent,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unable(why) => f.write_str(why),
+            Self::Silent => write!(f, "nft did not end within {PATIENCE:?}"),
+        }
+    }
+}
+
 pub(crate) async fn run(script: &str) -> Result<(), String> {
-    listed(script).await.map(drop)
+    listed(script).await.map(drop).map_err(|why| why.to_string())
 }
 
 /// What `nft` answers, in the network namespace of the thread that calls, as everything here.
-async fn listed(script: &str) -> Result<String, String> {
+async fn listed(script: &str) -> Result<String, Trouble> {
     let mut nft = Command::new("nft");
     nft.arg(script).stdin(Stdio::null()).kill_on_drop(true);
     match timeout(PATIENCE, nft.output()).await {
-        Err(_) => Err(format!("nft did not end within {PATIENCE:?}")),
-        Ok(Err(error)) => Err(format!("nft: {error}")),
-        Ok(Ok(output)) if !output.status.success() => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(_) => Err(Trouble::Silent),
+        Ok(Err(error)) => Err(Trouble::Unable(format!("nft: {error}"))),
+        Ok(Ok(output)) if !output.status.success() => {
+            Err(Trouble::Unable(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+        }
         Ok(Ok(output)) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
     }
 }

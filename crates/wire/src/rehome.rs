@@ -5,7 +5,8 @@
 //! [`Sequence`] orders them, then a step that the owner counts. Views only grow, so messages may be lost, doubled, late, or out of
 //! order. A host that has an end goes on telling all that it knows to the host where it believes the other one to be, and to the one where
 //! its own was before, until they have answered with nothing less ([`Rehoming::due`]). A host that an end has left keeps its views: it
-//! is told by whoever has not heard yet, and answers with where the end went.
+//! is told by whoever has not heard yet, and answers with where the end went. One that gave an end back which it had been given tells that
+//! itself ([`Rehoming::give_back`]), because nobody else is believed of it.
 //!
 //! What a host says of itself has to be durable before it is said: a host that forgot its own word would say another one of the same
 //! time.
@@ -108,6 +109,8 @@ pub struct Rehoming<H> {
     open: [bool; 2],
     /// A host that makes a place for an end: it is told, too, so that it knows where the other end is.
     staged: [Option<H>; 2],
+    /// The owner after this host, of an end that it gave back.
+    given_back: [Option<Sequence>; 2],
     /// Where ends were before they came here.
     before: BTreeSet<H>,
     /// What others are known to know.
@@ -125,6 +128,7 @@ impl<H: Clone + Ord> Rehoming<H> {
             views,
             open: [false; 2],
             staged: [None, None],
+            given_back: [None, None],
             before,
             told: BTreeMap::new(),
             #[cfg(test)]
@@ -203,6 +207,20 @@ impl<H: Clone + Ord> Rehoming<H> {
         }
     }
 
+    /// An end that this host had been given was given back there, from where it had come. That is told until everybody has answered, or there
+    /// is a later owner; again where it was known already, as after a restart.
+    pub fn give_back(&mut self, side: Side, there: H) {
+        let view = &mut self.views[side.index()];
+        if view.host == self.me && there != self.me {
+            let last = view.stamp.sequence;
+            let sequence = Sequence { generation: last.generation.saturating_add(1), ..last };
+            *view = View { stamp: Stamp { sequence, step: 0 }, host: there, coming: None };
+            self.given_back[side.index()] = Some(sequence);
+        } else if view.host == there {
+            self.given_back[side.index()] = Some(view.stamp.sequence);
+        }
+    }
+
     /// What `from` knows; whether anything of it is news.
     pub fn heard(&mut self, from: &H, views: &[View<H>; 2]) -> bool {
         let mut news = false;
@@ -236,6 +254,11 @@ impl<H: Clone + Ord> Rehoming<H> {
         news
     }
 
+    /// A host from which an end came does not answer, and need not be told any more. One to which an end may be going is told all the same.
+    pub fn is_silent(&mut self, host: &H) {
+        self.before.remove(host);
+    }
+
     /// A host that need not be told any more: it has nothing to do with the wire.
     pub fn forget(&mut self, host: &H) {
         self.before.remove(host);
@@ -258,7 +281,8 @@ impl<H: Clone + Ord> Rehoming<H> {
     #[must_use]
     pub fn due(&self) -> BTreeSet<H> {
         // Whoever has no end is asked; what it could tell, the ends' hosts tell.
-        if self.views.iter().all(|view| view.host != self.me) {
+        let mut ends = self.views.iter().zip(self.given_back);
+        if ends.all(|(view, given_back)| view.host != self.me && given_back != Some(view.stamp.sequence)) {
             return BTreeSet::new();
         }
         let mut due = self.places();

@@ -347,6 +347,30 @@ fn a_wire_collapses_when_both_ends_are_open_here_and_leads_out_when_one_parts() 
 }
 
 #[test]
+fn a_host_that_gave_an_end_back_says_so_until_it_is_known_and_not_when_there_is_news() {
+    // A went from 0 to 2, which has told 1, where B is, and gives A back.
+    let mut host = Rehoming::new(2, [view(1, 0), view(1, 1)], BTreeSet::new());
+    host.open(Side::A, at(2)).unwrap();
+    for other in [0, 1] {
+        host.answered(&other, &[view(2, 2), view(1, 1)]);
+    }
+    host.close(Side::A);
+    assert_eq!(host.due(), BTreeSet::new());
+    host.give_back(Side::A, 0);
+    let known = [view(3, 0), view(1, 1)];
+    assert_eq!((host.views(), host.due()), (&known, BTreeSet::from([0, 1])));
+    assert!(!host.heard(&0, &known) && !host.answered(&1, &known));
+    assert_eq!(host.due(), BTreeSet::new());
+    // After a restart nobody knows whom it has told.
+    let mut again = Rehoming::new(2, known.clone(), BTreeSet::new());
+    assert_eq!(again.due(), BTreeSet::new());
+    again.give_back(Side::A, 0);
+    assert_eq!((again.views(), again.due()), (&known, BTreeSet::from([0, 1])));
+    assert!(again.heard(&0, &[view(4, 3), view(1, 1)]));
+    assert_eq!(again.due(), BTreeSet::new(), "its owners say where it has gone since");
+}
+
+#[test]
 fn the_host_that_has_an_end_takes_nobody_elses_word_for_it_until_it_lets_go() {
     let mut host = Rehoming::new(0, [view(1, 0), view(1, 1)], BTreeSet::new());
     host.open(Side::A, at(1)).unwrap();

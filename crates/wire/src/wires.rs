@@ -350,7 +350,7 @@ impl Wires {
         let (name, bridge_name) = (self.device('v', wire), self.device('b', wire));
         // Before there is a device that could let something in. Once is enough: this is repeated within the VM's pause.
         if self.net.find(&name).await?.is_none() {
-            self.guard.only(&[Allowed { vni, port, local: self.underlay, remotes: &[host] }]).await;
+            self.guard.only(&[Allowed { vni, port, local: self.underlay, remotes: &[host] }]).await?;
         }
         let wanted = Vxlan { name: &name, vni: vni.0, local: self.underlay, port };
         let vxlan = self.net.ensure_vxlan(&wanted).await?;
@@ -683,11 +683,12 @@ impl Wires {
     async fn perform_port(&self, name: &str, spec: Option<&GatewayPort>, action: PortAction) -> Result<(), NetError> {
         match (action, spec) {
             (PortAction::Make, Some(spec)) => {
-                // Nothing comes in before it is known who may send.
-                if self.net.find(name).await?.is_none() {
-                    self.guard
-                        .only(&[Allowed { vni: spec.vni, port: spec.port, local: self.underlay, remotes: &[] }])
-                        .await;
+                // Nothing comes in before it is known who may send. Where that cannot be said it is tried again when it is pointed.
+                let nobody = [Allowed { vni: spec.vni, port: spec.port, local: self.underlay, remotes: &[] }];
+                if self.net.find(name).await?.is_none()
+                    && let Err(error) = self.guard.only(&nobody).await
+                {
+                    tracing::warn!(port = name, %error, "it is not said yet that nobody may send");
                 }
                 let wanted = Vxlan { name, vni: spec.vni.0, local: self.underlay, port: spec.port };
                 let vxlan = self.net.ensure_vxlan(&wanted).await?;
@@ -707,11 +708,14 @@ impl Wires {
             }
             (PortAction::Point(remote), _) => {
                 let vxlan = self.net.get(name).await?;
+                let mut ruled = Ok(());
                 if let (Some(vni), Some(port)) = (vxlan.vni, vxlan.port) {
                     let remotes: &[IpAddr] = if remote == self.underlay { &[] } else { &[remote] };
-                    self.guard.only(&[Allowed { vni: Vni(vni), port, local: self.underlay, remotes }]).await;
+                    ruled = self.guard.only(&[Allowed { vni: Vni(vni), port, local: self.underlay, remotes }]).await;
                 }
-                self.point(&vxlan, &[remote]).await.map(drop)
+                self.point(&vxlan, &[remote]).await?;
+                // Whoever ordered it orders it again.
+                ruled
             }
             (PortAction::Remove, _) => {
                 let Some(vxlan) = self.net.find(name).await? else { return Ok(()) };

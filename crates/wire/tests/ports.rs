@@ -72,7 +72,7 @@ impl Host {
             remotes: self.machine.remotes().into_iter().map(address).collect(),
         };
         if self.wires.lay(&plan).await.unwrap() {
-            self.wires.rule(&[plan]).await;
+            self.wires.rule(&[plan]).await.unwrap();
         }
     }
 
@@ -285,7 +285,7 @@ fn a_wire_collapses_where_its_ends_meet_parts_where_they_part_and_leaves_nothing
             hosts[from].place.enter();
             hosts[from].wires.remove(&endpoint(Side::A)).await.unwrap();
             if !hosts[from].machine.is_open(Side::B) {
-                hosts[from].wires.take_up(WIRE, VNI).await.unwrap();
+                hosts[from].wires.take_up(WIRE).await.unwrap();
             }
             assert_eq!(devices(&hosts[1]), [to != 1, true], "A is at {to}, B at 1");
             let mut a = hosts[to].guest(Side::A);
@@ -294,7 +294,7 @@ fn a_wire_collapses_where_its_ends_meet_parts_where_they_part_and_leaves_nothing
         }
         for host in &mut hosts {
             host.place.enter();
-            host.wires.take_up(WIRE, VNI).await.unwrap();
+            host.wires.take_up(WIRE).await.unwrap();
             for side in Side::BOTH {
                 host.wires.remove(&endpoint(side)).await.unwrap();
             }
@@ -460,6 +460,50 @@ fn a_host_that_an_end_has_left_can_put_nothing_into_the_wire() {
 }
 
 #[test]
+fn rules_that_cannot_be_changed_and_hold_are_an_error_and_may_be_written_again() {
+    if std::process::Command::new("nft").arg("--version").output().is_err() {
+        println!("not tested: there is no nft");
+        return;
+    }
+    test(async || {
+        let (hosts, _underlay) = world([0, 1]).await;
+        let Host { place, wires, .. } = &hosts[0];
+        let plan = PortWire {
+            wire: WIRE,
+            vni: VNI,
+            port: godwit_wire::DEFAULT_PORT,
+            mtu: 1500,
+            devices: vec![],
+            remotes: vec![address(2)],
+        };
+        // Something that no transaction of ours can be made over.
+        place.run("nft flush chain inet gw-wires input; nft delete map inet gw-wires wires");
+        place.run("nft add set inet gw-wires wires {type ipv4_addr;}");
+        let error = wires.rule(std::slice::from_ref(&plan)).await.unwrap_err();
+        assert!(error.to_string().contains("[9]"), "{error}");
+        place.run("nft delete table inet gw-wires");
+        wires.rule(&[plan]).await.unwrap();
+        let rules = place.run("nft list chain inet gw-wires w9");
+        assert!(rules.contains("10.0.0.3") && !rules.contains("10.0.0.2"), "{rules}");
+    });
+}
+
+#[test]
+fn a_port_passes_the_groups_of_bridges_whoever_died_before_it_could() {
+    test(async || {
+        let (hosts, _underlay) = world([0, 1]).await;
+        let shown = || hosts[0].place.run("ip -d link show gwt1; ip -d link show gw-v00000009");
+        assert_eq!(shown().matches("group_fwd_mask 0 ").count(), 0, "{}", shown());
+        let undone =
+            ["gwt1", "gw-v00000009"].map(|port| format!("ip link set {port} type bridge_slave group_fwd_mask 0"));
+        hosts[0].place.run(&undone.join("; "));
+        assert_eq!(shown().matches("group_fwd_mask 0 ").count(), 2, "{}", shown());
+        hosts[0].lay().await;
+        assert_eq!(shown().matches("group_fwd_mask 0 ").count(), 0, "{}", shown());
+    });
+}
+
+#[test]
 fn several_wires_are_laid_and_told_of_at_once() {
     let place = Arc::new(Place::new());
     let there = place.clone();
@@ -505,9 +549,9 @@ async fn laid_at_once() {
             listed.unwrap();
         }
     }
-    wires.rule(&plans).await;
+    wires.rule(&plans).await.unwrap();
     for plan in &plans {
-        wires.take_up(plan.wire, plan.vni).await.unwrap();
+        wires.take_up(plan.wire).await.unwrap();
     }
     wires.tidy().await.unwrap();
     assert_eq!(wires.list().await.unwrap(), []);

@@ -15,7 +15,7 @@ use crate::state::{HostRecord, conflict, invalid};
 use godwit_api::evacuation::{
     Activity, Evacuation, EvacuationLink, EvacuationMove, FORMAT, InTime, LeftOut, PlanEvacuation, SilentHost, VERSION,
 };
-use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, Ownership, RunState};
+use godwit_api::host::{DiskStrategy, HostFacts, LocalVm, Ownership, QEMU_MEMORY, RunState};
 use godwit_api::precache::{PrecacheFigures, PrecacheState};
 use godwit_api::predict::PathFacts;
 use godwit_api::profile::{Profile, nearest};
@@ -187,13 +187,14 @@ fn ways(seen: &Seen, wanted: &PlanEvacuation) -> Vec<Way> {
         let rtt = rtt(path);
         let draining = queue(goodput.likely / 8.0, rtt, Duration::ZERO).as_secs_f64();
         let open = links.iter().filter(|mv| mv.step != Step::Ended && here.contains(&mv.from));
-        let busy = open.fold(0.0, |busy, mv| busy + left_of(&mv.progress) * 8.0 / goodput.likely.max(1.0));
+        let busy = open.fold(0.0, |busy, mv| busy + left_of(mv) * 8.0 / goodput.likely.max(1.0));
         let host = |host: &&HostRecord| {
             let facts = &seen.facts[&host.name];
+            let (memory, disk) = coming(seen, &host.name);
             FleetHost {
                 name: host.name.to_string(),
-                memory_gib: Some(facts.memory_free.0 as f64 / GIB),
-                disk_gib: Some(facts.disk_free.0 as f64 / GIB),
+                memory_gib: Some(facts.memory_free.0.saturating_sub(memory) as f64 / GIB),
+                disk_gib: Some(facts.disk_free.0.saturating_sub(disk) as f64 / GIB),
                 machines: Some(facts.machines.clone()),
             }
         };
@@ -215,6 +216,19 @@ fn ways(seen: &Seen, wanted: &PlanEvacuation) -> Vec<Way> {
         })
     };
     sites.into_iter().filter_map(of).collect()
+}
+
+/// Memory and disk that VMs will take of a host that are on their way to it, or wait for their turn. A move's memory counts whole until its guest
+/// runs there: what has come of it, the host may count as taken already.
+fn coming(seen: &Seen, host: &Name) -> (u64, u64) {
+    let open = seen.moves.iter().filter(|mv| mv.step != Step::Ended && !mv.superseded && &mv.order.to.name == host);
+    let each = open.map(|mv| {
+        let memory = if mv.progress.resumed_unix_us.is_none() { mv.memory.0 + QEMU_MEMORY.0 } else { 0 };
+        let begun = mv.progress.disk.total.0 > 0;
+        let waiting = || seen.local.get(&(mv.from.clone(), mv.order.vm)).map_or(0, |local| local.allocated.0);
+        (memory, if begun { mv.progress.disk.remaining.0 } else { waiting() })
+    });
+    each.fold((0, 0), |(m, d), (memory, disk)| (m + memory, d + disk))
 }
 
 fn rtt(path: Option<&PathFacts>) -> Duration {
@@ -280,9 +294,11 @@ fn known<'a>(
         strategies.push(Strategy::Cold);
     }
     let fleet = FleetVm {
-        // As bytes on the link: what a copy makes of a disk, past copies have shown.
-        disk_gib: whole * on_link / GIB,
-        held: held(seen, index, record, whole * on_link, written),
+        disk_gib: whole / GIB,
+        // What a copy makes of a disk, past copies have shown.
+        disk_bytes_a_byte: Some(on_link),
+        room_mib: Some(((spec.memory.0 + QEMU_MEMORY.0) as f64 / MIB).ceil() as u64),
+        held: held(seen, index, record, whole, written),
         dirty_pages_per_s: dirtied,
         working_set_mib: Some((working_set.bytes().0 as f64 / MIB).ceil().max(1.0) as u64),
         disk_kib_per_s: written / 1024.0,

@@ -2,7 +2,8 @@
 //!
 //! *Rotation*: beside a tunnel another one is made, of the next epoch, with ports and keys of its own. The nodes go over to it when it has worked
 //! for a while. When both ends say that it is up and that nothing is sent into the old one any more, the old one goes. Frames that are
-//! under way in the old one arrive: it is taken away only then.
+//! under way in the old one arrive: it is taken away only then. Each two hosts do so by themselves: where one is silent, or they are still at it, it
+//! waits, and keeps nobody else waiting.
 
 use super::{ExtenderRecord, KnownHost, TunnelEnd, TunnelRecord};
 use godwit_api::extender::{
@@ -72,9 +73,24 @@ pub fn hindrance(record: &ExtenderRecord) -> Option<String> {
         .then(|| format!("neither of `{a}` and `{b}` can be reached from the other: all their hosts only speak first"))
 }
 
-/// Whether new keys are being made.
+/// Whether some two hosts are making new keys.
 pub fn is_rotating(record: &ExtenderRecord) -> bool {
-    record.tunnels.iter().any(|one| record.tunnels.iter().any(|other| one.id != other.id && same_hosts(one, other)))
+    record.tunnels.iter().any(|tunnel| !is_only(record, tunnel))
+}
+
+/// Whether some two hosts can begin to make new keys.
+pub fn can_rotate(record: &ExtenderRecord, says: Says<'_>) -> bool {
+    record.tunnels.iter().any(|tunnel| can_begin(record, tunnel, says))
+}
+
+/// Whether another one can be made beside a tunnel: there is none yet, and both ends speak, without which this one would never go.
+fn can_begin(record: &ExtenderRecord, tunnel: &TunnelRecord, says: Says<'_>) -> bool {
+    is_only(record, tunnel) && tunnel.ends.iter().all(|end| says(&end.host, tunnel.id).is_some())
+}
+
+/// Whether it is the only one between its hosts.
+fn is_only(record: &ExtenderRecord, tunnel: &TunnelRecord) -> bool {
+    !record.tunnels.iter().any(|other| other.id != tunnel.id && same_hosts(tunnel, other))
 }
 
 fn same_hosts(one: &TunnelRecord, other: &TunnelRecord) -> bool {
@@ -110,18 +126,20 @@ pub fn settle(
     record.tunnels.retain(|tunnel| (0..2).all(|side| carriers[side].contains(&tunnel.ends[side].host)));
     drop_what_was_replaced(record, says);
     let rotates = record.rotate || now_unix_s.saturating_sub(record.keys_unix_s) >= KEYS_LAST_S;
-    let rotates = rotates && !is_rotating(record);
-    if rotates {
+    if rotates && can_rotate(record, says) {
         (record.rotate, record.keys_unix_s) = (false, now_unix_s);
+        record.tunnels.iter_mut().for_each(|tunnel| tunnel.renew = true);
     }
     for a in &carriers[0] {
         for b in &carriers[1] {
             let between = |tunnel: &&TunnelRecord| tunnel.ends[0].host == *a && tunnel.ends[1].host == *b;
-            let newest = record.tunnels.iter().filter(between).map(|tunnel| tunnel.epoch).max();
+            let newest = record.tunnels.iter().filter(between).max_by_key(|tunnel| tunnel.epoch);
+            let epoch = newest.map_or(1, |newest| newest.epoch + 1);
+            let begins = newest.is_none_or(|newest| newest.renew && can_begin(record, newest, says));
             let can_meet = is_reachable(record, a) || is_reachable(record, b);
-            if can_meet && (newest.is_none() || rotates) {
+            if can_meet && begins {
                 let Some(ends) = ends([a, b], &mut used) else { continue };
-                record.tunnels.push(TunnelRecord { id: next()?, epoch: newest.unwrap_or(0) + 1, ends });
+                record.tunnels.push(TunnelRecord { id: next()?, epoch, ends, renew: false });
             }
         }
     }
@@ -390,9 +408,43 @@ mod tests {
         assert_eq!(after(&|host, id| Some(says(true, id < 3 && host == &name("w1")))), 3, "one end still uses one");
         assert_eq!(after(&|_, id| Some(says(id < 3, id >= 3))), 4, "the new ones are not up");
         assert_eq!(after(&|_, id| Some(says(true, id >= 3))), 2);
-        let asked = settled(ExtenderRecord { rotate: true, ..before }, &|_, _| None, 5);
+        let asked = settled(ExtenderRecord { rotate: true, ..before }, &|_, _| Some(says(true, true)), 5);
         assert!(asked.tunnels.len() == 4 && !asked.rotate);
         assert!(is_rotating(&asked));
+    }
+
+    #[test]
+    fn two_hosts_make_new_keys_whoever_else_is_silent_and_those_that_were_silent_do_when_they_speak() {
+        let epochs = |record: &ExtenderRecord| -> Vec<(u32, u32)> {
+            record.tunnels.iter().map(|tunnel| (tunnel.id, tunnel.epoch)).collect()
+        };
+        let before = settled(record(), &|_, _| None, 0);
+        // Tunnel 1 ends at `w1`, and 2 at `w2`, which is silent.
+        let without_w2 = |host: &Name, id: u32| (host != &name("w2")).then(|| says(true, id != 1));
+        let first = settled(before.clone(), &without_w2, KEYS_LAST_S);
+        assert_eq!((epochs(&first), first.keys_unix_s), (vec![(1, 1), (2, 1), (3, 2)], KEYS_LAST_S));
+        // The next day.
+        let done = settled(first, &without_w2, KEYS_LAST_S + 60);
+        assert_eq!(epochs(&done), [(2, 1), (3, 2)]);
+        assert!(can_rotate(&done, &without_w2) && !is_rotating(&done));
+        let second = settled(done, &without_w2, 2 * KEYS_LAST_S);
+        assert_eq!(epochs(&second), [(2, 1), (3, 2), (4, 3)]);
+
+        // It is silent with two tunnels: the others' keys are asked for all the same.
+        let half = settled(before.clone(), &|_, _| Some(says(true, true)), KEYS_LAST_S);
+        let half = settled(half, &without_w2, KEYS_LAST_S + 60);
+        assert_eq!(epochs(&half), [(2, 1), (3, 2), (4, 2)]);
+        assert!(is_rotating(&half) && can_rotate(&half, &without_w2));
+        let asked = settled(ExtenderRecord { rotate: true, ..half }, &without_w2, KEYS_LAST_S + 90);
+        assert_eq!((epochs(&asked), asked.rotate), (vec![(2, 1), (3, 2), (4, 2), (5, 3)], false));
+
+        // It speaks again.
+        let back = settled(second, &|_, _| Some(says(true, true)), 2 * KEYS_LAST_S + 60);
+        assert_eq!(epochs(&back), [(2, 1), (3, 2), (4, 3), (5, 2)]);
+        // Nobody can begin: it stays wanted.
+        assert!(!can_rotate(&before, &|_, _| None));
+        let wanted = settled(ExtenderRecord { rotate: true, ..before }, &|_, _| None, 2 * KEYS_LAST_S);
+        assert!(wanted.rotate && wanted.keys_unix_s == 0 && epochs(&wanted) == [(1, 1), (2, 1)]);
     }
 
     #[test]

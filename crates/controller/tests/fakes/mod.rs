@@ -18,7 +18,7 @@ use godwit_api::vm::VmDefinition;
 use godwit_api::wire::{LocalWire, WireOrder};
 use godwit_api::{ApiError, Name, Problem, PublicClient, done, only, serve};
 use godwit_controller::{Change, Controller, Counter, FileStore, Kind, StateStore, StoreError};
-use godwit_trust::{Access, Authority, Credentials, Identity, Role, Validity};
+use godwit_trust::{Access, Authority, Credentials, Identity, Revocations, Role, Validity};
 use godwit_units::{Bytes, Generation, Lineage, MoveId, VmId, VolumeId};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
@@ -62,6 +62,8 @@ pub struct Node {
     pub gateways: BTreeMap<u32, GatewayPort>,
     /// Between ports.
     pub wires: BTreeMap<u32, WireOrder>,
+    /// Hosts that do not answer it what they know of these, until the controller has spoken.
+    pub untold: Vec<Name>,
     pub orphans: BTreeMap<String, Orphan>,
     pub blockers: Vec<Blocker>,
     pub staying: Vec<Blocker>,
@@ -73,6 +75,8 @@ pub struct Node {
     pub held: Option<Name>,
     /// What it is to keep up, as it was told last.
     pub precaches: Vec<godwit_api::precache::PrecacheOrder>,
+    /// Who is revoked, as it was told last.
+    pub revoked: Revocations,
     /// Orders for moves and cancels, limits, monitors as they came.
     pub heard: Vec<String>,
 }
@@ -212,6 +216,7 @@ impl Fake {
             disk_free: Bytes::gib(1),
             certificate_expires_unix_s: self.with(|n| n.certificate_ends.unwrap_or(LATER)),
             certificate_renews: false,
+            revocations: self.with(|n| n.revoked.version),
             link: LinkAddresses { control: port(1), disk: port(2), memory: port(3) },
             // So that a test can tell whose address it was.
             underlay: [10, 0, 0, self.name.len() as u8].into(),
@@ -244,7 +249,9 @@ impl Fake {
             .route("/v1/moves/{id}/cancel", post(Self::cancel))
             .route("/v1/moves/{id}/limit", post(Self::limit))
             .route("/v1/precaches", put(Self::precaches))
+            .route("/v1/revocations", put(Self::revoke))
             .route("/v1/gateways/{wire}", put(Self::attach).delete(Self::detach))
+            .route("/v1/wires", get(Self::wires))
             .route("/v1/wires/{wire}", get(Self::wire).put(Self::connect).delete(Self::disconnect))
             .layer(from_fn_with_state(Arc::clone(&self.fate), ordered))
             .with_state(self.clone())
@@ -366,6 +373,11 @@ impl Fake {
         Ok(Json(said))
     }
 
+    async fn revoke(State(f): State<Self>, Json(list): Json<Revocations>) -> Answer<Value> {
+        f.with(|n| n.revoked = list);
+        Ok(done())
+    }
+
     async fn mv(State(f): State<Self>, Path(id): Path<u64>) -> Answer<LocalMove> {
         f.with(|n| n.moves.get(&id).cloned()).map(Json).ok_or(unknown("move"))
     }
@@ -402,8 +414,21 @@ impl Fake {
     }
 
     async fn connect(State(f): State<Self>, Path(wire): Path<u32>, Json(order): Json<WireOrder>) -> Answer<LocalWire> {
-        f.with(|n| n.wires.insert(wire, order));
+        f.with(|n| {
+            n.untold.clear();
+            n.wires.insert(wire, order)
+        });
         Self::wire(State(f), Path(wire)).await
+    }
+
+    async fn wires(State(f): State<Self>) -> Answer<Vec<LocalWire>> {
+        let local = |n: &Node, wire: &WireOrder| LocalWire {
+            wire: wire.clone(),
+            open: vec![],
+            remotes: vec![],
+            untold: n.untold.clone(),
+        };
+        Ok(Json(f.with(|n| n.wires.values().map(|wire| local(n, wire)).collect())))
     }
 
     async fn wire(State(f): State<Self>, Path(wire): Path<u32>) -> Answer<LocalWire> {

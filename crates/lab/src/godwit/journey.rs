@@ -100,14 +100,12 @@ pub struct Moved {
 
 /// Moves `vm` as `order` says. Afterwards `vm` is where it was found; that it runs there has to be checked.
 pub fn run(order: &Order<'_>, vm: &mut Hosted) -> Moved {
-    let mut figures = Figures::new();
-    figures.nonzero_share = truth::nonzero_share(&vm.ram, vm.spec.memory.0).ok();
     let installation = vm.installation().clone();
     let mut journey = Journey {
         order,
         installation: &installation,
         vm,
-        figures,
+        figures: Figures::new(),
         disks: Disks::Unknown,
         armed: BTreeSet::new(),
         compare: order.compare,

@@ -1,7 +1,7 @@
 //! There and back in a day: a guest goes to another site, works there for a while, and comes home. Once its old host keeps its memory
 //! meanwhile (`move --keep-checkpoint`), once it does not. Its disk it has in both: what is compared is the memory of the way back.
 
-use super::{Document, Extent, PlanCell, Table, instead, remarks, report_of};
+use super::{Document, Extent, PlanCell, Table, instead, remarks, report_of, unless_lost};
 use crate::ledger::Entry;
 use crate::report::{MoveReport, Outcome, Report};
 use crate::table::{figure, in_mib};
@@ -136,7 +136,10 @@ pub(super) fn document(entries: &[Entry]) -> Document {
                     "{} MiB: memory's bytes of the way back are less with a checkpoint than without{found}",
                     day.memory_mib
                 ),
-                both.map(|(with, without)| with.bytes.memory < without.bytes.memory),
+                unless_lost(
+                    both.map(|(with, without)| with.bytes.memory < without.bytes.memory),
+                    Keeps::ALL.into_iter().filter_map(of).flat_map(|report| &report.moves),
+                ),
             ));
         }
         if !rows.is_empty() {
@@ -174,7 +177,7 @@ mod tests {
     use crate::scenario::{Action, Scenario};
 
     #[test]
-    fn the_ways_back_are_compared_and_one_that_failed_is_none() {
+    fn the_ways_back_are_compared_and_one_that_failed_breaks_the_bound() {
         let moved = |memory| MoveReport { bytes: WanBytes { memory, ..WanBytes::default() }, ..filled() };
         let day = |keeps, memory| entry(&name(DAYS[0], keeps), vec![moved(900), moved(memory)]);
         let judged =
@@ -182,7 +185,7 @@ mod tests {
         assert_eq!((judged(10, 11), judged(11, 11)), (Some(true), Some(false)));
         let mut stays = day(Keeps::Checkpoint, 10);
         stays.report.moves[1].outcome = Outcome::Failed;
-        assert_eq!(document(&[stays, day(Keeps::Nothing, 11)]).bounds[0].1, None);
+        assert_eq!(document(&[stays, day(Keeps::Nothing, 11)]).bounds[0].1, Some(false));
         assert_eq!(document(&[]).bounds[0].1, None);
     }
 

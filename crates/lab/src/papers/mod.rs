@@ -5,8 +5,8 @@
 //! Guests are emulated and slow, and the machine is small: link, disk and memory are scaled together ([`Scale`]), and each document
 //! says by how much.
 //!
-//! What can go wrong: a run cannot be made (its cell stays open, the others go on); a move does not end (the paper has such cells too:
-//! `not finished`, with the time after which it was given up).
+//! What can go wrong: a run cannot be made, or not all is well in it (its cell stays open, the others go on); a baseline's move does not end (the paper
+//! has such cells too: `not finished`, with the time after which it was given up). A bound that one of Godwit's own moves does not live to see is not kept.
 
 mod day;
 mod document;
@@ -257,6 +257,12 @@ fn instead(figures: Option<&MoveReport>) -> String {
         Some(m) if m.outcome == Outcome::Failed => "failed".into(),
         Some(_) => String::new(),
     }
+}
+
+/// What a bound comes to that these moves of Godwit's are for: those that got there say nothing for the others.
+fn unless_lost<'a>(kept: Option<bool>, ours: impl IntoIterator<Item = &'a MoveReport>) -> Option<bool> {
+    let lost = ours.into_iter().any(|figures| figures.outcome != Outcome::Completed);
+    if lost { Some(false) } else { kept }
 }
 
 /// What a reader has to know of all runs: the versions they belong to, and what was amiss.

@@ -7,7 +7,7 @@
 //! The paper's guest has 1.7 GB and TPC-W, over 85 Mbit/s and 27 ms; there the clients' answers take 2.5 times as long during the
 //! memory's part, which CloudNet makes 45 % shorter. Nobody holds the stopped guest to compare its memory: the clients would see that.
 
-use super::{Document, Drawing, Extent, Mover, PlanCell, Table, instead, remarks, report_of};
+use super::{Document, Drawing, Extent, Mover, PlanCell, Table, instead, remarks, report_of, unless_lost};
 use crate::ledger::Entry;
 use crate::plot::response::{Curve, chart};
 use crate::report::{MoveReport, Outcome, RequestPoint};
@@ -151,8 +151,10 @@ pub(super) fn document(entries: &[Entry]) -> Document {
                 .map(|(mover, m)| format!("{}: {}", name(size, *mover), instead(Some(*m)))),
         );
         let runs: Vec<_> = ended.into_iter().filter(|(_, m)| m.outcome == Outcome::Completed).collect();
-        if size == SIZES[0] || !runs.is_empty() {
-            document.bounds.extend(bounds(size, &runs));
+        let ours = last(Mover::Godwit);
+        if size == SIZES[0] || !runs.is_empty() || ours.is_some() {
+            let bounds = bounds(size, &runs).into_iter();
+            document.bounds.extend(bounds.map(|(text, kept)| (text, unless_lost(kept, ours))));
         }
         if runs.is_empty() {
             continue;
@@ -266,6 +268,8 @@ mod tests {
         let failed = RequestPoint { answered: false, ..point(1.0, 1.0) };
         assert_eq!(judged(moved(11.0, vec![failed]), plain()), [Some(false), Some(false)]);
         assert_eq!(judged(moved(8.0, vec![]), plain())[0], None);
+        let late = MoveReport { outcome: Outcome::Cancelled, ..moved(8.0, vec![point(1.0, 1.0)]) };
+        assert_eq!(judged(late, plain()), [Some(false), Some(false)]);
     }
 
     #[test]

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     fn mark(what: &str, to: &str, start_s: f64, end_s: f64) -> Mark {
-        Mark { what: what.into(), to: to.into(), start_s, end_s, stop_s: None }
+        Mark { what: what.into(), to: to.into(), start_s, end_s, ..Mark::default() }
     }
 
     #[test]

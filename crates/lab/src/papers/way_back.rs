@@ -1,7 +1,7 @@
 //! The way back: a guest goes to another site, writes to 1.5 % of a sparse volume of 20 GiB there, and comes home. What crosses the WAN
 //! for its disk on the way back is at most what it wrote.
 
-use super::{Document, PlanCell, Table, remarks, report_of};
+use super::{Document, PlanCell, Table, remarks, report_of, unless_lost};
 use crate::ledger::Entry;
 use crate::table::{figure, in_mib};
 
@@ -35,7 +35,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
         }],
         bounds: vec![(
             format!("the disk's bytes on the way back are at most the {WRITTEN_MIB} MiB written{found}"),
-            kept,
+            unless_lost(kept, moves),
         )],
         remarks: remarks(entries),
         ..Document::default()
@@ -46,7 +46,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
 mod tests {
     use super::super::tests::{entry, filled};
     use super::*;
-    use crate::report::{MoveReport, WanBytes};
+    use crate::report::{MoveReport, Outcome, WanBytes};
 
     #[test]
     fn the_bound_is_what_the_guest_wrote() {
@@ -54,6 +54,8 @@ mod tests {
         let judged = |disk| document(&[entry(CELL, vec![filled(), back(disk)])]).bounds[0].1;
         assert_eq!(judged(307 << 20), Some(true));
         assert_eq!(judged((307 << 20) + 1), Some(false));
+        let lost = MoveReport { outcome: Outcome::Failed, ..filled() };
+        assert_eq!(document(&[entry(CELL, vec![lost])]).bounds[0].1, Some(false));
         assert_eq!(document(&[]).bounds[0].1, None);
     }
 }

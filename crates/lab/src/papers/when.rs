@@ -7,7 +7,7 @@
 //! What can go wrong: the guest's clock and the host's part, so that a period does not begin when the log says; moves stop guests for less
 //! than a second, and a period has [`PERIOD_S`].
 
-use super::{Document, Extent, PlanCell, Table, instead, move_steps, remarks, report_of};
+use super::{Document, Extent, PlanCell, Table, instead, move_steps, remarks, report_of, unless_lost};
 use crate::ledger::Entry;
 use crate::report::{MoveReport, Outcome};
 use crate::table::{figure, in_mib};
@@ -110,13 +110,14 @@ pub(super) fn document(entries: &[Entry]) -> Document {
             if moment.is_none() { &mut best } else { &mut others }.push(figures);
         }
     }
+    let all = [best.as_slice(), others.as_slice()].concat();
     let (best, others) = (means(best.into_iter()), means(others.into_iter()));
     for (who, means) in [("mean of the best moments", best), ("mean of the others", others)] {
         let mut row = row(who.into(), [0, 1, 2].map(|i| means.map(|m| m[i])));
         row.push(String::new());
         rows.push(row);
     }
-    let beats = |i: usize| Some(best?[i] < others?[i]);
+    let beats = |i: usize| unless_lost(best.zip(others).map(|(best, others)| best[i] < others[i]), all.iter().copied());
     Document {
         title: "When to move".into(),
         tables: vec![Table {
@@ -152,6 +153,8 @@ mod tests {
         };
         assert_eq!(judged(&shorter, &longer), [Some(true); 2]);
         assert_eq!(judged(&longer, &shorter), [Some(false); 2]);
+        let late = MoveReport { outcome: Outcome::Cancelled, ..longer.clone() };
+        assert_eq!(judged(&shorter, &late), [Some(false); 2]);
         assert_eq!(document(&[]).bounds[0].1, None);
     }
 

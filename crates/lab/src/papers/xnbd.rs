@@ -5,7 +5,7 @@
 //! the scale. Epochs end every 10 s, as in the paper. A pre-cache is made over a faster link, which is set back before the move: it had
 //! all the time in the world.
 
-use super::{Document, Drawing, Extent, Parts, PlanCell, Scale, Table, ahead, instead, move_of, remarks};
+use super::{Document, Drawing, Extent, Parts, PlanCell, Scale, Table, ahead, instead, move_of, remarks, unless_lost};
 use crate::ledger::Entry;
 use crate::table::{figure, in_mib};
 
@@ -214,6 +214,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
     };
     let (ours, qemus) = (seconds(SLOW, RTT_MS, Means::Precache), seconds(SLOW, RTT_MS, Means::Qemu));
     let share = ours.zip(qemus).map(|(ours, qemus)| ours / qemus);
+    let moved = move_of(entries, &name(Workload::Kernel, SLOW, RTT_MS, Means::Precache));
     let found = share.map_or(String::new(), |share| format!(" (it is {:.1} %)", share * 100.0));
     let bound = format!(
         "kernel compile at {SLOW:.0} Mbit/s and {RTT_MS} ms: pre-cached at most {:.0} % of QEMU's time{found}",
@@ -232,7 +233,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
         title: "xNBD+: moves of a guest with its disk".into(),
         tables: vec![table_1, table_2],
         drawings: vec![figure_13],
-        bounds: vec![(bound, share.map(|share| share <= BOUND))],
+        bounds: vec![(bound, unless_lost(share.map(|share| share <= BOUND), moved))],
         remarks: notes,
     }
 }
@@ -286,7 +287,7 @@ fn rows(entries: &[Entry], first: &str, workload: Workload, link: f64) -> Vec<Ve
 mod tests {
     use super::super::tests::{entry, filled};
     use super::*;
-    use crate::report::MoveReport;
+    use crate::report::{MoveReport, Outcome};
 
     #[test]
     fn the_bound_is_judged_by_both_runs_and_by_nothing_less() {
@@ -295,6 +296,9 @@ mod tests {
         assert_eq!(document(std::slice::from_ref(&pre)).bounds[0].1, None);
         assert_eq!(document(&[pre.clone(), qemu(240.0)]).bounds[0].1, Some(true));
         assert_eq!(document(&[pre.clone(), qemu(239.0)]).bounds[0].1, Some(false));
+        let mut late = pre.clone();
+        late.report.moves[0].outcome = Outcome::Cancelled;
+        assert_eq!(document(&[late, qemu(240.0)]).bounds[0].1, Some(false));
         let text = document(&[pre, qemu(300.0)]).text();
         assert!(text.contains("(it is 4.0 %): kept") && text.contains("100 Mbit/s"), "{text}");
     }

@@ -52,7 +52,7 @@ fn requests(seen: &Application, points: &[ApplicationPoint], time: Axis, stops: 
         seen.vm
     );
     let legend = vec![("c-memory", "in time"), ("c-dirty", "late, failed or wrong")];
-    let title = format!("Requests to {} through {} tiers", seen.vm, seen.tiers);
+    let title = format!("Requests to {} through {} tiers{}", seen.vm, seen.tiers, seen.pass());
     Some(Chart { title, legend, note, svg: plot.svg.finish() })
 }
 
@@ -113,8 +113,14 @@ mod tests {
         };
         let points = vec![point(-0.5, 4), point(0.0, 8), ApplicationPoint { t_s: 0.5, ..ApplicationPoint::default() }];
         let seen = Application { vm: "web<".into(), tiers: 3, interval_s: 0.5, points, ..Application::default() };
-        let mark =
-            |what: &str, stop_s| Mark { what: what.into(), to: "texas".into(), start_s: 0.1, end_s: 0.4, stop_s };
+        let mark = |what: &str, stop_s| Mark {
+            what: what.into(),
+            to: "texas".into(),
+            start_s: 0.1,
+            end_s: 0.4,
+            stop_s,
+            ..Mark::default()
+        };
         let charts = charts(&seen, &[mark("web", Some([0.2, 0.3])), mark("fw1", None)]);
         let titles: Vec<_> = charts.iter().map(|chart| chart.title.as_str()).collect();
         assert_eq!(titles, ["Requests to web< through 3 tiers", "How long requests took", "What moved"]);

@@ -2,7 +2,7 @@
 
 use super::network::{KINDS, MAX_FLOW_PER_S, MAX_NICS, MAX_PORTS, route};
 use super::{
-    Action, Baseline, DATA_SETS_MIB, DiskStrategy, End, Image, Kill, MAX_SITES, MAX_VMS, Move, Network, PathSpec,
+    Action, Baseline, DATA_SETS_MIB, DiskStrategy, End, Image, Kill, MAX_SITES, MAX_VMS, Move, Network, PathChange,
     Point, Scenario, ScenarioError, Site, Victim, Vm, same_pair,
 };
 use godwit_load::protocol::LoadSpec;
@@ -14,6 +14,10 @@ use toml::Spanned;
 
 /// The longest that frames are recorded, as Godwit has it.
 const LONGEST_CAPTURE_S: u32 = 60;
+/// What a path may be, each figure by itself: its rate in Mbit/s, its times in ms, its loss. Less than that of the rate would never bring anything.
+const RATE_MBIT: [f64; 2] = [0.1, 100_000.0];
+const TIME_MS: [f64; 2] = [0.0, 10_000.0];
+const LOSS: [f64; 2] = [0.0, 1.0];
 
 /// The checks that need more than one key, with the text at hand to name lines.
 pub(super) struct Checker<'a> {
@@ -39,6 +43,10 @@ impl Checker<'_> {
         if !(1..=1000).contains(s.patience_rounds.get_ref()) {
             let what = format!("is {}; it takes 1 to 1000 rounds", s.patience_rounds.get_ref());
             return self.fail(s.patience_rounds.span(), "patience_rounds", what);
+        }
+        if !(1..=86_400).contains(s.move_timeout_s.get_ref()) {
+            let what = format!("is {}; it takes 1 to 86400 seconds", s.move_timeout_s.get_ref());
+            return self.fail(s.move_timeout_s.span(), "move_timeout_s", what);
         }
         if *s.warm_percent.get_ref() > 95 {
             return self.fail(s.warm_percent.span(), "warm_percent", "is above 95; a guest keeps some free memory");
@@ -185,8 +193,30 @@ impl Checker<'_> {
         Ok(())
     }
 
-    fn path_figures(&self, spec: &PathSpec, at: Range<usize>, key: &str) -> Result<(), ScenarioError> {
-        match spec.validate() {
+    fn within(&self, value: f64, [least, most]: [f64; 2], at: Range<usize>, key: &str) -> Result<(), ScenarioError> {
+        if (least..=most).contains(&value) {
+            return Ok(());
+        }
+        self.fail(at, key, format!("is {value}; it takes {least} to {most}"))
+    }
+
+    /// A path's other figures: each by itself, since only then they can be reckoned with, and what they come to.
+    fn path_change(&self, s: &Scenario, change: &PathChange, key: &str) -> Result<(), ScenarioError> {
+        self.known_pair(s, &change.between, &format!("{key}.between"))?;
+        let at = change.between.span();
+        for (figure, name, range) in [
+            (change.rate_mbit, "rate_mbit", RATE_MBIT),
+            (change.rtt_ms, "rtt_ms", TIME_MS),
+            (change.jitter_ms, "jitter_ms", TIME_MS),
+            (change.loss, "loss", LOSS),
+            (change.queue_ms, "queue_ms", TIME_MS),
+        ] {
+            if let Some(value) = figure {
+                self.within(value, range, at.clone(), &format!("{key}.{name}"))?;
+            }
+        }
+        let [a, b] = change.between.get_ref();
+        match change.apply(s.path_spec(a, b)).validate() {
             Ok(()) => Ok(()),
             Err(e) => self.fail(at, key, e.to_string()),
         }
@@ -194,27 +224,16 @@ impl Checker<'_> {
 
     fn wan(&self, s: &Scenario) -> Result<(), ScenarioError> {
         let w = &s.wan;
-        for (figure, key, most) in [
-            (&w.rate_mbit, "wan.rate_mbit", 100_000.0),
-            (&w.rtt_ms, "wan.rtt_ms", 10_000.0),
-            (&w.jitter_ms, "wan.jitter_ms", 10_000.0),
-            (&w.loss, "wan.loss", 1.0),
-            (&w.queue_ms, "wan.queue_ms", 10_000.0),
+        for (figure, key, range) in [
+            (&w.rate_mbit, "wan.rate_mbit", RATE_MBIT),
+            (&w.rtt_ms, "wan.rtt_ms", TIME_MS),
+            (&w.jitter_ms, "wan.jitter_ms", TIME_MS),
+            (&w.loss, "wan.loss", LOSS),
+            (&w.queue_ms, "wan.queue_ms", TIME_MS),
         ] {
-            let value = *figure.get_ref();
-            if !(0.0..=most).contains(&value) {
-                return self.fail(figure.span(), key, format!("is {value}; it takes 0 to {most}"));
-            }
+            self.within(*figure.get_ref(), range, figure.span(), key)?;
         }
-        if *w.rate_mbit.get_ref() < 0.1 {
-            return self.fail(w.rate_mbit.span(), "wan.rate_mbit", "is below 0.1; nothing would ever arrive");
-        }
-        for path in &w.path {
-            self.known_pair(s, &path.between, "wan.path.between")?;
-            let [a, b] = path.between.get_ref();
-            self.path_figures(&s.path_spec(a, b), path.between.span(), "wan.path")?;
-        }
-        Ok(())
+        w.path.iter().try_for_each(|path| self.path_change(s, path, "wan.path"))
     }
 
     fn vms(&self, s: &Scenario) -> Result<(), ScenarioError> {
@@ -461,7 +480,7 @@ impl Checker<'_> {
                 Action::Cancel(v) => self.known_vm(s, &v.vm, "step.cancel.vm")?,
                 Action::Alter(a) => self.known_vm(s, &a.vm, "step.alter.vm")?,
                 Action::Whole(whole) => self.seconds(whole.timeout_s, s.name.span(), "step.whole.timeout_s")?,
-                // Looked at together.
+                // Looked at when they were read, and together.
                 Action::Wait(_) | Action::Capture(_) => {}
                 Action::Precache(p) => {
                     self.known_vm(s, &p.vm, "step.precache.vm")?;
@@ -518,11 +537,7 @@ impl Checker<'_> {
                     }
                 }
                 Action::Restore(b) => self.known_pair(s, &b.between, "step.restore.between")?,
-                Action::Rate(c) => {
-                    self.known_pair(s, &c.between, "step.rate.between")?;
-                    let [a, b] = c.between.get_ref();
-                    self.path_figures(&c.apply(s.path_spec(a, b)), c.between.span(), "step.rate")?;
-                }
+                Action::Rate(change) => self.path_change(s, change, "step.rate")?,
             }
         }
         Ok(())

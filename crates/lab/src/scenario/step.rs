@@ -104,8 +104,10 @@ impl TryFrom<RawStep> for Step {
     type Error = String;
 
     fn try_from(raw: RawStep) -> Result<Self, String> {
-        if !(0.0..=86_400.0).contains(&raw.after_s) {
-            return Err(format!("`after_s` is {}; it takes seconds from 0 to 86400", raw.after_s));
+        for (key, value) in [("after_s", raw.after_s), ("wait.s", raw.wait.as_ref().map_or(0.0, |wait| wait.s))] {
+            if !(0.0..=86_400.0).contains(&value) {
+                return Err(format!("`{key}` is {value}; it takes seconds from 0 to 86400"));
+            }
         }
         let mut actions = [
             raw.move_.map(RawMove::understood).transpose()?,

@@ -35,14 +35,14 @@ impl Rooms {
     /// A VM comes to a host.
     pub(super) fn take(&mut self, link: usize, host: usize, vm: &FleetVm, held: f64) {
         let left = &mut self.0[link][host];
-        left.memory_mib -= vm.memory_mib as f64;
+        left.memory_mib -= vm.room();
         left.disk_gib -= (vm.disk_gib - held).max(0.0);
     }
 
     /// It does not come after all.
     pub(super) fn give_back(&mut self, link: usize, host: usize, vm: &FleetVm, held: f64) {
         let left = &mut self.0[link][host];
-        left.memory_mib += vm.memory_mib as f64;
+        left.memory_mib += vm.room();
         left.disk_gib += (vm.disk_gib - held).max(0.0);
     }
 }
@@ -105,7 +105,7 @@ impl Homes {
     fn has_room(&self, rooms: &Rooms, known: &FleetVm, vm: usize, (link, host): (usize, usize), held: f64) -> bool {
         let left = rooms.0[link][host];
         self.runs[self.kind[vm]][link][host]
-            && left.memory_mib >= known.memory_mib as f64
+            && left.memory_mib >= known.room()
             && left.disk_gib >= known.disk_gib - held
     }
 

@@ -265,8 +265,13 @@ impl Tunnel {
     /// # Errors
     /// [`TunnelError::Net`].
     pub async fn devices(net: &Net) -> Result<Vec<String>, TunnelError> {
-        Ok(net.list(PREFIX).await?.into_iter().map(|link| link.name).collect())
+        Ok(net.list(PREFIX).await?.into_iter().map(|link| link.name).filter(|name| is_device(name)).collect())
     }
+}
+
+/// Whether a name is one of ours: others' may begin as ours do.
+fn is_device(name: &str) -> bool {
+    name.strip_prefix(PREFIX).is_some_and(|drawn| drawn.len() == 8 && drawn.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
 /// Writes a setting of IPv4 on an interface.
@@ -361,6 +366,14 @@ mod tests {
         assert_eq!(renewed(&tunnel), [Some(RENEW_AFTER); 2], "the other one cannot");
         tunnel.peer.iter_mut().for_each(|peer| peer.endpoint = None);
         assert_eq!(renewed(&tunnel), [None; 2], "nobody knows where to");
+    }
+
+    #[test]
+    fn a_device_whose_name_only_begins_as_ours_is_somebody_elses() {
+        assert!(is_device("gx0123abcd"));
+        for other in ["gx", "gx0", "gx0123abcg", "gx0123abcd0", "gxinternal", "gw0123abcd"] {
+            assert!(!is_device(other), "{other}");
+        }
     }
 
     #[test]

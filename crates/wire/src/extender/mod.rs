@@ -12,7 +12,7 @@
 //!
 //! While a host has an extender, its table has a route for each host that it was told of, and for all others: nowhere. The route
 //! to the other site is there twice in effect: when a tunnel's device goes with its program, what is left leads nowhere. Nobody has to be
-//! alive for that.
+//! alive for that. What others of the machine remove of tables and rules, the node sees within seconds, and lays again.
 //!
 //! # What can go wrong
 //!
@@ -30,7 +30,7 @@ mod ways;
 
 pub use device::{Peer, PeerState, PrivateKey, PublicKey, Tunnel, TunnelError};
 pub use engine::Engine;
-pub use paths::{Beyond, Hop, NoWay, Paths, forwards, interfaces, let_forward};
+pub use paths::{Beyond, Hop, Laid, NoWay, Paths, forwards, interfaces, let_forward};
 pub use probe::{Answered, Prober};
 pub use ways::{PROBE_EVERY, Preference, SILENCE, STEADY, TunnelId, Way, Ways};
 

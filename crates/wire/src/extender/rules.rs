@@ -3,14 +3,24 @@
 //! Rules are `nft`'s, in a table of their own, replaced in one transaction. Packets that others of the site send to hosts of other sites are
 //! marked before they are routed, fragments with them, and the mark leads to the table of tunnels. An interface that passes nothing on by
 //! itself, and does so for an extender's sake, passes on nothing but this.
+//!
+//! Whoever loads a firewall anew with `flush ruleset` takes these rules away. The table of tunnels leads what comes in by such an interface
+//! into a tunnel or nowhere without them as well ([`super::Paths::closed`]); of one that passed other things on before, only the mark
+//! keeps frames from going in clear. So what is in force is to be looked at again ([`in_force`]).
 
 use super::PREFIX;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Command;
+use tokio::time::timeout;
 
 /// The mark of packets that others have given to this host to be carried.
 pub const CARRIED: u32 = 0x6777;
 const TABLE: &str = "inet godwit-extenders";
+/// How long `nft` may take to print it.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a carrier passes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,15 +86,60 @@ pub fn script(passing: &Passing) -> String {
     )
 }
 
-/// Puts the rules into force.
+/// Rules as `nft` prints them, to be compared: the words, in an order of their own, since it prints a set's hosts in any.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InForce(Vec<String>);
+
+impl InForce {
+    fn read(printed: &str) -> Self {
+        let words = printed.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty());
+        let mut words: Vec<String> = words.map(ToOwned::to_owned).collect();
+        words.sort_unstable();
+        Self(words)
+    }
+}
+
+/// Puts the rules into force; as they are seen then.
 ///
 /// # Errors
 /// `nft`'s words. Without rules nothing may be passed on.
-pub async fn enforce(passing: &Passing) -> Result<(), String> {
-    crate::guard::run(&script(passing)).await
+pub async fn enforce(passing: &Passing) -> Result<InForce, String> {
+    crate::guard::run(&script(passing)).await?;
+    in_force().await
+}
+
+/// The rules that are in force, as they are seen now.
+///
+/// # Errors
+/// `nft`'s words: there are none.
+pub async fn in_force() -> Result<InForce, String> {
+    let mut nft = Command::new("nft");
+    nft.args(["list", "table"]).args(TABLE.split(' ')).stdin(Stdio::null()).kill_on_drop(true);
+    match timeout(PATIENCE, nft.output()).await {
+        Err(_) => Err(format!("nft did not end within {PATIENCE:?}")),
+        Ok(Err(error)) => Err(format!("nft: {error}")),
+        Ok(Ok(output)) if !output.status.success() => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Ok(Ok(output)) => Ok(InForce::read(&String::from_utf8_lossy(&output.stdout))),
+    }
 }
 
 /// No rule is left.
 pub async fn lift() {
     let _ = crate::guard::run(&format!("delete table {TABLE}\n")).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_the_same_in_whatever_order_hosts_are_printed_and_others_without_a_word_of_them() {
+        let printed = "table inet godwit-extenders {\n\tset mates {\n\t\ttype ipv4_addr\n\t\telements = { 10.0.0.1, 10.0.0.2,\n\
+                       \t\t\t     10.0.0.3 }\n\t}\n\tchain input {\n\t\tiifname \"gx*\" drop\n\t}\n}\n";
+        let other = printed.replace("10.0.0.1, 10.0.0.2,", "10.0.0.2,10.0.0.1,");
+        assert_eq!(InForce::read(printed), InForce::read(&other));
+        for gone in ["10.0.0.3 ", "\t\tiifname \"gx*\" drop\n"] {
+            assert_ne!(InForce::read(printed), InForce::read(&printed.replace(gone, "")), "{gone}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! What can go wrong within a VM's pause is kept short: the bridge and the tunnel are there before the VM is ([`Wires::lay`] with no
 //! device open yet), so that what is left is one change of a port and one of a table. The guard's rules take a process: they are
-//! written before there is a tunnel, and else afterwards, by [`Wires::rule`].
+//! written before there is a tunnel, and else, or where that failed, afterwards, by [`Wires::rule`].
 
 use super::{Wires, net};
 use crate::guard::Allowed;
@@ -37,12 +37,15 @@ impl Wires {
             }
             return Ok(known.is_some());
         }
-        let fresh = known.is_none();
+        let mut ruled = known.is_none();
         let vxlan = match known {
             Some(known) => known.of_kind(Kind::Vxlan, "VXLAN device")?,
             None => {
                 // Before there is a device that could let something in.
-                self.guard.only(&[self.allowed(wire)]).await;
+                if let Err(error) = self.guard.only(&[self.allowed(wire)]).await {
+                    tracing::warn!(wire = name, %error, "its rules have to follow");
+                    ruled = false;
+                }
                 let wanted = Vxlan { name: &tunnel, vni: wire.vni.0, local: self.underlay, port: wire.port };
                 self.net.ensure_vxlan(&wanted).await?
             }
@@ -53,14 +56,15 @@ impl Wires {
         if vxlan.master != Some(bridge.index) {
             Net::without_ipv6(&tunnel)?;
             self.net.set_master(vxlan.index, Some(bridge.index)).await?;
-            self.net.pass_groups(vxlan.index).await?;
         }
         let changed = self.point(&vxlan, &wire.remotes).await?;
         if !vxlan.up {
+            // Whoever made it a port may have died, or failed, before this; it is up when all is done.
+            self.net.pass_groups(vxlan.index).await?;
             self.net.up(vxlan.index).await?;
         }
         self.join(&bridge, wire).await?;
-        Ok(changed && !fresh)
+        Ok(changed && !ruled)
     }
 
     fn allowed<'a>(&self, wire: &'a PortWire) -> Allowed<'a> {
@@ -68,13 +72,17 @@ impl Wires {
     }
 
     /// Into each of these wires the hosts that it leads to may send, and no other: one process for all of them.
-    pub async fn rule(&self, wires: &[PortWire]) {
+    ///
+    /// # Errors
+    /// [`WireError::Net`]: the former hosts may, still, and new ones may not. To be repeated.
+    pub async fn rule(&self, wires: &[PortWire]) -> Result<(), WireError> {
         let (leading, collapsed): (Vec<_>, Vec<_>) = wires.iter().partition(|wire| !wire.remotes.is_empty());
         let allowed: Vec<_> = leading.into_iter().map(|wire| self.allowed(wire)).collect();
-        self.guard.only(&allowed).await;
+        let ruled = self.guard.only(&allowed).await;
         for wire in collapsed {
             self.guard.forget(wire.vni).await;
         }
+        ruled.map_err(net("guard", &self.prefix))
     }
 
     async fn join(&self, bridge: &Link, wire: &PortWire) -> Result<(), NetError> {
@@ -82,8 +90,8 @@ impl Wires {
             let port = self.net.get(device).await?;
             if port.master != Some(bridge.index) {
                 self.net.set_master(port.index, Some(bridge.index)).await?;
-                self.net.pass_groups(port.index).await?;
             }
+            self.net.pass_groups(port.index).await?;
             if !port.up {
                 self.net.up(port.index).await?;
             }
@@ -95,12 +103,12 @@ impl Wires {
     ///
     /// # Errors
     /// [`WireError::Net`]; it may be repeated.
-    pub async fn take_up(&self, wire: WireId, vni: Vni) -> Result<(), WireError> {
+    pub async fn take_up(&self, wire: WireId) -> Result<(), WireError> {
         let name = self.device('b', wire);
-        self.take_up_from(&name, wire, vni).await.map_err(net("take up wire", &name))
+        self.take_up_from(&name, wire).await.map_err(net("take up wire", &name))
     }
 
-    async fn take_up_from(&self, name: &str, wire: WireId, vni: Vni) -> Result<(), NetError> {
+    async fn take_up_from(&self, name: &str, wire: WireId) -> Result<(), NetError> {
         if let Some(bridge) = self.net.find(name).await? {
             let links = self.net.list(&self.prefix).await?;
             for port in links.iter().filter(|l| l.master == Some(bridge.index) && l.kind != Kind::Vxlan) {
@@ -109,9 +117,11 @@ impl Wires {
             }
         }
         let tunnel = self.device('v', wire);
-        if self.net.find(&tunnel).await?.is_some() {
+        if let Some(link) = self.net.find(&tunnel).await? {
             self.net.remove(&tunnel).await?;
-            self.guard.forget(vni).await;
+            if let Some(vni) = link.vni {
+                self.guard.forget(Vni(vni)).await;
+            }
         }
         self.net.remove(name).await
     }
