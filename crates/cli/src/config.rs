@@ -248,7 +248,13 @@ fn read_if<T: DeserializeOwned + Default + Checked>(path: Option<&Path>) -> Resu
 fn read<T: DeserializeOwned + Checked>(path: &Path) -> Result<T, Failure> {
     let said = |what: String| Failure::usage(format!("{}: {what}", path.display()));
     // What cannot be read now may be in a moment: a service is started again.
-    let unread = |e: std::io::Error| Failure::new(Code::Failed, format!("{}: cannot be read: {e}", path.display()));
+    let unread = |e: std::io::Error| {
+        use std::io::ErrorKind as Kind;
+        let lasting =
+            matches!(e.kind(), Kind::NotFound | Kind::PermissionDenied | Kind::IsADirectory | Kind::NotADirectory);
+        let code = if lasting { Code::Usage } else { Code::Failed };
+        Failure::new(code, format!("{}: cannot be read: {e}", path.display()))
+    };
     let length = std::fs::metadata(path).map_err(unread)?.len();
     if length > LONGEST {
         return Err(said(format!("has {length} bytes, which no configuration has: is it the right file?")));

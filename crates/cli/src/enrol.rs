@@ -23,6 +23,9 @@ pub fn own_credentials(state: &Path) -> Result<PathBuf, Failure> {
     if own.exists() { Ok(own) } else { crate::user::own_credentials() }
 }
 
+/// A file that shows that the folder can be written to.
+const PROBE: &str = "enrolling";
+
 /// Makes the CA, the controller's certificate and a first admin's.
 pub fn init(global: &Global, args: &InitArgs) -> Result<(), Failure> {
     let bad = |e: godwit_trust::IdentityError| Failure::usage(e.to_string());
@@ -50,6 +53,9 @@ pub fn enrol(global: &Global, args: &EnrollArgs) -> Result<(), Failure> {
     let key = KeyRequest::new(&token.identity)?;
     let home = Home { controller: global.controller.clone(), name: global.controller_name.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Before the token is used up: what comes can be kept.
+    godwit_trust::keep_beside(&dir, PROBE, "")?;
+    std::fs::remove_file(dir.join(PROBE))?;
     let given = runtime.block_on(home.enrol(&token, key.request_pem))?;
     // First: a certificate that is there without it is not renewed.
     let text = serde_json::to_string_pretty(&home).map_err(std::io::Error::other)?;

@@ -447,12 +447,12 @@ async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<A
 /// Whether the destination has room still for a move that waited behind others: what those took was not gone when it was ordered. One that its
 /// source has heard of has taken of that room itself.
 async fn still_room(c: &Controller, record: &MoveRecord) -> Result<(), ApiError> {
-    let unheard = matches!(
-        c.node_of(&record.from)?.mv(record.id()).await,
-        Err(error) if error.problem == Problem::NotFound
-    );
-    if record.after.is_none() || !unheard {
+    if record.after.is_none() {
         return Ok(());
+    }
+    match c.node_of(&record.from)?.mv(record.id()).await {
+        Err(error) if error.problem == Problem::NotFound => {}
+        _ => return Ok(()),
     }
     let vm = c.vm_record(&record.vm)?;
     let (_, local) = check_source(c, &vm, None).await?;
@@ -741,9 +741,12 @@ pub async fn list(
 fn forget_oldest(c: &Controller) -> Result<(), ApiError> {
     let _deciding = c.decide();
     let vms: HashSet<VmId> = c.vm_records()?.into_iter().map(|vm| vm.definition.id).collect();
+    let mut hosts = HashSet::new();
     let ended = c.move_records()?.into_iter().filter(|mv| mv.step == Step::Ended);
-    // Where one has failed there may be half a copy, which the VM's deletion finds by it.
-    let old = ended.skip(MOST_KEPT).filter(|mv| mv.progress.outcome.has_arrived() || !vms.contains(&mv.order.vm));
+    // Where one has failed there may be half a copy, which the VM's deletion finds by the last of them.
+    let mut is_last = |mv: &MoveRecord| hosts.insert((mv.order.vm, mv.from.clone(), mv.order.to.name.clone()));
+    let mut may_go = |mv: &MoveRecord| !is_last(mv) || !vms.contains(&mv.order.vm) || mv.progress.outcome.has_arrived();
+    let old = ended.enumerate().filter(|(n, mv)| may_go(mv) && *n >= MOST_KEPT).map(|(_, mv)| mv);
     let (mut changes, mut forgotten) = (vec![], BTreeMap::new());
     for mv in old {
         *forgotten.entry(crate::events::label(mv.progress.outcome)).or_insert(0) += 1;

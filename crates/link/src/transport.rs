@@ -18,8 +18,8 @@ const RECEIVE_WINDOW: u32 = 48 << 20;
 /// So many of these bytes all bulk may have under way on a lane.
 pub const FOR_BULK: usize = 24 << 20;
 /// And so many the background: each for itself, or what stands behind all bulk would hold what is bulk's. The rest is for what somebody waits
-/// for: some 10 MiB, since the peer says an eighth of the window late what it has read, but for what an aborted stream has left with quinn.
-pub const FOR_BACKGROUND: usize = 8 << 20;
+/// for: some 8 MiB, since the peer says an eighth of the window late what it has read, but for what an aborted stream has left with quinn.
+pub const FOR_BACKGROUND: usize = 10 << 20;
 
 /// What quinn may hold unacknowledged. The peer's window is the bound that matters; this only must not be less.
 const SEND_WINDOW: u64 = 64 << 20;

@@ -62,6 +62,7 @@ pub async fn perform(node: &Arc<Node>, parts: &Arc<Parts>, action: Action, arriv
         Action::Run(run) => {
             if arriving {
                 reach_async(Point::Started, parts.id).await;
+                take_over(node, parts);
             }
             self::run(node, parts, run).await;
             if arriving || parts.moving().is_some_and(|moving| moving.is_to_arrive()) {
@@ -134,7 +135,7 @@ async fn open(
     // The disks first: a guest that is announced is spoken to. What lets nothing pass is done beside them.
     let (mut staged, disks) = tokio::join!(node.prepare_host(parts), open_disks(parts, lineage, generation, gives_up));
     disks?;
-    // What may be given back still, its lender keeps until then.
+    // What may be given back still, its lender keeps until it is started.
     if until.is_none() {
         take_over(node, parts);
     }
@@ -151,9 +152,6 @@ async fn open(
         tracing::error!(vm = parts.name, %error, "the network cannot be activated; trying again");
         tokio::time::sleep(AGAIN).await;
         staged = node.prepare_host(parts).await;
-    }
-    if until.is_some() {
-        take_over(node, parts);
     }
     laps.lap("the network");
     laps.note(parts, "opened");
@@ -437,6 +435,10 @@ pub async fn go_on_at_once(node: &Arc<Node>, parts: &Arc<Parts>) -> Result<(), A
     }
     on_qemu(&qemu, Qemu::cont).await?;
     tokio::time::sleep(FIRST_ROOM).await;
+    if is_outranked(node, parts) {
+        pause(parts).await;
+        return Ok(());
+    }
     if !on_qemu(&qemu, Qemu::is_stalled).await? {
         tracing::info!(vm = parts.name, "the guest goes on: there is room again");
         return Ok(());

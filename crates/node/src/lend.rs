@@ -87,7 +87,7 @@ fn covered(node: &Node, from: &str, asked: &Fetch) -> Result<Arc<Parts>, ApiErro
             (order, ticket.lineage, ticket.generation)
         }
         // It was to come back, and its owner is its owner still, or again: what that was lent it may have.
-        Record::Staged(ticket) | Record::Refused(ticket) | Record::Returned(ticket)
+        Record::Staged(ticket) | Record::Prepared(ticket) | Record::Refused(ticket) | Record::Returned(ticket)
             if file.lent.contains(&asked.volume) =>
         {
             (file.order, ticket.lineage, Generation(ticket.generation.0.saturating_sub(1)))

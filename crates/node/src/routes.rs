@@ -117,7 +117,7 @@ async fn remove(State(node): State<Arc<Node>>, Path(id): Path<u64>) -> Answer<Va
     crate::image::end_all(&node, &parts).await;
     // One that is tried to be booted in vain is as good as off, and stays off now.
     if parts.view().ownership == Ownership::Here && parts.qemu().is_none() {
-        power_off(&parts, true).await?;
+        power_off(&parts, false).await?;
     }
     parts.keeper().ask(Input::MayRemove).await?;
     node.remove(&parts).await?;

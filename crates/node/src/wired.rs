@@ -199,12 +199,12 @@ impl Held {
 
     /// A host does not answer. Where the controller has told as much as is known here, whoever has an end has heard of the other one, or
     /// hears of it, and a host that has none need not.
-    fn fell_silent(&mut self, host: &Name) {
+    fn fell_silent(&mut self, host: &Name, goes_there: bool) {
         let is_told = |ordered: [Sequence; 2]| {
             ordered.iter().zip(self.machine.views()).all(|(ordered, view)| *ordered >= view.stamp.sequence)
         };
         if self.ordered.is_some_and(is_told) {
-            self.machine.is_silent(host);
+            if goes_there { self.machine.is_silent(host) } else { self.machine.forget(host) }
         }
     }
 
@@ -960,7 +960,11 @@ async fn tell(node: Arc<Node>, wire: u32, host: Name, wake: Arc<Notify>) {
                 if error.problem == Problem::Unreachable
                     && let Some(held) = held
                 {
-                    held.lock().await.fell_silent(&host);
+                    // One to which something is under way is told all the same.
+                    let goes_there = node.vms().iter().any(|parts| {
+                        parts.moving().is_some_and(|moving| !moving.tracker.ended() && moving.peer.name == host)
+                    });
+                    held.lock().await.fell_silent(&host, goes_there);
                 }
                 tracing::warn!(wire, %host, %error, "it is not told yet where the wire's ends are; trying again");
             }

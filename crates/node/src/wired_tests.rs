@@ -125,11 +125,11 @@ fn a_host_without_an_end_that_does_not_answer_is_told_until_the_controller_has_s
     let left: Name = "h2".parse().unwrap();
     for ordered in [None, Some([at(1), at(3)])] {
         it.ordered = ordered;
-        it.fell_silent(&left);
+        it.fell_silent(&left, false);
         assert!(it.machine.due().contains(&left), "{ordered:?}");
     }
     it.ordered = Some([at(1), at(4)]);
-    it.fell_silent(&left);
+    it.fell_silent(&left, false);
     assert_eq!((it.machine.due(), it.kept().before), (BTreeSet::new(), vec![]));
 }
 

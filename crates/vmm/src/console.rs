@@ -48,8 +48,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         assert!(!bound(folder.path()).expect("there is none"));
         let mut qemu = File::options().create(true).append(true).open(path(folder.path())).expect("opens");
-        let line = [b"x".repeat(1023), b"\n".to_vec()].concat();
+        // No file system packs it.
+        let mut state = 1_u64;
         for _ in 0..MOST / 1024 {
+            let words = std::iter::repeat_with(|| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 32) as u32
+            });
+            let line: Vec<u8> = words.take(256).flat_map(u32::to_le_bytes).collect();
             qemu.write_all(&line).expect("writes");
         }
         assert!(!bound(folder.path()).expect("is looked at"));

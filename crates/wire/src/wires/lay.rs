@@ -53,14 +53,17 @@ impl Wires {
         if vxlan.mtu != u32::from(wire.mtu) {
             self.net.set_mtu(vxlan.index, wire.mtu).await?;
         }
-        if vxlan.master != Some(bridge.index) {
+        let joins = vxlan.master != Some(bridge.index);
+        if joins {
             Net::without_ipv6(&tunnel)?;
             self.net.set_master(vxlan.index, Some(bridge.index)).await?;
         }
+        // Whoever made it a port may have died, or failed, before this; it is up when all is done.
+        if joins || !vxlan.up {
+            self.net.pass_groups(vxlan.index).await?;
+        }
         let changed = self.point(&vxlan, &wire.remotes).await?;
         if !vxlan.up {
-            // Whoever made it a port may have died, or failed, before this; it is up when all is done.
-            self.net.pass_groups(vxlan.index).await?;
             self.net.up(vxlan.index).await?;
         }
         self.join(&bridge, wire).await?;
