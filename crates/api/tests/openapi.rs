@@ -367,6 +367,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
         call!(api, called, move_together, &together);
         call!(api, called, dry_run_together, &together);
         call!(api, called, moves);
+        call!(api, called, newest_move, &web);
         call!(api, called, mv, MoveId(1));
         call!(api, called, cancel, MoveId(1));
         call!(api, called, limit, MoveId(1), SetLimit { limit: None });

@@ -750,14 +750,11 @@ fn disks(
 /// Bytes that a move still has to send, as far as it says; of one that has not begun, what was foretold.
 pub(crate) fn left_of(mv: &MoveRecord) -> f64 {
     let p = &mv.progress;
-    if p.phase == PhaseName::Reserve
-        && let Some(told) = &mv.prediction
-    {
-        return told.bytes.likely;
-    }
+    let told = mv.prediction.as_ref().filter(|_| p.phase == PhaseName::Reserve);
     let shrink = if p.raw.0 == 0 { 0.3 } else { (p.bytes.memory.0 as f64 / p.raw.0 as f64).min(1.0) };
     let memory = if p.phase < PhaseName::Memory { mv.memory } else { p.memory_remaining };
-    p.disk.remaining.0 as f64 + memory.0 as f64 * shrink
+    let said = p.disk.remaining.0 as f64 + memory.0 as f64 * shrink;
+    told.map_or(said, |told| told.bytes.likely.max(said))
 }
 
 /// When a move under way will end, by what its rounds have shown: in place of what remains at the present rate. Never earlier than was said.

@@ -59,6 +59,8 @@ const RETRY: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(20);
 /// For a keeper that claims, to come to rest before and to have made the component afterwards.
 const CLAIMING: Duration = Duration::from_secs(20);
+/// For one that has gone to be cleared away.
+const LETTING_GO: Duration = Duration::from_secs(3);
 /// For a component that was just made to be up.
 const COMING_UP: Duration = Duration::from_secs(5);
 
@@ -593,7 +595,17 @@ impl Node {
                         Box::new(Kept { definition: *definition, peer: Some(source), order: None, came: capability });
                     self.components().keeper(id).unwrap_or_else(|| Actor::spawn(self.clone(), (*kept).clone(), None))
                 };
-                keeper.ask(|reply| Input::Stage { ticket, kept, reply }).await
+                let began = Instant::now();
+                loop {
+                    let kept = kept.clone();
+                    match keeper.ask(|reply| Input::Stage { ticket, kept, reply }).await {
+                        // Whoever moves it to and fro need not wait until it has been cleared away here.
+                        Err(error) if error.problem == Problem::Conflict && began.elapsed() < LETTING_GO => {
+                            tokio::time::sleep(Duration::from_millis(50)).await;
+                        }
+                        answer => return answer,
+                    }
+                }
             }
             ComponentAsk::State { ticket, part, last, state } => {
                 let keeper = self.find_component(ticket.vm)?;

@@ -429,9 +429,16 @@ async fn a_host_that_took_back_what_it_had_given_here_says_so_and_speaks_for_it_
     std::fs::write(wires.join("9.json"), json!({"order": known}).to_string()).unwrap();
     let node = Node::start(config).await.unwrap();
 
-    let (_a, session) = world.intruder("a", 3).await;
-    // It says so as soon as it can: others believe nobody else.
-    let asked = tokio::time::timeout(SOON, session.accept_request()).await.unwrap().unwrap();
+    let (endpoint, session) = world.intruder("a", 3).await;
+    // It says so as soon as it can, by whichever session: others believe nobody else.
+    let mut theirs = None;
+    let says = async {
+        tokio::select! {
+            asked = session.accept_request() => asked.unwrap(),
+            begun = endpoint.accept() => theirs.insert(begun.unwrap()).accept_request().await.unwrap(),
+        }
+    };
+    let asked = tokio::time::timeout(SOON, says).await.unwrap();
     let (request, responder) = asked.whole().await.unwrap();
     let Request::Wire(said) = proto::decode(&request).unwrap() else { panic!("it asks for something else") };
     let ends = said.ends.map(|end| end.view);
