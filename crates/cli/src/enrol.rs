@@ -54,9 +54,14 @@ pub fn enrol(global: &Global, args: &EnrollArgs) -> Result<(), Failure> {
     let home = Home { controller: global.controller.clone(), name: global.controller_name.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Before the token is used up: what comes can be kept.
+    let made: Vec<&Path> = [dir.as_path(), &args.state].into_iter().filter(|folder| !folder.exists()).collect();
     godwit_trust::keep_beside(&dir, PROBE, "")?;
     std::fs::remove_file(dir.join(PROBE))?;
-    let given = runtime.block_on(home.enrol(&token, key.request_pem))?;
+    let given = runtime.block_on(home.enrol(&token, key.request_pem)).inspect_err(|_| {
+        for folder in made {
+            let _ = std::fs::remove_dir(folder);
+        }
+    })?;
     // First: a certificate that is there without it is not renewed.
     let text = serde_json::to_string_pretty(&home).map_err(std::io::Error::other)?;
     godwit_trust::keep_beside(&dir, Home::FILE, &text)?;

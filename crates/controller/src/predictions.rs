@@ -752,7 +752,8 @@ pub(crate) fn left_of(mv: &MoveRecord) -> f64 {
     let p = &mv.progress;
     let told = mv.prediction.as_ref().filter(|_| p.phase == PhaseName::Reserve);
     let shrink = if p.raw.0 == 0 { 0.3 } else { (p.bytes.memory.0 as f64 / p.raw.0 as f64).min(1.0) };
-    let memory = if p.phase < PhaseName::Memory { mv.memory } else { p.memory_remaining };
+    let whole = if p.phase < PhaseName::Memory { mv.memory } else { Bytes(0) };
+    let memory = whole.max(p.memory_remaining);
     let said = p.disk.remaining.0 as f64 + memory.0 as f64 * shrink;
     told.map_or(said, |told| told.bytes.likely.max(said))
 }
