@@ -6,7 +6,7 @@
 mod common;
 
 use common::holders;
-use common::pair::{Pair, can_run};
+use common::pair::{Pair, can_run, inside, space_of};
 use serde_json::Value;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
@@ -88,10 +88,7 @@ impl World {
     /// A connection that the component's namespace tracks.
     fn connect_inside(&self, host: &str) -> (TcpStream, TcpStream) {
         let [pid] = self.holders(host)[..] else { panic!("{host} has no component") };
-        std::thread::spawn(move || {
-            let space = std::fs::File::open(format!("/proc/{pid}/ns/net")).unwrap();
-            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind).unwrap();
+        inside(space_of(pid), || {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             (client, listener.accept().unwrap().0)
@@ -103,10 +100,7 @@ impl World {
     /// Has the component's namespace track so many connections, for minutes.
     fn track(&self, host: &str, count: u16) {
         let [pid] = self.holders(host)[..] else { panic!("{host} has no component") };
-        let tracking = std::thread::spawn(move || {
-            let space = std::fs::File::open(format!("/proc/{pid}/ns/net")).unwrap();
-            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind).unwrap();
+        let tracking = inside(space_of(pid), move || {
             std::fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600").unwrap();
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
             for port in 1..=count {
@@ -121,6 +115,23 @@ impl World {
         let links = self.pair.within(host, "ip -o link");
         let names = links.lines().filter_map(|line| line.split(": ").nth(1)?.split('@').next());
         names.filter(|name| name.starts_with("gwt")).map(str::to_owned).collect()
+    }
+
+    /// Orders a move, and waits until it has come to a point, where a node is to be killed.
+    fn moves_until(&self, name: &str, to: &str, point: &str, meanwhile: impl Fn()) {
+        std::fs::write(self.pair.path("points").join(point), "kill").unwrap();
+        self.pair.ok(&["move", name, "--to", to, "--detach"]);
+        let reached = self.pair.path("points").join(format!("{point}.reached"));
+        self.pair.until(&format!("{point} is reached"), || {
+            meanwhile();
+            reached.exists()
+        });
+        std::fs::remove_file(reached).unwrap();
+    }
+
+    /// Whether nothing of a component is on a host.
+    fn gone(&self, host: &str) -> bool {
+        self.holders(host).is_empty() && self.devices(host).is_empty()
     }
 
     /// Waits until the component is one host's, and nothing of it is on the other; gives that host.
@@ -238,11 +249,7 @@ fn a_component_has_one_owner_in_the_end_whichever_node_is_killed_at_whichever_st
     ] {
         let to = if at == "a" { "b" } else { "a" };
         let killed = if of_source { at } else { to };
-        std::fs::write(world.pair.path("points").join(point), "kill").unwrap();
-        world.pair.ok(&["move", "sw1", "--to", to, "--detach"]);
-        let reached = world.pair.path("points").join(format!("{point}.reached"));
-        world.pair.until(&format!("{point} is reached"), || reached.exists());
-        std::fs::remove_file(reached).unwrap();
+        world.moves_until("sw1", to, point, || ());
         world.pair.kill_node(killed);
         world.pair.start_node(killed);
         at = world.settled("sw1");
@@ -340,24 +347,23 @@ fn a_component_whose_host_is_lost_is_claimed_for_another_and_the_lost_host_lets_
 
     // Back, it makes the component again, as after any loss of power; and is told, and forgets nothing of that.
     world.pair.start_node("a");
-    let gone = |world: &World| world.holders("a").is_empty() && world.devices("a").is_empty();
     let id = world.show("lost")["id"].as_u64().unwrap();
     let outranked = |world: &World| {
         let local = world.pair.ask("a", "GET", &format!("/v1/components/{id}")).unwrap_or_default();
         local["ownership"] == "elsewhere" && local["lineage"] == 1
     };
-    world.pair.until("the lost host lets go", || outranked(&world) && gone(&world));
+    world.pair.until("the lost host lets go", || outranked(&world) && world.gone("a"));
     world.pair.kill_node("a");
     world.pair.start_node("a");
     world.pair.until("its node is back", || outranked(&world));
-    assert!(gone(&world) && owned(&world).is_some() && answers(&world));
+    assert!(world.gone("a") && owned(&world).is_some() && answers(&world));
     world.pair.ok(&["move", "lost", "--to", "a"]);
     assert_eq!(world.show("lost")["lineage"], 1);
     world.pair.until("its wire follows", || answers(&world));
     for words in [&["wire", "disconnect", "lost:p1", "peer:p1"][..], &["component", "delete", "lost"]] {
         world.pair.ok(words);
     }
-    assert!(gone(&world));
+    assert!(world.gone("a"));
 }
 
 /// An interface of a host has another name from now on.
@@ -402,11 +408,7 @@ fn a_gateway_whose_way_out_is_gone_takes_another_file_or_is_deleted_and_lets_go_
 
     // A destination that is to have it, and cannot make it anew just now, is patient.
     rename(&world, "b", "eth1", "eth2");
-    std::fs::write(world.pair.path("points").join("started"), "kill").unwrap();
-    world.pair.ok(&["move", "g1", "--to", "b", "--detach"]);
-    let reached = world.pair.path("points").join("started.reached");
-    world.pair.until("it is started", || reached.exists());
-    std::fs::remove_file(reached).unwrap();
+    world.moves_until("g1", "b", "started", || ());
     lose(&mut world, "b");
     rename(&world, "b", "eth2", "eth1");
     world.pair.start_node("b");
@@ -423,11 +425,10 @@ fn a_gateway_whose_way_out_is_gone_takes_another_file_or_is_deleted_and_lets_go_
     claim(&world, "g1", "site-a");
     rename(&world, "b", "eth2", "eth1");
     world.pair.start_node("b");
-    let gone = |world: &World, host: &str| world.holders(host).is_empty() && world.devices(host).is_empty();
     let id = world.show("g1")["id"].as_u64().unwrap();
     world.pair.until("the lost host lets go", || {
         let local = world.pair.ask("b", "GET", &format!("/v1/components/{id}")).unwrap_or_default();
-        local["ownership"] == "elsewhere" && gone(&world, "b")
+        local["ownership"] == "elsewhere" && world.gone("b")
     });
 
     lose(&mut world, "a");
@@ -436,7 +437,7 @@ fn a_gateway_whose_way_out_is_gone_takes_another_file_or_is_deleted_and_lets_go_
     // In the middle of a try it is refused, and asked for again by the controller.
     world.pair.godwit(&["component", "delete", "g1"]);
     world.pair.until("it is deleted", || world.pair.godwit(&["component", "show", "g1"]).0 == 1);
-    assert!(gone(&world, "a") && gone(&world, "b"));
+    assert!(world.gone("a") && world.gone("b"));
 }
 
 #[test]
@@ -530,16 +531,11 @@ fn in_the_middle_of_a_move_either_host_may_be_claimed_for_when_the_other_is_lost
     let mut world = World::new("compmid");
     world.pair.ok(&["component", "create", "sw1", "--kind", "switch", "--ports", "2", "--host", "a"]);
     for (lineage, point, killed, other) in [(1, "sealed", "a", "b"), (2, "commit", "a", "b")] {
-        std::fs::write(world.pair.path("points").join(point), "kill").unwrap();
         let to = if world.show("sw1")["host"] == "a" { "b" } else { "a" };
-        world.pair.ok(&["move", "sw1", "--to", to, "--detach"]);
-        let reached = world.pair.path("points").join(format!("{point}.reached"));
-        world.pair.until(&format!("{point} is reached"), || {
+        world.moves_until("sw1", to, point, || {
             let shown = world.show("sw1");
             assert_ne!(shown["last_move"]["outcome"], "failed", "{shown}");
-            reached.exists()
         });
-        std::fs::remove_file(reached).unwrap();
         lose(&mut world, killed);
         // Whatever it has received, it may be its own, or the other's: neither goes on alone.
         assert_ne!(world.show("sw1")["ownership"], "here", "{point}");
@@ -629,20 +625,8 @@ fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_
         pair.ok(&["wire", "connect", a, b]);
     }
     let space = |name: &str| std::fs::File::open(world.space(name)).unwrap();
-    let within = |name: &str, work: Box<dyn FnOnce() -> TcpStream + Send>| {
-        let space = space(name);
-        let inside = std::thread::spawn(move || {
-            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind).unwrap();
-            work()
-        });
-        inside.join().unwrap()
-    };
     let (ready, is_ready) = std::sync::mpsc::channel();
-    let outer = space("outer");
-    let accepting = std::thread::spawn(move || {
-        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&outer), kind).unwrap();
+    let accepting = inside(space("outer"), move || {
         let listener = TcpListener::bind("10.1.0.3:7000").unwrap();
         ready.send(()).unwrap();
         listener.accept().unwrap().0
@@ -650,7 +634,8 @@ fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_
     is_ready.recv().unwrap();
     let long = std::time::Duration::from_secs(60);
     let address = "10.1.0.3:7000".parse().unwrap();
-    let mut client = within("inner", Box::new(move || TcpStream::connect_timeout(&address, long).unwrap()));
+    let client = inside(space("inner"), move || TcpStream::connect_timeout(&address, long).unwrap());
+    let mut client = client.join().unwrap();
     let mut server = accepting.join().unwrap();
     let mut talk = |when: &str| {
         use std::io::{Read, Write};
@@ -681,16 +666,13 @@ fn over_real_wires_an_established_connection_survives_the_moves_of_the_firewall_
     pair.within("b", "nft delete table inet cut");
     talk("what was lost is not any more");
     // Nothing that was never let through.
-    let refused = within(
-        "outer",
-        Box::new(move || {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let short = std::time::Duration::from_millis(700);
-            assert!(TcpStream::connect_timeout(&"10.1.0.2:7000".parse().unwrap(), short).is_err(), "it is let in");
-            TcpStream::connect(listener.local_addr().unwrap()).unwrap()
-        }),
-    );
-    drop(refused);
+    let refused = inside(space("outer"), || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let short = std::time::Duration::from_millis(700);
+        assert!(TcpStream::connect_timeout(&"10.1.0.2:7000".parse().unwrap(), short).is_err(), "it is let in");
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+    });
+    drop(refused.join().unwrap());
     let (code, _, said) = pair.godwit(&["component", "delete", "sw1"]);
     assert!(code == 1 && said.contains("is wired"), "{said}");
     for (a, b) in [("inner:p1", "sw1:p1"), ("sw1:p2", "fw1:p1"), ("fw1:p2", "outer:p1")] {

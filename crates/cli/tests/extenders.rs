@@ -5,14 +5,14 @@
 
 mod common;
 
-use common::pair::{Pair, can_run};
+use common::pair::{Pair, can_run, inside, space_of};
 use common::{holders, marked};
 use godwit_trust::{Credentials, Identity};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketType};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -103,19 +103,9 @@ struct Session {
     last: Instant,
 }
 
-/// Carries something out in the namespace of a component.
-fn inside<T: Send + 'static>(holder: u32, what: impl FnOnce() -> T + Send + 'static) -> std::thread::JoinHandle<T> {
-    let space = std::fs::File::open(format!("/proc/{holder}/ns/net")).unwrap();
-    std::thread::spawn(move || {
-        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-        rustix::thread::move_into_link_name_space(space.as_fd(), kind).unwrap();
-        what()
-    })
-}
-
 impl Session {
     fn begin(client: u32, server: u32) -> Self {
-        let listener = inside(server, || TcpListener::bind("10.9.0.2:7007").unwrap()).join().unwrap();
+        let listener = inside(space_of(server), || TcpListener::bind("10.9.0.2:7007").unwrap()).join().unwrap();
         std::thread::spawn(move || {
             let (mut from, _) = listener.accept().unwrap();
             let mut to = from.try_clone().unwrap();
@@ -123,7 +113,7 @@ impl Session {
         });
         let (stop, (came, answers)) = (Arc::new(AtomicBool::new(false)), std::sync::mpsc::channel());
         let ended = stop.clone();
-        let ends = inside(client, move || {
+        let ends = inside(space_of(client), move || {
             let mut session = TcpStream::connect("10.9.0.2:7007").unwrap();
             session.set_nodelay(true).unwrap();
             let mut hearing = session.try_clone().unwrap();
@@ -276,9 +266,7 @@ impl World {
     fn metrics(&self, host: &'static str, address: [u8; 4]) -> String {
         let space = std::fs::File::open(format!("/run/netns/{}", self.pair.space("c"))).unwrap();
         let credentials = Credentials::load(&self.pair.path("cert-ann")).unwrap();
-        let asked = std::thread::spawn(move || {
-            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(space.as_fd(), kind).unwrap();
+        let asked = inside(space, move || {
             let node = Identity::node(host).unwrap();
             let at = std::net::SocketAddr::from((address, 7410));
             let client = godwit_api::Client::new(at, node, &credentials, Duration::from_secs(30));
@@ -329,9 +317,7 @@ impl Capture {
         let space = std::fs::File::open(format!("/run/netns/{}", pair.space("c"))).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (ended, (ready, begun)) = (stop.clone(), std::sync::mpsc::channel());
-        let frames = std::thread::spawn(move || {
-            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(space.as_fd(), kind).unwrap();
+        let frames = inside(space, move || {
             let all = RawProtocol::new(u32::from(3_u16.to_be())).map(Protocol::from_raw);
             let socket: OwnedFd = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, all).unwrap();
             rustix::net::sockopt::set_socket_timeout(

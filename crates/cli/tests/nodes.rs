@@ -134,6 +134,13 @@ impl World {
         self.ok(&["host", "add", name, "--site", &format!("site-{name}"), "--api", &api]);
     }
 
+    /// With a controller; `room` as in [`World::start_node`].
+    fn start_one_node(&mut self, room: Option<&str>) {
+        self.start_controller();
+        self.certify(Role::Node, "a", Duration::from_secs(86_400));
+        self.start_node("a", 1, room, false);
+    }
+
     fn start_two_nodes(&mut self) {
         for (name, host) in [("a", 1), ("b", 2)] {
             self.certify(Role::Node, name, Duration::from_secs(86_400));
@@ -411,9 +418,7 @@ fn run_state(world: &World) -> String {
 fn a_vm_that_does_not_boot_is_stopped_and_removed_as_any_other() {
     let Some(_machine) = machine() else { return };
     let mut world = World::new(5);
-    world.start_controller();
-    world.certify(Role::Node, "a", Duration::from_secs(86_400));
-    world.start_node("a", 1, None, false);
+    world.start_one_node(None);
     let mut spec = spec(&json!([{"volume": "root", "size": 1 << 20}]));
     spec["devices"] = json!(["edu,id=teacher,no-such-property=1"]);
     std::fs::write(world.path("spec.json"), spec.to_string()).unwrap();
@@ -443,9 +448,7 @@ fn a_vm_that_does_not_boot_is_stopped_and_removed_as_any_other() {
 fn a_vm_is_off_when_its_stop_says_so() {
     let Some(_machine) = machine() else { return };
     let mut world = World::new(6);
-    world.start_controller();
-    world.certify(Role::Node, "a", Duration::from_secs(86_400));
-    world.start_node("a", 1, None, false);
+    world.start_one_node(None);
     world.create(&spec(&json!([{"volume": "root", "size": 1 << 20}])));
     for _ in 0..3 {
         world.ok(&["vm", "stop", "web", "--force"]);
@@ -457,13 +460,7 @@ fn a_vm_is_off_when_its_stop_says_so() {
 }
 
 /// Process 1 of a guest that fills its disk, once.
-const FILLS: &str = r#"#!/bin/busybox sh
-export PATH=/bin
-mount -t proc proc /proc
-mount -t devtmpfs devtmpfs /dev
-exec </dev/console >/dev/console 2>&1
-while read -r module; do insmod "/lib/modules/$module"; done </lib/modules/order
-n=0
+const FILLS: &str = r#"n=0
 while [ $n -lt 48 ]; do
     dd if=/dev/urandom of=/dev/vda bs=1M count=1 seek=$n oflag=direct conv=notrunc 2>/dev/null || echo "LOAD-ERROR $n"
     n=$((n + 1))
@@ -475,18 +472,13 @@ while :; do sleep 3600; done
 #[test]
 fn a_guest_whose_write_found_no_room_stands_still_and_goes_on_by_itself_when_there_is() {
     let Some(_machine) = machine() else { return };
+    let Some(image) = common::tiny() else { return };
     let mut world = World::new(7);
-    if !common::tiny(&world.path("images"), FILLS) {
-        return;
-    }
-    world.start_controller();
-    world.certify(Role::Node, "a", Duration::from_secs(86_400));
-    world.start_node("a", 1, Some("32m"), false);
+    common::with_script(&image, &world.path("images"), FILLS);
+    world.start_one_node(Some("32m"));
     let node = world.daemons.last().unwrap().id();
     let create = ["vm", "create", "web", "--at", "a", "--memory", "131080K", "--accel", "tcg", "--disk", "root=64M"];
-    let boot =
-        ["--cpu", "qemu64,+rdrand", "--kernel", "vmlinuz", "--initrd", "initrd", "--cmdline", common::LOAD, "--start"];
-    world.ok(&[&create[..], &boot[..]].concat());
+    world.ok(&[&create[..], &common::BOOTS[..]].concat());
     let until = |what: &dyn Fn() -> bool| {
         let deadline = Instant::now() + Duration::from_secs(120);
         while !what() {

@@ -20,13 +20,7 @@ use tempfile::TempDir;
 
 /// Process 1 of the guest: writers, each to its own part of the disk, that look at what they wrote. All bypass the guest's page
 /// cache. A line a round, with the time of the guest's own clock.
-const GUEST: &str = r#"#!/bin/busybox sh
-export PATH=/bin
-mount -t proc proc /proc
-mount -t devtmpfs devtmpfs /dev
-exec </dev/console >/dev/console 2>&1
-while read -r module; do insmod "/lib/modules/$module"; done </lib/modules/order
-write() {
+const GUEST: &str = r#"write() {
     head -c 4096 /proc/kallsyms >"/$1.block"
     n=0
     while :; do
@@ -161,8 +155,7 @@ fn longest(rounds: &[(u32, f64)], from: f64, to: f64) -> f64 {
 const CONTROLLER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(127, 77, 31, 9)), 7400);
 const NODE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(127, 77, 31, 1)), 7410);
 
-/// Whether there is a guest to run.
-fn prepare(world: &World) -> bool {
+fn prepare(world: &World, image: &Path) {
     let at = |name: &str| world.path(name);
     let authority = Authority::create(&at("ca")).unwrap();
     for (role, name) in [(Role::Controller, "controller"), (Role::Node, "a"), (Role::Client(Access::Admin), "ann")] {
@@ -185,7 +178,7 @@ fn prepare(world: &World) -> bool {
     );
     std::fs::write(at("node.toml"), node).unwrap();
     std::fs::create_dir(at("images")).unwrap();
-    common::tiny(&at("images"), GUEST)
+    common::with_script(image, &at("images"), GUEST);
 }
 
 #[test]
@@ -195,10 +188,9 @@ fn a_guest_under_disk_load_outlives_new_versions_of_its_node_and_controller_with
         eprintln!("SKIPPED: this needs root and qemu-system-x86_64");
         return;
     }
+    let Some(image) = common::tiny() else { return };
     let mut world = World { folder: tempfile::tempdir().unwrap(), daemons: vec![] };
-    if !prepare(&world) {
-        return;
-    }
+    prepare(&world, &image);
     let this = PathBuf::from(env!("CARGO_BIN_EXE_godwit"));
     let first = std::env::var_os("GODWIT_UPGRADE_FROM").map_or_else(|| this.clone(), PathBuf::from);
     world.install(&first, 0);
@@ -207,9 +199,7 @@ fn a_guest_under_disk_load_outlives_new_versions_of_its_node_and_controller_with
     world.ok(&["site", "add", "here"]);
     world.ok(&["host", "add", "a", "--site", "here", "--api", &NODE.to_string()]);
     let create = ["vm", "create", "web", "--at", "a", "--memory", "131080K", "--accel", "tcg", "--disk", "root=16M"];
-    let boot =
-        ["--cpu", "qemu64,+rdrand", "--kernel", "vmlinuz", "--initrd", "initrd", "--cmdline", common::LOAD, "--start"];
-    world.ok(&[&create[..], &boot[..]].concat());
+    world.ok(&[&create[..], &common::BOOTS[..]].concat());
     let qemu = world.guests();
     assert_eq!(qemu.len(), 1);
     world.go_on(8);

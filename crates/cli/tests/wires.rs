@@ -7,41 +7,13 @@ mod common;
 
 use common::pair::{Pair, can_run};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-
-/// The lab's tiny image, where it has been made.
-fn image() -> Option<PathBuf> {
-    let images = std::env::var_os("GODWIT_IMAGES").map_or_else(|| "/var/cache/godwit-lab/images".into(), PathBuf::from);
-    let tiny = images.join("tiny");
-    if tiny.join("initrd").exists() && tiny.join("vmlinuz").exists() {
-        return Some(tiny);
-    }
-    eprintln!("SKIPPED: this needs the tiny image: scripts/setup.sh makes it");
-    None
-}
-
-/// An archive in cpio's form `newc` with one program.
-fn archive(name: &str, program: &[u8]) -> Vec<u8> {
-    let mut out = vec![];
-    for (name, mode, bytes) in [(name, 0o100_755, program), ("TRAILER!!!", 0, &b""[..])] {
-        let field = |value: usize| format!("{value:08x}");
-        let fields = [1, mode, 0, 0, 1, 0, bytes.len(), 0, 0, 0, 0, name.len() + 1, 0].map(field).concat();
-        out.extend(format!("070701{fields}{name}\0").into_bytes());
-        out.resize(out.len().next_multiple_of(4), 0);
-        out.extend(bytes);
-        out.resize(out.len().next_multiple_of(4), 0);
-    }
-    out
-}
+use std::path::Path;
 
 /// Two hosts with a controller, `web` on `a` and `db` on `b`; neither is wired.
 fn two_guests(test: &str, tiny: &Path) -> Pair {
     let mut pair = Pair::new(test);
-    std::fs::copy(tiny.join("vmlinuz"), pair.path("images/vmlinuz")).unwrap();
-    let mut initrd = std::fs::read(tiny.join("initrd")).unwrap();
-    initrd.resize(initrd.len().next_multiple_of(512), 0);
-    initrd.extend(archive("bin/godwit-load", b"#!/bin/busybox sh\nexec /bin/busybox ping \"$1\"\n"));
-    std::fs::write(pair.path("images/initrd"), initrd).unwrap();
+    let pings = b"#!/bin/busybox sh\nexec /bin/busybox ping \"$1\"\n";
+    common::with_program(tiny, &pair.path("images"), "bin/godwit-load", pings);
     pair.start_controller();
     pair.start_node("a");
     pair.start_node("b");
@@ -97,7 +69,7 @@ fn wire(pair: &Pair) -> Value {
 
 #[test]
 fn a_wire_joins_two_guests_follows_both_and_collapses_where_they_meet() {
-    let Some(tiny) = image().filter(|_| can_run()) else { return };
+    let Some(tiny) = common::tiny().filter(|_| can_run()) else { return };
     let pair = two_guests("wire", &tiny);
     let (code, _, said) = pair.godwit(&["wire", "connect", "web:eth0", "db:eth1"]);
     assert!(code != 0 && said.contains("eth0"), "{said}");
@@ -149,7 +121,7 @@ fn a_wire_joins_two_guests_follows_both_and_collapses_where_they_meet() {
 
 #[test]
 fn a_guest_whose_network_cannot_be_isolated_stays_where_it_is_and_moves_when_it_can() {
-    let Some(tiny) = image().filter(|_| can_run()) else { return };
+    let Some(tiny) = common::tiny().filter(|_| can_run()) else { return };
     let pair = two_guests("pen", &tiny);
     pair.ok(&["wire", "connect", "web:eth0", "db:eth0"]);
     they_talk(&pair, "a", "b");
@@ -166,7 +138,7 @@ fn a_guest_whose_network_cannot_be_isolated_stays_where_it_is_and_moves_when_it_
 
 #[test]
 fn both_ends_of_a_wire_change_places_with_the_controller_gone() {
-    let Some(tiny) = image().filter(|_| can_run()) else { return };
+    let Some(tiny) = common::tiny().filter(|_| can_run()) else { return };
     let mut pair = two_guests("swap", &tiny);
     pair.ok(&["wire", "connect", "web:eth0", "db:eth0"]);
     they_talk(&pair, "a", "b");

@@ -455,7 +455,7 @@ async fn still_room(c: &Controller, record: &MoveRecord) -> Result<(), ApiError>
         _ => return Ok(()),
     }
     let vm = c.vm_record(&record.vm)?;
-    let (_, local) = check_source(c, &vm, None).await?;
+    let local = c.node_of(&vm.host)?.vm(vm.definition.id).await.ok();
     let check = to_check(&vm, local.as_ref(), record.order.vcpus, &record.place);
     // Whoever does not answer now is asked until it does.
     let Ok(report) = c.node_of(&record.order.to.name)?.check(&check).await else { return Ok(()) };

@@ -11,7 +11,7 @@
 
 use crate::record::{Life, VmRecord};
 use crate::rights::Caller;
-use crate::state::{Controller, HostRecord, conflict, invalid, missing};
+use crate::state::{Controller, HostRecord, conflict, invalid, missing, ready};
 use crate::store::{Change, Kind};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
@@ -103,12 +103,9 @@ fn all(c: &Controller) -> Result<Vec<PrecacheRecord>, ApiError> {
 pub(crate) fn volume_called(c: &Controller, who: &Caller, name: &Name) -> Result<(Volume, VmRecord), ApiError> {
     let volumes: Vec<Volume> = c.store.read_all(Kind::Volume)?;
     let volume = volumes.into_iter().find(|v| &v.name == name).ok_or_else(|| missing("volume", name))?;
-    let seen = c.vm_records()?.iter().any(|vm| vm.definition.name == volume.vm && who.sees(vm));
-    if !seen {
-        return Err(missing("volume", name));
-    }
-    let vm = c.vm_record(&volume.vm)?;
-    Ok((volume, vm))
+    let seen = |vm: &VmRecord| vm.definition.name == volume.vm && who.sees(vm);
+    let vm = c.vm_records()?.into_iter().find(seen).ok_or_else(|| missing("volume", name))?;
+    Ok((volume, ready(vm)?))
 }
 
 /// Where a host's node is, as it says now or said last.

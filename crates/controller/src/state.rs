@@ -71,6 +71,20 @@ pub fn missing(what: &str, name: impl std::fmt::Display) -> ApiError {
         .remedy(format!("`godwit {command} ls` lists what there is"))
 }
 
+/// A VM that is wholly there.
+///
+/// # Errors
+/// [`Problem::Conflict`] while it is being made or taken away.
+pub fn ready(vm: VmRecord) -> Result<VmRecord, ApiError> {
+    let name = &vm.definition.name;
+    match vm.life {
+        Life::Ready => Ok(vm),
+        Life::Creating => Err(conflict(format!("`{name}` is being created")).remedy("wait until that has ended")),
+        Life::Deleting => Err(conflict(format!("`{name}` is being deleted"))
+            .remedy("see that its host can be reached; where it still runs, `godwit vm stop --force` ends it")),
+    }
+}
+
 /// "Its state does not allow this".
 pub fn conflict(message: impl Into<String>) -> ApiError {
     ApiError::new(Problem::Conflict, message)
@@ -193,14 +207,16 @@ impl Controller {
     /// # Errors
     /// [`Problem::NotFound`], or [`Problem::Conflict`] while it is being made or taken away.
     pub fn vm_record(&self, name: &Name) -> Result<VmRecord, ApiError> {
+        ready(self.vm_called(name)?)
+    }
+
+    /// A VM, whatever its state.
+    ///
+    /// # Errors
+    /// [`Problem::NotFound`], or the store's.
+    pub fn vm_called(&self, name: &Name) -> Result<VmRecord, ApiError> {
         let vm = self.vm_records()?.into_iter().find(|vm| &vm.definition.name == name);
-        let vm = vm.ok_or_else(|| missing("VM", name))?;
-        match vm.life {
-            Life::Ready => Ok(vm),
-            Life::Creating => Err(conflict(format!("`{name}` is being created")).remedy("wait until that has ended")),
-            Life::Deleting => Err(conflict(format!("`{name}` is being deleted"))
-                .remedy("see that its host can be reached; where it still runs, `godwit vm stop --force` ends it")),
-        }
+        vm.ok_or_else(|| missing("VM", name))
     }
 
     /// Writes a VM.

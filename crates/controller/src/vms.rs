@@ -8,7 +8,7 @@ use crate::record::{Life, MoveRecord, Step, VmRecord};
 use crate::resolve::{contradicts, outrank};
 use crate::rights::Caller;
 use crate::spec::{self, Taken};
-use crate::state::{Controller, HostRecord, conflict, invalid, missing};
+use crate::state::{Controller, HostRecord, conflict, invalid, missing, ready};
 use crate::store::{Change, Counter, Kind};
 use axum::Json;
 use axum::extract::{Extension, Path, Query, State};
@@ -386,12 +386,9 @@ pub async fn start(State(c): Shared, Path(name): Path<Name>) -> Answer<Value> {
 }
 
 pub async fn stop(State(c): Shared, Path(name): Path<Name>, Json(how): Json<StopVm>) -> Answer<Value> {
-    let known = c.vm_records()?.into_iter().find(|vm| vm.definition.name == name);
+    let known = c.vm_called(&name)?;
     // One that runs after all, and is being deleted: its deletion waits for this.
-    let record = match known {
-        Some(going) if going.life == Life::Deleting => going,
-        _ => c.vm_record(&name)?,
-    };
+    let record = if known.life == Life::Deleting { known } else { ready(known)? };
     c.node_of(&record.host)?.stop(record.definition.id, how).await?;
     Ok(done())
 }
@@ -454,8 +451,7 @@ pub async fn list(State(c): Shared, Extension(who): Extension<Caller>) -> Answer
 }
 
 pub async fn show(State(c): Shared, Path(name): Path<Name>) -> Answer<Vm> {
-    let record =
-        c.vm_records()?.into_iter().find(|vm| vm.definition.name == name).ok_or_else(|| missing("VM", &name))?;
+    let record = c.vm_called(&name)?;
     let local = match c.node_of(&record.host) {
         Ok(node) => node.vm(record.definition.id).await.ok(),
         Err(_) => None,

@@ -53,6 +53,13 @@ impl Run {
         Self { folder }
     }
 
+    /// To bring its sites up.
+    fn up(&self) -> Command {
+        let mut command = Command::new(LAB);
+        command.arg("up").arg(self.folder.path().join("scenario.toml")).arg("--work").arg(self.work());
+        command
+    }
+
     fn work(&self) -> PathBuf {
         self.folder.path().join("work")
     }
@@ -722,9 +729,7 @@ fn sites_that_are_coming_up_go_with_whoever_is_interrupted_meanwhile() {
     let Some(_machine) = machine() else { return };
     let namespaces = network_namespaces();
     let run = Run::new(&scenario(""));
-    let mut up = Command::new(LAB);
-    up.arg("up").arg(run.folder.path().join("scenario.toml")).arg("--work").arg(run.work());
-    let mut up = up.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut up = run.up().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     assert!(gone_within(PATIENCE, || run.work().join("sites").exists()), "it does not come up");
     rustix::process::kill_process(rustix::process::Pid::from_child(&up), rustix::process::Signal::INT).unwrap();
     assert_eq!(up.wait().unwrap().code(), Some(130));
@@ -736,13 +741,7 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
     let Some(_machine) = machine() else { return };
     let namespaces = network_namespaces();
     let run = Run::new(&scenario(""));
-    let up = Command::new(LAB)
-        .arg("up")
-        .arg(run.folder.path().join("scenario.toml"))
-        .arg("--work")
-        .arg(run.work())
-        .output()
-        .unwrap();
+    let up = run.up().output().unwrap();
     assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
     let text = String::from_utf8_lossy(&up.stdout);
     assert!(text.contains("site a") && text.contains("10.99.0.11 in a"), "{text}");

@@ -45,12 +45,7 @@ async fn main() {
             loss,
             queue: Duration::from_millis(50),
         };
-        let to = b.addresses();
-        let addresses = Addresses {
-            control: wan::join(to.control, path, 1).await,
-            disk: wan::join(to.disk, path, 3).await,
-            memory: wan::join(to.memory, path, 5).await,
-        };
+        let addresses = wan::join_all(b.addresses(), path).await;
         let peer = Peer { identity: Identity::node(format!("b{n}")).unwrap(), addresses };
         let (ours, theirs) = tokio::join!(a.connect(peer), b.accept());
         let (ours, theirs) = (ours.unwrap(), theirs.unwrap());

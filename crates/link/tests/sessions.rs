@@ -184,8 +184,6 @@ async fn streams_of_64_mib_both_ways_are_exact_over_cuts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_messages_and_requests_are_exact_over_a_path_that_delays_loses_and_reorders() {
     let site = Site::new();
-    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
-    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
     let path = wan::Path {
         rate: 100e6,
         delay: Duration::from_millis(15),
@@ -193,14 +191,7 @@ async fn streams_messages_and_requests_are_exact_over_a_path_that_delays_loses_a
         loss: 0.02,
         queue: Duration::from_millis(50),
     };
-    let to = b.addresses();
-    let through = Addresses {
-        control: wan::join(to.control, path, 1).await,
-        disk: wan::join(to.disk, path, 3).await,
-        memory: wan::join(to.memory, path, 5).await,
-    };
-    let (ours, theirs) = tokio::join!(a.connect(peer("b", through)), b.accept());
-    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    let (_a, _b, ours, theirs) = pair_over(&site, path).await;
     let pieces = (1 << 20) / 32768;
     let mut tasks = vec![];
     for lane in [Lane::Disk, Lane::Memory] {
@@ -230,18 +221,9 @@ async fn streams_messages_and_requests_are_exact_over_a_path_that_delays_loses_a
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_goes_on_with_the_window_of_the_disk_that_has_just_ended() {
     let site = Site::new();
-    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
-    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
     let ms = Duration::from_millis;
     let path = wan::Path { rate: 200e6, delay: ms(20), jitter: Duration::ZERO, loss: 0.0, queue: ms(100) };
-    let to = b.addresses();
-    let addresses = Addresses {
-        control: wan::join(to.control, path, 1).await,
-        disk: wan::join(to.disk, path, 3).await,
-        memory: wan::join(to.memory, path, 5).await,
-    };
-    let (ours, theirs) = tokio::join!(a.connect(peer("b", addresses)), b.accept());
-    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    let (_a, _b, ours, theirs) = pair_over(&site, path).await;
     let window = |lane| ours.path(lane).unwrap().window;
     // So little of memory that its window, which grows by what is acknowledged, does not become large by itself.
     let carry = async |lane, bytes: usize| {
@@ -267,20 +249,20 @@ async fn memory_goes_on_with_the_window_of_the_disk_that_has_just_ended() {
     assert!(after < before, "both lanes have the disk's window: {after} of {before} bytes");
 }
 
-/// A slow path between two nodes: what is written waits at the sender.
-async fn slow_pair(site: &Site) -> (Endpoint, Endpoint, Session, Session) {
+/// Two nodes with such a path between them.
+async fn pair_over(site: &Site, path: wan::Path) -> (Endpoint, Endpoint, Session, Session) {
     let a = Endpoint::bind(config(), &site.node("a")).unwrap();
     let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let through = wan::join_all(b.addresses(), path).await;
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", through)), b.accept());
+    (a, b, ours.unwrap(), theirs.unwrap())
+}
+
+/// A slow path between two nodes: what is written waits at the sender.
+async fn slow_pair(site: &Site) -> (Endpoint, Endpoint, Session, Session) {
     let ms = Duration::from_millis;
     let path = wan::Path { rate: 20e6, delay: ms(10), jitter: Duration::ZERO, loss: 0.0, queue: ms(100) };
-    let to = b.addresses();
-    let addresses = Addresses {
-        control: wan::join(to.control, path, 1).await,
-        disk: wan::join(to.disk, path, 3).await,
-        memory: wan::join(to.memory, path, 5).await,
-    };
-    let (ours, theirs) = tokio::join!(a.connect(peer("b", addresses)), b.accept());
-    (a, b, ours.unwrap(), theirs.unwrap())
+    pair_over(site, path).await
 }
 
 /// A stream of the disk lane that is written to for ever, and read.

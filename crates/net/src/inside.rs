@@ -257,7 +257,10 @@ impl Net {
     /// The kernel's.
     pub async fn set_addresses(&self, link: LinkIndex, wanted: &[Prefix]) -> Result<(), NetError> {
         let object = format!("#{}", link.0);
-        for (_, message) in self.addresses(link).await?.into_iter().filter(|(prefix, _)| !wanted.contains(prefix)) {
+        let (there, left): (Vec<_>, Vec<_>) =
+            self.addresses(link).await?.into_iter().partition(|(prefix, _)| wanted.contains(prefix));
+        let takes = !left.is_empty();
+        for (_, message) in left {
             let gone = self.handle.address().del(message).execute().await;
             match gone.map_err(|e| failed("remove address of", &object)(e)) {
                 // It went along.
@@ -265,8 +268,9 @@ impl Net {
                 other => other?,
             }
         }
-        let there: Vec<Prefix> = self.addresses(link).await?.into_iter().map(|(prefix, _)| prefix).collect();
-        for prefix in wanted.iter().filter(|p| !there.contains(p)) {
+        // What went along is seen only now.
+        let there = if takes { self.addresses(link).await? } else { there };
+        for prefix in wanted.iter().filter(|p| there.iter().all(|(at, _)| at != *p)) {
             let added = self.handle.address().add(link.0, prefix.ip, prefix.length).execute().await;
             added.map_err(|e| failed("add address", &prefix.to_string())(e))?;
         }

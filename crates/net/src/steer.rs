@@ -190,12 +190,6 @@ impl Net {
         all.try_collect().await.map_err(failed("list", "rules"))
     }
 
-    async fn remove_rule(&self, rule: RuleMessage) -> Result<(), NetError> {
-        let table = table_of_rule(&rule);
-        let gone = self.handle.rule().del(rule).execute().await;
-        gone.map_err(|e| failed("remove rule for table", &table.to_string())(e))
-    }
-
     async fn routes_of(&self, table: u32) -> Result<Vec<RouteMessage>, NetError> {
         let mut ask = RouteMessage::default();
         ask.header.address_family = AddressFamily::Inet;
@@ -269,7 +263,8 @@ impl Net {
             changed = true;
         }
         for rule in left {
-            self.remove_rule(rule).await?;
+            let gone = self.handle.rule().del(rule).execute().await;
+            gone.map_err(|e| failed("remove rule for table", &table.to_string())(e))?;
             changed = true;
         }
         Ok(changed)
@@ -280,9 +275,7 @@ impl Net {
     /// # Errors
     /// The kernel's.
     pub async fn drop_table(&self, table: u32) -> Result<(), NetError> {
-        for rule in self.rules().await?.into_iter().filter(|rule| table_of_rule(rule) == table) {
-            self.remove_rule(rule).await?;
-        }
+        self.set_rules(&Steer { table, what: vec![] }).await?;
         self.set_table(table, &[]).await.map(|_| ())
     }
 

@@ -26,7 +26,7 @@ mod state;
 use crate::durable;
 use crate::failpoint::{Point, reach, reach_async};
 use crate::incoming::PROOF;
-use crate::keeping::{Timer, fatal, finished};
+use crate::keeping::{Timer, due, fatal, finished};
 use crate::node::Node;
 use crate::proto::{self, Note, Request};
 use godwit_api::component::{
@@ -1426,12 +1426,4 @@ async fn open(
     place.open(&wanted).await.map_err(refused)?;
     me.prove(node, definition.endpoints.clone());
     Ok(())
-}
-
-/// Resolves then; never where there is no such time.
-async fn due(when: Option<Instant>) {
-    match when {
-        Some(when) => tokio::time::sleep_until(when).await,
-        None => std::future::pending().await,
-    }
 }

@@ -42,10 +42,23 @@ impl Timer {
 
     /// Resolves when it goes off; never while it is not set.
     pub async fn due(self) {
-        match self.due {
-            Some(when) => tokio::time::sleep_until(when).await,
-            None => std::future::pending().await,
-        }
+        due(self.due).await;
+    }
+}
+
+/// Resolves then; never where there is no such time.
+pub(crate) async fn due(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Does in the background what may block; at once where there are no tasks.
+pub(crate) fn aside(work: impl FnOnce() + Send + 'static) {
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(work)),
+        Err(_) => work(),
     }
 }
 

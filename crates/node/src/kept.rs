@@ -83,10 +83,7 @@ pub fn forget(folder: &Path) {
         _ => {}
     }
     // It may be as large as the guest, and takes as long to be removed: whoever has just started that does not wait for it.
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(move || removed(&gone))),
-        Err(_) => removed(&gone),
-    }
+    crate::keeping::aside(move || removed(&gone));
 }
 
 /// Forgets the source's part.

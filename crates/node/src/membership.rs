@@ -16,7 +16,7 @@ use godwit_trust::{Credentials, Identity, KeyRequest, Revocations};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 /// The longest time between two looks at the clock: it may be set meanwhile.
@@ -78,7 +78,7 @@ impl Node {
     pub fn revoke(&self, list: &Revocations) -> Result<(), ApiError> {
         let failed = |e: &dyn std::fmt::Display| ApiError::new(Problem::Failed, format!("{}: {e}", self.name()));
         list.check().map_err(|e| ApiError::new(Problem::Invalid, e.to_string()))?;
-        let _listing = self.membership().listing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _listing = crate::parts::lock(&self.membership().listing);
         let before = self.credentials().revocations();
         if list.version <= before.version {
             return Ok(());

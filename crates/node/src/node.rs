@@ -500,9 +500,7 @@ impl Node {
                     }
                     Ok(Ok((Some(qemu), state))) => {
                         if parts.qemu().is_none() {
-                            let events = Self::expect_events(&parts);
-                            parts.set_qemu(Some(qemu.clone()));
-                            Self::watch(&parts, &qemu, events);
+                            Self::take(&parts, &qemu);
                         }
                         match state {
                             Ok(Some(godwit_vmm::State::Running)) => Seen::Running,
@@ -563,6 +561,13 @@ impl Node {
         events
     }
 
+    /// A QEMU is the VM's from now on, and heard.
+    fn take(parts: &Arc<Parts>, qemu: &Arc<Qemu>) {
+        let events = Self::expect_events(parts);
+        parts.set_qemu(Some(qemu.clone()));
+        Self::watch(parts, qemu, events);
+    }
+
     /// Hears what a QEMU of the VM says, which is its present one already: of another one the end is nobody's business.
     fn watch(parts: &Arc<Parts>, qemu: &Arc<Qemu>, events: tokio::sync::broadcast::Sender<godwit_vmm::QemuEvent>) {
         let (parts, weak) = (parts.clone(), Arc::downgrade(qemu));
@@ -606,9 +611,7 @@ impl Node {
             Ok(Err(error)) => return Err(ApiError::new(Problem::Failed, format!("`{}`: {error}", parts.name))),
             Err(_) => return Err(ApiError::new(Problem::Failed, "starting a QEMU ended in a bug of the node")),
         };
-        let events = Self::expect_events(parts);
-        parts.set_qemu(Some(qemu.clone()));
-        Self::watch(parts, &qemu, events);
+        Self::take(parts, &qemu);
         Ok(qemu)
     }
 

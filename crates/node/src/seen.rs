@@ -103,17 +103,13 @@ impl Marks {
 impl Drop for Marks {
     fn drop(&mut self) {
         let (Some(number), places) = (self.number, std::mem::take(&mut self.places)) else { return };
-        let remove = move || {
+        // Storage of others may take its time.
+        crate::keeping::aside(move || {
             for place in &places {
                 shared::remove_mark(place, number);
                 shared::remove_mark(place, number + 1);
             }
-        };
-        match tokio::runtime::Handle::try_current() {
-            // Storage of others may take its time.
-            Ok(runtime) => drop(runtime.spawn_blocking(remove)),
-            Err(_) => remove(),
-        }
+        });
     }
 }
 

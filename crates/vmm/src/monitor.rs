@@ -168,12 +168,12 @@ impl Monitor {
             let mut number = 0;
             if let Some((first, qmp)) = now {
                 number = first;
-                pump(&qmp, EventMark::BEGINNING, Missed::Nothing, &mut told, &mut on);
+                pump(&qmp, Missed::Nothing, &mut told, &mut on);
             }
             // Nobody keeps the connection open but the monitor.
             while let Some((next, qmp)) = monitor.after(number) {
                 number = next;
-                pump(&qmp, EventMark::BEGINNING, Missed::Perhaps, &mut told, &mut on);
+                pump(&qmp, Missed::Perhaps, &mut told, &mut on);
             }
             // A guest is not killed for a monitor that was let go; without one it can run, and be told nothing.
             while !monitor.shared.process.wait_gone(LONG) {}
@@ -255,7 +255,8 @@ struct Told {
 }
 
 /// Tells what a connection says, until it is closed.
-fn pump(qmp: &Qmp, mut mark: EventMark, mut missed: Missed, told: &mut Told, on: &mut impl FnMut(QemuEvent)) {
+fn pump(qmp: &Qmp, mut missed: Missed, told: &mut Told, on: &mut impl FnMut(QemuEvent)) {
+    let mut mark = EventMark::BEGINNING;
     loop {
         if missed == Missed::Perhaps && told.catch_up(qmp, on).is_some() {
             missed = Missed::Nothing;

@@ -162,8 +162,9 @@ impl fmt::Display for Trouble {
     }
 }
 
-pub(crate) async fn run(script: &str) -> Result<(), String> {
-    listed(script).await.map(drop).map_err(|why| why.to_string())
+/// What `nft` answers, or in words why it has not done as it was told.
+pub(crate) async fn run(script: &str) -> Result<String, String> {
+    listed(script).await.map_err(|why| why.to_string())
 }
 
 /// What `nft` answers, in the network namespace of the thread that calls, as everything here.

@@ -3,42 +3,75 @@
 #[allow(dead_code, reason = "not every test that ends daemons has a pair of hosts")]
 pub mod pair;
 
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
-/// The command line of a kernel whose process 1 is what [`tiny`] was given.
+/// How `vm create` is told to start a guest whose process 1 is what [`with_script`] was given.
 #[allow(dead_code, reason = "not every test has guests of its own")]
-pub const LOAD: &str =
-    "console=ttyS0 quiet panic=-1 oops=panic random.trust_cpu=on no_timer_check tsc=reliable nosoftlockup rdinit=/load";
+pub const BOOTS: [&str; 9] = [
+    "--cpu",
+    "qemu64,+rdrand",
+    "--kernel",
+    "vmlinuz",
+    "--initrd",
+    "initrd",
+    "--cmdline",
+    "console=ttyS0 quiet panic=-1 oops=panic random.trust_cpu=on no_timer_check tsc=reliable nosoftlockup rdinit=/load",
+    "--start",
+];
 
-/// Puts `vmlinuz` and `initrd` of the tiny image into a folder of images, with a shell script as `/load`. False, and said, without that image.
-#[allow(dead_code, reason = "as above")]
-pub fn tiny(images: &Path, load: &str) -> bool {
-    let all = std::env::var_os("GODWIT_IMAGES").map_or_else(|| "/var/cache/godwit-lab/images".into(), PathBuf::from);
-    let image = all.join("tiny");
-    let cpio = Command::new("cpio").arg("--version").output().is_ok();
-    if !cpio || !image.join("initrd").exists() {
-        eprintln!("SKIPPED: this needs cpio and the tiny image (scripts/setup.sh)");
-        return false;
+/// What such a guest's script begins with.
+#[allow(dead_code, reason = "not every test has guests of its own")]
+const FIRST: &str = r#"#!/bin/busybox sh
+export PATH=/bin
+mount -t proc proc /proc
+mount -t devtmpfs devtmpfs /dev
+exec </dev/console >/dev/console 2>&1
+while read -r module; do insmod "/lib/modules/$module"; done </lib/modules/order
+"#;
+
+/// The lab's tiny image, where it has been made; says so, where not.
+#[allow(dead_code, reason = "not every test has guests of its own")]
+pub fn tiny() -> Option<PathBuf> {
+    let images = std::env::var_os("GODWIT_IMAGES").map_or_else(|| "/var/cache/godwit-lab/images".into(), PathBuf::from);
+    let tiny = images.join("tiny");
+    if tiny.join("initrd").exists() && tiny.join("vmlinuz").exists() {
+        return Some(tiny);
     }
-    std::fs::copy(image.join("vmlinuz"), images.join("vmlinuz")).unwrap();
+    eprintln!("SKIPPED: this needs the tiny image: scripts/setup.sh makes it");
+    None
+}
+
+/// An archive in cpio's form `newc` with one program.
+#[allow(dead_code, reason = "not every test has guests of its own")]
+fn archive(name: &str, program: &[u8]) -> Vec<u8> {
+    let mut out = vec![];
+    for (name, mode, bytes) in [(name, 0o100_755, program), ("TRAILER!!!", 0, &b""[..])] {
+        let field = |value: usize| format!("{value:08x}");
+        let fields = [1, mode, 0, 0, 1, 0, bytes.len(), 0, 0, 0, 0, name.len() + 1, 0].map(field).concat();
+        out.extend(format!("070701{fields}{name}\0").into_bytes());
+        out.resize(out.len().next_multiple_of(4), 0);
+        out.extend(bytes);
+        out.resize(out.len().next_multiple_of(4), 0);
+    }
+    out
+}
+
+/// Puts `vmlinuz` and `initrd` of the tiny image into a folder of images, with one more program.
+#[allow(dead_code, reason = "not every test has guests of its own")]
+pub fn with_program(tiny: &Path, images: &Path, name: &str, program: &[u8]) {
+    std::fs::copy(tiny.join("vmlinuz"), images.join("vmlinuz")).unwrap();
+    let mut initrd = std::fs::read(tiny.join("initrd")).unwrap();
     // A second archive behind the first: the kernel unpacks both.
-    let more = images.join("more");
-    std::fs::create_dir(&more).unwrap();
-    std::fs::write(more.join("load"), load).unwrap();
-    std::fs::set_permissions(more.join("load"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let mut cpio = Command::new("cpio");
-    cpio.args(["--quiet", "--create", "--format=newc", "--owner=0:0"]).current_dir(more);
-    let mut packing = cpio.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    packing.stdin.take().unwrap().write_all(b"load\n").unwrap();
-    let packed = packing.wait_with_output().unwrap().stdout;
-    let mut initrd = std::fs::read(image.join("initrd")).unwrap();
     initrd.resize(initrd.len().next_multiple_of(512), 0);
-    initrd.extend(packed);
+    initrd.extend(archive(name, program));
     std::fs::write(images.join("initrd"), initrd).unwrap();
-    true
+}
+
+/// As [`with_program`], with a script that is process 1: it begins with [`FIRST`].
+#[allow(dead_code, reason = "not every test has guests of its own")]
+pub fn with_script(tiny: &Path, images: &Path, script: &str) {
+    with_program(tiny, images, "load", [FIRST, script].concat().as_bytes());
 }
 
 /// The QEMUs of a test: found by the folder that only they have in their command lines, since they outlive their nodes by design.

@@ -60,6 +60,23 @@ pub struct Pair {
     pub sites: HashMap<&'static str, String>,
 }
 
+/// The network namespace of a process.
+pub fn space_of(pid: u32) -> std::fs::File {
+    std::fs::File::open(format!("/proc/{pid}/ns/net")).unwrap()
+}
+
+/// Carries something out in a network namespace.
+pub fn inside<T: Send + 'static>(
+    space: std::fs::File,
+    what: impl FnOnce() -> T + Send + 'static,
+) -> std::thread::JoinHandle<T> {
+    std::thread::spawn(move || {
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), kind).unwrap();
+        what()
+    })
+}
+
 impl Pair {
     /// With its controller, before any node.
     pub fn new(test: &str) -> Self {
@@ -205,12 +222,7 @@ impl Pair {
         let at = std::net::SocketAddr::from(([10, 99, 0, number], 7410));
         let space = std::fs::File::open(format!("/run/netns/{}", self.space("c"))).unwrap();
         let (method, path, name) = (method.to_owned(), path.to_owned(), name.to_owned());
-        let asked = std::thread::spawn(move || {
-            rustix::thread::move_into_link_name_space(
-                std::os::fd::AsFd::as_fd(&space),
-                Some(rustix::thread::LinkNameSpaceType::Network),
-            )
-            .unwrap();
+        let asked = inside(space, move || {
             let patience = Duration::from_secs(5);
             let client = godwit_api::Client::new(at, Identity::node(&name).unwrap(), &credentials, patience);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -285,12 +285,9 @@ fn known<'a>(
     let on_link = copied.disk_wire.map_or(1.0, |span| span.likely).max(1e-3);
     let whole = local.allocated.min(size).0 as f64;
     let written = written.unwrap_or(if off || own == 0 { 0.0 } else { WRITES });
-    let mut strategies = match (off, own) {
-        (true, _) => vec![Strategy::Cold],
-        (false, 0) => vec![Strategy::Mirror],
-        (false, _) => vec![Strategy::Mirror, Strategy::Postcopy],
-    };
-    if wanted.cold && !off {
+    // For one that runs; of one that is off the fleet knows that it goes cold.
+    let mut strategies = if own == 0 { vec![Strategy::Mirror] } else { vec![Strategy::Mirror, Strategy::Postcopy] };
+    if wanted.cold {
         strategies.push(Strategy::Cold);
     }
     let fleet = FleetVm {

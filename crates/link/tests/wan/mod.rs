@@ -1,5 +1,6 @@
 //! A path over a WAN, for one UDP port: a rate, a delay, a queue that drops what does not fit, and loss from a seed.
 
+use godwit_link::Addresses;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
@@ -117,4 +118,13 @@ pub async fn join(to: SocketAddr, path: Path, seed: u64) -> SocketAddr {
         }
     });
     address
+}
+
+/// As [`join`], with such a path for each lane.
+pub async fn join_all(to: Addresses, path: Path) -> Addresses {
+    Addresses {
+        control: join(to.control, path, 1).await,
+        disk: join(to.disk, path, 3).await,
+        memory: join(to.memory, path, 5).await,
+    }
 }

@@ -11,16 +11,10 @@
 use super::PREFIX;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::process::Stdio;
-use std::time::Duration;
-use tokio::process::Command;
-use tokio::time::timeout;
 
 /// The mark of packets that others have given to this host to be carried.
 pub const CARRIED: u32 = 0x6777;
 const TABLE: &str = "inet godwit-extenders";
-/// How long `nft` may take to print it.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a carrier passes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -113,14 +107,7 @@ pub async fn enforce(passing: &Passing) -> Result<InForce, String> {
 /// # Errors
 /// `nft`'s words: there are none.
 pub async fn in_force() -> Result<InForce, String> {
-    let mut nft = Command::new("nft");
-    nft.args(["list", "table"]).args(TABLE.split(' ')).stdin(Stdio::null()).kill_on_drop(true);
-    match timeout(PATIENCE, nft.output()).await {
-        Err(_) => Err(format!("nft did not end within {PATIENCE:?}")),
-        Ok(Err(error)) => Err(format!("nft: {error}")),
-        Ok(Ok(output)) if !output.status.success() => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        Ok(Ok(output)) => Ok(InForce::read(&String::from_utf8_lossy(&output.stdout))),
-    }
+    Ok(InForce::read(&crate::guard::run(&format!("list table {TABLE}")).await?))
 }
 
 /// No rule is left.
