@@ -1,32 +1,25 @@
 # shellcheck shell=bash
 # QEMU of Debian's backports, unpacked into a folder. Sourced, never run.
 
-readonly QEMU10_SUITE=bookworm-backports
-readonly QEMU10_KEYS=/usr/share/keyrings/debian-archive-keyring.gpg
+# shellcheck source=images/aside.sh
+. "$(dirname "${BASH_SOURCE[0]}")/aside.sh"
 
-qemu10_apt() { # WORK COMMAND...
-    local work=$1
-    shift
-    apt-get -qq -o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$work/lists" \
-        -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root -o Acquire::Languages=none "$@" >&2
-}
+readonly QEMU10_SUITE=bookworm-backports
 
 # A folder `bin` with a `qemu-system-x86_64` that finds its own firmware. Whole or not at all: the first command that fails ends it, and its
 # caller, under `set -e`. So nobody may call it in a condition, where bash ignores that.
 qemu10_unpack() { # FOLDER
     local folder=$1 work
     [ -x "$folder/bin/qemu-system-x86_64" ] && return
-    [ -r "$QEMU10_KEYS" ] || die "$QEMU10_KEYS is missing: run: apt-get install debian-archive-keyring"
     mkdir -p "$(dirname "$folder")" || die "cannot make $(dirname "$folder"): set GODWIT_QEMU10 to a directory that can be written"
     work=$(mktemp -d "$folder.XXXXXX")
     (
         trap 'rm -rf "$work"' EXIT
-        mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/debs" "$work/made/root" "$work/made/bin"
-        echo "deb [signed-by=$QEMU10_KEYS] http://deb.debian.org/debian $QEMU10_SUITE main" >"$work/sources.list"
+        mkdir -p "$work/debs" "$work/made/root" "$work/made/bin"
         say "fetching QEMU of $QEMU10_SUITE"
-        qemu10_apt "$work" update || die "cannot read $QEMU10_SUITE's package lists: is deb.debian.org to be reached?"
+        aside_update "$work" deb "$QEMU10_SUITE"
         cd "$work/debs"
-        qemu10_apt "$work" download {qemu-system-x86,qemu-system-common,qemu-system-data,seabios}"/$QEMU10_SUITE" ||
+        aside_apt "$work" download {qemu-system-x86,qemu-system-common,qemu-system-data,seabios}"/$QEMU10_SUITE" ||
             die "cannot download qemu-system-x86 of $QEMU10_SUITE: apt's message is above"
         for package in ./*.deb; do dpkg-deb -x "$package" "$work/made/root"; done
         cat >"$work/made/bin/qemu-system-x86_64" <<PROGRAM

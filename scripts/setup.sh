@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires|api|qemu10 ...]
+# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|libnbd|wires|api|qemu10 ...]
 #
 # Brings this machine to where `make test` and `make demo` run: Debian packages,
 # a Rust tool-chain (checked, not installed) and guest images (tiny unless named
@@ -17,6 +17,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 wanted=()
 deb=no
 nbd=no
+libnbd=no
 wires=no
 api=no
 qemu10=no
@@ -26,13 +27,14 @@ for argument in "$@"; do
         tiny | debian) wanted+=("$argument") ;;
         deb) deb=yes ;; # what makes Debian packages; no image
         nbd) nbd=yes ;; # what our NBD server is measured and tried against; no image
+        libnbd) libnbd=yes ;; # libnbd's own tests, in source; no image
         qemu10) qemu10=yes ;; # a second QEMU, unpacked beside the installed one; no image
         wires) wires=yes ;; # the tunnels that wires are measured against; no image
         api) api=yes ;; # what asks the API by its document; no image
-        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|wires|api|qemu10 ...]" ;;
+        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|libnbd|wires|api|qemu10 ...]" ;;
     esac
 done
-case "$deb$nbd$wires$api$qemu10" in *yes*) ;; *) [ ${#wanted[@]} -gt 0 ] || wanted=(tiny) ;; esac
+case "$deb$nbd$libnbd$wires$api$qemu10" in *yes*) ;; *) [ ${#wanted[@]} -gt 0 ] || wanted=(tiny) ;; esac
 images=${GODWIT_IMAGES:-/var/cache/godwit-lab/images}
 images=${images%/}
 
@@ -50,6 +52,7 @@ packages=(
 case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap systemd) ;; esac
 [ "$deb" = no ] || packages+=(dpkg-dev binutils lintian)
 [ "$nbd" = no ] || packages+=(fio nbdkit python3-libnbd)
+[ "$libnbd" = no ] || packages+=(libnbd-dev python3-libnbd gnutls-bin dpkg-dev)
 [ "$wires" = no ] || packages+=(openvpn socat)
 [ "$api" = no ] || packages+=(python3-venv curl)
 
@@ -87,6 +90,15 @@ if [ "$qemu10" = yes ]; then
     . "$root/images/qemu10.sh"
     qemu10_unpack "$QEMU10"
     say "QEMU 10 is in $QEMU10/bin"
+fi
+
+# ---- libnbd's tests -------------------------------------------------------
+
+if [ "$libnbd" = yes ]; then
+    # shellcheck source=images/libnbd.sh
+    . "$root/images/libnbd.sh"
+    libnbd_unpack "$(dirname "$images")/libnbd"
+    say "libnbd's source is in $(dirname "$images")/libnbd"
 fi
 
 # ---- Rust -----------------------------------------------------------------

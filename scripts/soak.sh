@@ -60,9 +60,10 @@ if part follows "guests whose memory follows them: in simulation, and between no
         tests -p godwit --test postcopy -- --ignored --nocapture
     done
 fi
-if part nbd "our NBD server under the clients that others wrote: fio's checks, libnbd's own calls"; then
-    scripts/setup.sh nbd
+if part nbd "our NBD server under the clients that others wrote: fio's checks, libnbd's own calls, and its interop tests"; then
+    scripts/setup.sh nbd libnbd
     scripts/interop-nbd.sh "$target/release/godwit"
+    scripts/interop-libnbd.sh "$target/release/godwit"
 fi
 if part api "the whole API, by its own document"; then
     scripts/setup.sh api

@@ -266,6 +266,9 @@ pub struct MoveOrder {
     /// What it is to spare.
     #[serde(default)]
     pub policy: Policy,
+    /// How long ago it was ordered when this was sent, or its turn came behind others, in milliseconds: a deadline counts from there.
+    #[serde(default)]
+    pub ordered_ms_ago: u64,
     /// By how much, in percent, the guest's CPUs may be slowed when it writes faster than the link carries. None: not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<u8>,

@@ -228,7 +228,7 @@ pub struct WantedMoves {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MoveTogether {
-    /// The VMs. The smallest memory goes first; the next begins when the one before runs at its destination, or has failed.
+    /// The VMs. The one that is foretold to be over soonest goes first, or the smallest memory; the next begins when the one before runs at its destination, or has failed.
     #[schemars(length(min = 1, max = 64))]
     pub vms: Vec<Name>,
     /// A host, or a site: for each VM its first host without blockers.

@@ -52,7 +52,7 @@ pub(crate) const MAX_HEAD: usize = 64 << 10;
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// How long requests under way may go on after `shutdown`.
-const GRACE: Duration = Duration::from_secs(5);
+pub const GRACE: Duration = Duration::from_secs(5);
 
 /// How often a connection that stands is asked whether its peer may stay. A revoked peer that follows a stream of events
 /// sees at most so much more of it.

@@ -629,8 +629,8 @@ pub struct CreateArgs {
 pub struct MoveArgs {
     #[command(subcommand)]
     pub command: Option<MoveCommand>,
-    /// The VM, or a component that was made; several VMs go one after another, the smallest memory first, and the next when the one
-    /// before runs there
+    /// The VM, or a component that was made; several VMs go one after another, first the one that is foretold to be over soonest, and the
+    /// next when the one before runs there
     #[arg(required = true, value_name = "VM")]
     pub vms: Vec<Name>,
     /// Where to: a site, or a host
@@ -644,14 +644,17 @@ pub struct MoveArgs {
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub limit: Option<BitRate>,
     /// What the move is to spare: `least-downtime`; `least-total`, its time; `least-bytes`; `max-downtime=300ms`, or it is given up
-    /// and the VM stays; `deadline=90s`, by which memory is to be through
+    /// and the VM stays; `deadline=90s`: by then the guest is to run there, counted from this order, or from its turn where several VMs
+    /// go, or as soon as possible where its memory cannot begin before that; blocks that follow it may take longer
     #[arg(long, value_name = "POLICY", default_value = "least-downtime")]
     pub policy: Policy,
-    /// Slow the guest's CPUs by up to so many percent when it writes faster than the link carries; without, they are left alone
+    /// Slow the guest's CPUs by up to so many percent when it writes faster than the link carries; without, they are left alone. Not with
+    /// `least-bytes`, which stops the guest before that shows
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
     pub throttle: Option<u8>,
     /// An experiment, which the controller has to allow: let a part of memory follow the guest where the rounds do not get shorter, if that
-    /// is predicted to take no longer than TIME; if the source's host is lost meanwhile, so is the memory (`memory-lost`)
+    /// is predicted to take no longer than TIME; if the source's host is lost meanwhile, so is the memory (`memory-lost`). Not with
+    /// `least-bytes`
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "30s",
           conflicts_with = "keep_checkpoint")]
     pub memory_postcopy: Option<MaxDrain>,

@@ -60,7 +60,7 @@ pub fn controller(args: ControllerArgs, global: &Global) -> Result<(), Failure> 
     })?)
 }
 
-/// For so long a node that ends waits for what it is doing on disks.
+/// For so long a node that could not start waits for what it is doing on disks.
 const LETTING_GO: Duration = Duration::from_secs(5);
 
 /// Runs a node until a signal. Its guests stay.
@@ -111,11 +111,36 @@ pub fn node(args: NodeArgs, global: &Global) -> Result<(), Failure> {
             let (manager, node) = (manager.clone(), node.clone());
             tokio::spawn(async move { manager.serve(|| godwit_node::health::look(&node)).await });
         };
-        godwit_node::run(config, up, told_to_end(manager.clone())?).await
+        let told = told_to_end(manager.clone())?;
+        let told = async move {
+            told.await;
+            let bound = std::thread::Builder::new().name("bound".into()).spawn(end_in_time);
+            if let Err(error) = bound {
+                tracing::warn!(%error, "no thread that ends the node where its storage stands");
+            }
+        };
+        godwit_node::run(config, up, told).await
     });
-    // What still blocks, on storage that stands or with a copy that is long, is what a crash leaves as well: guests do not wait for it.
-    runtime.shutdown_timeout(LETTING_GO);
-    Ok(done?)
+    match done {
+        Ok(ending) => {
+            // To let go of all that it holds would close files, and wait for storage that stands; the end of the process lets go of them as well.
+            std::mem::forget(ending.end(runtime));
+            Ok(())
+        }
+        Err(error) => {
+            runtime.shutdown_timeout(LETTING_GO);
+            Err(error.into())
+        }
+    }
+}
+
+/// Ends the process when a stop has taken as long as it may: what should have done so may stand with the storage itself.
+fn end_in_time() {
+    std::thread::sleep(godwit_node::ending::LONGEST);
+    tracing::error!(
+        "storage stands: the node ends without having closed all its replicas; what was written last travels again"
+    );
+    std::process::exit(0)
 }
 
 /// Whose certificate it is.

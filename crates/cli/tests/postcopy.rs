@@ -1,7 +1,6 @@
 //! Memory that follows its guest (post-copy): real nodes, real QEMUs, a link that is slower than the guest, and what may happen on the way.
 //!
-//! The guest proves by itself that no page was lost or came late: it writes 8 MiB in passes, and before it writes a word it looks whether
-//! that is what the pass before has written. One that is not stops it, and is remembered.
+//! The guest proves by itself that no page was lost or came late: see [`common::checker`]. It writes 8 MiB.
 //!
 //! How far a round is behind depends on who else uses the machine. So the point `diverge` says that rounds do not converge, and nothing here
 //! bounds how long memory is predicted to follow but where that is what is tested.
@@ -10,45 +9,15 @@
 
 mod common;
 
+use common::checker;
 use common::pair::{Pair, can_run};
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::public::Move;
 use serde_json::json;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static MACHINE: Mutex<()> = Mutex::new(());
 
-/// Words with no pattern that a codec would find, from 1 MiB on; the number of passes at 0x7e00, and what was wrong at 0x7e04.
-const CHECKER: [u8; 162] = [
-    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, // cli; ds = ss = 0; sp = 0x7c00
-    0x66, 0x0f, 0x01, 0x16, 0x9c, 0x7c, //                         lgdtl gdtr
-    0x0f, 0x20, 0xc0, 0x0c, 0x01, 0x0f, 0x22, 0xc0, //             protected mode
-    0xbb, 0x08, 0x00, 0x8e, 0xdb, //                               ds = all memory
-    0x24, 0xfe, 0x0f, 0x22, 0xc0, //                               and back
-    0x66, 0x31, 0xed, //                                           pass = 0
-    0x66, 0xbf, 0x00, 0x00, 0x10, 0x00, //                   pass: at = 1 MiB
-    0x66, 0x85, 0xed, 0x74, 0x0e, //                         word: if pass > 0
-    0x66, 0x89, 0xe9, 0x66, 0x49, 0xe8, 0x2e, 0x00, //                 eax = value(at, pass - 1)
-    0x67, 0x66, 0x39, 0x07, 0x75, 0x20, //                             if [at] != eax: wrong
-    0x66, 0x89, 0xe9, 0xe8, 0x22, 0x00, //                         eax = value(at, pass)
-    0x67, 0x66, 0x89, 0x07, //                                     [at] = eax
-    0x66, 0x83, 0xc7, 0x04, //                                     at += 4
-    0x66, 0x81, 0xff, 0x00, 0x00, 0x90, 0x00, 0x75, 0xd6, //       if at < 9 MiB: word
-    0x66, 0x45, 0x66, 0x89, 0x2e, 0x00, 0x7e, 0xeb, 0xc7, //       [0x7e00] = ++pass; pass
-    0x66, 0x89, 0x3e, 0x04, 0x7e, 0xf4, 0xeb, 0xfd, //      wrong: [0x7e04] = at; hlt
-    0x66, 0x69, 0xc1, 0x35, 0xae, 0xb2, 0xc2, //            value: eax = ecx * 0xc2b2ae35
-    0x66, 0x01, 0xf8, //                                           eax += edi
-    0x66, 0x69, 0xc0, 0xb1, 0x79, 0x37, 0x9e, //                   eax *= 0x9e3779b1
-    0x66, 0x89, 0xc2, 0x66, 0xc1, 0xea, 0x0f, 0x66, 0x31, 0xd0, // eax ^= eax >> 15
-    0x66, 0x69, 0xc0, 0x6b, 0xca, 0xeb, 0x85, 0xc3, //             eax *= 0x85ebca6b; ret
-    0x8d, 0x74, 0x00, //                                           (padding)
-    0, 0, 0, 0, 0, 0, 0, 0, //                                gdt: nothing
-    0xff, 0xff, 0x00, 0x00, 0x00, 0x92, 0xcf, 0x00, //             all memory
-    0x0f, 0x00, 0x8c, 0x7c, 0x00, 0x00, //                   gdtr: 15, gdt
-];
 const MEMORY: u64 = (64 << 20) + 8192;
 /// What the link carries. A round over what the guest writes takes over three seconds then.
 const LIMIT: &str = "20Mbit/s";
@@ -72,11 +41,8 @@ fn world(name: &str) -> Option<World> {
     pair.start_controller();
     pair.start_node("a");
     pair.start_node("b");
-    let mut disk = vec![0; 1 << 20];
-    disk[..CHECKER.len()].copy_from_slice(&CHECKER);
-    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
     let path = pair.path("disk-web");
-    std::fs::write(&path, disk).unwrap();
+    std::fs::write(&path, checker::disk(8)).unwrap();
     let spec = json!({"memory": MEMORY, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
                       "disks": [{"volume": "web", "size": 1 << 20, "from": path}]});
     pair.create("web", &spec);
@@ -87,24 +53,11 @@ fn world(name: &str) -> Option<World> {
     Some(world)
 }
 
-/// The RAM of a host's only guest.
-fn ram(pair: &Pair, host: &str) -> Option<File> {
-    let [pid] = pair.guests(host)[..] else { return None };
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    let is_memory = |path: &PathBuf| {
-        let link = std::fs::read_link(path).unwrap_or_default();
-        link.to_string_lossy().contains("memfd:") && path.metadata().is_ok_and(|m| m.len() == MEMORY)
-    };
-    File::open(fds.filter_map(|fd| Some(fd.ok()?.path())).find(is_memory)?).ok()
-}
-
 impl World {
     /// Passes that the guest at `host` has made, and what it has found wrong.
     fn passes(&self, host: &str) -> Option<(u32, u32)> {
-        let mut bytes = [0; 8];
-        ram(&self.pair, host)?.read_exact_at(&mut bytes, 0x7e00).ok()?;
-        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-        Some((word(0), word(4)))
+        let [pid] = self.pair.guests(host)[..] else { return None };
+        checker::passes(pid, MEMORY)
     }
 
     /// The guest makes so many more passes at `host`, and finds nothing wrong.

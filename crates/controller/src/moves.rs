@@ -4,6 +4,7 @@
 //! die at any time: the record says where the saga was, and the next controller goes on from there.
 
 use crate::failpoint::{Point, reach};
+use crate::predictions::Ahead;
 use crate::record::{MoveRecord, Step, VmRecord};
 use crate::rights::Caller;
 use crate::saga::{Next, Said, Seen, is_owner_after, merge, next};
@@ -21,7 +22,7 @@ use godwit_api::progress::{DiskProgress, MoveBytes, MoveProgress, NoteKind, Outc
 use godwit_api::public::{DryRun, MOST_LISTED, Move, StartMove, WantedMoves};
 use godwit_api::vm::Placement;
 use godwit_api::{ApiError, Name, Problem};
-use godwit_units::{BitRate, Bytes, MoveId, VmId};
+use godwit_units::{BitRate, Bytes, MoveId, Policy, VmId};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -257,8 +258,24 @@ fn allowed(what: &str) -> Result<(), ApiError> {
         .remedy(format!("move without it; or start the controller with {EXPERIMENTAL}={what}")))
 }
 
+/// Refuses what has nothing to do by the order's policy.
+fn is_of_use(order: &StartMove) -> Result<(), ApiError> {
+    let named = [("throttle", order.throttle.is_some()), ("memory_postcopy", order.memory_postcopy.is_some())];
+    match named.into_iter().find(|(_, is_wanted)| *is_wanted) {
+        Some((what, _)) if order.policy == Policy::LeastBytes => {
+            let why = format!(
+                "{what}: by least-bytes the guest is stopped after the first round, before it is known whether it writes faster than the link \
+                 carries"
+            );
+            Err(invalid(why).remedy(format!("order it anew with another policy, or without {what}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Checks an order, and whether who gives it may.
 pub(crate) async fn check(c: &Controller, who: &Caller, order: &StartMove) -> Result<Plan, ApiError> {
+    is_of_use(order)?;
     if order.memory_postcopy.is_some() && order.keep_checkpoint {
         let both = "memory_postcopy and keep_checkpoint: what is kept is what was sent before the guest went, which is not all of a guest whose \
                     memory follows it";
@@ -287,8 +304,8 @@ pub(crate) fn admitted(plan: &Plan) -> Result<(&HostFacts, &LocalVm), ApiError> 
 }
 
 /// What is foretold of a move that can begin now.
-pub(crate) async fn foretold(c: &Controller, order: &StartMove, plan: &Plan) -> Option<Foretold> {
-    let (facts, local) = admitted(plan).ok()?;
+pub(crate) async fn foretold(c: &Controller, order: &StartMove, plan: &Plan) -> Ahead {
+    let Ok((facts, local)) = admitted(plan) else { return Ahead::default() };
     crate::predictions::before(c, &plan.vm, (&plan.to, facts), local, order).await
 }
 
@@ -345,6 +362,8 @@ fn fits(
             disk: order.disk,
             limit: order.limit,
             policy: order.policy,
+            // Said each time that it is sent.
+            ordered_ms_ago: 0,
             throttle: order.throttle,
             memory_postcopy: order.memory_postcopy,
             vcpus: order.vcpus,
@@ -363,6 +382,7 @@ fn fits(
         claim: None,
         superseded: false,
         after,
+        turn_unix_us: None,
         prediction,
         place: order.place.clone(),
     };
@@ -385,7 +405,7 @@ pub async fn start(
         let answer = DryRun { vm: order.vm, from: vm.host, to: to.name, blockers };
         return Ok(Json(answer).into_response());
     }
-    let prediction = foretold(&c, &order, &plan).await;
+    let prediction = foretold(&c, &order, &plan).await.told;
     let record = store(&c, vec![(&order, &plan, prediction)])?.remove(0);
     let id = record.id();
     let (accepted, answer) = oneshot::channel();
@@ -421,6 +441,11 @@ async fn carry_on(c: Arc<Controller>, mut record: MoveRecord, accepted: Option<A
     tracing::info!(from = %record.from, to = %record.order.to.name, step = ?record.step, "driving a move");
     if record.step == Step::Begin {
         crate::together::turn(&c, &record).await;
+        if record.after.is_some() && record.turn_unix_us.is_none() {
+            record.turn_unix_us = Some(unix_us());
+            // Also for a controller that is restarted now. One that was ended meanwhile is found to be below.
+            step(&c, &mut record, Step::Begin).await;
+        }
         reach(Point::SagaStored, record.order.vm).await;
         let answer = match still_room(&c, &record).await {
             Ok(()) => begin(&c, &mut record).await,
@@ -474,6 +499,7 @@ fn to_check(vm: &VmRecord, local: Option<&LocalVm>, vcpus: Option<u32>, place: &
 async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> {
     crate::placing::make_all(c, record).await?;
     let node = c.node_of(&record.from)?;
+    let turn = record.turn_unix_us.unwrap_or(record.ordered_unix_us);
     // The same reason is noted once, however often it is met.
     let mut told = None;
     loop {
@@ -492,7 +518,8 @@ async fn begin(c: &Controller, record: &mut MoveRecord) -> Result<(), ApiError> 
             }
         } else {
             reach(Point::SagaOrdering, record.order.vm).await;
-            match node.begin(&crate::allow::order(c, record)?).await {
+            let ordered_ms_ago = unix_us().saturating_sub(turn) / 1000;
+            match node.begin(&MoveOrder { ordered_ms_ago, ..crate::allow::order(c, record)? }).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.problem == Problem::Unreachable => {
                     if told.as_ref() != Some(&error.message) {

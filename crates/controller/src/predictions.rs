@@ -35,7 +35,7 @@ use godwit_predict::{
     Timeline, Wire, simulate_on,
 };
 use godwit_units::{BitRate, Bytes, Policy, Span, VmId};
-use past::{Pair, WORK};
+use past::{FEWEST, HARD_WORK, Pair, WORK};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -136,14 +136,31 @@ fn destination(c: &Controller, vm: &VmRecord, to: &Name) -> Result<HostRecord, A
         .ok_or_else(|| conflict(format!("`{}` is there already, or `{to}` has no other host", vm.definition.name)))
 }
 
-/// What is foretold of a move that is about to begin, by the way that was ordered; none where nothing can be said in time.
+/// What was found out of a move that is about to begin; at first nothing.
+#[derive(Debug, Default)]
+pub struct Ahead {
+    /// What it takes, where that can be said in time.
+    pub told: Option<Foretold>,
+    /// It never ends, as far as can be foreseen: its guest writes faster to its disks than they are mirrored.
+    pub never: bool,
+}
+
+impl Ahead {
+    /// How long the move itself takes, in seconds. None where nobody knows, as of one that will be given up.
+    #[must_use]
+    pub fn own_s(&self) -> Option<f64> {
+        if self.never { Some(f64::INFINITY) } else { self.told.as_ref().map(Foretold::own_s) }
+    }
+}
+
+/// What is foretold of a move that is about to begin, by the way that was ordered.
 pub async fn before(
     c: &Controller,
     vm: &VmRecord,
     (to, facts): (&HostRecord, &HostFacts),
     local: &LocalVm,
     order: &StartMove,
-) -> Option<Foretold> {
+) -> Ahead {
     let peer = PeerHost { name: to.name.clone(), link: facts.link, underlay: facts.underlay };
     let journey = Journey { vm: vm.clone(), to: to.clone(), peer, local: Some(local.clone()) };
     let wanted = WantedPrediction {
@@ -156,10 +173,10 @@ pub async fn before(
     let disk = order.disk;
     let work = async {
         let known = Known::gather(c, &journey, &wanted, Measure::Never).await.ok()?;
-        tokio::task::spawn_blocking(move || known.ordered(disk, wanted.policy)).await.ok()?
+        tokio::task::spawn_blocking(move || known.ordered(disk, wanted.policy)).await.ok()
     };
-    let found = timeout(PATIENCE, work).await.ok().flatten();
-    if found.is_none() {
+    let found = timeout(PATIENCE, work).await.ok().flatten().unwrap_or_default();
+    if found.told.is_none() {
         tracing::info!(vm = %vm.definition.name, "nothing could be foretold of this move");
     }
     found
@@ -305,7 +322,7 @@ impl Known {
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
         let (disks, has_precache) =
             disks(c, journey, written, packs, if pair.disk_wire.is_some() { &pair } else { &anywhere }, left)?;
-        let calibration = past::calibration(&moves, pair.moves > 0, |mv| between(&mv) || back(&mv));
+        let calibration = past::calibration(&moves, pair.moves > 0, wanted.policy, |mv| between(&mv) || back(&mv));
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
         let others = open.iter().map(|mv| left_of(mv)).collect();
@@ -313,20 +330,21 @@ impl Known {
         Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache, off })
     }
 
-    /// The moves of the memory alone.
-    fn memory(&self, rules: &Rules, rate: BitRate, faster: f64) -> Result<Prediction, NeverEnds> {
+    /// The moves of the memory alone, in a move that takes so long besides.
+    fn memory(&self, policy: Policy, rate: BitRate, faster: f64, besides: Duration) -> Result<Prediction, NeverEnds> {
+        let (rules, wire) = (&Rules::godwit_to(policy.sooner(besides)), &packed(self.wire, policy));
         let link = Link { rate, overheads: Overheads::default() };
         match &self.guest {
             Guest::Rate(dirties, working_set) => {
                 let mut guest = Faster::new(Evenly::new(self.memory, *working_set, *dirties), faster);
-                simulate_on(&mut guest, link, &self.wire, rules)
+                simulate_on(&mut guest, link, wire, rules)
             }
             Guest::Log(log) => {
                 let timeline = Timeline::new(log, Taken::Changed);
                 let count = if self.memory.bytes() > Bytes::gib(16) { STARTS.1 } else { STARTS.0 };
                 let moved = (0..count).map(|i| {
                     let at = log.length().mul_f64(f64::from(i) / f64::from(count));
-                    simulate_on(&mut Faster::new(Replayed::new(&timeline, at), faster), link, &self.wire, rules)
+                    simulate_on(&mut Faster::new(Replayed::new(&timeline, at), faster), link, wire, rules)
                 });
                 let (ends, never): (Vec<_>, Vec<_>) = moved.partition(Result::is_ok);
                 // One beginning that is given up says little of the others.
@@ -343,7 +361,7 @@ impl Known {
     }
 
     /// With what others leave of the link.
-    fn shared_road(&self, rules: &Rules, way: Way) -> Road {
+    fn shared_road(&self, policy: Policy, way: Way) -> Road {
         if self.others.is_empty() {
             return self.road;
         }
@@ -353,7 +371,7 @@ impl Known {
             &self.road,
             &self.disks,
             self.faster,
-            &|r, f| self.memory(rules, r, f),
+            &|rate, faster, besides| self.memory(policy, rate, faster, besides),
             &Calibration::default(),
         );
         let part = |rate: f64, bytes: f64| {
@@ -365,13 +383,13 @@ impl Known {
     }
 
     fn foretold(&self, way: Way, policy: Policy, calibration: &Calibration) -> whole::Foretold {
-        let rules = Rules::godwit_to(policy);
-        let road = self.shared_road(&rules, way);
-        foretell(way, &road, &self.disks, self.faster, &|rate, faster| self.memory(&rules, rate, faster), calibration)
+        let road = self.shared_road(policy, way);
+        let memory = |rate, faster, besides| self.memory(policy, rate, faster, besides);
+        foretell(way, &road, &self.disks, self.faster, &memory, calibration)
     }
 
     /// Of the way that was ordered.
-    fn ordered(self, disk: DiskStrategy, policy: Policy) -> Option<Foretold> {
+    fn ordered(self, disk: DiskStrategy, policy: Policy) -> Ahead {
         let way = match disk {
             DiskStrategy::Mirror if self.disks.shared => Way::Shared,
             DiskStrategy::Mirror => Way::Mirror,
@@ -380,10 +398,10 @@ impl Known {
         };
         let told = self.foretold(way, policy, &self.calibration);
         if told.never.is_some() {
-            return None;
+            return Ahead { told: None, never: !told.given_up };
         }
         let plain = self.foretold(way, policy, &Calibration::default());
-        Some(Foretold {
+        let found = Foretold {
             total_s: told.total_s,
             begins_s: None,
             downtime_ms: told.downtime_ms,
@@ -394,7 +412,8 @@ impl Known {
                 bytes: plain.bytes.likely,
             },
             basis: self.told_basis(),
-        })
+        };
+        Ahead { told: Some(found), never: false }
     }
 
     fn told_basis(&self) -> Basis {
@@ -453,17 +472,21 @@ impl Known {
 
     /// The coming 24 hours, as far as profiles tell of their times of day.
     fn best_moment(&self, logs: &[Log], policy: Policy) -> Option<When> {
-        let rules = Rules::godwit_to(policy);
         let rate = BitRate(self.road.goodput.likely as u64);
         let link = Link { rate, overheads: Overheads::default() };
         let begins = Duration::from_secs_f64(self.road.before.likely.max(0.0));
+        // What of the disks goes before memory is in a deadline too.
+        let copies = self.road.goodput.likely.min(self.disks.speed.unwrap_or(f64::INFINITY)).max(1.0);
+        let besides = self.road.before.likely + self.road.pause.likely + self.disks.missing.likely * 8.0 / copies;
+        let besides = Duration::try_from_secs_f64(besides).unwrap_or(Duration::MAX);
+        let (rules, wire) = (Rules::godwit_to(policy.sooner(besides)), packed(self.wire, policy));
         let each = (MOMENTS / logs.len().max(1)).max(1) as u32;
         let mut tried = vec![];
         for log in logs {
             let timeline = Timeline::new(log, Taken::Changed);
             for i in 0..each {
                 let at = log.length().mul_f64(f64::from(i) / f64::from(each));
-                let Ok(moved) = simulate_on(&mut Replayed::new(&timeline, at), link, &self.wire, &rules) else {
+                let Ok(moved) = simulate_on(&mut Replayed::new(&timeline, at), link, &wire, &rules) else {
                     continue;
                 };
                 tried.push(Moment {
@@ -665,6 +688,20 @@ pub(crate) fn wire(profile: Option<&Profile>, of_vm: Option<&past::Pages>) -> Wi
     of(first, again)
 }
 
+/// The same of a move by this policy: with [`Policy::LeastBytes`] nodes pack memory as small as they can. What a page's work is then goes by what it
+/// is on the wire, of a quarter of a page on: zero pages and references take none.
+fn packed(wire: Wire, policy: Policy) -> Wire {
+    let harder = |cost: Cost| {
+        let share = (cost.bytes / (PAGE.0 as f64 / 4.0)).clamp(0.0, 1.0);
+        let seconds = cost.seconds.max(HARD_WORK * share);
+        Cost { bytes: cost.bytes * FEWEST, seconds }
+    };
+    match policy {
+        Policy::LeastBytes => Wire { first: harder(wire.first), again: harder(wire.again), ..wire },
+        _ => wire,
+    }
+}
+
 /// What the guest has written to its disks, as its QEMU counts; none where it does not say.
 async fn written(node: &HostClient, vm: VmId) -> Option<u64> {
     let answer = node.monitor(vm, &serde_json::json!({"execute": "query-blockstats"})).await.ok()?;
@@ -762,6 +799,10 @@ pub(crate) fn left_of(mv: &MoveRecord) -> f64 {
 pub fn revise(record: &mut MoveRecord, now_unix_us: u64) {
     let Some(told) = &record.prediction else { return };
     let p = &record.progress;
+    // The guest is being stopped, and what such a round has left says nothing of what it dirties.
+    if past::is_last_cut(&p.rounds, record.memory) {
+        return;
+    }
     let goodput = p.rate.0.max((told.basis.goodput_mbit.likely * 1e6 / 2.0) as u64);
     let memory_total = Pages::of(record.memory);
     let cost = |bytes| Cost { bytes, seconds: WORK };
@@ -777,21 +818,17 @@ pub fn revise(record: &mut MoveRecord, now_unix_us: u64) {
         before: PageRate::new(told.basis.changed_per_s),
         left,
         rounds: p.rounds.iter().map(made).collect(),
-        wire: Wire { first, again, same: cost(NAMED) },
+        wire: packed(Wire { first, again, same: cost(NAMED) }, record.order.policy),
         goodput: BitRate(goodput),
     };
     let has_means = record.order.throttle.is_some() || record.order.memory_postcopy.is_some();
-    let policy = match judged_by(record.order.policy, has_means) {
-        // Of memory, since its first round began.
-        Policy::Deadline(most) => {
-            let gone: f64 = p.rounds.iter().map(|round| round.seconds).sum();
-            Policy::Deadline(most.saturating_sub(Duration::try_from_secs_f64(gone).unwrap_or_default()))
-        }
-        other => other,
-    };
+    let besides = p.disk.remaining.0 as f64 * 8.0 / goodput.max(1) as f64 + told.basis.pause_ms.likely / 1e3;
+    // A deadline counts from when it was ordered, or its turn came.
+    let gone = now_unix_us.saturating_sub(past::began_unix_us(record)) as f64 / 1e6;
+    let used = Duration::try_from_secs_f64(gone + besides).unwrap_or(Duration::MAX);
+    let policy = judged_by(record.order.policy, has_means).sooner(used);
     let Ok(rest) = going.rest(&Rules::godwit_to(policy)) else { return };
-    let disks = p.disk.remaining.0 as f64 * 8.0 / goodput.max(1) as f64;
-    let seconds = rest.total_s + disks + told.basis.pause_ms.likely / 1e3;
+    let seconds = rest.total_s + besides;
     let end = now_unix_us.saturating_add((seconds.clamp(0.0, 1e7) * 1e6) as u64);
     let before = record.progress.predicted_end_unix_us;
     record.progress.predicted_end_unix_us = Some(before.map_or(end, |before| before.max(end)));
@@ -852,6 +889,25 @@ mod tests {
         let (missing, written) = behind(burst, left(false), 1e9, 0.5);
         assert_eq!((missing.likely, missing.upper, written.likely), (2e7, 6.1e7, 2e6));
         assert_eq!(behind(burst, left(false), 1e7, 0.5).0.upper, 1e7, "no more than there is");
+    }
+
+    #[test]
+    fn who_wants_the_fewest_bytes_has_fewer_and_an_encoder_that_takes_longer_for_what_is_packed() {
+        let plain = wire(None, None);
+        let hard = packed(plain, Policy::LeastBytes);
+        assert_eq!(packed(plain, Policy::LeastTotal), plain);
+        assert!(hard.first.bytes < plain.first.bytes && hard.again.bytes < plain.again.bytes, "{hard:?}");
+        assert_eq!((hard.first.seconds, hard.same), (HARD_WORK, plain.same));
+        // All but zero pages, which take no more than they did.
+        let zeroes = Wire { first: Cost { bytes: 2.0, seconds: WORK }, ..plain };
+        assert_eq!(packed(zeroes, Policy::LeastBytes).first.seconds, WORK);
+    }
+
+    #[test]
+    fn one_that_never_ends_takes_for_ever_and_of_one_that_is_given_up_nobody_knows() {
+        assert_eq!(Ahead { told: None, never: true }.own_s(), Some(f64::INFINITY));
+        assert_eq!(Ahead::default().own_s(), None);
+        assert_eq!(Ahead { told: told(5.0), never: false }.own_s(), Some(5.0));
     }
 
     #[test]

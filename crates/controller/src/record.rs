@@ -79,6 +79,9 @@ pub struct MoveRecord {
     /// It was ordered together with others, and waits for its turn behind this one.
     #[serde(default)]
     pub after: Option<MoveId>,
+    /// When that turn came, microseconds since 1970: what went before it has nothing to do with its own time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn_unix_us: Option<u64>,
     /// What was foretold of it, by the way that was ordered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<godwit_api::predict::Foretold>,

@@ -3,7 +3,8 @@
 //! Moves over one link that go at the same time share it, and each one's last rounds then have a part of it, while its guest dirties as much as
 //! ever: every pause is longer, some rounds never get shorter, and no move ends sooner. So they go one after another
 //! ([`may_begin`]): the next begins when the guest before it runs at its destination. What follows a guest, blocks of its disk and the proof of its
-//! network, goes on beside the next move. The smallest memory goes first ([`in_order`]), so that at any moment as many VMs as possible are over.
+//! network, goes on beside the next move. The one that is foretold to be over soonest goes first ([`in_order`]), so that at any moment as many VMs as
+//! possible are over; where predictions do not tell them apart, or there are none, the smallest memory does.
 //!
 //! What is foretold of each begins where that of the one before it ends; while it waits, its end is moved on with that one's. Blocks that follow a
 //! guest beside the next move are not counted: they go when nothing more urgent does.
@@ -18,7 +19,7 @@
 //! destination when its turn comes; the ones that find no room fail then, and their VMs stay where they are.
 
 use crate::moves::{self, Plan};
-use crate::predictions;
+use crate::predictions::{self, Ahead};
 use crate::record::{MoveRecord, Step};
 use crate::rights::Caller;
 use crate::state::{Controller, invalid};
@@ -39,13 +40,29 @@ use std::time::Duration;
 const MOST: usize = 64;
 /// VMs of an order that are checked at a time.
 const AT_ONCE: usize = 8;
+/// Times that differ by less are foretold alike.
+const ALIKE: f64 = 1.1;
 /// Between two looks at the move that is waited for.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Places in `memory` in the order in which they are to go: the smallest first, and of equal ones as they were named.
-fn in_order(memory: &[Bytes]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..memory.len()).collect();
-    order.sort_by_key(|n| memory[*n]);
+/// Places in `vms`, each with its memory and the seconds that were foretold of its own move, in the order in which they are to go: the shortest
+/// first, and what never ends last. Of those that are foretold alike the smallest memory goes first, and of equal ones as they were named. One of
+/// which nothing was foretold is thought to take as long, for its memory, as the others that end do on average.
+fn in_order(vms: &[(Bytes, Option<f64>)]) -> Vec<usize> {
+    let told = vms.iter().filter_map(|(memory, seconds)| Some((memory.0 as f64, seconds.filter(|s| s.is_finite())?)));
+    let (memory, seconds) = told.fold((0.0, 0.0), |(m, s), (memory, seconds)| (m + memory, s + seconds));
+    let each = if memory > 0.0 && seconds > 0.0 { seconds / memory } else { 1.0 };
+    let takes = |n: usize| vms[n].1.unwrap_or(vms[n].0.0 as f64 * each);
+    let mut order: Vec<usize> = (0..vms.len()).collect();
+    order.sort_by(|a, b| takes(*a).total_cmp(&takes(*b)));
+    let mut left = order.as_mut_slice();
+    while let Some(first) = left.first() {
+        let most = takes(*first) * ALIKE;
+        let alike = left.partition_point(|n| takes(*n) <= most).max(1);
+        let (these, others) = std::mem::take(&mut left).split_at_mut(alike);
+        these.sort_by_key(|n| (vms[*n].0, *n));
+        left = others;
+    }
     order
 }
 
@@ -123,8 +140,16 @@ pub async fn start(
         checks.push(async move { moves::check(c, who, &order).await.map(|plan| (order, plan)) });
     }
     let plans: Vec<(StartMove, Plan)> = stream::iter(checks).buffered(AT_ONCE).try_collect().await?;
-    let memory: Vec<Bytes> = plans.iter().map(|(_, plan)| plan.vm.definition.spec.memory).collect();
-    let order_of = in_order(&memory);
+    // Nothing is begun unless everything can be: now, and when all are written down.
+    for (_, plan) in plans.iter().filter(|_| !order.dry_run) {
+        moves::admitted(plan)?;
+    }
+    // Each by itself at first, all at the same time, and none for long; then in their order.
+    let each = (0..plans.len()).map(|n| moves::foretold(&c, &plans[n].0, &plans[n].1));
+    let mut ahead = join_all(each).await;
+    let own = ahead.iter().map(Ahead::own_s);
+    let known: Vec<_> = plans.iter().map(|(_, plan)| plan.vm.definition.spec.memory).zip(own).collect();
+    let order_of = in_order(&known);
     if order.dry_run {
         let dry = |n: &usize| {
             let (order, Plan { vm, to, blockers, .. }) = &plans[*n];
@@ -132,13 +157,7 @@ pub async fn start(
         };
         return Ok(Json(order_of.iter().map(dry).collect::<Vec<_>>()).into_response());
     }
-    // Nothing is begun unless everything can be: now, and when all are written down.
-    for (_, plan) in &plans {
-        moves::admitted(plan)?;
-    }
-    // Each by itself at first, all at the same time; then in their order.
-    let each = order_of.iter().map(|n| moves::foretold(&c, &plans[*n].0, &plans[*n].1));
-    let mut foretold = join_all(each).await;
+    let mut foretold: Vec<_> = order_of.iter().map(|n| ahead[*n].told.take()).collect();
     predictions::one_after_another(&mut foretold);
     let ordered = order_of.into_iter().zip(foretold).map(|(n, prediction)| (&plans[n].0, &plans[n].1, prediction));
     let records = moves::store(&c, ordered.collect())?;
@@ -157,9 +176,21 @@ mod tests {
     use godwit_api::progress::Outcome;
 
     #[test]
-    fn the_smallest_goes_first_and_equal_ones_as_they_were_named() {
-        let memory = [4, 1, 2, 1, 4].map(Bytes);
-        assert_eq!(in_order(&memory), [1, 3, 2, 0, 4]);
+    fn the_one_that_is_foretold_to_be_over_soonest_goes_first_and_equal_ones_as_they_were_named() {
+        let untold = [4, 1, 2, 1, 4].map(|memory| (Bytes(memory), None));
+        assert_eq!(in_order(&untold), [1, 3, 2, 0, 4]);
+        // A large one that writes little, or whose disk is there already, is over before a small one.
+        let of = |(memory, seconds)| (Bytes(memory), Some(seconds));
+        assert_eq!(in_order(&[(8, 3.0), (1, 9.0), (2, 4.0), (4, 2.0)].map(of)), [3, 0, 2, 1]);
+        // Some hundredths of the time tell nothing.
+        assert_eq!(in_order(&[(4, 1.0), (2, 1.09), (2, 1.05), (1, 1.2)].map(of)), [1, 2, 0, 3]);
+        // A second for each byte of memory: 2 s are thought of the one of which nobody knows.
+        let some = [(4, Some(3.0)), (2, None), (1, Some(2.5)), (5, Some(4.5))].map(|(m, s)| (Bytes(m), s));
+        assert_eq!(in_order(&some), [1, 2, 0, 3]);
+        assert_eq!(in_order(&[(Bytes(0), Some(0.0)), (Bytes(0), None)]), [0, 1]);
+        // What never ends holds nobody up, and says nothing of one of which nobody knows.
+        let some = [(1, Some(f64::INFINITY)), (2, None), (4, Some(5.0)), (0, Some(f64::INFINITY))];
+        assert_eq!(in_order(&some.map(|(memory, seconds)| (Bytes(memory), seconds))), [1, 2, 3, 0]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use godwit_api::promote::PromoteVolume;
 use godwit_api::public::{AddHost, MoveTogether, ResolveMove, Site, StartMove};
 use godwit_api::{ApiError, Problem, PublicClient};
 use godwit_trust::{Access, Identity, Revocations, Role};
-use godwit_units::{BitRate, Bytes, Generation, MaxDrain, MoveId};
+use godwit_units::{BitRate, Bytes, Generation, MaxDrain, MoveId, Policy};
 use serde_json::json;
 use std::time::Duration;
 
@@ -189,6 +189,31 @@ async fn memory_does_not_follow_where_it_is_to_be_kept_nor_where_that_is_not_all
 }
 
 #[tokio::test]
+async fn a_guest_that_is_stopped_after_the_first_round_is_neither_slowed_nor_followed() {
+    let world = World::new().await;
+    world.api.create_vm(&web("ohio")).await.unwrap();
+    let least = StartMove { policy: Policy::LeastBytes, ..to_host("texas") };
+    let slowed = StartMove { throttle: Some(80), ..least.clone() };
+    let followed = StartMove { memory_postcopy: Some(MaxDrain::DEFAULT), ..least.clone() };
+    for (order, what) in [(slowed, "throttle"), (followed, "memory_postcopy")] {
+        let StartMove { policy, throttle, memory_postcopy, .. } = order;
+        let both: MoveTogether = serde_json::from_value(json!({"vms": ["web"], "to": "texas"})).unwrap();
+        let both = MoveTogether { policy, throttle, memory_postcopy, ..both };
+        for error in [
+            world.api.start_move(&order).await.unwrap_err(),
+            world.api.dry_run(&order).await.unwrap_err(),
+            world.api.move_together(&both).await.unwrap_err(),
+        ] {
+            assert_eq!(error.problem, Problem::Invalid, "{error}");
+            assert!(error.message.contains(what) && error.message.contains("least-bytes"), "{error}");
+            assert!(error.remedy.as_ref().unwrap().contains("another policy"), "{error}");
+        }
+    }
+    // By itself it is a policy as any other.
+    world.api.dry_run(&least).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_dry_run_lists_everything_in_the_way_and_moves_nothing() {
     let world = World::new().await;
     world.web().await;
@@ -341,6 +366,9 @@ async fn a_controller_that_died_while_ordering_orders_again_under_the_same_numbe
     let heard = world.fakes["ohio"].with(|n| n.heard.clone());
     assert!(heard.iter().all(|h| h == "begin 1 to texas"), "{heard:?}");
     assert!(heard.len() >= 2);
+    // A deadline counts from the order, however late a node hears of it.
+    let ago = world.fakes["ohio"].with(|n| n.ordered_ms_ago.clone());
+    assert!(ago.is_sorted() && ago.first() < ago.last(), "{ago:?}");
 }
 
 #[tokio::test]

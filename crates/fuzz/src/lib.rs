@@ -47,6 +47,7 @@ pub const TARGETS: &[Target] = &[
     memory::RETURN_PATH,
     memory::REFERENCES,
     memory::ANSWERS,
+    memory::HINTS,
     nbd::SERVER,
     nbd::CLIENT,
     others::LINK,

@@ -3,7 +3,8 @@
 use crate::{MIB, Target};
 use godwit_memory::format::{self, Segment};
 use godwit_memory::{
-    Blocks, Config, Decoder, Encoder, Feedback, Finder, Limits, Message, PageBytes, PageKey, Resends, ReturnPath, Spot,
+    Blocks, Config, Decoder, Encoder, Feedback, Finder, Hints, Limits, Message, NEIGHBOURS, PageBytes, PageKey,
+    Resends, ReturnPath, Spot,
 };
 use std::io::Write as _;
 
@@ -273,6 +274,28 @@ fn asking() -> (Decoder, Vec<u8>) {
     encoder.feedback(asked, &mut wire).expect("it was asked for what was sent");
     (decoder, wire)
 }
+
+/// What the destination says of other guests' memory.
+pub const HINTS: Target = Target {
+    name: "memory-hints",
+    corpus: || {
+        let run = |guest: u8, page: u32, length: u8| {
+            let hashes: Vec<u8> = (0..5 * (usize::from(length) + 1)).map(|n| n as u8).collect();
+            [&[guest][..], &page.to_le_bytes(), &[length], &hashes].concat()
+        };
+        vec![[run(0, 0, 255), run(1, 9, 0), run(7, 700, 12)].concat(), run(2, u32::MAX - 1, 1)]
+    },
+    run: |input| {
+        let mut hints = Hints::new(7, NEIGHBOURS, 8, 1 << 12);
+        for piece in input.chunks(1 + input.len() % 13) {
+            if hints.take(piece).is_err() {
+                return;
+            }
+            assert!(hints.pages() <= 1 << 12);
+        }
+    },
+    bound: |length| MIB + 16 * length,
+};
 
 /// What the source's node reads from the destination's QEMU, by way of another node.
 pub const RETURN_PATH: Target = Target {

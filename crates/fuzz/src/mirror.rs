@@ -158,7 +158,8 @@ pub(crate) fn messages(mut input: &[u8]) -> Vec<&[u8]> {
 /// A mirror from its beginning to its end; what the source and what the target said.
 fn exchange() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let (here, there) = (written(), replica());
-    let mut source = Source::new();
+    let order: Vec<_> = (0..8).map(|n| n * 5..n * 5 + 2).collect();
+    let mut source = Source::with_order(&order);
     let (mut target, mut answers) = receiver(&there);
     let (mut said, mut heard) = (vec![], 0);
     for round in 0..200 {
@@ -230,6 +231,7 @@ mod tests {
         let (said, answers) = exchange();
         assert!(said.len() > 4 && answers.len() > said.len(), "{} {}", said.len(), answers.len());
         assert!(said.iter().any(|message| message[0] == 9), "nothing went by name");
+        assert!(said.iter().any(|message| message[0] == 10), "no order went ahead");
         let there = replica();
         let (mut target, _) = receiver(&there);
         for message in messages(&framed(&said)) {

@@ -119,6 +119,7 @@ pub const NODE: Target = Target {
             json!({"Resumed": {"ticket": ticket, "unix_us": 5, "ago_us": 6}}),
             json!({"HandOff": {"ticket": ticket, "body": "Pending"}}),
             json!({"Memory": {"ticket": ticket}}),
+            json!({"Neighbours": {"ticket": ticket, "seed": u64::MAX, "most": 4096, "besides": [9]}}),
             json!({"Mirror": {"ticket": ticket, "volume": 1}}),
             json!({"Ok": null}),
         ])

@@ -447,6 +447,12 @@ pub struct MoveReport {
 }
 
 impl MoveReport {
+    /// `total_s` less what the lab held the guest: what the move itself took, in seconds.
+    #[must_use]
+    pub fn took_s(&self) -> f64 {
+        self.total_s - self.held_ms / 1e3
+    }
+
     /// Whether its VM is unhurt, and it did not fail or might. That it was given up at its time limit is another question.
     #[must_use]
     pub fn is_well(&self) -> bool {
@@ -519,6 +525,9 @@ pub struct Kept {
     #[serde(default)]
     pub of_others: u64,
 }
+
+/// In [`Round::bytes_by_encoding`]: references to pages that lie on disks at the destination.
+pub const REFERENCES: &str = "disk references";
 
 /// One pre-copy round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

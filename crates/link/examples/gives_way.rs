@@ -85,7 +85,7 @@ fn start(runtime: &tokio::runtime::Runtime, sites: &Sites, folder: &std::path::P
         let _kept = a;
         let mut stream = ours.open_stream(Lane::Disk, Priority::Background, Bytes::new()).await.unwrap();
         let mut tick = tokio::time::interval(TICK);
-        let mut pace = Pace::new();
+        let mut pace = Pace::new().share();
         let data = Bytes::from(vec![7; 128 << 10]);
         loop {
             let busy = on.load(Ordering::Relaxed);
@@ -96,10 +96,8 @@ fn start(runtime: &tokio::runtime::Runtime, sites: &Sites, folder: &std::path::P
                     }
                     allowed.store(pace.allowed().0, Ordering::Relaxed);
                 }
-                () = pace.ready(), if busy => {
-                    let piece = data.slice(..pace.piece());
-                    pace.sent(piece.len());
-                    stream.send.write(piece).await.unwrap();
+                bytes = pace.turn(data.len()), if busy => {
+                    stream.send.write(data.slice(..bytes)).await.unwrap();
                 }
             }
         }

@@ -1,13 +1,26 @@
 //! When the next bytes of what gives way may go: by the rate of a [`Scavenger`], a few milliseconds' worth at once.
 //!
+//! What a path has to spare it has once, however many streams would like to have it: were the rate each one's own, a hundred of them would never
+//! fall below a hundred times the least. So all that gives way to others on the way to one peer shares a [`Pace`], and takes turns.
+//!
 //! At a low rate a few milliseconds' worth is a packet or two, and each piece wakes threads at both ends and is acknowledged by itself.
 //! Where the rate is low because there is no more to
 //! send, and not because the path carries no more, larger pieces make no queue either. Which of them it is no one says, so it is tried:
 //! pieces grow while nothing is a sign of a queue ([`Pieces`]), and a sign makes them small again.
+//!
+//! # Turns
+//!
+//! Who has something to send is given the time from when to when a piece of it goes, behind all others' ([`Turns`]), and asks for the next one when it has
+//! sent. So each that waits has a piece in every round. Nobody waits for one that has something else to do when its time comes: that one is
+//! late, and the others' times are what they are. Where all are late, because the machine stood still, they do not make up for it at once: a piece of one that is
+//! late takes as long as any, and what waits comes behind it ([`LATE`]). Where the rate changes, or one who waits leaves, all times that have not come are given out anew, in
+//! the same order. Whoever has a limit of its own asks for a turn when that allows one.
 
 use crate::samples::Path;
 use crate::scavenger::{self, LEAST_SIGNAL, QUIET, Scavenger};
 use godwit_units::BitRate;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What leaves at once is what the rate carries in this time: as fine as a timer is.
@@ -25,6 +38,14 @@ const SMALL: (Duration, Duration) = (QUIET, Duration::from_secs(60));
 const ARRIVALS: Duration = Duration::from_millis(200);
 /// The part of the rate that has to arrive for the rate to grow: it grows while a round trip is under way.
 const USED: f64 = 0.7;
+/// Between two looks at the path, whoever looks: two at once would take one tremble for a queue that stays.
+const LOOK: Duration = Duration::from_millis(40);
+/// The longest that somebody who waits does not look whether its time is another one by now.
+const NAP: Duration = Duration::from_millis(50);
+/// By how much a piece may be late, as timers are, and still count as on time: so much of the rate may go at once.
+const LATE: Duration = Duration::from_millis(8);
+/// Connections to a peer of which is known what they had counted: some are replaced, and two may be up for a while.
+const CONNECTIONS: usize = 8;
 
 /// How much goes at once, whatever the rate. No clock: time comes in.
 #[derive(Debug)]
@@ -69,19 +90,220 @@ fn sign(scavenger: &Scavenger, now: Duration, rtt: Option<Duration>) -> Duration
     if rtt.is_some_and(|rtt| scavenger.queue(rtt) > LEAST_SIGNAL) { now } else { scavenger.last_sign() }
 }
 
-/// See above.
+/// What connections have counted since somebody looked at them first. Each counts from nought, and those to one peer are looked at in turns.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Which, packets lost, bytes acknowledged; the one that was looked at last is the last.
+    known: VecDeque<(usize, u64, u64)>,
+    lost: u64,
+    acknowledged: u64,
+}
+
+impl Counts {
+    fn looked(&mut self, path: &Path) {
+        let at = self.known.iter().position(|(connection, ..)| *connection == path.connection);
+        if let Some((_, lost, acknowledged)) = at.and_then(|at| self.known.remove(at)) {
+            self.lost += path.lost.saturating_sub(lost);
+            self.acknowledged += path.acknowledged.saturating_sub(acknowledged);
+        } else if self.known.len() == CONNECTIONS {
+            self.known.pop_front();
+        }
+        self.known.push_back((path.connection, path.lost, path.acknowledged));
+    }
+}
+
+/// How long so many bytes take.
+fn lasts(bytes: usize, rate: BitRate) -> Duration {
+    Duration::from_secs_f64(bytes as f64 * 8.0 / rate.0.max(1) as f64)
+}
+
+/// When a piece goes.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    from: Duration,
+    to: Duration,
+    bytes: usize,
+}
+
+/// Whose turn it is. No clock: time comes in.
+#[derive(Debug, Default)]
+struct Turns {
+    /// Of those who wait, in their order.
+    given: BTreeMap<u64, Turn>,
+    last: u64,
+    /// Until when what has gone takes.
+    taken: Duration,
+}
+
+impl Turns {
+    /// A turn behind all others.
+    fn give(&mut self, now: Duration, bytes: usize, rate: BitRate) -> u64 {
+        let before = self.given.last_key_value().map_or(self.taken, |(_, turn)| turn.to);
+        let from = now.max(self.taken).max(before);
+        self.last += 1;
+        self.given.insert(self.last, Turn { from, to: from + lasts(bytes, rate), bytes });
+        self.last
+    }
+
+    /// Takes a turn, if its time has come: how many bytes go; or how long it is until then.
+    fn take(&mut self, now: Duration, which: u64) -> Result<usize, Duration> {
+        let Some(turn) = self.given.get(&which).copied() else { return Ok(0) };
+        if turn.from > now {
+            return Err(turn.from - now);
+        }
+        if self.taken > now + LATE {
+            // Somebody who was late went, in this one's time.
+            return Err(self.taken - now);
+        }
+        self.given.remove(&which);
+        if now - turn.from > LATE {
+            self.taken = self.taken.max(now) + (turn.to - turn.from);
+            self.put_off(now);
+        } else {
+            self.taken = self.taken.max(turn.to);
+        }
+        Ok(turn.bytes)
+    }
+
+    /// Puts the times that have not come behind what has gone, in the same order.
+    fn put_off(&mut self, now: Duration) {
+        let mut at = self.taken;
+        for turn in self.given.values_mut().filter(|turn| turn.from > now) {
+            if turn.from >= at {
+                break;
+            }
+            (turn.from, turn.to) = (at, at + (turn.to - turn.from));
+            at = turn.to;
+        }
+    }
+
+    /// Gives the times that have not come out anew; nobody sends more at once than `most`.
+    fn arrange(&mut self, now: Duration, rate: BitRate, most: usize) {
+        let mut at = now.max(self.taken);
+        for turn in self.given.values_mut() {
+            turn.bytes = turn.bytes.min(most);
+            if turn.from <= now {
+                at = at.max(turn.to);
+            } else {
+                turn.from = at;
+                at += lasts(turn.bytes, rate);
+                turn.to = at;
+            }
+        }
+    }
+}
+
+/// What is one's own of those who share a pace.
+#[derive(Debug, Default)]
+struct Own {
+    limit: Option<BitRate>,
+    /// When it asked for its last turn, and of how many bytes.
+    asked: (Duration, usize),
+    /// The turn that it waits for.
+    turn: Option<u64>,
+}
+
+impl Own {
+    /// When the limit, as it is now, allows another turn. From when the last one was asked for: that it had to wait for others is no reason to be slower
+    /// than it may be.
+    fn next(&self) -> Duration {
+        self.asked.0 + self.limit.map_or(Duration::ZERO, |limit| lasts(self.asked.1, limit))
+    }
+}
+
+/// What is shared. No clock: time comes in, since it began.
 #[derive(Debug)]
-pub struct Pace {
+struct Shared {
     scavenger: Scavenger,
     pieces: Pieces,
-    began: Instant,
-    next: tokio::time::Instant,
-    /// Bytes since then, for the figure.
-    window: (Instant, u64),
-    rate: BitRate,
+    turns: Turns,
+    counts: Counts,
+    /// When the path was looked at last.
+    looked: Option<Duration>,
     /// Bytes that had been acknowledged then, and bits a second that were lately.
-    acknowledged: (Instant, u64),
+    acknowledged: (Duration, u64),
     arrives: f64,
+    sharers: usize,
+}
+
+impl Shared {
+    fn new() -> Self {
+        Self {
+            scavenger: Scavenger::new(scavenger::Config::default()),
+            pieces: Pieces::new(),
+            turns: Turns::default(),
+            counts: Counts::default(),
+            looked: None,
+            acknowledged: (Duration::ZERO, 0),
+            arrives: 0.0,
+            sharers: 0,
+        }
+    }
+
+    /// What goes at once, bytes.
+    fn piece(&self, limit: Option<BitRate>) -> usize {
+        let rate = self.scavenger.rate();
+        let bytes = limit.map_or(rate, |limit| limit.min(rate)).bytes_in(PIECE).0;
+        usize::try_from(bytes).unwrap_or(0).clamp(self.pieces.size, PIECES.1)
+    }
+
+    /// How many of so many bytes one may send now; or how long it waits, as far as is known now.
+    fn turn(&mut self, now: Duration, own: &mut Own, waiting: usize) -> Result<usize, Duration> {
+        let which = match own.turn {
+            Some(which) => which,
+            None if own.next() > now => return Err(own.next() - now),
+            None => {
+                let bytes = self.piece(own.limit).min(waiting);
+                own.asked = (now, bytes);
+                *own.turn.insert(self.turns.give(now, bytes, self.scavenger.rate()))
+            }
+        };
+        let bytes = self.turns.take(now, which)?.min(waiting);
+        own.turn = None;
+        self.pieces.sent(bytes);
+        Ok(bytes)
+    }
+
+    /// The path was measured. `busy`: whoever did it would send more.
+    fn look(&mut self, now: Duration, path: &Path, busy: bool) {
+        if self.looked.is_some_and(|at| now.saturating_sub(at) < LOOK) {
+            return;
+        }
+        self.looked = Some(now);
+        self.counts.looked(path);
+        let passed = now.saturating_sub(self.acknowledged.0);
+        if passed >= ARRIVALS {
+            let bytes = self.counts.acknowledged - self.acknowledged.1;
+            self.arrives = bytes as f64 * 8.0 / passed.as_secs_f64();
+            self.acknowledged = (now, self.counts.acknowledged);
+        }
+        // QUIC's own window may hold it back: what does not arrive is no reason to send more, and a cut of what is not used cuts nothing.
+        let used = self.arrives > self.scavenger.rate().0 as f64 * USED;
+        let busy = busy || !self.turns.given.is_empty();
+        self.scavenger.measured(now, path.rtt, self.counts.lost, busy && used);
+        self.pieces.looked(now, sign(&self.scavenger, now, path.rtt));
+        self.arrange(now);
+    }
+
+    fn arrange(&mut self, now: Duration) {
+        self.turns.arrange(now, self.scavenger.rate(), self.piece(None));
+    }
+
+    /// One of those who share it is over.
+    fn leave(&mut self, now: Duration, own: &Own) {
+        self.sharers -= 1;
+        if let Some(which) = own.turn {
+            self.turns.given.remove(&which);
+            self.arrange(now);
+        }
+    }
+}
+
+/// How fast what gives way may go to a peer, all of it together. A clone is the same one.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    shared: Arc<Mutex<Shared>>,
+    began: Instant,
 }
 
 impl Default for Pace {
@@ -91,58 +313,68 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Begins at the least rate.
+    /// Begins at the least rate; nobody shares it.
     #[must_use]
     pub fn new() -> Self {
-        let now = Instant::now();
-        Self {
-            scavenger: Scavenger::new(scavenger::Config::default()),
-            pieces: Pieces::new(),
-            began: now,
-            next: now.into(),
-            window: (now, 0),
-            rate: BitRate(0),
-            acknowledged: (now, 0),
-            arrives: 0.0,
-        }
+        Self { shared: Arc::new(Mutex::new(Shared::new())), began: Instant::now() }
     }
 
-    /// What goes at once, bytes.
+    /// For one more who sends.
     #[must_use]
-    pub fn piece(&self) -> usize {
-        let bytes = self.scavenger.rate().bytes_in(PIECE).0;
-        usize::try_from(bytes).unwrap_or(0).clamp(self.pieces.size, PIECES.1)
+    pub fn share(&self) -> Share {
+        self.lock().0.sharers += 1;
+        Share { pace: self.clone(), own: Own::default(), window: (Instant::now(), 0), rate: BitRate(0) }
     }
 
-    /// Waits until the next piece may go.
-    pub async fn ready(&self) {
-        tokio::time::sleep_until(self.next).await;
+    /// How many share it.
+    #[must_use]
+    pub fn sharers(&self) -> usize {
+        self.lock().0.sharers
     }
 
-    /// So many bytes have gone.
-    pub fn sent(&mut self, bytes: usize) {
-        let rate = self.scavenger.rate().0.max(1);
-        let took = Duration::from_secs_f64(bytes as f64 * 8.0 / rate as f64);
-        self.next = self.next.max(tokio::time::Instant::now()) + took;
-        self.window.1 += bytes as u64;
-        self.pieces.sent(bytes);
+    /// What is shared, and what time it is: no earlier than for whoever had it before.
+    fn lock(&self) -> (MutexGuard<'_, Shared>, Duration) {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        (shared, self.began.elapsed())
     }
+}
 
-    /// The path was measured, as [`crate::Session::path`] says. `busy`: something waits for its turn.
-    pub fn measured(&mut self, path: Path, most: Option<BitRate>, busy: bool) {
-        self.scavenger.set_most(most);
-        let passed = self.acknowledged.0.elapsed();
-        if passed >= ARRIVALS {
-            // After a new connection it counts from nought again.
-            let bytes = path.acknowledged.saturating_sub(self.acknowledged.1);
-            self.arrives = bytes as f64 * 8.0 / passed.as_secs_f64();
-            self.acknowledged = (Instant::now(), path.acknowledged);
+/// One's part of a [`Pace`].
+#[derive(Debug)]
+pub struct Share {
+    pace: Pace,
+    own: Own,
+    /// Bytes since then, for the figure.
+    window: (Instant, u64),
+    rate: BitRate,
+}
+
+impl Share {
+    /// Waits until something may go, of so many bytes that wait: how many of them, which are to go at once. Where this is given up before, and
+    /// asked again, its place among the others is the same.
+    pub async fn turn(&mut self, waiting: usize) -> usize {
+        loop {
+            let turn = {
+                let (mut shared, now) = self.pace.lock();
+                shared.turn(now, &mut self.own, waiting)
+            };
+            match turn {
+                Ok(bytes) => {
+                    self.window.1 += bytes as u64;
+                    return bytes;
+                }
+                Err(wait) => tokio::time::sleep(wait.min(NAP)).await,
+            }
         }
-        // QUIC's own window may hold it back: what does not arrive is no reason to send more, and a cut of what is not used cuts nothing.
-        let used = self.arrives > self.scavenger.rate().0 as f64 * USED;
-        let now = self.began.elapsed();
-        self.scavenger.measured(now, path.rtt, path.lost, busy && used);
-        self.pieces.looked(now, sign(&self.scavenger, now, path.rtt));
+    }
+
+    /// The path was measured, as [`crate::Session::path`] says. `limit`: this one's own, from now on. `busy`: something of it waits for its turn.
+    pub fn measured(&mut self, path: Path, limit: Option<BitRate>, busy: bool) {
+        self.own.limit = limit;
+        let (mut shared, now) = self.pace.lock();
+        // Who waits for its own limit wants no more of the path.
+        shared.look(now, &path, busy && self.own.next() <= now);
+        drop(shared);
         let passed = self.window.0.elapsed();
         if passed > Duration::from_secs(1) {
             self.rate = BitRate((self.window.1 as f64 * 8.0 / passed.as_secs_f64()) as u64);
@@ -150,16 +382,24 @@ impl Pace {
         }
     }
 
-    /// How fast bytes have gone lately.
+    /// How fast its bytes have gone lately.
     #[must_use]
     pub const fn carried(&self) -> BitRate {
         self.rate
     }
 
-    /// How fast they may go now.
+    /// How fast they may go now, where nobody else has any.
     #[must_use]
     pub fn allowed(&self) -> BitRate {
-        self.scavenger.rate()
+        let rate = self.pace.lock().0.scavenger.rate();
+        self.own.limit.map_or(rate, |limit| limit.min(rate))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let (mut shared, now) = self.pace.lock();
+        shared.leave(now, &self.own);
     }
 }
 
@@ -231,12 +471,191 @@ mod tests {
 
     #[test]
     fn a_fast_rate_has_its_milliseconds_and_a_slow_one_what_is_tried() {
-        let mut pace = Pace::new();
-        assert_eq!(pace.piece(), PIECES.0);
-        pace.pieces.size = LARGEST;
-        assert_eq!(pace.piece(), LARGEST);
-        pace.scavenger =
-            Scavenger::new(scavenger::Config { least: BitRate(100_000_000), ..scavenger::Config::default() });
-        assert_eq!(pace.piece(), 50_000);
+        let mut shared = Shared::new();
+        assert_eq!(shared.piece(None), PIECES.0);
+        shared.pieces.size = LARGEST;
+        assert_eq!(shared.piece(None), LARGEST);
+        shared.scavenger = at_least(100_000_000);
+        assert_eq!(shared.piece(None), 50_000);
+        assert_eq!(shared.piece(Some(BitRate(40_000_000))), 20_000);
+        assert_eq!(shared.piece(Some(BitRate(1_000_000))), LARGEST);
+    }
+
+    fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    fn at_least(rate: u64) -> Scavenger {
+        Scavenger::new(scavenger::Config { least: BitRate(rate), ..scavenger::Config::default() })
+    }
+
+    /// Some who share a pace, and have more to send than goes.
+    struct World {
+        shared: Shared,
+        all: Vec<Own>,
+        /// What each has sent, bytes.
+        sent: Vec<u64>,
+        now: u64,
+    }
+
+    impl World {
+        fn new(sharers: usize) -> Self {
+            let all = (0..sharers).map(|_| Own::default()).collect();
+            let mut shared = Shared::new();
+            shared.sharers = sharers;
+            Self { shared, all, sent: vec![0; sharers], now: 0 }
+        }
+
+        /// So many milliseconds, in which the path's round trip is so long, if anybody looks, and all arrives; what all have sent in them.
+        fn run(&mut self, milliseconds: u64, rtt: Option<u64>) -> u64 {
+            let before = self.total();
+            for _ in 0..milliseconds {
+                self.now += 1;
+                if let Some(rtt) = rtt.filter(|_| self.now.is_multiple_of(50)) {
+                    let path = Path { rtt: Some(ms(rtt)), acknowledged: self.total(), ..Path::default() };
+                    // Each of them does.
+                    self.all.iter().for_each(|_| self.shared.look(ms(self.now), &path, true));
+                }
+                for (own, sent) in self.all.iter_mut().zip(&mut self.sent) {
+                    if let Ok(bytes) = self.shared.turn(ms(self.now), own, 1 << 20) {
+                        *sent += bytes as u64;
+                    }
+                }
+            }
+            self.total() - before
+        }
+
+        fn total(&self) -> u64 {
+            self.sent.iter().sum()
+        }
+
+        fn apart(&self) -> u64 {
+            self.sent.iter().max().unwrap() - self.sent.iter().min().unwrap()
+        }
+    }
+
+    /// What goes in so many seconds at the least rate.
+    const fn least(seconds: u64) -> u64 {
+        256_000 / 8 * seconds
+    }
+
+    #[test]
+    fn a_hundred_who_share_a_pace_fall_to_the_least_rate_of_one_and_each_has_as_much_of_it() {
+        let mut world = World::new(100);
+        let sent = world.run(60_000, None);
+        assert!((least(59)..=least(60) + PIECES.0 as u64).contains(&sent), "{sent}");
+        assert!(world.apart() <= PIECES.0 as u64, "{:?}", world.sent);
+        // On a path that carries more than they send they are faster; then somebody else wants it.
+        assert!(world.run(6_000, Some(40)) > least(6) * 2);
+        world.run(2_000, Some(80));
+        assert_eq!(world.shared.scavenger.rate(), scavenger::Config::default().least);
+        world.sent.fill(0);
+        let sent = world.run(20_000, Some(80));
+        assert!((least(19)..=least(20) + PIECES.0 as u64).contains(&sent), "{sent}");
+        assert!(world.apart() <= PIECES.0 as u64, "{:?}", world.sent);
+    }
+
+    #[test]
+    fn a_rate_that_falls_holds_for_those_who_wait_already_and_one_that_rises_too() {
+        let mut world = World::new(50);
+        world.shared.scavenger = at_least(200_000_000);
+        world.run(1_000, None);
+        let most = |world: &World| world.shared.turns.given.values().map(|turn| turn.bytes).max();
+        assert_eq!(most(&world), Some(100_000));
+        // A round was given out: of pieces as large it would take minutes at the least rate.
+        world.shared.scavenger = at_least(256_000);
+        world.shared.arrange(ms(world.now));
+        assert_eq!(most(&world), Some(PIECES.0));
+        let sent = world.run(5_000, None);
+        assert!((least(4)..=least(5) + 2 * PIECES.0 as u64).contains(&sent), "{sent}");
+        world.shared.scavenger = at_least(10_000_000);
+        world.shared.arrange(ms(world.now));
+        let sent = world.run(1_000, None);
+        assert!((1_100_000..=1_260_000).contains(&sent), "{sent}");
+    }
+
+    #[test]
+    fn a_limit_is_ones_own_and_what_it_leaves_is_the_others() {
+        let mut world = World::new(2);
+        world.shared.scavenger = at_least(10_000_000);
+        world.all[0].limit = Some(BitRate(1_000_000));
+        let sent = world.run(10_000, None);
+        assert!((1_000_000..=1_253_000).contains(&world.sent[0]), "{:?}", world.sent);
+        assert!((12_300_000..=12_510_000).contains(&sent), "{sent}");
+    }
+
+    #[test]
+    fn what_was_given_to_those_who_leave_is_the_others_and_one_who_is_late_holds_nobody_up() {
+        let mut world = World::new(1000);
+        world.run(1, None);
+        // A round takes a minute and a half; the last one's turn comes when all others are gone.
+        let mut last = world.all.pop().unwrap();
+        assert!(world.shared.turn(ms(2), &mut last, 1 << 20).is_err_and(|wait| wait > s(80)));
+        world.all.iter().for_each(|own| world.shared.leave(ms(2), own));
+        assert!(world.shared.turn(ms(2), &mut last, 1 << 20).is_err_and(|wait| wait < ms(100)));
+        assert_eq!(world.shared.sharers, 1);
+
+        // The first has its turn, and does something else.
+        let mut world = World::new(3);
+        let mut late = world.all.remove(0);
+        assert!(world.shared.turn(ms(0), &mut late, 1 << 20).is_ok());
+        assert!(world.shared.turn(ms(0), &mut late, 1 << 20).is_err());
+        let sent = world.run(10_000, None);
+        assert!((least(9)..=least(10)).contains(&sent), "{sent}");
+    }
+
+    #[test]
+    fn what_could_not_go_while_the_machine_stood_still_does_not_go_at_once() {
+        let mut world = World::new(50);
+        world.run(10_000, None);
+        // Longer than a round: the time of each has come, and gone.
+        world.now += 6_000;
+        let sent = world.run(1_000, None);
+        assert!((least(1) - PIECES.0 as u64..=least(1) + 2 * PIECES.0 as u64).contains(&sent), "{sent}");
+        // Nobody has lost its place by that, and one that sends nothing holds up nobody.
+        world.run(20_000, None);
+        assert!(world.apart() <= 2 * PIECES.0 as u64, "{:?}", world.sent);
+        world.all.truncate(25);
+        world.now += 6_000;
+        let sent = world.run(10_000, None);
+        assert!((least(9)..=least(10) + 2 * PIECES.0 as u64).contains(&sent), "{sent}");
+    }
+
+    #[test]
+    fn a_limit_that_changes_holds_at_once() {
+        let (mut shared, mut own) = (Shared::new(), Own { limit: Some(BitRate(8)), ..Own::default() });
+        assert!(shared.turn(ms(1), &mut own, 1000).is_ok());
+        // A thousand bytes at one a second.
+        assert!(shared.turn(s(10), &mut own, 1000).is_err_and(|wait| wait > s(900)));
+        own.limit = Some(BitRate(8000));
+        assert!(shared.turn(s(10), &mut own, 1000).is_ok());
+    }
+
+    #[test]
+    fn what_two_connections_have_counted_is_told_apart() {
+        let mut shared = Shared::new();
+        let path = |connection: usize, lost: u64, acknowledged: u64| Path {
+            rtt: Some(ms(40)),
+            lost,
+            acknowledged,
+            connection,
+            ..Path::default()
+        };
+        for n in 0..100_u64 {
+            // Each has lost something before, and carries 1000 bytes in a tenth of a second.
+            let of = [path(1, 5, 1000 * n), path(2, 50, 70_000 + 1000 * n)];
+            shared.look(ms(100 * n), &of[0], true);
+            // At once: it does not count.
+            shared.look(ms(100 * n), &of[0], true);
+            shared.look(ms(100 * n + 50), &of[1], true);
+        }
+        assert_eq!((shared.scavenger.last_sign(), shared.counts.lost), (Duration::ZERO, 0));
+        assert_eq!(shared.counts.acknowledged, 2 * 99_000);
+        assert!((150_000.0..170_000.0).contains(&shared.arrives), "{}", shared.arrives);
+        shared.look(ms(20_000), &path(1, 6, 100_000), true);
+        assert_eq!(shared.scavenger.last_sign(), ms(20_000));
+        // Of many connections some are forgotten.
+        (10..100).for_each(|n| shared.look(ms(20_000 + 50 * n), &path(n as usize, 9, 0), true));
+        assert_eq!((shared.counts.known.len(), shared.counts.lost), (CONNECTIONS, 1));
     }
 }

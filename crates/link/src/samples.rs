@@ -39,6 +39,8 @@ pub struct Path {
     pub acknowledged: u64,
     /// Bytes that may be on their way.
     pub window: u64,
+    /// Which connection it is: another one has counted from nought.
+    pub connection: usize,
 }
 
 /// The quantile of round trips.
@@ -93,7 +95,7 @@ impl Samples {
         }
     }
 
-    /// How the path was in the last moments.
+    /// How the path was in the last moments, by a connection that the caller names.
     pub fn path(&self, now: Instant, lost: u64) -> Path {
         let inner = self.lock();
         let age = |at: Instant| now.saturating_duration_since(at);
@@ -109,6 +111,7 @@ impl Samples {
             lost,
             acknowledged: inner.acknowledged,
             window: inner.window,
+            ..Path::default()
         }
     }
 }
@@ -239,7 +242,7 @@ mod tests {
         // Of few answers older ones count, too; of those of long ago none.
         samples.put(at(900), ms(90), 1000, 7);
         assert_eq!(seen(900), Some(ms(50)));
-        let path = Path { rtt: None, least: Some(ms(40)), lost: 3, acknowledged: 161_000, window: 7 };
+        let path = Path { least: Some(ms(40)), lost: 3, acknowledged: 161_000, window: 7, ..Path::default() };
         assert_eq!(samples.path(at(2000), 3), path);
     }
 }

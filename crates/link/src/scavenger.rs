@@ -121,11 +121,6 @@ impl Scavenger {
         }
     }
 
-    /// Another bound from now on.
-    pub fn set_most(&mut self, most: Option<BitRate>) {
-        self.config.most = most;
-    }
-
     /// The rate now.
     #[must_use]
     pub fn rate(&self) -> BitRate {

@@ -447,7 +447,8 @@ impl Session {
         let connection = self.inner().slots[lane.index()].connection.borrow();
         let connection = connection.as_ref()?;
         let samples = crate::samples::Sampled::of(connection)?;
-        Some(samples.path(Instant::now(), connection.stats().path.lost_packets))
+        let path = samples.path(Instant::now(), connection.stats().path.lost_packets);
+        Some(crate::samples::Path { connection: connection.stable_id(), ..path })
     }
 
     /// What was carried so far.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! No sockets, clock or tasks: [`Encoder`] and [`Decoder`] take bytes cut anywhere and append bytes to a vector.
-//! The one thing that is read besides is the guest's RAM, where there is a [`Witness`].
+//! What is read besides is guests' RAM: the guest's own, where there is a [`Witness`], and that of others, for [`hints`].
 //! [`ReturnPath`] splits QEMU's reverse channel. [`preflight`] says beforehand whether a guest can be moved;
 //! [`format`] is what crosses the WAN.
 //!
@@ -19,7 +19,7 @@
 //! zstd stream with matches over a long distance (128 MiB), which finds duplicates (of any length from some bytes on: no need
 //! to cut pages into quarters for it, as CloudNet's section 3.2.2 does). What the destination has kept of an earlier try that
 //! was cut short is only named ([`Checkpoint`]). And so is what lies on the guest's own disks, which the destination
-//! has ([`disks`]): a page cache.
+//! has ([`disks`]): a page cache; and what lies in the memory of guests there that may know of each other ([`hints`]).
 //!
 //! # Why leaving a page out is sound
 //!
@@ -66,6 +66,7 @@ pub mod disks;
 mod disks_tests;
 mod encoder;
 pub mod format;
+pub mod hints;
 mod meter;
 pub mod preflight;
 mod record;
@@ -83,6 +84,7 @@ pub use config::{
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
 pub use disks::{Blocks, Feedback, Finder, NEIGHBOURS, Spot, SpotTable};
 pub use encoder::{Encoder, Progress, Summary};
+pub use hints::{Hints, HintsError, Looked};
 pub use meter::{Clock, Stages};
 pub use record::{Layout, MAX_BLOCKS, PAGE_SIZE, PageBytes};
 pub use return_path::{Message, ReturnPath, ReturnPathError};

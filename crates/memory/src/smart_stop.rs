@@ -8,6 +8,9 @@
 //!
 //! What a pause may cost is not the same for everybody: a [`Policy`] says what the rule is to spare.
 //!
+//! A deadline is the whole move's, from its order to the guest's running at its destination. So it is also looked at within a round
+//! ([`SmartStop::look`]): one over a large guest may last longer than all that is left.
+//!
 //! # What can go wrong
 //!
 //! *It never gets better*: the guest dirties as fast as the link carries. The crossover comes at once then; no minimum need come.
@@ -17,7 +20,11 @@
 //! [`Policy::MaxDowntime`] gives the move up instead: who says how long a pause may be wants no longer one.
 //!
 //! *The first round lies*: it sends everything, and what was dirtied meanwhile was dirtied in minutes. It is no crossover to send much and
-//! have little left, nor is a remainder of the first round a minimum.
+//! have little left, nor is a remainder of the first round a minimum. Nor does anybody know before its end what was dirtied in it: a deadline
+//! that is shorter than what the first round leaves takes is missed by that.
+//!
+//! *A deadline cannot be kept*: a guest that is stopped in the middle of a round then stands for the rest of it, and is late all the same. So
+//! it is stopped there only where that keeps the deadline; else at the round's end.
 //!
 //! Pure: rounds in, a verdict out. Forecasts come as numbers: how long the remainder will take.
 
@@ -43,6 +50,14 @@ const NEARLY: f64 = 1.1;
 /// a database leaves goes up and down by 5 to 20 %.
 const FLAT: f64 = 0.03;
 
+/// How much of a forecast is not sure, where it is held against a deadline; and how much later the next look may be.
+const SLACK: f64 = 0.05;
+const BETWEEN: Duration = Duration::from_millis(250);
+/// Longer than anything that is left may take: what is longer ends never.
+const FOR_EVER: Duration = Duration::from_secs(1 << 32);
+/// A guest that would stand for longer is not stopped in the middle of a round: QEMU ends pre-copy only where it expects 2000 s of it at most itself.
+const MOST_STANDING: Duration = Duration::from_secs(1000);
+
 /// So many pages have to be left that memory may follow its guest. Some of them go before it is certain that the guest does, and who has
 /// sent the last one cannot go back; and what is less is soon through.
 pub const LEAST_FOLLOWING: u64 = 1024;
@@ -56,10 +71,21 @@ pub struct Ended {
     pub dirtied: u64,
     /// How long that is expected to take.
     pub left: Duration,
-    /// Since the first round began.
+    /// Since the move was ordered, and what a stop takes besides what is left: what a deadline is held against.
     pub elapsed: Duration,
     /// The guest is being slowed, and can be slowed more: rounds will get shorter yet.
     pub can_slow: bool,
+    /// What is left when pre-copy ends would follow the guest, which then is there without it.
+    pub follows: bool,
+}
+
+/// A round that goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// How long it would take until the guest runs at its destination if it were stopped now, as far as that is known. What would follow it is not in it.
+    pub left: Duration,
+    /// Since the move was ordered.
+    pub elapsed: Duration,
 }
 
 /// Why pre-copy ends.
@@ -75,6 +101,8 @@ pub enum Reason {
     FirstRound(Duration),
     /// Another round would end after the deadline.
     Deadline(Duration, Duration),
+    /// This round would: what is left is there in time only if it goes now.
+    InTime(Duration, Duration),
     /// Two rounds left the same: no other will leave less.
     Flat(Duration),
     /// Rounds get no shorter; this is what is left, and the least that there was.
@@ -120,6 +148,14 @@ impl fmt::Display for Reason {
                     ms(left)
                 )
             }
+            Self::InTime(left, most) => {
+                write!(
+                    f,
+                    "stop: the rest, predicted to take {} ms, is there within {} ms only if it goes now, in the middle of a round",
+                    ms(left),
+                    ms(most)
+                )
+            }
             Self::Flat(left) => {
                 write!(
                     f,
@@ -151,6 +187,7 @@ impl Reason {
             Self::LocalMinimum(..)
             | Self::Crossover(_)
             | Self::Deadline(..)
+            | Self::InTime(..)
             | Self::Flat(_)
             | Self::NoShorter(..)
             | Self::TooMany(..) => false,
@@ -224,6 +261,8 @@ pub struct SmartStop {
     crossed: Option<usize>,
     /// The guest is being slowed, or was.
     slowed: bool,
+    /// A guest that had been stopped at the last look would have been there before the deadline.
+    in_time: bool,
     /// Pages that were left after each of the last rounds, the newest behind.
     last: VecDeque<u64>,
     /// The least that was left, from the second round on.
@@ -252,6 +291,7 @@ impl SmartStop {
             rounds: 0,
             crossed: None,
             slowed: false,
+            in_time: false,
             last: VecDeque::new(),
             best: None,
         }
@@ -277,7 +317,9 @@ impl SmartStop {
             Policy::LeastBytes => Some(Reason::FirstRound(left)),
             Policy::LeastTotal => self.crossed.map(|_| Reason::Crossover(left)),
             // The next round takes as long as what is left now, and leaves as large a part of that as this one left of its own.
-            Policy::Deadline(most) if round.elapsed + left.mul_f64(1.0 + shrinks(round)) > most => {
+            Policy::Deadline(most)
+                if round.elapsed.saturating_add(left.min(FOR_EVER).mul_f64(1.0 + stays(round))) > most =>
+            {
                 Some(Reason::Deadline(left, most))
             }
             // What looks like the least is not, while the guest gets slower.
@@ -293,6 +335,22 @@ impl SmartStop {
             }
         };
         stop.or(self.too_many(left)).map_or(Verdict::GoOn, Verdict::Stop)
+    }
+
+    /// A round goes on, and its end may be too late for a deadline: why the guest is to be stopped now, if it is.
+    ///
+    /// Said once, at the moment after which it would be too late. A deadline that could not be kept before either, or cannot be any more, is no
+    /// reason. Not to be asked while the link carries nothing: the end moves away with each such look, and the guest would be stopped into that.
+    pub fn look(&mut self, look: &Look) -> Option<Reason> {
+        let Policy::Deadline(most) = self.policy else { return None };
+        let left = look.left.min(FOR_EVER);
+        let (ends, slack) = (look.elapsed.saturating_add(left), left.mul_f64(SLACK) + BETWEEN);
+        if ends.saturating_add(slack) <= most {
+            self.in_time = true;
+            return None;
+        }
+        let was_in_time = std::mem::take(&mut self.in_time) && left <= MOST_STANDING;
+        (was_in_time && ends <= most.saturating_add(slack)).then_some(Reason::InTime(left, most))
     }
 
     /// Whether what is left is the least of the window, behind the crossover. While the guest gets slower nothing is remembered: what a
@@ -343,9 +401,25 @@ impl SmartStop {
     }
 }
 
-/// What is left of what was to be sent; never more than all.
-fn shrinks(round: &Ended) -> f64 {
-    if round.sent == 0 { 1.0 } else { (round.dirtied as f64 / round.sent as f64).min(1.0) }
+/// The part of what is left now that the guest would have to wait for after another round: as large a one as this round has left of what it was to
+/// send, and never more than all.
+fn stays(round: &Ended) -> f64 {
+    match round.sent {
+        _ if round.follows => 0.0,
+        0 => 1.0,
+        sent => (round.dirtied as f64 / sent as f64).min(1.0),
+    }
+}
+
+/// What a guest that is stopped in the middle of a round leaves beside the `unsent` pages of that round, where it has `dirtied` so many since QEMU
+/// looked last, at its pace before that.
+///
+/// A page that is written again before its turn is in both numbers, so their sum is too much; but a guest with a small working set writes all of it
+/// in less than a round, faster than its pace over that round says. What holds for both: together they are no more than the `most` that a round has
+/// left, or was found to leave.
+#[must_use]
+pub fn beside(unsent: f64, dirtied: f64, most: f64) -> f64 {
+    dirtied.min((most - unsent).max(0.0))
 }
 
 #[cfg(test)]
@@ -365,7 +439,8 @@ mod tests {
         for (sent, dirtied) in rounds {
             elapsed += pages(*sent);
             let (left, can_slow) = (pages(*dirtied), verdicts.len() < until);
-            verdicts.push(rule.round(&Ended { sent: *sent, dirtied: *dirtied, left, elapsed, can_slow }));
+            let round = Ended { sent: *sent, dirtied: *dirtied, left, elapsed, can_slow, follows: false };
+            verdicts.push(rule.round(&round));
             if verdicts.last() != Some(&Verdict::GoOn) {
                 break;
             }
@@ -477,6 +552,67 @@ mod tests {
         let (round, reason) = stops(Policy::Deadline(most), &rounds);
         assert_eq!((round, reason), (2, Some(Reason::Deadline(pages(17_000), most))));
         assert_eq!(stops(Policy::Deadline(pages(10_000_000)), &rounds).0, 7, "as least downtime");
+    }
+
+    #[test]
+    fn a_guest_that_is_followed_by_its_memory_has_the_time_for_a_round_more() {
+        let policy = Policy::Deadline(Duration::from_secs(60));
+        let s = Duration::from_secs;
+        // The next round takes 20 s, and what it leaves would take 10 more.
+        let round = |elapsed, follows| {
+            let ended = Ended { sent: 4000, dirtied: 2000, left: s(20), elapsed: s(elapsed), can_slow: false, follows };
+            SmartStop::new(policy).round(&ended)
+        };
+        assert_eq!([round(29, false), round(39, true)], [Verdict::GoOn; 2]);
+        for late in [round(31, false), round(41, true)] {
+            assert_eq!(late, Verdict::Stop(Reason::Deadline(s(20), s(60))));
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_written_again_before_its_turn_is_no_reason_to_think_that_more_is_left_than_any_round_has_left() {
+        // A round over 7500 pages, and a guest that writes all of them in that time.
+        assert_eq!([7500.0, 5000.0, 0.0].map(|unsent| unsent + beside(unsent, 7500.0 - unsent, 7500.0)), [7500.0; 3]);
+        // One whose last round was short, and that seems to write ten times as much in this one.
+        assert_eq!(5000.0 + beside(5000.0, 25_000.0, 7500.0), 7500.0);
+        // One that writes little; and a first round, of which nobody knows anything.
+        assert_eq!(beside(5000.0, 800.0, 7500.0), 800.0);
+        assert_eq!(beside(60_000.0, 800.0, 0.0), 0.0);
+    }
+
+    #[test]
+    fn a_round_is_not_waited_for_whose_end_would_be_too_late_unless_it_is_too_late_anyway() {
+        let (ms, most) = (Duration::from_millis, Duration::from_secs(60));
+        let look = |rule: &mut SmartStop, elapsed, left| rule.look(&Look { left: ms(left), elapsed: ms(elapsed) });
+        let new = || SmartStop::new(Policy::Deadline(most));
+        // The guest dirties more than was thought, or the link gets slower.
+        let mut rule = new();
+        assert_eq!(look(&mut rule, 10_000, 40_000), None);
+        assert_eq!(look(&mut rule, 20_000, 36_000), None);
+        assert_eq!(look(&mut rule, 20_250, 38_500), Some(Reason::InTime(ms(38_500), most)));
+        assert_eq!(look(&mut rule, 20_500, 38_500), None, "it is said once");
+        // A first forecast goes by a link that has not shown what it carries.
+        let mut rule = new();
+        assert_eq!([(500, 600_000), (2000, 57_900), (5000, 40_000)].map(|(e, l)| look(&mut rule, e, l)), [None; 3]);
+        assert!(look(&mut rule, 30_000, 29_000).is_some());
+        // All of the memory takes that long, or the link has just become ten times slower: the guest would stand for the rest of the round, and
+        // be late all the same.
+        let mut rule = new();
+        assert_eq!([0, 10_000, 59_000].map(|at| look(&mut rule, at, 70_000 - at)), [None; 3]);
+        assert_eq!([(10_000, 20_000), (10_250, 200_000)].map(|(e, l)| look(&mut rule, e, l)), [None; 2]);
+        // QEMU might not stop a guest that has so much left.
+        let mut rule = SmartStop::new(Policy::Deadline(Duration::from_secs(4000)));
+        assert_eq!([(0, 2_000_000), (2_000_000, 1_990_000)].map(|(e, l)| look(&mut rule, e, l)), [None; 2]);
+        // Nothing but a deadline is.
+        for policy in [Policy::LeastDowntime, Policy::LeastTotal, Policy::MaxDowntime(most)] {
+            let mut rule = SmartStop::new(policy);
+            assert_eq!([(0, 1000), (59_000, 1000)].map(|(e, l)| look(&mut rule, e, l)), [None; 2], "{policy}");
+        }
+        // What takes for ever is no number to be added to.
+        assert_eq!(new().look(&Look { left: Duration::MAX, elapsed: Duration::MAX }), None);
+        let (left, elapsed) = (Duration::MAX, Duration::MAX);
+        let never = Ended { sent: 1, dirtied: 1, left, elapsed, can_slow: false, follows: false };
+        assert!(matches!(new().round(&never), Verdict::Stop(Reason::Deadline(..))));
     }
 
     #[test]

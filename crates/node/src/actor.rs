@@ -270,11 +270,13 @@ impl Actor {
             let input = tokio::select! {
                 biased;
                 written = finished(&mut self.writing) => {
+                    let Ok(written) = written else { return std::future::pending().await };
                     let Some(record) = written else { fatal("the writer of records panicked") };
                     crate::trace::span(&self.parts).in_scope(|| self.written(record));
                     continue;
                 }
                 done = finished(&mut self.doing) => {
+                    let Ok(done) = done else { return std::future::pending().await };
                     let _in = crate::trace::span(&self.parts).entered();
                     self.work();
                     match done {

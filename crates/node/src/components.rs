@@ -711,12 +711,14 @@ impl Actor {
             let input = tokio::select! {
                 biased;
                 written = finished(&mut self.writing) => {
+                    let Ok(written) = written else { return std::future::pending().await };
                     let Some(record) = written else { fatal("the writer of a component's records panicked") };
                     self.record = Some(record);
                     self.feed(Event::Persisted(record));
                     continue;
                 }
                 done = finished(&mut self.doing) => {
+                    let Ok(done) = done else { return std::future::pending().await };
                     let Some(done) = done else { fatal("an effect on a component panicked") };
                     self.done(done);
                     continue;

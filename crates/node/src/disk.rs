@@ -29,7 +29,9 @@ use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Place};
 use godwit_volume::order::FirstAccess;
 use godwit_volume::scrub::Mend;
-use godwit_volume::{BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker, VolumeError, Written, fet};
+use godwit_volume::{
+    BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker, VolumeError, Written, fet, give_way,
+};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -297,6 +299,10 @@ impl Disk {
         {
             tracing::error!(volume = self.name, %error, "the replica cannot be made durable");
         }
+        self.store_order();
+    }
+
+    fn store_order(&self) {
         let fresh = lock(&self.accesses).take_fresh();
         if let Some(Err(error)) = fresh.map(|fresh| fresh.store(self.replica.folder())) {
             // A hint: what is lost costs time.
@@ -357,6 +363,20 @@ impl Disk {
         drop(lock(&self.order));
     }
 
+    /// Ends it with its node: nobody is served any more, and its replica is closed. What a client has not heard of it asks the next process for;
+    /// what it asks for meanwhile waits, and is never made here. Takes as long as the storage does.
+    ///
+    /// # Errors
+    /// When the replica cannot be closed: it is found as after a crash.
+    pub(crate) fn end(&self) -> Result<(), VolumeError> {
+        self.serving.cancel();
+        self.hang_up();
+        let ended = self.replica.end();
+        // A hint, for which nothing waits.
+        self.store_order();
+        ended
+    }
+
     pub(crate) const fn replica(&self) -> &Replica {
         &self.replica
     }
@@ -406,17 +426,17 @@ impl Disk {
         (order.is_none() && self.replica.is_primary()).then(|| self.recorder.subscribe(image))
     }
 
-    /// Ends the epoch of now if it is time to, and makes it durable.
-    pub(crate) async fn roll(self: &Arc<Self>, interval: Duration) -> Result<(), VolumeError> {
-        if !self.recorder.is_due(self.began.elapsed(), interval) {
+    /// Ends the epoch of now if it is time to for some secondary, and makes it durable.
+    pub(crate) async fn roll(self: &Arc<Self>) -> Result<(), VolumeError> {
+        if !self.recorder.is_due(self.began.elapsed()) {
             return Ok(());
         }
-        let roll = move |disk: &Self| {
+        let roll = |disk: &Self| {
             let _alone = lock(&disk.rolling);
             {
                 let _guest = lock(&disk.order);
                 let now = disk.began.elapsed();
-                if !disk.recorder.is_due(now, interval) {
+                if !disk.recorder.is_due(now) {
                     return Ok(());
                 }
                 let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -441,6 +461,8 @@ impl Disk {
     ) -> T {
         match tokio::task::spawn_blocking(move || what(&self)).await {
             Ok(done) => done,
+            // By the end of the runtime, which this ends with.
+            Err(error) if error.is_cancelled() => std::future::pending().await,
             Err(_) => crate::keeping::fatal("disk I/O ended in a bug"),
         }
     }
@@ -492,13 +514,23 @@ impl Disk {
         frozen
     }
 
+    /// Ends all secondaries of a volume that is another host's from here on: one that began in the meantime would not hear of what is written
+    /// there. They begin with [`Disk::subscribe`], which asks under the same lock whose it is.
+    fn forget_precaches(&self) {
+        let guest = lock(&self.order);
+        let over = self.recorder.clear();
+        drop(guest);
+        drop(over);
+    }
+
     /// The VM is not here any more, or was never: without QEMU. `lost`: it is another host's.
     pub async fn rest(self: &Arc<Self>, lost: bool) {
         self.stop_mirror().await;
         let done = self.clone().blocking(move |disk| {
             if lost {
-                disk.replica.detach()?;
-                disk.replica.become_secondary()
+                let yields = disk.replica.detach().and_then(|()| disk.replica.become_secondary());
+                disk.forget_precaches();
+                yields
             } else {
                 disk.replica.commit()
             }
@@ -534,7 +566,12 @@ impl Disk {
         stream: Stream,
         over: CancellationToken,
     ) -> tokio::task::JoinHandle<Result<()>> {
-        self.leave(Leaving::Mirror(Box::default()), stream, over)
+        self.leave(self.mirror_from_here(), stream, over)
+    }
+
+    /// A mirror's machine, which takes the order of first accesses along.
+    fn mirror_from_here(&self) -> Leaving {
+        Leaving::Mirror(Box::new(mirror::Source::with_order(lock(&self.accesses).runs())))
     }
 
     /// Begins to say what the disk holds, to a destination that is to fetch it from `me`, or from whoever has it; otherwise as
@@ -558,13 +595,15 @@ impl Disk {
     ) -> tokio::task::JoinHandle<Result<()>> {
         let (out, pieces) = mpsc::unbounded_channel();
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
-        {
+        // Its sets are given back when the guest's lock is free again.
+        drop({
             let mut order = lock(&self.order);
             // What a mirror passes on and a pre-cache does not agree: only one of them at a time.
-            self.recorder.clear();
+            let over = self.recorder.clear();
             *order = Some(Outgoing { attempt, machine, out });
             *lock(&self.left) = Left::default();
-        }
+            over
+        });
         let disk = self.clone();
         crate::trace::spawn(async move {
             let result = tokio::select! {
@@ -652,6 +691,7 @@ impl Disk {
     fn advance(&self, attempt: u64, messages: &[Vec<u8>], path: Option<(BitRate, Duration)>) -> Result<bool> {
         let mut order = lock(&self.order);
         let Some(outgoing) = order.as_mut().filter(|outgoing| outgoing.attempt == attempt) else { return Ok(true) };
+        let began = Instant::now();
         if let Some((rate, round_trip)) = path {
             outgoing.machine.path_is(rate, round_trip);
         }
@@ -662,7 +702,8 @@ impl Disk {
             tracing::warn!(volume = self.name, "the other side does not answer; copying behind the guest's back");
         }
         let ready = outgoing.machine.poll(&self.replica)?;
-        let more = !ready.is_empty();
+        let compares = outgoing.machine.is_comparing();
+        let more = !ready.is_empty() || compares;
         for message in ready {
             // The task that sends ends only with the mirror.
             let _ = outgoing.out.send(message);
@@ -671,6 +712,10 @@ impl Disk {
         // Whoever finds the lock taken finds these.
         *lock(&self.left) = Left::of(&outgoing.machine);
         drop(order);
+        if compares {
+            // Another window comes at once.
+            give_way(began);
+        }
         self.changed.send_modify(|n| *n += 1);
         if more {
             self.work.notify_one();
@@ -743,10 +788,12 @@ impl Disk {
                 // Nothing comes: it is opened when it is granted. Until then QEMU sees zeroes.
                 disk.replica.detach()?;
                 disk.replica.read_blank();
+                disk.forget_precaches();
                 *lock(&disk.complete) = Some(ticket);
                 return Ok(());
             }
             disk.replica.become_secondary()?;
+            disk.forget_precaches();
             // From here on it is no image of any epoch.
             disk.replica.set_complete(None)
         });
@@ -787,7 +834,9 @@ impl Disk {
             Some(library) => Ok(mirror::Target::with_library(replica, library)?),
             None => Ok(mirror::Target::new(replica)?),
         };
-        self.take(stream, ticket, begin).await.map(drop)
+        let target = self.take(stream, ticket, begin).await?;
+        self.take_order(target.order());
+        Ok(())
     }
 
     /// Takes what the disk has to hold, until all of that is known here; the contents come when the VM runs here.
@@ -796,9 +845,17 @@ impl Disk {
     /// When the stream or the replica fails.
     pub async fn learn(self: &Arc<Self>, stream: Stream, ticket: Ticket) -> Result<()> {
         let target = self.take(stream, ticket, |replica| Ok(fet::Target::new(replica)?)).await?;
-        // The order is of use to the fill, and to whoever has the disk next.
-        *lock(&self.accesses) = FirstAccess::told(target.order());
+        self.take_order(target.order());
         Ok(())
+    }
+
+    /// The order that the disk's last host recorded is of use to the fill, and to whoever has the disk next. A host that recorded none, or says
+    /// nothing of it, leaves the one that is kept here.
+    fn take_order(&self, runs: Vec<std::ops::Range<u64>>) {
+        let told = FirstAccess::told(runs);
+        if !told.runs().is_empty() {
+            *lock(&self.accesses) = told;
+        }
     }
 
     async fn take<T: Arriving>(
@@ -927,7 +984,8 @@ impl Disk {
         }
     }
 
-    fn read(&self, offset: u64, length: u32) -> Result<Reply, VolumeError> {
+    /// A guest's read.
+    pub(crate) fn read(&self, offset: u64, length: u32) -> Result<Reply, VolumeError> {
         let mut bytes = BytesMut::zeroed((length as usize).min(READ_PIECE));
         self.replica.read(offset, &mut bytes)?;
         self.accessed(offset, u64::from(length));

@@ -117,3 +117,58 @@ async fn a_mirrored_write_is_answered_at_once_until_the_other_side_is_far_behind
     other.read(4096, &mut block).expect("reads");
     assert_eq!(u64::from(block[0]), last);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_ends_with_its_node_makes_nothing_more_and_says_nothing_of_what_it_was_asked() {
+    let mut world = world();
+    let (lineage, generation) = owner(1);
+    world.disk.open(lineage, generation).await.expect("opens");
+    let client = world.client();
+    assert!(matches!(world.write_of(&client, 1, 1), Some(Reply::Done)));
+    world.disk.end().expect("closes");
+    // A thread that was late; a client that came since; and a hand-off that goes on.
+    assert!(world.write_of(&client, 2, 2).is_none() && world.write(3, 3).is_none());
+    let (lineage, generation) = owner(2);
+    assert!(matches!(world.disk.open(lineage, generation).await, Err(VolumeError::Frozen)));
+    let made = world.disk.make_by(0, 4096, &CancellationToken::new(), || world.disk.replica.zero(0, 4096));
+    assert!(matches!(made, Err(VolumeError::Frozen)), "{made:?}");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(world.answers.try_recv().is_err(), "its QEMU asks the next process, and was told that all is well");
+    assert_eq!(world.first_byte(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_guest_came_to_first_goes_with_a_mirror_and_nothing_takes_the_place_of_what_is_kept() {
+    let (here, there) = (world(), world());
+    let (lineage, generation) = owner(1);
+    here.disk.open(lineage, generation).await.expect("opens");
+    for (cookie, block) in (1..).zip([7, 8, 3]) {
+        let change = Change { offset: block * 4096, what: What::Data(Bytes::from(vec![1; 4096])), fua: false };
+        let made = here.disk.attempt(Cookie(cookie), Job::Change(change), &here.later, &here.client());
+        assert!(matches!(made, Some(Reply::Done)), "{made:?}");
+    }
+    let order = [7..9, 3..4];
+    assert_eq!(here.disk.first_accesses(), order);
+
+    let mut source = here.disk.mirror_from_here();
+    let (mut target, first) = mirror::Target::new(&there.disk.replica).expect("reads");
+    first.iter().for_each(|message| source.handle(message, &here.disk.replica).expect("takes"));
+    loop {
+        let messages = source.poll(&here.disk.replica).expect("reads");
+        if messages.is_empty() {
+            break;
+        }
+        for message in messages {
+            let answer = target.handle(&message, &there.disk.replica).expect("takes");
+            source.handle(&answer, &here.disk.replica).expect("takes");
+        }
+    }
+    there.disk.take_order(target.order());
+    assert_eq!(there.disk.first_accesses(), order);
+    // A source that knows of none, or is of an earlier version.
+    there.disk.take_order(vec![]);
+    assert_eq!(there.disk.first_accesses(), order);
+    // It outlives this host's node.
+    there.disk.store_order();
+    assert_eq!(FirstAccess::load(there.disk.replica.folder()).runs(), order);
+}

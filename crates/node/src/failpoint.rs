@@ -24,8 +24,8 @@ pub enum Point {
     CopyDisk,
     /// Source: memory goes in rounds.
     Memory,
-    /// Source: a round of memory has ended. Where the file is there, whatever is in it, the rounds count as ones that do not converge when it
-    /// is asked whether memory may follow its guest.
+    /// Source: a round of memory has ended. Where the file is there, whatever is in it, it counts as one in which as much was dirtied as was
+    /// sent; and where memory may follow its guest, as one that does not converge.
     Diverge,
     /// Source: the vCPUs are stopped.
     Stopped,

@@ -609,3 +609,72 @@ pub fn meter(node: &Node, moving: &Moving) {
         p.bytes = carried(&session, &before);
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use godwit_units::VolumeId;
+    use godwit_volume::fetch::{Lane as Way, Server};
+    use godwit_volume::{BLOCK, Replica, fet};
+
+    /// A disk of 32 blocks of which none is here, and the replica that has them.
+    fn lacking(folder: &std::path::Path) -> (Arc<Disk>, Replica) {
+        let from = Replica::create(&folder.join("from"), VolumeId(1), Amount::mib(1)).expect("creates");
+        from.become_primary(Lineage::FIRST, Generation(1)).expect("is ours");
+        from.write(0, &vec![7; 32 * BLOCK as usize]).expect("writes");
+        let socket = folder.join("disk.sock");
+        let disk = Disk::open_or_create(&folder.join("to"), None, socket, VolumeId(1), "root", Amount::mib(1));
+        let disk = disk.expect("opens");
+        let mut telling = fet::Source::new(Holder("from".into()), Lineage::FIRST, &[]);
+        let (mut told, have) = fet::Target::new(&disk.replica).expect("begins");
+        have.iter().for_each(|message| telling.handle(message, &from).expect("takes"));
+        while telling.is_comparing() {
+            for message in telling.poll(&from).expect("reads") {
+                told.handle(&message, &disk.replica).expect("takes");
+            }
+        }
+        for stopped in [false, true, true] {
+            if stopped {
+                from.freeze();
+                telling.stop(&from).expect("settles");
+            }
+            for message in telling.poll(&from).expect("reads") {
+                told.handle(&message, &disk.replica).expect("takes");
+            }
+        }
+        assert!(told.is_complete());
+        from.become_secondary().expect("yields");
+        disk.replica.become_primary(Lineage::FIRST, Generation(2)).expect("takes over");
+        assert_eq!(disk.absent(), Amount(32 * BLOCK));
+        (disk, from)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn nothing_that_a_fill_does_counts_as_the_guests_coming_to_a_block() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (disk, from) = lacking(folder.path());
+        let holder = Holder("from".into());
+        assert!(disk.begin_fetch());
+        disk.with_fetch(|requester| requester.connected(holder.clone())).expect("fills");
+        // What the guest waits for comes first, and it has not got it yet.
+        assert!(disk.want(std::slice::from_ref(&(20..21))));
+        let mut server = Server::new();
+        while disk.absent() > Amount(0) {
+            for question in disk.questions().expect("fills").expect("asks") {
+                server.handle(&question.message).expect("makes sense");
+            }
+            let mut answers = vec![];
+            while let Some(answer) = server.poll(&from, &[Way::Demand, Way::Fill]).expect("reads") {
+                answers.push(answer.message);
+            }
+            assert!(!answers.is_empty(), "{} does not come", disk.absent());
+            assert!(disk.answered(&holder, &answers).expect("takes"));
+        }
+        assert!(disk.look(true).expect("settles").1, "all is here for good");
+        assert!(disk.first_accesses().is_empty(), "{:?}", disk.first_accesses());
+        // The guest does.
+        disk.read(20 * BLOCK, BLOCK as u32).expect("reads");
+        disk.read(3 * BLOCK, 2 * BLOCK as u32).expect("reads");
+        assert_eq!(disk.first_accesses(), [20..21, 3..5]);
+    }
+}

@@ -11,6 +11,9 @@
 //!
 //! *The rate falls.* A moment is forgotten after [`REMEMBERED`]: so long a forecast may be too good.
 //!
+//! *The link stands*: then a forecast says when what is left would be there if it did not, later with each look, and nothing is to be done because of
+//! that ([`Flowing`]).
+//!
 //! What is on its way is bounded by a window, and so the window follows the link ([`Goodput::window`]): as much as keeps it busy, and no
 //! more, since all of it is part of the pause.
 //!
@@ -36,6 +39,19 @@ const WORK: Duration = Duration::from_millis(50);
 pub struct Goodput {
     /// When each moment ended, and what had been acknowledged then.
     seen: VecDeque<(Duration, u64)>,
+}
+
+/// Whether a stream gets on, from look to look.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Flowing(u64);
+
+impl Flowing {
+    /// So many bytes have been acknowledged by now: whether some of them were since the look before, over a link that is not known to be down.
+    pub const fn look(&mut self, acknowledged: u64, is_down: bool) -> bool {
+        let gets_on = acknowledged > self.0;
+        self.0 = acknowledged;
+        gets_on && !is_down
+    }
 }
 
 /// Of what a pause would consist.
@@ -102,6 +118,7 @@ impl Goodput {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use godwit_memory::smart_stop::{Look, Policy, SmartStop};
     use proptest::prelude::*;
 
     const RTT: Duration = Duration::from_millis(40);
@@ -155,6 +172,31 @@ mod tests {
     fn without_a_rate_the_rounds_own_measure_stands() {
         let thought = Duration::from_millis(70);
         assert_eq!(Goodput::default().forecast(1 << 20, 1e6, RTT, thought).rest, thought);
+    }
+
+    #[test]
+    fn a_guest_is_not_stopped_into_a_link_that_stands_and_is_in_time_still_when_it_comes_back_soon() {
+        // 4 MB at 400 kB a second.
+        let moved = |cut: std::ops::Range<u32>, is_told: bool| {
+            let mut rule = SmartStop::new(Policy::Deadline(Duration::from_secs(12)));
+            let (mut flowing, mut arrived) = (Flowing::default(), 0_u32);
+            (0..40).find_map(|look| {
+                let (elapsed, is_cut) = (look * Duration::from_millis(250), cut.contains(&look));
+                arrived += if is_cut { 0 } else { 100_000 };
+                let left = Duration::from_secs_f64(f64::from(4_000_000 - arrived) / 400_000.0);
+                let asked = flowing.look(u64::from(arrived), is_cut && is_told);
+                asked.then(|| rule.look(&Look { left, elapsed })).flatten().map(|_| look)
+            })
+        };
+        assert_eq!(moved(0..0, false), None, "nothing is late");
+        for is_told in [false, true] {
+            assert_eq!(moved(4..9, is_told), None, "it is there within 11 s");
+            assert_eq!(moved(4..11, is_told), Some(11), "not before it is back");
+            assert_eq!(moved(4..24, is_told), None, "it is too late");
+        }
+        let mut flowing = Flowing::default();
+        let looks = [(0, false), (1, false), (1, false), (2, true), (3, false)];
+        assert_eq!(looks.map(|(bytes, is_down)| flowing.look(bytes, is_down)), [false, true, false, false, true]);
     }
 
     proptest! {

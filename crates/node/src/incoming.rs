@@ -9,6 +9,7 @@ use crate::disk_index::Replicas;
 use crate::failpoint::{Point, reach_async};
 use crate::memory_in::{self, Delivered};
 use crate::neighbours::Here;
+use crate::neighbours::resident::Shown;
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::proto::{self, Note, Secret, Stage};
@@ -162,13 +163,7 @@ pub fn disk(parts: &Arc<Parts>, ticket: Ticket, volume: VolumeId, stream: Stream
 }
 
 /// A memory stream came.
-pub fn memory(
-    parts: &Arc<Parts>,
-    ticket: Ticket,
-    key: Option<Secret>,
-    others: Vec<Option<std::fs::File>>,
-    stream: Stream,
-) {
+pub(crate) fn memory(parts: &Arc<Parts>, ticket: Ticket, key: Option<Secret>, others: Arc<Shown>, stream: Stream) {
     let Some(moving) = arriving(parts, ticket) else { return };
     let _in = crate::trace::span(parts).entered();
     let parts = parts.clone();
@@ -215,7 +210,7 @@ async fn feed(
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     key: Option<Secret>,
-    others: Vec<Option<std::fs::File>>,
+    others: Arc<Shown>,
     (back, mut from): (SendHalf, RecvHalf),
 ) -> Result<()> {
     let qemu = parts.qemu().context("the incoming QEMU is gone")?;
@@ -236,7 +231,7 @@ async fn feed(
     let (sender, pieces) = tokio::sync::mpsc::channel(memory_in::PIECES);
     let max_ram = parts.definition().spec.memory.0.saturating_add(FIRMWARE);
     let limits = Limits { max_ram, ..Limits::default() };
-    let counted = delivered.clone();
+    let (counted, shown) = (delivered.clone(), moving.shown.clone());
     // What was said of a page lies in there: no copy is kept for differences.
     let ram = qemu.ram(parts.definition().spec.memory).and_then(|ram| {
         rustix::net::sockopt::set_socket_send_buffer_size(&writer, UNREAD)?;
@@ -250,7 +245,8 @@ async fn feed(
     let (feedback, fed_back) = tokio::sync::mpsc::channel(memory_in::FEEDBACKS);
     let writing = crate::trace::spawn_blocking(move || {
         let _keeping = keeping;
-        let mut decoder = Decoder::new(limits)?.with_disks(Box::new(Here::new(Replicas::new(into.disks()), others)));
+        let here = Here::new(Replicas::new(into.disks()), others, shown.clone());
+        let mut decoder = Decoder::new(limits)?.with_disks(Box::new(here));
         if let Ok(ram) = ram {
             decoder = decoder.with_ram(ram);
         }
@@ -258,6 +254,7 @@ async fn feed(
             decoder = decoder.with_checkpoint(checkpoint);
         }
         let result = memory_in::write(&writer, decoder, &counted, pieces, &feedback);
+        shown.forget();
         if result.as_ref().is_err_and(|error| error.is::<godwit_memory::WireError>()) {
             // What is kept may be what is wrong: the next try does without.
             crate::kept::drop_pages(&into);

@@ -62,13 +62,22 @@ pub(crate) fn aside(work: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// A task came to no end of its own: it ended with the runtime. Whoever asked ends with that, too, and does nothing until then; to be gone would
+/// say something to others.
+#[derive(Debug)]
+pub(crate) struct RuntimeEnded;
+
 /// Resolves when the task, if there is one, is done; its slot is empty then. None: it panicked.
-pub(crate) async fn finished<T>(slot: &mut Option<JoinHandle<T>>) -> Option<T> {
+pub(crate) async fn finished<T>(slot: &mut Option<JoinHandle<T>>) -> Result<Option<T>, RuntimeEnded> {
     match slot {
         Some(task) => {
             let result = task.await;
             *slot = None;
-            result.ok()
+            match result {
+                Ok(done) => Ok(Some(done)),
+                Err(error) if error.is_cancelled() => Err(RuntimeEnded),
+                Err(_) => Ok(None),
+            }
         }
         None => std::future::pending().await,
     }

@@ -69,6 +69,15 @@ impl Leaving {
         })
     }
 
+    /// Whether it compares, a window of the table with each [`Leaving::poll`], between which the guest's writes are let through.
+    #[must_use]
+    pub const fn is_comparing(&self) -> bool {
+        match self {
+            Self::Mirror(source) => source.is_comparing(),
+            Self::PostCopy(source) => source.is_comparing(),
+        }
+    }
+
     /// Whether the destination has, or knows, everything, durably.
     #[must_use]
     pub fn is_complete(&self) -> bool {

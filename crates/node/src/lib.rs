@@ -12,6 +12,7 @@ mod disk_index;
 mod drain;
 mod durable;
 pub mod effects;
+pub mod ending;
 pub mod extenders;
 pub mod failpoint;
 pub mod fill;
@@ -98,7 +99,7 @@ pub struct Config {
     pub watch_every: Option<Duration>,
 }
 
-/// Runs a node until `shutdown`; `up` is told when it serves. Guests go on without it.
+/// Runs a node until `shutdown`; `up` is told when it serves. Guests go on without it, and are served until what is returned has ended.
 ///
 /// # Errors
 /// When it cannot start; each error says what is missing.
@@ -106,7 +107,7 @@ pub async fn run(
     config: Config,
     up: impl FnOnce(&Arc<node::Node>),
     shutdown: impl Future<Output = ()>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<ending::Ending> {
     let address = (config.address, config.api_port).into();
     let node = node::Node::start(config).await?;
     let listener = godwit_api::server::listen(address).await?;
@@ -118,5 +119,5 @@ pub async fn run(
     let router = godwit_api::server::only(routes::router(node.clone()), godwit_trust::Role::Controller);
     let router = router.merge(metrics::router(node.clone()));
     godwit_api::server::serve(listener, router, node.credentials(), shutdown).await?;
-    Ok(())
+    Ok(ending::Ending::begin(node).await)
 }

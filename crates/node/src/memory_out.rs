@@ -122,12 +122,12 @@ impl Seen {
 ///
 /// # Errors
 /// When the stream cannot be read or parsed.
-pub fn read(
+pub(crate) fn read(
     mut qemu: UnixStream,
     heard: UnixStream,
     seen: &Seen,
     moving: &Moving,
-    mut encoder: Encoder,
+    (mut encoder, mut levels): (Encoder, Levels),
     out: &mpsc::Sender<Bytes>,
 ) -> Result<()> {
     // QEMU pauses between its chunks; then what was said so far has to become readable at the other end.
@@ -137,7 +137,7 @@ pub fn read(
     let mut input = vec![0; READ];
     let mut wire = Vec::with_capacity(READ);
     let (mut flushed, mut quiet) = (true, false);
-    let (mut levels, began) = (Levels::new(), Instant::now());
+    let began = Instant::now();
     loop {
         hearing.hear(&mut encoder, &mut wire)?;
         if hearing.asked {

@@ -1,4 +1,5 @@
-//! Memory that other guests of the trust domain have at the destination: guests that went there from this host a while ago.
+//! Memory that other guests of the trust domain have at the destination: guests that went there from this host a while ago, and guests that
+//! run there wherever they came from (`resident`).
 //!
 //! Guests of one customer are often made from one image: the same kernel, the same libraries, the same initial RAM disk. A page that a guest
 //! which went before has is named and copied out of that guest's RAM at the destination, by what names blocks of disks
@@ -9,24 +10,30 @@
 //!   source: the next one's page has such a hash -------- spot -----------> destination: that guest's RAM, read, verified, used
 //! ```
 //!
+//! The first [`MOST`] such disks are guests that the source names itself, the next ones those that the destination has told it of.
+//!
 //! Only guests of the same trust domain, which the definition says that the controller has signed, and which the destination looks up
 //! in its own: a guest of no domain shares with nobody. So nobody's bytes tell of anybody else's.
 //!
 //! # What can go wrong
 //!
 //! *The other guest runs on, and writes*: the digest says so before anything is used, and the pages are sent (a round trip). Where that is
-//! often so nothing is named any more (`PATIENCE`). *It has gone on, or was never there*: the same. *Two pages have one hash*: 128 bits under a
-//! key that is this node's alone, and the stream's digest would tell.
+//! often so nothing is named any more (`PATIENCE`). *It has gone on, or was never there*: the same, and its memory is let go of within a
+//! second. *Two pages have one hash*: 128 bits under a key that is this node's alone, and the stream's digest would tell.
 //!
 //! What it costs: a guest that leaves is hashed only if another one of its domain is still here; at most 28 bytes for a page, of
 //! [`MOST`] guests with [`MOST_PAGES`] together (235 MB), for [`LASTING`]. While it is hashed its RAM stays, which nobody uses any more: so
 //! [`AT_ONCE`] are, and one that leaves meanwhile is not remembered.
 
+pub(crate) mod resident;
+
 use crate::disk_index::{DiskIndex, Replicas};
+use crate::neighbours::resident::{Guest, Shown};
 use crate::node::Node;
 use crate::parts::{Parts, lock};
 use godwit_api::Name;
 use godwit_api::host::MoveRole;
+use godwit_api::vm::VmDefinition;
 use godwit_memory::{Blocks, Finder, NEIGHBOURS, PAGE_SIZE, PageBytes, Spot};
 use godwit_units::VmId;
 use hashbrown::HashTable;
@@ -36,7 +43,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// Guests that are remembered, and named in one move, at most: the last ones.
+/// Guests that are remembered, and named in one move, at most: the last ones. And as many that the destination tells of.
 pub(crate) const MOST: usize = 8;
 /// Pages of all that are remembered, at most: 32 GiB of RAM.
 const MOST_PAGES: usize = 8 << 20;
@@ -122,6 +129,8 @@ pub(crate) struct Neighbours {
     key: [u8; 32],
     left: Mutex<Vec<Arc<Left>>>,
     looking: Arc<Semaphore>,
+    /// Of looks at guests that run here. Apart: whoever is told of them may be slow.
+    telling: Arc<Semaphore>,
     /// Pages of all, at most.
     room: usize,
 }
@@ -130,7 +139,8 @@ impl Default for Neighbours {
     fn default() -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("the kernel gives random bytes once it has booted");
-        Self { key, left: Mutex::default(), looking: Arc::new(Semaphore::new(AT_ONCE)), room: MOST_PAGES }
+        let turns = || Arc::new(Semaphore::new(AT_ONCE));
+        Self { key, left: Mutex::default(), looking: turns(), telling: turns(), room: MOST_PAGES }
     }
 }
 
@@ -206,20 +216,25 @@ pub(crate) fn remember(node: &Arc<Node>, parts: &Parts, leaving: Leaving) {
     });
 }
 
-/// Source: the disks that a destination has, and the guests that went there before.
+/// Source: the disks that a destination has, the guests that went there before, and those that it tells of.
 pub(crate) struct Known {
     disks: DiskIndex,
     left: Vec<Arc<Left>>,
+    told: Option<resident::Told>,
 }
 
 impl Known {
-    pub(crate) fn new(disks: DiskIndex, left: Vec<Arc<Left>>) -> Self {
-        Self { disks, left }
+    pub(crate) fn new(disks: DiskIndex, left: Vec<Arc<Left>>, told: Option<resident::Told>) -> Self {
+        Self { disks, left, told }
     }
 
     /// Whom the destination has to be told of: their places are the numbers in spots.
     pub(crate) fn vms(&self) -> Vec<VmId> {
         self.left.iter().map(|left| left.vm).collect()
+    }
+
+    fn told(&self, content: &PageBytes) -> Option<Spot> {
+        lock(self.told.as_ref()?).find(content)
     }
 }
 
@@ -231,58 +246,86 @@ impl Blocks for Known {
 
 impl Finder for Known {
     fn find(&self, content: &PageBytes) -> Option<Spot> {
-        let on_disk = self.disks.find(content);
-        let Some(first) = self.left.first() else { return on_disk };
+        let (on_disk, told) = (self.disks.find(content), self.told(content));
+        // Whoever asks compares: what is read here as well is read twice.
+        if told.is_none() && self.left.is_empty() {
+            return on_disk;
+        }
         // The disks' word is a guess: one that is wrong must not hide what is known.
         if let Some(spot) = on_disk.filter(|spot| self.disks.holds(*spot, content)) {
             return Some(spot);
         }
-        let hash = hash(&first.key, content);
+        // What was looked at a moment ago before what has run on since it left.
+        if told.is_some() {
+            return told;
+        }
+        let hash = hash(&self.left.first()?.key, content);
         let found = self.left.iter().zip(NEIGHBOURS..).find_map(|(left, n)| Some((n, left.place(hash)?)));
         found.map(|(disk, block)| Spot { disk, block })
     }
 
-    /// Of a guest that has left there are hashes only: as good as its bytes.
+    /// Of a guest that has left there are hashes only: as good as its bytes. Of one that the destination tells of there is its word, which it
+    /// gives for one page of all that are equal.
     fn holds(&self, spot: Spot, content: &PageBytes) -> bool {
+        if spot.disk >= resident::FIRST {
+            return self.told(content) == Some(spot);
+        }
         let Some(n) = spot.disk.checked_sub(NEIGHBOURS) else { return self.disks.holds(spot, content) };
         let Some(left) = self.left.get(usize::from(n)) else { return false };
         left.pages.get(spot.block as usize).is_some_and(|known| *known == hash(&left.key, content))
     }
 }
 
-/// Destination: the VM's disks, and the RAM of the guests that the source has named.
+/// Destination: the VM's disks, and the RAM of the guests that the source has named, and of those that it was told of, for as long as they are here.
 pub(crate) struct Here {
     disks: Replicas,
-    others: Vec<Option<File>>,
+    named: Arc<Shown>,
+    told: Arc<Shown>,
 }
 
 impl Here {
-    pub(crate) fn new(disks: Replicas, others: Vec<Option<File>>) -> Self {
-        Self { disks, others }
+    pub(crate) fn new(disks: Replicas, named: Arc<Shown>, told: Arc<Shown>) -> Self {
+        Self { disks, named, told }
     }
 }
 
 impl Blocks for Here {
     fn read(&self, first: Spot, into: &mut [u8]) -> bool {
+        if let Some(n) = first.disk.checked_sub(resident::FIRST) {
+            return self.told.read(usize::from(n), first.block, into);
+        }
         let Some(n) = first.disk.checked_sub(NEIGHBOURS) else { return self.disks.read(first, into) };
-        let Some(Some(ram)) = self.others.get(usize::from(n)) else { return false };
-        ram.read_exact_at(into, u64::from(first.block) * PAGE_SIZE as u64).is_ok()
+        self.named.read(usize::from(n), first.block, into)
     }
 }
 
-/// Destination: the RAM of those guests, as far as they are here and of the VM's own domain.
-pub(crate) fn here(node: &Node, parts: &Parts, named: &[VmId]) -> Vec<Option<File>> {
-    let domain = parts.definition().domain.clone();
-    let ram = |vm: &VmId| {
-        let other = node.vm(*vm).filter(|other| domain.is_some() && other.definition().domain == domain)?;
-        other.qemu()?.ram(other.definition().spec.memory).ok()
+/// Whether what one VM has in memory may be told to a host that has the other: they are of one trust domain, as the definitions say that the
+/// controller has signed.
+fn are_neighbours(one: &VmDefinition, other: &VmDefinition) -> bool {
+    one.id != other.id && one.domain.is_some() && one.domain == other.domain
+}
+
+/// Destination: the RAM of those guests, as far as they are of the VM's own domain and here, and for as long.
+pub(crate) fn here(node: &Node, parts: &Parts, named: &[VmId]) -> Arc<Shown> {
+    let own = parts.definition();
+    let guest = |vm: &VmId| {
+        let other = node.vm(*vm).filter(|other| are_neighbours(&own, &other.definition()))?;
+        Guest::of(other)
     };
-    named.iter().take(MOST).map(ram).collect()
+    let guests: Vec<Option<Guest>> = named.iter().take(MOST).map(guest).collect();
+    let ram = guests.iter().map(|guest| guest.as_ref()?.ram()).collect();
+    let shown = Arc::new(Shown::of(ram));
+    if !guests.is_empty() {
+        let is_here = move |n: usize| matches!(guests.get(n), Some(Some(guest)) if guest.is_here());
+        crate::trace::spawn(resident::let_go(Arc::downgrade(&shown), is_here));
+    }
+    shown
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use godwit_memory::{Hints, Looked};
 
     fn page(fill: u8) -> PageBytes {
         [fill; PAGE_SIZE]
@@ -302,7 +345,7 @@ mod tests {
         let over = tokio_util::sync::CancellationToken::new();
         over.cancel();
         let disks = DiskIndex::start(vec![], |_| crate::disk_index::At::Mirrored, [over.clone(), over]);
-        Known::new(disks, left.into_iter().map(Arc::new).collect())
+        Known::new(disks, left.into_iter().map(Arc::new).collect(), None)
     }
 
     #[tokio::test]
@@ -317,6 +360,57 @@ mod tests {
         assert!(known.holds(Spot { disk: NEIGHBOURS, block: 6 }, &page(6)));
         for (disk, block, fill) in [(NEIGHBOURS, 6, 5), (NEIGHBOURS, 60, 6), (NEIGHBOURS + 2, 0, 8), (0, 0, 5)] {
             assert!(!known.holds(Spot { disk, block }, &page(fill)));
+        }
+    }
+
+    /// What a destination tells of a guest with these pages.
+    fn told(pages: &[u8]) -> resident::Told {
+        let ram = tempfile::tempfile().expect("a file");
+        for (n, fill) in (0..).zip(pages) {
+            ram.write_all_at(&page(*fill), n * PAGE_SIZE as u64).expect("writes");
+        }
+        let ram = Some(Arc::new(ram));
+        let looked = Looked::look(3, [ram.clone()], 99, &|| true);
+        let mut hints = Hints::new(3, resident::FIRST, 1, 99);
+        looked.tell(&|_| ram.clone(), &|| true, |piece| hints.take(&piece).expect("makes sense"));
+        Arc::new(Mutex::new(hints))
+    }
+
+    #[tokio::test]
+    async fn what_the_destination_tells_of_is_found_there_and_the_rest_in_what_has_left() {
+        let mut known = known(vec![left(1, "ann", "b", &[5, 6])]);
+        known.told = Some(told(&[0, 5, 7]));
+        assert_eq!(known.vms(), [VmId(1)], "the others it knows itself");
+        let at = |disk, block| Some(Spot { disk, block });
+        assert_eq!(known.find(&page(5)), at(resident::FIRST, 1));
+        assert_eq!(known.find(&page(7)), at(resident::FIRST, 2));
+        assert_eq!(known.find(&page(6)), at(NEIGHBOURS, 3));
+        assert_eq!((known.find(&page(0)), known.find(&page(9))), (None, None));
+        assert!(known.holds(Spot { disk: resident::FIRST, block: 2 }, &page(7)));
+        for (disk, block, fill) in [(resident::FIRST, 1, 7), (resident::FIRST + 1, 1, 5), (resident::FIRST, 0, 0)] {
+            assert!(!known.holds(Spot { disk, block }, &page(fill)));
+        }
+        known.left.clear();
+        assert_eq!((known.find(&page(7)), known.find(&page(6))), (at(resident::FIRST, 2), None));
+    }
+
+    #[test]
+    fn of_another_domain_or_of_none_nobody_is_told_and_of_itself_neither() {
+        let of = |vm: u64, domain: Option<&str>| -> VmDefinition {
+            let definition = serde_json::json!({
+                "id": vm, "name": "web", "volumes": [], "wires": [], "spec": {"memory": 4096}, "domain": domain,
+            });
+            serde_json::from_value(definition).expect("a definition")
+        };
+        assert!(are_neighbours(&of(1, Some("ann")), &of(2, Some("ann"))));
+        for (one, other) in [
+            (of(1, Some("ann")), of(2, Some("bob"))),
+            (of(1, Some("ann")), of(2, None)),
+            (of(1, None), of(2, Some("ann"))),
+            (of(1, None), of(2, None)),
+            (of(1, Some("ann")), of(1, Some("ann"))),
+        ] {
+            assert!(!are_neighbours(&one, &other), "{:?} and {:?}", one.domain, other.domain);
         }
     }
 
@@ -349,7 +443,8 @@ mod tests {
     fn what_another_guest_has_is_read_from_its_ram_and_from_nowhere_else() {
         let ram = tempfile::tempfile().expect("a file");
         ram.write_all_at(&page(4), PAGE_SIZE as u64).expect("writes");
-        let here = Here::new(Replicas::new(vec![]), vec![None, Some(ram)]);
+        let named = Shown::of(vec![None, Some(Arc::new(ram))]);
+        let here = Here::new(Replicas::new(vec![]), named.into(), Arc::default());
         let mut content = page(0);
         assert!(here.read(Spot { disk: NEIGHBOURS + 1, block: 1 }, &mut content) && content == page(4));
         for (disk, block) in [(NEIGHBOURS, 1), (NEIGHBOURS + 1, 2), (NEIGHBOURS + 2, 1), (1, 1)] {

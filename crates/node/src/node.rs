@@ -7,6 +7,7 @@ use crate::gateways::{self, Gateways};
 use crate::incoming::Comes;
 use crate::lend::Lending;
 use crate::membership::Membership;
+use crate::neighbours::resident::{self, Question};
 use crate::orphans::FirstSeen;
 use crate::parts::{Moving, Parts, lock};
 use crate::peers::Peers;
@@ -27,7 +28,7 @@ use godwit_units::{BitRate, Bytes};
 use godwit_vmm::{Qemu, Start};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A node's state.
@@ -38,6 +39,8 @@ pub struct Node {
     membership: Membership,
     ledger: Mutex<FileLedger>,
     vms: Mutex<BTreeMap<VmId, Arc<Parts>>>,
+    /// Disks that were opened here, as long as anybody holds them.
+    opened: Mutex<Vec<Weak<Disk>>>,
     qemu: godwit_vmm::HostFacts,
     wires: godwit_wire::Wires,
     gateways: Gateways,
@@ -170,6 +173,18 @@ impl Node {
         lock(&self.vms).values().cloned().collect()
     }
 
+    /// All disks that are open here, whoever holds them: of VMs, replicas that are kept for other hosts, and what is just let go of.
+    pub(crate) fn disks(&self) -> Vec<Arc<Disk>> {
+        lock(&self.opened).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// A disk was opened.
+    pub(crate) fn has_opened(&self, disk: &Arc<Disk>) {
+        let mut opened = lock(&self.opened);
+        opened.retain(|known| known.strong_count() > 0);
+        opened.push(Arc::downgrade(disk));
+    }
+
     /// One VM.
     #[must_use]
     pub fn vm(&self, id: VmId) -> Option<Arc<Parts>> {
@@ -263,6 +278,7 @@ impl Node {
             membership,
             ledger: Mutex::new(ledger),
             vms: Mutex::default(),
+            opened: Mutex::default(),
             qemu,
             wires,
             gateways,
@@ -544,6 +560,7 @@ impl Node {
                     Disk::open_or_create(&folder, pool, socket, *volume, name, disk.size)?
                 }
             };
+            self.has_opened(&disk);
             if let Some(shelf) = self.libraries.shelf(definition.id, definition.domain.as_ref()) {
                 disk.look_up_in(shelf);
             }
@@ -959,7 +976,8 @@ impl Node {
             | proto::Hello::Mirror { ticket, .. }
             | proto::Hello::Tell { ticket, .. }
             | proto::Hello::Drain { ticket }
-            | proto::Hello::Kept { ticket, .. } => ticket,
+            | proto::Hello::Kept { ticket, .. }
+            | proto::Hello::Neighbours { ticket, .. } => ticket,
         };
         // All of them come in where the VM does.
         let arriving = self.moving(from, ticket).filter(|moving| moving.role == MoveRole::Destination);
@@ -975,6 +993,9 @@ impl Node {
             }
             proto::Hello::Drain { .. } => crate::drain::take(&parts, moving, stream),
             proto::Hello::Kept { key, .. } => crate::kept::tell(&parts, moving, CheckpointKey(key.0), stream),
+            proto::Hello::Neighbours { seed, most, .. } => {
+                resident::tell(self, &parts, moving, Question { seed, most }, stream);
+            }
             proto::Hello::Mirror { ticket, volume } => {
                 crate::incoming::disk(&parts, ticket, volume, stream, Comes::Before)
             }

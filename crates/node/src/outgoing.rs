@@ -9,9 +9,11 @@ use crate::actor::Input;
 use crate::disk::Disk;
 use crate::disk_index::{At, DiskIndex};
 use crate::failpoint::{Point, is_armed, reach_async};
-use crate::forecast::Goodput;
+use crate::forecast::{Flowing, Goodput};
+use crate::level::{self, Levels};
 use crate::memory_out::{self, Returning, Seen};
 use crate::neighbours::Known;
+use crate::neighbours::resident::{self, Asked};
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::peers::carried;
@@ -24,7 +26,7 @@ use godwit_api::vm::Accel;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
-use godwit_memory::smart_stop::{Ended, Instead, Rest, SmartStop, Verdict, instead};
+use godwit_memory::smart_stop::{Ended, Instead, Look, Reason, Rest, SmartStop, Verdict, beside, instead};
 use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Witness};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
@@ -56,6 +58,8 @@ const SHORT: Duration = Duration::from_secs(5);
 const NOBODY_KNOWS: Duration = Duration::from_secs(600);
 /// How much of what the link carries goes behind the back of a guest whose memory follows it: what it waits for finds the rest free.
 const BEHIND: f64 = 0.75;
+/// Pages of a round that tell what the rest of them are on the wire.
+const TELLING: u64 = 1024;
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -221,9 +225,12 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
                 }
             })
         });
+        let guests = resident::ask(parts, moving, &session);
         for disk in parts.disks().into_iter().filter(|disk| !disk.is_shared()) {
             disk.synchronous().await.with_context(|| format!("disk `{}`", disk.name))?;
         }
+        // What it looks at now is what it has when memory goes.
+        let hints = guests.map(Asked::begin);
         moving.note(
             NoteKind::Decision,
             match following.is_empty() {
@@ -243,7 +250,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         };
         let keep = order.keep_checkpoint.then(|| moving.recycling.begin());
         let left = node.neighbours().of(parts.id, parts.definition().domain.as_ref(), &moving.peer.name);
-        let known = Known::new(index, left);
+        let known = Known::new(index, left, hints);
         let hello = Hello::Memory {
             ticket: moving.ticket,
             key: key.clone().map(|key| proto::Secret(key.0)),
@@ -310,7 +317,15 @@ async fn memory(
     let spec = parts.definition().spec;
     let ram = (spec.accel == Accel::Tcg).then(|| qemu.ram(spec.memory)).transpose();
     let witness = ram.context("cannot see the guest's RAM")?.map(|ram| Witness::new(Qemu::RAM, ram));
-    let mut encoder = Encoder::new(Config::default())?;
+    let levels = Levels::new(policy);
+    let (level, reach) = (levels.level().number(), level::reach(levels.level()));
+    if policy == Policy::LeastBytes {
+        moving.note(
+            NoteKind::Decision,
+            format!("memory is packed with zstd's level {level}: the fewest bytes are wanted"),
+        );
+    }
+    let mut encoder = Encoder::new(Config { level, reach, ..Config::default() })?;
     if let Some(witness) = witness {
         encoder = encoder.with_witness(witness);
     }
@@ -321,7 +336,7 @@ async fn memory(
     let (heard, hears) = tokio::net::UnixStream::pair()?;
     let heard = heard.into_std()?;
     let reading = crate::trace::spawn_blocking(move || {
-        memory_out::read(reader, heard, &read_seen, &read_moving, encoder, &sender)
+        memory_out::read(reader, heard, &read_seen, &read_moving, (encoder, levels), &sender)
     });
     let sending = async {
         let mut out = out;
@@ -358,8 +373,10 @@ async fn memory(
         };
         // A guest that stands waits for what its disks lack over there as well: after a cut, or a burst of writes, that may be much.
         let ours: Vec<_> = parts.disks().into_iter().filter(|disk| !disk.is_shared()).collect();
-        // A deadline that is over is worth a long pause.
-        let late = || matches!(policy, Policy::Deadline(most) if began.elapsed() > most);
+        // A deadline that is over is worth a long pause; but where it was over before memory began, one would have minutes of a disk in it for nothing.
+        let is_over = || matches!(policy, Policy::Deadline(most) if moving.since_order() > most);
+        let was_over = is_over();
+        let late = || !was_over && is_over();
         // What the link carries of disks and memory; for how long the guest would stand for what its disks lack, where that is known.
         let link = Mutex::new(Goodput::default());
         let sent =
@@ -379,6 +396,8 @@ async fn memory(
         // Bytes that the last round left; and what QEMU said while something else was waited for.
         let (mut rest, mut early) = (0.0, None);
         let mut due = settle::Due::default();
+        // When QEMU looked last at what is dirty, and the most pages that it has found so; and whether the link carries anything.
+        let (mut counted_at, mut most_left, mut flowing) = (last.0, 0, Flowing::default());
         // When the next look is due; and whether QEMU has gone round since the last one. A guest that writes the same few pages has it go round
         // every few milliseconds: what is looked for must not wait for a moment in which it does not.
         let (mut look_at, mut went_round) = (Instant::now() + LOOK, false);
@@ -464,6 +483,7 @@ async fn memory(
                     let runs = !stopping && stopped.is_none();
                     if looked.elapsed() >= LOOK && (runs || handed) {
                         looked = Instant::now();
+                        let gets_on = flowing.look(acknowledged, session.down_for().is_some());
                         // A look that comes to nothing is no harm.
                         let Ok(Some(info)) = ask(&qemu, &mut events, &mut early).await else { continue };
                         moving.tracker.update(|p| {
@@ -473,6 +493,37 @@ async fn memory(
                         if let Some(left) = pages.left(began.elapsed(), info.remaining.0).filter(|_| runs) {
                             let ahead = goodput.forecast(on_its_way(), 0.0, rtt(), Duration::ZERO).on_its_way;
                             settling.nearly(began.elapsed(), last.0.elapsed(), left, ahead);
+                        }
+                        // A round may last for longer than a deadline allows. What is decided already is not decided anew, nor anything while
+                        // another round has begun of which nobody has been told yet, or the guest would be stopped into a link that stands.
+                        let is_open = runs && !held && !asked && gets_on && !settling.is_waiting();
+                        let is_same = early.is_none() && events.is_empty() && goodput.rate().is_some();
+                        let found = unsent(&seen, &last, (counted_at, most_left), &info);
+                        if let Some((pages, bytes)) = found.filter(|_| is_open && is_same) {
+                            let pause = goodput.forecast(on_its_way(), bytes, rtt(), Duration::ZERO);
+                            let rate = goodput.rate().map(|rate| behind(rate).0);
+                            let gives_up = Verdict::GiveUp(pause.total());
+                            let way = postcopy.map(|most| (instead(&gives_up, most, Rest { pages, rate }), most));
+                            let follows = matches!(way, Some((Instead::Postcopy(_), _)));
+                            // A guest that its memory follows does not wait for it.
+                            let left = if follows { pause.total().saturating_sub(pause.rest) } else { pause.total() };
+                            let look = Look { left, elapsed: moving.since_order() };
+                            let Some(reason) = rule.look(&look) else { continue };
+                            let (round, _) = close_round(moving, &seen, &mut last, Amount(pages * 4096));
+                            moving.tracker.round(round);
+                            moving.note(NoteKind::Decision, reason.to_string());
+                            if let Some(text) = way.and_then(|(way, most)| told(way, pages, most)) {
+                                moving.note(NoteKind::Decision, text);
+                            }
+                            stopping = true;
+                            seen.stopping();
+                            foreseen = left;
+                            foresee(foreseen);
+                            if follows {
+                                let_follow(moving, &qemu, &end, rate).await?;
+                            } else {
+                                crate::effects::on_qemu(&qemu, Qemu::stop_now).await?;
+                            }
                         }
                     }
                     continue;
@@ -489,6 +540,7 @@ async fn memory(
                         continue;
                     };
                     let so_far = seen.progress().pages() - last.1.pages();
+                    (counted_at, most_left) = (Instant::now(), most_left.max(info.remaining.0 / 4096));
                     if throttle.is_some() && due.is_in_the_middle(so_far, info.remaining.0 / 4096) {
                         moving.tracker.update(|p| p.memory_remaining = info.remaining);
                         continue;
@@ -522,12 +574,17 @@ async fn memory(
                     }
                     let left = if matches!(policy, Policy::MaxDowntime(_)) { pause.total() } else { pause.rest };
                     let crossed = rule.has_crossed();
+                    let diverges = is_armed(Point::Diverge, parts.id);
+                    let rate = goodput.rate().map(|rate| behind(rate).0);
+                    let (gives_up, what) = (Verdict::GiveUp(pause.total()), Rest { pages: dirtied, rate });
+                    let may_follow = postcopy.map(|most| instead(&gives_up, most, what));
                     let verdict = rule.round(&Ended {
                         sent,
-                        dirtied,
+                        dirtied: if diverges { dirtied.max(sent) } else { dirtied },
                         left,
-                        elapsed: began.elapsed(),
+                        elapsed: moving.since_order() + pause.total().saturating_sub(pause.rest),
                         can_slow: throttle.is_some_and(|most| throttled < most),
+                        follows: matches!(may_follow, Some(Instead::Postcopy(_))),
                     });
                     if throttled > slowed {
                         slowed = throttled;
@@ -545,50 +602,25 @@ async fn memory(
                         );
                     }
                     if let Some(most) = postcopy {
-                        let rate = goodput.rate().map(|rate| behind(rate).0);
-                        let rest = Rest { pages: dirtied, rate };
-                        let gives_up = Verdict::GiveUp(pause.total());
-                        let verdict = if is_armed(Point::Diverge, parts.id) { &gives_up } else { &verdict };
-                        match instead(verdict, most, rest) {
-                            Instead::Nothing => {}
-                            Instead::Postcopy(_) if !level() => continue,
-                            Instead::Postcopy(drain) => {
-                                let text = format!(
-                                    "post-copy: rounds do not converge; the guest goes now, and {} of its memory follow it, predicted to take \
-                                     {:.1} s of at most {:.1} s",
-                                    Amount(dirtied * 4096),
-                                    drain.as_secs_f64(),
-                                    most.as_secs_f64()
-                                );
-                                moving.note(NoteKind::Decision, text);
-                                stopping = true;
-                                seen.stopping();
-                                foreseen = pause.total().saturating_sub(pause.rest);
-                                foresee(foreseen);
-                                moving.follows.store(true, Ordering::Release);
-                                *crate::parts::lock(&moving.socket) = Some(end.try_clone()?);
-                                moving.behind.store(rate.unwrap_or_default(), Ordering::Release);
-                                crate::effects::on_qemu(&qemu, Qemu::start_postcopy).await?;
-                                continue;
-                            }
-                            Instead::TooLittle => moving.note(
-                                NoteKind::Decision,
-                                format!(
-                                    "no post-copy: {} are left, too little to follow a guest",
-                                    Amount(dirtied * 4096)
-                                ),
-                            ),
-                            Instead::TooLong(drain) => moving.note(
-                                NoteKind::Decision,
-                                format!(
-                                    "no post-copy: what is left would follow for {}, and {:.1} s are allowed",
-                                    drain.map_or("nobody knows how long".into(), |d| format!(
-                                        "{:.1} s",
-                                        d.as_secs_f64()
-                                    )),
-                                    most.as_secs_f64()
-                                ),
-                            ),
+                        let verdict = if diverges { &gives_up } else { &verdict };
+                        let way = instead(verdict, most, what);
+                        let follows = matches!(way, Instead::Postcopy(_));
+                        if follows && !level() {
+                            continue;
+                        }
+                        if follows && let Verdict::Stop(reason @ Reason::Deadline(..)) = verdict {
+                            moving.note(NoteKind::Decision, reason.to_string());
+                        }
+                        if let Some(text) = told(way, dirtied, most) {
+                            moving.note(NoteKind::Decision, text);
+                        }
+                        if follows {
+                            stopping = true;
+                            seen.stopping();
+                            foreseen = pause.total().saturating_sub(pause.rest);
+                            foresee(foreseen);
+                            let_follow(moving, &qemu, &end, rate).await?;
+                            continue;
                         }
                     }
                     match verdict {
@@ -707,6 +739,38 @@ async fn give_back(
     Ok(())
 }
 
+/// What is said of what is done where rounds do not converge, so many pages are left, and memory may follow its guest for as long as `most`.
+fn told(way: Instead, pages: u64, most: Duration) -> Option<String> {
+    let (left, most) = (Amount(pages * 4096), most.as_secs_f64());
+    match way {
+        Instead::Nothing => None,
+        Instead::Postcopy(drain) => Some(format!(
+            "post-copy: rounds do not converge; the guest goes now, and {left} of its memory follow it, predicted to take {:.1} s of at most \
+             {most:.1} s",
+            drain.as_secs_f64()
+        )),
+        Instead::TooLittle => Some(format!("no post-copy: {left} are left, too little to follow a guest")),
+        Instead::TooLong(drain) => Some(format!(
+            "no post-copy: what is left would follow for {}, and {most:.1} s are allowed",
+            drain.map_or("nobody knows how long".into(), |d| format!("{:.1} s", d.as_secs_f64()))
+        )),
+    }
+}
+
+/// The guest goes now, and its memory follows it: of what it does not wait for so many bytes in a second, where that is known.
+async fn let_follow(
+    moving: &Moving,
+    qemu: &Arc<Qemu>,
+    end: &std::os::unix::net::UnixStream,
+    behind: Option<u64>,
+) -> Result<()> {
+    moving.follows.store(true, Ordering::Release);
+    *crate::parts::lock(&moving.socket) = Some(end.try_clone()?);
+    moving.behind.store(behind.unwrap_or_default(), Ordering::Release);
+    crate::effects::on_qemu(qemu, Qemu::start_postcopy).await?;
+    Ok(())
+}
+
 /// How long so many bytes take, at so many a second: at most a day.
 fn taking(bytes: u64, rate: f64) -> Duration {
     Duration::from_secs_f64((bytes as f64 / rate).min(86_400.0))
@@ -761,6 +825,27 @@ async fn ask(
             },
         }
     }
+}
+
+/// What a guest that stops in the middle of a round leaves to be sent: pages of the round, and what was dirtied since QEMU looked last as far as
+/// it knows, which in the first round it does not; and what they are on the wire. None where the round has sent too little to tell.
+///
+/// When it looked, and the most pages that it has found dirty.
+fn unsent(
+    seen: &Seen,
+    last: &(Instant, godwit_memory::Progress),
+    (counted_at, most): (Instant, u64),
+    info: &MigrationInfo,
+) -> Option<(u64, f64)> {
+    let now = seen.progress();
+    let sent = now.pages().saturating_sub(last.1.pages());
+    let wire = now.wire_bytes.saturating_sub(last.1.wire_bytes);
+    let remaining = info.remaining.0 / 4096;
+    let dirtied = info.dirty_pages_per_s as f64 * counted_at.elapsed().as_secs_f64();
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "pages")]
+    let more = beside(remaining as f64, dirtied, most as f64) as u64;
+    let pages = remaining.saturating_add(more).min(now.ram_pages);
+    (sent >= TELLING).then(|| (pages, wire as f64 / sent as f64 * pages as f64))
 }
 
 /// The round that has just ended, of which so much is left to be sent again; and how long that would take.

@@ -17,7 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, broadcast};
 use tokio_util::sync::CancellationToken;
 
@@ -72,6 +72,9 @@ pub struct Moving {
     pub tracker: Arc<Tracker>,
     /// The other host.
     pub peer: PeerHost,
+    /// When this host heard of it, and how long after it was ordered that was.
+    began: Instant,
+    heard_after: Duration,
     /// Somebody asked for it to be undone.
     pub cancelled: AtomicBool,
     /// Somebody asked for the end of pre-copy.
@@ -106,6 +109,8 @@ pub struct Moving {
     pub(crate) recovered: bool,
     /// What is to be kept of memory at the source, for when the guest comes back: both sides' part.
     pub(crate) recycling: crate::recycle::Recycling,
+    /// Destination: whose memory the source was told of.
+    pub(crate) shown: Arc<crate::neighbours::resident::Shown>,
     /// What made the attempt fail.
     pub why: Mutex<Option<String>>,
 }
@@ -117,6 +122,8 @@ impl Moving {
             role,
             tracker: Arc::new(Tracker::new()),
             peer,
+            began: Instant::now(),
+            heard_after: Duration::ZERO,
             cancelled: AtomicBool::new(false),
             stop_now: Notify::new(),
             over: CancellationToken::new(),
@@ -134,6 +141,7 @@ impl Moving {
             goes_on: false,
             recovered: false,
             recycling: Default::default(),
+            shown: Arc::default(),
             why: Mutex::new(None),
         }
     }
@@ -145,6 +153,11 @@ impl Moving {
             self.tracker.enter(PhaseName::Release);
         }
         self.tracker.end(outcome, why);
+    }
+
+    /// How long ago it was ordered: what a deadline is held against.
+    pub(crate) fn since_order(&self) -> Duration {
+        self.heard_after.saturating_add(self.began.elapsed())
     }
 
     /// Whether pages of the guest's memory follow it.
@@ -349,7 +362,8 @@ impl Parts {
     }
 
     pub(crate) fn begin_move(&self, order: &MoveOrder, ticket: Ticket) {
-        let moving = Moving::new(ticket, MoveRole::Source, order.to.clone());
+        let heard_after = Duration::from_millis(order.ordered_ms_ago);
+        let moving = Moving { heard_after, ..Moving::new(ticket, MoveRole::Source, order.to.clone()) };
         moving.tracker.update(|p| p.limit = order.limit);
         self.next_move(moving);
         if let Err(error) = self.change(|f| {

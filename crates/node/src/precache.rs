@@ -14,6 +14,9 @@
 //! that it names, and from no older owner than it has seen; and never where the VM is this host's or about to be.
 //!
 //! *The secondary is slow, or full.* The session ends with what it says, and is tried again; the guest hears nothing of it.
+//!
+//! *Many volumes go to one host.* What a path has to spare it has once: all sessions with a host take turns at one pace ([`Precaches::share_to`]). A limit
+//! is a session's own, and so is an interval: each has epochs as often as it was ordered to.
 
 use crate::covered::VolumeRight;
 use crate::disk::Disk;
@@ -26,7 +29,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::Ownership;
 use godwit_api::precache::{LocalPrecache, PrecacheFigures, PrecacheOrder, PrecacheState, digest};
 use godwit_api::{ApiError, Name, Problem};
-use godwit_link::pace::Pace;
+use godwit_link::pace::{Pace, Share};
 use godwit_link::{Lane, Priority, Session, Stream};
 use godwit_trust::SignedCapability;
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
@@ -48,6 +51,8 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(500);
 /// How often a session looks at the clock, at the path, and whether an epoch should end.
 const TICK: Duration = Duration::from_millis(50);
+/// How often it is counted how much a secondary has not been sent: that takes longer the more it is.
+const COUNT: Duration = Duration::from_secs(1);
 /// How long the other side may take to make a replica.
 const STANDING_BY: Duration = Duration::from_secs(30);
 /// How long something that holds a replica may take to let it go.
@@ -140,6 +145,8 @@ pub struct Precaches {
     sockets: PathBuf,
     sending: Mutex<BTreeMap<(VolumeId, Name), Sending>>,
     receiving: Mutex<BTreeMap<VolumeId, Receiving>>,
+    /// To which host how fast.
+    paces: Mutex<BTreeMap<Name, Pace>>,
     /// One asks at a time: making a replica takes a moment.
     standing_by: tokio::sync::Mutex<()>,
     /// One place is made at a time: a device may be zeroed for hours.
@@ -156,6 +163,7 @@ impl Precaches {
             sockets: run.join("standby"),
             sending: Mutex::default(),
             receiving: Mutex::default(),
+            paces: Mutex::default(),
             standing_by: tokio::sync::Mutex::default(),
             placing: tokio::sync::Mutex::default(),
         }
@@ -164,6 +172,14 @@ impl Precaches {
     /// For as long as this is held nobody else makes a place for a volume that is to come.
     pub(crate) async fn placing(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.placing.lock().await
+    }
+
+    /// A share of the pace of all that goes to a host.
+    fn share_to(&self, host: &Name) -> Share {
+        let mut paces = lock(&self.paces);
+        // Where nobody has sent for a while, what was learnt of the path is old.
+        paces.retain(|_, pace| pace.sharers() > 0);
+        paces.entry(host.clone()).or_default().share()
     }
 
     /// How those from here stand.
@@ -440,20 +456,20 @@ async fn send(
     let driving = async {
         let mut machine = Source::new(id);
         let mut packer = Packer::new()?;
-        let mut pace = Pace::new();
+        let mut pace = node.precaches().share_to(&key.1);
         let mut tick = tokio::time::interval(TICK);
         let before = lock(figures).figures.clone();
         // Whether there may be something to send; and what is packed and waits for its turn: a piece at a time, or each message would be
         // a burst, and its own queue a sign of others.
         let (mut eager, mut waiting) = (true, bytes::BytesMut::new());
+        // What the secondary has not been sent, as it was counted last: when, and whether it was being compared then.
+        let (mut backlog, mut counted) = (Amount(0), None::<(Instant, bool)>);
         loop {
             let several = tokio::select! {
                 several = messages.recv() => Some(several.context("the secondary closed the session")?),
                 _ = tick.tick() => None,
-                () = pace.ready(), if !waiting.is_empty() => {
-                    let piece = waiting.split_to(pace.piece().min(waiting.len())).freeze();
-                    pace.sent(piece.len());
-                    out.write(piece).await?;
+                bytes = pace.turn(waiting.len()), if !waiting.is_empty() => {
+                    out.write(waiting.split_to(bytes).freeze()).await?;
                     continue;
                 }
                 () = std::future::ready(()), if eager && waiting.is_empty() => {
@@ -492,8 +508,16 @@ async fn send(
                 pace.measured(path, order.limit, !waiting.is_empty());
             }
             machine.path_is(pace.allowed(), path.and_then(|path| path.least).unwrap_or_default());
-            disk.roll(Duration::from_millis(order.interval_ms)).await?;
-            let (held, backlog) = (machine.held(), disk.recorder().backlog(id));
+            disk.recorder().every(id, Duration::from_millis(order.interval_ms));
+            disk.roll().await?;
+            let (held, compares) = (machine.held(), machine.state() == State::Exchanging);
+            let behind = disk.recorder().is_behind(id);
+            if !behind {
+                (backlog, counted) = (Amount(0), None);
+            } else if counted.is_none_or(|(at, compared)| compared != compares || at.elapsed() >= COUNT) {
+                backlog = blocking(disk, move |disk| disk.recorder().backlog(id)).await;
+                counted = Some((Instant::now(), compares));
+            }
             set(figures, |t| {
                 let f = &mut t.figures;
                 f.state = match (machine.state(), held) {
@@ -510,7 +534,7 @@ async fn send(
                 f.sent = Amount(before.sent.0 + machine.sent().0);
                 f.named = Amount(before.named.0 + machine.named().0);
                 t.held_unix_ms = f.epoch_unix_ms;
-                t.behind = backlog.0 > 0 || machine.state() != State::Idle;
+                t.behind = behind || machine.state() != State::Idle;
             });
         }
     };
@@ -702,8 +726,10 @@ fn opened(node: &Arc<Node>, folder: &Path, volume: VolumeId, size: Amount) -> Re
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(sockets).map_err(|e| failed(&e))?;
     let socket = sockets.join(format!("{}.sock", volume.0));
     let pool = node.config().pool.as_ref();
-    Disk::open_or_create(folder, pool, socket, volume, &format!("volume {}", volume.0), size)
-        .map_err(|e| failed(&format!("{e:#}")))
+    let disk = Disk::open_or_create(folder, pool, socket, volume, &format!("volume {}", volume.0), size)
+        .map_err(|e| failed(&format!("{e:#}")))?;
+    node.has_opened(&disk);
+    Ok(disk)
 }
 
 /// Whether the controller lets `from` keep a replica here.
@@ -799,4 +825,23 @@ async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &Cancellat
         out.write(wire.into()).await?;
     }
     bail!("the source closed the session")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_goes_to_one_host_shares_a_pace_which_is_forgotten_with_the_last() {
+        let precaches = Precaches::new(Path::new("/nowhere"), Path::new("/nowhere"));
+        let host = |name: &str| name.parse::<Name>().expect("a name");
+        let sharers = |name: &str| lock(&precaches.paces).get(&host(name)).map(Pace::sharers);
+        let [one, other, third] = ["b", "b", "c"].map(|name| precaches.share_to(&host(name)));
+        assert_eq!((sharers("b"), sharers("c")), (Some(2), Some(1)));
+        drop((one, other));
+        let fourth = precaches.share_to(&host("c"));
+        assert_eq!((sharers("b"), sharers("c")), (None, Some(2)));
+        drop((third, fourth));
+        assert_eq!(sharers("c"), Some(0));
+    }
 }

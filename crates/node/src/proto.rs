@@ -176,6 +176,16 @@ pub enum Hello {
         /// Their key.
         key: Secret,
     },
+    /// What guests of the same trust domain that run at the destination have in memory, in [`godwit_memory::hints`], once a byte says that
+    /// memory is about to go. A destination of an earlier version hangs up.
+    Neighbours {
+        /// The attempt.
+        ticket: Ticket,
+        /// What pages are to be hashed under.
+        seed: u64,
+        /// How many pages are worth hearing of.
+        most: u64,
+    },
     /// A volume's pre-cache, after [`Request::StandBy`].
     Precache {
         /// Which volume.

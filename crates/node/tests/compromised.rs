@@ -90,6 +90,7 @@ async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own(
             Hello::Mirror { ticket: t, volume: VolumeId(1) },
             Hello::Memory { ticket: t, key: None, keep: None, neighbours: vec![] },
             Hello::Kept { ticket: t, key: Secret([1; 32]) },
+            Hello::Neighbours { ticket: t, seed: 1, most: 4096 },
             Hello::Precache { volume: VolumeId(1) },
         ] {
             let stream = session.open_stream(Lane::Disk, Priority::Interactive, proto::encode(&hello)).await.unwrap();
@@ -129,6 +130,12 @@ async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own(
         ("with another device", {
             let mut other = wanted.clone();
             other.spec.devices.push("pvpanic".into());
+            order(&other, good(&given))
+        }),
+        // To be told what VMs of that domain have in memory and on disks: no question has a word for it but the definition.
+        ("in another trust domain", {
+            let mut other = wanted.clone();
+            other.domain = Some(name("ann"));
             order(&other, good(&given))
         }),
         ("out of time", {

@@ -9,13 +9,14 @@ use common::{World, identity};
 use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheOrder, PrecacheState, digest};
 use godwit_api::vm::VmDefinition;
 use godwit_nbd::{Client, Command, Event};
+use godwit_node::ending::Ending;
 use godwit_node::node::Node;
 use godwit_node::precache;
 use godwit_trust::{Capability, Credentials, Role};
 use godwit_units::{Bytes as Amount, Generation, Lineage, VmId, VolumeId};
-use godwit_volume::Replica;
+use godwit_volume::{Opened, Replica};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -140,7 +141,7 @@ fn caught_up(one: &LocalPrecache) -> bool {
 }
 
 /// What lies at a site, read after its node is gone.
-fn contents(folder: &std::path::Path) -> Vec<u8> {
+fn contents(folder: &Path) -> Vec<u8> {
     let (replica, _) = Replica::open(folder).unwrap();
     let mut all = vec![0; SIZE as usize];
     replica.read(0, &mut all).unwrap();
@@ -174,11 +175,29 @@ impl Side {
     async fn end(self) {
         self.runtime.shutdown_background();
         drop(self.node);
-        let began = Instant::now();
         // Opened without closing it properly, as a killed node leaves it.
-        while let Err(error) = Replica::open(&self.replica) {
-            assert!(began.elapsed() < SOON, "the replica is held by a node that is gone: {error}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        left(&self.replica).await;
+    }
+
+    /// As the service manager ends it: how its replica is found then.
+    async fn stop(self) -> Opened {
+        let Self { runtime, node, replica } = self;
+        let ending = runtime.spawn(Ending::begin(node)).await.unwrap();
+        tokio::task::spawn_blocking(move || drop(ending.end(runtime))).await.unwrap();
+        left(&replica).await
+    }
+}
+
+/// How a replica is found whose node is gone: its threads may be there for a moment.
+async fn left(replica: &Path) -> Opened {
+    let began = Instant::now();
+    loop {
+        match Replica::open(replica) {
+            Ok((_, opened)) => return opened,
+            Err(error) => {
+                assert!(began.elapsed() < SOON, "the replica is held by a node that is gone: {error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
         }
     }
 }
@@ -251,6 +270,48 @@ async fn a_secondary_follows_over_restarts_of_either_side_and_the_guest_never_wa
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_follows_over_restarts_of_either_side_too() {
     goes_on(2, true).await;
+}
+
+/// How a node comes to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    Told,
+    Killed,
+}
+
+/// What goes to the secondary after a restart of its owner's node, though it had all of the volume before. Nothing: skipped.
+async fn sent_after(net: u8, ends: Ends) -> Option<Amount> {
+    let world = world(net)?;
+    let controller = world.credentials(Role::Controller, "controller");
+    let (a, b) = (Side::start(&world, "a", 1).await, Side::start(&world, "b", 2).await);
+    a.define().await;
+    let mut guest = Guest::connect(&a.node).await;
+    for block in 0..64 {
+        guest.write(block, 1).await;
+    }
+    a.order(vec![world.order(&controller, "a", false)]);
+    until(&a.node, "the first epoch", caught_up).await;
+    // The guest is there until the end.
+    match ends {
+        Ends::Told => assert_eq!(a.stop().await, Opened { clean: true, doubted: 0 }),
+        Ends::Killed => a.end().await,
+    }
+    drop(guest);
+    let a = Side::start(&world, "a", 1).await;
+    let after = until(&a.node, "the secondary after the restart", caught_up).await;
+    assert_eq!(a.stop().await.doubted, 0);
+    // A secondary that has been told to end forgets nothing either.
+    assert_eq!(b.stop().await, Opened { clean: true, doubted: 0 });
+    assert!(contents(&world.replica("a")) == contents(&world.replica("b")), "the replicas differ");
+    Some(after.figures.sent)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_planned_stop_nothing_travels_again_and_after_a_kill_all_that_was_hot_does() {
+    let Some(told) = sent_after(4, Ends::Told).await else { return };
+    assert_eq!(told, Amount(0), "it was closed, and nothing of it could be doubted");
+    let killed = sent_after(5, Ends::Killed).await.unwrap();
+    assert!(killed >= Amount(64 * 4096), "{killed}: the other half of this test shows nothing");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@
 //! The encoder may be ahead of the link by what a node's window holds beside the bytes of a round trip, which are on the wire or acknowledged. The guest stands
 //! from when the rules say so until the last byte has arrived. A node that settles has next to nothing before the link then: it lets the guest run on until what waits has gone,
 //! where the guest does not write as much meanwhile. What is not of memory (the hand-off's round trips, devices, disks) is not in it, and neither is a slow start: those are the same
-//! for all.
+//! for all. Rules are asked at the ends of rounds only: a deadline, which a node also looks at within one, ends none in the middle here.
 //!
 //! Each look of the recording shows a page once, however often it was written since the one before, and not at all if it was as before in the end. Rounds that are
 //! shorter than the time between two looks see less than there was.

@@ -15,7 +15,7 @@
 
 use crate::amount::{PAGE, Pages};
 use crate::bounds::copies_less_a_page;
-use godwit_memory::smart_stop::{Ended, MOST, SmartStop, Verdict};
+use godwit_memory::smart_stop::{Ended, Look, MOST, SmartStop, Verdict};
 use godwit_units::{BitRate, Bytes, Policy};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -180,7 +180,7 @@ pub struct Seen {
     pub ram: f64,
     /// How long what is left would take.
     pub rest: Duration,
-    /// Since the first round began.
+    /// Since the first round began. A deadline among the rules is what of it is left then ([`Policy::sooner`]).
     pub elapsed: Duration,
 }
 
@@ -214,12 +214,21 @@ impl<'a> Judge<'a> {
         Self { rules, rounds: 0, caught_up: false, starts, smart }
     }
 
+    /// Whether pre-copy ends in the middle of a round, by which of the rules: what is left would take `rest` if the guest were stopped now, so
+    /// long after the first round began.
+    pub fn look(&mut self, rest: Duration, elapsed: Duration) -> Option<Condition> {
+        let goes_by_it = |condition: &&Condition| matches!(condition, Condition::SmartStop(_));
+        let condition = self.rules.conditions.iter().find(goes_by_it)?;
+        self.smart.look(&Look { left: rest, elapsed }).map(|_| *condition)
+    }
+
     /// A round is over.
     pub fn round(&mut self, seen: &Seen) -> Judged {
         self.rounds += 1;
         self.caught_up |= seen.dirtied >= seen.sent;
         let (sent, dirtied) = (Pages::nearest(seen.sent).0, Pages::nearest(seen.left).0);
-        let round = Ended { sent, dirtied, left: seen.rest, elapsed: seen.elapsed, can_slow: false };
+        let Seen { rest: left, elapsed, .. } = *seen;
+        let round = Ended { sent, dirtied, left, elapsed, can_slow: false, follows: false };
         let smart = self.smart.round(&round);
         let holds = |condition: &&Condition| self.holds(condition, seen, smart != Verdict::GoOn);
         let judged = match (smart, self.rules.conditions.iter().find(holds)) {
@@ -376,6 +385,20 @@ mod tests {
         }
         let too_short = ends(Policy::MaxDowntime(ms(300)));
         assert!(matches!(too_short, Some((_, Judged::GivesUp(least))) if least == ms(600)), "{too_short:?}");
+    }
+
+    #[test]
+    fn only_a_deadline_ends_pre_copy_in_the_middle_of_a_round() {
+        let s = Duration::from_secs;
+        let policy = Policy::Deadline(s(60));
+        let looks = |rules: &Rules| {
+            let mut judge = Judge::new(rules, Pages(1));
+            [20, 42].map(|rest| judge.look(s(rest), s(17)))
+        };
+        assert_eq!(looks(&Rules::godwit_to(policy)), [None, Some(Condition::SmartStop(policy))]);
+        for rules in [Rules::godwit(), Rules::xen(), Rules::qemu(s(1))] {
+            assert_eq!(looks(&rules), [None; 2], "{}", rules.name);
+        }
     }
 
     #[test]

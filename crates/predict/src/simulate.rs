@@ -24,6 +24,7 @@
 use crate::amount::{Overheads, PAGE, Pages};
 use crate::guest::Guest;
 use crate::rules::{Condition, Judge, Judged, Redirtied, Rules, Seen};
+use godwit_memory::smart_stop::beside;
 use godwit_units::BitRate;
 use serde::Serialize;
 use std::fmt;
@@ -155,6 +156,11 @@ fn times(count: f64, each: f64) -> f64 {
     if count > 0.0 { count * each } else { 0.0 }
 }
 
+/// What cannot be told lasts as long as anything can.
+fn span(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
 /// As [`simulate`], by a codec. Rules count pages, and time as it is with that codec.
 ///
 /// # Errors
@@ -170,10 +176,13 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
     let mut bytes = 0.0;
     let mut rounds = vec![];
     let mut ended_by = None;
+    // Pages dirtied in a second of the last round, and the most that a round has left; and whether all of memory was sent once: in the first round
+    // nobody knows the one, and a round that a deadline ends leaves the other.
+    let (mut dirties, mut most_left, mut fresh) = (0.0, 0.0, true);
     loop {
         let begin = clock;
         let (mut sent, mut skipped, mut unchanged) = (0.0, 0.0, 0.0);
-        let changed_page = if rounds.is_empty() { first } else { again };
+        let changed_page = if fresh { first } else { again };
         let stopped = ended_by.is_some();
         loop {
             let mut most = rules.batch;
@@ -191,10 +200,17 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
             clock = begin + times(sent - unchanged, changed_page) + times(unchanged, same);
             if !stopped {
                 guest.run_until(clock);
+                let unsent = left - sent;
+                let dirtied = beside(unsent, dirties * (clock - begin), most_left);
+                let rest = times(unsent, changed_page) + times(dirtied, again);
+                ended_by = judge.look(span(rest), span(clock));
+                if ended_by.is_some() {
+                    break;
+                }
             }
         }
         all_sent += sent;
-        let changed_bytes = if rounds.is_empty() { wire.first.bytes } else { wire.again.bytes };
+        let changed_bytes = if fresh { wire.first.bytes } else { wire.again.bytes };
         bytes += (sent - unchanged) * changed_bytes + unchanged * wire.same.bytes;
         let cleaned = guest.clean();
         rounds.push(Round {
@@ -203,7 +219,7 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
             dirtied: Pages::nearest(if stopped { 0.0 } else { cleaned.dirtied }),
             seconds: clock - begin,
         });
-        if let Some(ended_by) = ended_by {
+        if let Some(ended_by) = ended_by.filter(|_| stopped) {
             let Overheads { pre, post } = link.overheads;
             return Ok(Prediction {
                 total_s: pre.as_secs_f64() + clock + post.as_secs_f64(),
@@ -214,10 +230,14 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
             });
         }
         left = cleaned.left;
+        if ended_by.is_some() {
+            continue;
+        }
+        (fresh, most_left) = (false, left.max(most_left));
+        dirties = if clock > begin { cleaned.dirtied / (clock - begin) } else { 0.0 };
         // A node takes what is left to be as costly as what it has just sent again.
         let each = if rounds.len() > 1 && sent > 0.0 { (clock - begin) / sent } else { again };
-        let rest = Duration::try_from_secs_f64(left * each).unwrap_or(Duration::MAX);
-        let elapsed = Duration::try_from_secs_f64(clock).unwrap_or(Duration::MAX);
+        let (rest, elapsed) = (span(left * each), span(clock));
         let seen = Seen { sent, skipped, dirtied: cleaned.dirtied, left, all_sent, ram, rest, elapsed };
         let never = |rest: Duration, how| NeverEnds {
             rules: rules.name.clone(),

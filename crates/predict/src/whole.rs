@@ -20,7 +20,7 @@
 use crate::amount::{PAGE, PageRate, Pages};
 use crate::avg::Evenly;
 use crate::rules::Rules;
-use crate::simulate::{Cost, Link, NeverEnds, Prediction, Wire, simulate_on};
+use crate::simulate::{Cost, Link, NeverEnds, Prediction, Unending, Wire, simulate_on};
 use godwit_units::{BitRate, Bytes, Policy, Span};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -167,7 +167,7 @@ impl Way {
 pub struct Foretold {
     /// How.
     pub way: Way,
-    /// From the order to the guest's running there, seconds.
+    /// From the order to the guest's running there, seconds: what a deadline is held against. Blocks that follow it are not in it.
     pub total_s: Span,
     /// While the guest stands, milliseconds.
     pub downtime_ms: Span,
@@ -179,12 +179,15 @@ pub struct Foretold {
     pub slowed_by_ms: f64,
     /// Why it never ends, if it does not: the figures are of no use then.
     pub never: Option<String>,
+    /// Whether that is because it would be given up: it ends, with the guest where it was.
+    pub given_up: bool,
     /// The likely move of the memory.
     pub memory: Option<Prediction>,
 }
 
-/// The moves of the memory alone: at a rate, by a guest that is so many times as fast as it was seen to be.
-pub type Memory<'a> = dyn Fn(BitRate, f64) -> Result<Prediction, NeverEnds> + 'a;
+/// The moves of the memory alone: at a rate, by a guest that is so many times as fast as it was seen to be; and how much the whole move takes
+/// besides, which a deadline of the whole move leaves less for its memory ([`Policy::sooner`]).
+pub type Memory<'a> = dyn Fn(BitRate, f64, Duration) -> Result<Prediction, NeverEnds> + 'a;
 
 /// How many times as fast as it was seen the guest may be while it is moved.
 pub const AS_SEEN: Span = Span { lower: 0.85, likely: 1.0, upper: 1.4 };
@@ -211,7 +214,8 @@ struct Case {
 }
 
 impl Case {
-    fn outcome(&self, way: Way, road: &Road, memory: &Memory<'_>) -> Result<Outcome, String> {
+    /// Else why it never ends, and whether it is given up.
+    fn outcome(&self, way: Way, road: &Road, memory: &Memory<'_>) -> Result<Outcome, (String, bool)> {
         let rate = |bits: f64| BitRate(bits.max(1.0) as u64);
         let copied = match way {
             Way::Mirror => self.missing,
@@ -222,15 +226,18 @@ impl Case {
         let mirrors = matches!(way, Way::Mirror | Way::Precache);
         let writes = if mirrors { self.written * 8.0 } else { 0.0 };
         if writes > self.goodput * MIRRORED_SHARE {
-            return Err(format!(
+            let why = format!(
                 "the guest writes {}/s to its disks, and the link carries {}: no mirror catches up",
                 Bytes(self.written as u64),
                 rate(self.goodput)
-            ));
+            );
+            return Err((why, false));
         }
         let left_over = self.goodput - writes;
         let copying = copied * 8.0 / left_over.min(self.speed);
-        let moved = memory(rate(left_over), self.faster).map_err(|e| e.to_string())?;
+        let besides = Duration::try_from_secs_f64(self.before + copying + self.pause).unwrap_or(Duration::MAX);
+        let moved = memory(rate(left_over), self.faster, besides)
+            .map_err(|why| (why.to_string(), why.how == Unending::GivenUp))?;
         // What was handed to the link before the last pages: the copy's time has it, and the pause has it too.
         let rest = Duration::from_secs_f64((moved.downtime_ms / 1e3).clamp(0.0, 1e9));
         let all = moved.bytes as f64 * 8.0 / self.goodput;
@@ -283,7 +290,7 @@ pub fn foretell(
     if way == Way::Cold {
         return cold(road, disks, slowed_by_ms);
     }
-    let nothing = |why| Foretold {
+    let nothing = |(why, given_up)| Foretold {
         way,
         total_s: Span::default(),
         downtime_ms: Span::default(),
@@ -291,6 +298,7 @@ pub fn foretell(
         slowed_s: Span::default(),
         slowed_by_ms,
         never: Some(why),
+        given_up,
         memory: None,
     };
     let likely = match case(likely, likely).outcome(way, road, memory) {
@@ -302,7 +310,7 @@ pub fn foretell(
     let span = |of: fn(&Outcome) -> f64| {
         let middle = of(&likely);
         // Where the unkind one never ends: as bad as anything that ends.
-        let ends = |outcome: &Result<Outcome, String>, else_: f64| outcome.as_ref().map_or(else_, of);
+        let ends = |outcome: &Result<Outcome, _>, else_: f64| outcome.as_ref().map_or(else_, of);
         let (a, b) = (ends(&kind, middle), ends(&unkind, middle * 3.0));
         Span::holding(middle, a.min(b), a.max(b))
     };
@@ -314,6 +322,7 @@ pub fn foretell(
         slowed_s: span(|o| o.slowed),
         slowed_by_ms,
         never: None,
+        given_up: false,
         memory: Some(likely.memory),
     }
 }
@@ -337,6 +346,7 @@ fn cold(road: &Road, disks: &Disks, slowed_by_ms: f64) -> Foretold {
         ]),
         slowed_by_ms,
         never: None,
+        given_up: false,
         memory: None,
     }
 }

@@ -22,11 +22,19 @@ fn road(goodput: f64) -> Road {
     Road { goodput, rtt, before, pause }
 }
 
-fn memory(pages: u64, rate: f64) -> impl Fn(BitRate, f64) -> Result<Prediction, NeverEnds> {
-    move |link, faster| {
+fn memory(pages: u64, rate: f64) -> impl Fn(BitRate, f64, Duration) -> Result<Prediction, NeverEnds> {
+    memory_to(Policy::default(), pages, rate)
+}
+
+fn memory_to(
+    policy: Policy,
+    pages: u64,
+    rate: f64,
+) -> impl Fn(BitRate, f64, Duration) -> Result<Prediction, NeverEnds> {
+    move |link, faster, besides| {
         let guest = Evenly::new(Pages(pages), Pages((pages / 8).max(1)), PageRate::new(rate));
         let link = Link { rate: link, overheads: Overheads::default() };
-        simulate_on(&mut Faster::new(guest, faster), link, &WIRE, &Rules::godwit())
+        simulate_on(&mut Faster::new(guest, faster), link, &WIRE, &Rules::godwit_to(policy.sooner(besides)))
     }
 }
 
@@ -153,10 +161,17 @@ fn a_guest_that_writes_faster_than_the_link_is_not_mirrored_and_its_disks_follow
     let disks = Disks { missing: Span::exactly(1e9), written: Span::exactly(2e6), shared: false, speed: None };
     let choices: Vec<Foretold> =
         [Way::Mirror, Way::Postcopy].map(|way| told(way, 10e6, 30_000, 100.0, &disks, &Calibration::default())).into();
-    assert!(choices[0].never.as_ref().unwrap().contains("no mirror"), "{choices:?}");
+    assert!(choices[0].never.as_ref().unwrap().contains("no mirror") && !choices[0].given_up, "{choices:?}");
     let (best, why) = recommend(&choices, |_| true, Policy::LeastDowntime).unwrap();
     assert_eq!(choices[best].way, Way::Postcopy, "{why}");
     assert!(recommend(&choices, |way| way == Way::Mirror, Policy::LeastDowntime).is_none());
+}
+
+#[test]
+fn a_move_that_is_given_up_does_not_take_for_ever() {
+    let memory = memory_to(Policy::MaxDowntime(Duration::from_millis(1)), 60_000, 50_000.0);
+    let told = foretell(Way::Shared, &road(10e6), &Disks::default(), AS_SEEN, &memory, &Calibration::default());
+    assert!(told.never.as_ref().unwrap().contains("given up") && told.given_up, "{told:?}");
 }
 
 #[test]
@@ -172,6 +187,42 @@ fn each_policy_has_its_own_best_way() {
     assert!(choices[1].total_s.likely > 320.0 && choices[2].slowed_s.likely > 300.0, "{choices:?}");
     let (_, why) = recommend(&choices, |_| true, Policy::MaxDowntime(Duration::from_millis(1))).unwrap();
     assert!(why.contains("none surely"), "{why}");
+}
+
+#[test]
+fn a_deadline_is_the_whole_moves_and_not_its_memorys_alone() {
+    // 125 MB of disk take 10 s, all of the memory another 6, and its rounds one more.
+    let disks = Disks { missing: Span::exactly(125e6), written: Span::default(), shared: false, speed: None };
+    let to = |policy| {
+        let memory = memory_to(policy, 60_000, 12_000.0);
+        foretell(Way::Mirror, &road(100e6), &disks, Span::exactly(1.0), &memory, &Calibration::default())
+    };
+    let free = to(Policy::LeastDowntime);
+    let rounds = |told: &Foretold| told.memory.as_ref().unwrap().rounds.len();
+    // Long enough for its memory alone, and too short with the disk.
+    let most = free.total_s.likely - 3.0;
+    let bound = to(Policy::Deadline(Duration::from_secs_f64(most)));
+    assert!(rounds(&bound) < rounds(&free) && bound.total_s.likely < free.total_s.likely, "{bound:?} {free:?}");
+    assert!(bound.downtime_ms.likely > free.downtime_ms.likely, "{bound:?} {free:?}");
+    assert!(most > free.memory.as_ref().unwrap().total_s + 5.0, "its memory alone would have had the time");
+}
+
+#[test]
+fn a_round_that_a_deadline_ends_leaves_to_the_stop_what_it_has_not_sent() {
+    // All of the memory takes 4.8 s, what is written to 6, and it is written to twice as fast as that.
+    let wire = Wire::plain(Cost { bytes: 100.0, seconds: 0.0 }, Cost { bytes: 1000.0, seconds: 0.0 });
+    let moved = |policy| {
+        let mut guest = Evenly::new(Pages(60_000), Pages(7500), PageRate::new(12_000.0));
+        let link = Link { rate: BitRate(10_000_000), overheads: Overheads::default() };
+        simulate_on(&mut guest, link, &wire, &Rules::godwit_to(policy)).unwrap()
+    };
+    // What is left takes 6 s at any moment of the second round, though what has been dirtied and what has not been sent take up to 7.2 together: after 3072
+    // pages it is time, and not a batch of 0.8 s sooner.
+    let bound = moved(Policy::Deadline(Duration::from_millis(13_300)));
+    let [first, cut, stop] = &bound.rounds[..] else { panic!("{bound:?}") };
+    assert!(cut.sent.0 < first.dirtied.0 && cut.sent.0 + stop.sent.0 > first.dirtied.0, "{bound:?}");
+    assert!(bound.total_s < 13.3 && bound.total_s > 13.3 - 0.9, "{bound:?}");
+    assert!(moved(Policy::LeastDowntime).total_s > 16.0);
 }
 
 #[test]

@@ -6,8 +6,8 @@
 //! right after the grant; sessions break; sites whose copies are not needed any more throw them away. Every read of the guest is
 //! checked against [`Model`], and in the end, when nothing fails any more, the fill has to end and the whole disk to be right.
 //!
-//! Between moves the owner pre-caches the volume at other sites, one or both ([`precache`](godwit_volume::precache)); the next move goes to such a
-//! one, or to another. (What an epoch's word means, and images, are the business of `volume/src/precache_tests.rs`.)
+//! Between moves the owner pre-caches the volume at other sites, one or both ([`precache`](godwit_volume::precache)), at each with an interval of
+//! its own; the next move goes to such a one, or to another. (What an epoch's word means, and images, are the business of `volume/src/precache_tests.rs`.)
 //!
 //! In two worlds of three each site has another volume of the trust domain, of which the guest writes the same blocks, so that they go by name
 //! ([`Library`]), and which somebody else overwrites at any time, so that names are wrong. (A mirror names nothing of a disk as small as this one.)
@@ -913,7 +913,7 @@ impl World {
             }
             self.unsettled = false;
             replica.flush().map(|()| self.recorder.settled())
-        } else if self.recorder.is_due(now, Duration::from_millis(50)) {
+        } else if self.recorder.is_due(now) {
             self.unsettled = true;
             self.recorder.roll(replica, now, unix_ms).map(drop)
         } else {
@@ -936,6 +936,8 @@ impl World {
         match begin() {
             Ok((target, first)) => {
                 let source = precache::Source::new(self.recorder.subscribe(false));
+                // Each site has its own interval.
+                self.recorder.every(source.subscriber(), Duration::from_millis(25 << at));
                 self.say(|| format!("a pre-cache at site {at} begins"));
                 let (there, back) = (VecDeque::new(), first.into());
                 self.following[at] = Some(Following { source, target, there, back });

@@ -16,12 +16,24 @@ pub enum Policy {
     LeastDowntime,
     /// The whole move's time: stops at the crossover, where another round promises nothing.
     LeastTotal,
-    /// Bytes on the link: stops after the first round, because each further one only sends pages again.
+    /// Bytes on the link: stops after the first round, because each further one only sends pages again, and is packed as hard as pays at any price.
     LeastBytes,
     /// The pause, up to here: stops as soon as it is predicted to be no longer, and gives up where it never is.
     MaxDowntime(Duration),
-    /// As least downtime, but so that memory is through after this time, as far as that can be foreseen.
+    /// As least downtime, but so that the guest runs at its destination within this time of the order, as far as that can be foreseen; where that
+    /// time is over before its memory begins to go, as soon as possible from then on.
     Deadline(Duration),
+}
+
+impl Policy {
+    /// With so much of a deadline used up, or needed for something else; any other as it is.
+    #[must_use]
+    pub const fn sooner(self, by: Duration) -> Self {
+        match self {
+            Self::Deadline(most) => Self::Deadline(most.saturating_sub(by)),
+            other => other,
+        }
+    }
 }
 
 impl fmt::Display for Policy {

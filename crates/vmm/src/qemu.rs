@@ -34,6 +34,9 @@ const KEEP_GOING_MS: u64 = 1;
 /// over a thin link are long: few steps.
 const THROTTLE_FIRST: u8 = 40;
 const THROTTLE_STEP: u8 = 25;
+/// And from where on: where as much is dirtied as is sent, in percent of QEMU's bytes. Of those each page has a head, and a round some besides, so
+/// that a guest which writes all of what it writes to in each round never comes to 100; QEMU's own 50 would slow one whose rounds get shorter.
+const THROTTLE_FROM: u8 = 95;
 /// A pause that QEMU always expects to keep: pre-copy ends. Its own maximum.
 const STOP_NOW_MS: u64 = 2_000_000;
 /// The least that QEMU can be told to send in a second: it counts in tenths, and 0 would be no limit at all. That is a page in each of them.
@@ -302,14 +305,17 @@ impl Qemu {
     /// # Errors
     /// When the process is gone, or has no such memory.
     pub fn ram(&self, size: Bytes) -> std::io::Result<File> {
+        let missing = |what: String| std::io::Error::new(std::io::ErrorKind::NotFound, what);
         for entry in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))? {
             let path = entry?.path();
             let is_memory = std::fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().contains("memfd:"));
             if is_memory && std::fs::metadata(&path).is_ok_and(|m| m.len() == size.0) {
-                return File::open(path);
+                let ram = File::open(path)?;
+                // The id may be another process's by now, with another guest's memory.
+                return if self.is_alive() { Ok(ram) } else { Err(missing("QEMU is gone".into())) };
             }
         }
-        Err(std::io::Error::new(std::io::ErrorKind::NotFound, format!("QEMU has no shared memory of {size}")))
+        Err(missing(format!("QEMU has no shared memory of {size}")))
     }
 
     /// Whether the process still is.
@@ -373,8 +379,8 @@ impl Qemu {
         self.prepare(Start::Boot, Extras { throttle: throttle.is_some(), postcopy })?;
         let mut parameters = self.stray_parameters()?;
         if let Some(most) = throttle {
-            // Where CloudNet sees the crossover, and not before: QEMU's own threshold is half of that.
-            parameters["throttle-trigger-threshold"] = 100.into();
+            // Where CloudNet sees the crossover, and not before.
+            parameters["throttle-trigger-threshold"] = THROTTLE_FROM.into();
             parameters["cpu-throttle-initial"] = THROTTLE_FIRST.min(most).into();
             parameters["cpu-throttle-increment"] = THROTTLE_STEP.into();
             parameters["max-cpu-throttle"] = most.into();
@@ -494,27 +500,51 @@ impl Qemu {
     /// Gives a pre-copy up, if one goes on, and waits until it is over. The guest is as it was: running, unless it had
     /// stopped for the last pages. A post-copy is not given up like this: see [`Qemu::go_back`].
     ///
+    /// A QEMU that is told, or whose stream breaks, while it comes to the end lets go of the disks for the destination, and has the guest run on
+    /// without them (7.2): the guest's next write, or its next move, is QEMU's end then. So a guest that runs stands meanwhile, and `cont` takes
+    /// the disks back in any case. Of one that QEMU had stopped already that may be a moment after it goes on.
+    ///
     /// # Errors
     /// When QEMU does not.
     pub fn migrate_cancel(&self) -> Result<(), VmmError> {
         let deadline = Instant::now() + CANCEL;
-        while self.migration()?.status == MigrationStatus::Active {
+        let mut ran = false;
+        loop {
+            let status = self.migration()?.status;
+            // One that has failed takes a moment until it lets the guest go.
+            let is_over = status == MigrationStatus::Completed || !self.is_finishing()?;
+            if status != MigrationStatus::Active && is_over {
+                // One that has ended well is not to run here by itself.
+                if status != MigrationStatus::Completed && (ran || self.state()? == State::Running) {
+                    self.execute("cont", Value::Null)?;
+                }
+                return Ok(());
+            }
             if Instant::now() > deadline {
                 return Err(VmmError::State { what: "give its migration up", state: "migrating".into() });
             }
+            if self.state()? == State::Running {
+                ran = true;
+                self.execute("stop", Value::Null)?;
+            }
             self.execute("migrate_cancel", Value::Null)?;
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(2));
         }
-        Ok(())
     }
 
-    /// Makes the vCPUs run, whatever a migration did to them. Does nothing where they run.
+    /// Whether a migration keeps the guest standing, to end.
+    fn is_finishing(&self) -> Result<bool, VmmError> {
+        Ok(self.execute("query-status", Value::Null)?["status"] == "finish-migrate")
+    }
+
+    /// Makes the vCPUs run, with their disks, whatever a migration did to them. Where they run it only takes the disks back, if a migration that
+    /// broke off has let go of them.
     ///
     /// # Errors
     /// When it is still waiting for a migration, or does not answer; [`VmmError::Stuck`].
     pub fn cont(&self) -> Result<(), VmmError> {
         match self.state()? {
-            State::Running => return Ok(()),
+            State::Running => return self.execute("cont", Value::Null).map(drop),
             State::Incoming => return Err(VmmError::State { what: "run", state: "inmigrate".into() }),
             State::Stopped | State::Postmigrate => {}
         }

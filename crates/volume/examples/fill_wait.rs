@@ -56,7 +56,7 @@ fn hand_off(from: &Replica, to: &Replica) {
     let mut pump = |source: &mut fet::Source| {
         loop {
             let messages = source.poll(from).unwrap();
-            if messages.is_empty() {
+            if messages.is_empty() && !source.is_comparing() {
                 break;
             }
             for message in messages {

@@ -58,6 +58,24 @@ impl BlockSet {
         }
     }
 
+    /// How many blocks are in any of these sets, from a chunk on, of so many chunks at the most; and with which chunk to go on, if there are more.
+    pub(crate) fn count_any<const N: usize>(sets: [&Self; N], from: u64, most: usize) -> (u64, Option<u64>) {
+        let mut rest = sets.map(|set| set.chunks.range(from..).peekable());
+        let (mut found, mut counted) = (0, 0);
+        loop {
+            let next = rest.iter_mut().filter_map(|chunks| chunks.peek().map(|(index, _)| **index)).min();
+            let Some(index) = next.filter(|_| counted < most) else { return (found, next) };
+            counted += 1;
+            let mut any = [0_u64; 16];
+            for chunks in &mut rest {
+                if let Some((_, chunk)) = chunks.next_if(|(at, _)| **at == index) {
+                    any.iter_mut().zip(chunk.iter()).for_each(|(any, word)| *any |= word);
+                }
+            }
+            found += any.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+        }
+    }
+
     /// Removes blocks.
     pub fn remove(&mut self, blocks: Range<u64>) {
         for block in blocks {
@@ -151,6 +169,25 @@ mod tests {
                 proptest::prop_assert!(run.clone().all(|b| model.contains(&b)));
                 proptest::prop_assert!(run.end - run.start == 64 || !model.contains(&run.end));
             }
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_in_any_of_several_sets_is_counted_once_however_many_chunks_are_looked_at_together(runs in proptest::collection::vec((0_u64..40_000, 1_u64..3000, 0_usize..3), 0..12), most in 1_usize..50) {
+            let mut sets = [(); 3].map(|()| BlockSet::default());
+            for (first, count, set) in runs {
+                sets[set].insert(first..first + count);
+            }
+            let mut all = BlockSet::default();
+            sets.iter().for_each(|set| all.union(set));
+            let (mut found, mut from) = (0, Some(0));
+            while let Some(at) = from {
+                let (more, next) = BlockSet::count_any([&sets[0], &sets[1], &sets[2]], at, most);
+                proptest::prop_assert!(next.is_none_or(|next| next > at));
+                (found, from) = (found + more, next);
+            }
+            proptest::prop_assert_eq!(found, all.len());
         }
     }
 

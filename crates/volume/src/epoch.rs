@@ -4,6 +4,12 @@
 //! it is durable here. Each secondary has a set of blocks of epochs that have ended and that it has not been sent, and at most one
 //! epoch under way.
 //!
+//! Epochs are the volume's, and so are their numbers; how often one begins to go to a secondary is that one's own matter ([`Recorder::every`]). It gets
+//! one in each interval of the volume's clock: all that it was not sent of the epochs that have ended by then, under the number of the
+//! last. So what it holds then is the volume as of that number, whether it was sent each epoch or one in a thousand. For the others the same
+//! blocks are set aside until their own interval is over. All count their intervals from the same moment, whenever they came, so that ten secondaries
+//! with one interval have the epochs of one, and the volume as many syncs.
+//!
 //! # What can go wrong
 //!
 //! *A write is under way at a roll.* The shell makes the guest's writes and rolls under one lock, so a write belongs to one epoch as
@@ -17,17 +23,24 @@
 //!
 //! *A block is torn while it is read for sending.* It is read without the guest's lock, so that no guest waits for that, and its stamp
 //! after it: whoever tore it has given it a newer one by then ([`crate::precache::Source::poll`]).
+//!
+//! *A secondary lags far behind.* Its sets are large then, and the guest's writes wait for the lock that guards them. So they are counted in
+//! pieces ([`Recorder::backlog`]), and what a comparison found is taken as it is.
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::meta::Complete;
-use crate::replica::Replica;
+use crate::replica::{Replica, give_way};
 use crate::stamp::Stamp;
+use crate::walk::Who;
 use godwit_units::{BlockIndex, Bytes};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Chunks of a set that are counted under one lock: 4 GiB of disk, of which something is in the set, and some tenths of a millisecond.
+const COUNTED: usize = 1024;
 
 /// Contents that are kept for one secondary because the guest has overwritten them: what 10 s at 50 Mbit/s carry.
 pub const MOST_KEPT: Bytes = Bytes(64 << 20);
@@ -56,6 +69,30 @@ struct One {
     ready: bool,
     /// Wants one even if nothing was written: it does not know what it holds.
     asks: bool,
+    /// In each of these one epoch at the most begins to go to it; and the beginning of that in which the last one did.
+    every: Duration,
+    began: Option<Duration>,
+}
+
+impl One {
+    /// Whether an epoch that ends now is to go to it. `fresh`: something was written in it.
+    fn is_due(&self, now: Duration, fresh: bool) -> bool {
+        let over = self.began.is_none_or(|began| now.saturating_sub(began) >= self.every);
+        self.ready && over && (self.asks || fresh || !self.waiting.is_empty())
+    }
+}
+
+/// When the interval began that it is now.
+fn beginning(now: Duration, every: Duration) -> Duration {
+    let since = now.as_nanos().checked_rem(every.as_nanos()).unwrap_or(0);
+    now.saturating_sub(Duration::from_nanos(u64::try_from(since).unwrap_or(0)))
+}
+
+/// What [`Recorder::clear`] took away. To give back what large sets take lasts: whoever holds the guest's lock lets go of it first.
+#[derive(Debug)]
+pub struct Cleared {
+    _all: BTreeMap<Subscriber, One>,
+    _fresh: BlockSet,
 }
 
 #[derive(Debug)]
@@ -64,13 +101,16 @@ struct Inner {
     fresh: BlockSet,
     all: BTreeMap<Subscriber, One>,
     next: Subscriber,
-    rolled: Option<Duration>,
     most_kept: u64,
 }
 
 /// What the guest writes, for all pre-caches of a volume.
 #[derive(Debug)]
-pub struct Recorder(Mutex<Inner>);
+pub struct Recorder {
+    inner: Mutex<Inner>,
+    /// Held by the one for which stamps are made sure: of two at once the one that ends first would compare stamps that the other still changes.
+    making_sure: Mutex<()>,
+}
 
 impl Default for Recorder {
     fn default() -> Self {
@@ -88,17 +128,12 @@ impl Recorder {
     /// With another bound for what is kept.
     #[must_use]
     pub fn keeping(most: Bytes) -> Self {
-        Self(Mutex::new(Inner {
-            fresh: BlockSet::default(),
-            all: BTreeMap::new(),
-            next: 0,
-            rolled: None,
-            most_kept: most.0 / BLOCK,
-        }))
+        let inner = Inner { fresh: BlockSet::default(), all: BTreeMap::new(), next: 0, most_kept: most.0 / BLOCK };
+        Self { inner: Mutex::new(inner), making_sure: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A secondary that is about to be compared with. `image`: what an epoch leaves is to be reproduced as a whole. To be called under
@@ -111,20 +146,28 @@ impl Recorder {
         id
     }
 
-    /// A secondary that is over.
-    pub fn unsubscribe(&self, id: Subscriber) {
-        let mut inner = self.lock();
-        inner.all.remove(&id);
-        if inner.all.is_empty() {
-            (inner.fresh, inner.rolled) = (BlockSet::default(), None);
+    /// In each such interval of the clock that [`Recorder::roll`] is told, one epoch at the most begins to go to a secondary, from now on. As long as nobody has
+    /// said it: as many as end.
+    pub fn every(&self, id: Subscriber, interval: Duration) {
+        if let Some(one) = self.lock().all.get_mut(&id) {
+            one.every = interval;
         }
     }
 
-    /// All secondaries are over: a move begins.
-    pub fn clear(&self) {
+    /// A secondary that is over.
+    pub fn unsubscribe(&self, id: Subscriber) {
         let mut inner = self.lock();
-        inner.all.clear();
-        (inner.fresh, inner.rolled) = (BlockSet::default(), None);
+        let over = inner.all.remove(&id);
+        let fresh = inner.all.is_empty().then(|| std::mem::take(&mut inner.fresh));
+        drop(inner);
+        // To give back what large sets take lasts, and the guest need not wait for it.
+        drop((over, fresh));
+    }
+
+    /// All secondaries are over: a move begins, or the volume is another host's.
+    pub fn clear(&self) -> Cleared {
+        let mut inner = self.lock();
+        Cleared { _all: std::mem::take(&mut inner.all), _fresh: std::mem::take(&mut inner.fresh) }
     }
 
     /// Whether a secondary is still served: a move ends all of them.
@@ -175,38 +218,57 @@ impl Recorder {
     }
 
     /// The replica's stamps can be compared with a secondary's from here on, unless a move has ended it: whether they can. A move ends all of
-    /// them before its mirror compares, and waits for this.
+    /// them before its mirror compares, and each step is made with the lock that it does that under: none is made afterwards.
     ///
     /// # Errors
     /// When the medium fails.
     pub(crate) fn make_sure(&self, id: Subscriber, replica: &Replica) -> Result<bool, VolumeError> {
-        let inner = self.lock();
-        let known = inner.all.contains_key(&id);
-        if known {
-            replica.make_sure_to_precache()?;
+        let _one = self.making_sure.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(begun) = self.while_known(id, || replica.begin_sure(Who::Precache))? else { return Ok(false) };
+        let Some(mut sure) = begun else { return Ok(true) };
+        loop {
+            let began = Instant::now();
+            match self.while_known(id, || replica.sure_on(&mut sure))? {
+                None => return Ok(false),
+                Some(true) => give_way(began),
+                Some(false) => break,
+            }
+            replica.sync_some(&mut sure)?;
         }
-        Ok(known)
+        replica.sync_sure(&mut sure)?;
+        Ok(self.while_known(id, || replica.end_sure(&sure))?.is_some())
+    }
+
+    /// Does something that no move may come between; nothing, where one has ended this secondary.
+    fn while_known<T>(
+        &self,
+        id: Subscriber,
+        what: impl FnOnce() -> Result<T, VolumeError>,
+    ) -> Result<Option<T>, VolumeError> {
+        let inner = self.lock();
+        if inner.all.contains_key(&id) { what().map(Some) } else { Ok(None) }
     }
 
     /// What differs at a secondary, by its stamps: it wants an epoch from now on.
-    pub(crate) fn compared(&self, id: Subscriber, differ: &BlockSet, held: Option<Complete>) {
+    pub(crate) fn compared(&self, id: Subscriber, differ: BlockSet, held: Option<Complete>) {
         if let Some(one) = self.lock().all.get_mut(&id) {
-            one.waiting.union(differ);
+            // What differs may be all of the volume; what has come since is as a rule little beside it.
+            let since = std::mem::replace(&mut one.waiting, differ);
+            one.waiting.union(&since);
             one.ready = true;
             one.asks = held.is_none_or(|held| one.image && !held.image);
         }
     }
 
-    /// Whether an epoch should end now: some secondary has nothing under way, there is something for it, and the last roll was long enough
-    /// ago.
+    /// Whether an epoch should end now: some secondary has nothing under way, its interval is over, and there is something for it.
     #[must_use]
-    pub fn is_due(&self, now: Duration, interval: Duration) -> bool {
+    pub fn is_due(&self, now: Duration) -> bool {
         let inner = self.lock();
-        let wants = |one: &One| one.ready && (one.asks || !inner.fresh.is_empty() || !one.waiting.is_empty());
-        inner.all.values().any(wants) && inner.rolled.is_none_or(|at| now.saturating_sub(at) >= interval)
+        let fresh = !inner.fresh.is_empty();
+        inner.all.values().any(|one| one.is_due(now, fresh))
     }
 
-    /// Ends the epoch, and begins to send it to whoever has nothing under way. To be called under the guest's lock. What it was is durable
+    /// Ends the epoch, and begins to send it to whoever is due ([`Recorder::is_due`]). To be called under the guest's lock. What it was is durable
     /// only after [`Replica::flush`]; then comes [`Recorder::settled`].
     ///
     /// # Errors
@@ -214,12 +276,11 @@ impl Recorder {
     pub fn roll(&self, replica: &Replica, now: Duration, at_unix_ms: u64) -> Result<Stamp, VolumeError> {
         let epoch = replica.end_epoch()?;
         let mut inner = self.lock();
-        inner.rolled = Some(now);
         let fresh = std::mem::take(&mut inner.fresh);
         for one in inner.all.values_mut() {
             one.waiting.union(&fresh);
-            if one.ready && (one.asks || !one.waiting.is_empty()) {
-                (one.ready, one.asks) = (false, false);
+            if one.is_due(now, false) {
+                (one.ready, one.asks, one.began) = (false, false, Some(beginning(now, one.every)));
                 one.under_way = Some((Complete { epoch, at_unix_ms, image: one.image }, false));
                 one.left = std::mem::take(&mut one.waiting);
             }
@@ -278,17 +339,32 @@ impl Recorder {
         }
     }
 
-    /// What a secondary has not been sent: of ended epochs, and of the epoch of now.
+    /// Whether there is something that a secondary has not been sent: of ended epochs, or of the epoch of now.
+    #[must_use]
+    pub fn is_behind(&self, id: Subscriber) -> bool {
+        let inner = self.lock();
+        let has_all = |one: &One| one.waiting.is_empty() && one.left.is_empty() && one.kept.is_empty();
+        inner.all.get(&id).is_some_and(|one| !(has_all(one) && inner.fresh.is_empty()))
+    }
+
+    /// How much that is, for a figure: the guest writes on while it is counted, so that what comes and goes meanwhile may or may not be in it. It takes
+    /// longer the more there is, so it is nothing to ask for all the time, nor where nobody may wait.
     #[must_use]
     pub fn backlog(&self, id: Subscriber) -> Bytes {
-        let inner = self.lock();
-        let one = inner.all.get(&id).map_or(0, |one| {
-            let mut waiting = one.waiting.clone();
-            waiting.union(&one.left);
-            waiting.union(&inner.fresh);
-            waiting.len().max(one.kept.len() as u64)
-        });
-        Bytes(one * BLOCK)
+        let (mut blocks, mut from) = (0, 0);
+        loop {
+            let began = Instant::now();
+            let (found, next, kept) = {
+                let inner = self.lock();
+                let Some(one) = inner.all.get(&id) else { return Bytes(0) };
+                let (found, next) = BlockSet::count_any([&one.waiting, &one.left, &inner.fresh], from, COUNTED);
+                (found, next, one.kept.len() as u64)
+            };
+            blocks += found;
+            let Some(next) = next else { return Bytes(blocks.max(kept) * BLOCK) };
+            from = next;
+            give_way(began);
+        }
     }
 
     /// Blocks that are kept for all secondaries.

@@ -30,21 +30,19 @@
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::guards::Guard;
+use crate::order;
 use crate::replica::Replica;
 use crate::runs::{HAVE, LAST, MOST_RUNS, Theirs, all_messages, parse_run, run_message, words};
 use crate::shadow::{Holder, LONGEST_HOLDER, MOST_HOLDERS};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use crate::stamps::REGION;
+use crate::walk::{Comparing, Who};
 use godwit_units::{BlockIndex, Bytes, Lineage};
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Blocks that are looked at for one message: what is looked at under the guest's lock.
 const MOST_LOOKED_AT: u64 = 4 * REGION;
-/// Bytes of one piece of the order in which guests read.
-const ORDER_PIECE: usize = 64 << 10;
-/// The longest order that a target keeps: [`crate::order::MOST_RUNS`] runs.
-const LONGEST_ORDER: usize = crate::order::MOST_RUNS * 16;
 /// Longest message believed, in bytes.
 pub const MAX_MESSAGE: usize = MOST_RUNS * (16 + STAMP_BYTES) + MOST_HOLDERS * (LONGEST_HOLDER + 1) + 64;
 
@@ -101,6 +99,8 @@ pub struct Source {
     said: BlockSet,
     said_at: Option<Stamp>,
     theirs: Theirs,
+    /// What the target has is compared with what is here; what is written or comes here meanwhile is `dirty`.
+    comparing: Option<Comparing>,
     /// Pieces of the order in which guests read, to be sent first.
     order: VecDeque<Vec<u8>>,
     final_sent: bool,
@@ -123,13 +123,6 @@ impl Source {
     /// A hand-off that begins, in which this site is called `me`. `order`: runs as [`crate::order::FirstAccess`] recorded them.
     #[must_use]
     pub fn new(me: Holder, lineage: Lineage, order: &[Range<u64>]) -> Self {
-        let bytes: Vec<u8> = order
-            .iter()
-            .take(crate::order::MOST_RUNS)
-            .flat_map(|run| [run.start.to_le_bytes(), (run.end - run.start).to_le_bytes()])
-            .flatten()
-            .collect();
-        let pieces = bytes.chunks(ORDER_PIECE).map(|piece| [&[ORDER][..], piece].concat()).collect();
         Self {
             state: State::Exchanging,
             me,
@@ -140,7 +133,8 @@ impl Source {
             said: BlockSet::default(),
             said_at: None,
             theirs: Theirs::default(),
-            order: pieces,
+            comparing: None,
+            order: order::pieces(ORDER, order),
             final_sent: false,
             digest: blake3::Hasher::new(),
             figures: Figures::default(),
@@ -184,7 +178,7 @@ impl Source {
     pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<(), FetError> {
         let (kind, body) = message.split_first().ok_or(FetError::Message("an empty message"))?;
         match *kind {
-            HAVE if self.state == State::Exchanging => self.have(body, replica),
+            HAVE if self.state == State::Exchanging && !self.is_comparing() => self.have(body, replica),
             FINISHED if self.state == State::Finishing && self.final_sent => {
                 if body != self.digest.finalize().as_bytes() {
                     return Err(FetError::Digest);
@@ -201,20 +195,41 @@ impl Source {
         let Some((last, runs)) = body.split_first() else { return Err(malformed) };
         self.theirs.take(runs, replica.size().0 / BLOCK).ok_or(malformed)?;
         if *last == LAST {
-            let compared = self.theirs.compare(&replica.versions_to_compare()?);
-            self.differed = compared.differing.clone();
-            self.dirty = compared.differing;
+            self.comparing = Some(Comparing::begin(Who::HandOff, std::mem::take(&mut self.theirs), replica)?);
+            self.compare(replica)?;
+        }
+        Ok(())
+    }
+
+    /// A window of the comparison, where one is under way.
+    fn compare(&mut self, replica: &Replica) -> Result<(), FetError> {
+        let Some(comparing) = &mut self.comparing else { return Ok(()) };
+        if let Some(compared) = comparing.step(replica)? {
+            let since = std::mem::replace(&mut self.dirty, compared.differing);
+            self.dirty.union(&since);
+            self.differed = self.dirty.clone();
             self.figures.differing = self.unsaid();
             self.figures.alike = Bytes(compared.alike * BLOCK);
+            self.comparing = None;
             self.state = State::Telling;
         }
         Ok(())
     }
 
+    /// Whether it compares, a window with each [`Source::poll`]: who polls it lets the guest's writes through in between, and need not wait for
+    /// anything else.
+    #[must_use]
+    pub const fn is_comparing(&self) -> bool {
+        self.comparing.is_some()
+    }
+
     /// The guest has written these blocks.
     pub fn guest_wrote(&mut self, blocks: Range<u64>, replica: &Replica) {
         if self.state == State::Exchanging {
-            // The comparison will see it.
+            // The comparison will see it, or has passed by.
+            if self.is_comparing() {
+                self.dirty.insert(blocks);
+            }
             return;
         }
         self.at(replica.writing_stamp());
@@ -228,7 +243,8 @@ impl Source {
 
     /// These blocks have come here from another site: they are here now.
     pub fn arrived(&mut self, blocks: &BlockSet, replica: &Replica) {
-        if self.state != State::Exchanging && replica.holds(Guard::ArrivalsToldAgain) {
+        let compared = self.state != State::Exchanging || self.is_comparing();
+        if compared && replica.holds(Guard::ArrivalsToldAgain) {
             for run in blocks.runs() {
                 self.said.remove(run.clone());
                 self.dirty.insert(run);
@@ -261,6 +277,7 @@ impl Source {
     /// # Errors
     /// When the replica cannot be read.
     pub fn poll(&mut self, replica: &Replica) -> Result<Vec<Vec<u8>>, FetError> {
+        self.compare(replica)?;
         if matches!(self.state, State::Exchanging | State::Complete) || self.final_sent {
             return Ok(vec![]);
         }
@@ -337,7 +354,7 @@ fn said(holders: &[Holder], runs: &[u8]) -> Vec<u8> {
 pub struct Target {
     digest: blake3::Hasher,
     complete: bool,
-    order: Vec<u8>,
+    order: order::Coming,
 }
 
 impl Target {
@@ -359,7 +376,7 @@ impl Target {
     /// The order in which guests read, as the source recorded it.
     #[must_use]
     pub fn order(&self) -> Vec<Range<u64>> {
-        crate::order::decode(&self.order)
+        self.order.runs()
     }
 
     /// A message came from the source; what to answer, if anything.
@@ -393,10 +410,7 @@ impl Target {
                 Ok(None)
             }
             ORDER => {
-                // It is a hint: not worth a digest, nor more memory than it may take.
-                if self.order.len() + body.len() <= LONGEST_ORDER {
-                    self.order.extend(body);
-                }
+                self.order.push(body);
                 Ok(None)
             }
             FINAL => {

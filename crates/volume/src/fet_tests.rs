@@ -50,6 +50,44 @@ fn the_target_has_a_block_as_it_is_here_if_it_did_not_differ_and_was_not_written
 }
 
 #[test]
+fn what_the_guest_writes_while_stamps_are_compared_is_said_though_the_comparison_has_passed_by() {
+    crate::walk::AT_ONCE.set(1);
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    for block in [0, 3 * REGION] {
+        from.write(block * BLOCK, &[7; BLOCK as usize]).expect("writes");
+    }
+    let to = Replica::create(&folder.path().join("to"), VolumeId(1), Bytes(SIZE)).expect("creates");
+    let (mut target, first) = Target::new(&to).expect("begins");
+    let mut source = Source::new(Holder("from".into()), Lineage(0), &[]);
+    first.iter().for_each(|m| source.handle(m, &from).expect("takes"));
+    assert!(source.is_comparing() && source.state() == State::Exchanging, "that was the first region");
+    for block in [5, 2 * REGION, 3 * REGION + 5] {
+        let blocks = from.write(block * BLOCK, &[8; BLOCK as usize]).expect("writes").blocks;
+        source.guest_wrote(blocks, &from);
+    }
+    let mut say = |source: &mut Source| {
+        for message in source.poll(&from).expect("reads") {
+            if let Some(answer) = target.handle(&message, &to).expect("takes") {
+                source.handle(&answer, &from).expect("takes");
+            }
+        }
+    };
+    while !source.is_level() {
+        say(&mut source);
+    }
+    assert_eq!(source.figures().differing, Bytes(5 * BLOCK));
+    assert!(!source.is_there(BlockIndex(5)) && source.is_there(BlockIndex(6)));
+    from.freeze();
+    source.stop(&from).expect("settles");
+    while source.state() != State::Complete {
+        say(&mut source);
+    }
+    to.become_primary(Lineage(0), Generation(2)).expect("takes over");
+    assert_eq!(to.absent(), Bytes(5 * BLOCK));
+}
+
+#[test]
 fn what_is_said_after_the_stop_does_not_grow_with_the_volume() {
     let folder = tempfile::tempdir().expect("a folder");
     for megabytes in [1_usize, 12] {

@@ -58,6 +58,7 @@ pub mod shared;
 mod stamp;
 mod stamps;
 mod synced;
+mod walk;
 
 pub use blocks::{BLOCK, BlockSet, touched};
 pub use error::VolumeError;
@@ -69,7 +70,7 @@ pub use guards::{Guard, Guards};
 pub use journal::Journal;
 pub use library::Library;
 pub use meta::Complete;
-pub use replica::{Contents, LINGERING, Opened, Replica, Written, is_zero};
+pub use replica::{Contents, LINGERING, Opened, Replica, Written, give_way, is_zero};
 pub use shadow::{Holder, Version};
 pub use stamp::Stamp;
 pub use stamps::REGION;

@@ -3,7 +3,8 @@
 //! ```text
 //!   source                                   target
 //!   Exchanging  <----------- Have ---------  its stamps
-//!   Copying     ------ Data, Zeroes, ----->  applies what is newer
+//!   Copying     ------ Order ------------->  what guests came to first
+//!               ------ Data, Zeroes, ----->  applies what is newer
 //!               <----------- Ack ----------
 //!   Mirroring   --- the guest's writes --->  at once; the guest waits for what is far behind
 //!   Finishing   ----------- Final -------->  everything durable
@@ -12,7 +13,7 @@
 //!
 //! Both machines are fed messages that come in order and without loss: the link sees to that, over cuts too. What they decide
 //! is *which* blocks go; the shell reads them, under the lock that the guest's writes take, so that no block is torn while it
-//! is read, and a block's contents and its stamp belong together.
+//! is read, and a block's contents and its stamp belong together. Stamps are compared a window at a time, and the guest writes in between (`walk.rs`).
 //!
 //! What the target can find in its [`Library`] goes by name while the disk is copied behind the guest's back: it says its key and what it
 //! holds beside its stamps (Known), the source sends names (Named), and the Ack says which of those blocks the target could
@@ -24,8 +25,13 @@
 //! (`lag.rs`), for at most [`PATIENCE`]: then everybody is let go, and the mirror copies behind the guest's back again until little is
 //! left and the target answers.
 //!
+//! What guests came to first (Order) goes ahead of the blocks, for whoever has to bring the volume by [`crate::fetch`] later. It is a hint, and in
+//! no digest, and of a long one only the beginning goes. A target says that it takes one with a piece of its stamps that has no runs: to a source of an earlier version that is what it is, and
+//! a target of one says nothing of the kind and is sent none. The guest is kept in step when the order has arrived, so that none of its
+//! writes waits behind it.
+//!
 //! That a guest was told of a write says nothing of the target, then. Nobody takes it to: until the hand-off the source's replica is the
-//! volume, and a target has everything when it has believed an end, whose digest is over all messages that came before.
+//! volume, and a target has everything when it has believed an end, whose digest is over all that came before of blocks.
 
 use crate::ahead::held_by;
 use crate::blocks::{BLOCK, BlockSet};
@@ -34,9 +40,11 @@ use crate::flight::{Flight, How};
 use crate::lag::Lag;
 pub use crate::lag::Place;
 use crate::library::{Library, Reader};
+use crate::order;
 use crate::replica::{Contents, Replica, is_zero};
 use crate::runs::{HAVE, LAST, Theirs, all_messages, parse_run, run_message};
 use crate::stamp::{STAMP_BYTES, Stamp};
+use crate::walk::{Comparing, Who};
 use godwit_content::{ContentError, choose, reply};
 use godwit_units::{BitRate, BlockIndex, Bytes};
 use std::collections::VecDeque;
@@ -66,6 +74,11 @@ pub(crate) const ACK: u8 = 6;
 const FINISHED: u8 = 7;
 pub(crate) const KNOWN: u8 = 8;
 pub(crate) const NAMED: u8 = 9;
+const ORDER: u8 = 10;
+/// Runs of an Order, 128 KiB: a guest is kept in step only when it has arrived, and the first ones are what a boot reads.
+const MOST_ORDER: usize = 8192;
+/// Second byte of a message about what the target has, with no runs: more follow, and it takes an Order.
+const TAKES_ORDER: u8 = 3;
 /// Blocks that a source may have named in vain and not sent yet; it sends those first.
 pub(crate) const MOST_MISSING: u64 = 64 << 10;
 
@@ -127,6 +140,12 @@ pub struct Source {
     cursor: u64,
     /// What the target says it has, until all of it is known.
     theirs: Theirs,
+    /// What it has is compared with what is here; what the guest writes meanwhile is `dirty`.
+    comparing: Option<Comparing>,
+    /// Pieces of the order in which guests came to their blocks, to be sent first.
+    order: VecDeque<Vec<u8>>,
+    /// Whether the target has said that it takes them.
+    takes_order: bool,
     /// Sent and not acknowledged.
     flight: Flight,
     /// What may be on its way.
@@ -135,7 +154,7 @@ pub struct Source {
     link: Option<BitRate>,
     /// How much of the guest's writes the target does not have yet.
     lag: Lag,
-    /// Nobody waited for messages up to this one any more.
+    /// The guest is kept in step when messages up to this one have arrived: nobody waits for them, now or any more.
     released: Seq,
     /// Mirrored writes that wait, and since when, oldest first. Bounded by what a guest may have under way.
     waiting: VecDeque<(Place, Duration)>,
@@ -157,12 +176,21 @@ impl Source {
     /// A mirror that begins.
     #[must_use]
     pub fn new() -> Self {
+        Self::with_order(&[])
+    }
+
+    /// The same, which tells the target what guests came to first: runs as [`order::FirstAccess`] recorded them, of which the first 8192 go.
+    #[must_use]
+    pub fn with_order(order: &[Range<u64>]) -> Self {
         Self {
             state: State::Exchanging,
             dirty: BlockSet::default(),
             again: BlockSet::default(),
             cursor: 0,
             theirs: Theirs::default(),
+            comparing: None,
+            order: order::pieces(ORDER, &order[..order.len().min(MOST_ORDER)]),
+            takes_order: false,
             flight: Flight::new(),
             window: WINDOW,
             link: None,
@@ -228,7 +256,7 @@ impl Source {
     pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<(), MirrorError> {
         let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
         match *kind {
-            HAVE if self.state == State::Exchanging => self.have(body, replica),
+            HAVE if self.state == State::Exchanging && !self.is_comparing() => self.have(body, replica),
             KNOWN => Ok(self.flight.names.greet(body)?),
             ACK => {
                 let again = self.flight.acknowledged(body)?;
@@ -273,13 +301,36 @@ impl Source {
         let malformed = MirrorError::Message("a malformed Have");
         let Some((last, runs)) = body.split_first() else { return Err(malformed) };
         self.theirs.take(runs, replica.size().0 / BLOCK).ok_or(malformed)?;
+        self.takes_order |= *last == TAKES_ORDER;
         if *last == LAST {
-            let found = self.theirs.compare(&replica.runs_to_compare()?);
-            (self.dirty, self.held) = (found.differing, found.alike);
+            if !self.takes_order {
+                self.order.clear();
+            }
+            self.comparing = Some(Comparing::begin(Who::Mirror, std::mem::take(&mut self.theirs), replica)?);
+            self.compare(replica)?;
+        }
+        Ok(())
+    }
+
+    /// A window of the comparison, where one is under way.
+    fn compare(&mut self, replica: &Replica) -> Result<(), MirrorError> {
+        let Some(comparing) = &mut self.comparing else { return Ok(()) };
+        if let Some(found) = comparing.step(replica)? {
+            let since = std::mem::replace(&mut self.dirty, found.differing);
+            self.dirty.union(&since);
+            self.held = found.alike;
             self.total = self.dirty.len();
+            self.comparing = None;
             self.state = State::Copying;
         }
         Ok(())
+    }
+
+    /// Whether it compares, a window with each [`Source::poll`]: who polls it lets the guest's writes through in between, and need not wait for
+    /// anything else.
+    #[must_use]
+    pub const fn is_comparing(&self) -> bool {
+        self.comparing.is_some()
     }
 
     /// The guest has written these blocks here. What to send, and for what to wait, if the write is mirrored. To be called under the lock that the write was made under.
@@ -293,8 +344,13 @@ impl Source {
         replica: &Replica,
     ) -> Result<Option<Mirrored>, MirrorError> {
         match self.state {
-            // The comparison will see it.
-            State::Exchanging => Ok(None),
+            State::Exchanging => {
+                // The comparison will see it, or has passed by.
+                if self.is_comparing() {
+                    self.dirty.insert(blocks);
+                }
+                Ok(None)
+            }
             State::Mirroring => {
                 self.dirty.remove(blocks.clone());
                 self.again.remove(blocks.clone());
@@ -335,6 +391,14 @@ impl Source {
     /// # Errors
     /// When the replica cannot be read.
     pub fn poll(&mut self, replica: &Replica) -> Result<Vec<Vec<u8>>, MirrorError> {
+        self.compare(replica)?;
+        if self.state == State::Copying
+            && let Some(piece) = self.order.pop_front()
+        {
+            self.flight.push(&piece, How::InFull);
+            self.released = self.flight.sent();
+            return Ok(vec![piece]);
+        }
         let keeps_up = self.flight.bytes() < self.window / 2 && self.flight.acked() >= self.released;
         if self.state == State::Copying && self.dirty.len() <= NEARLY_CLEAN && keeps_up {
             // From here on nothing new is left behind, and the rest goes while the guest is kept in step.
@@ -479,6 +543,7 @@ pub struct Target {
     library: Option<Reader>,
     /// Blocks that were named in vain and have not come since.
     missing: BlockSet,
+    order: order::Coming,
 }
 
 impl Target {
@@ -487,7 +552,9 @@ impl Target {
     /// # Errors
     /// When the replica cannot be read.
     pub fn new(replica: &Replica) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
-        Ok((Self::default(), all_messages(&replica.stamp_runs()?)))
+        let takes_order = vec![HAVE, TAKES_ORDER];
+        let stamps = all_messages(&replica.stamp_runs()?);
+        Ok((Self::default(), std::iter::once(takes_order).chain(stamps).collect()))
     }
 
     /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel.
@@ -508,6 +575,12 @@ impl Target {
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         self.complete
+    }
+
+    /// What guests came to first, as the source recorded it; nothing, where it said nothing.
+    #[must_use]
+    pub fn order(&self) -> Vec<Range<u64>> {
+        self.order.runs()
     }
 
     /// A message came from the source; what to answer.
@@ -534,6 +607,11 @@ impl Target {
             let mut answer = vec![FINISHED];
             answer.extend(digest.as_bytes());
             return Ok(answer);
+        }
+        if *kind == ORDER {
+            self.order.push(body);
+            self.seq += 1;
+            return Ok(self.ack());
         }
         let Some((run, stamp, data)) = parse_run(body) else { return Err(MirrorError::Message("a malformed run")) };
         // Zeroes for a whole volume are a few bytes on the wire, and a table of all its blocks here.

@@ -2,7 +2,8 @@
 //! what was written longest ago.
 //!
 //! The order of first accesses is recorded by whoever serves the guest: what the fill, a mirror or a fetch reads is never told to
-//! [`FirstAccess`]. It is kept with the volume, and a hint: a list that is lost, cut off or wrong costs time, never contents.
+//! [`FirstAccess`]. It is kept with the volume, and goes with it to its next host, whichever way the blocks go ([`crate::mirror`],
+//! [`crate::fet`]). It is a hint: a list that is lost, cut off or wrong costs time, never contents.
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::{VolumeError, io_error};
@@ -16,6 +17,10 @@ use std::path::Path;
 
 /// Runs of an order: 1 MiB on the wire. A boot of Debian reads some thousand.
 pub const MOST_RUNS: usize = 1 << 16;
+/// Bytes of one piece of it, on the wire.
+const PIECE: usize = 64 << 10;
+/// Bytes of the longest one that is kept.
+const LONGEST: usize = MOST_RUNS * 16;
 /// Recent reads that are remembered: what one guest does at the same time, in a few places.
 const MOST_RECENT: usize = 32;
 /// What is brought behind a recent read: 1 MiB, which a Linux guest reads ahead within some requests.
@@ -68,8 +73,7 @@ impl FirstAccess {
     /// What is to be stored, if anything was added since it was asked for last.
     #[must_use]
     pub fn take_fresh(&mut self) -> Option<Fresh> {
-        let words = self.runs.iter().flat_map(|run| [run.start.to_le_bytes(), (run.end - run.start).to_le_bytes()]);
-        std::mem::take(&mut self.fresh).then(|| Fresh(words.flatten().collect()))
+        std::mem::take(&mut self.fresh).then(|| Fresh(encode(&self.runs)))
     }
 
     /// The guest has read or written these blocks.
@@ -96,8 +100,37 @@ impl FirstAccess {
     }
 }
 
-/// Runs from a file or a message; what makes no sense ends them.
-pub(crate) fn decode(bytes: &[u8]) -> Vec<Range<u64>> {
+/// Runs, for a file or for messages.
+fn encode(runs: &[Range<u64>]) -> Vec<u8> {
+    let words = |run: &Range<u64>| [run.start.to_le_bytes(), (run.end - run.start).to_le_bytes()];
+    runs.iter().take(MOST_RUNS).flat_map(words).flatten().collect()
+}
+
+/// An order for another site, in messages of this kind.
+pub(crate) fn pieces(kind: u8, runs: &[Range<u64>]) -> VecDeque<Vec<u8>> {
+    encode(runs).chunks(PIECE).map(|piece| [&[kind][..], piece].concat()).collect()
+}
+
+/// An order that comes from another site, piece by piece.
+#[derive(Debug, Default)]
+pub(crate) struct Coming(Vec<u8>);
+
+impl Coming {
+    /// The next piece. It is a hint: not worth a digest, nor more memory than the longest one takes.
+    pub fn push(&mut self, piece: &[u8]) {
+        if self.0.len() + piece.len() <= LONGEST {
+            self.0.extend(piece);
+        }
+    }
+
+    /// What has come.
+    pub fn runs(&self) -> Vec<Range<u64>> {
+        decode(&self.0)
+    }
+}
+
+/// Runs from a file or from messages; what makes no sense ends them.
+fn decode(bytes: &[u8]) -> Vec<Range<u64>> {
     let (pairs, _) = bytes.as_chunks::<16>();
     let word = |pair: &[u8; 16], at: usize| u64::from_le_bytes(std::array::from_fn(|i| pair[at + i]));
     let runs = pairs.iter().map_while(|pair| {

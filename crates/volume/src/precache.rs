@@ -11,8 +11,8 @@
 //! ```
 //!
 //! No guest's write waits for any of this, nor for its reading: [`crate::epoch`] has the little that happens under the guest's
-//! lock. Only epochs that have ended and are durable here are sent, so a stamp that the target has seen is never given to other
-//! contents, and whatever either side loses, comparing stamps tells what has to travel.
+//! lock, and stamps are compared a window at a time (`walk.rs`). Only epochs that have ended and are durable here are sent, so a stamp
+//! that the target has seen is never given to other contents, and whatever either side loses, comparing stamps tells what has to travel.
 //!
 //! What the target says that it holds, its [`Complete`] epoch, means: each block that the source has not written since that
 //! epoch's end is here, with the same stamp; and with an *image*, all of the volume is here as it was at that moment. The target's
@@ -31,14 +31,15 @@ use crate::journal::Journal;
 use crate::library::{Library, Reader};
 use crate::meta::Complete;
 use crate::mirror::{ACK, DATA, FORGET, KNOWN, MAX_MESSAGE, MOST_BLOCKS, MOST_MISSING, MirrorError, NAMED, ZEROES};
-use crate::replica::{Replica, is_zero};
-use crate::runs::{HAVE, Theirs, messages, parse_run, run_message};
+use crate::replica::{Replica, give_way, is_zero};
+use crate::runs::{Compared, HAVE, Theirs, messages, parse_run, run_message};
 use crate::stamp::{STAMP_BYTES, Stamp};
+use crate::walk::{Comparing, Who};
 use godwit_content::{choose, reply};
 use godwit_units::{BitRate, Bytes};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What may be on its way without an answer, at first: more than most WANs hold, little enough to hold nobody up for long.
 const WINDOW: u64 = 4 << 20;
@@ -199,14 +200,36 @@ impl Source {
         if *kind != EPOCH {
             return self.theirs.take(rest, replica.size().0 / BLOCK).ok_or(malformed);
         }
-        self.held = serde_json::from_slice(rest).map_err(|_| MirrorError::Message("a malformed epoch"))?;
+        let mut comparing = self.begin_to_compare(rest, replica, recorder)?;
+        // What the guest writes meanwhile the recorder hears: this one has been a subscriber for long.
+        while recorder.knows(self.id) {
+            let began = Instant::now();
+            if let Some(found) = comparing.step(replica)? {
+                self.compared(found, recorder);
+                return Ok(());
+            }
+            give_way(began);
+        }
+        Err(MirrorError::Over)
+    }
+
+    /// The target has said all that it has, and which epoch that is.
+    fn begin_to_compare(
+        &mut self,
+        epoch: &[u8],
+        replica: &Replica,
+        recorder: &Recorder,
+    ) -> Result<Comparing, MirrorError> {
+        self.held = serde_json::from_slice(epoch).map_err(|_| MirrorError::Message("a malformed epoch"))?;
         if !recorder.make_sure(self.id, replica)? {
             return Err(MirrorError::Over);
         }
-        let found = self.theirs.compare(&replica.stamp_runs()?);
-        recorder.compared(self.id, &found.differing, self.held);
+        Ok(Comparing::begin(Who::Precache, std::mem::take(&mut self.theirs), replica)?)
+    }
+
+    fn compared(&mut self, found: Compared, recorder: &Recorder) {
+        recorder.compared(self.id, found.differing, self.held);
         self.state = State::Idle;
-        Ok(())
     }
 
     /// The next messages to send; empty: nothing now. Not under the guest's lock: it reads the disk.

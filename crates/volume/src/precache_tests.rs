@@ -3,10 +3,11 @@ use crate::blocks::BlockSet;
 use crate::epoch::MOST_KEPT;
 use crate::file::{Description, Media, Medium};
 use crate::journal::Rule;
+use crate::walk::AT_ONCE;
 use godwit_units::{Epoch, Generation, Lineage, VolumeId};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -208,6 +209,8 @@ enum Broken {
     AnsweredBeforeEnd,
     /// An epoch that begins is one that no later process can begin.
     EpochsSetAside,
+    /// What the guest writes while a secondary is compared is heard, wherever the comparison is.
+    HeardWhileCompared,
 }
 
 type Image = Vec<u8>;
@@ -235,6 +238,8 @@ struct World {
     /// Messages that were read before a write that came between their reading and their stamps.
     ended: HashMap<Stamp, Ended>,
     unsettled: bool,
+    /// What is written now the recorder does not hear.
+    unheard: bool,
     written: u64,
     completed: u64,
     now: Duration,
@@ -267,6 +272,7 @@ impl World {
             back: VecDeque::new(),
             ended: HashMap::new(),
             unsettled: false,
+            unheard: false,
             written: 0,
             completed: 0,
             now: Duration::ZERO,
@@ -296,6 +302,7 @@ impl World {
         let (target, first) =
             Target::with_library(self.to.replica(), self.image.then_some(journal), self.library.clone())?;
         let mut source = Source::new(self.recorder.subscribe(self.image));
+        self.recorder.every(source.subscriber(), Duration::from_secs(1));
         source.without_answers = self.broken == Broken::AnsweredBeforeEnd;
         source.without_stamp_check = self.broken == Broken::StampAfterReading;
         self.target = Some(target);
@@ -324,13 +331,15 @@ impl World {
         let data: Vec<u8> =
             tag.to_le_bytes().into_iter().cycle().take(usize::try_from(length).expect("small")).collect();
         if self.rng.random_bool(0.1) { replica.zero(offset, length) } else { replica.write(offset, &data) }?;
-        self.recorder.wrote(blocks);
+        if !self.unheard {
+            self.recorder.wrote(blocks);
+        }
         Ok(())
     }
 
     fn roll(&mut self) -> Result<(), VolumeError> {
         self.now += Duration::from_secs(1);
-        if self.unsettled || !self.recorder.is_due(self.now, Duration::from_secs(1)) {
+        if self.unsettled || !self.recorder.is_due(self.now) {
             return Ok(());
         }
         let replica = self.from.replica();
@@ -386,11 +395,34 @@ impl World {
     }
 
     fn answer(&mut self) -> Result<(), MirrorError> {
-        if let (Some(source), Some(message)) = (&mut self.source, self.back.pop_front()) {
-            let before = source.held();
+        let Some(message) = self.back.pop_front() else { return Ok(()) };
+        let Some(source) = &mut self.source else { return Ok(()) };
+        let before = source.held();
+        if source.state() == State::Exchanging
+            && let Some(epoch) = message.strip_prefix(&[HAVE, EPOCH])
+        {
+            self.compare(epoch)?;
+        } else {
             source.handle(&message, self.from.replica(), &self.recorder)?;
-            self.completed += u64::from(source.held() != before);
         }
+        self.completed += u64::from(self.source.as_ref().is_some_and(|source| source.held() != before));
+        Ok(())
+    }
+
+    /// As the source does it, with writes between two windows.
+    fn compare(&mut self, epoch: &[u8]) -> Result<(), MirrorError> {
+        let source = self.source.as_mut().expect("is there");
+        let mut comparing = source.begin_to_compare(epoch, self.from.replica(), &self.recorder)?;
+        let found = loop {
+            if let Some(found) = comparing.step(self.from.replica())? {
+                break found;
+            }
+            self.unheard = self.broken == Broken::HeardWhileCompared;
+            let written = if self.rng.random_bool(0.7) { self.write() } else { Ok(()) };
+            self.unheard = false;
+            written?;
+        };
+        self.source.as_mut().expect("is there").compared(found, &self.recorder);
         Ok(())
     }
 
@@ -488,6 +520,8 @@ impl World {
     }
 
     fn run(mut self, steps: u32) -> Result<Self, String> {
+        // One region of three.
+        AT_ONCE.set(1);
         for _ in 0..steps {
             if self.source.is_none() {
                 self.check()?;
@@ -548,7 +582,7 @@ impl World {
 fn seeds(image: bool, broken: Broken, seeds: Range<u64>) -> Result<u64, String> {
     let mut completed = 0;
     for seed in seeds {
-        let done = World::new(seed, image, broken).run(500);
+        let done = World::new(seed, image, broken).run(1000);
         completed += done.map_err(|e| format!("seed {seed}: {e}"))?.completed;
     }
     Ok(completed)
@@ -570,6 +604,7 @@ fn each_rule_matters_without_it_some_seed_fails() {
         (false, Broken::UnsaidBeforeForgotten),
         (false, Broken::AnsweredBeforeEnd),
         (false, Broken::EpochsSetAside),
+        (false, Broken::HeardWhileCompared),
         (true, Broken::KeptBeforeWritten),
         (true, Broken::DurableBeforeSent),
         (true, Broken::Journal(Rule::DurableFirst)),
@@ -717,6 +752,122 @@ fn the_guest_keeps_no_more_in_memory_than_is_named() {
     recorder.unsubscribe(id);
     recorder.wrote(0..1);
     assert_eq!((recorder.backlog(id), recorder.is_used()), (Bytes(0), false));
+}
+
+#[test]
+fn each_block_of_a_backlog_counts_once_in_whichever_epochs_it_was_written_and_however_large_that_is() {
+    let mut site = Site::new();
+    site.open().unwrap();
+    let replica = site.replica();
+    replica.become_primary(Lineage(0), Generation(1)).unwrap();
+    let recorder = Recorder::new();
+    let id = recorder.subscribe(false);
+    recorder.compared(id, BlockSet::default(), Some(held(1)));
+    assert!(!recorder.is_behind(id));
+    // One of each chunk of sets, of more than are counted at once: of the epoch under way, of one that waits, and of that of now.
+    for (n, writes) in [0..3000_u64, 1000..4000, 2000..5000].into_iter().enumerate() {
+        writes.for_each(|chunk| recorder.wrote(chunk * 1024..chunk * 1024 + 1));
+        if n < 2 {
+            recorder.roll(replica, Duration::from_secs(n as u64), 0).unwrap();
+        }
+    }
+    assert_eq!((recorder.backlog(id), recorder.is_behind(id)), (Bytes(5000 * BLOCK), true));
+    recorder.read(id, 0..1500 * 1024);
+    assert_eq!(recorder.backlog(id), Bytes(4000 * BLOCK), "those from 1000 on were written again");
+    recorder.clear();
+    assert_eq!((recorder.backlog(id), recorder.is_behind(id)), (Bytes(0), false));
+}
+
+#[test]
+fn each_secondary_has_epochs_at_its_own_interval_and_in_each_all_that_was_written_since_its_last() {
+    for seed in 0..10 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut site = Site::new();
+        site.open().unwrap();
+        let replica = site.replica();
+        replica.become_primary(Lineage(0), Generation(1)).unwrap();
+        let recorder = Recorder::new();
+        let all = [1_u64, 7, 60].map(|interval| {
+            let id = recorder.subscribe(false);
+            recorder.every(id, Duration::from_secs(interval));
+            recorder.compared(id, BlockSet::default(), Some(held(1)));
+            (id, interval)
+        });
+        let mut owed = [(); 3].map(|()| BTreeSet::new());
+        let (mut last, mut epochs) = ([None::<(u64, Stamp)>; 3], [0; 3]);
+        for now in 0..600_u64 {
+            for _ in 0..rng.random_range(0..3) {
+                let block = rng.random_range(0..BLOCKS);
+                replica.write(block * BLOCK, &now.to_le_bytes()).unwrap();
+                recorder.wrote(block..block + 1);
+                owed.iter_mut().for_each(|owed| _ = owed.insert(block));
+            }
+            if recorder.is_due(Duration::from_secs(now)) {
+                recorder.roll(replica, Duration::from_secs(now), now).unwrap();
+                recorder.settled();
+            }
+            for (n, (id, interval)) in all.into_iter().enumerate() {
+                assert_eq!(recorder.is_behind(id), recorder.backlog(id) > Bytes(0));
+                let Some(epoch) = recorder.sendable(id) else { continue };
+                if epoch.at_unix_ms == now {
+                    if let Some((before, stamp)) = last[n] {
+                        assert!(now / interval > before / interval, "seed {seed}: {before} and {now} for {interval}");
+                        assert!(epoch.epoch > stamp, "seed {seed}");
+                    }
+                    (last[n], epochs[n]) = (Some((now, epoch.epoch)), epochs[n] + 1);
+                    let mut sent = BTreeSet::new();
+                    while let Some(run) = recorder.next_run(id, 0, BLOCKS) {
+                        sent.extend(run.clone());
+                        recorder.read(id, run);
+                    }
+                    assert_eq!(sent, std::mem::take(&mut owed[n]), "seed {seed}: at {now} for {interval}");
+                }
+                if rng.random_bool(0.7) {
+                    recorder.completed(id);
+                }
+            }
+        }
+        for ((id, _), owed) in all.into_iter().zip(&owed) {
+            assert_eq!(recorder.backlog(id), Bytes(owed.len() as u64 * BLOCK));
+        }
+        // Nobody waits for one with a longer interval, either.
+        assert!(epochs[0] > 200 && (50..=86).contains(&epochs[1]) && (8..=10).contains(&epochs[2]), "{epochs:?}");
+    }
+}
+
+#[test]
+fn secondaries_of_one_interval_have_the_same_epochs_whenever_they_came() {
+    let mut site = Site::new();
+    site.open().unwrap();
+    let replica = site.replica();
+    replica.become_primary(Lineage(0), Generation(1)).unwrap();
+    let recorder = Recorder::new();
+    let mut all = vec![];
+    let (mut rolls, mut epochs) = (0, 0);
+    for ms in (0..61_000_u64).step_by(50) {
+        // The first one at 0.3 s, the others some tenths after it.
+        if [300, 650, 1150].contains(&ms) {
+            let id = recorder.subscribe(false);
+            recorder.every(id, Duration::from_secs(1));
+            recorder.compared(id, BlockSet::default(), Some(held(1)));
+            all.push(id);
+        }
+        recorder.wrote(0..1);
+        let now = Duration::from_millis(ms);
+        if recorder.is_due(now) {
+            recorder.roll(replica, now, ms).unwrap();
+            recorder.settled();
+            rolls += 1;
+        }
+        for id in all.iter().filter(|id| recorder.sendable(**id).is_some()) {
+            recorder.read(*id, 0..1);
+            recorder.completed(*id);
+            epochs += 1;
+        }
+    }
+    // One a second for all three, and one more for each that came in between.
+    assert!((60..=63).contains(&rolls), "{rolls}");
+    assert!((178..=183).contains(&epochs), "{epochs}");
 }
 
 /// A comparison that is late, of a session that a move has ended, would take for sure what the move's mirror passes on.

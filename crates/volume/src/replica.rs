@@ -3,6 +3,26 @@
 //! The order of things in a write: the region is hot, durably; the data; the stamp, in memory. In [`Replica::settle`]: the data
 //! is durable; the stamps are; what came to a shadow volume is here for good; the region is cold. So what a stamp on the disk says is
 //! true, or its region is hot.
+//!
+//! # The end of a process
+//!
+//! One that dies leaves regions hot. They are doubted by the next, which restamps or forgets all of them, and so they travel again, though
+//! with the power still on nothing was lost. One that is told to end closes what it has ([`Replica::end`]), whoever holds it still, with the lock held
+//! that each write is made under:
+//!
+//! 1. *Nobody writes any more*, whatever becomes of the other steps. A write that was begun has been made, data and stamp; one that comes later
+//!    finds the replica closed where it would mark its region, as each guest's and each other replica's has to do before it touches anything.
+//!    What marks nothing looks for that itself: a repair, whose block keeps its stamp, and a table that is made sure, which stays unsure. So nothing is
+//!    hot behind the next step, and no data is newer than its stamp.
+//! 2. *All regions are settled* as any are: data, stamps, what is here for good, and then they are cold. Where a thread ended in a bug with the
+//!    lock held, half a write may be there: nothing is settled then, and this fails.
+//! 3. *That they are cold is durable.* Else a loss of power before the next start would bring marks back.
+//! 4. *The description says that it was closed*, last. The next opening takes that back, durably, before it can mark anything. So where it is said
+//!    nothing is hot; and whatever ends the process before, it is as if nobody had tried: the marks that stand are doubted, those that
+//!    are gone were of regions in order.
+//!
+//! A write that was made and not answered is, to whoever asked for it, one that may have been made: asked for again, it is made again, in a
+//! later epoch. What was answered is durable, flushed or not.
 
 use crate::blocks::{BLOCK, touched};
 use crate::device::Before;
@@ -88,6 +108,8 @@ pub(crate) struct Inner {
     /// Whether a guest's write had to wait for a mark since the last settling.
     marked: bool,
     frozen: bool,
+    /// It ends with this process, described as closed or not: nobody writes to it any more.
+    pub closed: bool,
     /// Epochs up to this one are this process's: no later one begins them. What is stored as the epoch of now is never less.
     set_aside: u32,
     /// Nobody knows whether the epoch that this secondary holds is stored as it is here.
@@ -264,6 +286,7 @@ impl Replica {
             ahead: 0,
             marked: false,
             frozen: true,
+            closed: false,
             set_aside: 0,
             unstored: false,
             description: media.description,
@@ -446,7 +469,7 @@ impl Replica {
     /// When the medium fails; nothing has changed then.
     pub fn become_primary(&self, lineage: Lineage, generation: Generation) -> Result<(), VolumeError> {
         let mut inner = self.lock();
-        if self.is_detached() {
+        if inner.closed || self.is_detached() {
             return Err(VolumeError::Frozen);
         }
         if inner.meta.redo {
@@ -532,60 +555,6 @@ impl Replica {
         self.sync_data().and_then(|()| inner.stamps.persist()).map_err(self.io("write the stamps of"))
     }
 
-    /// Runs of written blocks with the same stamp, for a mirror from here: where the other side has the same stamp, it has the
-    /// same contents. What an earlier mirror may have passed on, and the guest written again, gets a new stamp first.
-    ///
-    /// # Errors
-    /// When the medium fails.
-    pub(crate) fn runs_to_compare(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
-        let mut inner = self.lock();
-        inner.refuse_shadow()?;
-        if inner.meta.primary && inner.guards.hold(Guard::ComparedWhenSure) {
-            self.make_sure(&mut inner)?;
-        }
-        drop(inner);
-        self.stamp_runs()
-    }
-
-    /// What [`Replica::runs_to_compare`] does first, for a pre-cache: it passes nothing on of an epoch that has not ended, so that what was
-    /// made sure stays so, and is not sent again for having been compared. Not while a mirror compares, or has: what that passes on is unsure.
-    pub(crate) fn make_sure_to_precache(&self) -> Result<(), VolumeError> {
-        let mut inner = self.lock();
-        inner.refuse_shadow()?;
-        if inner.meta.primary && inner.meta.unsure != SURE {
-            self.make_sure(&mut inner)?;
-            inner.meta.unsure = SURE;
-            inner.store_meta()?;
-        }
-        Ok(())
-    }
-
-    /// Whatever is interrupted here is begun again by the next mirror: until the last step all of it is unsure.
-    pub(crate) fn make_sure(&self, inner: &mut Inner) -> Result<(), VolumeError> {
-        // Durable before its first use, and never used before.
-        inner.begin_epoch(0)?;
-        let (from, now) = (inner.meta.unsure, inner.entry());
-        let mut any = false;
-        if inner.is_shadow() {
-            let doubted = inner.stamps.runs().map_err(self.io("read the stamps of"))?;
-            for (run, _) in doubted.into_iter().filter(|(_, entry)| *entry >= from) {
-                any |= inner.stamp_present(run, now).map_err(self.io("stamp what is present of"))?;
-            }
-        } else {
-            any = inner.stamps.replace(from, now).map_err(self.io("read the stamps of"))?;
-        }
-        if any {
-            inner.stamps.persist().map_err(self.io("write the stamps of"))?;
-        }
-        // What is written from here on may be passed on, and written again under the same stamp.
-        inner.meta.unsure = entry(inner.meta.owner, inner.meta.epoch + 1);
-        let begun = inner.begin_epoch(0);
-        if begun.is_err() {
-            inner.meta.unsure = from;
-        }
-        begun
-    }
-
     /// Takes another replica's writes from now on, and no guest's.
     ///
     /// # Errors
@@ -618,7 +587,7 @@ impl Replica {
     /// Takes the guest's writes again after [`Replica::freeze`], where it is the primary.
     pub fn thaw(&self) {
         let mut inner = self.lock();
-        inner.frozen = !inner.meta.primary;
+        inner.frozen = inner.closed || !inner.meta.primary;
     }
 
     /// Begins a new epoch.
@@ -1013,16 +982,6 @@ impl Replica {
         Ok(inner.stamp_of(entry))
     }
 
-    /// Runs of written blocks with the same stamp, in order.
-    ///
-    /// # Errors
-    /// When the medium fails.
-    pub fn stamp_runs(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
-        let mut inner = self.lock();
-        let runs = inner.stamps.runs().map_err(self.io("read the stamps of"))?;
-        Ok(runs.into_iter().filter_map(|(run, entry)| inner.stamp_of(entry).map(|stamp| (run, stamp))).collect())
-    }
-
     /// Makes the blocks' contents durable. After a sync that has failed nothing counts as durable before the replica is opened again, and
     /// what is hot is doubted ([`Synced`]).
     pub(crate) fn sync_data(&self) -> io::Result<()> {
@@ -1116,6 +1075,10 @@ impl Replica {
     /// holds.
     pub(crate) fn vouch(&self, inner: &mut Inner) -> Result<(), VolumeError> {
         self.settle_all(inner)?;
+        self.sync_marks(inner)
+    }
+
+    fn sync_marks(&self, inner: &Inner) -> Result<(), VolumeError> {
         if inner.guards.hold(Guard::VouchedSyncsMarks) { inner.hot.sync().map_err(self.io("settle")) } else { Ok(()) }
     }
 
@@ -1147,10 +1110,27 @@ impl Replica {
     /// # Errors
     /// When the medium fails; it is found unclean then.
     pub fn close(self) -> Result<(), VolumeError> {
-        let mut inner = self.lock();
-        self.vouch(&mut inner)?;
-        inner.meta.clean = true;
-        inner.store_meta()
+        self.end()
+    }
+
+    /// Closes it properly, though others may hold it still: a guest's writes are refused from now on as while it is frozen, and all others fail.
+    ///
+    /// # Errors
+    /// When the medium fails, or a write has ended in a bug; it is found unclean then. Writes are refused all the same.
+    pub fn end(&self) -> Result<(), VolumeError> {
+        {
+            // First, and for good: what follows may take long, or fail.
+            let mut inner = self.lock();
+            inner.freeze();
+            inner.closed = true;
+        }
+        // Nothing is attached meanwhile, nor let go of.
+        let _one = self.settling();
+        match self.inner.lock() {
+            Ok(mut inner) => inner.close(self),
+            // Its region is hot, and is to be doubted.
+            Err(_) => Err(self.io("close")(io::Error::other("a write may have ended in the middle, by a bug"))),
+        }
     }
 }
 
@@ -1181,6 +1161,21 @@ impl Inner {
 
     pub(crate) const fn freeze(&mut self) {
         self.frozen = true;
+    }
+
+    /// Describes it as closed, with the lock held; nobody writes any more. Where that fails it takes no guest's writes.
+    pub(crate) fn close(&mut self, of: &Replica) -> Result<(), VolumeError> {
+        self.freeze();
+        // What is cold is on the disk, data and stamps: many disks that rest do not have to wait for it.
+        if !self.regions.is_empty() || self.shadow.has_fresh() || self.stamps.has_dirty() {
+            of.settle_all(self)?;
+        }
+        of.sync_marks(self)?;
+        self.meta.clean = true;
+        let stored = self.store_meta();
+        // Or whatever is stored next would say so.
+        self.meta.clean = stored.is_ok();
+        stored
     }
 
     /// The stamps of a secondary say nothing before its journal is in its place.
@@ -1221,7 +1216,7 @@ impl Inner {
     }
 
     /// Begins an epoch that no process has begun, durably, and sets aside so many more. Where that fails the one of now goes on.
-    fn begin_epoch(&mut self, ahead: u32) -> Result<(), VolumeError> {
+    pub(crate) fn begin_epoch(&mut self, ahead: u32) -> Result<(), VolumeError> {
         let before = (self.meta.epoch, self.set_aside);
         self.meta.epoch += 1;
         self.set_aside = self.set_aside.max(self.meta.epoch + ahead);
@@ -1242,7 +1237,7 @@ impl Inner {
     }
 
     /// Stamps those of these blocks that are here: what is absent is not this replica's to restamp. Whether any is.
-    fn stamp_present(&mut self, blocks: Range<u64>, entry: u64) -> io::Result<bool> {
+    pub(crate) fn stamp_present(&mut self, blocks: Range<u64>, entry: u64) -> io::Result<bool> {
         if !self.is_shadow() {
             return self.stamps.set(blocks, entry).map(|()| true);
         }
@@ -1280,6 +1275,11 @@ impl Inner {
         all.into_iter().map(|(_, region)| region).collect()
     }
 
+    /// Whether a region is not hot: what its blocks and its stamps are is on the disk.
+    pub(crate) fn is_cold(&self, region: u64) -> bool {
+        !self.regions.contains_key(&region)
+    }
+
     /// Whether a hot region was not written since the last settling began.
     fn is_idle(&self, region: u64) -> bool {
         self.regions.get(&region).is_some_and(|ago| *ago > 0)
@@ -1289,6 +1289,9 @@ impl Inner {
     /// guest that writes here and there would wait for the disk at each new place. A few marks too many cost, after a crash, blocks that
     /// travel without need. Whether any was cold.
     pub(crate) fn heat(&mut self, blocks: Range<u64>, ahead: u64) -> io::Result<bool> {
+        if self.closed {
+            return Err(io::Error::other("it was closed for the end of this process"));
+        }
         if blocks.is_empty() {
             return Ok(false);
         }
@@ -1319,7 +1322,7 @@ impl Inner {
 }
 
 /// Between two windows of a walk over the table. The lock is not fair: taken again at once it would pass by a guest's write that waits for it.
-pub(crate) fn give_way(since: Instant) {
+pub fn give_way(since: Instant) {
     if since.elapsed() >= TURN {
         std::thread::sleep(TURN);
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::scrub::Mend;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::io;
@@ -324,6 +325,153 @@ fn a_replica_is_found_again_as_it_was_closed_and_a_second_process_is_refused() {
     drop(replica);
     let (_, opened) = Replica::open(&path).expect("opens");
     assert_eq!(opened, Opened { clean: false, doubted: REGION });
+}
+
+#[test]
+fn what_was_closed_under_those_who_hold_it_takes_nothing_more_and_a_loss_of_power_doubts_nothing_of_it() {
+    for (seed, primary) in (0..10).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut host = Host::new(primary);
+        let replica = host.boot();
+        let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(7) };
+        for block in [3, 900, 1500] {
+            if primary {
+                replica.write(block * BLOCK, &[9; BLOCK as usize]).expect("writes");
+            } else {
+                replica.apply(block, stamp, Contents::Data(&[9; BLOCK as usize])).expect("applies");
+            }
+        }
+        let before = copy(&replica);
+        replica.end().expect("closes");
+        // Whoever was late, and whoever believes that the volume changes hands.
+        replica.thaw();
+        assert!(matches!(replica.write(0, &[1; BLOCK as usize]), Err(VolumeError::Frozen)), "a guest's write waits");
+        assert!(matches!(replica.zero(3 * BLOCK, BLOCK), Err(VolumeError::Frozen)));
+        assert!(replica.apply(3, stamp, Contents::Zeroes(1)).is_err() && replica.forget(3..4).is_err());
+        assert!(matches!(replica.become_primary(Lineage(0), Generation(2)), Err(VolumeError::Frozen)));
+        replica.settle().expect("nothing is idle");
+        replica.end().expect("is closed");
+        assert!(replica.apply(3, stamp, Contents::Zeroes(1)).is_err() && replica.forget(3..4).is_err());
+        assert!(copy(&replica) == before, "seed {seed}");
+        drop(replica);
+        host.lose_power(&mut rng);
+        assert!(copy(&host.boot()) == before, "seed {seed}");
+    }
+}
+
+#[test]
+fn of_writes_that_come_while_it_is_closed_each_is_there_or_was_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("r");
+    let replica = volume_of(4, &path);
+    let begun = std::sync::Barrier::new(5);
+    let at = |writer: u64| writer * REGION * BLOCK;
+    let made: Vec<u64> = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4)
+            .map(|writer| {
+                let (replica, begun) = (&replica, &begun);
+                scope.spawn(move || {
+                    begun.wait();
+                    let mut made = 0_u64;
+                    loop {
+                        match replica.write(at(writer), &(made + 1).to_le_bytes()) {
+                            Ok(_) => made += 1,
+                            Err(VolumeError::Frozen) => return made,
+                            Err(error) => panic!("{error}"),
+                        }
+                        // The lock is not fair, and whoever closes wants it as well.
+                        std::thread::yield_now();
+                    }
+                })
+            })
+            .collect();
+        begun.wait();
+        std::thread::sleep(Duration::from_millis(20));
+        replica.end().expect("closes");
+        writers.into_iter().map(|writer| writer.join().expect("writes")).collect()
+    });
+    let stamps = replica.stamp_runs().expect("reads");
+    drop(replica);
+    let (replica, opened) = Replica::open(&path).expect("opens");
+    assert_eq!(opened, Opened { clean: true, doubted: 0 });
+    assert_eq!(replica.stamp_runs().expect("reads"), stamps);
+    for (writer, made) in (0..).zip(made) {
+        let mut found = [0; 8];
+        replica.read(at(writer), &mut found).expect("reads");
+        assert_eq!(u64::from_le_bytes(found), made, "writer {writer}");
+    }
+}
+
+#[test]
+fn what_cannot_be_closed_is_found_as_a_crash_leaves_it() {
+    let mut host = Host::new(true);
+    let replica = host.boot();
+    replica.write(0, &[1; BLOCK as usize]).expect("writes");
+    let stamp = replica.stamp(0).expect("reads");
+    host.data.0.lock().expect("one thread").lost = true;
+    assert!(replica.end().is_err());
+    {
+        let inner = replica.lock();
+        assert!(!inner.meta.clean && !inner.regions.is_empty());
+    }
+    // For good: what goes on beside it must not come behind another try.
+    replica.thaw();
+    assert!(matches!(replica.become_primary(Lineage(0), Generation(2)), Err(VolumeError::Frozen)));
+    assert!(matches!(replica.write(0, &[2; BLOCK as usize]), Err(VolumeError::Frozen)));
+    assert!(replica.end().is_err(), "a sync has failed");
+    drop(replica);
+    assert_ne!(host.boot().stamp(0).expect("reads"), stamp, "it may be another than was known by that stamp");
+}
+
+#[test]
+fn what_was_ended_is_not_repaired_either() {
+    let (right, rotten) = ([9; BLOCK as usize], [8; BLOCK as usize]);
+    let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(7) };
+    for ended in [false, true] {
+        let mut host = Host::new(false);
+        let replica = host.boot();
+        replica.apply(3, stamp, Contents::Data(&right)).expect("applies");
+        host.data.put(3 * BLOCK, &rotten);
+        if ended {
+            replica.end().expect("closes");
+        }
+        let digest = |contents: &[u8]| crate::scrub::digest(VolumeId(1), contents);
+        let mend = Mend { block: 3, stamp, was: Some(digest(&rotten)), contents: &right, digest: digest(&right) };
+        assert_eq!(replica.mend(VolumeId(1), &mend).is_err(), ended);
+        let mut found = [0; BLOCK as usize];
+        replica.read(3 * BLOCK, &mut found).expect("reads");
+        assert_eq!(found, if ended { rotten } else { right });
+    }
+}
+
+#[test]
+fn a_write_that_ended_in_a_bug_is_doubted_though_its_replica_was_to_be_closed() {
+    let mut host = Host::new(true);
+    let replica = host.boot();
+    replica.write(0, &[1; BLOCK as usize]).expect("writes");
+    let stamp = replica.stamp(0).expect("reads");
+    let half = || replica.write_by(0, BLOCK, || panic!("in the middle of it"));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(half)).is_err());
+    assert!(replica.end().is_err());
+    {
+        let inner = replica.lock();
+        assert!(!inner.meta.clean && !inner.regions.is_empty());
+    }
+    assert!(matches!(replica.write(0, &[2; BLOCK as usize]), Err(VolumeError::Frozen)));
+    drop(replica);
+    assert_ne!(host.boot().stamp(0).expect("reads"), stamp, "it may be another than was known by that stamp");
+}
+
+#[test]
+fn what_rests_is_closed_without_a_wait_for_its_data() {
+    let mut host = Host::new(true);
+    let replica = host.boot();
+    replica.write(0, &[1; BLOCK as usize]).expect("writes");
+    replica.commit().expect("settles");
+    // The next sync of either would fail.
+    [&host.data, &host.stamps].into_iter().for_each(|medium| medium.0.lock().expect("one thread").lost = true);
+    replica.end().expect("closes");
+    assert!(replica.lock().meta.clean);
 }
 
 /// A whole volume of so many regions, on real files.

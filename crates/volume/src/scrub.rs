@@ -301,6 +301,9 @@ impl Replica {
         }
         // No write comes in between: they take this lock.
         let mut inner = self.lock();
+        if inner.closed {
+            return refuse("this process ends");
+        }
         let entry = inner.stamps.get(block).map_err(self.io("read the stamps of"))?;
         if inner.stamp_of(entry) != Some(stamp) {
             return refuse("it was written since");

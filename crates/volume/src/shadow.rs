@@ -47,7 +47,7 @@ use crate::guards::{Guard, Guards};
 use crate::meta::Wants;
 use crate::replica::{Contents, Inner, Replica};
 use crate::stamp::Stamp;
-use crate::stamps::Stamps;
+use crate::stamps::{Stamps, push};
 use godwit_units::{BlockIndex, Bytes, Lineage};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -630,36 +630,6 @@ impl Replica {
         Ok(found)
     }
 
-    /// Runs of blocks with the same last write, here or to come, for a hand-off from here; as [`Replica::runs_to_compare`].
-    ///
-    /// # Errors
-    /// When the medium fails.
-    pub(crate) fn versions_to_compare(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
-        let mut inner = self.lock();
-        if inner.meta.primary && inner.guards.hold(Guard::ComparedWhenSure) {
-            self.make_sure(&mut inner)?;
-        }
-        let runs = inner.stamps.runs().map_err(self.io("read the stamps of"))?;
-        let mut all: Vec<(Range<u64>, u64)> = vec![];
-        if inner.is_shadow() && inner.shadow.absent > 0 {
-            let words = inner.shadow.words.runs().map_err(self.io("read the words of"))?;
-            for (run, entry) in runs {
-                let mut at = run.start;
-                for gone in inner.shadow.absent_in(run.clone()).map_err(self.io("read the words of"))? {
-                    all.push((at..gone.start, entry));
-                    at = gone.end;
-                }
-                all.push((at..run.end, entry));
-            }
-            all.extend(words.into_iter().filter(|(_, w)| is_absent(*w)).map(|(run, w)| (run, wanted_entry(w))));
-            all.retain(|(run, _)| !run.is_empty());
-            all.sort_unstable_by_key(|(run, _)| run.start);
-        } else {
-            all = runs;
-        }
-        Ok(all.into_iter().filter_map(|(run, entry)| inner.stamp_of(entry).map(|stamp| (run, stamp))).collect())
-    }
-
     /// The stamp of a write now.
     #[must_use]
     pub fn writing_stamp(&self) -> Option<Stamp> {
@@ -711,6 +681,33 @@ impl Replica {
 }
 
 impl Inner {
+    /// Regions of which something may be here or to come, in order.
+    pub(crate) fn regions_of_versions(&self) -> io::Result<Vec<u64>> {
+        let mut regions = self.stamps.regions()?;
+        if self.is_shadow() && self.shadow.absent > 0 {
+            regions.extend(self.shadow.words.regions()?);
+            regions.sort_unstable();
+            regions.dedup();
+        }
+        Ok(regions)
+    }
+
+    /// The entries of these regions, and of what is absent those that it has to have, as runs of blocks with the same one, in order.
+    pub(crate) fn versions_in(&mut self, regions: &[u64]) -> io::Result<Vec<(Range<u64>, u64)>> {
+        if !self.is_shadow() || self.shadow.absent == 0 {
+            return self.stamps.runs_in(regions);
+        }
+        let (each, last) = (self.stamps.region, self.meta.size.0 / BLOCK);
+        let mut runs = vec![];
+        for region in regions {
+            let (words, entries) = (self.shadow.words.entries(*region)?, self.stamps.entries(*region)?);
+            for ((block, word), entry) in (region * each..last).zip(words).zip(entries) {
+                push(&mut runs, block, if is_absent(*word) { wanted_entry(*word) } else { *entry });
+            }
+        }
+        Ok(runs)
+    }
+
     fn wanted(&mut self, blocks: Range<u64>) -> io::Result<Vec<Version>> {
         let mut found: Vec<Version> = vec![];
         for run in self.shadow.absent_in(blocks)? {

@@ -2,6 +2,7 @@ use super::*;
 use crate::fet::{Source, State, Target};
 use crate::file::{Description, SlottedFile};
 use crate::replica::is_zero;
+use crate::walk::Who;
 use godwit_units::{Generation, VolumeId};
 use std::path::Path;
 
@@ -25,7 +26,7 @@ pub(crate) fn hand_off(from: &Replica, to: &Replica, me: &str, generation: u64) 
     let mut pump = |source: &mut Source| {
         loop {
             let messages = source.poll(from).expect("reads");
-            if messages.is_empty() {
+            if messages.is_empty() && !source.is_comparing() {
                 break;
             }
             for message in messages {
@@ -267,14 +268,14 @@ fn what_was_here_of_an_earlier_hand_off_says_nothing_of_a_later_one() {
 fn a_volume_that_is_not_whole_is_neither_cached_elsewhere_nor_stamped_anew_nor_is_it_anybodys_cache() {
     let folder = tempfile::tempdir().expect("a folder");
     let (from, to) = of_sevens(folder.path(), 4);
-    assert!(matches!(to.make_sure_to_precache(), Err(VolumeError::Shadow(4))));
+    assert!(matches!(to.begin_sure(Who::Precache), Err(VolumeError::Shadow(4))));
     assert!(matches!(to.restamp_all(), Err(VolumeError::Shadow(4))));
     let shadow = crate::mirror::MirrorError::Volume(VolumeError::Shadow(4)).to_string();
     let refused = crate::precache::Target::new(&to, None).expect_err("is refused");
     assert_eq!(refused.to_string(), shadow);
     fetch(&from, &to, 0..4);
     assert!(to.end_wants().expect("settles"));
-    assert!(to.make_sure_to_precache().is_ok() && to.restamp_all().is_ok());
+    assert!(to.begin_sure(Who::Precache).is_ok() && to.restamp_all().is_ok());
 }
 
 #[test]
@@ -361,4 +362,21 @@ fn a_pre_cache_begins_at_no_replica_whose_image_is_not_in_its_place_yet() {
     let to = Replica::create(folder.path(), VolumeId(1), Bytes(SIZE)).expect("creates");
     to.begin_redo().expect("begins");
     assert!(to.redoes() && crate::precache::Target::new(&to, None).is_err(), "the journal would be overwritten");
+}
+
+#[test]
+fn what_comes_to_a_shadow_volume_that_was_ended_is_not_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (from, to) = of_sevens(folder.path(), 4);
+    let version = to.wanted(0..4).expect("reads").remove(0);
+    let stamp = version.stamp.expect("was written");
+    let data = from.held(version.blocks.clone(), stamp).expect("reads").expect("has it");
+    for _ in 0..2 {
+        to.end().expect("closes");
+        assert!(to.arrive(version.blocks.start, stamp, Contents::Data(&data)).is_err());
+    }
+    assert_eq!(to.absent(), Bytes(4 * BLOCK));
+    drop(to);
+    let (to, opened) = Replica::open(&folder.path().join("shadow")).expect("opens");
+    assert_eq!((opened.clean, opened.doubted, to.absent()), (true, 0, Bytes(4 * BLOCK)));
 }

@@ -30,14 +30,15 @@
 //! # What a crash leaves
 //!
 //! A volume that is not described as closed, with regions that are hot. Whoever attaches next, as the owner that the record or a claim
-//! says, restamps them as any primary does; the mark and the stamps lie with the blocks.
+//! says, restamps them as any primary does; the mark and the stamps lie with the blocks. A host whose node is told to end describes it as closed
+//! ([`Replica::end`]), and has it until its process is gone: it is the owner's still, and the next process attaches it as that.
 
 use crate::error::{VolumeError, io_error};
 use crate::file::{Description, DescriptionFile, Media, Medium, SlottedFile};
 use crate::guards::Guards;
 use crate::journal::Journal;
 use crate::meta::Meta;
-use crate::replica::{Inner, Replica};
+use crate::replica::Replica;
 use crate::stamps::REGION;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -309,6 +310,10 @@ impl Replica {
         if shared.attached.load(Ordering::Acquire) {
             return Ok(());
         }
+        if self.lock().closed {
+            // This process ends, and the next one attaches it.
+            return Err(VolumeError::Frozen);
+        }
         let (volume, size) = what_is_in(&shared.place)?;
         if (volume, size) != (shared.volume, self.size()) {
             let why =
@@ -333,7 +338,10 @@ impl Replica {
         {
             // Nobody sees the one without the other: what is read or written asks first whether it is attached.
             let mut mine = self.lock();
+            let ended = mine.closed;
             *mine = inner;
+            // By whoever waits for this, and describes it as closed then.
+            mine.closed = ended;
             shared.data.put(Some(data));
             self.note_partial(&mine);
             shared.attached.store(true, Ordering::Release);
@@ -358,7 +366,10 @@ impl Replica {
         {
             let mut inner = self.lock();
             inner.close(self)?;
+            let ended = inner.closed;
             *inner = nothing;
+            // Or it would be attached again by a process that ends.
+            inner.closed = ended;
             shared.blank.store(false, Ordering::Release);
             shared.attached.store(false, Ordering::Release);
             shared.data.put(None);
@@ -400,16 +411,6 @@ pub(crate) struct FolderLock(File);
 impl Drop for FolderLock {
     fn drop(&mut self) {
         let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
-    }
-}
-
-impl Inner {
-    /// Describes it as closed; it takes no writes.
-    fn close(&mut self, of: &Replica) -> Result<(), VolumeError> {
-        self.freeze();
-        of.vouch(self)?;
-        self.meta.clean = true;
-        self.store_meta()
     }
 }
 

@@ -205,6 +205,24 @@ fn what_cannot_be_made_durable_is_not_detached() {
 }
 
 #[test]
+fn what_ended_with_its_process_is_not_attached_again_by_it_and_the_next_one_finds_it_closed() {
+    let world = World::new();
+    let a = world.host("a");
+    World::open(&a, FIRST, 1).unwrap();
+    a.write(0, &[1; BLOCK as usize]).unwrap();
+    a.end().unwrap();
+    assert!(matches!(a.write(0, &[2; BLOCK as usize]), Err(VolumeError::Frozen)));
+    // A hand-off that goes on, and one that is taken back.
+    a.detach().unwrap();
+    assert!(matches!(World::open(&a, FIRST, 1), Err(VolumeError::Frozen)) && a.is_detached());
+    a.end().unwrap();
+    assert!(matches!(World::open(&a, FIRST, 1), Err(VolumeError::Frozen)) && a.is_detached());
+    let (_, opened) = Replica::open(&world.place()).unwrap();
+    assert_eq!((opened.clean, opened.doubted), (true, 0));
+    assert_eq!(world.lies(0), [1; BLOCK as usize]);
+}
+
+#[test]
 fn a_mark_is_seen_where_the_storage_is_the_same_and_nowhere_else() {
     let world = World::new();
     leave_mark(&world.place(), 5, "a").unwrap();

@@ -25,6 +25,15 @@ pub(crate) const fn nobodys(entry: u64) -> u64 {
     entry & !0xffff_ffff
 }
 
+/// One block more, behind those of the runs; 0 is none.
+pub(crate) fn push(runs: &mut Vec<(Range<u64>, u64)>, block: u64, entry: u64) {
+    match runs.last_mut() {
+        _ if entry == 0 => {}
+        Some((run, last)) if run.end == block && *last == entry => run.end += 1,
+        _ => runs.push((block..block + 1, entry)),
+    }
+}
+
 #[derive(Debug)]
 struct Chunk {
     entries: Box<[u64]>,
@@ -69,6 +78,11 @@ impl Stamps {
                 Ok(free.insert(Chunk { entries, dirty: false }))
             }
         }
+    }
+
+    /// The entries of a region's blocks.
+    pub fn entries(&mut self, region: u64) -> io::Result<&[u64]> {
+        Ok(&self.chunk(region)?.entries)
     }
 
     pub fn get(&mut self, block: u64) -> io::Result<u64> {
@@ -129,8 +143,14 @@ impl Stamps {
 
     /// Gives every block whose entry is at least `from` another one; whether there was any.
     pub fn replace(&mut self, from: u64, entry: u64) -> io::Result<bool> {
+        let all = self.regions()?;
+        self.replace_in(&all, from, entry)
+    }
+
+    /// The same, in these regions.
+    pub fn replace_in(&mut self, regions: &[u64], from: u64, entry: u64) -> io::Result<bool> {
         let mut any = false;
-        for (run, _) in self.runs()?.into_iter().filter(|(_, e)| *e >= from) {
+        for (run, _) in self.runs_in(regions)?.into_iter().filter(|(_, e)| *e >= from) {
             self.set(run, entry)?;
             any = true;
         }
@@ -156,6 +176,11 @@ impl Stamps {
         if let Some(chunk) = self.chunks.get_mut(&region) {
             chunk.dirty = false;
         }
+    }
+
+    /// Whether something changed that may not be durable.
+    pub fn has_dirty(&self) -> bool {
+        self.chunks.values().any(|chunk| chunk.dirty)
     }
 
     /// Writes what changed, durably.
@@ -193,29 +218,25 @@ impl Stamps {
 
     /// All entries that are not 0, as runs of blocks with the same one, in order.
     pub fn runs(&mut self) -> io::Result<Vec<(Range<u64>, u64)>> {
-        // What is on the disk lies where the file is not a hole.
-        let each = self.region * ENTRY;
-        let bytes = self.blocks.div_ceil(self.region) * each;
-        let mut at = 0;
-        for (length, hole) in self.medium.extents(0, bytes)? {
-            if !hole {
-                for region in at / each..(at + length).div_ceil(each) {
-                    self.chunk(region)?;
-                }
-            }
-            at += length;
-        }
-        let mut runs: Vec<(Range<u64>, u64)> = vec![];
-        for (region, chunk) in &self.chunks {
-            for (i, entry) in chunk.entries.iter().enumerate().filter(|(_, e)| **e != 0) {
-                let block = region * self.region + i as u64;
-                match runs.last_mut() {
-                    Some((run, last)) if run.end == block && last == entry => run.end += 1,
-                    _ => runs.push((block..block + 1, *entry)),
-                }
+        let all = self.regions()?;
+        self.runs_in(&all)
+    }
+
+    /// The same, of these regions, which are in order.
+    pub fn runs_in(&mut self, regions: &[u64]) -> io::Result<Vec<(Range<u64>, u64)>> {
+        let mut runs = vec![];
+        for region in regions {
+            let start = region * self.region;
+            for (block, entry) in (start..).zip(self.entries(*region)?) {
+                push(&mut runs, block, *entry);
             }
         }
         Ok(runs)
+    }
+
+    /// The regions that may have an entry that is not 0, in order: what is on the disk lies where the file is not a hole.
+    pub fn regions(&self) -> io::Result<Vec<u64>> {
+        self.perhaps_written(0..self.blocks.div_ceil(self.region))
     }
 
     /// The blocks of a range whose entry is not 0, as runs in order. What was never written takes no memory.

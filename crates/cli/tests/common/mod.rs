@@ -1,5 +1,7 @@
 //! Guests for tests, and what daemons leave behind when their test is over.
 
+#[allow(dead_code, reason = "not every test has a guest that checks itself")]
+pub mod checker;
 #[allow(dead_code, reason = "not every test that ends daemons has a pair of hosts")]
 pub mod pair;
 

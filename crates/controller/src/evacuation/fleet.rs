@@ -24,7 +24,7 @@ use godwit_api::{ApiError, Name};
 use godwit_predict::Pages;
 use godwit_predict::fleet::{Errors, Fleet, FleetHost, FleetLink, FleetVm, Held, Move, Plan, Strategy};
 use godwit_predict::whole::{BOOT, Road, queue};
-use godwit_units::{Bytes, Span, VmId, VolumeId};
+use godwit_units::{Bytes, Policy, Span, VmId, VolumeId};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -149,7 +149,7 @@ pub(super) fn plan(seen: Seen, wanted: &PlanEvacuation) -> Result<Evacuation, Ap
     }
     let here: HashSet<&Name> =
         seen.sites.iter().filter(|(_, site)| **site == seen.site).map(|(host, _)| host).collect();
-    let past = past::calibration(&seen.moves, copied.moves > 0, |mv| here.contains(&mv.from));
+    let past = past::calibration(&seen.moves, copied.moves > 0, Policy::default(), |mv| here.contains(&mv.from));
     let fleet = Fleet {
         boot_s: BOOT.likely,
         error: Errors { total: past.total.error(), downtime: past.downtime.error() },

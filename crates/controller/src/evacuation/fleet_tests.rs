@@ -237,16 +237,17 @@ fn busy(vms: u64) -> Seen {
 #[test]
 fn four_times_as_many_vms_take_nowhere_near_sixteen_times_as_long() {
     let seconds = |vms: u64| {
-        let all = [0; 5].map(|_| {
-            let seen = busy(vms);
-            let begin = Instant::now();
-            let plan = plan(seen, &wanted(1e6)).unwrap();
-            assert_eq!(plan.moves.len() as u64, vms, "{:?}", plan.left_out.first());
-            begin.elapsed().as_secs_f64()
-        });
-        all.into_iter().fold(f64::INFINITY, f64::min)
+        let seen = busy(vms);
+        let begin = Instant::now();
+        let plan = plan(seen, &wanted(1e6)).unwrap();
+        assert_eq!(plan.moves.len() as u64, vms, "{:?}", plan.left_out.first());
+        begin.elapsed().as_secs_f64()
     };
-    let (few, many) = (seconds(1000), seconds(4000));
+    // In turn, so that both have the machine's better moments.
+    let (mut few, mut many) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..7 {
+        (few, many) = (few.min(seconds(1000)), many.min(seconds(4000)));
+    }
     assert!(many < few * 10.0, "1000 VMs in {few:.3} s, 4000 in {many:.3} s");
 }
 

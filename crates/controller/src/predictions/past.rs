@@ -7,7 +7,7 @@ use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_api::progress::{MoveProgress, PhaseName, Round};
 use godwit_predict::whole::{Calibration, ENOUGH, RECENT, ahead, queue, settled, under_way};
-use godwit_units::{Span, VmId};
+use godwit_units::{Bytes, Policy, Span, VmId};
 use std::time::Duration;
 
 /// The round trip of a move whose prediction does not tell it.
@@ -22,6 +22,10 @@ const FEW: f64 = 0.3;
 const FEW_RATES: f64 = 0.1;
 /// A page's own work, for the node and QEMU, in seconds, where nothing was measured.
 pub const WORK: f64 = 8e-6;
+/// The same where the fewest bytes are wanted: what zstd's level 9 takes for a page that goes as it is packed.
+pub const HARD_WORK: f64 = 5e-5;
+/// What is left then of the bytes that level 1 makes of pages: 0.90 to 0.92 of recorded streams.
+pub const FEWEST: f64 = 0.92;
 
 /// What one move has shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,8 +34,8 @@ pub struct Measured {
     pub goodput: Option<f64>,
     /// What it took besides its bytes while the guest ran, seconds.
     pub before: f64,
-    /// And while it stood.
-    pub pause: f64,
+    /// And while it stood; none where a deadline has ended its last round: what was left then is a guess.
+    pub pause: Option<f64>,
     /// Bytes on the wire for each byte of its disks that was copied.
     pub disk_wire: Option<f64>,
     /// How fast they went, bits a second.
@@ -52,15 +56,26 @@ fn total_s(record: &MoveRecord) -> Option<f64> {
     record.public().total_s()
 }
 
-/// How long it waited behind others of the same order before it began.
-fn waited_s(record: &MoveRecord) -> f64 {
+/// When it was ordered; of one that waited behind others of the same order, when its turn came. Microseconds since 1970.
+#[must_use]
+pub fn began_unix_us(record: &MoveRecord) -> u64 {
     let first = record.progress.phases.first().filter(|_| record.after.is_some());
-    first.map_or(0.0, |phase| phase.started_unix_us.saturating_sub(record.ordered_unix_us) as f64 / 1e6)
+    first.map_or(record.ordered_unix_us, |phase| phase.started_unix_us.max(record.ordered_unix_us))
+}
+
+/// How long it waited behind others before it began.
+fn waited_s(record: &MoveRecord) -> f64 {
+    (began_unix_us(record) - record.ordered_unix_us) as f64 / 1e6
 }
 
 /// What a move took by itself, from its turn on.
 fn own_s(record: &MoveRecord) -> Option<f64> {
     Some((total_s(record)? - waited_s(record)).max(0.0))
+}
+
+/// Whether a move was to have the fewest bytes: its encoder takes more of them away, and may be what its stream waits for.
+fn is_packed_hard(record: &MoveRecord) -> bool {
+    record.order.policy == Policy::LeastBytes
 }
 
 /// The round trip, as it was when the move was foretold.
@@ -110,12 +125,14 @@ pub fn measured(record: &MoveRecord) -> Option<Measured> {
         queue(rate / 8.0, rtt(record), rest).as_secs_f64()
     });
     let pause = downtime - at(stopped) - queued;
+    // Its own bytes took what they took; but not because of the link.
+    let goodput = if is_packed_hard(record) { by_copy.map(|rate| rate * PAYLOAD) } else { goodput };
     let disk_wire = (p.disk.copied.0 >= TELLING).then(|| copied / p.disk.copied.0 as f64);
     // What the model explains more than all of is its error, and no time that goes backwards.
     Some(Measured {
         goodput,
         before: before.max(0.05),
-        pause: pause.max(downtime.min(0.01)),
+        pause: (!is_last_cut(&p.rounds, record.memory)).then_some(pause.max(downtime.min(0.01))),
         disk_wire,
         disk_speed: by_copy,
     })
@@ -156,7 +173,7 @@ pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
         goodput: of_few(&|m| m.goodput, 5, FEW_RATES),
         last_unix_us: found.iter().filter(|(_, m)| m.goodput.is_some()).map(|(at, _)| *at).max().unwrap_or(0),
         before: of(&|m| Some(m.before), RECENT),
-        pause: of(&|m| Some(m.pause), RECENT),
+        pause: of(&|m| m.pause, RECENT),
         disk_wire: of(&|m| m.disk_wire, RECENT),
         disk_speed: of(&|m| m.disk_speed, 5).map(|span| span.likely),
         moves: found.len(),
@@ -166,12 +183,19 @@ pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
 /// How far predictions were off: of moves between these hosts if there are enough, else of all. Moves are listed the newest first.
 ///
 /// `informed`: of those that knew what moves between their hosts take, else of those that assumed it. What the latter were off by is known by
-/// now, and would be taken away twice.
+/// now, and would be taken away twice. How far what is thought of an encoder that tries hard is off is nothing to moves by another policy than
+/// [`Policy::LeastBytes`].
 #[must_use]
-pub fn calibration(moves: &[MoveRecord], informed: bool, same: impl Fn(&MoveRecord) -> bool) -> Calibration {
+pub fn calibration(
+    moves: &[MoveRecord],
+    informed: bool,
+    policy: Policy,
+    same: impl Fn(&MoveRecord) -> bool,
+) -> Calibration {
     let knew = |mv: &MoveRecord| mv.prediction.as_ref().map(|told| told.basis.past_moves > 0);
+    let is_alike = |mv: &MoveRecord| policy == Policy::LeastBytes || !is_packed_hard(mv);
     let ended: Vec<&MoveRecord> =
-        moves.iter().filter(|mv| knew(mv) == Some(informed) && total_s(mv).is_some()).collect();
+        (moves.iter()).filter(|mv| knew(mv) == Some(informed) && is_alike(mv) && total_s(mv).is_some()).collect();
     let these: Vec<&MoveRecord> = ended.iter().copied().filter(|mv| same(mv)).collect();
     let counted = if these.len() >= ENOUGH { these } else { ended };
     let mut found = Calibration::new(informed);
@@ -218,22 +242,46 @@ pub struct Pages {
     pub working_set: u64,
 }
 
-/// By its newest move that has rounds.
+/// So many pages may lie between QEMU and the node when a round ends.
+const AT_HAND: u64 = 1024;
+
+/// Whether a deadline ended the round of this place before it had sent all that it was to: most of what is dirty behind it was not dirtied in it.
+fn is_cut(rounds: &[Round], nth: usize, memory: Bytes) -> bool {
+    let due = if nth == 0 { memory.0 / 4096 } else { rounds[nth - 1].dirtied };
+    rounds[nth].pages + AT_HAND < due
+}
+
+/// Whether it so ended the last round that there is: no other follows such a one.
+pub(super) fn is_last_cut(rounds: &[Round], memory: Bytes) -> bool {
+    rounds.len().checked_sub(1).is_some_and(|last| is_cut(rounds, last, memory))
+}
+
+/// By its newest move that has a whole round, as its pages are where nobody wants the fewest bytes: of a move that did, what it made of them tells
+/// that less surely, and another one is taken if there is any.
 #[must_use]
 pub fn pages<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId) -> Option<Pages> {
-    let mv =
-        moves.into_iter().find(|mv| mv.order.vm == vm && mv.progress.rounds.first().is_some_and(|r| r.pages > 0))?;
-    let (first, rest) = mv.progress.rounds.split_first()?;
+    let has_one = |mv: &MoveRecord| {
+        let rounds = &mv.progress.rounds;
+        rounds.first().is_some_and(|r| r.pages > 0) && !is_cut(rounds, 0, mv.memory)
+    };
+    let mut those = moves.into_iter().filter(|mv| mv.order.vm == vm && has_one(mv));
+    let newest = those.next()?;
+    let mv = if is_packed_hard(newest) { those.find(|mv| !is_packed_hard(mv)).unwrap_or(newest) } else { newest };
+    let plain = |bytes: f64| if is_packed_hard(mv) { bytes / FEWEST } else { bytes };
+    let rounds = &mv.progress.rounds;
+    let whole = rounds.iter().enumerate().filter(|(nth, _)| !is_cut(rounds, *nth, mv.memory));
+    let whole: Vec<&Round> = whole.map(|(_, round)| round).collect();
+    let (first, rest) = rounds.split_first()?;
     // The one that goes on is not whole.
     let later: Vec<&Round> = rest.iter().filter(|round| round.pages >= 64).collect();
     let (pages, wire) = later.iter().fold((0, 0), |(p, w), r| (p + r.pages.saturating_sub(r.unchanged), w + r.wire.0));
-    let rates = mv.progress.rounds.iter().filter(|r| r.seconds > 0.05).map(|r| r.dirtied as f64 / r.seconds);
+    let rates = whole.iter().filter(|r| r.seconds > 0.05).map(|r| r.dirtied as f64 / r.seconds);
     Some(Pages {
-        first: first.wire.0 as f64 / first.pages as f64,
-        again: (pages > 0).then(|| wire as f64 / pages as f64),
+        first: plain(first.wire.0 as f64 / first.pages as f64),
+        again: (pages > 0).then(|| plain(wire as f64 / pages as f64)),
         on_disk: first.on_disk as f64 / first.pages as f64,
         dirtied_per_s: rates.fold(0.0, f64::max),
-        working_set: mv.progress.rounds.iter().map(|r| r.dirtied).max().unwrap_or(0),
+        working_set: whole.iter().map(|r| r.dirtied).max().unwrap_or(0),
     })
 }
 
@@ -243,7 +291,6 @@ mod tests {
     use crate::record::Step;
     use crate::testing::{ended_move, progress};
     use godwit_api::progress::{Outcome, Phase};
-    use godwit_units::Bytes;
 
     /// What a node lets be on its way in the last rounds over 8 Mbit/s: a round trip of 20 ms, and 5 ms.
     const UNDER_WAY: u64 = 25_000;
@@ -286,7 +333,7 @@ mod tests {
         assert!((measured.before - 1.0).abs() < 1e-6, "{measured:?}");
         assert_eq!(measured.disk_speed, Some(4e6));
         // 2 s less 0.01 s for ten pages and 0.016 s for what they waited for.
-        assert!((measured.pause - 1.973_616).abs() < 1e-6, "{measured:?}");
+        assert!((measured.pause.unwrap() - 1.973_616).abs() < 1e-6, "{measured:?}");
         assert_eq!(measured.disk_wire, Some(0.5));
         let mut failed = record(1);
         failed.progress.outcome = Outcome::Failed;
@@ -317,7 +364,8 @@ mod tests {
         let alone = measured(&record(1)).unwrap();
         let behind = measured(&waited).unwrap();
         assert!((alone.before - behind.before).abs() < 1e-9, "{alone:?} {behind:?}");
-        let found = calibration(&vec![waited; ENOUGH], false, |_| true).total.apply(Span::exactly(10.0));
+        let found = calibration(&vec![waited; ENOUGH], false, Policy::default(), |_| true);
+        let found = found.total.apply(Span::exactly(10.0));
         assert!((found.likely - 10.0).abs() < 1e-9, "{found:?}");
     }
 
@@ -356,6 +404,46 @@ mod tests {
     }
 
     #[test]
+    fn what_a_round_that_a_deadline_ended_has_left_was_not_dirtied_in_it() {
+        let mut cut = record(2);
+        cut.progress.rounds[0].dirtied = 5000;
+        (cut.progress.rounds[1].pages, cut.progress.rounds[1].dirtied) = (2000, 8000);
+        assert_eq!(pages(std::slice::from_ref(&cut), VmId(1)).unwrap().working_set, 5000);
+        // And what the guest stood for is a guess.
+        let (cut_pause, all) = (measured(&cut).unwrap(), measured(&record(1)).unwrap());
+        assert!(cut_pause.pause.is_none() && cut_pause.goodput.is_some() && all.pause.is_some(), "{cut_pause:?}");
+        assert_eq!(pair([cut.clone(), record(1)].iter()).pause, pair([record(1)].iter()).pause);
+        // Of one whose first round was ended nothing is known.
+        cut.memory = Bytes(20_000 * 4096);
+        assert_eq!(pages(&[cut, record(1)], VmId(1)), pages(&[record(1)], VmId(1)));
+    }
+
+    #[test]
+    fn what_was_packed_hard_says_nothing_of_the_link_and_little_of_the_pages() {
+        let hard = |id| {
+            let mut mv = MoveRecord { prediction: Some(foretold(4.5)), ..record(id) };
+            mv.order.policy = Policy::LeastBytes;
+            mv
+        };
+        let (one, other) = (measured(&hard(2)).unwrap(), measured(&record(1)).unwrap());
+        // What the copy of the disk says.
+        assert_eq!(one.goodput, Some(4e6 * PAYLOAD));
+        assert_eq!((one.before, one.pause), (other.before, other.pause));
+        let mut without = hard(2);
+        (without.progress.bytes.disk, without.progress.disk.copied) = (Bytes(0), Bytes(0));
+        assert_eq!(measured(&without).unwrap().goodput, None);
+
+        let plain = pages(&[record(1)], VmId(1));
+        assert_eq!(pages(&[hard(3), hard(2), record(1)], VmId(1)), plain);
+        let (told, plain) = (pages(&[hard(2)], VmId(1)).unwrap(), plain.unwrap());
+        assert!((told.first - plain.first / FEWEST).abs() < 1e-9 && told.again > plain.again, "{told:?}");
+
+        let moves = [hard(3), MoveRecord { prediction: Some(foretold(9.0)), ..record(2) }];
+        let counts = |policy| calibration(&moves, false, policy, |_| true).total.count();
+        assert_eq!([Policy::LeastDowntime, Policy::LeastBytes].map(counts), [1, 2]);
+    }
+
+    #[test]
     fn moves_between_other_hosts_count_only_where_there_are_not_enough_between_these() {
         let told = |id, total, to: &str| {
             let mut record = MoveRecord { prediction: Some(foretold(total)), step: Step::Ended, ..record(id) };
@@ -364,10 +452,11 @@ mod tests {
         };
         let here = |mv: &MoveRecord| mv.order.to.name.as_str() == "b";
         let mut moves = vec![told(9, 4.0, "c"), told(8, 9.0, "b")];
-        assert_eq!(calibration(&moves, false, here).total.count(), 2);
-        assert_eq!(calibration(&moves, true, here).total.count(), 0, "none of them knew what moves take");
+        let policy = Policy::default();
+        assert_eq!(calibration(&moves, false, policy, here).total.count(), 2);
+        assert_eq!(calibration(&moves, true, policy, here).total.count(), 0, "none of them knew what moves take");
         moves.extend((0..ENOUGH as u64).map(|id| told(id, 9.0, "b")));
-        let found = calibration(&moves, false, here);
+        let found = calibration(&moves, false, policy, here);
         assert_eq!(found.total.count(), ENOUGH + 1);
         // All were right about the time, and said half of the pause.
         let seconds = found.total.apply(Span::exactly(10.0));

@@ -79,6 +79,8 @@ pub struct Node {
     pub revoked: Revocations,
     /// Orders for moves and cancels, limits, monitors as they came.
     pub heard: Vec<String>,
+    /// How long ago moves were ordered, as their orders said, in milliseconds.
+    pub ordered_ms_ago: Vec<u64>,
 }
 
 #[derive(Clone)]
@@ -347,6 +349,7 @@ impl Fake {
     async fn begin(State(f): State<Self>, Json(order): Json<MoveOrder>) -> Answer<LocalMove> {
         f.with(|n| {
             n.heard.push(format!("begin {} to {}", order.id.0, order.to.name));
+            n.ordered_ms_ago.push(order.ordered_ms_ago);
             if let Some(refusal) = n.refuse_begin.clone() {
                 return Err(refusal);
             }

@@ -23,7 +23,7 @@ use crate::disks::{self, Pair};
 use crate::fabric::Site;
 use crate::figures::Figures;
 use crate::progress::Progress;
-use crate::report::{Kept, MemorySample, Outcome, Phase, Predicted, Round, WanBytes};
+use crate::report::{Kept, MemorySample, Outcome, Phase, Predicted, REFERENCES, Round, WanBytes};
 use crate::scenario::{Damage, DiskStrategy, Point};
 use crate::truth::{self, Difference, PAGE};
 use anyhow::{Context, Result};
@@ -555,7 +555,7 @@ impl Journey<'_> {
                 dirtied: round.dirtied,
                 bytes_by_encoding: [
                     ("wire".to_owned(), round.wire.0.saturating_sub(round.references.0 + round.resent.0)),
-                    ("disk references".to_owned(), round.references.0),
+                    (REFERENCES.to_owned(), round.references.0),
                     ("resent".to_owned(), round.resent.0),
                 ]
                 .into(),

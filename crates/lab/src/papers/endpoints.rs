@@ -90,6 +90,7 @@ fn flows_cell() -> PlanCell {
     }
     for n in 0..FLOWS_MOVES {
         let to = if n % 2 == 0 { "b" } else { "a" };
+        // Nobody holds the guest to compare its memory: its peers would see that. In the other runs each move is compared.
         let _ = write!(
             scenario,
             "[[step]]\nafter_s = 5\nmove = {{ vm = \"{WITH}\", to = \"{to}\", compare = false }}\n\

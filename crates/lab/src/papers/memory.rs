@@ -8,8 +8,9 @@
 use super::{Document, Drawing, Extent, Mover, PlanCell, Table, ahead, link_step, remarks, report_of, unless_lost};
 use crate::ledger::Entry;
 use crate::replays::{MBIT, RATES, ROUND_TRIPS, RTT_MS};
-use crate::report::{MoveReport, Outcome};
+use crate::report::{MoveReport, Outcome, REFERENCES};
 use crate::table::{figure, in_mib, median};
+use godwit_predict::PAGE;
 
 /// Where every guest is tried by everyone: the replay's links.
 const HERE: Link = Link { mbit: MBIT, rtt_ms: RTT_MS };
@@ -72,33 +73,64 @@ impl Guest {
 enum By {
     /// On storage that all reach.
     Memory(Mover),
+    /// The same by Godwit with [`FEWEST`].
+    Fewest,
     /// Godwit: the disk was pre-cached where the guest goes.
     Precached,
+    /// The same with [`FEWEST`].
+    PrecachedFewest,
 }
+
+/// The policy of who pays for bytes.
+const FEWEST: &str = "least-bytes";
 
 impl By {
     /// For the table.
-    const ALL: [Self; 4] =
-        [Self::Memory(Mover::Qemu), Self::Memory(Mover::Multifd), Self::Memory(Mover::Godwit), Self::Precached];
+    const ALL: [Self; 6] = [
+        Self::Memory(Mover::Qemu),
+        Self::Memory(Mover::Multifd),
+        Self::Memory(Mover::Godwit),
+        Self::Fewest,
+        Self::Precached,
+        Self::PrecachedFewest,
+    ];
+    /// Those that are held against the others.
+    const OURS: [Self; 4] = [Self::Memory(Mover::Godwit), Self::Fewest, Self::Precached, Self::PrecachedFewest];
 
     fn mover(self) -> Mover {
         match self {
             Self::Memory(mover) => mover,
-            Self::Precached => Mover::Godwit,
+            Self::Fewest | Self::Precached | Self::PrecachedFewest => Mover::Godwit,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
             Self::Memory(mover) => mover.name(),
+            Self::Fewest => "godwit-fewest",
             Self::Precached => "godwit-precached",
+            Self::PrecachedFewest => "godwit-precached-fewest",
         }
     }
 
     fn shown(self) -> &'static str {
         match self {
             Self::Memory(mover) => mover.shown(),
+            Self::Fewest => "Godwit, least-bytes",
             Self::Precached => "Godwit, disk pre-cached",
+            Self::PrecachedFewest => "Godwit, disk pre-cached, least-bytes",
+        }
+    }
+
+    fn is_precached(self) -> bool {
+        matches!(self, Self::Precached | Self::PrecachedFewest)
+    }
+
+    /// As a step of a scenario says it.
+    fn policy(self) -> String {
+        match self {
+            Self::Fewest | Self::PrecachedFewest => format!(", policy = \"{FEWEST}\""),
+            Self::Memory(_) | Self::Precached => String::new(),
         }
     }
 }
@@ -146,20 +178,21 @@ load = [
     )
 }
 
-fn move_to(site: usize, after_s: u32, disk: &str) -> String {
+fn move_to(site: usize, after_s: u32, disk: &str, policy: &str) -> String {
     format!(
-        "[[step]]\nafter_s = {after_s}\nmove = {{ vm = \"vm\", to = \"s{site}\", disk = \"{disk}\" }}\n[[step]]\nverify = {{ vm = \"vm\" }}\n"
+        "[[step]]\nafter_s = {after_s}\nmove = {{ vm = \"vm\", to = \"s{site}\", disk = \"{disk}\"{policy} }}\n[[step]]\nverify = {{ vm = \"vm\" }}\n"
     )
 }
 
 fn cell(guest: Guest, by: By) -> PlanCell {
     let step = |to: usize| {
         let after_s = if to == 1 { WARM_S } else { REST_S };
-        if by != By::Precached {
-            return move_to(to, after_s, "shared");
+        if !by.is_precached() {
+            return move_to(to, after_s, "shared", &by.policy());
         }
         let between = [format!("s{}", to - 1), format!("s{to}")];
-        ahead(between.each_ref().map(String::as_str), 900, HERE.mbit, HERE.rtt_ms) + &move_to(to, after_s, "postcopy")
+        ahead(between.each_ref().map(String::as_str), 900, HERE.mbit, HERE.rtt_ms)
+            + &move_to(to, after_s, "postcopy", &by.policy())
     };
     let steps: String = (1..=MOVES).map(step).collect();
     PlanCell { name: name(guest, by), scenario: scenario(guest, by.mover(), MOVES + 1, &steps) }
@@ -179,7 +212,7 @@ fn sweep(guest: Guest, by: Mover) -> PlanCell {
         steps += &link_step(["s0", "s1"], link.mbit, link.rtt_ms);
         for _ in 0..MOVES_BY_LINK {
             made += 1;
-            steps += &move_to(made % 2, REST_S, "shared");
+            steps += &move_to(made % 2, REST_S, "shared", "");
         }
     }
     PlanCell { name: swept_name(guest, by), scenario: scenario(guest, by, 2, &steps) }
@@ -198,7 +231,7 @@ type Figure = fn(&MoveReport) -> Option<f64>;
 
 /// Until the guest ran there, less what the lab held it to compare its memory.
 fn seconds(m: &MoveReport) -> Option<f64> {
-    Some(m.total_s - m.held_ms / 1e3)
+    Some(m.took_s())
 }
 
 fn memory(m: &MoveReport) -> Option<f64> {
@@ -207,6 +240,22 @@ fn memory(m: &MoveReport) -> Option<f64> {
 
 fn pause(m: &MoveReport) -> Option<f64> {
     m.downtime_ms
+}
+
+/// Pages that went as zeroes, whoever looked for them.
+fn zero(m: &MoveReport) -> Option<f64> {
+    Some(in_mib(m.zero_pages * PAGE.0))
+}
+
+/// Memory that lies on disks where the guest goes, and went as references to them.
+fn referred(m: &MoveReport) -> Option<f64> {
+    (m.kept.on_disks > 0).then(|| in_mib(m.kept.on_disks))
+}
+
+/// What these references took, of memory's bytes, in KiB.
+fn references(m: &MoveReport) -> Option<f64> {
+    let bytes: u64 = m.rounds.iter().filter_map(|round| round.bytes_by_encoding.get(REFERENCES)).sum();
+    referred(m).map(|_| in_mib(bytes) * 1024.0)
 }
 
 /// QEMU, as the kernel calls it.
@@ -261,14 +310,15 @@ impl<'a> Moves<'a> {
 
     fn row(&self, guest: Guest, by: By) -> Vec<String> {
         let rounds: Figure = |m| Some(m.rounds.len() as f64);
-        let on_disks: Figure = |m| (m.kept.on_disks > 0).then(|| in_mib(m.kept.on_disks));
         let of = |side: fn(&MoveReport) -> &str, program| figure(self.median(|m| processor(m, side(m), program)), 1);
         vec![
             guest.name().into(),
             by.shown().into(),
             format!("{} of {}", self.ended().count(), self.0.len()),
             self.spread(memory, 1),
-            figure(self.median(on_disks), 1),
+            figure(self.median(zero), 1),
+            figure(self.median(referred), 1),
+            figure(self.median(references), 1),
             self.spread(seconds, 1),
             self.spread(pause, 0),
             figure(self.median(rounds), 0),
@@ -292,7 +342,7 @@ fn bounds(entries: &[Entry]) -> Vec<(String, Option<bool>)> {
         bounds.push((format!("{text} ({})", figure(share, 2)), kept));
     };
     for guest in Guest::BUSY {
-        for by in [By::Memory(Mover::Godwit), By::Precached] {
+        for by in By::OURS {
             let moves = |by| Moves::of(entries, guest, by).unwrap_or_default();
             let ours = moves(by);
             let of = |other, figure| share(&ours, &moves(By::Memory(other)), figure);
@@ -367,12 +417,14 @@ fn swept(entries: &[Entry], guest: Guest, document: &mut Document) {
     }
 }
 
-const COLUMNS: [&str; 12] = [
+const COLUMNS: [&str; 14] = [
     "guest",
     "by",
     "moved",
     "memory MiB",
-    "on disks MiB",
+    "zero MiB",
+    "as references MiB",
+    "references KiB",
     "s",
     "pause ms",
     "rounds",
@@ -409,7 +461,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
     document.remarks.extend(rules.iter().map(|rule| format!("QEMU's stop rule: {rule}.")));
     document.remarks.push(format!(
         "Medians of {MOVES} moves, each to a site that has not seen the guest, and from the least to the most; by link of {MOVES_BY_LINK}, there and back. Seconds are until the guest runs, less what the lab held it to \
-         compare its memory. On disks: pages that were referred to, for they lie on disks where the guest goes. The last four columns: time on a processor, by program and side; a QEMU's has its emulated guest in it."
+         compare its memory. Zero: pages that went as zeroes, over all rounds. As references: memory that lies on disks where the guest goes, and was referred to; what that took is of memory's bytes. The last four columns: time on a processor, by program and side; a QEMU's has its emulated guest in it."
     ));
     document
 }
@@ -418,7 +470,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
 mod tests {
     use super::super::tests::{entry, filled};
     use super::*;
-    use crate::report::{BaselineReport, ProcessTime, WanBytes};
+    use crate::report::{BaselineReport, ProcessTime, Round, WanBytes};
     use crate::scenario::{Action, Baseline, Scenario};
     use std::collections::HashSet;
 
@@ -497,7 +549,19 @@ mod tests {
             time("s1", "godwit", 2.5),
         ];
         let row = Moves(vec![&m]).row(Guest::Idle, By::Memory(Mover::Godwit));
-        assert_eq!(row[8..], ["9.0", "1.5", "-", "2.5"]);
+        assert_eq!(row[10..], ["9.0", "1.5", "-", "2.5"]);
+    }
+
+    #[test]
+    fn zeroes_and_references_stand_apart_from_what_travelled() {
+        let mut m = moved(10, 1.0, 1.0);
+        m.zero_pages = 512;
+        let shown = |m: &MoveReport| Moves(vec![m]).row(Guest::Java, By::Precached)[3..7].to_vec();
+        assert_eq!(shown(&m), ["10.0", "2.0", "-", "-"], "of no disks nothing is said");
+        m.kept.on_disks = 3 << 20;
+        let round = |bytes| Round { bytes_by_encoding: [(REFERENCES.to_owned(), bytes)].into(), ..Round::default() };
+        m.rounds = vec![round(1024), Round::default(), round(512)];
+        assert_eq!(shown(&m), ["10.0", "2.0", "3.0", "1.5"]);
     }
 
     /// Where a cell's guest goes.
@@ -514,6 +578,7 @@ mod tests {
     fn for_the_table_it_goes_where_it_has_not_been_and_for_the_figures_there_and_back_over_every_link() {
         for cell in cells(Extent::Full) {
             let way = way(&cell);
+            assert_eq!(cell.scenario.contains(FEWEST), cell.name.ends_with("-fewest"), "{}", cell.name);
             if cell.name.ends_with("-links") {
                 assert_eq!(way.len(), 1 + 9 * MOVES_BY_LINK);
                 assert!(way.windows(2).all(|two| two[0] != two[1]), "{way:?}");

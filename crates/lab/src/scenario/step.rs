@@ -235,7 +235,7 @@ pub struct Move {
     /// fill is not.
     pub leave_at: Option<f64>,
     /// Whether Godwit's move is held for a moment to compare the guest's RAM at both ends. What Godwit learns of such a move has the moment in
-    /// it: not where predictions are judged.
+    /// it: not where later ones are foretold from it.
     pub compare: bool,
     /// Whether the host that it leaves is to keep its memory for the way back. Baselines have nothing of the kind.
     pub keep_checkpoint: bool,

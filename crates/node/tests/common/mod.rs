@@ -104,6 +104,9 @@ pub fn handed_on(here: &Path, there: &Path) -> Replica {
     let mut telling = fet::Source::new(Holder("b".into()), Lineage::FIRST, &[]);
     let (mut told, have) = fet::Target::new(&target).unwrap();
     have.iter().for_each(|message| telling.handle(message, &source).unwrap());
+    while telling.is_comparing() {
+        telling.poll(&source).unwrap().iter().for_each(|message| drop(told.handle(message, &target).unwrap()));
+    }
     for stopped in [false, true] {
         if stopped {
             source.freeze();
