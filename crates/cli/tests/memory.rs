@@ -5,12 +5,11 @@
 mod common;
 
 use common::pair::{Pair, can_run};
+use common::ram;
 use godwit_api::public::Move;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::Mutex;
 
 /// One after the other: each has two guests for a while.
@@ -62,16 +61,6 @@ fn filled(pair: &Pair, host: &str, memory: u64) {
             })
         })
     });
-}
-
-/// A QEMU's RAM, if it has so much.
-fn ram(pid: u32, memory: u64) -> Option<File> {
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    let is_memory = |path: &PathBuf| {
-        let link = std::fs::read_link(path).unwrap_or_default();
-        link.to_string_lossy().contains("memfd:") && path.metadata().is_ok_and(|m| m.len() == memory)
-    };
-    File::open(fds.filter_map(|fd| Some(fd.ok()?.path())).find(is_memory)?).ok()
 }
 
 /// A file with a token of a trust domain.

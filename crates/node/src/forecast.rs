@@ -71,6 +71,12 @@ impl Forecast {
     pub fn total(&self) -> Duration {
         self.on_its_way + self.rest + self.hand_off
     }
+
+    /// That of a guest which its memory follows.
+    #[must_use]
+    pub fn without_rest(&self) -> Duration {
+        self.on_its_way + self.hand_off
+    }
 }
 
 impl Goodput {

@@ -71,7 +71,7 @@ impl Levels {
             raw: 0,
             wire: 0,
             arrived: 0,
-            left: CHANGES,
+            left: if fixed.is_some() { 0 } else { CHANGES },
         }
     }
 
@@ -93,16 +93,17 @@ impl Levels {
 
     /// The level to go on with, if it is another one.
     pub(crate) fn look(&mut self, progress: &Progress, carried: impl FnOnce() -> Carried) -> Option<Level> {
-        if self.fixed.is_some() || self.left == 0 || progress.raw_bytes - self.raw < LOOK {
+        if progress.raw_bytes - self.raw < LOOK {
             return None;
         }
-        self.look_after(progress, self.began.elapsed(), carried())
+        self.look_after(progress, self.began.elapsed(), carried)
     }
 
-    fn look_after(&mut self, progress: &Progress, time: Duration, carried: Carried) -> Option<Level> {
-        if self.fixed.is_some() || self.left == 0 {
+    fn look_after(&mut self, progress: &Progress, time: Duration, carried: impl FnOnce() -> Carried) -> Option<Level> {
+        if self.left == 0 {
             return None;
         }
+        let carried = carried();
         let measured = Measured {
             plain: Bytes(progress.raw_bytes - self.raw),
             packed: Bytes(progress.wire_bytes - self.wire),
@@ -146,7 +147,7 @@ mod tests {
             let waiting = Duration::from_secs_f64((17e6 / 4.0 * 8.0 / (mbit * 1e6) - packing).max(0.0));
             levels.waited(waiting);
             let time = Duration::from_secs_f64(packing) + waiting + qemu;
-            if let Some(level) = levels.look_after(&progress, time, all_but(0, &progress)) {
+            if let Some(level) = levels.look_after(&progress, time, || all_but(0, &progress)) {
                 packing *= if level > Level::One { 2.0 } else { 0.5 };
                 changed.push(level);
             }
@@ -166,7 +167,7 @@ mod tests {
         let mut progress = Progress { raw_bytes: 17_000_000, wire_bytes: 4_250_000, ..Progress::default() };
         levels.packed(packing);
         assert_eq!(
-            levels.look_after(&progress, packing, all_but(4_000_000, &progress)),
+            levels.look_after(&progress, packing, || all_but(4_000_000, &progress)),
             None,
             "nobody was made to wait yet"
         );
@@ -177,14 +178,16 @@ mod tests {
             let waited = Duration::from_millis(220);
             levels.packed(packing);
             levels.waited(waited);
-            let level = levels.look_after(&progress, packing + waited, all_but(4_000_000, &progress));
+            let level = levels.look_after(&progress, packing + waited, || all_but(4_000_000, &progress));
             assert!(level.is_none_or(|level| level > Level::One), "{level:?}");
         }
         // The same where all of it arrives at once.
         let mut levels = Levels::new(Policy::LeastDowntime);
         levels.packed(packing);
         assert!(
-            levels.look_after(&progress, packing, all_but(400_000, &progress)).is_some_and(|level| level < Level::One)
+            levels
+                .look_after(&progress, packing, || all_but(400_000, &progress))
+                .is_some_and(|level| level < Level::One)
         );
     }
 
@@ -204,7 +207,7 @@ mod tests {
             progress.wire_bytes += 4_250_000;
             // A link that takes no time at all.
             levels.packed(Duration::from_millis(400));
-            assert_eq!(levels.look_after(&progress, Duration::from_millis(400), all_but(0, &progress)), None);
+            assert_eq!(levels.look_after(&progress, Duration::from_millis(400), || all_but(0, &progress)), None);
         }
         assert_eq!(levels.level(), Level::Nine);
         assert_eq!(Levels::new(Policy::LeastTotal).level(), Level::One);

@@ -498,15 +498,14 @@ async fn memory(
                         // another round has begun of which nobody has been told yet, or the guest would be stopped into a link that stands.
                         let is_open = runs && !held && !asked && gets_on && !settling.is_waiting();
                         let is_same = early.is_none() && events.is_empty() && goodput.rate().is_some();
-                        let found = unsent(&seen, &last, (counted_at, most_left), &info);
-                        if let Some((pages, bytes)) = found.filter(|_| is_open && is_same) {
+                        if is_open && is_same && let Some((pages, bytes)) = unsent(&seen, &last, (counted_at, most_left), &info) {
                             let pause = goodput.forecast(on_its_way(), bytes, rtt(), Duration::ZERO);
                             let rate = goodput.rate().map(|rate| behind(rate).0);
                             let gives_up = Verdict::GiveUp(pause.total());
                             let way = postcopy.map(|most| (instead(&gives_up, most, Rest { pages, rate }), most));
                             let follows = matches!(way, Some((Instead::Postcopy(_), _)));
                             // A guest that its memory follows does not wait for it.
-                            let left = if follows { pause.total().saturating_sub(pause.rest) } else { pause.total() };
+                            let left = if follows { pause.without_rest() } else { pause.total() };
                             let look = Look { left, elapsed: moving.since_order() };
                             let Some(reason) = rule.look(&look) else { continue };
                             let (round, _) = close_round(moving, &seen, &mut last, Amount(pages * 4096));
@@ -582,7 +581,7 @@ async fn memory(
                         sent,
                         dirtied: if diverges { dirtied.max(sent) } else { dirtied },
                         left,
-                        elapsed: moving.since_order() + pause.total().saturating_sub(pause.rest),
+                        elapsed: moving.since_order() + pause.without_rest(),
                         can_slow: throttle.is_some_and(|most| throttled < most),
                         follows: matches!(may_follow, Some(Instead::Postcopy(_))),
                     });
@@ -617,7 +616,7 @@ async fn memory(
                         if follows {
                             stopping = true;
                             seen.stopping();
-                            foreseen = pause.total().saturating_sub(pause.rest);
+                            foreseen = pause.without_rest();
                             foresee(foreseen);
                             let_follow(moving, &qemu, &end, rate).await?;
                             continue;

@@ -335,13 +335,18 @@ impl Qemu {
     /// # Errors
     /// When its monitor does not answer.
     pub fn state(&self) -> Result<State, VmmError> {
-        let status = self.execute("query-status", Value::Null)?;
-        Ok(match status["status"].as_str().unwrap_or_default() {
+        Ok(match self.run_state()?.as_str() {
             "running" => State::Running,
             "postmigrate" => State::Postmigrate,
             "inmigrate" => State::Incoming,
             _ => State::Stopped,
         })
+    }
+
+    /// As QEMU calls it.
+    fn run_state(&self) -> Result<String, VmmError> {
+        let said = self.execute("query-status", Value::Null)?;
+        Ok(said["status"].as_str().unwrap_or_default().to_owned())
     }
 
     /// Whether it made the guest stand still because a write found no room ([`QemuEvent::NoRoom`]).
@@ -510,12 +515,12 @@ impl Qemu {
         let deadline = Instant::now() + CANCEL;
         let mut ran = false;
         loop {
-            let status = self.migration()?.status;
+            let (status, state) = (self.migration()?.status, self.run_state()?);
             // One that has failed takes a moment until it lets the guest go.
-            let is_over = status == MigrationStatus::Completed || !self.is_finishing()?;
+            let is_over = status == MigrationStatus::Completed || state != "finish-migrate";
             if status != MigrationStatus::Active && is_over {
                 // One that has ended well is not to run here by itself.
-                if status != MigrationStatus::Completed && (ran || self.state()? == State::Running) {
+                if status != MigrationStatus::Completed && (ran || state == "running") {
                     self.execute("cont", Value::Null)?;
                 }
                 return Ok(());
@@ -523,18 +528,13 @@ impl Qemu {
             if Instant::now() > deadline {
                 return Err(VmmError::State { what: "give its migration up", state: "migrating".into() });
             }
-            if self.state()? == State::Running {
+            if state == "running" {
                 ran = true;
                 self.execute("stop", Value::Null)?;
             }
             self.execute("migrate_cancel", Value::Null)?;
             std::thread::sleep(Duration::from_millis(2));
         }
-    }
-
-    /// Whether a migration keeps the guest standing, to end.
-    fn is_finishing(&self) -> Result<bool, VmmError> {
-        Ok(self.execute("query-status", Value::Null)?["status"] == "finish-migrate")
     }
 
     /// Makes the vCPUs run, with their disks, whatever a migration did to them. Where they run it only takes the disks back, if a migration that

@@ -36,7 +36,7 @@ use crate::runs::{HAVE, LAST, MOST_RUNS, Theirs, all_messages, parse_run, run_me
 use crate::shadow::{Holder, LONGEST_HOLDER, MOST_HOLDERS};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use crate::stamps::REGION;
-use crate::walk::{Comparing, Who};
+use crate::walk::{self, Comparing, Who};
 use godwit_units::{BlockIndex, Bytes, Lineage};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -203,14 +203,10 @@ impl Source {
 
     /// A window of the comparison, where one is under way.
     fn compare(&mut self, replica: &Replica) -> Result<(), FetError> {
-        let Some(comparing) = &mut self.comparing else { return Ok(()) };
-        if let Some(compared) = comparing.step(replica)? {
-            let since = std::mem::replace(&mut self.dirty, compared.differing);
-            self.dirty.union(&since);
+        if let Some(alike) = walk::compare(&mut self.comparing, &mut self.dirty, replica)? {
             self.differed = self.dirty.clone();
             self.figures.differing = self.unsaid();
-            self.figures.alike = Bytes(compared.alike * BLOCK);
-            self.comparing = None;
+            self.figures.alike = Bytes(alike * BLOCK);
             self.state = State::Telling;
         }
         Ok(())

@@ -51,7 +51,7 @@ fn the_target_has_a_block_as_it_is_here_if_it_did_not_differ_and_was_not_written
 
 #[test]
 fn what_the_guest_writes_while_stamps_are_compared_is_said_though_the_comparison_has_passed_by() {
-    crate::walk::AT_ONCE.set(1);
+    walk::AT_ONCE.set(1);
     let folder = tempfile::tempdir().expect("a folder");
     let from = source(folder.path());
     for block in [0, 3 * REGION] {

@@ -44,7 +44,7 @@ use crate::order;
 use crate::replica::{Contents, Replica, is_zero};
 use crate::runs::{HAVE, LAST, Theirs, all_messages, parse_run, run_message};
 use crate::stamp::{STAMP_BYTES, Stamp};
-use crate::walk::{Comparing, Who};
+use crate::walk::{self, Comparing, Who};
 use godwit_content::{ContentError, choose, reply};
 use godwit_units::{BitRate, BlockIndex, Bytes};
 use std::collections::VecDeque;
@@ -314,13 +314,9 @@ impl Source {
 
     /// A window of the comparison, where one is under way.
     fn compare(&mut self, replica: &Replica) -> Result<(), MirrorError> {
-        let Some(comparing) = &mut self.comparing else { return Ok(()) };
-        if let Some(found) = comparing.step(replica)? {
-            let since = std::mem::replace(&mut self.dirty, found.differing);
-            self.dirty.union(&since);
-            self.held = found.alike;
+        if let Some(alike) = walk::compare(&mut self.comparing, &mut self.dirty, replica)? {
+            self.held = alike;
             self.total = self.dirty.len();
-            self.comparing = None;
             self.state = State::Copying;
         }
         Ok(())

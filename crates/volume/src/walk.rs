@@ -30,6 +30,7 @@
 //! turns, and one whose secondary a move has ended takes no further step ([`crate::epoch::Recorder::make_sure`]); a move's own steps are made under
 //! the guest's lock.
 
+use crate::blocks::BlockSet;
 use crate::error::VolumeError;
 use crate::guards::Guard;
 use crate::meta::SURE;
@@ -362,6 +363,25 @@ impl Comparing {
         self.theirs.compare(&window.runs, window.end, &mut self.found);
         Ok(window.end.is_none().then(|| std::mem::take(&mut self.found)))
     }
+}
+
+/// A window of a comparison that a move makes, where one is under way. When that was the last: `dirty`, in which was what the guest wrote and what came
+/// meanwhile, has what differs as well, and it is told how many blocks are alike.
+///
+/// # Errors
+/// As [`Comparing::step`].
+pub(crate) fn compare(
+    comparing: &mut Option<Comparing>,
+    dirty: &mut BlockSet,
+    replica: &Replica,
+) -> Result<Option<u64>, VolumeError> {
+    let Some(under_way) = comparing else { return Ok(None) };
+    let Some(found) = under_way.step(replica)? else { return Ok(None) };
+    *comparing = None;
+    // What differs may be all of the volume; what has come since is as a rule little beside it.
+    let since = std::mem::replace(dirty, found.differing);
+    dirty.union(&since);
+    Ok(Some(found.alike))
 }
 
 #[cfg(test)]

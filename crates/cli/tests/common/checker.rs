@@ -1,9 +1,7 @@
 //! A guest that proves by itself that no page of its memory was lost or came late: it writes some MiB in passes, and before it writes a word it looks
 //! whether that is what the pass before has written. One that is not stops it, and is remembered. What it writes no codec makes smaller.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 
 /// Words with no pattern that a codec would find, from 1 MiB on; the number of passes at 0x7e00, and what was wrong at 0x7e04.
 const PROGRAM: [u8; 162] = [
@@ -48,17 +46,7 @@ pub fn disk(mib: u8) -> Vec<u8> {
 /// Passes that a QEMU's guest with so much memory has made, and what it has found wrong.
 pub fn passes(pid: u32, memory: u64) -> Option<(u32, u32)> {
     let mut bytes = [0; 8];
-    ram(pid, memory)?.read_exact_at(&mut bytes, 0x7e00).ok()?;
+    super::ram(pid, memory)?.read_exact_at(&mut bytes, 0x7e00).ok()?;
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     Some((word(0), word(4)))
-}
-
-/// A QEMU's RAM, if it has so much: memory that it shares with whoever is root.
-fn ram(pid: u32, memory: u64) -> Option<File> {
-    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-    let is_memory = |path: &PathBuf| {
-        let link = std::fs::read_link(path).unwrap_or_default();
-        link.to_string_lossy().contains("memfd:") && path.metadata().is_ok_and(|m| m.len() == memory)
-    };
-    File::open(fds.filter_map(|fd| Some(fd.ok()?.path())).find(is_memory)?).ok()
 }

@@ -5,8 +5,20 @@ pub mod checker;
 #[allow(dead_code, reason = "not every test that ends daemons has a pair of hosts")]
 pub mod pair;
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+
+/// A QEMU's RAM, if it has so much: memory that it shares with whoever is root.
+#[allow(dead_code, reason = "not every test looks into guests")]
+pub fn ram(pid: u32, memory: u64) -> Option<File> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let is_memory = |path: &PathBuf| {
+        let link = std::fs::read_link(path).unwrap_or_default();
+        link.to_string_lossy().contains("memfd:") && path.metadata().is_ok_and(|m| m.len() == memory)
+    };
+    File::open(fds.filter_map(|fd| Some(fd.ok()?.path())).find(is_memory)?).ok()
+}
 
 /// How `vm create` is told to start a guest whose process 1 is what [`with_script`] was given.
 #[allow(dead_code, reason = "not every test has guests of its own")]
