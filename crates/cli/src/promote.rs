@@ -7,7 +7,7 @@ use godwit_api::{Name, PublicClient};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The VM's host must not answer, neither the controller nor the host that has the images, and somebody has to say\nhow it is kept from running the VM. Each of the VM's disks needs an image there: `godwit volume precache\n--consistent` keeps one. What was written after the image's epoch is lost; how long ago that was is said before\nand afterwards. A new lineage begins: a host that comes back is paused, and what it has is kept until somebody\nremoves it (`godwit orphan ls`)."
+    after_help = "The VM's host must not answer, neither the controller nor the host that has the images, and somebody has to say\nhow it is kept from running the VM. Each of the VM's disks needs an image there: `godwit volume precache\n--consistent` keeps one. Images of several disks are of different moments, as if their power had gone at\ndifferent times. What was written after an image's epoch is lost; how long ago that was, and how far disks are\napart, is said before and afterwards. A new lineage begins: a host that comes back is paused, and what it has\nis kept until somebody removes it (`godwit orphan ls`)."
 )]
 pub struct PromoteArgs {
     /// A volume of the VM, by name
@@ -53,9 +53,7 @@ pub fn show(promoted: &Promoted) -> String {
             &format!("  {} as of epoch {}, {:.1} s ago; later writes are lost\n", disk.volume, disk.epoch, disk.age_s);
     }
     let (first, last) = (disks.iter().map(|d| d.epoch_unix_ms).min(), disks.iter().map(|d| d.epoch_unix_ms).max());
-    if let (Some(first), Some(last)) = (first, last)
-        && first != last
-    {
+    if let (Some(first), Some(last), 2..) = (first, last, disks.len()) {
         let apart = (last - first) as f64 / 1000.0;
         out += &format!("  they are {apart:.1} s apart, as disks whose power went at different times\n");
     }
@@ -89,6 +87,8 @@ mod tests {
         assert!(text.contains("`web` would be started at `b1` in lineage 1, without `a1`"), "{text}");
         assert!(text.contains("root as of epoch 1.17, 12.3 s ago"), "{text}");
         assert!(text.contains("2.5 s apart"), "{text}");
+        told.disks[1].epoch_unix_ms = 1000;
+        assert!(show(&told).contains("0.0 s apart"), "one clock's millisecond is not one moment of both");
         told.disks.pop();
         told.dry_run = false;
         let text = show(&told);

@@ -201,6 +201,17 @@ pub fn precaches(all: &[Precache]) -> String {
     out
 }
 
+/// What has to be known of an image where its VM has more disks than the one.
+pub fn moments(precache: &Precache, volumes: &[Volume]) -> Option<String> {
+    let disks = volumes.iter().filter(|volume| volume.vm == precache.vm).count();
+    (precache.consistent && disks > 1).then(|| {
+        format!(
+            "`{}` has {disks} disks, and the image of each is of a moment of its own: started from them, it finds its disks as if their power had gone at different times",
+            precache.vm
+        )
+    })
+}
+
 /// What is in the way of a move.
 pub fn dry_run(dry: &DryRun) -> String {
     if dry.blockers.is_empty() {
@@ -305,6 +316,26 @@ pub fn summary(mv: &Move) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_wants_images_of_a_vm_with_several_disks_is_told_that_they_are_of_different_moments() {
+        let volume = |name: &str, vm: &str| -> Volume {
+            serde_json::from_value(serde_json::json!({"id": 1, "name": name, "size": 1, "vm": vm, "replicas": ["a"]}))
+                .unwrap()
+        };
+        let mut precache: Precache = serde_json::from_value(serde_json::json!({
+            "volume": "root", "vm": "web", "from": "a", "to": "b", "site": "west", "limit": null, "interval_ms": 1000,
+            "consistent": true, "follow": false, "figures": null
+        }))
+        .unwrap();
+        let mut volumes = vec![volume("root", "web"), volume("mail", "post")];
+        assert_eq!(moments(&precache, &volumes), None, "the other one is another's");
+        volumes.push(volume("data", "web"));
+        let told = moments(&precache, &volumes);
+        assert!(told.is_some_and(|told| told.contains("`web` has 2 disks")));
+        precache.consistent = false;
+        assert_eq!(moments(&precache, &volumes), None, "there will be no image");
+    }
 
     #[test]
     fn a_move_that_waits_its_turn_is_not_shown_as_one_that_runs() {

@@ -152,7 +152,17 @@ impl User {
         }
         let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
         let wanted = StartPrecache { volume, to, limit, interval_ms, consistent, follow };
-        self.print(&self.client.start_precache(&wanted).await?, |p| show::precaches(std::slice::from_ref(p)))
+        let precache = self.client.start_precache(&wanted).await?;
+        self.print(&precache, |p| show::precaches(std::slice::from_ref(p)))?;
+        // The pre-cache has begun, whether or not its VM's disks can be counted.
+        if precache.consistent
+            && !self.json
+            && let Ok(volumes) = self.client.volumes().await
+            && let Some(note) = show::moments(&precache, &volumes)
+        {
+            eprintln!("{note}");
+        }
+        Ok(())
     }
 
     /// Prints an answer as JSON, or for people.

@@ -13,6 +13,9 @@ const WINDOW: u32 = 17;
 /// The largest RAM that either end believes here. Per page the encoder keeps 16 bytes, once the page was sent.
 const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: WINDOW, versions: 1 << 20 };
 
+/// A page of words rather than of one byte.
+const WORDS: u8 = 255;
+
 /// A stream as QEMU writes it: RAM's START with these blocks, a part, the END, a device's state.
 fn raw(blocks: &[(&str, u64)], pages: &[(usize, u64, Option<u8>)]) -> Vec<u8> {
     let mut bytes = b"QEVM\0\0\0\x03\x07\0\0\0\x0apc-q35-7.2".to_vec();
@@ -44,10 +47,12 @@ fn raw(blocks: &[(&str, u64)], pages: &[(usize, u64, Option<u8>)]) -> Vec<u8> {
             }
             match fill {
                 // A little different from a page of ones.
-                Some(fill) if *fill >= 200 => {
+                Some(fill) if (200..WORDS).contains(fill) => {
                     bytes.extend_from_slice(&[*fill; 16]);
                     bytes.extend_from_slice(&[1; 4080]);
                 }
+                // Words of which only some bytes are like those before.
+                Some(WORDS) => bytes.extend((0..512u64).flat_map(|n| (n << 54 | (n * n) << 12 | 0x867).to_le_bytes())),
                 Some(fill) => bytes.extend_from_slice(&[*fill; 4096]),
                 None => bytes.push(0),
             }
@@ -64,11 +69,17 @@ fn raws() -> Vec<Vec<u8>> {
         raw(&[("pc.ram", 200_000)], &[(0, 199_999, None), (0, 5, None), (0, 6, Some(2))]),
         raw(&[("a", 9)], &[(0, 3, Some(1)), (0, 3, Some(200)), (0, 4, Some(1)), (0, 3, Some(201)), (0, 4, Some(202))]),
         raw(&[("a", 1)], &[]),
+        raw(&[("a", 9)], &[(0, 0, Some(WORDS)), (0, 1, Some(WORDS)), (0, 5, Some(1))]),
     ]
 }
 
 fn encoder() -> Encoder {
+    encoder_at(1)
+}
+
+fn encoder_at(level: i32) -> Encoder {
     let config = Config {
+        level,
         window_log: WINDOW,
         resends: Resends::Elide,
         key: PageKey([7; 32]),
@@ -84,7 +95,8 @@ pub const ENCODER: Target = Target {
     name: "memory-encoder",
     corpus: raws,
     run: |input| {
-        let (mut encoder, mut decoder) = (encoder(), Decoder::new(LIMITS).expect("the window is within zstd's bounds"));
+        let mut encoder = encoder_at(if input.len().is_multiple_of(2) { 1 } else { 9 });
+        let mut decoder = Decoder::new(LIMITS).expect("the window is within zstd's bounds");
         let (mut wire, mut out) = (vec![], vec![]);
         let piece = 1 + input.len() % 1999;
         for piece in input.chunks(piece) {
@@ -107,13 +119,14 @@ pub const ENCODER: Target = Target {
 
 /// Wire as the encoder makes it, behind the magic number and before zstd.
 fn operations() -> Vec<Vec<u8>> {
-    let plain = |raw: &Vec<u8>| {
-        let (mut encoder, mut wire) = (encoder(), vec![]);
-        encoder.push(raw, &mut wire).expect("the corpus is in order");
+    let plain = |(raw, level): (Vec<u8>, i32)| {
+        let (mut encoder, mut wire) = (encoder_at(level), vec![]);
+        encoder.push(&raw, &mut wire).expect("the corpus is in order");
         encoder.finish(&mut wire).expect("the corpus is in order");
         zstd::decode_all(&*frame(&wire)).expect("the encoder's frame is whole")
     };
-    raws().iter().map(plain).collect()
+    // At the highest level words' bytes are laid apart.
+    raws().into_iter().flat_map(|raw| [(raw.clone(), 1), (raw, 9)]).map(plain).collect()
 }
 
 /// The one zstd frame of a stream that was encoded: its segments together.

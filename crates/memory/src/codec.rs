@@ -276,6 +276,7 @@ impl Encode for Ours {
         Ok(vec![
             ("zero_pages", p.zero_pages),
             ("data_pages", p.data_pages),
+            ("shuffled_pages", p.shuffled_pages),
             ("delta_pages", p.delta_pages),
             ("delta_bytes", p.delta_bytes),
             ("disk_pages", p.disk_pages),

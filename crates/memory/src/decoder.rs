@@ -8,6 +8,7 @@ use crate::disks::{self, Blocks, Feedback, MAX_WAITING, Spot, TELL_EVERY};
 use crate::format::{self, Segment};
 use crate::meter::{Clock, Meter, Stages};
 use crate::record::{self, Block, MAX_BLOCKS, PAGE_SIZE, PageBytes, Place};
+use crate::shuffle::Word;
 use crate::stream;
 use crate::versions::{Settling, Versions, watched};
 use crate::witness::Witness;
@@ -27,7 +28,7 @@ pub const ENOUGH: usize = 1 << 20;
 pub enum WireError {
     /// Another format.
     #[error(
-        "the memory stream begins with {found:02x?}, not with GWM4: both nodes must run the same version of godwit"
+        "the memory stream begins with {found:02x?}, not with GWM5: both nodes must run the same version of godwit"
     )]
     NotGodwit {
         /// The first four bytes.
@@ -635,6 +636,12 @@ impl Decoder {
             }
             0 => {
                 content = Some(c.array::<PAGE_SIZE>()?);
+                1
+            }
+            format::SHUFFLED_4 | format::SHUFFLED_8 => {
+                let word = if kind == format::SHUFFLED_4 { Word::Four } else { Word::Eight };
+                made = word.together(c.array()?);
+                content = Some(&made);
                 1
             }
             _ => return Err(Stop::Bad(self.damaged("an unknown operation"))),

@@ -34,7 +34,7 @@
 //! in 32. *A few are wrong, and the way is long*: the decoder stands still for a round trip each, one after the other. Whoever knows that tells
 //! ([`Encoder::stalls_take`](crate::Encoder::stalls_take)), and no more are made where it would stand still for more than [`STANDS`] of the time.
 //!
-//! *The guest stands still.* Then nobody wants to wait for a round trip: [`Encoder::stop_referring`](crate::Encoder::stop_referring) is
+//! *The guest stands still.* Then nobody wants to wait for a round trip: [`Encoder::hurry`](crate::Encoder::hurry) is
 //! called before the stop. What is under way at that moment may still have to be asked for; that is a few milliseconds' worth.
 //!
 //! *The guest forges blocks so that digests are equal.* They have 64 bits of BLAKE3 under a key that is random for every stream

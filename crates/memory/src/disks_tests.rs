@@ -330,7 +330,7 @@ fn references_do_not_wait_in_the_encoder_until_they_are_old() {
 fn once_told_to_stop_the_encoder_refers_to_nothing() {
     let disk = Disk::noise(64);
     let mut pair = Pair::new(encoder(Resends::Keep).with_disks(Seen::of(&disk)), decoder(&disk));
-    pair.encoder.stop_referring();
+    pair.encoder.hurry();
     let progress = pair.run(&raw(0, 64)).unwrap();
     assert_eq!((progress.disk_pages, progress.data_pages), (0, 64));
 }

@@ -20,6 +20,7 @@
 //! [`HELD`] a run of pages that are as the destination's checkpoint has them (a count follows); [`DISK`] pages that lie on the VM's disks
 //! (number of runs of blocks; for each its first block, as a distance from the one behind the last, and its length; digest, 8 bytes).
 //! [`DELTA`]: one page, as the difference from what the last record about it said (runs of words of 8 bytes that are other, in XOR).
+//! [`SHUFFLED_4`] and [`SHUFFLED_8`]: one page of content, the first bytes of all its words of so many bytes before all second ones, and so on.
 //! [`NAMED`]: the first record carries its block's name instead of CONTINUE. [`SEEK`]: block and page follow, the page
 //! as a signed distance from the one after the last; without it the record is about exactly that one. Numbers are
 //! LEB128.
@@ -29,8 +30,8 @@
 
 use crate::cursor::{Cursor, More};
 
-/// First bytes of a stream: Godwit's memory format, version 4.
-pub const MAGIC: [u8; 4] = *b"GWM4";
+/// First bytes of a stream: Godwit's memory format, version 5.
+pub const MAGIC: [u8; 4] = *b"GWM5";
 
 /// Bit of a page operation: zero pages.
 pub const ZERO: u8 = 1;
@@ -42,8 +43,12 @@ pub const SEEK: u8 = 4;
 pub const HELD: u8 = 8;
 /// Both bits: pages that lie on the VM's disks.
 pub const DISK: u8 = ZERO | HELD;
-/// Bit of a page operation: the difference from what was last said of the page. With neither [`ZERO`] nor [`HELD`].
+/// Bit of a page operation: the difference from what was last said of the page. With [`ZERO`] it is [`SHUFFLED_4`], with [`HELD`] [`SHUFFLED_8`].
 pub const DELTA: u8 = 16;
+/// Both bits: one page of content, the bytes of whose words of four bytes lie apart.
+pub const SHUFFLED_4: u8 = DELTA | ZERO;
+/// Both bits: the same, of words of eight bytes.
+pub const SHUFFLED_8: u8 = DELTA | HELD;
 /// Largest page operation.
 pub(crate) const LAST_PAGE_OP: u8 = ZERO | NAMED | SEEK | HELD | DELTA;
 /// Bytes as they are.

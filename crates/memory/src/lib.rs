@@ -71,6 +71,7 @@ mod meter;
 pub mod preflight;
 mod record;
 pub mod return_path;
+mod shuffle;
 pub mod smart_stop;
 mod stream;
 mod versions;

@@ -14,6 +14,8 @@ pub struct Stages {
     pub deltas: Duration,
     /// Finding, reading and verifying blocks of disks.
     pub disks: Duration,
+    /// Trying how pages' bytes are to lie.
+    pub shuffle: Duration,
     /// The digest of the rebuilt stream.
     pub digest: Duration,
     /// zstd.
@@ -23,11 +25,12 @@ pub struct Stages {
 impl Stages {
     /// By name.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, Duration); 5] {
+    pub fn named(&self) -> [(&'static str, Duration); 6] {
         [
             ("marks", self.marks),
             ("deltas", self.deltas),
             ("disks", self.disks),
+            ("shuffle", self.shuffle),
             ("digest", self.digest),
             ("zstd", self.zstd),
         ]

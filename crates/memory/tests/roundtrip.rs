@@ -58,6 +58,33 @@ fn pieces<'a>(mut bytes: &'a [u8], cuts: &'a [usize]) -> impl Iterator<Item = &'
 
 const WHOLE: &[usize] = &[usize::MAX];
 
+/// So many pages of a page table's entries: frames that lie anywhere in 16 GiB, and the same flags.
+fn page_tables(pages: u64) -> Vec<u8> {
+    let frame = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 42;
+    (0..pages * 512).flat_map(|n| (1 << 63 | frame(n) << 12 | 0x867).to_le_bytes()).collect()
+}
+
+#[test]
+fn who_wants_the_fewest_bytes_has_words_bytes_laid_apart_until_the_guest_is_to_stand_still() {
+    let mut stream = Stream::begin(BLOCKS);
+    stream.part_of(0, &page_tables(20));
+    let raw = stream.end(&[(0, 20, Some(1)), (1, 0, None)]);
+    let encode = |level, hurries| {
+        let mut encoder = Encoder::new(Config { level, ..config(Resends::Keep) }).unwrap();
+        if hurries {
+            encoder.hurry();
+        }
+        let mut wire = vec![];
+        encoder.push(&raw, &mut wire).unwrap();
+        let summary = encoder.finish(&mut wire).unwrap();
+        assert_eq!(decode(&wire, &[1000, 7]), raw);
+        (summary.progress.shuffled_pages, wire.len())
+    };
+    let ((apart, fewest), (in_a_hurry, more)) = (encode(9, false), encode(9, true));
+    assert_eq!((apart, in_a_hurry, encode(6, false).0), (20, 0, 0));
+    assert!(fewest * 10 < more * 9, "{fewest} bytes apart, {more} as they lie");
+}
+
 /// Pages of a stream: mostly few places and few contents, so that all sorts of re-sends happen.
 fn pages() -> impl Strategy<Value = Vec<(usize, u64, Option<u8>)>> {
     let page = prop_oneof![
@@ -93,11 +120,16 @@ proptest! {
     #[test]
     fn levels_change_anywhere_and_every_byte_comes_out(
         parts in proptest::collection::vec(pages(), 1..4),
-        levels in proptest::collection::vec(proptest::option::of((-20..7i32, any::<bool>())), 1..6),
+        words in 0..4u64,
+        levels in proptest::collection::vec(proptest::option::of((-20..10i32, any::<bool>())), 1..6),
         cuts in proptest::collection::vec(1..9000usize, 1..8),
         wire_cuts in proptest::collection::vec(1..300usize, 1..8),
     ) {
-        let raw = stream(&parts, &[(0, 1, Some(7))]);
+        let mut raw = Stream::begin(BLOCKS);
+        raw.part_of(0, &page_tables(words));
+        parts.iter().for_each(|pages| raw.part(pages));
+        raw.part_of(0, &page_tables(words + 1));
+        let raw = raw.end(&[(0, 1, Some(7))]);
         let mut encoder = Encoder::new(config(Resends::Keep)).unwrap();
         let mut wire = vec![];
         for (piece, level) in pieces(&raw, &cuts).zip(levels.iter().cycle()) {

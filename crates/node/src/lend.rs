@@ -15,6 +15,7 @@
 use crate::covered::owner;
 use crate::disk::{Disk, hear};
 use crate::node::Node;
+use crate::pace::Paced;
 use crate::parts::{Parts, lock};
 use anyhow::Result;
 use godwit_api::{ApiError, Problem};
@@ -213,10 +214,11 @@ async fn serve(disk: &Arc<Disk>, demand: Stream, fill: Stream) -> Result<()> {
         result = working => result,
         result = hear(from_demand, asked) => result,
         result = say(out_demand, to_demand) => result,
-        result = say(out_fill, to_fill) => result,
+        result = say_behind(out_fill, to_fill) => result,
     }
 }
 
+/// Answers that a guest waits for: no level is worth a window that begins anew there.
 async fn say(mut out: SendHalf, mut answers: mpsc::Receiver<Vec<u8>>) -> Result<()> {
     let mut packer = Packer::new()?;
     while let Some(answer) = answers.recv().await {
@@ -226,4 +228,22 @@ async fn say(mut out: SendHalf, mut answers: mpsc::Receiver<Vec<u8>>) -> Result<
         out.write(wire.into()).await?;
     }
     Ok(())
+}
+
+/// Answers that nobody waits for, packed as hard as pays. Whoever asks has only so much asked for that has not come, so an answer is late because the
+/// link is, as long as something is on its way; after that because nobody asks, or because a guest or the disk here comes first.
+async fn say_behind(mut out: SendHalf, mut answers: mpsc::Receiver<Vec<u8>>) -> Result<()> {
+    let mut packer = Paced::new()?;
+    loop {
+        let waits = Instant::now();
+        let Some(answer) = answers.recv().await else { return Ok(()) };
+        let counters = out.counters();
+        if counters.acknowledged == counters.written {
+            packer.idled(waits.elapsed());
+        }
+        let mut wire = vec![];
+        packer.push(&answer, &mut wire)?;
+        packer.flush(&mut wire)?;
+        out.write(wire.into()).await?;
+    }
 }

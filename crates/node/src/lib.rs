@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod actor;
+mod aside;
 pub mod capture;
 pub mod check;
 pub mod claim;

@@ -145,7 +145,7 @@ pub(crate) fn read(
         }
         hearing.answer(out, &mut wire)?;
         if seen.is_stopping() {
-            encoder.stop_referring();
+            encoder.hurry();
         }
         if encoder.lacks_room() {
             encoder.flush(&mut wire)?;

@@ -18,6 +18,7 @@
 //! *Many volumes go to one host.* What a path has to spare it has once: all sessions with a host take turns at one pace ([`Precaches::share_to`]). A limit
 //! is a session's own, and so is an interval: each has epochs as often as it was ordered to.
 
+use crate::aside::Aside;
 use crate::covered::VolumeRight;
 use crate::disk::Disk;
 use crate::durable::replace;
@@ -51,6 +52,8 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(500);
 /// How often a session looks at the clock, at the path, and whether an epoch should end.
 const TICK: Duration = Duration::from_millis(50);
+/// How much lower than a guest's I/O the priority is of what reads and packs for a secondary.
+const NICE: i32 = 10;
 /// How often it is counted how much a secondary has not been sent: that takes longer the more it is.
 const COUNT: Duration = Duration::from_secs(1);
 /// How long the other side may take to make a replica.
@@ -453,6 +456,7 @@ async fn send(
         crate::disk::hear(back, arrived).await?;
         bail!("the secondary closed the session")
     };
+    let aside = Aside::new("precache", NICE)?;
     let driving = async {
         let mut machine = Source::new(id);
         let mut packer = Packer::new()?;
@@ -473,9 +477,10 @@ async fn send(
                     continue;
                 }
                 () = std::future::ready(()), if eager && waiting.is_empty() => {
-                    // Reading and packing take milliseconds: neither holds up whoever shares the runtime.
-                    let ready = blocking(disk, move |disk| {
-                        let wire = gather(&mut machine, &mut packer, disk)?;
+                    // Reading and packing take milliseconds: neither holds up whoever shares the runtime, or the processor.
+                    let own = disk.clone();
+                    let ready = aside.run(move || {
+                        let wire = gather(&mut machine, &mut packer, &own)?;
                         anyhow::Ok((machine, packer, wire))
                     });
                     let wire;
@@ -490,9 +495,10 @@ async fn send(
                 bail!("a move has begun");
             }
             if let Some(several) = several {
-                let heard = blocking(disk, move |disk| {
+                let own = disk.clone();
+                let heard = aside.run(move || {
                     for message in several {
-                        machine.handle(&message, disk.replica(), disk.recorder())?;
+                        machine.handle(&message, own.replica(), own.recorder())?;
                     }
                     anyhow::Ok(machine)
                 });
@@ -515,7 +521,8 @@ async fn send(
             if !behind {
                 (backlog, counted) = (Amount(0), None);
             } else if counted.is_none_or(|(at, compared)| compared != compares || at.elapsed() >= COUNT) {
-                backlog = blocking(disk, move |disk| disk.recorder().backlog(id)).await;
+                let own = disk.clone();
+                backlog = aside.run(move || own.recorder().backlog(id)).await;
                 counted = Some((Instant::now(), compares));
             }
             set(figures, |t| {

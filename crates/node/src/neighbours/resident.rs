@@ -41,6 +41,7 @@
 //! attempt, and [`LONGEST`] to take the answer.
 
 use super::{MOST, are_neighbours};
+use crate::aside::Aside;
 use crate::node::Node;
 use crate::parts::{Moving, Parts, lock};
 use crate::proto::{self, Hello};
@@ -57,7 +58,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 /// The first spot's disk that stands for a guest that the destination has told of: those before it the source names itself.
@@ -66,6 +67,8 @@ pub(super) const FIRST: u8 = NEIGHBOURS + MOST as u8;
 const MOST_PAGES: u64 = 1 << 20;
 /// And so many for each page of the guest that moves: a small one is not worth more.
 const FOR_EACH: u64 = 4;
+/// Guests come first: of priorities it has the least, and no lock of anybody's.
+const NICE: i32 = 19;
 /// Two looks at a page lie so far apart, at least.
 const QUIET: Duration = Duration::from_secs(1);
 /// How long a second look, and telling what it finds, may take: 2 Mbit/s carry the most that there is to tell. What was told by then is used, and
@@ -322,17 +325,18 @@ async fn answer(
         let (seed, most) = (question.seed, question.most.min(MOST_PAGES));
         let turn = turns.clone().acquire_owned().await?;
         let (began, guests, still) = (Instant::now(), beside.to_vec(), goes_on.clone());
-        let looked = aside(move || {
+        let aside = Aside::new("neighbours", NICE)?;
+        let looked = aside.run(move || {
             let _turn = turn;
             Looked::look(seed, guests.iter().map(ram), most, &still)
         });
-        let looked = looked.await?;
+        let looked = looked.await;
         begins.cancelled().await;
         tokio::time::sleep_until((began + QUIET).into()).await;
         let turn = turns.clone().acquire_owned().await?;
         let (guests, shown) = (beside.to_vec(), shown.clone());
         let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
-        let looking = aside(move || {
+        let looking = aside.run(move || {
             let _turn = turn;
             anyhow::ensure!(shown.show(guests.iter().map(ram).collect()), "the memory has come without");
             let ram = |place: u8| shown.ram(usize::from(place));
@@ -347,7 +351,6 @@ async fn answer(
         };
         let both = tokio::time::timeout(LONGEST, async { tokio::try_join!(looking, sending) });
         let (told, ()) = both.await.context("it takes too long")??;
-        let told = told?;
         send.finish()?;
         anyhow::Ok(told)
     };
@@ -355,16 +358,6 @@ async fn answer(
         told = telling => told,
         () = hearing => bail!("it does not listen any more"),
     }
-}
-
-/// On a thread of its own, which is given the least of priorities: guests come first.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    let (done, result) = oneshot::channel();
-    std::thread::Builder::new().name("neighbours".into()).spawn(move || {
-        let _ = rustix::process::nice(19);
-        let _ = done.send(work());
-    })?;
-    Ok(result.await?)
 }
 
 #[cfg(test)]
