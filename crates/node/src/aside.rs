@@ -1,9 +1,10 @@
-//! Work that comes after guests: on a thread that every processor's other threads go before.
+//! Work that comes after guests: on a thread that this process's other threads go before.
 //!
 //! On a host whose processors are busy a thread that has just become ready waits for the one that runs, for a millisecond or three, unless that has
 //! a lower priority: then it runs at once. What reads and packs for seconds on end is therefore not to have the same priority as what serves a
-//! guest's disk. It holds that one's locks for moments, too; so it does not get the lowest of all priorities, with which it might not run again
-//! for long where it is in the way.
+//! guest's disk. (Whether QEMU's own threads go before it, too, is for the host to say: by default the kernel shares processors out to sessions, and
+//! each QEMU has one of its own.) It is no place for what takes a guest's locks for longer than moments: whoever holds one and may not run is waited
+//! for.
 
 use anyhow::{Context, Result};
 use tokio::sync::oneshot;
@@ -28,17 +29,17 @@ impl Aside {
     }
 
     /// Does it there. Whoever does not wait for it any more does not stop it.
-    pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+    ///
+    /// # Errors
+    /// When it ends in a panic, or one before it did.
+    pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let (done, result) = oneshot::channel();
         let work = Box::new(move || {
             let _ = done.send(work());
         });
         // Where the thread is gone `result` says so.
         let _ = self.0.send(work);
-        match result.await {
-            Ok(done) => done,
-            Err(_) => crate::keeping::fatal("what is done aside ended in a bug"),
-        }
+        result.await.context("what is done aside ended in a bug")
     }
 }
 
@@ -54,9 +55,16 @@ mod tests {
     async fn work_has_a_lower_priority_than_who_waits_for_it_and_is_done_in_turn() {
         let aside = Aside::new("aside", 7).expect("begins");
         let (before, own) = (own_nice(), std::thread::current().id());
-        let (nice, thread) = aside.run(|| (own_nice(), std::thread::current().id())).await;
+        let (nice, thread) = aside.run(|| (own_nice(), std::thread::current().id())).await.expect("is done");
         assert_eq!((nice, own_nice()), ((before + 7).min(19), before));
         assert_ne!(thread, own);
-        assert_eq!(aside.run(|| std::thread::current().id()).await, thread);
+        assert_eq!(aside.run(|| std::thread::current().id()).await.expect("is done"), thread);
+    }
+
+    #[tokio::test]
+    async fn a_bug_there_is_an_error_here() {
+        let aside = Aside::new("aside", 0).expect("begins");
+        assert!(aside.run(|| panic!("on purpose")).await.is_err());
+        assert!(aside.run(|| ()).await.is_err(), "the thread is gone");
     }
 }

@@ -12,6 +12,7 @@
 //! *The copy changes.* Nobody writes to a copy that was given up but a move that brings the VM back, and such a move says only
 //! what the disk has to hold, while anything is lent. A block is given only with the stamp that was asked for.
 
+use crate::aside::Aside;
 use crate::covered::owner;
 use crate::disk::{Disk, hear};
 use crate::node::Node;
@@ -20,6 +21,7 @@ use crate::parts::{Parts, lock};
 use anyhow::Result;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::Record;
+use godwit_link::resume::ACK_EVERY;
 use godwit_link::{SendHalf, Stream};
 use godwit_trust::{Capability, CapabilityError, SignedCapability};
 use godwit_units::{Generation, Lineage, VmId, VolumeId};
@@ -39,6 +41,8 @@ const MOST_WAITING: usize = 256;
 const AHEAD: usize = 16;
 /// Answers that wait for the link: what a demand may have to wait behind on its own lane.
 const ANSWERS: usize = 4;
+/// How much lower than a demand's the priority is of what packs what nobody waits for.
+const NICE: i32 = 10;
 
 /// By what right somebody asks for a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,19 +235,26 @@ async fn say(mut out: SendHalf, mut answers: mpsc::Receiver<Vec<u8>>) -> Result<
 }
 
 /// Answers that nobody waits for, packed as hard as pays. Whoever asks has only so much asked for that has not come, so an answer is late because the
-/// link is, as long as something is on its way; after that because nobody asks, or because a guest or the disk here comes first.
+/// link is, as long as more is on its way than may be there and not acknowledged; after that because nobody asks, or because a guest or the disk here comes first.
+///
+/// On a thread of its own: a higher level takes a millisecond for a piece, in which demands would not be looked at.
 async fn say_behind(mut out: SendHalf, mut answers: mpsc::Receiver<Vec<u8>>) -> Result<()> {
-    let mut packer = Paced::new()?;
+    let (mut packer, aside) = (Paced::new()?, Aside::new("lend", NICE)?);
     loop {
         let waits = Instant::now();
         let Some(answer) = answers.recv().await else { return Ok(()) };
         let counters = out.counters();
-        if counters.acknowledged == counters.written {
+        if counters.written.saturating_sub(counters.acknowledged).0 < ACK_EVERY {
             packer.idled(waits.elapsed());
         }
-        let mut wire = vec![];
-        packer.push(&answer, &mut wire)?;
-        packer.flush(&mut wire)?;
+        let packed = aside.run(move || {
+            let mut wire = vec![];
+            packer.push(&answer, &mut wire)?;
+            packer.flush(&mut wire)?;
+            anyhow::Ok((packer, wire))
+        });
+        let wire;
+        (packer, wire) = packed.await??;
         out.write(wire.into()).await?;
     }
 }

@@ -52,7 +52,8 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(500);
 /// How often a session looks at the clock, at the path, and whether an epoch should end.
 const TICK: Duration = Duration::from_millis(50);
-/// How much lower than a guest's I/O the priority is of what reads and packs for a secondary.
+/// How much lower than a guest's I/O the priority is of what reads and packs for a secondary. What compares, and counts, is mostly under locks that
+/// the guest's writes take, and has theirs.
 const NICE: i32 = 10;
 /// How often it is counted how much a secondary has not been sent: that takes longer the more it is.
 const COUNT: Duration = Duration::from_secs(1);
@@ -484,7 +485,10 @@ async fn send(
                         anyhow::Ok((machine, packer, wire))
                     });
                     let wire;
-                    (machine, packer, wire) = ready.await?;
+                    (machine, packer, wire) = match ready.await {
+                        Ok(ready) => ready?,
+                        Err(_) => crate::keeping::fatal("a pre-cache ended in a bug"),
+                    };
                     eager = !wire.is_empty();
                     waiting.extend(wire);
                     continue;
@@ -495,10 +499,9 @@ async fn send(
                 bail!("a move has begun");
             }
             if let Some(several) = several {
-                let own = disk.clone();
-                let heard = aside.run(move || {
+                let heard = blocking(disk, move |disk| {
                     for message in several {
-                        machine.handle(&message, own.replica(), own.recorder())?;
+                        machine.handle(&message, disk.replica(), disk.recorder())?;
                     }
                     anyhow::Ok(machine)
                 });
@@ -521,8 +524,7 @@ async fn send(
             if !behind {
                 (backlog, counted) = (Amount(0), None);
             } else if counted.is_none_or(|(at, compared)| compared != compares || at.elapsed() >= COUNT) {
-                let own = disk.clone();
-                backlog = aside.run(move || own.recorder().backlog(id)).await;
+                backlog = blocking(disk, move |disk| disk.recorder().backlog(id)).await;
                 counted = Some((Instant::now(), compares));
             }
             set(figures, |t| {

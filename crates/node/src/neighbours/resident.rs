@@ -67,7 +67,7 @@ pub(super) const FIRST: u8 = NEIGHBOURS + MOST as u8;
 const MOST_PAGES: u64 = 1 << 20;
 /// And so many for each page of the guest that moves: a small one is not worth more.
 const FOR_EACH: u64 = 4;
-/// Guests come first: of priorities it has the least, and no lock of anybody's.
+/// Guests come first: of priorities it has the least. What it locks it locks for moments only: what QEMU runs, and whose memory is shown.
 const NICE: i32 = 19;
 /// Two looks at a page lie so far apart, at least.
 const QUIET: Duration = Duration::from_secs(1);
@@ -330,7 +330,7 @@ async fn answer(
             let _turn = turn;
             Looked::look(seed, guests.iter().map(ram), most, &still)
         });
-        let looked = looked.await;
+        let looked = looked.await?;
         begins.cancelled().await;
         tokio::time::sleep_until((began + QUIET).into()).await;
         let turn = turns.clone().acquire_owned().await?;
@@ -351,6 +351,7 @@ async fn answer(
         };
         let both = tokio::time::timeout(LONGEST, async { tokio::try_join!(looking, sending) });
         let (told, ()) = both.await.context("it takes too long")??;
+        let told = told?;
         send.finish()?;
         anyhow::Ok(told)
     };
