@@ -638,13 +638,12 @@ impl Decoder {
                 content = Some(c.array::<PAGE_SIZE>()?);
                 1
             }
-            format::SHUFFLED_4 | format::SHUFFLED_8 => {
-                let word = if kind == format::SHUFFLED_4 { Word::Four } else { Word::Eight };
+            _ => {
+                let word = Word::of(kind).ok_or_else(|| Stop::Bad(self.damaged("an unknown operation")))?;
                 made = word.together(c.array()?);
                 content = Some(&made);
                 1
             }
-            _ => return Err(Stop::Bad(self.damaged("an unknown operation"))),
         };
         let Some(block) = self.blocks.get(place.block) else {
             return Err(Stop::Bad(self.damaged("an unknown RAM block")));

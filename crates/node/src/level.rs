@@ -25,7 +25,7 @@ const LATE: Duration = Duration::from_millis(50);
 /// Where packing and waiting for the link take a smaller part of the time, QEMU is what the stream waits for, and nothing is learnt of the link.
 const OURS: f64 = 0.5;
 
-/// The level that makes the least of memory. Beside level 1 it takes four times as long, trying how each page is smallest with it, for 14 to 17 %
+/// The level that makes the least of memory. Beside level 1 it takes three to four times as long, trying how each page is smallest with it, for 14 to 17 %
 /// fewer bytes; level 12 takes half as long again as 9 for another hundredth, 19 a hundred times for a sixth (recorded streams of a compiler's and a
 /// database's guest).
 const LEAST: Level = Level::Nine;
