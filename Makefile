@@ -27,11 +27,12 @@ demo: setup build
 	$(LAB) run scenarios/demo.toml --report $(TARGET)/demo/report.json --plot $(TARGET)/demo/report.html
 	@echo "report: $(TARGET)/demo/report.json and $(TARGET)/demo/report.html"
 
+# In the tests' profile: what runs at compile time is made once for both.
 lint:
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --profile tested --workspace --all-targets --locked -- -D warnings
 	# What is shipped is built without the features that tests turn on.
-	cargo check --locked -p godwit
+	cargo check --profile tested --locked -p godwit
 
 # Licences, sources and duplicate versions of what we depend on. Advisories need the internet: see CONTRIBUTING.md.
 deny:
@@ -47,7 +48,7 @@ deb:
 # In a profile of its own (Cargo.toml): most of its time on a clean machine is compiling. With the tests' features everything would be compiled
 # again after `build`, so the programs that they run are made with them. Examples are checked by `lint`.
 test: setup guests lint
-	cargo test --profile tested --workspace --locked --no-fail-fast --lib --bins --tests
+	scripts/test.pl
 
 # Figures. None of them is asserted: they belong to the machine that made them.
 bench: setup build

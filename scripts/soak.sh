@@ -57,7 +57,7 @@ fi
 if part follows "guests whose memory follows them: in simulation, and between nodes again and again"; then
     GODWIT_SIM_SCHEDULES=${SOAK_SCHEDULES:-300000} tests -p godwit-sim --test pages a_guest -- --nocapture
     for ((round = 0; round < ${SOAK_FOLLOWS:-20}; round++)); do
-        tests -p godwit --test postcopy -- --ignored --nocapture
+        tests -p godwit --test all -- --ignored --nocapture postcopy::
     done
 fi
 if part nbd "our NBD server under the clients that others wrote: fio's checks, libnbd's own calls, and its interop tests"; then
@@ -74,7 +74,7 @@ if part fuzz "bytes that nobody should send, two minutes for each reader, other 
         tests -p godwit-fuzz --test targets -- --nocapture
 fi
 if part upgrade "a node and its controller replaced under a guest that writes"; then
-    tests -p godwit --test upgrade -- --nocapture
+    tests -p godwit --test all -- --nocapture upgrade::
 fi
 if part kills "twenty runs killed at moments spread over their life"; then
     GODWIT_LAB_KILLS=${SOAK_KILLS:-20} tests -p godwit-lab --test runs -- \
@@ -93,7 +93,7 @@ if part precache "disks that are sent beforehand, there and back, over a cut and
     tests -p godwit-lab --test runs -- --ignored --nocapture a_pre_cached_guest
 fi
 if part rados "volumes in a pool of a Ceph cluster of one machine"; then
-    tests -p godwit --test rados -- --ignored --nocapture
+    tests -p godwit --test all -- --ignored --nocapture rados::
 fi
 if part volumes "guests with disks of 1 GiB, 100 GiB and 4 TiB: does the pause grow?"; then
     report volumes

@@ -13,7 +13,7 @@ if [ "${1:-}" = --in-guest ]; then
     ip link add gxtry type wireguard && ip link del gxtry || { echo "kernel $(uname -r) makes no WireGuard device"; exit 1; }
     echo "== kernel $(uname -r), $(nproc) vCPUs"
     "$tunnels" --test-threads=1 --nocapture
-    (cd crates/cli && "$extenders" --test-threads=1 --nocapture)
+    (cd crates/cli && "$extenders" --test-threads=1 --nocapture extenders::)
     [ "$rounds" = 0 ] || "$speed" "$seconds" "$rounds"
     exit
 fi
@@ -25,7 +25,7 @@ built() { # PACKAGE TEST: the program that cargo makes of it
         sed -n "/\"kind\":\[\"test\"\]/s/.*\"executable\":\"\([^\"]*\)\".*/\1/p"
 }
 tunnels=$(built godwit-wire tunnels)
-extenders=$(built godwit extenders)
+extenders=$(built godwit all)
 speed=$(cargo build --release --locked --message-format=json-render-diagnostics -p godwit-wire --example extender_speed |
     sed -n '/"kind":\["example"\]/s/.*"executable":"\([^"]*\)".*/\1/p')
 

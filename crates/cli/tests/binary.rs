@@ -1,7 +1,5 @@
 //! The binary itself: against a real controller, and against a fake one that says what the test has it say.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};

@@ -2,11 +2,7 @@
 //! and the host comes back with what it remembers. What may happen in which order is the simulation's; this is that the
 //! nodes do it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::{Value, json};
 use std::process::Command;
 use std::sync::Mutex;

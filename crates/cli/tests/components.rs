@@ -1,12 +1,8 @@
 //! Components on real nodes, with a real controller, each in a network namespace of its own: made, configured, moved, with nodes
 //! killed at each step of the hand-off. What passes through a component is proved where it is made (`crates/component`).
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::holders;
-use common::pair::{Pair, can_run, inside, space_of};
+use crate::common::holders;
+use crate::common::pair::{Pair, can_run, inside, space_of};
 use serde_json::Value;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;

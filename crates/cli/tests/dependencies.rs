@@ -3,8 +3,6 @@
 //!
 //! Whether a version was yanked is read from what cargo keeps of the registry's index: as of when it last asked.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -144,4 +142,24 @@ fn no_version_in_use_is_known_to_have_been_yanked() {
     }
     println!("{looked_at} versions looked up in what cargo keeps of the index");
     assert!(yanked.is_empty(), "yanked: {yanked:?}; `cargo update -p NAME` takes another version");
+}
+
+/// A file of tests that no program has would be run by nobody, and nobody would notice.
+#[test]
+fn every_file_of_tests_is_in_a_program() {
+    for package in ["cli", "controller"] {
+        let folder = workspace().join("crates").join(package);
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse::<toml::Table>().unwrap();
+        let programs: Vec<_> =
+            manifest["test"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
+        let all = std::fs::read_to_string(folder.join("tests/all.rs")).unwrap();
+        for file in std::fs::read_dir(folder.join("tests"))
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+        {
+            let Some(name) = file.strip_suffix(".rs") else { continue };
+            let is_run = programs.contains(&name) || all.lines().any(|line| line == format!("mod {name};"));
+            assert!(is_run, "no program has {package}/tests/{file}: name it in {package}/tests/all.rs");
+        }
+    }
 }

@@ -1,10 +1,6 @@
 //! A volume on a block device of its host, from the command line to the device. Needs loop devices; skipped, aloud, without.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::json;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;

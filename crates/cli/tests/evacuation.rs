@@ -1,10 +1,6 @@
 //! A real site's plan of evacuation, and a group of VMs that is foretold as one after another, and moved.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use godwit_api::evacuation::{Evacuation, InTime};
 use serde_json::{Value, json};
 

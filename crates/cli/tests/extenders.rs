@@ -1,12 +1,8 @@
 //! Extenders between real nodes, each host in a network namespace of its own on one underlay: what crosses it is encrypted, whoever is
 //! killed. At the ends of the wires are routers, whose namespaces ping each other.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run, inside, space_of};
-use common::{holders, marked};
+use crate::common::pair::{Pair, can_run, inside, space_of};
+use crate::common::{holders, marked};
 use godwit_trust::{Credentials, Identity};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketType};
 use serde_json::Value;

@@ -1,10 +1,6 @@
 //! Predictions of real moves of a real guest: it is watched, its moves are foretold before they are made, and compared afterwards.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::Value;
 
 fn is_ordered(span: &Value) -> bool {

@@ -1,10 +1,6 @@
 //! `godwit volume import` and `export` of volumes that a node holds, from the command line to the node's disk.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::json;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

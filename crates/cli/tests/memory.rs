@@ -1,11 +1,7 @@
 //! What becomes of memory over several moves: it is kept for a guest's way back, and several guests go in one order. Real nodes, real QEMUs.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
-use common::ram;
+use crate::common::pair::{Pair, can_run};
+use crate::common::ram;
 use godwit_api::public::Move;
 use serde_json::{Value, json};
 use std::collections::HashMap;

@@ -1,12 +1,8 @@
 //! `godwit net` on real nodes: each thing that is put wrong by hand is found, on its host, and nothing else is; frames are recorded at
 //! both ends of a wire.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::holders;
-use common::pair::{Pair, can_run};
+use crate::common::holders;
+use crate::common::pair::{Pair, can_run};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -1,12 +1,8 @@
 //! What a move does where the guest's pause does not come down to what was ordered, or its rounds do not get shorter: it is given up, and the guest
 //! stays; or the guest is slowed until it can go. Real nodes, real QEMUs.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::checker;
-use common::pair::{Pair, can_run};
+use crate::common::checker;
+use crate::common::pair::{Pair, can_run};
 use godwit_api::progress::Outcome;
 use godwit_api::public::Move;
 use serde_json::{Value, json};

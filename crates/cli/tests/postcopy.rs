@@ -1,16 +1,12 @@
 //! Memory that follows its guest (post-copy): real nodes, real QEMUs, a link that is slower than the guest, and what may happen on the way.
 //!
-//! The guest proves by itself that no page was lost or came late: see [`common::checker`]. It writes 8 MiB.
+//! The guest proves by itself that no page was lost or came late: see [`crate::common::checker`]. It writes 8 MiB.
 //!
 //! How far a round is behind depends on who else uses the machine. So the point `diverge` says that rounds do not converge, and nothing here
 //! bounds how long memory is predicted to follow but where that is what is tested.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::checker;
-use common::pair::{Pair, can_run};
+use crate::common::checker;
+use crate::common::pair::{Pair, can_run};
 use godwit_api::progress::{Outcome, PhaseName};
 use godwit_api::public::Move;
 use serde_json::json;

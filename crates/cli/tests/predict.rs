@@ -1,7 +1,5 @@
 //! `godwit predict`, offline: no controller, no credentials.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use godwit_predict::log::Header;
 use godwit_predict::{LogWriter, Observed, Pages};
 use serde_json::{Value, json};

@@ -1,10 +1,6 @@
 //! A site is gone, and its VM is started at another one from what a pre-cache left there: on real nodes with real QEMUs.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 use std::time::Duration;

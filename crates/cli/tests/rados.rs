@@ -1,11 +1,7 @@
 //! Volumes in a pool of a Ceph cluster, from the command line to the cluster's objects: real Ceph, of one machine, started by
 //! `scripts/ceph.sh` beside the hosts. Part of `make soak`, because Ceph's packages are large.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::json;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,5 @@
 //! `godwit volume serve`, `import` and `export`, as their users run them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;

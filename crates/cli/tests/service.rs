@@ -1,7 +1,5 @@
 //! The daemons as a service manager sees them: configured by a file, told about by datagrams, ended by a signal.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use godwit_trust::{Authority, Identity, Role, Validity};
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;

@@ -1,10 +1,6 @@
 //! A VM whose disk lies on storage that both hosts reach: a folder here. From the command line to the storage, with nodes that die on the way.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::json;
 use std::path::Path;
 use std::process::Command;

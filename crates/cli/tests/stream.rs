@@ -1,12 +1,10 @@
 //! `godwit stream` on a small stream made by hand.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 #[allow(dead_code, reason = "shared with the codec's own tests")]
 #[path = "../../memory/tests/common/mod.rs"]
 mod common;
 
-use common::{PAGE, Stream};
+use self::common::{PAGE, Stream};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,10 +1,6 @@
 //! A deployment from nothing, as an operator makes it: an authority, hosts that enrol, certificates that are renewed under a move,
 //! a host that is revoked; and no secret where it does not belong. Real daemons on this machine's loopback.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use godwit_api::public::{Host, Move};
 use serde_json::json;
 use std::net::{SocketAddr, TcpStream};
@@ -107,7 +103,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        common::end(&mut self.daemons, self.folder.path());
+        crate::common::end(&mut self.daemons, self.folder.path());
     }
 }
 

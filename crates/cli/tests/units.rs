@@ -1,7 +1,5 @@
 //! The units of the Debian packages, as systemd reads them. Without systemd's tools they are skipped, aloud.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -1,10 +1,6 @@
 //! `godwit volume verify` from the command line to two nodes' disks.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::json;
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

@@ -1,11 +1,7 @@
 //! Hosts with different QEMUs: what both carry goes there and back; what the older one cannot carry is refused before anything is begun.
 //! The other QEMU is what `scripts/setup.sh qemu10` unpacks; without it this is skipped.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
-use common::pair::{Pair, can_run};
+use crate::common::pair::{Pair, can_run};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 

@@ -1,11 +1,6 @@
 //! The controller among fake nodes that say what the test has them say.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-#[allow(dead_code, reason = "each test uses its part of them")]
-mod fakes;
-
-use fakes::{World, name, soon, to_host, web};
+use crate::fakes::{World, name, soon, to_host, web};
 use godwit_api::host::{Blocker, LocalVm, Ownership, RunState, SetLimit, StopVm};
 use godwit_api::orphan::{Orphan, OrphanKind};
 use godwit_api::precache::StartPrecache;

@@ -4,12 +4,7 @@
 //! What counts as a thing is what others can see: a commit of its store, a number that it draws, an order to a node. In
 //! between there is nothing that a crash could tell apart.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(dead_code, reason = "the fakes serve other tests, too")]
-
-mod fakes;
-
-use fakes::{Death, World, name, soon, to_host, web};
+use crate::fakes::{Death, World, name, soon, to_host, web};
 use godwit_api::host::RunState;
 use godwit_api::progress::Outcome;
 use godwit_api::public::CreateVm;

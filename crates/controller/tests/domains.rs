@@ -1,11 +1,6 @@
 //! Trust domains: who asks with a token of one sees what is in it, and nothing else is there.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-#[allow(dead_code, reason = "another test uses the rest")]
-mod fakes;
-
-use fakes::{World, name, to_host, web};
+use crate::fakes::{World, name, to_host, web};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::vm::Store;

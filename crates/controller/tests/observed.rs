@@ -1,11 +1,6 @@
 //! Events, figures and traces of a controller among fake nodes.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-#[allow(dead_code, reason = "other tests use the rest")]
-mod fakes;
-
-use fakes::{PATIENCE, World, name};
+use crate::fakes::{PATIENCE, World, name};
 use godwit_api::Client;
 use godwit_api::events::{Event, EventStream, Happening};
 use godwit_api::progress::{NoteKind, Outcome, Phase, PhaseName, Teller};

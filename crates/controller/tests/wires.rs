@@ -1,11 +1,6 @@
 //! Wires between ports, as the controller keeps them: among fake nodes.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-#[allow(dead_code, reason = "other tests use the rest")]
-mod fakes;
-
-use fakes::{World, name, soon};
+use crate::fakes::{World, name, soon};
 use godwit_api::public::CreateVm;
 use godwit_api::trust::{NewApiToken, TokenRole};
 use godwit_api::wire::{ConnectWire, PortWire, Rewire, WireOrder, WirePath, WireState};

@@ -1,6 +1,6 @@
 //! Real runs of the real binary: sites, WAN, guests, moves. They need root and the tiny image (`scripts/setup.sh tiny`).
 //!
-//! One after the other, because each takes the whole machine: they share a lock.
+//! Several at once, as many as the test harness has threads: mostly they wait for links, timers and guests that boot.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -13,18 +13,24 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-static MACHINE: Mutex<()> = Mutex::new(());
+/// Sites that are up by themselves are found by whoever asks for the ones that are up.
+static UP: Mutex<()> = Mutex::new(());
 
 /// No wait for what takes moments on an idle machine is longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The machine to oneself; `None`, and said, where no lab can run.
-fn machine() -> Option<MutexGuard<'static, ()>> {
-    if !rustix::process::geteuid().is_root() {
+/// Whether a lab can run; says so, where not.
+fn machine() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
         eprintln!("SKIPPED: the lab needs root");
-        return None;
     }
-    Some(MACHINE.lock().unwrap_or_else(PoisonError::into_inner))
+    root
+}
+
+/// Nobody else's sites are up by themselves.
+fn only_mine_are_up() -> MutexGuard<'static, ()> {
+    UP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const LAB: &str = env!("CARGO_BIN_EXE_godwit-lab");
@@ -56,8 +62,15 @@ impl Run {
 
     /// To bring its sites up.
     fn up(&self) -> Command {
-        let mut command = Command::new(LAB);
+        let mut command = self.lab();
         command.arg("up").arg(self.folder.path().join("scenario.toml")).arg("--work").arg(self.work());
+        command
+    }
+
+    /// All that it starts can be told from what other tests do: by its work folder, which is in their environment.
+    fn lab(&self) -> Command {
+        let mut command = Command::new(LAB);
+        command.env("GODWIT_LAB_TEST", self.work());
         command
     }
 
@@ -70,7 +83,7 @@ impl Run {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(LAB);
+        let mut command = self.lab();
         command.arg("run").arg(self.folder.path().join("scenario.toml"));
         command.arg("--report").arg(self.report_file()).arg("--work").arg(self.work());
         command.stdin(Stdio::null());
@@ -107,7 +120,9 @@ verify = { vm = "vm" }
 
 #[test]
 fn two_vms_move_in_one_order_and_the_second_names_what_the_first_brought() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = "[[step]]\nmove = { vms = [\"vm\", \"other\"], to = \"b\" }\n\
                  [[step]]\nverify = { vm = \"vm\" }\n[[step]]\nverify = { vm = \"other\" }\n";
     let text = by_godwit(steps).replace("site = \"a\"", "site = \"a\"\ndomain = \"company\"");
@@ -189,7 +204,9 @@ fn all_checked(integrity: &Integrity) -> bool {
 
 #[test]
 fn a_guest_moved_by_qemu_keeps_its_memory_its_disk_and_its_clients() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let (code, figures) = Run::new(&scenario(MOVE_AND_VERIFY)).one_move();
     assert_eq!(figures.outcome, Outcome::Completed, "{:?}", figures.why);
     assert!(all_checked(&figures.integrity), "{:?}", figures.integrity);
@@ -215,7 +232,9 @@ fn a_guest_moved_by_qemu_keeps_its_memory_its_disk_and_its_clients() {
 
 #[test]
 fn a_guest_moved_by_godwit_keeps_its_memory_its_disk_and_its_clients() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = r#"
 [[step]]
 after_s = 1
@@ -249,7 +268,9 @@ verify = { vm = "vm" }
 #[test]
 #[ignore = "part of `make soak`: on a machine with much more work than processors round trips tremble, and a pre-cache that gives way takes minutes"]
 fn a_pre_cached_guest_takes_to_its_next_site_only_what_it_wrote_since_and_so_on_the_way_back() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = r#"
 [[step]]
 precache = { vm = "vm", to = "b", lag_s = 3, follow = true }
@@ -302,7 +323,9 @@ verify = { vm = "vm" }
 /// The same share of a smaller volume than the figure's (`godwit-lab figures way-back`), which takes minutes.
 #[test]
 fn a_disk_that_both_sites_reach_stays_where_it_is_and_the_processes_that_worked_are_known() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = MOVE_AND_VERIFY.replace("to = \"b\"", "to = \"b\", disk = \"shared\"");
     let (code, report) = Run::new(&by_godwit(&steps)).finish();
     let figures = &report.moves[0];
@@ -322,7 +345,9 @@ fn a_disk_that_both_sites_reach_stays_where_it_is_and_the_processes_that_worked_
 #[test]
 fn a_guest_brings_home_no_more_than_it_wrote_away() {
     const WRITTEN_MIB: u64 = 32;
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let text = include_str!("../../../scenarios/way-back.toml").replace("disk_gib = 20", "disk_gib = 2");
     let text = text.replace("307", &WRITTEN_MIB.to_string());
     let (code, report) = Run::new(&text).finish();
@@ -340,7 +365,9 @@ fn a_guest_brings_home_no_more_than_it_wrote_away() {
 /// right after.
 #[test]
 fn a_guests_own_disk_io_is_told_from_before_the_stop_to_after_the_last_block() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let text = include_str!("../../../scenarios/hand-off.toml").replace("after_s = 15", "after_s = 6");
     let (code, report) = Run::new(&text).finish();
     let [figures] = &report.moves[..] else { panic!("{:?}", report.warnings) };
@@ -388,7 +415,9 @@ fn stream(arguments: &[&str], folder: &Path) -> String {
 
 #[test]
 fn a_recorded_guest_is_what_its_json_tells_and_its_stream_comes_out_of_the_codec_as_it_was() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let run = Run::new(&scenario("").replace("rate_mbit = 200", "rate_mbit = 1000"));
     let out = run.folder.path().join("out");
     let capture = || {
@@ -447,7 +476,9 @@ fn a_recorded_guest_is_what_its_json_tells_and_its_stream_comes_out_of_the_codec
 
 #[test]
 fn clients_at_a_gateway_keep_a_guest_that_is_moved_there_and_back() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let text = include_str!("../../../scenarios/gateway.toml");
     let back = "[[step]]\nmove = { vm = \"vm\", to = \"a\" }\n[[step]]\nverify = { vm = \"vm\" }\n";
     let (code, report) = Run::new(&format!("{text}\n{back}")).finish();
@@ -468,7 +499,9 @@ fn clients_at_a_gateway_keep_a_guest_that_is_moved_there_and_back() {
 
 #[test]
 fn a_gateway_follows_a_guest_without_the_controller() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let text = include_str!("../../../scenarios/gateway.toml");
     let head = text.split_once("[[step]]").expect("the scenario has steps").0;
     let steps = r#"
@@ -493,13 +526,15 @@ verify = { vm = "vm" }
 
 #[test]
 fn a_guest_runs_while_its_gateways_node_is_down_and_is_reached_when_that_is_back() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let text = include_str!("../../../scenarios/gateway.toml");
     let head = text.split_once("[[step]]").expect("the scenario has steps").0;
     let steps = r#"
 [[step]]
 after_s = 1
-kill = { what = "node", site = "c", vm = "vm", at = "granted", restart_after_s = 5 }
+kill = { what = "node", site = "c", vm = "vm", at = "stopped", restart_after_s = 5 }
 [[step]]
 move = { vm = "vm", to = "b" }
 [[step]]
@@ -523,7 +558,9 @@ verify = { vm = "vm" }
 
 #[test]
 fn a_loaded_guest_goes_to_qemu_10_and_back() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let root = std::env::var("GODWIT_QEMU10").unwrap_or_else(|_| "/var/cache/godwit-lab/qemu10".into());
     if !Path::new(&root).join("bin/qemu-system-x86_64").exists() {
         eprintln!("SKIPPED: no QEMU 10 in {root}: run scripts/setup.sh qemu10");
@@ -547,7 +584,9 @@ fn a_loaded_guest_goes_to_qemu_10_and_back() {
 
 #[test]
 fn a_move_whose_nodes_are_killed_around_the_seal_leaves_one_guest_and_can_be_tried_again() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     survives(&[
         // The guest is stopped, and goes on where it is: nobody may have told it that its disk had failed.
         r#"kill = { what = "node", site = "b", vm = "vm", at = "stopped" }"#,
@@ -559,7 +598,9 @@ fn a_move_whose_nodes_are_killed_around_the_seal_leaves_one_guest_and_can_be_tri
 
 #[test]
 fn a_move_whose_node_is_killed_after_the_grant_leaves_one_guest() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     survives(&[
         r#"kill = { what = "node", vm = "vm", at = "granted" }"#,
         r#"kill = { what = "node", vm = "vm", at = "started" }"#,
@@ -569,7 +610,9 @@ fn a_move_whose_node_is_killed_after_the_grant_leaves_one_guest() {
 
 #[test]
 fn three_disks_change_hands_together_or_not_at_all() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let incidents = [
         r#"kill = { what = "node", vm = "vm", at = "commit" }"#,
         r#"kill = { what = "node", vm = "vm", at = "granted" }"#,
@@ -580,7 +623,9 @@ fn three_disks_change_hands_together_or_not_at_all() {
 
 #[test]
 fn a_move_cut_after_the_seal_goes_on_when_the_path_is_back() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     survives(&[
         r#"cut = { between = ["a", "b"], vm = "vm", at = "memory", for_s = 5 }"#,
         r#"cut = { between = ["a", "b"], vm = "vm", at = "sealed", for_s = 5 }"#,
@@ -589,7 +634,9 @@ fn a_move_cut_after_the_seal_goes_on_when_the_path_is_back() {
 
 #[test]
 fn a_page_and_a_block_altered_on_the_way_are_found() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let alter =
         "[[step]]\nalter = { vm = \"vm\", what = \"page\" }\n[[step]]\nalter = { vm = \"vm\", what = \"block\" }\n";
     let (code, figures) = Run::new(&scenario(&format!("{alter}{MOVE_AND_VERIFY}"))).one_move();
@@ -604,7 +651,9 @@ fn a_page_and_a_block_altered_on_the_way_are_found() {
 
 #[test]
 fn a_page_and_a_block_altered_on_godwits_way_are_found_and_only_in_the_vm_that_they_belong_to() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     // Two at once: what is done to one must not be taken for the other's.
     let head = by_godwit("");
     let (top, vm) = head.split_once("[[vm]]").expect("the smoke scenario has a VM");
@@ -637,7 +686,9 @@ verify = { vm = "other" }
 
 #[test]
 fn a_page_a_record_and_a_segment_altered_in_the_guests_own_world_are_found() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let alter = |what| format!("[[step]]\nalter = {{ vm = \"vm\", what = \"{what}\" }}\n");
     let verify = "[[step]]\nverify = { vm = \"vm\" }\n";
     let move_first =
@@ -653,7 +704,9 @@ fn a_page_a_record_and_a_segment_altered_in_the_guests_own_world_are_found() {
 
 #[test]
 fn a_step_that_cannot_be_made_leaves_what_was_measured_before_it() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = format!("{MOVE_AND_VERIFY}[[step]]\nmove = {{ vm = \"vm\", to = \"b\" }}\n");
     let (code, report) = Run::new(&scenario(&steps)).finish();
     assert_eq!(report.broken.as_deref(), Some("qemu: VM `vm` is in b already"));
@@ -664,7 +717,9 @@ fn a_step_that_cannot_be_made_leaves_what_was_measured_before_it() {
 
 #[test]
 fn a_cancelled_move_leaves_the_guest_running_at_its_source() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = r#"
 [[step]]
 move = { vm = "vm", to = "b" }
@@ -684,7 +739,9 @@ verify = { vm = "vm" }
 
 #[test]
 fn there_and_back_over_a_lossy_path_that_is_cut_for_a_moment() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = r#"
 [[step]]
 rate = { between = ["a", "b"], loss = 0.0005 }
@@ -713,23 +770,18 @@ verify = { vm = "vm" }
     assert_eq!(code, Some(0));
 }
 
-/// Processes whose command line names `word`, by their ids.
+/// Processes whose command line or environment names `word`, by their ids.
 fn processes_naming(word: &str) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let ids = all.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
     ids.filter(|id| {
-        let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-        *id != std::process::id() && String::from_utf8_lossy(&line).contains(word)
+        let named = |file: &str| {
+            let text = std::fs::read(format!("/proc/{id}/{file}")).unwrap_or_default();
+            String::from_utf8_lossy(&text).contains(word)
+        };
+        *id != std::process::id() && (named("cmdline") || named("environ"))
     })
     .collect()
-}
-
-fn network_namespaces() -> usize {
-    let names = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).filter_map(|e| {
-        e.file_name().to_str()?.parse::<u32>().ok()?;
-        std::fs::read_link(e.path().join("ns/net")).ok()
-    });
-    names.collect::<std::collections::HashSet<_>>().len()
 }
 
 fn gone_within(limit: Duration, what: impl Fn() -> bool) -> bool {
@@ -754,10 +806,10 @@ fn kill_at(run: &Run, moment: Duration, signal: rustix::process::Signal) {
     child.wait().unwrap();
 }
 
-fn nothing_left(run: &Run, namespaces: usize) {
+/// A network namespace without a name is gone with the last process that is in it.
+fn nothing_left(run: &Run) {
     let work = run.work().display().to_string();
     assert!(gone_within(PATIENCE, || processes_naming(&work).is_empty()), "processes are left");
-    assert!(gone_within(PATIENCE, || network_namespaces() <= namespaces), "namespaces are left");
     assert!(!Path::new(&work).exists(), "the work folder is left");
     let records = std::fs::read_dir("/run/godwit-lab").unwrap().filter_map(Result::ok);
     let naming = records.filter(|e| std::fs::read_to_string(e.path()).is_ok_and(|text| text.contains(&work)));
@@ -767,9 +819,11 @@ fn nothing_left(run: &Run, namespaces: usize) {
 /// `GODWIT_LAB_KILLS` runs (3 unless set; the soak takes 20), each killed at another moment of its life.
 #[test]
 fn a_run_that_is_killed_at_any_moment_leaves_nothing_behind() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
+    let _mine = only_mine_are_up();
     let runs: u64 = std::env::var("GODWIT_LAB_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
-    let namespaces = network_namespaces();
     for i in 0..runs {
         let run = Run::new(&scenario(MOVE_AND_VERIFY));
         // Spread over the fifteen seconds that a run takes, in an order that meets early and late moments soon.
@@ -778,38 +832,43 @@ fn a_run_that_is_killed_at_any_moment_leaves_nothing_behind() {
         let work = run.work().display().to_string();
         assert!(gone_within(PATIENCE, || processes_naming(&work).is_empty()), "killed at {moment:?}");
         down();
-        nothing_left(&run, namespaces);
+        nothing_left(&run);
     }
 }
 
 #[test]
 fn an_interrupted_run_takes_itself_down() {
-    let Some(_machine) = machine() else { return };
-    let namespaces = network_namespaces();
+    if !machine() {
+        return;
+    }
     for (moment, signal) in [(4_000, rustix::process::Signal::INT), (300, rustix::process::Signal::TERM)] {
         let run = Run::new(&scenario(MOVE_AND_VERIFY));
         kill_at(&run, Duration::from_millis(moment), signal);
-        nothing_left(&run, namespaces);
+        nothing_left(&run);
     }
 }
 
 #[test]
 fn sites_that_are_coming_up_go_with_whoever_is_interrupted_meanwhile() {
-    let Some(_machine) = machine() else { return };
-    let namespaces = network_namespaces();
+    if !machine() {
+        return;
+    }
+    let _mine = only_mine_are_up();
     let run = Run::new(&scenario(""));
     let mut up = run.up().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     assert!(gone_within(PATIENCE, || run.work().join("sites").exists()), "it does not come up");
     rustix::process::kill_process(rustix::process::Pid::from_child(&up), rustix::process::Signal::INT).unwrap();
     assert_eq!(up.wait().unwrap().code(), Some(130));
-    nothing_left(&run, namespaces);
+    nothing_left(&run);
 }
 
 #[test]
 fn sites_that_are_up_stay_until_they_are_taken_down() {
-    let Some(_machine) = machine() else { return };
-    let namespaces = network_namespaces();
-    let run = Run::new(&scenario(""));
+    if !machine() {
+        return;
+    }
+    let _mine = only_mine_are_up();
+    let run = Run::new(&scenario("").replace("name = \"smoke\"", "name = \"stay\""));
     let up = run.up().output().unwrap();
     assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
     let text = String::from_utf8_lossy(&up.stdout);
@@ -823,21 +882,23 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
     assert!(inside(&["ping", "-c", "1", "-w", "60", "10.99.0.11"]).contains("1 received"));
     assert_eq!(inside(&["ls", &run.work().join("sites").display().to_string()]), "b\n");
     // The emulator has a namespace, too, and is no site.
-    let refused = Command::new(LAB).args(["enter", "--scenario", "smoke", "wan", "true"]).output().unwrap();
+    let refused = Command::new(LAB).args(["enter", "--scenario", "stay", "wan", "true"]).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("there are: a, b, c in `smoke`"), "{said}");
+    assert!(!refused.status.success() && said.contains("there are: a, b, c in `stay`"), "{said}");
     // A second lab in the same folder is refused and hurts nothing.
     let second = run.command().output().unwrap();
     assert!(!second.status.success());
     assert!(String::from_utf8_lossy(&second.stderr).contains("is not empty"));
-    let ended = Command::new(LAB).args(["down", "smoke"]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended smoke\n");
-    nothing_left(&run, namespaces);
+    let ended = Command::new(LAB).args(["down", "stay"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended stay\n");
+    nothing_left(&run);
 }
 
 #[test]
 fn a_move_whose_nodes_die_in_the_middle_goes_on_where_it_was() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let both = |at: &str| {
         let kill =
             |site: &str| format!("[[step]]\nkill = {{ what = \"node\", site = \"{site}\", vm = \"vm\", {at} }}\n");
@@ -878,7 +939,9 @@ fn a_move_whose_nodes_die_in_the_middle_goes_on_where_it_was() {
 
 #[test]
 fn a_vm_goes_on_to_a_third_site_while_its_disk_follows_though_nodes_at_either_end_are_killed() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     // The path between the first two is slow by then, so that most of the disk is still at the first.
     let steps = "[[step]]\nafter_s = 1\nmove = { vm = \"vm\", to = \"b\", disk = \"postcopy\", leave_at = 0.1 }\n\
                  [[step]]\nwait = { s = 0, moves = true }\n\
@@ -934,7 +997,9 @@ fn followed(run: &Run, site: &str) -> (String, Option<i32>) {
 
 #[test]
 fn a_guest_that_waits_for_what_a_cut_withholds_stands_still_and_goes_on() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = "[[step]]\nafter_s = 1\nmove = { vm = \"vm\", to = \"b\", disk = \"postcopy\", leave_at = 0.02 }\n\
                  [[step]]\nwait = { s = 0, moves = true }\n\
                  [[step]]\ncut = { between = [\"a\", \"b\"], for_s = 14 }\n\
@@ -951,7 +1016,9 @@ fn a_guest_that_waits_for_what_a_cut_withholds_stands_still_and_goes_on() {
 
 #[test]
 fn memory_waits_for_disks_that_a_cut_left_behind() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let steps = "[[step]]\ncut = { between = [\"a\", \"b\"], vm = \"vm\", at = \"memory\", for_s = 5 }\n\
                  [[step]]\nafter_s = 1\nmove = { vm = \"vm\", to = \"b\" }\n\
                  [[step]]\nverify = { vm = \"vm\" }\n";
@@ -1049,7 +1116,9 @@ wait = { s = 2 }
 
 #[test]
 fn an_application_of_two_tiers_answers_through_moves_of_its_firewall_its_switch_and_its_database() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let run = Run::new(TWO_TIERS);
     let (code, report) = run.finish();
     let moved: Vec<_> = report.components.iter().map(|moved| (moved.component.as_str(), moved.outcome)).collect();
@@ -1132,7 +1201,9 @@ fn has_tunnels() -> bool {
 
 #[test]
 fn a_guests_wire_goes_through_extenders_whose_programs_are_killed_and_never_in_clear() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     if !has_tunnels() {
         return;
     }
@@ -1158,12 +1229,14 @@ fn a_guests_wire_goes_through_extenders_whose_programs_are_killed_and_never_in_c
 
 #[test]
 fn without_an_extender_the_emulator_sees_wires_in_clear() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     if !has_tunnels() {
         return;
     }
     // That of the guest's first site and its gateway's is taken away when it is up: by the user, who says so.
-    let text = include_str!("../../../scenarios/extender.toml");
+    let text = include_str!("../../../scenarios/extender.toml").replace("name = \"extender\"", "name = \"in-clear\"");
     let head = text.split_once("[[step]]").expect("the scenario has steps").0;
     let run = Run::new(&format!("{head}[[step]]\nwait = {{ s = 6 }}\n"));
     let mut lab = run.command().stdout(Stdio::null()).spawn().unwrap();
@@ -1172,7 +1245,7 @@ fn without_an_extender_the_emulator_sees_wires_in_clear() {
         let commands = "godwit wire show vm:eth1 && godwit extender disconnect a c --clear";
         let script = format!("set -a; . {} && {commands}", environment.display());
         let mut enter = Command::new(LAB);
-        enter.args(["enter", "--scenario", "extender", "c", "--", "/bin/sh", "-c", &script]);
+        enter.args(["enter", "--scenario", "in-clear", "c", "--", "/bin/sh", "-c", &script]);
         enter.output().is_ok_and(|o| o.status.success())
     });
     assert!(asked);
@@ -1184,7 +1257,9 @@ fn without_an_extender_the_emulator_sees_wires_in_clear() {
 
 #[test]
 fn ways_between_two_hosts_are_measured_in_turn() {
-    let Some(_machine) = machine() else { return };
+    if !machine() {
+        return;
+    }
     let text = r#"
 name = "wires"
 [speed]

@@ -36,14 +36,27 @@ pub enum Priority {
     Background,
     /// Pages, and the copy of a disk.
     Bulk,
-    /// Somebody waits for it: a mirrored write, a block on demand.
+    /// A mirrored write: nobody waits for it before it is far behind.
+    Mirrored,
+    /// Somebody waits for it: a block on demand.
     Interactive,
     /// What ends waiting: never held back by a limit.
     Control,
 }
 
 impl Priority {
-    pub(crate) const ALL: [Self; 4] = [Self::Background, Self::Bulk, Self::Interactive, Self::Control];
+    pub(crate) const ALL: [Self; 5] = [Self::Background, Self::Bulk, Self::Mirrored, Self::Interactive, Self::Control];
+
+    /// What stands for it where a stream is opened. A peer of an earlier version knows no 4: what is mirrored is opened as [`Self::Bulk`].
+    pub(crate) const fn number(self) -> u8 {
+        match self {
+            Self::Background => 0,
+            Self::Bulk => 1,
+            Self::Interactive => 2,
+            Self::Control => 3,
+            Self::Mirrored => 4,
+        }
+    }
 }
 
 /// A UDP address per lane.

@@ -177,7 +177,7 @@ impl Inner {
         match priority {
             Priority::Background => Some(background),
             Priority::Bulk => Some(bulk),
-            Priority::Interactive | Priority::Control => None,
+            Priority::Mirrored | Priority::Interactive | Priority::Control => None,
         }
     }
 

@@ -199,7 +199,7 @@ impl Attach {
         let mut out = BytesMut::with_capacity(22 + self.hello.len());
         out.put_u64(self.id);
         out.put_u8(matches!(self.kind, Kind::Request).into());
-        out.put_u8(self.priority as u8);
+        out.put_u8(self.priority.number());
         out.put_u64(self.received);
         out.put_u32(self.hello.len() as u32);
         out.put_slice(&self.hello);
@@ -215,7 +215,7 @@ impl Attach {
             other => return bad(format!("stream of kind {other}")),
         };
         let priority = head.get_u8();
-        let Some(priority) = Priority::ALL.into_iter().find(|p| *p as u8 == priority) else {
+        let Some(priority) = Priority::ALL.into_iter().find(|p| p.number() == priority) else {
             return bad(format!("priority {priority}"));
         };
         let received = head.get_u64();

@@ -8,7 +8,7 @@ use godwit_trust::{Access, Authority, Credentials, Identity, PeerError, Role, Va
 use godwit_units::{BitRate, Bytes as Amount};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
@@ -309,6 +309,43 @@ async fn what_is_urgent_is_quick_however_many_streams_of_bulk_have_their_windows
         }
         assert!(Instant::now() < until, "three questions took {took:?}");
     }
+}
+
+/// A block that a guest waits for is worth more than a write that has been answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_on_demand_goes_before_mirrored_writes() {
+    let site = Site::new();
+    let (_a, _b, ours, theirs) = slow_pair(&site).await;
+    let mut brought = vec![];
+    for priority in [Priority::Mirrored, Priority::Interactive] {
+        let window = Amount::mib(4);
+        // As a mirror is: opened as the copy that it begins with.
+        let stream = ours.open_stream_with(Lane::Disk, Priority::Bulk, Bytes::new(), window).await.unwrap();
+        stream.send.set_priority(priority);
+        let (_, _, other) = theirs.accept_stream().await.unwrap();
+        let ((mut send, recv), (back, mut reads)) = (stream.split(), other.split());
+        tokio::spawn(async move {
+            let piece = Bytes::from(vec![7; 64 << 10]);
+            while send.write(piece.clone()).await.is_ok() {}
+            drop(recv);
+        });
+        let bytes = Arc::new(AtomicUsize::new(0));
+        brought.push(bytes.clone());
+        tokio::spawn(async move {
+            while let Ok(Some(piece)) = reads.read().await {
+                bytes.fetch_add(piece.len(), Ordering::Relaxed);
+            }
+            drop(back);
+        });
+        // The mirror has filled what is between the two.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let so_far = || [0, 1].map(|i: usize| brought[i].load(Ordering::Relaxed));
+    let before = so_far();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let after = so_far();
+    let [mirrored, demanded] = [0, 1].map(|i| after[i] - before[i]);
+    assert!(demanded > 4 * mirrored, "{demanded} bytes on demand came beside {mirrored} of mirrored writes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -647,9 +647,9 @@ impl Disk {
                     packer.push(&message, &mut wire)?;
                 }
                 packer.flush(&mut wire)?;
-                // A guest may wait for its writes; nobody waits for a copy, and others' disks share the link.
+                // A guest may come to wait for its writes; nobody waits for a copy, and others' disks share the link.
                 let level = lock(&self.left).figures.synchronous;
-                send.set_priority(if level { Priority::Interactive } else { Priority::Bulk });
+                send.set_priority(if level { Priority::Mirrored } else { Priority::Bulk });
                 send.write(wire.into()).await?;
             }
             anyhow::Ok(())

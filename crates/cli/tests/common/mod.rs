@@ -1,8 +1,6 @@
 //! Guests for tests, and what daemons leave behind when their test is over.
 
-#[allow(dead_code, reason = "not every test has a guest that checks itself")]
 pub mod checker;
-#[allow(dead_code, reason = "not every test that ends daemons has a pair of hosts")]
 pub mod pair;
 
 use std::fs::File;
@@ -10,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 /// A QEMU's RAM, if it has so much: memory that it shares with whoever is root.
-#[allow(dead_code, reason = "not every test looks into guests")]
 pub fn ram(pid: u32, memory: u64) -> Option<File> {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     let is_memory = |path: &PathBuf| {
@@ -21,7 +18,6 @@ pub fn ram(pid: u32, memory: u64) -> Option<File> {
 }
 
 /// How `vm create` is told to start a guest whose process 1 is what [`with_script`] was given.
-#[allow(dead_code, reason = "not every test has guests of its own")]
 pub const BOOTS: [&str; 9] = [
     "--cpu",
     "qemu64,+rdrand",
@@ -35,7 +31,6 @@ pub const BOOTS: [&str; 9] = [
 ];
 
 /// What such a guest's script begins with.
-#[allow(dead_code, reason = "not every test has guests of its own")]
 const FIRST: &str = r#"#!/bin/busybox sh
 export PATH=/bin
 mount -t proc proc /proc
@@ -45,7 +40,6 @@ while read -r module; do insmod "/lib/modules/$module"; done </lib/modules/order
 "#;
 
 /// The lab's tiny image, where it has been made; says so, where not.
-#[allow(dead_code, reason = "not every test has guests of its own")]
 pub fn tiny() -> Option<PathBuf> {
     let images = std::env::var_os("GODWIT_IMAGES").map_or_else(|| "/var/cache/godwit-lab/images".into(), PathBuf::from);
     let tiny = images.join("tiny");
@@ -57,7 +51,6 @@ pub fn tiny() -> Option<PathBuf> {
 }
 
 /// An archive in cpio's form `newc` with one program.
-#[allow(dead_code, reason = "not every test has guests of its own")]
 fn archive(name: &str, program: &[u8]) -> Vec<u8> {
     let mut out = vec![];
     for (name, mode, bytes) in [(name, 0o100_755, program), ("TRAILER!!!", 0, &b""[..])] {
@@ -72,7 +65,6 @@ fn archive(name: &str, program: &[u8]) -> Vec<u8> {
 }
 
 /// Puts `vmlinuz` and `initrd` of the tiny image into a folder of images, with one more program.
-#[allow(dead_code, reason = "not every test has guests of its own")]
 pub fn with_program(tiny: &Path, images: &Path, name: &str, program: &[u8]) {
     std::fs::copy(tiny.join("vmlinuz"), images.join("vmlinuz")).unwrap();
     let mut initrd = std::fs::read(tiny.join("initrd")).unwrap();
@@ -83,7 +75,6 @@ pub fn with_program(tiny: &Path, images: &Path, name: &str, program: &[u8]) {
 }
 
 /// As [`with_program`], with a script that is process 1: it begins with [`FIRST`].
-#[allow(dead_code, reason = "not every test has guests of its own")]
 pub fn with_script(tiny: &Path, images: &Path, script: &str) {
     with_program(tiny, images, "load", [FIRST, script].concat().as_bytes());
 }
@@ -102,7 +93,6 @@ pub fn guests(folder: &Path) -> Vec<u32> {
 }
 
 /// The processes that bear a mark whose value begins with `folder`: what keeps a namespace or a tunnel outlives its node by design.
-#[allow(dead_code, reason = "not every test has components or extenders")]
 pub fn marked(mark: &str, folder: &Path) -> Vec<u32> {
     let mine = format!("{mark}={}", folder.display());
     let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
@@ -115,7 +105,6 @@ pub fn marked(mark: &str, folder: &Path) -> Vec<u32> {
 }
 
 /// The processes that keep components' namespaces, of those who write below `folder`.
-#[allow(dead_code, reason = "as above")]
 pub fn holders(folder: &Path) -> Vec<u32> {
     marked("GODWIT_COMPONENT", folder)
 }

@@ -190,7 +190,6 @@ impl Pair {
     }
 
     /// Whether a host's node, or the controller, was started and not ended.
-    #[allow(dead_code, reason = "not every test ends daemons by itself")]
     pub fn has(&self, name: &str) -> bool {
         self.daemons.contains_key(name)
     }
