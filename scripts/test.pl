@@ -4,7 +4,7 @@
 #
 #   scripts/test.pl [CARGO ARGUMENTS...]
 #
-# Arguments go to `cargo test`, behind what selects all tests in the profile `tested`; after `--`, to each program.
+# Arguments go to `cargo test`, behind what selects all tests in the profile `tested` (with `-p`, those of a package); after `--`, to each program.
 # TEST_JOBS: how many programs run at once; as many as there are processors unless set.
 use strict;
 use warnings;
@@ -12,7 +12,6 @@ use Cwd qw(getcwd);
 use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
 use JSON::PP;
-use POSIX qw(:sys_wait_h);
 use Time::HiRes qw(time);
 
 # What measures the machine has it to itself, before the others.
@@ -30,7 +29,8 @@ chomp(my $processors = `nproc`);
 my $jobs = $ENV{TEST_JOBS} || $processors;
 die "TEST_JOBS=$jobs is no number of programs\n" unless $jobs =~ /^[1-9]\d*$/;
 
-my @build = (qw(cargo test --profile tested --workspace --locked --lib --bins --tests), @cargo);
+my @packages = (grep { /^(-p|--package)/ } @cargo) ? () : ('--workspace');
+my @build = (qw(cargo test --profile tested --locked --lib --bins --tests), @packages, @cargo);
 open(my $made, '-|', @build, qw(--no-run --message-format=json-render-diagnostics)) or die "cargo: $!\n";
 my @programs;
 while (my $line = <$made>) {
@@ -50,6 +50,10 @@ while (my $line = <$made>) {
 }
 close($made) or exit(($? >> 8) || 1);
 die "cargo names no program of tests\n" unless @programs;
+if (@packages) {
+    my %there = map { $_->{name} => 1 } @programs;
+    $there{$_} or die "scripts/test.pl names `$_`, which is no program of tests\n" for keys %alone, @first;
+}
 
 my %order = map { $first[$_] => $_ - @first } 0 .. $#first;
 @programs = sort { ($order{$a->{name}} // 0) <=> ($order{$b->{name}} // 0) or $a->{name} cmp $b->{name} } @programs;
@@ -57,8 +61,8 @@ my @measuring = grep { $alone{$_->{name}} } @programs;
 my @others = grep { !$alone{$_->{name}} } @programs;
 
 my $outputs = tempdir(CLEANUP => 1);
-my ($root, $began, %running, @failed) = (getcwd(), time);
-# Whoever is interrupted ends what it started.
+my ($root, $began, $started, %running, @failed) = (getcwd(), time, 0);
+# Whoever is interrupted ends the programs that it started; what those leave the next tests remove.
 for my $signal (qw(INT TERM HUP)) {
     $SIG{$signal} = sub {
         kill 'TERM', keys %running;
@@ -69,7 +73,7 @@ for my $signal (qw(INT TERM HUP)) {
 
 sub start {
     my ($it) = @_;
-    $it->{output} = "$outputs/" . scalar(keys %$it) . '-' . ($it->{name} =~ tr/ /-/r);
+    $it->{output} = "$outputs/" . ++$started;
     $it->{began} = time;
     defined(my $pid = fork) or die "fork: $!\n";
     if (!$pid) {

@@ -51,6 +51,9 @@ pub struct Promoted {
     pub lineage: Lineage,
     /// Its disks. Where they are of different moments, they are as disks whose power went at different times.
     pub disks: Vec<RecoveryPoint>,
+    /// Whether they are of one moment, as one loss of power would have left them.
+    #[serde(default)]
+    pub one_moment: bool,
     /// Whether nothing was done.
     pub dry_run: bool,
 }
@@ -80,6 +83,9 @@ pub struct LocalImage {
     pub epoch: String,
     /// When that ended, milliseconds since 1970.
     pub epoch_unix_ms: u64,
+    /// The moment that it has in common with images of other disks.
+    #[serde(default)]
+    pub moment: Option<u64>,
 }
 
 /// What a node says of a VM's images.

@@ -132,7 +132,7 @@ pub struct PrecacheArgs {
     /// How often an epoch of writes ends
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time, conflicts_with = "stop")]
     pub interval: Duration,
-    /// Keep the last complete epoch as a whole image; each disk of a VM has a moment of its own
+    /// Keep the last complete epoch as a whole image, of one moment with those of the VM's other disks there
     #[arg(long, conflicts_with = "stop")]
     pub consistent: bool,
     /// When the VM has moved there, turn the pre-cache around instead of ending it

@@ -7,7 +7,7 @@ use godwit_api::{Name, PublicClient};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The VM's host must not answer, neither the controller nor the host that has the images, and somebody has to say\nhow it is kept from running the VM. Each of the VM's disks needs an image there: `godwit volume precache\n--consistent` keeps one. Images of several disks are of different moments, as if their power had gone at\ndifferent times. What was written after an image's epoch is lost; how long ago that was, and how far disks are\napart, is said before and afterwards. A new lineage begins: a host that comes back is paused, and what it has\nis kept until somebody removes it (`godwit orphan ls`)."
+    after_help = "The VM's host must not answer, neither the controller nor the host that has the images, and somebody has to say\nhow it is kept from running the VM. Each of the VM's disks needs an image there: `godwit volume precache\n--consistent` keeps one. Images of several disks are of one moment where all of them are pre-cached\nso, and whether they are is said before and afterwards, as is how far they are apart where not: as if their power\nhad gone at different times. What was written after an image's epoch is lost; how long ago that was is said, too. A new lineage begins: a host that comes back is paused, and what it has\nis kept until somebody removes it (`godwit orphan ls`)."
 )]
 pub struct PromoteArgs {
     /// A volume of the VM, by name
@@ -45,7 +45,7 @@ pub async fn run(api: &PublicClient, args: &PromoteArgs) -> Result<Promoted, Fai
 
 /// For people.
 pub fn show(promoted: &Promoted) -> String {
-    let Promoted { vm, host, lost, lineage, disks, dry_run } = promoted;
+    let Promoted { vm, host, lost, lineage, disks, one_moment, dry_run } = promoted;
     let verb = if *dry_run { "would be" } else { "is" };
     let mut out = format!("`{vm}` {verb} started at `{host}` in lineage {}, without `{lost}`, from\n", lineage.0);
     for disk in disks {
@@ -55,7 +55,10 @@ pub fn show(promoted: &Promoted) -> String {
     let (first, last) = (disks.iter().map(|d| d.epoch_unix_ms).min(), disks.iter().map(|d| d.epoch_unix_ms).max());
     if let (Some(first), Some(last), 2..) = (first, last, disks.len()) {
         let apart = (last - first) as f64 / 1000.0;
-        out += &format!("  they are {apart:.1} s apart, as disks whose power went at different times\n");
+        out += &match one_moment {
+            true => "  they are of one moment, as one loss of power would have left them\n".to_owned(),
+            false => format!("  they are {apart:.1} s apart, as disks whose power went at different times\n"),
+        };
     }
     out
 }
@@ -81,6 +84,7 @@ mod tests {
             lost: name("a1"),
             lineage: Lineage(1),
             disks: vec![disk("root", 1000), disk("data", 3500)],
+            one_moment: false,
             dry_run: true,
         };
         let text = show(&told);
@@ -89,9 +93,12 @@ mod tests {
         assert!(text.contains("2.5 s apart"), "{text}");
         told.disks[1].epoch_unix_ms = 1000;
         assert!(show(&told).contains("0.0 s apart"), "one clock's millisecond is not one moment of both");
+        told.one_moment = true;
+        let text = show(&told);
+        assert!(text.contains("of one moment") && !text.contains("apart"), "{text}");
         told.disks.pop();
         told.dry_run = false;
         let text = show(&told);
-        assert!(text.contains("`web` is started") && !text.contains("apart"), "{text}");
+        assert!(text.contains("`web` is started") && !text.contains("apart") && !text.contains("moment"), "{text}");
     }
 }

@@ -206,7 +206,7 @@ pub fn moments(precache: &Precache, volumes: &[Volume]) -> Option<String> {
     let disks = volumes.iter().filter(|volume| volume.vm == precache.vm).count();
     (precache.consistent && disks > 1).then(|| {
         format!(
-            "`{}` has {disks} disks, and the image of each is of a moment of its own: started from them, it finds its disks as if their power had gone at different times",
+            "`{}` has {disks} disks; their images are of one moment if each of them is pre-cached with --consistent at the same host",
             precache.vm
         )
     })
@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_wants_images_of_a_vm_with_several_disks_is_told_that_they_are_of_different_moments() {
+    fn whoever_wants_images_of_a_vm_with_several_disks_is_told_when_they_are_of_one_moment() {
         let volume = |name: &str, vm: &str| -> Volume {
             serde_json::from_value(serde_json::json!({"id": 1, "name": name, "size": 1, "vm": vm, "replicas": ["a"]}))
                 .unwrap()

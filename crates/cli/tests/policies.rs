@@ -106,9 +106,11 @@ fn a_guest_whose_pause_would_be_too_long_stays_and_one_that_is_slowed_goes_and_i
     let notes: Vec<&str> = mv.progress.trace.notes.iter().map(|note| note.text.as_str()).collect();
     println!("{notes:#?}");
     assert!(notes.iter().any(|note| note.contains("the guest's CPUs are slowed by 40 %")), "{notes:?}");
-    // In rounds over all that it writes nothing less would ever be left; and nothing at all is where QEMU has stopped it by itself.
+    // In rounds over all that it writes nothing less would ever be left; and nothing at all is where QEMU has stopped it by itself, as it does where
+    // little is left. On a busy machine that may come at once.
     let is_less = |left: u64| left > 0 && left < u64::from(WRITTEN) * 256 / 2;
-    assert!(mv.progress.rounds.iter().any(|round| is_less(round.dirtied)), "{:?}", mv.progress.rounds);
+    let less = mv.progress.rounds.iter().any(|round| is_less(round.dirtied));
+    assert!(less || notes.iter().any(|note| note.contains("is short enough")), "{:?}", mv.progress.rounds);
     goes_on(&pair, "b", 2);
     let there = goes_on(&pair, "b", 20);
     println!("passes in a second: {alone:.1} before, {there:.1} there; pause {:?} ms", mv.progress.downtime_ms);

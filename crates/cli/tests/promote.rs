@@ -10,13 +10,18 @@ static MACHINE: Mutex<()> = Mutex::new(());
 
 const FENCED: &str = "power cut at the PDU, by ann";
 
-/// A VM at `a` whose disk `b` has a pre-cache of.
-fn precached(test: &str, how: &[&str]) -> Pair {
-    let pair = Pair::with_a_disk(test);
-    pair.ok(&[&["volume", "precache", "root", "--to", "b", "--interval", "1s"], how].concat());
+/// A VM at `a` with these disks, of which `b` has pre-caches: of the same moment, where they are images.
+fn precached(test: &str, disks: &[&str], how: &[&str]) -> Pair {
+    let pair = Pair::with_disks(test, disks);
+    for disk in disks {
+        pair.ok(&[&["volume", "precache", disk, "--to", "b", "--interval", "1s"], how].concat());
+    }
     pair.until("b holds an epoch", || {
-        let figures = pair.json(&["volume", "status"])[0]["figures"].clone();
-        figures["state"] == "following" && figures["image"] == json!(!how.is_empty()) && figures["backlog"] == 0
+        let status = pair.json(&["volume", "status"]);
+        let all: Vec<_> = status.as_array().unwrap().iter().map(|one| one["figures"].clone()).collect();
+        let follows =
+            |f: &Value| f["state"] == "following" && f["image"] == json!(!how.is_empty()) && f["backlog"] == 0;
+        all.len() == disks.len() && all.iter().all(|f| follows(f) && f["epoch_unix_ms"] == all[0]["epoch_unix_ms"])
     });
     pair
 }
@@ -35,7 +40,7 @@ fn a_vm_is_started_from_an_image_when_its_site_is_gone_and_the_site_that_comes_b
     if !can_run() {
         return;
     }
-    let mut pair = precached("promote", &["--consistent"]);
+    let mut pair = precached("promote", &["root", "log"], &["--consistent"]);
     let (code, _, said) = promote(&pair, &[]);
     assert!(code != 0 && said.contains("--fenced"), "{said}");
     let (code, _, said) = promote(&pair, &["--fenced", FENCED]);
@@ -53,6 +58,7 @@ fn a_vm_is_started_from_an_image_when_its_site_is_gone_and_the_site_that_comes_b
     pair.until("the loss is seen", || promote(&pair, &["--dry-run"]).0 == 0);
     let (_, said, _) = promote(&pair, &["--dry-run"]);
     assert!(said.contains("would be started at `b` in lineage 1") && said.contains("root as of epoch 1."), "{said}");
+    assert!(said.contains("log as of epoch 1.") && said.contains("they are of one moment"), "{said}");
     let (code, _, said) = promote(&pair, &["--fenced", "yes"]);
     assert!(code != 0 && said.contains("how the VM's host is kept"), "{said}");
     assert!(pair.ask("b", "GET", "/v1/vms/1").is_err(), "nothing was begun");
@@ -103,13 +109,36 @@ fn a_vm_is_started_from_an_image_when_its_site_is_gone_and_the_site_that_comes_b
     assert_eq!((pair.guests("a").len(), pair.guests("b").len()), (1, 0));
 }
 
+/// Epochs of one moment have come, and nothing of them is in its place when the host that keeps them dies; then the site goes that sent them.
+#[test]
+fn whoever_promotes_brings_what_has_come_of_one_moment_to_its_place() {
+    let _machine = MACHINE.lock();
+    if !can_run() {
+        return;
+    }
+    let mut pair = Pair::with_disks("moment", &["root", "log"]);
+    std::fs::write(pair.path("points/moment.1"), "kill").unwrap();
+    for disk in ["root", "log"] {
+        pair.ok(&["volume", "precache", disk, "--to", "b", "--interval", "1s", "--consistent"]);
+    }
+    pair.until("b has all of a moment, and dies", || pair.path("points/moment.1.reached").exists());
+    pair.kill_node("b");
+    pair.lose_power("a");
+    pair.start_node("b");
+    pair.until("the loss is seen", || promote(&pair, &["--dry-run"]).0 == 0);
+    let (code, done, before) = promote(&pair, &["--fenced", FENCED]);
+    assert_eq!(code, 0, "{before}{}", pair.logs());
+    assert!(done.contains("they are of one moment"), "{done}");
+    pair.until("it runs at b", || local(&pair, "b")["run"] == "running");
+}
+
 #[test]
 fn what_is_no_whole_image_is_not_promoted() {
     let _machine = MACHINE.lock();
     if !can_run() {
         return;
     }
-    let mut pair = precached("blocks", &[]);
+    let mut pair = precached("blocks", &["root"], &[]);
     pair.lose_power("a");
     let mut said = String::new();
     for _ in 0..50 {

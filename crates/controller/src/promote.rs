@@ -93,6 +93,8 @@ async fn carry_out(
     }
     let images = c.node(&here).promote(&order).await?.images;
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+    let moment = images.first().and_then(|image| image.moment);
+    let one_moment = images.len() < 2 || (moment.is_some() && images.iter().all(|image| image.moment == moment));
     let mut disks = vec![];
     for image in images {
         let of: Option<Volume> = c.store.read(Kind::Volume, image.volume.0)?;
@@ -113,6 +115,7 @@ async fn carry_out(
         lost: lost.name,
         lineage: Lineage(known.0 + 1),
         disks,
+        one_moment,
         dry_run: how.dry_run,
     })
 }

@@ -194,8 +194,12 @@ pub fn remove_abandoned() -> Result<usize> {
 fn remove_unclaimed() -> Result<usize> {
     let mut removed = 0;
     for dead in records()?.into_iter().filter(|f| !f.alive) {
-        if let Some(record) = &dead.record {
-            remove_work(&record.work)?;
+        if let Some(record) = &dead.record
+            && let Err(error) = remove_work(&record.work)
+        {
+            // Its processes may be dying, and write: it is tried again at the next run.
+            eprintln!("godwit-lab: what a killed run left stays for now: {error:#}");
+            continue;
         }
         let _ = std::fs::remove_file(dead.path);
         removed += 1;

@@ -15,6 +15,7 @@ use crate::pace::Paced;
 use crate::parts::lock;
 use crate::path::Carries;
 use crate::snapshot::Snapshot;
+use crate::tracker::unix_ms;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
 use godwit_api::progress::DiskProgress;
@@ -24,13 +25,13 @@ use godwit_handoff::{Generation, Lineage, Ticket};
 use godwit_link::{Priority, RecvHalf, SendHalf, Stream};
 use godwit_nbd::{Command, Cookie, Errno, Export, Extent, Piece, Reply};
 use godwit_units::{BitRate, BlockIndex, Bytes as Amount, RadosPool, VolumeId};
-use godwit_volume::epoch::Recorder;
+use godwit_volume::epoch::{Recorder, Subscriber};
 use godwit_volume::fetch::Requester;
 use godwit_volume::mirror::{self, Place};
 use godwit_volume::order::FirstAccess;
 use godwit_volume::scrub::Mend;
 use godwit_volume::{
-    BLOCK, Holder, LINGERING, Library, Packer, Replica, Unpacker, VolumeError, Written, fet, give_way,
+    BLOCK, Holder, LINGERING, Library, Moment, Packer, Replica, Unpacker, VolumeError, Written, fet, give_way,
 };
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -59,6 +60,8 @@ const CLOSING: Duration = Duration::from_secs(60);
 const MOST_AT_ONCE: usize = 64;
 /// The same in bytes, but for the last of them: a few bytes of the wire may stand for large ones.
 const MOST_BYTES_AT_ONCE: usize = 1 << 20;
+/// How often it is tried to have the locks of several disks at once before that is put off.
+const TRIES: usize = 256;
 /// What is read from the link at once, where so much has come, bytes.
 const READ_AT_ONCE: usize = 128 << 10;
 
@@ -439,14 +442,71 @@ impl Disk {
                 if !disk.recorder.is_due(now) {
                     return Ok(());
                 }
-                let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-                disk.recorder.roll(&disk.replica, now, u64::try_from(unix.as_millis()).unwrap_or(u64::MAX))?;
+                disk.recorder.roll(&disk.replica, now, unix_ms())?;
             }
             disk.replica.flush()?;
             disk.recorder.settled();
             Ok(())
         };
         self.clone().blocking(roll).await
+    }
+
+    /// Ends the epochs of several volumes in one moment, with no write of the guest's between two of the ends, and makes them durable; each begins to go to its
+    /// secondary. Whether it does for all; nothing where the guest writes to some of them all the time. In the order of their numbers, and nobody else holds
+    /// the locks of two.
+    pub(crate) fn roll_together(
+        all: &[(Arc<Self>, Subscriber)],
+        moment: Option<Moment>,
+    ) -> Result<Option<bool>, VolumeError> {
+        let _alone: Vec<_> = all.iter().map(|(disk, _)| lock(&disk.rolling)).collect();
+        let (mut begun, mut rolled, mut failed) = (true, vec![], None);
+        {
+            let Some(_guests) = Self::all_at_once(all) else { return Ok(None) };
+            let unix = unix_ms();
+            for (disk, id) in all {
+                match disk.recorder.roll_with(&disk.replica, disk.began.elapsed(), unix, (*id, moment)) {
+                    Ok(one) => {
+                        begun &= one;
+                        rolled.push(disk);
+                    }
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+        // Also where one has failed: the others' epochs may have begun to go to other hosts.
+        for disk in rolled {
+            match disk.replica.flush() {
+                Ok(()) => disk.recorder.settled(),
+                Err(error) => failed = Some(error),
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        Ok(Some(begun))
+    }
+
+    /// The locks of the guest's writes to all of them. Whoever waits for one holds none: else a write to one disk waited for another's storage.
+    fn all_at_once(all: &[(Arc<Self>, Subscriber)]) -> Option<Vec<std::sync::MutexGuard<'_, Option<Outgoing>>>> {
+        let mut first = 0;
+        for _ in 0..TRIES {
+            let mut guests = vec![lock(&all.get(first)?.0.order)];
+            let busy = (0..all.len()).filter(|at| *at != first).find(|at| match glimpse(&all[*at].0.order) {
+                Some(guard) => {
+                    guests.push(guard);
+                    false
+                }
+                None => true,
+            });
+            match busy {
+                None => return Some(guests),
+                Some(at) => first = at,
+            }
+        }
+        None
     }
 
     /// Does something of a pre-cache with the replica, while no attempt of a move begins to receive it.

@@ -55,6 +55,8 @@ pub enum Point {
     Import,
     /// No move: a volume is to be exported as it was a moment ago.
     Export,
+    /// No move: epochs of all of a VM's disks are here that ended in one moment, and one of them is not in its place.
+    Moment,
 }
 
 impl Point {
@@ -81,6 +83,7 @@ impl Point {
             Self::Fill => "fill",
             Self::Import => "import",
             Self::Export => "export",
+            Self::Moment => "moment",
         }
     }
 }

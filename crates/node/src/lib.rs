@@ -32,6 +32,7 @@ pub mod membership;
 pub mod memory_in;
 pub mod memory_out;
 pub mod metrics;
+pub mod moments;
 mod neighbours;
 mod netcheck;
 pub mod node;

@@ -560,6 +560,14 @@ impl Node {
                     Disk::open_or_create(&folder, pool, socket, *volume, name, disk.size)?
                 }
             };
+            // What was decided before this node was started, or a pre-cache ended.
+            if let Err(error) = self.precaches.moments().settle(definition.id, &disk) {
+                tracing::warn!(
+                    volume = name,
+                    error = format!("{error:#}"),
+                    "an image that has come is not in its place"
+                );
+            }
             self.has_opened(&disk);
             if let Some(shelf) = self.libraries.shelf(definition.id, definition.domain.as_ref()) {
                 disk.look_up_in(shelf);

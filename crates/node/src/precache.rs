@@ -15,6 +15,8 @@
 //!
 //! *The secondary is slow, or full.* The session ends with what it says, and is tried again; the guest hears nothing of it.
 //!
+//! *A VM has several disks.* Those that have an image at one host have images of one moment there: [`crate::moments`].
+//!
 //! *Many volumes go to one host.* What a path has to spare it has once: all sessions with a host take turns at one pace ([`Precaches::share_to`]). A limit
 //! is a session's own, and so is an interval: each has epochs as often as it was ordered to.
 
@@ -22,6 +24,8 @@ use crate::aside::Aside;
 use crate::covered::VolumeRight;
 use crate::disk::Disk;
 use crate::durable::replace;
+use crate::failpoint::{Point, reach_async};
+use crate::moments::{Common, Moments};
 use crate::node::Node;
 use crate::parts::{Parts, lock};
 use crate::proto::{self, Hello, Request};
@@ -34,10 +38,11 @@ use godwit_link::pace::{Pace, Share};
 use godwit_link::{Lane, Priority, Session, Stream};
 use godwit_trust::SignedCapability;
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
+use godwit_volume::epoch::{Stands, Subscriber};
 use godwit_volume::precache::{Source, State, Target};
-use godwit_volume::{Journal, Packer, Replica, Unpacker};
+use godwit_volume::{Complete, Journal, Moment, Packer, Replica, Unpacker};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -67,6 +72,8 @@ const GATHERED: (usize, usize) = (64, 256 << 10);
 const PATIENCE: Duration = Duration::from_millis(5);
 /// Lots of messages that are taken from the link ahead of their being worked off.
 const AHEAD: usize = 4;
+/// How long a disk of which nobody knows yet what its secondary holds is waited for by the others of its VM.
+const UNKNOWN: Duration = Duration::from_secs(60);
 /// Pre-caches of one node, and replicas of others' that it keeps: what a host can have of volumes.
 const MOST: usize = 1024;
 
@@ -117,8 +124,18 @@ pub fn mark(volume: &Path) -> Option<Mark> {
 #[derive(Debug)]
 struct Sending {
     order: PrecacheOrder,
+    since: Instant,
+    group: Arc<Group>,
     figures: Arc<Mutex<Told>>,
     over: CancellationToken,
+}
+
+/// The volumes whose images at one host are to be of one moment; none, where one is alone.
+#[derive(Debug, Default)]
+struct Group {
+    volumes: Vec<VolumeId>,
+    /// One ends their epochs at a time.
+    ending: Mutex<()>,
 }
 
 /// How a session stands, for whoever asks.
@@ -128,10 +145,35 @@ struct Told {
     /// The epoch that is held ended then; and whether the guest has written since.
     held_unix_ms: Option<u64>,
     behind: bool,
+    /// Whether the secondary holds an image; nobody knows before it has said so once.
+    holds: Option<bool>,
+    /// The session that is there.
+    live: Option<Live>,
+}
+
+/// What ends an epoch has to know of a session.
+#[derive(Debug)]
+struct Live {
+    disk: Weak<Disk>,
+    id: Subscriber,
+    /// What its epoch under way has in common with other disks'.
+    common: Option<Common>,
+}
+
+/// Disks whose epochs end together.
+#[derive(Debug)]
+enum Together {
+    /// Those for which it is time.
+    Due(Vec<(Arc<Disk>, Subscriber)>),
+    /// It is not yet, or somebody is busy.
+    NotYet,
+    /// The secondary of this one is away.
+    Waits(VolumeId),
 }
 
 #[derive(Debug)]
 struct Receiving {
+    vm: VmId,
     from: String,
     image: bool,
     owner: (Lineage, Generation),
@@ -155,6 +197,7 @@ pub struct Precaches {
     standing_by: tokio::sync::Mutex<()>,
     /// One place is made at a time: a device may be zeroed for hours.
     placing: tokio::sync::Mutex<()>,
+    moments: Arc<Moments>,
 }
 
 impl Precaches {
@@ -170,7 +213,95 @@ impl Precaches {
             paces: Mutex::default(),
             standing_by: tokio::sync::Mutex::default(),
             placing: tokio::sync::Mutex::default(),
+            moments: Arc::new(Moments::new(state)),
         }
+    }
+
+    /// What is known here of moments that images have in common.
+    pub(crate) const fn moments(&self) -> &Arc<Moments> {
+        &self.moments
+    }
+
+    fn group(&self, key: &(VolumeId, Name)) -> Arc<Group> {
+        lock(&self.sending).get(key).map(|sending| sending.group.clone()).unwrap_or_default()
+    }
+
+    /// How those volumes stand.
+    fn together(&self, group: &Group, host: &Name) -> Together {
+        let (mut unknown, mut live) = (None, vec![]);
+        {
+            let sending = lock(&self.sending);
+            for volume in &group.volumes {
+                let Some(sending) = sending.get(&(*volume, host.clone())) else { return Together::NotYet };
+                let told = lock(&sending.figures);
+                match (&told.live, told.holds) {
+                    (Some(session), _) => live.push((session.disk.clone(), session.id)),
+                    (None, Some(true)) => return Together::Waits(*volume),
+                    (None, None) if sending.since.elapsed() < UNKNOWN => return Together::NotYet,
+                    (None, None) => unknown = Some(*volume),
+                    (None, Some(false)) => {}
+                }
+            }
+        }
+        let (mut ready, mut moments) = (vec![], BTreeMap::new());
+        let (mut all_over, mut news) = (true, false);
+        // A disk may take its time to answer, and nobody else waits for that.
+        for (disk, id) in live {
+            let Some(disk) = disk.upgrade() else { return Together::NotYet };
+            match disk.recorder().stands(id, disk.began.elapsed()) {
+                None | Some(Stands::Busy) => return Together::NotYet,
+                Some(Stands::Alone) => {}
+                Some(Stands::Ready { over, news: has, moment }) => {
+                    (all_over, news) = (all_over && over, news || has);
+                    moments.insert(moment.map(|moment| moment.id), moment);
+                    ready.push((disk, id));
+                }
+            }
+        }
+        // What theirs have in common with others may be with that one's.
+        let more = |moment: &Moment| moment.volumes as usize > ready.len();
+        if let Some(unknown) = unknown.filter(|_| moments.values().flatten().any(more)) {
+            return Together::Waits(unknown);
+        }
+        // Where nothing was written since, either: so that it can be seen that they are.
+        let apart = ready.len() > 1 && (moments.len() > 1 || moments.contains_key(&None));
+        if all_over && (news || apart) { Together::Due(ready) } else { Together::NotYet }
+    }
+
+    /// Ends the epochs of a VM's disks in one moment, if it is time to, and nobody else does.
+    fn end_together(&self, group: &Group, host: &Name) -> Result<()> {
+        let Ok(_one) = group.ending.try_lock() else { return Ok(()) };
+        let Together::Due(due) = self.together(group, host) else { return Ok(()) };
+        let moment = match due.len() {
+            1 => None,
+            several => {
+                let mut id = [0; 8];
+                getrandom::fill(&mut id).map_err(|e| anyhow!("the kernel gives no random number: {e}"))?;
+                Some(Moment { id: u64::from_le_bytes(id), volumes: u32::try_from(several)? })
+            }
+        };
+        let common = Common { moment, given_up: CancellationToken::new() };
+        let of_each = |change: &dyn Fn(&mut Option<Common>)| {
+            for (disk, id) in &due {
+                if let Some(sending) = lock(&self.sending).get(&(disk.id, host.clone()))
+                    && let Some(live) = &mut lock(&sending.figures).live
+                    && live.id == *id
+                {
+                    change(&mut live.common);
+                }
+            }
+        };
+        of_each(&|known| *known = Some(common.clone()));
+        let ended = Disk::roll_together(&due, moment);
+        match &ended {
+            Ok(Some(true)) => {}
+            // The guest has one of them just now.
+            Ok(None) => of_each(&|known| drop(known.take_if(|known| known.moment == moment))),
+            // One of them is not there any more, or failed: the others would wait at the secondary.
+            Ok(Some(false)) | Err(_) => common.given_up.cancel(),
+        }
+        ended?;
+        Ok(())
     }
 
     /// For as long as this is held nobody else makes a place for a volume that is to come.
@@ -225,6 +356,7 @@ impl Precaches {
     /// When it cannot be removed.
     pub async fn remove(&self, volume: VolumeId) -> Result<()> {
         let folder = self.volumes.join(volume.0.to_string());
+        let vm = mark(&folder).map(|mark| mark.vm);
         let off_the_runtime = async |what: fn(&Path) -> Result<()>| {
             let folder = folder.clone();
             let done = tokio::task::spawn_blocking(move || what(&folder)).await;
@@ -234,8 +366,26 @@ impl Precaches {
             let _nobody_else = self.standing_by.lock().await;
             self.release_alone(&[volume]).await;
             off_the_runtime(crate::store::put_away).await?;
+            if let Some(vm) = vm {
+                let moments = self.moments.clone();
+                let unsealed = tokio::task::spawn_blocking(move || moments.unseal(vm, volume)).await;
+                unsealed.context("removing a replica ended in a bug of the node")?;
+            }
         }
         off_the_runtime(crate::store::finish).await
+    }
+
+    /// The VMs of which a replica here is another host's pre-cache.
+    fn marks(&self) -> std::io::Result<BTreeSet<VmId>> {
+        let mut vms = BTreeSet::new();
+        for folder in std::fs::read_dir(&self.volumes)? {
+            match std::fs::read(folder?.path().join(MARK)) {
+                Ok(bytes) => drop(vms.insert(serde_json::from_slice::<Mark>(&bytes)?.vm)),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(vms)
     }
 
     async fn release_alone(&self, volumes: &[VolumeId]) {
@@ -277,6 +427,13 @@ pub fn told(node: &Node) -> Vec<LocalPrecache> {
 
 /// Begins what is written down.
 pub fn resume(node: &Arc<Node>) {
+    let precaches = node.precaches();
+    // Of VMs that are nowhere here any more. What cannot be looked at is left for the next time.
+    if let Ok(marks) = precaches.marks() {
+        let quarantined = node.quarantine().all();
+        let is_here = |vm: &VmId| node.vm(*vm).is_some() || marks.contains(vm) || quarantined.contains_key(vm);
+        precaches.moments.of().into_iter().filter(|vm| !is_here(vm)).for_each(|vm| precaches.moments.forget(vm));
+    }
     let known = std::fs::read(&node.precaches().file).ok();
     let orders: Vec<PrecacheOrder> = match known.map(|bytes| serde_json::from_slice(&bytes)) {
         Some(Ok(orders)) => orders,
@@ -329,7 +486,8 @@ fn accept(node: &Arc<Node>, orders: Vec<PrecacheOrder>) {
             // A limit, an interval, an owner or an address are looked at when they are used.
             Some(known) => known.order = order,
             None => {
-                let new = Sending { order, figures: Arc::default(), over: CancellationToken::new() };
+                let (figures, over) = (Arc::default(), CancellationToken::new());
+                let new = Sending { order, since: Instant::now(), group: Arc::default(), figures, over };
                 let (node, figures, over) = (Arc::downgrade(node), new.figures.clone(), new.over.clone());
                 sending.insert(key.clone(), new);
                 tokio::spawn(async move {
@@ -339,6 +497,25 @@ fn accept(node: &Arc<Node>, orders: Vec<PrecacheOrder>) {
                     }
                 });
             }
+        }
+    }
+    let mut volumes = BTreeMap::<(VmId, Name), Vec<VolumeId>>::new();
+    for ((volume, host), known) in sending.iter().filter(|(_, known)| known.order.consistent) {
+        volumes.entry((known.order.vm, host.clone())).or_default().push(*volume);
+    }
+    volumes.retain(|_, volumes| volumes.len() > 1);
+    let mut groups = BTreeMap::<(VmId, Name), Arc<Group>>::new();
+    for ((_, host), known) in sending.iter_mut() {
+        let key = (known.order.vm, host.clone());
+        let Some(volumes) = volumes.get(&key).filter(|_| known.order.consistent) else {
+            known.group = Arc::default();
+            continue;
+        };
+        if known.group.volumes != *volumes {
+            let new = || Arc::new(Group { volumes: volumes.clone(), ending: Mutex::default() });
+            known.group = groups.entry(key).or_insert_with(new).clone();
+        } else {
+            groups.entry(key).or_insert_with(|| known.group.clone());
         }
     }
 }
@@ -427,12 +604,16 @@ async fn session(
     }
 }
 
-/// Ends with the session: nothing is recorded for it any more.
-struct Subscription<'a>(&'a Disk, u64);
+/// Ends with the session: nothing is recorded for it any more, and what it had in common with others is given up.
+struct Subscription<'a>(&'a Disk, Subscriber, &'a Mutex<Told>);
 
 impl Drop for Subscription<'_> {
     fn drop(&mut self) {
         self.0.recorder().unsubscribe(self.1);
+        let common = lock(self.2).live.take().and_then(|live| live.common);
+        if let Some(common) = common {
+            common.given_up.cancel();
+        }
     }
 }
 
@@ -446,10 +627,16 @@ async fn send(
     figures: &Arc<Mutex<Told>>,
 ) -> Result<()> {
     let id = disk.subscribe(image).context("the VM is being moved")?;
-    let _subscription = Subscription(disk, id);
+    let _subscription = Subscription(disk, id, figures);
+    if let Some(order) = current(node, key) {
+        // Before it can be ready for an epoch.
+        disk.recorder().every(id, Duration::from_millis(order.interval_ms));
+        disk.recorder().together(id, !node.precaches().group(key).volumes.is_empty());
+    }
     set(figures, |t| {
         t.figures.state = PrecacheState::Comparing;
         t.figures.sessions += 1;
+        t.live = Some(Live { disk: Arc::downgrade(disk), id, common: None });
     });
     let (mut out, back) = stream.split();
     let (arrived, mut messages) = mpsc::channel(AHEAD);
@@ -518,8 +705,22 @@ async fn send(
             }
             machine.path_is(pace.allowed(), path.and_then(|path| path.least).unwrap_or_default());
             disk.recorder().every(id, Duration::from_millis(order.interval_ms));
+            let group = node.precaches().group(key);
+            disk.recorder().together(id, !group.volumes.is_empty());
             disk.roll().await?;
+            let stand = node.precaches().together(&group, &key.1);
+            if let Together::Due(_) = stand {
+                let (node, host) = (node.clone(), key.1.clone());
+                blocking(disk, move |_| node.precaches().end_together(&group, &host)).await?;
+            }
             let (held, compares) = (machine.held(), machine.state() == State::Exchanging);
+            if given_up(figures, held) {
+                bail!("an epoch that ended in one moment with another disk's was given up with that");
+            }
+            let waits = match stand {
+                Together::Waits(volume) if volume != key.0 => Some(waits_for(node, order.vm, volume)),
+                _ => None,
+            };
             let behind = disk.recorder().is_behind(id);
             if !behind {
                 (backlog, counted) = (Amount(0), None);
@@ -534,7 +735,7 @@ async fn send(
                     (_, None) => PrecacheState::Copying,
                     (_, Some(_)) => PrecacheState::Following,
                 };
-                f.error = None;
+                f.error = waits;
                 f.backlog = backlog;
                 f.epoch = held.map(|h| format!("{}.{}", h.epoch.generation.0, h.epoch.epoch.0));
                 f.epoch_unix_ms = held.map(|h| h.at_unix_ms);
@@ -542,6 +743,9 @@ async fn send(
                 f.rate = pace.carried();
                 f.sent = Amount(before.sent.0 + machine.sent().0);
                 f.named = Amount(before.named.0 + machine.named().0);
+                if !compares {
+                    t.holds = Some(f.image);
+                }
                 t.held_unix_ms = f.epoch_unix_ms;
                 t.behind = behind || machine.state() != State::Idle;
             });
@@ -551,6 +755,20 @@ async fn send(
         result = receiving => result,
         result = driving => result,
     }
+}
+
+/// Whether what a session's epoch has in common with other disks' will never be. Once it holds the epoch, nothing is.
+fn given_up(figures: &Mutex<Told>, held: Option<Complete>) -> bool {
+    let mut told = lock(figures);
+    let Some(live) = &mut told.live else { return false };
+    live.common.take_if(|common| common.moment.is_some() && held.is_some_and(|held| held.moment == common.moment));
+    live.common.as_ref().is_some_and(|common| common.given_up.is_cancelled())
+}
+
+fn waits_for(node: &Node, vm: VmId, volume: VolumeId) -> String {
+    let disks = node.vm(vm).map(|parts| parts.disks()).unwrap_or_default();
+    let name = disks.into_iter().find(|d| d.id == volume).map_or_else(|| volume.0.to_string(), |d| d.name.clone());
+    format!("the images of its VM's disks are of one moment, and `{name}` cannot be brought there now")
 }
 
 /// What may be sent now, packed; nothing: nothing may. A guest writes here and there: runs are short, and each by itself would cost both
@@ -605,7 +823,7 @@ pub(crate) async fn holding(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: 
 /// The replica of a pre-cache here. One that nobody has asked for since this node was started is opened, and stays so until somebody does.
 async fn standing(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) -> Result<Option<Arc<Disk>>, ApiError> {
     let precaches = node.precaches();
-    let _one = precaches.standing_by.lock().await;
+    let one = precaches.standing_by.lock().await;
     if let Some(known) = lock(&precaches.receiving).get(&volume) {
         return Ok(known.disk.upgrade());
     }
@@ -616,6 +834,7 @@ async fn standing(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) ->
     let over = CancellationToken::new();
     over.cancel();
     let receiving = Receiving {
+        vm,
         from: mark.from,
         image: disk.replica().complete().is_some_and(|held| held.image),
         owner: (mark.lineage, mark.generation),
@@ -624,6 +843,9 @@ async fn standing(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) ->
         over,
     };
     lock(&precaches.receiving).insert(volume, receiving);
+    // What was decided before this node was started.
+    settle(node, vm, &disk).await.map_err(|e| ApiError::new(Problem::Failed, format!("volume {}: {e:#}", volume.0)))?;
+    drop(one);
     Ok(Some(disk))
 }
 
@@ -688,6 +910,7 @@ pub async fn stand_by(node: &Arc<Node>, from: &str, asked: Standby) -> Result<()
         ));
     }
     let receiving = Receiving {
+        vm: asked.vm,
         from: from.to_owned(),
         image: asked.image,
         owner,
@@ -765,16 +988,16 @@ pub fn streamed(node: &Node, from: &str, volume: VolumeId, stream: Stream) {
         receiving
             .get(&volume)
             .filter(|r| r.from == from && !r.over.is_cancelled())
-            .and_then(|r| Some((r.disk.upgrade()?, r.image, r.owner, r.over.clone())))
+            .and_then(|r| Some((r.disk.upgrade()?, r.vm, r.image, r.owner, r.over.clone())))
     };
-    let Some((disk, image, owner, over)) = found else {
+    let Some((disk, vm, image, owner, over)) = found else {
         tracing::warn!(from, volume = volume.0, "a pre-cache that was not asked for");
         return;
     };
-    let from = from.to_owned();
+    let (from, moments) = (from.to_owned(), node.precaches().moments().clone());
     tokio::spawn(async move {
         let result = tokio::select! {
-            result = receive(&disk, stream, image, &over) => result,
+            result = receive(&disk, stream, image, &over, (&moments, vm)) => result,
             () = over.cancelled() => Ok(()),
         };
         if let Err(error) = result {
@@ -783,16 +1006,25 @@ pub fn streamed(node: &Node, from: &str, volume: VolumeId, stream: Stream) {
     });
 }
 
-async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &CancellationToken) -> Result<()> {
+async fn receive(
+    disk: &Arc<Disk>,
+    stream: Stream,
+    image: bool,
+    over: &CancellationToken,
+    (moments, vm): (&Arc<Moments>, VmId),
+) -> Result<()> {
     let (mut out, mut back) = stream.split();
+    let known = moments.clone();
     // Short answers, which a copy that goes the same way must not hold up.
     out.set_priority(Priority::Interactive);
+    let wanted = over.clone();
     let begin = move |disk: &Disk| {
-        let open = || Journal::open(disk.replica().folder());
-        if disk.replica().redoes() {
-            // An earlier session could not bring all of its epoch to its place.
-            open()?.recover(disk.replica())?;
+        if wanted.is_cancelled() {
+            bail!("the replica is wanted otherwise");
         }
+        let open = || Journal::open(disk.replica().folder());
+        // An earlier session could not bring all of its epoch to its place.
+        known.settle(vm, disk)?;
         if !image {
             // As large as the longest epoch was.
             Journal::remove(disk.replica())?;
@@ -815,15 +1047,19 @@ async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &Cancellat
     out.write(wire.into()).await?;
     let mut unpacker = Unpacker::new()?;
     while let Some(several) = crate::disk::several(&mut unpacker, &mut back, PATIENCE).await? {
-        let over = over.clone();
+        let (wanted, known) = (over.clone(), moments.clone());
         let handled = blocking(disk, move |disk| {
             disk.unless_received(|| {
                 let mut wire = vec![];
                 for message in several {
-                    if over.is_cancelled() {
+                    if wanted.is_cancelled() {
                         bail!("the replica is wanted otherwise");
                     }
-                    packer.push(&target.handle(&message, disk.replica())?, &mut wire)?;
+                    let answer = target.handle(&message, disk.replica())?;
+                    match target.sealed() {
+                        Some(moment) => known.seal(vm, disk.id, moment)?,
+                        None => packer.push(&answer, &mut wire)?,
+                    }
                 }
                 packer.flush(&mut wire)?;
                 Ok((target, packer, wire))
@@ -832,8 +1068,43 @@ async fn receive(disk: &Arc<Disk>, stream: Stream, image: bool, over: &Cancellat
         let wire: Vec<u8>;
         (target, packer, wire) = handled.await?;
         out.write(wire.into()).await?;
+        let Some(moment) = target.sealed() else { continue };
+        tokio::select! {
+            // First: what is decided is brought to its place, also where the source is gone.
+            biased;
+            decided = moments.until_decided(vm, disk.id, moment) => decided?,
+            more = crate::disk::several(&mut unpacker, &mut back, PATIENCE) => match more? {
+                Some(_) => bail!("the source says more before the end of an epoch is answered"),
+                None => break,
+            },
+        }
+        reach_async(Point::Moment, vm).await;
+        let wanted = over.clone();
+        let done = blocking(disk, move |disk| {
+            disk.unless_received(|| {
+                if wanted.is_cancelled() {
+                    bail!("the replica is wanted otherwise");
+                }
+                let mut wire = vec![];
+                packer.push(&target.decided(disk.replica())?, &mut wire)?;
+                packer.flush(&mut wire)?;
+                Ok((target, packer, wire))
+            })
+        });
+        let wire: Vec<u8>;
+        (target, packer, wire) = done.await?;
+        out.write(wire.into()).await?;
     }
     bail!("the source closed the session")
+}
+
+/// Brings what was decided of images of one moment to its place: before anybody starts from them.
+///
+/// # Errors
+/// When the medium fails.
+pub(crate) async fn settle(node: &Arc<Node>, vm: VmId, disk: &Arc<Disk>) -> Result<()> {
+    let moments = node.precaches().moments().clone();
+    blocking(disk, move |disk| disk.unless_received(|| moments.settle(vm, disk))).await
 }
 
 #[cfg(test)]

@@ -68,9 +68,13 @@ pub async fn promote(node: &Arc<Node>, order: PromoteVm) -> Result<LocalPromotio
         .map_err(|why| conflict(format!("`{name}` cannot be promoted: {why}")))?;
     tracing::warn!(vm = %name, lost = %order.lost, fenced = order.fenced, images = ?found.images, "promoting");
     node.precaches().release(&order.definition.volumes).await;
+    settle(node, &order).await?;
     // Until now more may have come: another image, or a pre-cache that keeps none.
-    let found = LocalPromotion { vm, images: images(node, &order).await? };
+    images(node, &order).await?;
     let parts = take_in(node, &order).await?;
+    // What had come when nobody could bring more any more counts.
+    settle(node, &order).await?;
+    let found = LocalPromotion { vm, images: images(node, &order).await? };
     let began = tokio::time::Instant::now();
     loop {
         let (claim, whole) = (fenced.clone(), true);
@@ -92,6 +96,17 @@ fn heard(name: &godwit_api::Name, order: &PromoteVm) -> ApiError {
 /// Whether the VM is still nobody's here.
 fn is_busy(parts: &Parts) -> bool {
     parts.view().ownership == Ownership::Elsewhere
+}
+
+/// Brings images of one moment to their places, of which all has come.
+async fn settle(node: &Arc<Node>, order: &PromoteVm) -> Result<(), ApiError> {
+    let definition = &order.definition;
+    for (volume, spec) in definition.volumes.iter().zip(&definition.spec.disks) {
+        let disk = precache::holding(node, definition.id, *volume, spec.size).await?;
+        let settled = precache::settle(node, definition.id, &disk).await;
+        settled.map_err(|e| ApiError::new(Problem::Failed, format!("the image of `{}`: {e:#}", spec.volume)))?;
+    }
+    Ok(())
 }
 
 /// The image of each disk.
@@ -123,6 +138,7 @@ async fn images(node: &Arc<Node>, order: &PromoteVm) -> Result<Vec<LocalImage>, 
             volume: *volume,
             epoch: format!("{}.{}", image.epoch.generation.0, image.epoch.epoch.0),
             epoch_unix_ms: image.at_unix_ms,
+            moment: image.moment.map(|moment| moment.id),
         });
     }
     Ok(found)

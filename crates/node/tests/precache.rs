@@ -10,11 +10,12 @@ use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheOrder, PrecacheState,
 use godwit_api::vm::VmDefinition;
 use godwit_nbd::{Client, Command, Event};
 use godwit_node::ending::Ending;
+use godwit_node::moments::Moments;
 use godwit_node::node::Node;
 use godwit_node::precache;
 use godwit_trust::{Capability, Credentials, Role};
-use godwit_units::{Bytes as Amount, Generation, Lineage, VmId, VolumeId};
-use godwit_volume::{Opened, Replica};
+use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
+use godwit_volume::{Journal, Moment, Opened, Replica};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,10 +37,18 @@ fn world(net: u8) -> Option<World> {
 
 impl World {
     fn replica(&self, whom: &str) -> PathBuf {
-        self.folder.path().join(format!("state-{whom}/volumes/1"))
+        self.replica_of(whom, 1)
+    }
+
+    fn replica_of(&self, whom: &str, volume: u64) -> PathBuf {
+        self.folder.path().join(format!("state-{whom}/volumes/{volume}"))
     }
 
     fn order(&self, controller: &Credentials, from: &str, image: bool) -> PrecacheOrder {
+        self.order_of(VolumeId(1), controller, from, image)
+    }
+
+    fn order_of(&self, volume: VolumeId, controller: &Credentials, from: &str, image: bool) -> PrecacheOrder {
         let now = SystemTime::now();
         let capability = Capability {
             mv: NO_MOVE,
@@ -49,9 +58,9 @@ impl World {
             from: identity(from),
             to: identity("b"),
             remote: self.ip(2),
-            volumes: vec![VolumeId(1)],
+            volumes: vec![volume],
             wires: vec![],
-            definition: digest(VolumeId(1), Amount(SIZE), None),
+            definition: digest(volume, Amount(SIZE), None),
             begins: now,
             ends: now + Duration::from_secs(600),
         };
@@ -59,7 +68,7 @@ impl World {
             vm: VmId(1),
             lineage: Lineage::FIRST,
             generation: Generation::FIRST,
-            volume: VolumeId(1),
+            volume,
             to: self.peer("b", 2),
             limit: None,
             interval_ms: 500,
@@ -86,9 +95,14 @@ struct Guest {
 
 impl Guest {
     async fn connect(node: &Node) -> Self {
-        let disk = node.vm(VmId(1)).unwrap().disks()[0].clone();
+        Self::of(node, 0).await
+    }
+
+    /// Which of its VM's disks.
+    async fn of(node: &Node, at: usize) -> Self {
+        let disk = node.vm(VmId(1)).unwrap().disks()[at].clone();
         let stream = UnixStream::connect(&disk.socket).await.unwrap();
-        let mut it = Self { client: Client::new("root"), stream };
+        let mut it = Self { client: Client::new(&disk.name), stream };
         while it.client.remote().is_none() {
             it.turn().await;
         }
@@ -112,7 +126,11 @@ impl Guest {
 
     /// Writes a block; how long that took.
     async fn write(&mut self, block: u64, fill: u8) -> Duration {
-        let data = Bytes::from(vec![fill; 4096]);
+        self.write_data(block, vec![fill; 4096]).await
+    }
+
+    async fn write_data(&mut self, block: u64, data: Vec<u8>) -> Duration {
+        let data = Bytes::from(data);
         let began = Instant::now();
         self.client.request(Command::Write { offset: block * 4096, data, fua: false }).unwrap();
         loop {
@@ -163,8 +181,12 @@ impl Side {
     }
 
     async fn define(&self) {
+        self.define_as(definition()).await;
+    }
+
+    async fn define_as(&self, definition: VmDefinition) {
         let node = self.node.clone();
-        self.runtime.spawn(async move { node.define(definition()).await }).await.unwrap().unwrap();
+        self.runtime.spawn(async move { node.define(definition).await }).await.unwrap().unwrap();
     }
 
     fn order(&self, orders: Vec<PrecacheOrder>) {
@@ -331,6 +353,90 @@ async fn nobody_keeps_a_replica_here_that_the_controller_did_not_order() {
         assert!(!world.replica("b").exists());
         a.order(vec![]);
     }
+    a.end().await;
+    b.runtime.shutdown_background();
+}
+
+/// A VM with two disks.
+fn twins() -> VmDefinition {
+    let disks = ["root", "log"].map(|volume| json!({"volume": volume, "size": SIZE}));
+    serde_json::from_value(json!({
+        "id": 1, "name": "web", "volumes": [1, 2], "wires": [],
+        "spec": {"memory": (1 << 20) + 8192, "accel": "tcg", "machine": "pc-q35-7.2", "disks": disks},
+    }))
+    .unwrap()
+}
+
+/// What lies at the start of both disks' images at a site whose node is gone, and their moments, once what was decided is in its place.
+fn images(world: &World, whom: &str) -> [(u8, Option<Moment>); 2] {
+    let moments = Moments::new(&world.folder.path().join(format!("state-{whom}")));
+    [1, 2].map(|volume| {
+        let folder = world.replica_of(whom, volume);
+        let (replica, _) = Replica::open(&folder).unwrap();
+        let decided = |moment| moments.is_decided(VmId(1), moment).unwrap();
+        Journal::open(&folder).unwrap().settle(&replica, decided).unwrap();
+        let held = replica.complete().filter(|held| held.image).unwrap();
+        let mut first = [0];
+        replica.read(0, &mut first).unwrap();
+        (first[0], held.moment)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_of_a_vms_disks_are_of_one_moment_whenever_the_host_that_keeps_them_dies() {
+    let Some(world) = world(6) else { return };
+    let controller = world.credentials(Role::Controller, "controller");
+    let (a, mut b) = (Side::start(&world, "a", 1).await, Side::start(&world, "b", 2).await);
+    a.define_as(twins()).await;
+    let (mut root, mut log) = (Guest::of(&a.node, 0).await, Guest::of(&a.node, 1).await);
+    // An epoch of the log takes a second to come, one of the other a moment: they would be apart most of the time.
+    let mut orders = [1, 2].map(|volume| world.order_of(VolumeId(volume), &controller, "a", true));
+    orders[1].limit = Some(BitRate::from_mbit(16.0));
+    a.order(orders.to_vec());
+    let both = async |what: &str, done: &dyn Fn(&LocalPrecache) -> bool| {
+        let began = Instant::now();
+        while precache::told(&a.node).iter().filter(|one| done(one)).count() < 2 {
+            assert!(began.elapsed() < SOON, "{what} did not come: {:?}", precache::told(&a.node));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    both("an image of each", &|one| one.figures.image).await;
+    let (mut written, mut drawn, mut seen) = (0, 0, vec![]);
+    for round in 1..=2 {
+        let epoch = |node: &Arc<Node>| precache::told(node)[1].figures.epoch.clone();
+        let (before, began) = (epoch(&a.node), Instant::now());
+        // It ends at other points of an epoch, and something has come in each.
+        while began.elapsed() < Duration::from_millis(1500 + 230 * round) || epoch(&a.node) == before {
+            assert!(began.elapsed() < SOON, "{:?}", precache::told(&a.node));
+            // It writes to the one, waits for that, and writes the same to the other.
+            written = if written == 200 { 1 } else { written + 1 };
+            root.write(0, written).await;
+            log.write(0, written).await;
+            for _ in 0..4 {
+                drawn += 1;
+                // All different, and none compresses.
+                let mut data = vec![0; 4096];
+                blake3::Hasher::new().update(&u64::to_le_bytes(drawn)).finalize_xof().fill(&mut data);
+                log.write_data(64 + drawn * 37 % 512, data).await;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        b.runtime.shutdown_background();
+        drop(b.node);
+        for volume in [1, 2] {
+            left(&world.replica_of("b", volume)).await;
+        }
+        let [(first, moment), (second, other)] = images(&world, "b");
+        assert!(moment.is_some() && moment == other, "{round}: {moment:?} and {other:?}");
+        let ahead = (i16::from(first) - i16::from(second)).rem_euclid(200);
+        assert!(ahead <= 1, "{round}: one disk is of {first}, the other of {second}");
+        assert!(!seen.contains(&moment), "nothing came between two losses");
+        seen.push(moment);
+        b = Side::start(&world, "b", 2).await;
+        let follows = |one: &LocalPrecache| one.figures.state == PrecacheState::Following && one.figures.image;
+        both("the next sessions", &|one| follows(one) && one.figures.sessions > round).await;
+    }
+    drop((root, log));
     a.end().await;
     b.runtime.shutdown_background();
 }

@@ -10,6 +10,9 @@
 //! blocks are set aside until their own interval is over. All count their intervals from the same moment, whenever they came, so that ten secondaries
 //! with one interval have the epochs of one, and the volume as many syncs.
 //!
+//! Secondaries that keep images of several volumes of one VM get epochs that ended in one [`Moment`] ([`Recorder::roll_with`]): by whoever holds the locks of the
+//! guest's writes to all of them, when all are ready ([`Recorder::stands`]).
+//!
 //! # What can go wrong
 //!
 //! *A write is under way at a roll.* The shell makes the guest's writes and rolls under one lock, so a write belongs to one epoch as
@@ -29,7 +32,7 @@
 
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
-use crate::meta::Complete;
+use crate::meta::{Complete, Moment};
 use crate::replica::{Replica, give_way};
 use crate::stamp::Stamp;
 use crate::walk::Who;
@@ -69,6 +72,13 @@ struct One {
     ready: bool,
     /// Wants one even if nothing was written: it does not know what it holds.
     asks: bool,
+    /// Has said what it holds; and whether that is an image.
+    told: bool,
+    holds: bool,
+    /// What that is of.
+    moment: Option<Moment>,
+    /// Once it holds an image, its epochs end in one moment with those of other volumes: only when somebody ends all of them.
+    together: bool,
     /// In each of these one epoch at the most begins to go to it; and the beginning of that in which the last one did.
     every: Duration,
     began: Option<Duration>,
@@ -77,8 +87,15 @@ struct One {
 impl One {
     /// Whether an epoch that ends now is to go to it. `fresh`: something was written in it.
     fn is_due(&self, now: Duration, fresh: bool) -> bool {
-        let over = self.began.is_none_or(|began| now.saturating_sub(began) >= self.every);
-        self.ready && over && (self.asks || fresh || !self.waiting.is_empty())
+        !(self.together && self.holds) && self.ready && self.is_over(now) && self.has_news(fresh)
+    }
+
+    fn is_over(&self, now: Duration) -> bool {
+        self.began.is_none_or(|began| now.saturating_sub(began) >= self.every)
+    }
+
+    fn has_news(&self, fresh: bool) -> bool {
+        self.asks || fresh || !self.waiting.is_empty()
     }
 }
 
@@ -86,6 +103,24 @@ impl One {
 fn beginning(now: Duration, every: Duration) -> Duration {
     let since = now.as_nanos().checked_rem(every.as_nanos()).unwrap_or(0);
     now.saturating_sub(Duration::from_nanos(u64::try_from(since).unwrap_or(0)))
+}
+
+/// How a secondary stands whose epochs end together with those of other volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stands {
+    /// It holds no image yet: its epochs end by themselves until it does.
+    Alone,
+    /// It is being compared, or an epoch is under way.
+    Busy,
+    /// An epoch may begin to go to it.
+    Ready {
+        /// Its interval is over.
+        over: bool,
+        /// Something was written that it has not.
+        news: bool,
+        /// What its image is of, if that has something in common with other volumes' images.
+        moment: Option<Moment>,
+    },
 }
 
 /// What [`Recorder::clear`] took away. To give back what large sets take lasts: whoever holds the guest's lock lets go of it first.
@@ -152,6 +187,29 @@ impl Recorder {
         if let Some(one) = self.lock().all.get_mut(&id) {
             one.every = interval;
         }
+    }
+
+    /// From its first image on its epochs are to end in one moment with those of other volumes: [`Recorder::roll`] begins none for it that is not
+    /// told to.
+    pub fn together(&self, id: Subscriber, together: bool) {
+        if let Some(one) = self.lock().all.get_mut(&id) {
+            one.together = together;
+        }
+    }
+
+    /// How a secondary stands; `None` if it is over.
+    #[must_use]
+    pub fn stands(&self, id: Subscriber, now: Duration) -> Option<Stands> {
+        let inner = self.lock();
+        let one = inner.all.get(&id)?;
+        Some(match one {
+            One { told: true, holds: false, .. } => Stands::Alone,
+            One { holds: true, ready: true, .. } => {
+                let news = one.has_news(!inner.fresh.is_empty());
+                Stands::Ready { over: one.is_over(now), news, moment: one.moment }
+            }
+            _ => Stands::Busy,
+        })
     }
 
     /// A secondary that is over.
@@ -257,6 +315,8 @@ impl Recorder {
             one.waiting.union(&since);
             one.ready = true;
             one.asks = held.is_none_or(|held| one.image && !held.image);
+            (one.told, one.holds) = (true, one.image && held.is_some_and(|held| held.image));
+            one.moment = held.and_then(|held| held.moment);
         }
     }
 
@@ -274,18 +334,47 @@ impl Recorder {
     /// # Errors
     /// When the medium fails.
     pub fn roll(&self, replica: &Replica, now: Duration, at_unix_ms: u64) -> Result<Stamp, VolumeError> {
+        self.end_epoch(replica, now, at_unix_ms, None).map(|(epoch, _)| epoch)
+    }
+
+    /// As [`Recorder::roll`]; the epoch begins to go to this secondary, too, if it is ready, and bears the moment that other volumes' have. Whether it does. To
+    /// be called under the locks of the guest's writes to all these volumes.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn roll_with(
+        &self,
+        replica: &Replica,
+        now: Duration,
+        at_unix_ms: u64,
+        with: (Subscriber, Option<Moment>),
+    ) -> Result<bool, VolumeError> {
+        self.end_epoch(replica, now, at_unix_ms, Some(with)).map(|(_, began)| began)
+    }
+
+    fn end_epoch(
+        &self,
+        replica: &Replica,
+        now: Duration,
+        at_unix_ms: u64,
+        with: Option<(Subscriber, Option<Moment>)>,
+    ) -> Result<(Stamp, bool), VolumeError> {
         let epoch = replica.end_epoch()?;
         let mut inner = self.lock();
         let fresh = std::mem::take(&mut inner.fresh);
-        for one in inner.all.values_mut() {
+        let mut began = false;
+        for (id, one) in &mut inner.all {
             one.waiting.union(&fresh);
-            if one.is_due(now, false) {
+            let named = with.filter(|(named, _)| named == id && one.ready && one.holds);
+            if named.is_some() || one.is_due(now, false) {
+                began |= named.is_some();
                 (one.ready, one.asks, one.began) = (false, false, Some(beginning(now, one.every)));
-                one.under_way = Some((Complete { epoch, at_unix_ms, image: one.image }, false));
+                let moment = named.and_then(|(_, moment)| moment);
+                one.under_way = Some((Complete { epoch, at_unix_ms, image: one.image, moment }, false));
                 one.left = std::mem::take(&mut one.waiting);
             }
         }
-        Ok(epoch)
+        Ok((epoch, began))
     }
 
     /// What was written before the last roll is durable here: it may be sent.
@@ -334,8 +423,10 @@ impl Recorder {
     /// The secondary has the epoch under way.
     pub(crate) fn completed(&self, id: Subscriber) {
         if let Some(one) = self.lock().all.get_mut(&id) {
-            one.under_way = None;
+            let held = one.under_way.take();
             one.ready = true;
+            one.holds = one.image;
+            one.moment = held.and_then(|(held, _)| held.moment);
         }
     }
 

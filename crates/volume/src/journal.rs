@@ -10,12 +10,14 @@
 //! *Power goes while it is appended to.* The journal has no end that checks: what is in it is forgotten, and the image
 //! stands. *While it is written in place*: the replica says durably that this had begun, so all of it is written again when
 //! it is opened, and nothing is doubted for having been hot. *After that*: its epoch is the one that the replica
-//! holds, so it is forgotten. Each record's check covers the one before, so that records of an earlier journal, which
+//! holds, so it is forgotten. Where other volumes' epochs ended in the same [`Moment`], none is written in place before all are here, or one loss
+//! of power would leave images of different moments: the journal is *sealed*, and whoever holds all of them decides, durably, before the first is written. A
+//! sealed one is left alone when its replica is opened, until it is heard what was decided ([`Journal::settle`]). Each record's check covers the one before, so that records of an earlier journal, which
 //! lie behind a shorter one, or come back with a loss of power, are never taken for its own.
 
 use crate::error::{VolumeError, io_error};
 use crate::file::{Disk, Medium};
-use crate::meta::Complete;
+use crate::meta::{Complete, Moment};
 use crate::mirror::{MAX_MESSAGE, MOST_BLOCKS};
 use crate::replica::{Contents, Replica};
 use crate::runs::parse_run;
@@ -147,6 +149,15 @@ impl Journal {
     /// # Errors
     /// When a medium fails; it is done again when the replica is opened, or the image stands as it was.
     pub(crate) fn finish(&mut self, epoch: Complete, replica: &Replica) -> Result<(), VolumeError> {
+        self.seal(epoch)?;
+        self.redo(epoch, replica)
+    }
+
+    /// The epoch has all come, and is durable here: nothing but a decision is missing.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn seal(&mut self, epoch: Complete) -> Result<(), VolumeError> {
         let mut end = vec![END];
         end.extend(serde_json::to_vec(&epoch).map_err(|e| io_error("encode", Path::new(FILE))(e.into()))?);
         self.append(&end)?;
@@ -154,13 +165,19 @@ impl Journal {
         let durable = self.holds(Rule::DurableFirst);
         #[cfg(not(test))]
         let durable = true;
-        if durable {
-            self.medium.sync().map_err(io_error("sync", Path::new(FILE)))?;
+        if durable && let Err(error) = self.medium.sync() {
+            // It may be in memory, and is not to be believed from there.
+            self.empty();
+            return Err(io_error("sync", Path::new(FILE))(error));
         }
-        self.redo(epoch, replica)
+        Ok(())
     }
 
-    fn redo(&mut self, epoch: Complete, replica: &Replica) -> Result<(), VolumeError> {
+    /// Writes what is sealed in its place.
+    ///
+    /// # Errors
+    /// As [`Journal::finish`].
+    pub(crate) fn redo(&mut self, epoch: Complete, replica: &Replica) -> Result<(), VolumeError> {
         #[cfg(test)]
         let (said, commit) = (self.holds(Rule::RedoSaid), self.holds(Rule::CommitBeforeComplete));
         #[cfg(not(test))]
@@ -186,14 +203,31 @@ impl Journal {
         if commit {
             replica.commit()?;
         }
-        replica.set_complete(Some(epoch))
+        replica.set_complete(Some(epoch))?;
+        // Of no use any more: nobody need read it to find that out.
+        self.empty();
+        Ok(())
     }
 
-    /// After a restart: what is whole and not in its place yet is written there; everything else is forgotten.
+    /// Gives back the room of what is in it, where the medium does; nothing depends on that.
+    fn empty(&mut self) {
+        let _ = self.medium.punch(0, self.end);
+        (self.end, self.chain) = (0, [0; 16]);
+    }
+
+    /// After a restart: what is whole and not in its place yet is written there; everything else is forgotten, but for what waits for a decision.
     ///
     /// # Errors
     /// When a medium fails, or the replica was in the middle of a journal that is not here.
-    pub fn recover(mut self, replica: &Replica) -> Result<(), VolumeError> {
+    pub fn recover(self, replica: &Replica) -> Result<(), VolumeError> {
+        self.settle(replica, |_| false)
+    }
+
+    /// As [`Journal::recover`], by whoever knows of which moments it was decided that all has come. What is of another one will be of no use any more.
+    ///
+    /// # Errors
+    /// As [`Journal::recover`].
+    pub fn settle(mut self, replica: &Replica, decided: impl Fn(Moment) -> bool) -> Result<(), VolumeError> {
         let (mut cursor, mut end) = (Cursor::default(), None);
         while let Some(record) = cursor.next(&*self.medium)? {
             if cursor.records > 1
@@ -207,6 +241,7 @@ impl Journal {
         match end {
             // A replica that took a guest's writes since has nothing to do with it.
             Some(_) if replica.is_primary() => Ok(()),
+            Some(epoch) if !replica.redoes() && epoch.moment.is_some_and(|moment| !decided(moment)) => Ok(()),
             Some(epoch) if replica.redoes() || is_next(replica.complete(), epoch) => {
                 // A process may have died between the end and its sync: power that goes now must not take it.
                 self.medium.sync().map_err(io_error("sync", Path::new(FILE)))?;

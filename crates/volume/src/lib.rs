@@ -69,7 +69,7 @@ pub use godwit_content::{PackError, Packer, Unpacker};
 pub use guards::{Guard, Guards};
 pub use journal::Journal;
 pub use library::Library;
-pub use meta::Complete;
+pub use meta::{Complete, Moment};
 pub use replica::{Contents, LINGERING, Opened, Replica, Written, give_way, is_zero};
 pub use shadow::{Holder, Version};
 pub use stamp::Stamp;

@@ -29,6 +29,19 @@ pub struct Complete {
     pub at_unix_ms: u64,
     /// Whether the replica is the volume's whole image as it was then, rather than some blocks of it and some later ones.
     pub image: bool,
+    /// Which other volumes' epochs ended in the same moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moment: Option<Moment>,
+}
+
+/// The moment in which epochs of several volumes of one VM ended, with no write of the guest's between two of them: their images are what one loss of
+/// power would have left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Moment {
+    /// No two moments have the same; a random number.
+    pub id: u64,
+    /// How many volumes have it in common; at least two.
+    pub volumes: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -29,7 +29,7 @@ use crate::epoch::{Recorder, Subscriber};
 use crate::flight::{Flight, How};
 use crate::journal::Journal;
 use crate::library::{Library, Reader};
-use crate::meta::Complete;
+use crate::meta::{Complete, Moment};
 use crate::mirror::{ACK, DATA, FORGET, KNOWN, MAX_MESSAGE, MOST_BLOCKS, MOST_MISSING, MirrorError, NAMED, ZEROES};
 use crate::replica::{Replica, give_way, is_zero};
 use crate::runs::{Compared, HAVE, Theirs, messages, parse_run, run_message};
@@ -387,6 +387,8 @@ pub struct Target {
     library: Option<Reader>,
     /// Blocks that were named in vain and have not come since.
     missing: BlockSet,
+    /// An epoch that has all come, and waits for those of other volumes that ended in its moment.
+    sealed: Option<Complete>,
 }
 
 impl Target {
@@ -409,6 +411,7 @@ impl Target {
             nonce: 0,
             library: None,
             missing: BlockSet::default(),
+            sealed: None,
         };
         Ok((it, messages))
     }
@@ -433,12 +436,15 @@ impl Target {
         Ok((target, messages))
     }
 
-    /// A message came from the source; what to answer.
+    /// A message came from the source; what to answer. Nothing, where [`Target::sealed`] says for what that has to wait.
     ///
     /// # Errors
     /// When it makes no sense, or the replica fails: this session is over then.
     pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<Vec<u8>, MirrorError> {
         let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
+        if self.sealed.is_some() {
+            return Err(MirrorError::Message("a message behind the end of an epoch"));
+        }
         // A hand-off may have begun since.
         replica.refuse_strange()?;
         if *kind == END {
@@ -492,12 +498,8 @@ impl Target {
         match &mut self.journal {
             // Only where there is an image is there something to spare.
             Some(journal) if image => {
-                if !self.aside {
-                    self.aside = true;
-                    self.nonce += 1;
-                    let held = serde_json::to_vec(&(replica.complete(), self.nonce)).unwrap_or_default();
-                    let nonce = blake3::hash(&held);
-                    journal.begin(std::array::from_fn(|i| nonce.as_bytes()[i]))?;
+                if !std::mem::replace(&mut self.aside, true) {
+                    begin(journal, &mut self.nonce, replica)?;
                 }
                 journal.append(message)?;
             }
@@ -529,7 +531,17 @@ impl Target {
         if !std::mem::take(&mut self.missing).is_empty() && epoch.image {
             return Err(MirrorError::Message("an image without blocks that were asked for"));
         }
+        let image = replica.complete().is_some_and(|held| held.image);
         match &mut self.journal {
+            Some(journal) if image && epoch.image && epoch.moment.is_some() => {
+                // Also where nothing was written to this volume: the moment is all of theirs.
+                if !std::mem::take(&mut self.aside) {
+                    begin(journal, &mut self.nonce, replica)?;
+                }
+                journal.seal(epoch)?;
+                self.sealed = Some(epoch);
+                return Ok(vec![]);
+            }
             Some(journal) if self.aside => journal.finish(epoch, replica)?,
             _ => {
                 replica.commit()?;
@@ -539,10 +551,41 @@ impl Target {
             }
         }
         self.aside = false;
-        let mut answer = vec![COMPLETE];
-        answer.extend(ours.as_bytes());
-        Ok(answer)
+        Ok(self.completed())
     }
+
+    /// The moment whose other volumes' epochs have to be here before this one's can count.
+    #[must_use]
+    pub fn sealed(&self) -> Option<Moment> {
+        self.sealed.and_then(|epoch| epoch.moment)
+    }
+
+    /// It was decided, durably, that all epochs of the moment are here: this one becomes the image. What to answer.
+    ///
+    /// # Errors
+    /// When the replica fails, or nothing waits for that.
+    pub fn decided(&mut self, replica: &Replica) -> Result<Vec<u8>, MirrorError> {
+        let nothing = MirrorError::Message("a decision about nothing");
+        let (Some(epoch), Some(journal)) = (self.sealed, &mut self.journal) else { return Err(nothing) };
+        replica.refuse_strange()?;
+        journal.redo(epoch, replica)?;
+        self.sealed = None;
+        Ok(self.completed())
+    }
+
+    fn completed(&self) -> Vec<u8> {
+        let mut answer = vec![COMPLETE];
+        answer.extend(self.digest.finalize().as_bytes());
+        answer
+    }
+}
+
+/// Begins a journal for what comes after what is held.
+fn begin(journal: &mut Journal, nonce: &mut u64, replica: &Replica) -> Result<(), MirrorError> {
+    *nonce += 1;
+    let held = serde_json::to_vec(&(replica.complete(), *nonce)).unwrap_or_default();
+    let nonce = blake3::hash(&held);
+    Ok(journal.begin(std::array::from_fn(|i| nonce.as_bytes()[i]))?)
 }
 
 #[cfg(test)]

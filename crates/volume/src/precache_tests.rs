@@ -895,7 +895,7 @@ fn what_a_secondary_says_after_a_move_has_begun_makes_nothing_sure() {
 
 fn held(epoch: u32) -> Complete {
     let epoch = Stamp { lineage: Lineage::FIRST, generation: Generation::FIRST, epoch: Epoch(epoch) };
-    Complete { epoch, at_unix_ms: 0, image: true }
+    Complete { epoch, at_unix_ms: 0, image: true, moment: None }
 }
 
 #[test]
@@ -994,3 +994,6 @@ fn what_is_on_its_way_has_a_bound_that_follows_from_the_path() {
         assert_eq!(source.window, window, "{mbit} Mbit/s, {round_trip:?}");
     }
 }
+
+#[path = "moments_tests.rs"]
+mod moments;

@@ -286,7 +286,7 @@ fn a_cache_that_is_told_what_it_will_have_to_fetch_is_an_image_no_more_and_takes
     let to = Replica::create(&folder.path().join("shadow"), VolumeId(1), Bytes(SIZE)).expect("creates");
     let (mut session, _) = crate::precache::Target::new(&to, None).expect("begins");
     let epoch = from.stamp(0).expect("reads").expect("was written");
-    to.set_complete(Some(crate::Complete { epoch, at_unix_ms: 1, image: true })).expect("is one");
+    to.set_complete(Some(crate::Complete { epoch, at_unix_ms: 1, image: true, moment: None })).expect("is one");
     to.begin_wants().expect("begins");
     assert_eq!(to.complete(), None);
     let mut zeroes = vec![crate::mirror::ZEROES];

@@ -258,17 +258,21 @@ impl Pair {
 
     /// All running, and at `a` the VM `web` with a disk `root` of which 8 MiB are written.
     pub fn with_a_disk(test: &str) -> Self {
+        Self::with_disks(test, &["root"])
+    }
+
+    /// The same with several.
+    pub fn with_disks(test: &str, disks: &[&str]) -> Self {
         let mut pair = Self::new(test);
         pair.start_controller();
         pair.start_node("a");
         pair.start_node("b");
         std::fs::write(pair.path("disk"), vec![0x5a; 8 << 20]).unwrap();
+        let from = pair.path("disk");
+        let disks: Vec<_> = disks.iter().map(|v| json!({"volume": v, "size": 16 << 20, "from": from})).collect();
         pair.create(
             "web",
-            &json!({
-                "memory": (128 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2",
-                "disks": [{"volume": "root", "size": 16 << 20, "from": pair.path("disk")}],
-            }),
+            &json!({"memory": (128 << 20) + 8192, "accel": "tcg", "cpu": "qemu64", "machine": "pc-q35-7.2", "disks": disks}),
         );
         pair
     }

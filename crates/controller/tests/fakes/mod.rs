@@ -312,7 +312,8 @@ impl Fake {
     ) -> Answer<LocalPromotion> {
         f.with(|n| n.heard.push(format!("promote {id}")));
         f.hold(&order.definition.name).await;
-        let image = |volume: &VolumeId| LocalImage { volume: *volume, epoch: "1.1".into(), epoch_unix_ms: 1 };
+        let image =
+            |volume: &VolumeId| LocalImage { volume: *volume, epoch: "1.1".into(), epoch_unix_ms: 1, moment: None };
         let images = order.definition.volumes.iter().map(image).collect();
         if !order.dry_run {
             let vm = LocalVm { run: RunState::Running, lineage: order.newest.next(), ..whole(order.definition) };
