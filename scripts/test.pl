@@ -37,8 +37,7 @@ while (my $line = <$made>) {
     next unless $line =~ /^\{/;
     my $it = decode_json($line);
     next unless $it->{reason} eq 'compiler-artifact' && $it->{profile}{test} && $it->{executable};
-    my ($package) = $it->{manifest_path} =~ m{([^/]+)/Cargo\.toml$};
-    $package = $package eq 'cli' ? 'godwit' : "godwit-$package";
+    my ($package) = $it->{package_id} =~ /#([^@]+)@/ or die "cargo calls a package $it->{package_id}\n";
     my $kind = $it->{target}{kind}[0];
     my $select = $kind eq 'test' ? "--test $it->{target}{name}" : $kind eq 'bin' ? "--bin $it->{target}{name}" : '--lib';
     push @programs, {

@@ -7,7 +7,7 @@ use godwit_api::{Name, PublicClient};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The VM's host must not answer, neither the controller nor the host that has the images, and somebody has to say\nhow it is kept from running the VM. Each of the VM's disks needs an image there: `godwit volume precache\n--consistent` keeps one. Images of several disks are of one moment where all of them are pre-cached\nso, and whether they are is said before and afterwards, as is how far they are apart where not: as if their power\nhad gone at different times. What was written after an image's epoch is lost; how long ago that was is said, too. A new lineage begins: a host that comes back is paused, and what it has\nis kept until somebody removes it (`godwit orphan ls`)."
+    after_help = "The VM's host must not answer, neither the controller nor the host that has the images, and somebody has to say\nhow it is kept from running the VM. Each of the VM's disks needs an image there: `godwit volume precache\n--consistent` keeps one. Images of several disks are of one moment where all of them are pre-cached so, and\nwhether they are is said before and afterwards, as is how far they are apart where not: as if their power had\ngone at different times. What was written after an image's epoch is lost; how long ago that was is said, too.\nA new lineage begins: a host that comes back is paused, and what it has is kept until somebody removes it\n(`godwit orphan ls`)."
 )]
 pub struct PromoteArgs {
     /// A volume of the VM, by name

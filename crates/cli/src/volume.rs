@@ -25,7 +25,7 @@ pub enum VolumeCommand {
     Ls,
     /// Keep a volume nearly equal at another site, for ever, in spare bandwidth; a later move there sends what differs
     #[command(
-        after_help = "Again with other values, it changes them. The guest never waits for it.\n\nEvery --interval an epoch of writes ends, and travels when it is durable here. With --consistent the\nother site keeps the last complete epoch as an image, as a crash at that moment would have left the disk,\nwhile the next one arrives; this takes room there for one epoch, and here memory for what the guest\noverwrites meanwhile. Where all disks of a VM are pre-cached so at one host, their images are of one moment, as\none loss of power would have left them; the slowest of them sets how often that is, and one whose guest overwrites more\nthan is kept keeps the others from having one, too."
+        after_help = "Again with other values, it changes them. The guest never waits for it.\n\nEvery --interval an epoch of writes ends, and travels when it is durable here. With --consistent the\nother site keeps the last complete epoch as an image, as a crash at that moment would have left the disk,\nwhile the next one arrives; this takes room there for one epoch, and here memory for what the guest\noverwrites meanwhile. Where all disks of a VM are pre-cached so at one host, their images are of one moment,\nas one loss of power would have left them; the slowest of them sets how often that is, and one of which\nmore is overwritten than is kept keeps the others from having one, too."
     )]
     Precache(PrecacheArgs),
     /// Show pre-caches: how far each lags behind, what it has not been sent, and how fast it goes

@@ -1,6 +1,7 @@
 //! What a node that was killed has left in the network: found, and removed when the controller says so; what is a living VM's
 //! is neither.
 
+use crate::common;
 use crate::common::pair::{Pair, can_run};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -59,11 +60,11 @@ fn what_a_killed_node_left_in_the_network_is_found_and_removed_and_a_living_vms_
     // Its node is killed, and all that it wrote about `old` is lost, and the guest; what the kernel has stays. A rule is there
     // whose tunnel was never made: it died between the two.
     pair.kill_node("a");
-    let adopted: Vec<u32> = crate::common::guests(&pair.path("run-a/vms/1"));
-    for pid in crate::common::guests(&pair.path("run-a/vms/2")) {
+    let adopted: Vec<u32> = common::guests(&pair.path("run-a/vms/1"));
+    for pid in common::guests(&pair.path("run-a/vms/2")) {
         assert!(std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
     }
-    pair.until("the guest is gone", || crate::common::guests(&pair.path("run-a/vms/2")).is_empty());
+    pair.until("the guest is gone", || common::guests(&pair.path("run-a/vms/2")).is_empty());
     for lost in ["a/vms/2", "run-a/vms/2", "a/volumes/2"] {
         std::fs::remove_dir_all(pair.path(lost)).unwrap();
     }

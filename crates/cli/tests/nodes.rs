@@ -3,6 +3,7 @@
 //! One after the other: each takes some hundred MiB and both cores. They need root for a folder of a given size, and skip
 //! without it, aloud.
 
+use crate::common;
 use godwit_api::Client;
 use godwit_api::progress::{NoteKind, Teller};
 use godwit_api::public::{DryRun, Move, Vm};
@@ -197,7 +198,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        crate::common::end(&mut self.daemons, self.folder.path());
+        common::end(&mut self.daemons, self.folder.path());
     }
 }
 
@@ -437,7 +438,7 @@ fn a_vm_that_does_not_boot_is_stopped_and_removed_as_any_other() {
     assert!(code != 0 && said.contains("does not come up"), "{said}");
     world.ok(&["vm", "rm", "web"]);
     assert_eq!(world.ok(&["vm", "ls", "--json"]).trim(), "[]");
-    assert!(!world.path("a/vms/2").exists() && crate::common::guests(world.folder.path()).is_empty());
+    assert!(!world.path("a/vms/2").exists() && common::guests(world.folder.path()).is_empty());
 }
 
 #[test]
@@ -448,7 +449,7 @@ fn a_vm_is_off_when_its_stop_says_so() {
     world.create(&spec(&json!([{"volume": "root", "size": 1 << 20}])));
     for _ in 0..3 {
         world.ok(&["vm", "stop", "web", "--force"]);
-        assert!(crate::common::guests(world.folder.path()).is_empty());
+        assert!(common::guests(world.folder.path()).is_empty());
         world.ok(&["vm", "start", "web"]);
     }
     world.ok(&["vm", "stop", "web", "--force"]);
@@ -468,13 +469,13 @@ while :; do sleep 3600; done
 #[test]
 fn a_guest_whose_write_found_no_room_stands_still_and_goes_on_by_itself_when_there_is() {
     let Some(_machine) = machine() else { return };
-    let Some(image) = crate::common::tiny() else { return };
+    let Some(image) = common::tiny() else { return };
     let mut world = World::new(7);
-    crate::common::with_script(&image, &world.path("images"), FILLS);
+    common::with_script(&image, &world.path("images"), FILLS);
     world.start_one_node(Some("32m"));
     let node = world.daemons.last().unwrap().id();
     let create = ["vm", "create", "web", "--at", "a", "--memory", "131080K", "--accel", "tcg", "--disk", "root=64M"];
-    world.ok(&[&create[..], &crate::common::BOOTS[..]].concat());
+    world.ok(&[&create[..], &common::BOOTS[..]].concat());
     let until = |what: &dyn Fn() -> bool| {
         let deadline = Instant::now() + Duration::from_secs(120);
         while !what() {

@@ -1,6 +1,7 @@
 //! A deployment from nothing, as an operator makes it: an authority, hosts that enrol, certificates that are renewed under a move,
 //! a host that is revoked; and no secret where it does not belong. Real daemons on this machine's loopback.
 
+use crate::common;
 use godwit_api::public::{Host, Move};
 use serde_json::json;
 use std::net::{SocketAddr, TcpStream};
@@ -103,7 +104,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        crate::common::end(&mut self.daemons, self.folder.path());
+        common::end(&mut self.daemons, self.folder.path());
     }
 }
 

@@ -6,6 +6,7 @@
 //! with, for an upgrade from a version that was built before; otherwise it is this build's, and what comes after it is the same
 //! with other bytes at its end.
 
+use crate::common;
 use godwit_trust::{Access, Authority, Identity, Role, Validity};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -134,13 +135,13 @@ impl World {
     }
 
     fn guests(&self) -> Vec<u32> {
-        crate::common::guests(self.folder.path())
+        common::guests(self.folder.path())
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        crate::common::end(self.daemons.iter_mut().map(|(_, daemon)| daemon), self.folder.path());
+        common::end(self.daemons.iter_mut().map(|(_, daemon)| daemon), self.folder.path());
     }
 }
 
@@ -181,7 +182,7 @@ fn prepare(world: &World, image: &Path) {
     );
     std::fs::write(at("node.toml"), node).unwrap();
     std::fs::create_dir(at("images")).unwrap();
-    crate::common::with_script(image, &at("images"), GUEST);
+    common::with_script(image, &at("images"), GUEST);
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn a_guest_under_disk_load_outlives_new_versions_of_its_node_and_controller_with
         eprintln!("SKIPPED: this needs root and qemu-system-x86_64");
         return;
     }
-    let Some(image) = crate::common::tiny() else { return };
+    let Some(image) = common::tiny() else { return };
     let mut world = World { folder: tempfile::tempdir().unwrap(), daemons: vec![] };
     prepare(&world, &image);
     let this = PathBuf::from(env!("CARGO_BIN_EXE_godwit"));
@@ -202,7 +203,7 @@ fn a_guest_under_disk_load_outlives_new_versions_of_its_node_and_controller_with
     world.ok(&["site", "add", "here"]);
     world.ok(&["host", "add", "a", "--site", "here", "--api", &NODE.to_string()]);
     let create = ["vm", "create", "web", "--at", "a", "--memory", "131080K", "--accel", "tcg", "--disk", "root=16M"];
-    world.ok(&[&create[..], &crate::common::BOOTS[..]].concat());
+    world.ok(&[&create[..], &common::BOOTS[..]].concat());
     let qemu = world.guests();
     assert_eq!(qemu.len(), 1);
     world.go_on(8);

@@ -1,6 +1,7 @@
 //! Wires between the interfaces of real guests, through moves: as users order them, and with the controller gone. The guests are the
 //! lab's tiny image with a program that pings the other one and says so on its console.
 
+use crate::common;
 use crate::common::pair::{Pair, can_run};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::path::Path;
 fn two_guests(test: &str, tiny: &Path) -> Pair {
     let mut pair = Pair::new(test);
     let pings = b"#!/bin/busybox sh\nexec /bin/busybox ping \"$1\"\n";
-    crate::common::with_program(tiny, &pair.path("images"), "bin/godwit-load", pings);
+    common::with_program(tiny, &pair.path("images"), "bin/godwit-load", pings);
     pair.start_controller();
     pair.start_node("a");
     pair.start_node("b");
@@ -65,7 +66,7 @@ fn wire(pair: &Pair) -> Value {
 
 #[test]
 fn a_wire_joins_two_guests_follows_both_and_collapses_where_they_meet() {
-    let Some(tiny) = crate::common::tiny().filter(|_| can_run()) else { return };
+    let Some(tiny) = common::tiny().filter(|_| can_run()) else { return };
     let pair = two_guests("wire", &tiny);
     let (code, _, said) = pair.godwit(&["wire", "connect", "web:eth0", "db:eth1"]);
     assert!(code != 0 && said.contains("eth0"), "{said}");
@@ -117,7 +118,7 @@ fn a_wire_joins_two_guests_follows_both_and_collapses_where_they_meet() {
 
 #[test]
 fn a_guest_whose_network_cannot_be_isolated_stays_where_it_is_and_moves_when_it_can() {
-    let Some(tiny) = crate::common::tiny().filter(|_| can_run()) else { return };
+    let Some(tiny) = common::tiny().filter(|_| can_run()) else { return };
     let pair = two_guests("pen", &tiny);
     pair.ok(&["wire", "connect", "web:eth0", "db:eth0"]);
     they_talk(&pair, "a", "b");
@@ -134,7 +135,7 @@ fn a_guest_whose_network_cannot_be_isolated_stays_where_it_is_and_moves_when_it_
 
 #[test]
 fn both_ends_of_a_wire_change_places_with_the_controller_gone() {
-    let Some(tiny) = crate::common::tiny().filter(|_| can_run()) else { return };
+    let Some(tiny) = common::tiny().filter(|_| can_run()) else { return };
     let mut pair = two_guests("swap", &tiny);
     pair.ok(&["wire", "connect", "web:eth0", "db:eth0"]);
     they_talk(&pair, "a", "b");

@@ -770,18 +770,32 @@ verify = { vm = "vm" }
     assert_eq!(code, Some(0));
 }
 
+fn processes() -> impl Iterator<Item = u32> {
+    let all = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    all.filter_map(|e| e.file_name().to_str()?.parse().ok())
+}
+
 /// Processes whose command line or environment names `word`, by their ids.
 fn processes_naming(word: &str) -> Vec<u32> {
-    let all = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    let ids = all.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    ids.filter(|id| {
-        let named = |file: &str| {
-            let text = std::fs::read(format!("/proc/{id}/{file}")).unwrap_or_default();
-            String::from_utf8_lossy(&text).contains(word)
-        };
-        *id != std::process::id() && (named("cmdline") || named("environ"))
-    })
-    .collect()
+    let named = |id: &u32, file: &str| {
+        let text = std::fs::read(format!("/proc/{id}/{file}")).unwrap_or_default();
+        String::from_utf8_lossy(&text).contains(word)
+    };
+    let others = processes().filter(|id| *id != std::process::id());
+    others.filter(|id| named(id, "cmdline") || named(id, "environ")).collect()
+}
+
+/// Those of a process's threads: the lab's sites are threads of one.
+fn namespaces_of(id: u32) -> Vec<PathBuf> {
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().filter_map(Result::ok);
+    threads.filter_map(|thread| std::fs::read_link(thread.path().join("ns/net")).ok()).collect()
+}
+
+/// The network namespaces that a run has now.
+fn network_namespaces(run: &Run) -> BTreeSet<PathBuf> {
+    let ours = namespaces_of(std::process::id());
+    let all = processes_naming(&run.work().display().to_string()).into_iter().flat_map(namespaces_of);
+    all.filter(|space| !ours.contains(space)).collect()
 }
 
 fn gone_within(limit: Duration, what: impl Fn() -> bool) -> bool {
@@ -799,17 +813,21 @@ fn down() {
     assert!(Command::new(LAB).arg("down").stdout(Stdio::null()).status().unwrap().success());
 }
 
-fn kill_at(run: &Run, moment: Duration, signal: rustix::process::Signal) {
+/// The network namespaces that it had then.
+fn kill_at(run: &Run, moment: Duration, signal: rustix::process::Signal) -> BTreeSet<PathBuf> {
     let mut child = run.command().stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     std::thread::sleep(moment);
+    let namespaces = network_namespaces(run);
     let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal);
     child.wait().unwrap();
+    namespaces
 }
 
-/// A network namespace without a name is gone with the last process that is in it.
-fn nothing_left(run: &Run) {
+fn nothing_left(run: &Run, namespaces: &BTreeSet<PathBuf>) {
     let work = run.work().display().to_string();
     assert!(gone_within(PATIENCE, || processes_naming(&work).is_empty()), "processes are left");
+    let are_gone = || !processes().flat_map(namespaces_of).any(|space| namespaces.contains(&space));
+    assert!(gone_within(PATIENCE, are_gone), "namespaces are left");
     assert!(!Path::new(&work).exists(), "the work folder is left");
     let records = std::fs::read_dir("/run/godwit-lab").unwrap().filter_map(Result::ok);
     let naming = records.filter(|e| std::fs::read_to_string(e.path()).is_ok_and(|text| text.contains(&work)));
@@ -828,11 +846,11 @@ fn a_run_that_is_killed_at_any_moment_leaves_nothing_behind() {
         let run = Run::new(&scenario(MOVE_AND_VERIFY));
         // Spread over the fifteen seconds that a run takes, in an order that meets early and late moments soon.
         let moment = Duration::from_millis(150 + (i * 6_180) % 14_000);
-        kill_at(&run, moment, rustix::process::Signal::KILL);
+        let namespaces = kill_at(&run, moment, rustix::process::Signal::KILL);
         let work = run.work().display().to_string();
         assert!(gone_within(PATIENCE, || processes_naming(&work).is_empty()), "killed at {moment:?}");
         down();
-        nothing_left(&run);
+        nothing_left(&run, &namespaces);
     }
 }
 
@@ -843,8 +861,8 @@ fn an_interrupted_run_takes_itself_down() {
     }
     for (moment, signal) in [(4_000, rustix::process::Signal::INT), (300, rustix::process::Signal::TERM)] {
         let run = Run::new(&scenario(MOVE_AND_VERIFY));
-        kill_at(&run, Duration::from_millis(moment), signal);
-        nothing_left(&run);
+        let namespaces = kill_at(&run, Duration::from_millis(moment), signal);
+        nothing_left(&run, &namespaces);
     }
 }
 
@@ -857,9 +875,10 @@ fn sites_that_are_coming_up_go_with_whoever_is_interrupted_meanwhile() {
     let run = Run::new(&scenario(""));
     let mut up = run.up().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     assert!(gone_within(PATIENCE, || run.work().join("sites").exists()), "it does not come up");
+    let namespaces = network_namespaces(&run);
     rustix::process::kill_process(rustix::process::Pid::from_child(&up), rustix::process::Signal::INT).unwrap();
     assert_eq!(up.wait().unwrap().code(), Some(130));
-    nothing_left(&run);
+    nothing_left(&run, &namespaces);
 }
 
 #[test]
@@ -874,6 +893,9 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
     let text = String::from_utf8_lossy(&up.stdout);
     assert!(text.contains("site a") && text.contains("10.99.0.11 in a"), "{text}");
     assert!(!processes_naming(&run.work().display().to_string()).is_empty());
+    // One of each of its sites, and the emulator's.
+    let namespaces = network_namespaces(&run);
+    assert!(namespaces.len() >= 4, "{namespaces:?}");
     // The guest answers from inside another site, and only the site's own folder can be seen there.
     let inside = |command: &[&str]| {
         let output = Command::new(LAB).args(["enter", "b"]).args(command).output().unwrap();
@@ -891,7 +913,7 @@ fn sites_that_are_up_stay_until_they_are_taken_down() {
     assert!(String::from_utf8_lossy(&second.stderr).contains("is not empty"));
     let ended = Command::new(LAB).args(["down", "stay"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "ended stay\n");
-    nothing_left(&run);
+    nothing_left(&run, &namespaces);
 }
 
 #[test]

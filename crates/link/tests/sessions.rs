@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use bytes::Bytes;
-use godwit_link::{Addresses, Closed, Config, Endpoint, Lane, LinkError, Peer, Priority, Session, State, StreamError};
+use godwit_link::{
+    Addresses, Closed, Config, Endpoint, Lane, LinkError, Peer, Priority, Session, State, Stream, StreamError,
+};
 use godwit_trust::{Access, Authority, Credentials, Identity, PeerError, Role, Validity};
 use godwit_units::{BitRate, Bytes as Amount};
 use std::net::SocketAddr;
@@ -267,7 +269,11 @@ async fn slow_pair(site: &Site) -> (Endpoint, Endpoint, Session, Session) {
 
 /// A stream of the disk lane that is written to for ever, and read.
 async fn flood(ours: &Session, theirs: &Session, priority: Priority, window: Amount) {
-    let stream = ours.open_stream_with(Lane::Disk, priority, Bytes::new(), window).await.unwrap();
+    flood_by(ours.open_stream_with(Lane::Disk, priority, Bytes::new(), window).await.unwrap(), theirs).await;
+}
+
+/// The same by a stream that has been opened; what has come.
+async fn flood_by(stream: Stream, theirs: &Session) -> Arc<AtomicUsize> {
     let (_, _, other) = theirs.accept_stream().await.unwrap();
     let ((mut send, recv), (back, mut reads)) = (stream.split(), other.split());
     tokio::spawn(async move {
@@ -275,10 +281,15 @@ async fn flood(ours: &Session, theirs: &Session, priority: Priority, window: Amo
         while send.write(piece.clone()).await.is_ok() {}
         drop(recv);
     });
+    let brought = Arc::new(AtomicUsize::new(0));
+    let bytes = brought.clone();
     tokio::spawn(async move {
-        while let Ok(Some(_)) = reads.read().await {}
+        while let Ok(Some(piece)) = reads.read().await {
+            bytes.fetch_add(piece.len(), Ordering::Relaxed);
+        }
         drop(back);
     });
+    brought
 }
 
 /// QUIC counts what is written to it, and takes nothing more on a lane when that is full. Bulk does not fill it.
@@ -322,21 +333,7 @@ async fn a_block_on_demand_goes_before_mirrored_writes() {
         // As a mirror is: opened as the copy that it begins with.
         let stream = ours.open_stream_with(Lane::Disk, Priority::Bulk, Bytes::new(), window).await.unwrap();
         stream.send.set_priority(priority);
-        let (_, _, other) = theirs.accept_stream().await.unwrap();
-        let ((mut send, recv), (back, mut reads)) = (stream.split(), other.split());
-        tokio::spawn(async move {
-            let piece = Bytes::from(vec![7; 64 << 10]);
-            while send.write(piece.clone()).await.is_ok() {}
-            drop(recv);
-        });
-        let bytes = Arc::new(AtomicUsize::new(0));
-        brought.push(bytes.clone());
-        tokio::spawn(async move {
-            while let Ok(Some(piece)) = reads.read().await {
-                bytes.fetch_add(piece.len(), Ordering::Relaxed);
-            }
-            drop(back);
-        });
+        brought.push(flood_by(stream, &theirs).await);
         // The mirror has filled what is between the two.
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

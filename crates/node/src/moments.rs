@@ -1,7 +1,7 @@
 //! Images of a VM's several disks that are of one moment, so that a database finds its log as one loss of power would have left both.
 //!
 //! *At the source* the epochs of all its disks that are pre-cached with an image at one host end together: under the locks of the guest's writes to
-//! all of them, so that no write lies between two ends ([`Disk::roll_together`]). Each bears the [`Moment`]. A disk of which the host holds no image yet is left
+//! all of them, so that no write lies between two ends ([`crate::disk::Disk::roll_together`]). Each bears the [`Moment`]. A disk of which the host holds no image yet is left
 //! out until it does, and one whose session is away is waited for: an image that is older, but agrees with the others, is worth more than one that is newer. (After
 //! a restart of this node nobody knows what an absent one's secondary holds; what the others' hold says whether they had it in common.)
 //!
@@ -18,12 +18,11 @@
 //! *A session that has sealed is followed by another*: what was sealed does not count any more before its journal is begun anew, and both are done under the lock of what
 //! receives, with which a session that is over seals nothing.
 
-use crate::disk::Disk;
 use crate::durable::replace_json;
 use crate::parts::lock;
 use anyhow::{Context, Result, anyhow};
 use godwit_units::{VmId, VolumeId};
-use godwit_volume::{Journal, Moment};
+use godwit_volume::{Journal, Moment, Replica};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -94,16 +93,8 @@ impl Moments {
         Ok(lock(&self.known).entry(vm).or_insert(known).clone())
     }
 
-    /// Whether all epochs of a moment are here.
-    ///
-    /// # Errors
-    /// When what was decided cannot be read.
-    pub fn is_decided(&self, vm: VmId, moment: Moment) -> Result<bool> {
-        Ok(self.known(vm)?.contains(&moment.id))
-    }
-
     /// A volume's epoch of this moment is here and durable. With the last of them it is decided, durably when this returns. Under the lock of what receives the
-    /// volume ([`Disk::unless_received`]), by who still may.
+    /// volume ([`crate::disk::Disk::unless_received`]), by who still may.
     ///
     /// # Errors
     /// When the decision cannot be written down.
@@ -166,17 +157,17 @@ impl Moments {
         }
     }
 
-    /// Brings what was decided to its place at this disk; what was not will not be. Under the lock of what receives it.
+    /// Brings what was decided to its place at this volume's replica; what was not will not be. Under the lock of what receives it.
     ///
     /// # Errors
     /// When the medium fails, or what was decided cannot be read.
-    pub(crate) fn settle(&self, vm: VmId, disk: &Disk) -> Result<()> {
+    pub fn settle(&self, vm: VmId, volume: VolumeId, replica: &Replica) -> Result<()> {
         // First: from here on nothing is decided with what lies here.
-        self.unseal(vm, disk.id);
-        let folder = disk.replica().folder();
+        self.unseal(vm, volume);
+        let folder = replica.folder();
         let known = self.known(vm)?;
-        if Journal::exists(folder) && (disk.replica().redoes() || !known.is_empty()) {
-            Journal::open(folder)?.settle(disk.replica(), |moment| known.contains(&moment.id))?;
+        if Journal::exists(folder) && (replica.redoes() || !known.is_empty()) {
+            Journal::open(folder)?.settle(replica, |moment| known.contains(&moment.id))?;
         }
         Ok(())
     }
@@ -205,6 +196,10 @@ mod tests {
 
     use super::*;
 
+    fn is_decided(moments: &Moments, vm: VmId, moment: Moment) -> bool {
+        moments.known(vm).unwrap().contains(&moment.id)
+    }
+
     #[test]
     fn a_moment_is_decided_with_the_last_of_its_volumes_and_not_with_what_was_taken_back() {
         let folder = tempfile::tempdir().unwrap();
@@ -213,35 +208,31 @@ mod tests {
         let first = Moment { id: 7, volumes: 2 };
         moments.seal(vm, one, first).unwrap();
         moments.seal(vm, one, first).unwrap();
-        assert!(!moments.is_decided(vm, first).unwrap());
+        assert!(!is_decided(&moments, vm, first));
         // Its session ended, and another one begins its journal anew.
         moments.unseal(vm, one);
         moments.seal(vm, two, first).unwrap();
-        assert!(!moments.is_decided(vm, first).unwrap(), "of the first volume nothing is here");
+        assert!(!is_decided(&moments, vm, first), "of the first volume nothing is here");
         // Another VM's volumes decide nothing here.
         moments.seal(VmId(2), one, first).unwrap();
-        assert!(!moments.is_decided(vm, first).unwrap());
+        assert!(!is_decided(&moments, vm, first));
         moments.seal(vm, one, first).unwrap();
-        assert!(moments.is_decided(vm, first).unwrap() && !moments.is_decided(VmId(2), first).unwrap());
+        assert!(is_decided(&moments, vm, first) && !is_decided(&moments, VmId(2), first));
         // What is left of one that was given up does not count for the next.
         let (second, third) = (Moment { id: 8, volumes: 2 }, Moment { id: 9, volumes: 2 });
         moments.seal(vm, one, second).unwrap();
         moments.seal(vm, two, third).unwrap();
-        assert!(!moments.is_decided(vm, second).unwrap() && !moments.is_decided(vm, third).unwrap());
+        assert!(!is_decided(&moments, vm, second) && !is_decided(&moments, vm, third));
         moments.seal(vm, one, third).unwrap();
         // After a restart it is still known.
         let again = Moments::new(folder.path());
-        assert!(
-            again.is_decided(vm, third).unwrap()
-                && again.is_decided(vm, first).unwrap()
-                && !again.is_decided(vm, second).unwrap()
-        );
+        assert!(is_decided(&again, vm, third) && is_decided(&again, vm, first) && !is_decided(&again, vm, second));
         assert_eq!(again.of(), [vm]);
         // What cannot be read is not taken for nothing.
         std::fs::write(folder.path().join("moments/1.json"), "[7").unwrap();
-        assert!(Moments::new(folder.path()).is_decided(vm, third).is_err());
+        assert!(Moments::new(folder.path()).known(vm).is_err());
         again.forget(vm);
-        assert!(!again.is_decided(vm, third).unwrap());
+        assert!(!is_decided(&again, vm, third));
     }
 
     #[tokio::test]

@@ -561,7 +561,7 @@ impl Node {
                 }
             };
             // What was decided before this node was started, or a pre-cache ended.
-            if let Err(error) = self.precaches.moments().settle(definition.id, &disk) {
+            if let Err(error) = self.precaches.moments().settle(definition.id, *volume, disk.replica()) {
                 tracing::warn!(
                     volume = name,
                     error = format!("{error:#}"),

@@ -35,7 +35,7 @@ use godwit_api::host::Ownership;
 use godwit_api::precache::{LocalPrecache, PrecacheFigures, PrecacheOrder, PrecacheState, digest};
 use godwit_api::{ApiError, Name, Problem};
 use godwit_link::pace::{Pace, Share};
-use godwit_link::{Lane, Priority, Session, Stream};
+use godwit_link::{Lane, Priority, SendHalf, Session, Stream};
 use godwit_trust::SignedCapability;
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
 use godwit_volume::epoch::{Stands, Subscriber};
@@ -222,8 +222,13 @@ impl Precaches {
         &self.moments
     }
 
-    fn group(&self, key: &(VolumeId, Name)) -> Arc<Group> {
-        lock(&self.sending).get(key).map(|sending| sending.group.clone()).unwrap_or_default()
+    /// Has a session's epochs end as they are ordered to; with which others' they do.
+    fn as_ordered(&self, order: &PrecacheOrder, disk: &Disk, id: Subscriber) -> Arc<Group> {
+        let key = (order.volume, order.to.name.clone());
+        let group = lock(&self.sending).get(&key).map(|sending| sending.group.clone()).unwrap_or_default();
+        disk.recorder().every(id, Duration::from_millis(order.interval_ms));
+        disk.recorder().together(id, !group.volumes.is_empty());
+        group
     }
 
     /// How those volumes stand.
@@ -356,7 +361,6 @@ impl Precaches {
     /// When it cannot be removed.
     pub async fn remove(&self, volume: VolumeId) -> Result<()> {
         let folder = self.volumes.join(volume.0.to_string());
-        let vm = mark(&folder).map(|mark| mark.vm);
         let off_the_runtime = async |what: fn(&Path) -> Result<()>| {
             let folder = folder.clone();
             let done = tokio::task::spawn_blocking(move || what(&folder)).await;
@@ -366,11 +370,6 @@ impl Precaches {
             let _nobody_else = self.standing_by.lock().await;
             self.release_alone(&[volume]).await;
             off_the_runtime(crate::store::put_away).await?;
-            if let Some(vm) = vm {
-                let moments = self.moments.clone();
-                let unsealed = tokio::task::spawn_blocking(move || moments.unseal(vm, volume)).await;
-                unsealed.context("removing a replica ended in a bug of the node")?;
-            }
         }
         off_the_runtime(crate::store::finish).await
     }
@@ -630,8 +629,7 @@ async fn send(
     let _subscription = Subscription(disk, id, figures);
     if let Some(order) = current(node, key) {
         // Before it can be ready for an epoch.
-        disk.recorder().every(id, Duration::from_millis(order.interval_ms));
-        disk.recorder().together(id, !node.precaches().group(key).volumes.is_empty());
+        node.precaches().as_ordered(&order, disk, id);
     }
     set(figures, |t| {
         t.figures.state = PrecacheState::Comparing;
@@ -704,9 +702,7 @@ async fn send(
                 pace.measured(path, order.limit, !waiting.is_empty());
             }
             machine.path_is(pace.allowed(), path.and_then(|path| path.least).unwrap_or_default());
-            disk.recorder().every(id, Duration::from_millis(order.interval_ms));
-            let group = node.precaches().group(key);
-            disk.recorder().together(id, !group.volumes.is_empty());
+            let group = node.precaches().as_ordered(&order, disk, id);
             disk.roll().await?;
             let stand = node.precaches().together(&group, &key.1);
             if let Together::Due(_) = stand {
@@ -823,7 +819,7 @@ pub(crate) async fn holding(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: 
 /// The replica of a pre-cache here. One that nobody has asked for since this node was started is opened, and stays so until somebody does.
 async fn standing(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) -> Result<Option<Arc<Disk>>, ApiError> {
     let precaches = node.precaches();
-    let one = precaches.standing_by.lock().await;
+    let _one = precaches.standing_by.lock().await;
     if let Some(known) = lock(&precaches.receiving).get(&volume) {
         return Ok(known.disk.upgrade());
     }
@@ -845,7 +841,6 @@ async fn standing(node: &Arc<Node>, vm: VmId, volume: VolumeId, size: Amount) ->
     lock(&precaches.receiving).insert(volume, receiving);
     // What was decided before this node was started.
     settle(node, vm, &disk).await.map_err(|e| ApiError::new(Problem::Failed, format!("volume {}: {e:#}", volume.0)))?;
-    drop(one);
     Ok(Some(disk))
 }
 
@@ -1019,12 +1014,10 @@ async fn receive(
     out.set_priority(Priority::Interactive);
     let wanted = over.clone();
     let begin = move |disk: &Disk| {
-        if wanted.is_cancelled() {
-            bail!("the replica is wanted otherwise");
-        }
+        still_wanted(&wanted)?;
         let open = || Journal::open(disk.replica().folder());
         // An earlier session could not bring all of its epoch to its place.
-        known.settle(vm, disk)?;
+        known.settle(vm, disk.id, disk.replica())?;
         if !image {
             // As large as the longest epoch was.
             Journal::remove(disk.replica())?;
@@ -1048,26 +1041,18 @@ async fn receive(
     let mut unpacker = Unpacker::new()?;
     while let Some(several) = crate::disk::several(&mut unpacker, &mut back, PATIENCE).await? {
         let (wanted, known) = (over.clone(), moments.clone());
-        let handled = blocking(disk, move |disk| {
-            disk.unless_received(|| {
-                let mut wire = vec![];
-                for message in several {
-                    if wanted.is_cancelled() {
-                        bail!("the replica is wanted otherwise");
-                    }
-                    let answer = target.handle(&message, disk.replica())?;
-                    match target.sealed() {
-                        Some(moment) => known.seal(vm, disk.id, moment)?,
-                        None => packer.push(&answer, &mut wire)?,
-                    }
+        (target, packer) = answered(disk, &mut out, (target, packer), move |disk, target, answers| {
+            for message in several {
+                still_wanted(&wanted)?;
+                let answer = target.handle(&message, disk.replica())?;
+                match target.sealed() {
+                    Some(moment) => known.seal(vm, disk.id, moment)?,
+                    None => answers.push(answer),
                 }
-                packer.flush(&mut wire)?;
-                Ok((target, packer, wire))
-            })
-        });
-        let wire: Vec<u8>;
-        (target, packer, wire) = handled.await?;
-        out.write(wire.into()).await?;
+            }
+            Ok(())
+        })
+        .await?;
         let Some(moment) = target.sealed() else { continue };
         tokio::select! {
             // First: what is decided is brought to its place, also where the source is gone.
@@ -1080,22 +1065,45 @@ async fn receive(
         }
         reach_async(Point::Moment, vm).await;
         let wanted = over.clone();
-        let done = blocking(disk, move |disk| {
-            disk.unless_received(|| {
-                if wanted.is_cancelled() {
-                    bail!("the replica is wanted otherwise");
-                }
-                let mut wire = vec![];
-                packer.push(&target.decided(disk.replica())?, &mut wire)?;
-                packer.flush(&mut wire)?;
-                Ok((target, packer, wire))
-            })
-        });
-        let wire: Vec<u8>;
-        (target, packer, wire) = done.await?;
-        out.write(wire.into()).await?;
+        (target, packer) = answered(disk, &mut out, (target, packer), move |disk, target, answers| {
+            still_wanted(&wanted)?;
+            answers.push(target.decided(disk.replica())?);
+            Ok(())
+        })
+        .await?;
     }
     bail!("the source closed the session")
+}
+
+/// Has the target do something while no attempt of a move begins to receive the replica, and sends what it answers.
+async fn answered(
+    disk: &Arc<Disk>,
+    out: &mut SendHalf,
+    (mut target, mut packer): (Target, Packer),
+    what: impl FnOnce(&Disk, &mut Target, &mut Vec<Vec<u8>>) -> Result<()> + Send + 'static,
+) -> Result<(Target, Packer)> {
+    let done = blocking(disk, move |disk| {
+        disk.unless_received(|| {
+            let (mut answers, mut wire) = (vec![], vec![]);
+            what(disk, &mut target, &mut answers)?;
+            for answer in &answers {
+                packer.push(answer, &mut wire)?;
+            }
+            packer.flush(&mut wire)?;
+            anyhow::Ok((target, packer, wire))
+        })
+    });
+    let (target, packer, wire) = done.await?;
+    out.write(wire.into()).await?;
+    Ok((target, packer))
+}
+
+/// Another session may have begun, or a move.
+fn still_wanted(over: &CancellationToken) -> Result<()> {
+    if over.is_cancelled() {
+        bail!("the replica is wanted otherwise");
+    }
+    Ok(())
 }
 
 /// Brings what was decided of images of one moment to its place: before anybody starts from them.
@@ -1104,7 +1112,7 @@ async fn receive(
 /// When the medium fails.
 pub(crate) async fn settle(node: &Arc<Node>, vm: VmId, disk: &Arc<Disk>) -> Result<()> {
     let moments = node.precaches().moments().clone();
-    blocking(disk, move |disk| disk.unless_received(|| moments.settle(vm, disk))).await
+    blocking(disk, move |disk| disk.unless_received(|| moments.settle(vm, disk.id, disk.replica()))).await
 }
 
 #[cfg(test)]

@@ -68,7 +68,6 @@ pub async fn promote(node: &Arc<Node>, order: PromoteVm) -> Result<LocalPromotio
         .map_err(|why| conflict(format!("`{name}` cannot be promoted: {why}")))?;
     tracing::warn!(vm = %name, lost = %order.lost, fenced = order.fenced, images = ?found.images, "promoting");
     node.precaches().release(&order.definition.volumes).await;
-    settle(node, &order).await?;
     // Until now more may have come: another image, or a pre-cache that keeps none.
     images(node, &order).await?;
     let parts = take_in(node, &order).await?;

@@ -15,7 +15,7 @@ use godwit_node::node::Node;
 use godwit_node::precache;
 use godwit_trust::{Capability, Credentials, Role};
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
-use godwit_volume::{Journal, Moment, Opened, Replica};
+use godwit_volume::{Moment, Opened, Replica};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -373,8 +373,7 @@ fn images(world: &World, whom: &str) -> [(u8, Option<Moment>); 2] {
     [1, 2].map(|volume| {
         let folder = world.replica_of(whom, volume);
         let (replica, _) = Replica::open(&folder).unwrap();
-        let decided = |moment| moments.is_decided(VmId(1), moment).unwrap();
-        Journal::open(&folder).unwrap().settle(&replica, decided).unwrap();
+        moments.settle(VmId(1), VolumeId(volume), &replica).unwrap();
         let held = replica.complete().filter(|held| held.image).unwrap();
         let mut first = [0];
         replica.read(0, &mut first).unwrap();

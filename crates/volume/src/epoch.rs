@@ -72,11 +72,8 @@ struct One {
     ready: bool,
     /// Wants one even if nothing was written: it does not know what it holds.
     asks: bool,
-    /// Has said what it holds; and whether that is an image.
-    told: bool,
-    holds: bool,
-    /// What that is of.
-    moment: Option<Moment>,
+    /// What it holds, once it has said so.
+    held: Option<Option<Complete>>,
     /// Once it holds an image, its epochs end in one moment with those of other volumes: only when somebody ends all of them.
     together: bool,
     /// In each of these one epoch at the most begins to go to it; and the beginning of that in which the last one did.
@@ -87,7 +84,12 @@ struct One {
 impl One {
     /// Whether an epoch that ends now is to go to it. `fresh`: something was written in it.
     fn is_due(&self, now: Duration, fresh: bool) -> bool {
-        !(self.together && self.holds) && self.ready && self.is_over(now) && self.has_news(fresh)
+        !(self.together && self.image_held().is_some()) && self.ready && self.is_over(now) && self.has_news(fresh)
+    }
+
+    /// The image that it holds, if that is what it is for.
+    fn image_held(&self) -> Option<Complete> {
+        self.held.flatten().filter(|held| self.image && held.image)
     }
 
     fn is_over(&self, now: Duration) -> bool {
@@ -202,11 +204,11 @@ impl Recorder {
     pub fn stands(&self, id: Subscriber, now: Duration) -> Option<Stands> {
         let inner = self.lock();
         let one = inner.all.get(&id)?;
-        Some(match one {
-            One { told: true, holds: false, .. } => Stands::Alone,
-            One { holds: true, ready: true, .. } => {
+        Some(match one.image_held() {
+            None if one.held.is_some() => Stands::Alone,
+            Some(held) if one.ready => {
                 let news = one.has_news(!inner.fresh.is_empty());
-                Stands::Ready { over: one.is_over(now), news, moment: one.moment }
+                Stands::Ready { over: one.is_over(now), news, moment: held.moment }
             }
             _ => Stands::Busy,
         })
@@ -315,8 +317,7 @@ impl Recorder {
             one.waiting.union(&since);
             one.ready = true;
             one.asks = held.is_none_or(|held| one.image && !held.image);
-            (one.told, one.holds) = (true, one.image && held.is_some_and(|held| held.image));
-            one.moment = held.and_then(|held| held.moment);
+            one.held = Some(held);
         }
     }
 
@@ -365,7 +366,7 @@ impl Recorder {
         let mut began = false;
         for (id, one) in &mut inner.all {
             one.waiting.union(&fresh);
-            let named = with.filter(|(named, _)| named == id && one.ready && one.holds);
+            let named = with.filter(|(named, _)| named == id && one.ready && one.image_held().is_some());
             if named.is_some() || one.is_due(now, false) {
                 began |= named.is_some();
                 (one.ready, one.asks, one.began) = (false, false, Some(beginning(now, one.every)));
@@ -423,10 +424,8 @@ impl Recorder {
     /// The secondary has the epoch under way.
     pub(crate) fn completed(&self, id: Subscriber) {
         if let Some(one) = self.lock().all.get_mut(&id) {
-            let held = one.under_way.take();
+            one.held = Some(one.under_way.take().map(|(epoch, _)| epoch));
             one.ready = true;
-            one.holds = one.image;
-            one.moment = held.and_then(|(held, _)| held.moment);
         }
     }
 
