@@ -43,6 +43,9 @@ pub struct EncodeArgs {
     /// zstd's level
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
     pub level: i32,
+    /// Threads for zstd beside the one that takes the stream apart; 0: none. For `zstd` and `full`
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub workers: u32,
     /// What is kept of what was last sent, for differences; 0: no differences. For `zstd` and `full`
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     pub versions: Bytes,
@@ -112,7 +115,8 @@ fn encode(args: &EncodeArgs) -> Result<(), Failure> {
         Again::Elide => Resends::Elide,
     };
     let clock = args.stats.map(|_| clock as Clock);
-    let config = Config { level: args.level, resends, versions: args.versions.0, clock, ..Config::default() };
+    let (level, workers, versions) = (args.level, args.workers, args.versions.0);
+    let config = Config { level, workers, resends, versions, clock, ..Config::default() };
     let mut encoder = codec::encoder(args.codec, config, disks, slots).map_err(failure)?;
     let mut pipe = Pipe::open(&args.input, &args.output)?;
     let mut out = vec![];
@@ -213,6 +217,7 @@ struct Pipe<'a> {
     read: u64,
     written: u64,
     busy: Duration,
+    took: Duration,
 }
 
 impl<'a> Pipe<'a> {
@@ -225,7 +230,7 @@ impl<'a> Pipe<'a> {
             true => Box::new(io::stdout()),
             false => Box::new(File::create(output).map_err(named(output))?),
         };
-        Ok(Self { from, to, names: (input, output), read: 0, written: 0, busy: Duration::ZERO })
+        Ok(Self { from, to, names: (input, output), read: 0, written: 0, busy: Duration::ZERO, took: Duration::ZERO })
     }
 
     fn read(&mut self) -> Result<Option<Vec<u8>>, Failure> {
@@ -236,9 +241,10 @@ impl<'a> Pipe<'a> {
     }
 
     fn timed<T, E: std::fmt::Display>(&mut self, what: impl FnOnce() -> Result<T, E>) -> Result<T, Failure> {
-        let begin = clock();
+        let (begin, began) = (clock(), Instant::now());
         let result = what();
         self.busy += clock().saturating_sub(begin);
+        self.took += began.elapsed();
         result.map_err(|error| failure(format!("{}: {error}", self.names.0.display())))
     }
 
@@ -253,12 +259,13 @@ impl<'a> Pipe<'a> {
         self.to.flush().map_err(named(self.names.1))
     }
 
-    /// `seconds`: of a processor, for the codec alone; files are not counted.
+    /// `seconds`: of a processor, for the codec alone and this thread; `wall_seconds`: until it was done, threads of zstd's included. Files are not counted.
     fn stats(&self, read: &str, written: &str) -> Figures {
         let mut stats = Figures::new();
         stats.insert(read.into(), self.read.into());
         stats.insert(written.into(), self.written.into());
         stats.insert("seconds".into(), self.busy.as_secs_f64().into());
+        stats.insert("wall_seconds".into(), self.took.as_secs_f64().into());
         stats
     }
 }
@@ -356,6 +363,7 @@ mod tests {
             read: 0,
             written: 0,
             busy: Duration::ZERO,
+            took: Duration::ZERO,
         };
         assert!(rebuild(&mut Glutton, &mut pipe).is_ok());
         assert_eq!((pipe.read, pipe.written), (20, 20 << 20));

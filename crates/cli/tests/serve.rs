@@ -1,6 +1,6 @@
 //! `godwit volume serve`, `import` and `export`, as their users run them.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -192,16 +192,13 @@ fn over_tcp_only_who_has_a_certificate_of_the_authority_reads_and_nobody_in_the_
         folder
     };
     let (ours, theirs) = (make("ours"), make("theirs"));
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = godwit();
-    command.args(["volume", "serve"]).arg(place.path("disk")).args(["--listen", &format!("127.0.0.1:{port}")]);
-    let _serving = Serving(command.arg("--tls-creds").arg(&ours).stderr(Stdio::null()).spawn().unwrap());
-    for _ in 0..500 {
-        if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    command.args(["volume", "serve"]).arg(place.path("disk")).args(["--listen", "127.0.0.1:0"]);
+    let mut serving = Serving(command.arg("--tls-creds").arg(&ours).stderr(Stdio::piped()).spawn().unwrap());
+    // It says which port it was given; what it says later is read as well, so that it is not held up.
+    let mut said = BufReader::new(serving.0.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let port: u16 = said.find_map(|line| line.split_once("address=127.0.0.1:")?.1.trim().parse().ok()).unwrap();
+    std::thread::spawn(move || said.for_each(drop));
     let size = |uri: String| run(Command::new("nbdinfo").args(["--size", &uri]));
     let with = |folder: &Path| size(format!("nbds://localhost:{port}/?tls-certificates={}", folder.display()));
     let (done, said) = with(&ours);

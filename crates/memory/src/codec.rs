@@ -15,7 +15,7 @@
 pub use crate::cloudnet::Mechanisms;
 
 use crate::cloudnet;
-use crate::config::{Config, Limits};
+use crate::config::{Config, Limits, Reach};
 use crate::decoder::{ENOUGH, WireError};
 use crate::disks::{self, Blocks, Feedback, Finder};
 use crate::format;
@@ -134,6 +134,14 @@ pub trait Encode {
     /// Where its time went, if it measures that.
     fn stages(&self) -> Option<Stages> {
         None
+    }
+
+    /// Goes on with another of zstd's levels ([`Levels`](crate::Levels)). Those that have none go on as they are.
+    ///
+    /// # Errors
+    /// When memory is short.
+    fn set_level(&mut self, _: i32, _: Reach, _: &mut Vec<u8>) -> Result<(), StreamError> {
+        Ok(())
     }
 }
 
@@ -288,6 +296,10 @@ impl Encode for Ours {
 
     fn stages(&self) -> Option<Stages> {
         Some(self.0.stages())
+    }
+
+    fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.0.set_level(level, reach, out)
     }
 }
 

@@ -743,6 +743,7 @@ fn hash(key: &PageKey, content: &PageBytes) -> Mark {
 /// What lies between operations and the wire: zstd, and the digest of what the other end will make of them.
 struct Wire {
     zstd: zstd::stream::raw::Encoder<'static>,
+    workers: u32,
     window_log: u32,
     /// Operations on their way into zstd. At most [`PIECE`] and one operation.
     ops: Vec<u8>,
@@ -762,7 +763,8 @@ struct Wire {
 impl Wire {
     fn new(config: &Config) -> Result<Self, StreamError> {
         Ok(Self {
-            zstd: frame(config.level, config.reach, config.window_log)?,
+            zstd: frame(config.level, config.reach, config.workers, config.window_log)?,
+            workers: config.workers,
             window_log: config.window_log,
             ops: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
             rebuilt: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
@@ -860,7 +862,7 @@ impl Wire {
     }
 
     fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {
-        let next = frame(level, reach, self.window_log)?;
+        let next = frame(level, reach, self.workers, self.window_log)?;
         self.end_frame(out)?;
         self.zstd = next;
         Ok(())
@@ -871,8 +873,17 @@ fn shuffler(level: i32) -> Result<Option<Shuffler>, StreamError> {
     Shuffler::for_level(level).map_err(|source| StreamError::Zstd { doing: "begin", source })
 }
 
+/// Bytes of operations that a worker of zstd's packs at once ([`Config::workers`](crate::Config::workers)). Between two pieces short matches are lost and long
+/// ones are not: that makes 0.2 to 0.6 % more of a database's recorded pages.
+pub const JOB: u32 = 2 << 20;
+
 /// A frame of zstd's that is to begin.
-fn frame(level: i32, reach: Reach, window_log: u32) -> Result<zstd::stream::raw::Encoder<'static>, StreamError> {
+fn frame(
+    level: i32,
+    reach: Reach,
+    workers: u32,
+    window_log: u32,
+) -> Result<zstd::stream::raw::Encoder<'static>, StreamError> {
     let doing = |doing| move |source| StreamError::Zstd { doing, source };
     let mut zstd = zstd::stream::raw::Encoder::new(level).map_err(doing("begin"))?;
     if level == 1 {
@@ -888,6 +899,10 @@ fn frame(level: i32, reach: Reach, window_log: u32) -> Result<zstd::stream::raw:
     };
     zstd.set_parameter(CParameter::WindowLog(window_log)).map_err(doing("take the window's size"))?;
     zstd.set_parameter(CParameter::EnableLongDistanceMatching(long)).map_err(doing("match over long distances"))?;
+    if workers > 0 {
+        zstd.set_parameter(CParameter::NbWorkers(workers)).map_err(doing("take workers"))?;
+        zstd.set_parameter(CParameter::JobSize(JOB)).map_err(doing("take the workers' pieces"))?;
+    }
     Ok(zstd)
 }
 

@@ -67,6 +67,7 @@ mod disks_tests;
 mod encoder;
 pub mod format;
 pub mod hints;
+pub mod levels;
 mod meter;
 pub mod preflight;
 mod record;
@@ -84,8 +85,9 @@ pub use config::{
 };
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
 pub use disks::{Blocks, Feedback, Finder, NEIGHBOURS, Spot, SpotTable};
-pub use encoder::{Encoder, Progress, Summary};
+pub use encoder::{Encoder, JOB, Progress, Summary};
 pub use hints::{Hints, HintsError, Looked};
+pub use levels::Levels;
 pub use meter::{Clock, Stages};
 pub use record::{Layout, MAX_BLOCKS, PAGE_SIZE, PageBytes};
 pub use return_path::{Message, ReturnPath, ReturnPathError};

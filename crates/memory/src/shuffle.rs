@@ -10,7 +10,7 @@
 //! Of what is left of two recorded streams without zero pages, differences and what lies on disks (a compiler's guest and a database's), one page
 //! in four and one in three go apart, by words of four bytes or of eight, and level 9 makes 6 and 10 % less of the whole. A page's tries take some
 //! 60 us, level 9 itself 100. zstd's next strategy with matches of three bytes makes 2.5 % less than level 9 in 2.4 times as long, and 6 % in 3.7 times. So
-//! this is for those who want the fewest bytes ([`FROM_LEVEL`]), and while the guest runs.
+//! this is for those who want the fewest bytes and for slow links ([`FROM_LEVEL`]), and while the guest runs.
 
 use crate::format;
 use crate::record::{PAGE_SIZE, PageBytes};

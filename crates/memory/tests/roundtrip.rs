@@ -5,7 +5,7 @@ mod common;
 
 use common::{Stream, load};
 use godwit_memory::{
-    Config, Decoder, Encoder, Limits, PageKey, Reach, Resends, StreamError, Summary, WireError, Witness, format,
+    Config, Decoder, Encoder, JOB, Limits, PageKey, Reach, Resends, StreamError, Summary, WireError, Witness, format,
 };
 use proptest::prelude::*;
 use std::os::unix::fs::FileExt;
@@ -100,6 +100,34 @@ fn stream(parts: &[Vec<(usize, u64, Option<u8>)>], last: &[(usize, u64, Option<u
     stream.end(last)
 }
 
+#[test]
+fn workers_hold_nothing_back_at_a_flush_and_make_nearly_as_little() {
+    const PAGES: u64 = 4096;
+    let mut stream = Stream::begin(&[("pc.ram", PAGES)]);
+    stream.part_of(0, &page_tables(PAGES));
+    let raw = stream.end(&[]);
+    assert!(raw.len() > 6 * JOB as usize);
+    let made = [0, 3].map(|workers| {
+        let mut encoder = Encoder::new(Config { workers, versions: LIMITS.versions, ..config(Resends::Keep) }).unwrap();
+        let mut wire = vec![];
+        let (first, rest) = raw.split_at(JOB as usize / 2);
+        encoder.push(first, &mut wire).unwrap();
+        assert_eq!(wire.is_empty(), workers > 0, "a piece for a worker is not full yet");
+        for piece in rest.chunks(rest.len() / 3) {
+            encoder.push(piece, &mut wire).unwrap();
+            encoder.flush(&mut wire).unwrap();
+            let (mut decoder, mut rebuilt) = (Decoder::new(LIMITS).unwrap(), vec![]);
+            decoder.push(&wire, &mut rebuilt).unwrap();
+            assert!(raw.starts_with(&rebuilt));
+            assert!(rebuilt.len() + 2 * 4096 > encoder.progress().raw_bytes as usize, "all but a page that was cut");
+        }
+        encoder.finish(&mut wire).unwrap();
+        assert_eq!(decode(&wire, WHOLE), raw);
+        wire.len()
+    });
+    assert!(made[1] * 100 < made[0] * 105, "{made:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -122,6 +150,7 @@ proptest! {
         parts in proptest::collection::vec(pages(), 1..4),
         words in 0..4u64,
         levels in proptest::collection::vec(proptest::option::of((-20..10i32, any::<bool>())), 1..6),
+        workers in 0..3u32,
         cuts in proptest::collection::vec(1..9000usize, 1..8),
         wire_cuts in proptest::collection::vec(1..300usize, 1..8),
     ) {
@@ -130,7 +159,7 @@ proptest! {
         parts.iter().for_each(|pages| raw.part(pages));
         raw.part_of(0, &page_tables(words + 1));
         let raw = raw.end(&[(0, 1, Some(7))]);
-        let mut encoder = Encoder::new(config(Resends::Keep)).unwrap();
+        let mut encoder = Encoder::new(Config { workers, ..config(Resends::Keep) }).unwrap();
         let mut wire = vec![];
         for (piece, level) in pieces(&raw, &cuts).zip(levels.iter().cycle()) {
             encoder.push(piece, &mut wire).unwrap();

@@ -11,13 +11,14 @@
 //! pause, so nothing is taken from QEMU while more than the window is on its way, the channel's pieces included; and in the last rounds, while
 //! more than a little is ([`Seen::bound`], [`crate::settle`]).
 
-use crate::level::{self, Carried, Levels};
 use crate::parts::Moving;
+use crate::processors;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use godwit_api::progress::NoteKind;
 use godwit_link::{Flow, Session};
-use godwit_memory::{Encoder, Progress, Reach, ReturnPath};
+use godwit_memory::levels::{self, Carried};
+use godwit_memory::{Encoder, Levels, Progress, Reach, ReturnPath};
 use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
@@ -168,12 +169,12 @@ pub(crate) fn read(
                 encoder.flush(&mut wire)?;
                 flushed = true;
             }
+            crate::parts::lock(&seen.progress).clone_from(encoder.progress());
             if !wire.is_empty() {
                 send(out, &mut wire)?;
             } else if out.is_closed() {
                 bail!("the migration was given up");
             }
-            crate::parts::lock(&seen.progress).clone_from(encoder.progress());
             let began = Instant::now();
             hearing.wait(ACKNOWLEDGED)?;
             if !held {
@@ -189,13 +190,16 @@ pub(crate) fn read(
                 encoder.push(&input[..n], &mut wire)?;
                 levels.packed(began.elapsed());
                 flushed = false;
-                if let Some(level) = levels.look(encoder.progress(), || seen.carried()).filter(|_| !seen.is_stopping())
-                {
-                    let reach = level::reach(level);
+                // What goes while the guest is about to stand still, or while somebody waits for a page, tells nothing of the link.
+                let measures = !little && !held && !encoder.progress().follows && !seen.is_stopping();
+                let looked =
+                    measures.then(|| levels.look(encoder.progress().into(), || (processors::now(), seen.carried())));
+                if let Some(level) = looked.flatten() {
+                    let reach = levels::reach(level);
                     encoder.set_level(level.number(), reach, &mut wire)?;
                     let near = if reach == Reach::Near { ", looking back a mebibyte" } else { "" };
                     let text = format!(
-                        "memory is packed with zstd's level {}{near}: that is what the link and the processor allow",
+                        "memory is packed with zstd's level {}{near}: that is what the link and the processors allow",
                         level.number()
                     );
                     moving.note(NoteKind::Decision, text);

@@ -10,13 +10,13 @@ use crate::disk::Disk;
 use crate::disk_index::{At, DiskIndex};
 use crate::failpoint::{Point, is_armed, reach_async};
 use crate::forecast::{Flowing, Goodput};
-use crate::level::{self, Levels};
 use crate::memory_out::{self, Returning, Seen};
 use crate::neighbours::Known;
 use crate::neighbours::resident::{self, Asked};
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::peers::carried;
+use crate::processors;
 use crate::proto::{self, Hello, Request, Stage};
 use crate::settle::{self, Settling};
 use anyhow::{Context, Result, anyhow, bail};
@@ -27,7 +27,7 @@ use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
 use godwit_memory::smart_stop::{Ended, Instead, Look, Reason, Rest, SmartStop, Verdict, beside, instead};
-use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Witness};
+use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Witness, levels};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
@@ -317,8 +317,8 @@ async fn memory(
     let spec = parts.definition().spec;
     let ram = (spec.accel == Accel::Tcg).then(|| qemu.ram(spec.memory)).transpose();
     let witness = ram.context("cannot see the guest's RAM")?.map(|ram| Witness::new(Qemu::RAM, ram));
-    let levels = Levels::new(policy);
-    let (level, reach) = (levels.level().number(), level::reach(levels.level()));
+    let levels = Levels::new(policy, processors::now());
+    let (level, reach) = (levels.level().number(), levels::reach(levels.level()));
     if policy == Policy::LeastBytes {
         moving.note(
             NoteKind::Decision,

@@ -1,7 +1,9 @@
 //! Packs a stream as hard as pays: what `godwit_content::choose` decides, fed with what is measured here.
 
+use crate::processors;
 use godwit_content::choose::{Chooser, Measured};
 use godwit_content::{PackError, Packer};
+use godwit_memory::levels::Now;
 use godwit_units::Bytes;
 use std::time::{Duration, Instant};
 
@@ -21,14 +23,14 @@ pub(crate) struct Paced {
     packed: u64,
     packing: Duration,
     idle: Duration,
-    since: Instant,
+    since: Now,
 }
 
 impl Paced {
     /// A stream that begins.
     pub(crate) fn new() -> Result<Self, PackError> {
         let (packer, chooser) = (Packer::new()?, Chooser::for_disks());
-        let (packing, idle, since) = (Duration::ZERO, Duration::ZERO, Instant::now());
+        let (packing, idle, since) = (Duration::ZERO, Duration::ZERO, processors::now());
         Ok(Self { packer, chooser, plain: 0, packed: 0, packing, idle, since })
     }
 
@@ -38,7 +40,7 @@ impl Paced {
         self.idle += time;
         if self.plain == 0 {
             // Nothing is measured yet that could be spoilt.
-            (self.idle, self.since) = (Duration::ZERO, Instant::now());
+            (self.idle, self.since) = (Duration::ZERO, processors::now());
         }
     }
 
@@ -64,18 +66,20 @@ impl Paced {
     pub(crate) fn flush(&mut self, out: &mut Vec<u8>) -> Result<(), PackError> {
         self.timed(out, Packer::flush)?;
         if self.plain >= PIECE {
-            let time = self.since.elapsed();
+            let now = processors::now();
+            let time = now.at.saturating_sub(self.since.at);
             if time < LONGEST && self.idle <= time.mul_f64(IDLE) {
                 let (plain, packed) = (Bytes(self.plain), Bytes(self.packed));
                 let before = self.chooser.level();
-                let level = self.chooser.measured(&Measured { plain, packed, packing: self.packing, time });
+                let free = now.idle.saturating_sub(self.since.idle).as_secs_f64() / time.as_secs_f64().max(0.001);
+                let level = self.chooser.measured(&Measured { plain, packed, packing: self.packing, time, free });
                 if level != before {
-                    tracing::debug!(?before, ?level, %plain, %packed, packing = ?self.packing, ?time, "another level of zstd");
+                    tracing::debug!(?before, ?level, %plain, %packed, packing = ?self.packing, ?time, free, "another level of zstd");
                 }
                 self.packer.set_level(level);
             }
             (self.plain, self.packed, self.packing) = (0, 0, Duration::ZERO);
-            (self.idle, self.since) = (Duration::ZERO, Instant::now());
+            (self.idle, self.since) = (Duration::ZERO, now);
         }
         Ok(())
     }
@@ -102,7 +106,7 @@ mod tests {
             paced.push(&message, &mut wire).expect("packs");
             // As if a core packed 500 MB a second, and the link took 50 ms for each message.
             paced.packing = Duration::from_nanos(paced.plain * 2);
-            paced.since -= Duration::from_millis(50);
+            paced.since.at -= Duration::from_millis(50);
             paced.flush(&mut wire).expect("flushes");
             unpacker.push(&wire);
             assert_eq!(unpacker.poll().expect("is sound"), Some(message));
@@ -118,7 +122,7 @@ mod tests {
         // What is measured at once, of which each message took 50 ms, and so much of that nobody had asked for it.
         let mut piece = |idle: Duration| {
             for n in 0..256 {
-                paced.since -= Duration::from_millis(50);
+                paced.since.at -= Duration::from_millis(50);
                 paced.idled(idle);
                 let mut wire = vec![];
                 paced.push(&message(n), &mut wire).expect("packs");

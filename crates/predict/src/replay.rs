@@ -17,6 +17,7 @@ use crate::recorded::{Recorded, RecordedError};
 use crate::rules::{Condition, Judge, Judged, Redirtied, Rules, Seen};
 use crate::whole::{SETTLED, ahead, is_worth_settling};
 use godwit_memory::codec::Encode;
+use godwit_memory::levels::{self, Carried, Levels, Made, Now};
 use godwit_memory::{Clock, StreamError};
 use godwit_units::{BitRate, Bytes};
 use std::io::Read;
@@ -35,6 +36,19 @@ pub struct Road {
     /// There and back.
     pub round_trip: Duration,
 }
+
+/// What moves it.
+pub struct Mover<'a> {
+    /// Begins anew.
+    pub encoder: &'a mut dyn Encode,
+    /// Finds its level as it goes, as a node does, on a host with [`PROCESSORS`] that nothing else uses. `None`: it stays as it is.
+    pub levels: Option<Levels>,
+    /// What this thread has had of a processor.
+    pub clock: Clock,
+}
+
+/// Of the host that it leaves: the encoder's, and one more.
+pub const PROCESSORS: u32 = 2;
 
 /// When the guest stops.
 #[derive(Clone, Debug)]
@@ -193,11 +207,11 @@ impl Written {
 
 /// Encoder and link, and what time it is at both.
 struct Way<'a> {
-    encoder: &'a mut dyn Encode,
-    clock: Clock,
+    mover: Mover<'a>,
     road: Road,
     stream: Stream,
     out: Vec<u8>,
+    made: Made,
     /// When the encoder is done with what it was given.
     encoded: Duration,
     /// When the link is.
@@ -210,17 +224,35 @@ struct Way<'a> {
 impl Way<'_> {
     /// What has been written goes; the bytes on the link and of QEMU's.
     fn go(&mut self) -> Result<(Bytes, Bytes), ReplayError> {
-        let begun = (self.clock)();
-        self.encoder.push(&self.stream.bytes, &mut self.out)?;
+        let begun = (self.mover.clock)();
+        self.mover.encoder.push(&self.stream.bytes, &mut self.out)?;
         let raw = Bytes(self.stream.bytes.len() as u64);
         self.stream.bytes.clear();
-        Ok((self.went(begun), raw))
+        self.made.raw += raw.0;
+        let wire = self.went(begun);
+        Ok((wire + self.level()?, raw))
+    }
+
+    /// Another level, if that is better; what it took on the link.
+    fn level(&mut self) -> Result<Bytes, ReplayError> {
+        let waits = self.road.rate.bytes_in(self.sent.saturating_sub(self.encoded));
+        let carried = Carried { arrived: self.made.wire.saturating_sub(waits.0), round_trip: self.road.round_trip };
+        let now = Now { at: self.encoded, idle: (self.encoded * PROCESSORS).saturating_sub(self.encoding) };
+        let other = self.mover.levels.as_mut().and_then(|levels| levels.look(self.made, || (now, carried)));
+        let Some(level) = other else { return Ok(Bytes(0)) };
+        let begun = (self.mover.clock)();
+        self.mover.encoder.set_level(level.number(), levels::reach(level), &mut self.out)?;
+        Ok(self.went(begun))
     }
 
     fn went(&mut self, begun: Duration) -> Bytes {
-        let took = (self.clock)().saturating_sub(begun);
+        let took = (self.mover.clock)().saturating_sub(begun);
         let wire = Bytes(self.out.len() as u64);
         self.out.clear();
+        self.made.wire += wire.0;
+        if let Some(levels) = &mut self.mover.levels {
+            levels.packed(took);
+        }
         self.encoding += took;
         self.encoded += took;
         self.sent = self.sent.max(self.encoded) + self.road.rate.time_for(wire);
@@ -230,20 +262,23 @@ impl Way<'_> {
 
     /// The encoder goes on once the link has come near enough.
     fn wait(&mut self) {
-        self.encoded = self.encoded.max(self.sent.saturating_sub(self.ahead));
+        let until = self.encoded.max(self.sent.saturating_sub(self.ahead));
+        if let Some(levels) = &mut self.mover.levels {
+            levels.waited(until - self.encoded);
+        }
+        self.encoded = until;
     }
 }
 
-/// Tries a move: `encoder` begins anew, `clock` says what this thread has had of a processor.
+/// Tries a move.
 ///
 /// # Errors
 /// What is wrong with the recording or the stream, or that the guest was not recorded for long enough.
 pub fn replay<R: Read>(
     guest: &mut Recorded<R>,
-    encoder: &mut dyn Encode,
+    mover: Mover<'_>,
     stop: &Stop,
     road: Road,
-    clock: Clock,
 ) -> Result<Tried, ReplayError> {
     if road.rate.mbit() <= 0.0 {
         return Err(ReplayError::NoLink);
@@ -254,11 +289,11 @@ pub fn replay<R: Read>(
     let queued = ahead(road.round_trip).saturating_sub(road.round_trip);
     let mut written = Written { dirty: vec![false; ram.0 as usize], left: 0 };
     let mut way = Way {
-        encoder,
-        clock,
+        mover,
         road,
         stream: Stream::default(),
         out: vec![],
+        made: Made::default(),
         encoded: Duration::ZERO,
         sent: Duration::ZERO,
         ahead: queued,
@@ -325,6 +360,8 @@ pub fn replay<R: Read>(
         due = written.take();
     };
     let stopped = way.encoded;
+    // Another level would begin with an empty window, while the guest stands.
+    way.mover.levels = None;
     let mut rest = Passed::default();
     way.stream.open(3);
     for batch in due.chunks(BATCH) {
@@ -338,8 +375,8 @@ pub fn replay<R: Read>(
     way.stream.close();
     way.stream.end();
     let (wire, raw) = way.go()?;
-    let begun = clock();
-    let counted = way.encoder.finish(&mut way.out)?;
+    let begun = (way.mover.clock)();
+    let counted = way.mover.encoder.finish(&mut way.out)?;
     rest.wire.0 += wire.0 + way.went(begun).0;
     rest.raw.0 += raw.0;
     rounds.push(rest);
@@ -352,7 +389,9 @@ mod tests {
     use super::*;
     use crate::recorded::tests::recording;
     use godwit_memory::Config;
+    use godwit_memory::Reach;
     use godwit_memory::codec::{Codec, encoder};
+    use godwit_units::Policy;
     use std::cell::Cell;
 
     const SLOW: Road = Road { rate: BitRate(8_000_000), round_trip: Duration::from_millis(20) };
@@ -375,6 +414,10 @@ mod tests {
         recording(2048, &looks)
     }
 
+    fn by(encoder: &mut dyn Encode) -> Mover<'_> {
+        Mover { encoder, levels: None, clock }
+    }
+
     fn at_once(rules: &Rules) -> Stop {
         Stop { rules: rules.clone(), settles: false }
     }
@@ -383,7 +426,7 @@ mod tests {
         TAKES.set(takes);
         let bytes = guest();
         let mut encoder = encoder(codec, Config::default(), None, 1024).unwrap();
-        replay(&mut Recorded::open(&bytes[..]).unwrap(), &mut *encoder, &at_once(rules), SLOW, clock)
+        replay(&mut Recorded::open(&bytes[..]).unwrap(), by(&mut *encoder), &at_once(rules), SLOW)
     }
 
     #[test]
@@ -414,6 +457,47 @@ mod tests {
         assert!(slow.total > packed.total * 2 && again(&slow) > again(&packed), "{slow:?}\n{packed:?}");
     }
 
+    /// Leaves a fifth of everything, and remembers what it was told.
+    #[derive(Default)]
+    struct Fifth(Vec<i32>);
+
+    impl Encode for Fifth {
+        fn push(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(), StreamError> {
+            out.extend_from_slice(&input[..input.len() / 5]);
+            Ok(())
+        }
+
+        fn finish(&mut self, _: &mut Vec<u8>) -> Result<Vec<(&'static str, u64)>, StreamError> {
+            Ok(vec![])
+        }
+
+        fn set_level(&mut self, level: i32, _: Reach, _: &mut Vec<u8>) -> Result<(), StreamError> {
+            self.0.push(level);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_level_is_found_by_what_the_link_and_the_processor_took_in_this_move() {
+        // 64 MiB, of which each 256 KiB take a millisecond.
+        let looks = [(0, (0..16384).map(|page| (page, 7)).collect::<Vec<_>>()), (600_000, vec![])];
+        let bytes = recording(16384, &looks);
+        let rules = Rules { conditions: vec![Condition::Rounds(1)], ..Rules::qemu(Duration::ZERO) };
+        let found = |mbit: f64, levels: Option<Levels>| {
+            TAKES.set(Duration::from_millis(1));
+            let mut encoder = Fifth::default();
+            let road = Road { rate: BitRate::from_mbit(mbit), ..SLOW };
+            let mover = Mover { levels, ..by(&mut encoder) };
+            replay(&mut Recorded::open(&bytes[..]).unwrap(), mover, &at_once(&rules), road).unwrap();
+            encoder.0
+        };
+        let levels = || Some(Levels::new(Policy::LeastTotal, Now::default()));
+        assert!(found(20.0, None).is_empty());
+        assert_eq!(found(20.0, levels()), [9]);
+        assert_eq!(found(100.0, levels()).first(), Some(&6));
+        assert!(found(10_000.0, levels()).iter().all(|level| *level <= 1));
+    }
+
     #[test]
     fn xen_leaves_pages_that_are_written_again_to_the_next_round() {
         let rules = Rules { conditions: vec![Condition::Rounds(2)], ..Rules::xen() };
@@ -433,7 +517,7 @@ mod tests {
         TAKES.set(Duration::ZERO);
         let mut encoder = encoder(Codec::Plain, Config::default(), None, 1).unwrap();
         let mut guest = Recorded::open(&bytes[..]).unwrap();
-        let went = replay(&mut guest, &mut *encoder, &at_once(&Rules::smart_stop()), SLOW, clock).unwrap();
+        let went = replay(&mut guest, by(&mut *encoder), &at_once(&Rules::smart_stop()), SLOW).unwrap();
         assert!(matches!(went.ended_by, Condition::LocalMinimum { .. }), "{went:?}");
         assert_eq!(went.rounds.len(), 3, "two, and what was left: {went:?}");
     }
@@ -450,8 +534,7 @@ mod tests {
             TAKES.set(Duration::ZERO);
             let mut encoder = encoder(Codec::Plain, Config::default(), None, 1).unwrap();
             let rules = Rules { conditions: vec![Condition::Rounds(1)], ..Rules::qemu(Duration::ZERO) };
-            replay(&mut Recorded::open(&bytes[..]).unwrap(), &mut *encoder, &Stop { rules, settles }, SLOW, clock)
-                .unwrap()
+            replay(&mut Recorded::open(&bytes[..]).unwrap(), by(&mut *encoder), &Stop { rules, settles }, SLOW).unwrap()
         };
         // 8 pages, what waits before them, and half a round trip.
         let link = 8.0 * 4.105;

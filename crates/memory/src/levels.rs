@@ -1,0 +1,269 @@
+//! How hard zstd tries on memory: by what the link carried, the processor packed and nobody used of the machine so far in this move
+//! ([`godwit_content::choose`]). On a slow link a core has time for level 6 or 9, which make a fourteenth and a seventh less of it; on one that is faster
+//! than the encoder what it spares by not looking far back is worth more. No clock in here.
+//!
+//! Another level begins a new frame with an empty window, so what came before is not referred to any more: a look is taken early, when little
+//! is lost, and [`CHANGES`] of them change something at the most. From the lowest levels that bound keeps a busy machine, too: what they leave to the
+//! wire takes processors at both ends, of which a look at the encoder tells nothing.
+//!
+//! Who asks for the fewest bytes ([`Policy::LeastBytes`]) gets [`LEAST`] from the first byte to the last: there is no trade to be measured.
+
+use crate::config::Reach;
+use crate::encoder::Progress;
+pub use godwit_content::choose::Level;
+use godwit_content::choose::{Chooser, Measured};
+use godwit_units::{Bytes, Policy};
+use std::time::Duration;
+
+/// Raw bytes between two looks: some tenths of a second of a gigabit.
+const LOOK: u64 = 16 << 20;
+/// A window is worth more than a better level by the third time.
+const CHANGES: u32 = 2;
+
+/// An acknowledgement may be so much later than a round trip. Where more is on its way than arrives in both, the rest waits for the link, in
+/// buffers that take some megabytes before anybody is made to wait: then it is not the encoder that holds the stream up, whatever it took.
+const LATE: Duration = Duration::from_millis(50);
+
+/// Where packing and waiting for the link take a smaller part of the time, QEMU is what the stream waits for, and nothing is learnt of the link.
+const OURS: f64 = 0.5;
+
+/// The level that makes the least of memory. Beside level 1 it takes five times as long, trying how each page is smallest with it, for 14 to 17 %
+/// fewer bytes; level 12 takes half as long again as 9 for another hundredth, 19 a hundred times for a sixth (recorded streams of a compiler's and a
+/// database's guest).
+const LEAST: Level = Level::Nine;
+
+/// Measures a stream, and says when to go on with another level.
+#[derive(Debug)]
+pub struct Levels {
+    /// The one that was asked for, whatever is measured.
+    fixed: Option<Level>,
+    chooser: Chooser,
+    since: Now,
+    packing: Duration,
+    waiting: Duration,
+    raw: u64,
+    wire: u64,
+    arrived: u64,
+    left: u32,
+}
+
+/// What the link has made of the stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Carried {
+    /// Packed bytes that the other side has acknowledged.
+    pub arrived: u64,
+    /// How long one takes to be, where nothing waits.
+    pub round_trip: Duration,
+}
+
+/// What an encoder has made of a stream so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Made {
+    /// Bytes of QEMU's stream.
+    pub raw: u64,
+    /// What became of them.
+    pub wire: u64,
+}
+
+impl From<&Progress> for Made {
+    fn from(progress: &Progress) -> Self {
+        Self { raw: progress.raw_bytes, wire: progress.wire_bytes }
+    }
+}
+
+/// What time it is, and what it was used for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Now {
+    /// By any clock that goes on.
+    pub at: Duration,
+    /// How long processors of the machine have had nothing to do, all together.
+    pub idle: Duration,
+}
+
+/// How far back such a level looks: where the encoder is what the stream waits for, not over long distances.
+#[must_use]
+pub fn reach(level: Level) -> Reach {
+    if level < Level::One { Reach::Near } else { Reach::Far }
+}
+
+impl Levels {
+    /// From now on. With level 1, but for a policy that says itself what is wanted.
+    #[must_use]
+    pub fn new(policy: Policy, now: Now) -> Self {
+        let fixed = (policy == Policy::LeastBytes).then_some(LEAST);
+        Self {
+            fixed,
+            chooser: Chooser::for_memory(),
+            since: now,
+            packing: Duration::ZERO,
+            waiting: Duration::ZERO,
+            raw: 0,
+            wire: 0,
+            arrived: 0,
+            left: if fixed.is_some() { 0 } else { CHANGES },
+        }
+    }
+
+    /// The level that is in force.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.fixed.unwrap_or(self.chooser.level())
+    }
+
+    /// So long it took to pack something.
+    pub fn packed(&mut self, time: Duration) {
+        self.packing += time;
+    }
+
+    /// So long the link had no room for more. What reading takes, and waiting for QEMU, says nothing of the link: where that was counted as its
+    /// time a gigabit looked like 200 Mbit/s to a source with busy processors.
+    pub fn waited(&mut self, time: Duration) {
+        self.waiting += time;
+    }
+
+    /// The level to go on with, if it is another one. `seen` is asked for only where there is something to be learnt.
+    pub fn look(&mut self, made: Made, seen: impl FnOnce() -> (Now, Carried)) -> Option<Level> {
+        if self.left == 0 || made.raw - self.raw < LOOK {
+            return None;
+        }
+        let (now, carried) = seen();
+        let time = now.at.saturating_sub(self.since.at);
+        let idle = now.idle.saturating_sub(self.since.idle);
+        let measured = Measured {
+            plain: Bytes(made.raw - self.raw),
+            packed: Bytes(made.wire - self.wire),
+            packing: self.packing,
+            time: self.packing + self.waiting,
+            free: idle.as_secs_f64() / time.as_secs_f64().max(0.001),
+        };
+        let on_its_way = made.wire.saturating_sub(carried.arrived);
+        let carries = carried.arrived.saturating_sub(self.arrived) as f64 / time.as_secs_f64().max(0.001);
+        let waits = on_its_way as f64 > carries * (carried.round_trip + LATE).as_secs_f64();
+        (self.raw, self.wire, self.arrived) = (made.raw, made.wire, carried.arrived);
+        (self.packing, self.waiting, self.since) = (Duration::ZERO, Duration::ZERO, now);
+        if measured.time.as_secs_f64() < OURS * time.as_secs_f64() {
+            return None;
+        }
+        let (before, chooser) = (self.chooser.level(), self.chooser.clone());
+        let now = self.chooser.measured(&measured);
+        // On a stream that is short of what is raw for a while, a probe would only cost the window.
+        if (waits && now < before) || (before == Level::Raw && self.left < CHANGES) {
+            self.chooser = chooser;
+            return None;
+        }
+        self.left -= u32::from(now != before);
+        (now != before).then_some(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stream on a machine.
+    struct Stream {
+        levels: Levels,
+        made: Made,
+        now: Now,
+    }
+
+    impl Stream {
+        fn new() -> Self {
+            Self::of(Policy::LeastDowntime)
+        }
+
+        fn of(policy: Policy) -> Self {
+            Self { levels: Levels::new(policy, Now::default()), made: Made::default(), now: Now::default() }
+        }
+
+        /// 17 MB more, which became a quarter: packing them and waiting for the link took so long, and QEMU was waited for. Meanwhile so many
+        /// processors were free.
+        fn goes(&mut self, [packing, waiting, qemu]: [f64; 3], free: f64, on_its_way: u64) -> Option<Level> {
+            self.made.raw += 17_000_000;
+            self.made.wire += 17_000_000 / 4;
+            self.levels.packed(Duration::from_secs_f64(packing));
+            self.levels.waited(Duration::from_secs_f64(waiting));
+            let took = Duration::from_secs_f64(packing + waiting + qemu);
+            self.now.at += took;
+            self.now.idle += took.mul_f64(free);
+            let arrived = self.made.wire - on_its_way;
+            let carried = Carried { arrived, round_trip: Duration::from_millis(50) };
+            self.levels.look(self.made, || (self.now, carried))
+        }
+    }
+
+    /// A stream that level 1 packs at 350 MB/s, over a link of so many Mbit/s: the levels that are changed to. For each 17 MB QEMU is waited for
+    /// so long, and so many processors are free.
+    fn levels(mbit: f64, qemu: f64, free: f64) -> Vec<Level> {
+        let (mut stream, mut changed) = (Stream::new(), vec![]);
+        let mut packing = 17e6 / 350e6;
+        for _ in 0..12 {
+            let waiting = (17e6 / 4.0 * 8.0 / (mbit * 1e6) - packing).max(0.0);
+            if let Some(level) = stream.goes([packing, waiting, qemu], free, 0) {
+                packing *= if level > Level::One { 2.0 } else { 0.5 };
+                changed.push(level);
+            }
+        }
+        changed
+    }
+
+    #[test]
+    fn what_lies_in_buffers_before_the_link_is_no_reason_to_pack_less() {
+        let mut stream = Stream::new();
+        assert_eq!(stream.goes([0.05, 0.0, 0.0], 0.0, 4_000_000), None, "nobody was made to wait yet");
+        // The link is the one that is waited for, and the buffers stay full.
+        for _ in 0..4 {
+            let level = stream.goes([0.05, 0.22, 0.0], 0.0, 4_000_000);
+            assert!(level.is_none_or(|level| level > Level::One), "{level:?}");
+        }
+        // The same where all of it arrives at once.
+        let level = Stream::new().goes([0.05, 0.0, 0.0], 0.0, 400_000);
+        assert!(level.is_some_and(|level| level < Level::One), "{level:?}");
+    }
+
+    #[test]
+    fn a_slow_link_gets_a_higher_level_at_the_first_look_and_keeps_it() {
+        assert_eq!(levels(50.0, 0.0, 0.0).first(), Some(&Level::Six));
+        assert!(levels(50.0, 0.0, 0.0).len() <= CHANGES as usize);
+    }
+
+    #[test]
+    fn where_a_processor_is_free_the_level_is_one_that_takes_more_of_it() {
+        assert_eq!([levels(100.0, 0.0, 0.0).first(), levels(100.0, 0.0, 0.9).first()], [None, Some(&Level::Six)]);
+        assert_eq!(levels(50.0, 0.0, 0.9).first(), Some(&Level::Nine));
+        // What was idle before the stream began is not counted.
+        let mut stream = Stream::new();
+        let before = Now { at: Duration::from_secs(900), idle: Duration::from_secs(1800) };
+        (stream.now, stream.levels) = (before, Levels::new(Policy::LeastTotal, before));
+        assert_eq!(stream.goes([0.05, 0.29, 0.0], 0.0, 0), None);
+    }
+
+    #[test]
+    fn who_wants_the_fewest_bytes_gets_the_highest_level_on_any_link() {
+        let mut stream = Stream::of(Policy::LeastBytes);
+        assert_eq!((stream.levels.level(), reach(stream.levels.level())), (Level::Nine, Reach::Far));
+        for _ in 0..4 {
+            // A link that takes no time at all.
+            assert_eq!(stream.goes([0.4, 0.0, 0.0], 0.0, 0), None);
+        }
+        assert_eq!(stream.levels.level(), Level::Nine);
+        assert_eq!(Stream::of(Policy::LeastTotal).levels.level(), Level::One);
+    }
+
+    #[test]
+    fn a_link_that_is_as_fast_as_level_1_keeps_it() {
+        assert_eq!(levels(400.0, 0.0, 0.0), []);
+    }
+
+    #[test]
+    fn where_the_encoder_is_waited_for_it_looks_near_and_reading_from_qemu_is_not_taken_for_the_link() {
+        assert_eq!(levels(1200.0, 0.0, 0.0).first(), Some(&Level::Near));
+        assert_eq!(levels(1200.0, 0.03, 0.0).first(), Some(&Level::Near));
+        assert_eq!(reach(Level::Near), Reach::Near);
+    }
+
+    #[test]
+    fn where_qemu_is_waited_for_the_level_stays() {
+        assert_eq!(levels(1200.0, 0.1, 0.0), []);
+    }
+}
