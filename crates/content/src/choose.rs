@@ -115,6 +115,8 @@ const NEAR: f64 = 0.97;
 const KEEP: (f64, f64) = (0.95, 0.1);
 /// Where more of the time was spent packing, the link was not what held it up, and may be faster than it looked.
 const BUSY: f64 = 0.8;
+/// A link that carries so much more than it did when it was the one that was waited for has become another one.
+const ANOTHER: f64 = 1.1;
 /// Raw for so many figures on end, level 1 is tried once more: the contents may have changed.
 const PROBE: u32 = 16;
 /// What a processor digests in a second, in bits, if nobody has measured it: a third of what was measured.
@@ -159,6 +161,10 @@ pub struct Chooser {
     /// What level 1 packs in a second, in bytes, and which part of them it spares, as far as is known.
     speed: f64,
     spared: f64,
+    /// Whether these two were measured: what comes next is as much like the last figures as like those before.
+    learnt: bool,
+    /// What the link carries in a second, in bytes, if it was waited for.
+    link: Option<f64>,
     raw_for: u32,
 }
 
@@ -176,7 +182,7 @@ impl Chooser {
     }
 
     const fn of(ladder: &'static [Rung]) -> Self {
-        Self { ladder, level: Level::One, speed: 300e6, spared: 0.5, raw_for: 0 }
+        Self { ladder, level: Level::One, speed: 300e6, spared: 0.5, learnt: false, link: None, raw_for: 0 }
     }
 
     /// The level that is in force.
@@ -193,11 +199,14 @@ impl Chooser {
             return self.level;
         }
         if let Some(rung) = self.ladder.iter().find(|rung| rung.level == self.level && self.level != Level::Raw) {
-            self.spared = rung.spared(packed / plain);
-            self.speed = plain / packing / rung.speed;
+            let (spared, speed) = (rung.spared(packed / plain), plain / packing / rung.speed);
+            let mean = |before: f64, now: f64| if self.learnt { f64::midpoint(before, now) } else { now };
+            (self.spared, self.speed) = (mean(self.spared, spared), mean(self.speed, speed));
+            self.learnt = true;
         }
         let seen = packed / time;
-        let link = if packing > BUSY * time { seen * 2.0 } else { seen };
+        self.link = if packing <= BUSY * time { Some(seen) } else { self.link.filter(|known| seen <= known * ANOTHER) };
+        let link = self.link.unwrap_or(seen * 2.0);
         let (free, taken) = (measured.free.max(0.0), packing / time);
         let may = if free < CROWDED { taken / 2.0 } else { taken + OF_FREE * free };
         self.level = best(self.ladder, self.level, link, (self.speed, self.spared), may.clamp(SHARE, MOST));
@@ -307,6 +316,19 @@ mod tests {
             chooser.measured(&Measured { free, ..figures })
         };
         assert_eq!([look(1.0), look(0.5), look(0.0), look(0.0)], [Level::Six, Level::Six, Level::One, Level::One]);
+    }
+
+    #[test]
+    fn a_level_that_takes_its_time_is_no_sign_of_a_faster_link() {
+        let mut chooser = Chooser::for_memory();
+        let mut look = |mbit, spared| {
+            let figures = figures(&chooser, mbit, spared, 110.0);
+            chooser.measured(&Measured { free: 1.0, ..figures })
+        };
+        // What comes then packs well, and keeps the encoder busy.
+        assert_eq!([look(50.0, 0.71), look(50.0, 0.88), look(50.0, 0.71)], [Level::Six; 3]);
+        // A link that is faster is one all the same.
+        assert!((0..4).any(|_| look(1000.0, 0.75) < Level::One));
     }
 
     #[test]
