@@ -239,6 +239,14 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_that_is_busy_for_a_while_makes_the_link_no_faster() {
+        let mut stream = Stream::new();
+        assert_eq!(stream.goes([0.09, 0.25, 0.0], 0.0, 0), None);
+        // Packing takes five times as long, so that nobody waits for the link.
+        assert_eq!([(); 3].map(|()| stream.goes([0.45, 0.0, 0.0], 0.0, 0)), [None; 3]);
+    }
+
+    #[test]
     fn who_wants_the_fewest_bytes_gets_the_highest_level_on_any_link() {
         let mut stream = Stream::of(Policy::LeastBytes);
         assert_eq!((stream.levels.level(), reach(stream.levels.level())), (Level::Nine, Reach::Far));
