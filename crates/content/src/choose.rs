@@ -52,9 +52,7 @@ impl Rung {
     const fn again(self, again: f64) -> Self {
         Self { again, ..self }
     }
-}
 
-impl Rung {
     /// Plain bytes a second over a link of so many, where level 1 packs `speed` of them in a second and spares that part: what is slower, packing
     /// or the link.
     fn rate(&self, link: f64, speed: f64, spared: f64) -> f64 {
@@ -138,6 +136,24 @@ impl Level {
     }
 }
 
+/// What time it is, and what it was used for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Now {
+    /// By any clock that goes on.
+    pub at: Duration,
+    /// How long processors of the machine have had nothing to do, all together.
+    pub idle: Duration,
+}
+
+impl Now {
+    /// Processors that nobody used since then, in the mean.
+    #[must_use]
+    pub fn free_since(self, before: Self) -> f64 {
+        let time = self.at.saturating_sub(before.at);
+        self.idle.saturating_sub(before.idle).as_secs_f64() / time.as_secs_f64().max(0.001)
+    }
+}
+
 /// What was measured since the last time, with one level.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
@@ -149,7 +165,7 @@ pub struct Measured {
     pub packing: Duration,
     /// How long all of it took, while there was always something to send.
     pub time: Duration,
-    /// Processors of the machine that nobody used meanwhile, in the mean.
+    /// Processors of the machine that nobody used meanwhile ([`Now::free_since`]).
     pub free: f64,
 }
 

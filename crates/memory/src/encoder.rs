@@ -874,7 +874,7 @@ fn shuffler(level: i32) -> Result<Option<Shuffler>, StreamError> {
 }
 
 /// Bytes of operations that a worker of zstd's packs at once ([`Config::workers`](crate::Config::workers)). Between two pieces short matches are lost and long
-/// ones are not: that makes 0.2 to 0.6 % more of a database's recorded pages.
+/// ones are not: two workers make 1 to 2 % more bytes of a database's recorded stream.
 pub const JOB: u32 = 2 << 20;
 
 /// A frame of zstd's that is to begin.

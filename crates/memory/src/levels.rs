@@ -10,8 +10,8 @@
 
 use crate::config::Reach;
 use crate::encoder::Progress;
-pub use godwit_content::choose::Level;
 use godwit_content::choose::{Chooser, Measured};
+pub use godwit_content::choose::{Level, Now};
 use godwit_units::{Bytes, Policy};
 use std::time::Duration;
 
@@ -71,15 +71,6 @@ impl From<&Progress> for Made {
     }
 }
 
-/// What time it is, and what it was used for.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Now {
-    /// By any clock that goes on.
-    pub at: Duration,
-    /// How long processors of the machine have had nothing to do, all together.
-    pub idle: Duration,
-}
-
 /// How far back such a level looks: where the encoder is what the stream waits for, not over long distances.
 #[must_use]
 pub fn reach(level: Level) -> Reach {
@@ -128,13 +119,12 @@ impl Levels {
         }
         let (now, carried) = seen();
         let time = now.at.saturating_sub(self.since.at);
-        let idle = now.idle.saturating_sub(self.since.idle);
         let measured = Measured {
             plain: Bytes(made.raw - self.raw),
             packed: Bytes(made.wire - self.wire),
             packing: self.packing,
             time: self.packing + self.waiting,
-            free: idle.as_secs_f64() / time.as_secs_f64().max(0.001),
+            free: now.free_since(self.since),
         };
         let on_its_way = made.wire.saturating_sub(carried.arrived);
         let carries = carried.arrived.saturating_sub(self.arrived) as f64 / time.as_secs_f64().max(0.001);

@@ -1,9 +1,8 @@
 //! Packs a stream as hard as pays: what `godwit_content::choose` decides, fed with what is measured here.
 
 use crate::processors;
-use godwit_content::choose::{Chooser, Measured};
+use godwit_content::choose::{Chooser, Measured, Now};
 use godwit_content::{PackError, Packer};
-use godwit_memory::levels::Now;
 use godwit_units::Bytes;
 use std::time::{Duration, Instant};
 
@@ -71,7 +70,7 @@ impl Paced {
             if time < LONGEST && self.idle <= time.mul_f64(IDLE) {
                 let (plain, packed) = (Bytes(self.plain), Bytes(self.packed));
                 let before = self.chooser.level();
-                let free = now.idle.saturating_sub(self.since.idle).as_secs_f64() / time.as_secs_f64().max(0.001);
+                let free = now.free_since(self.since);
                 let level = self.chooser.measured(&Measured { plain, packed, packing: self.packing, time, free });
                 if level != before {
                     tracing::debug!(?before, ?level, %plain, %packed, packing = ?self.packing, ?time, free, "another level of zstd");

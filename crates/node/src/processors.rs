@@ -1,6 +1,6 @@
 //! What the machine's processors do.
 
-use godwit_memory::levels::Now;
+use godwit_content::choose::Now;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
