@@ -82,6 +82,9 @@ pub struct Round {
     pub resent: Bytes,
     /// How long it took.
     pub seconds: f64,
+    /// zstd's level by which pages were packed at its end; below 0 the faster the lower. None: from a node of an earlier version, which does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<i32>,
 }
 
 /// Bytes of a move by what they were for, as the link counted them: both directions, UDP payload.

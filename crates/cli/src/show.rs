@@ -5,7 +5,7 @@ use godwit_api::Name;
 use godwit_api::host::{Ownership, RunState};
 use godwit_api::orphan::JudgedOrphan;
 use godwit_api::precache::{Precache, PrecacheFigures};
-use godwit_api::progress::{Outcome, PhaseName};
+use godwit_api::progress::{Outcome, PhaseName, Round};
 use godwit_api::public::{Component, DryRun, Host, Move, Site, Vm, Volume};
 use godwit_api::vm::ComponentSpec;
 use std::fmt::Display;
@@ -272,6 +272,14 @@ pub fn moves(moves: &[Move]) -> String {
     table.lines()
 }
 
+/// What zstd's levels were at the ends of rounds.
+fn levels(rounds: &[Round]) -> String {
+    let mut levels: Vec<i32> = rounds.iter().filter_map(|round| round.level).collect();
+    levels.dedup();
+    let levels: Vec<String> = levels.iter().map(i32::to_string).collect();
+    if levels.is_empty() { String::new() } else { format!(", packed by zstd's level {}", levels.join(", then ")) }
+}
+
 /// A move in full: the summary at its end, too.
 pub fn summary(mv: &Move) -> String {
     let p = &mv.progress;
@@ -294,7 +302,7 @@ pub fn summary(mv: &Move) -> String {
         ("  disk", format!("{} ({} of disks)", p.bytes.disk, mv.disks)),
         ("  control", p.bytes.control.to_string()),
         ("zero pages", p.zero_pages.to_string()),
-        ("rounds", p.rounds.len().to_string()),
+        ("rounds", format!("{}{}", p.rounds.len(), levels(&p.rounds))),
     ];
     if p.held_memory.0 + p.disk.held.0 > 0 {
         let held = format!("{} of memory, {} of disks: not sent again", p.held_memory, p.disk.held);
@@ -358,5 +366,14 @@ mod tests {
         let (listed, shown) = (moves(std::slice::from_ref(&mv)), summary(&mv));
         assert!(listed.contains("running") && listed.contains("reserve"), "{listed}");
         assert!(shown.contains("running") && shown.contains("under way"), "{shown}");
+    }
+
+    #[test]
+    fn levels_are_told_where_nodes_say_them() {
+        let round = |level| Round { level, ..Round::default() };
+        assert_eq!(levels(&[round(None)]), "");
+        assert_eq!(levels(&[round(Some(1))]), ", packed by zstd's level 1");
+        let all = [1, 9, 9, 6].map(|level| round(Some(level)));
+        assert_eq!(levels(&all), ", packed by zstd's level 1, then 9, then 6");
     }
 }

@@ -325,6 +325,7 @@ impl Known {
         let calibration = past::calibration(&moves, pair.moves > 0, wanted.policy, |mv| between(&mv) || back(&mv));
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
+        basis.level = pair.level;
         let others = open.iter().map(|mv| left_of(mv)).collect();
         let off = journey.local.as_ref().is_some_and(|local| local.run == RunState::Off);
         Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache, off })
@@ -332,7 +333,7 @@ impl Known {
 
     /// The moves of the memory alone, in a move that takes so long besides.
     fn memory(&self, policy: Policy, rate: BitRate, faster: f64, besides: Duration) -> Result<Prediction, NeverEnds> {
-        let (rules, wire) = (&Rules::godwit_to(policy.sooner(besides)), &packed(self.wire, policy));
+        let (rules, wire) = (&Rules::godwit_to(policy.sooner(besides)), &packed(self.wire, policy, self.basis.level));
         let link = Link { rate, overheads: Overheads::default() };
         match &self.guest {
             Guest::Rate(dirties, working_set) => {
@@ -479,7 +480,7 @@ impl Known {
         let copies = self.road.goodput.likely.min(self.disks.speed.unwrap_or(f64::INFINITY)).max(1.0);
         let besides = self.road.before.likely + self.road.pause.likely + self.disks.missing.likely * 8.0 / copies;
         let besides = Duration::try_from_secs_f64(besides).unwrap_or(Duration::MAX);
-        let (rules, wire) = (Rules::godwit_to(policy.sooner(besides)), packed(self.wire, policy));
+        let (rules, wire) = (Rules::godwit_to(policy.sooner(besides)), packed(self.wire, policy, self.basis.level));
         let each = (MOMENTS / logs.len().max(1)).max(1) as u32;
         let mut tried = vec![];
         for log in logs {
@@ -689,8 +690,9 @@ pub(crate) fn wire(profile: Option<&Profile>, of_vm: Option<&past::Pages>) -> Wi
 }
 
 /// The same of a move by this policy: with [`Policy::LeastBytes`] nodes pack memory as small as they can. What a page's work is then goes by what it
-/// is on the wire, of a quarter of a page on: zero pages and references take none.
-fn packed(wire: Wire, policy: Policy) -> Wire {
+/// is on the wire, of a quarter of a page on: zero pages and references take none. By another policy they go by that level, if any is known, for
+/// which they have the time.
+fn packed(wire: Wire, policy: Policy, level: Option<i32>) -> Wire {
     let harder = |cost: Cost| {
         let share = (cost.bytes / (PAGE.0 as f64 / 4.0)).clamp(0.0, 1.0);
         let seconds = cost.seconds.max(HARD_WORK * share);
@@ -698,7 +700,11 @@ fn packed(wire: Wire, policy: Policy) -> Wire {
     };
     match policy {
         Policy::LeastBytes => Wire { first: harder(wire.first), again: harder(wire.again), ..wire },
-        _ => wire,
+        _ => {
+            let by =
+                |cost: Cost| Cost { bytes: level.map_or(cost.bytes, |to| past::by_level(cost.bytes, 1, to)), ..cost };
+            Wire { first: by(wire.first), again: by(wire.again), ..wire }
+        }
     }
 }
 
@@ -807,6 +813,7 @@ pub fn revise(record: &mut MoveRecord, now_unix_us: u64) {
     let memory_total = Pages::of(record.memory);
     let cost = |bytes| Cost { bytes, seconds: WORK };
     let (first, again) = (cost(told.basis.first_bytes_a_page), cost(told.basis.again_bytes_a_page));
+    let level = p.rounds.last().and_then(|round| round.level).or(told.basis.level);
     let left = match p.phase {
         PhaseName::Reserve | PhaseName::CopyDisk => memory_total,
         PhaseName::Memory => Pages::of(p.memory_remaining),
@@ -818,7 +825,7 @@ pub fn revise(record: &mut MoveRecord, now_unix_us: u64) {
         before: PageRate::new(told.basis.changed_per_s),
         left,
         rounds: p.rounds.iter().map(made).collect(),
-        wire: packed(Wire { first, again, same: cost(NAMED) }, record.order.policy),
+        wire: packed(Wire { first, again, same: cost(NAMED) }, record.order.policy, level),
         goodput: BitRate(goodput),
     };
     let has_means = record.order.throttle.is_some() || record.order.memory_postcopy.is_some();
@@ -894,13 +901,17 @@ mod tests {
     #[test]
     fn who_wants_the_fewest_bytes_has_fewer_and_an_encoder_that_takes_longer_for_what_is_packed() {
         let plain = wire(None, None);
-        let hard = packed(plain, Policy::LeastBytes);
-        assert_eq!(packed(plain, Policy::LeastTotal), plain);
+        let hard = packed(plain, Policy::LeastBytes, None);
+        assert_eq!(packed(plain, Policy::LeastTotal, None), plain);
         assert!(hard.first.bytes < plain.first.bytes && hard.again.bytes < plain.again.bytes, "{hard:?}");
         assert_eq!((hard.first.seconds, hard.same), (HARD_WORK, plain.same));
+        // What others go by on the same link is nothing to it; to them it is.
+        assert_eq!(packed(plain, Policy::LeastBytes, Some(1)), hard);
+        let nine = packed(plain, Policy::LeastTotal, Some(9));
+        assert!(nine.first.bytes < plain.first.bytes && nine.first.seconds == plain.first.seconds, "{nine:?}");
         // All but zero pages, which take no more than they did.
         let zeroes = Wire { first: Cost { bytes: 2.0, seconds: WORK }, ..plain };
-        assert_eq!(packed(zeroes, Policy::LeastBytes).first.seconds, WORK);
+        assert_eq!(packed(zeroes, Policy::LeastBytes, None).first.seconds, WORK);
     }
 
     #[test]

@@ -466,6 +466,7 @@ mod tests {
                     dirtied: 50_000 >> i,
                     bytes_by_encoding: [("normal".to_owned(), 1 << 20), ("zero".to_owned(), 9 << 10)].into(),
                     seconds: 2.5,
+                    ..Round::default()
                 })
                 .collect(),
             phases: [("disk", 0.0, 80.0), ("memory", 80.0, 129.0), ("stop", 129.0, 129.4), ("run", 129.4, 130.25)]

@@ -540,6 +540,9 @@ pub struct Round {
     pub bytes_by_encoding: std::collections::BTreeMap<String, u64>,
     /// How long it took.
     pub seconds: f64,
+    /// zstd's level by which Godwit packed pages at its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<i32>,
 }
 
 /// A named stretch of a move.

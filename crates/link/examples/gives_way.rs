@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p godwit-link --example gives_way            # part of `make bench`
-//! cargo run --release -p godwit-link --example gives_way -- 9 20    # pairs, seconds of each flow; each pair is shown with VERBOSE=1
+//! cargo run --release -p godwit-link --example gives_way -- 9 20    # pairs, seconds of each flow; each pair is shown with VERBOSE=1, each look at the path with TRACE=1
 //! ```
 //!
 //! Root; everything happens in network namespaces that end with the process. For each queue: the scavenger alone; then pairs of a TCP flow
@@ -87,11 +87,15 @@ fn start(runtime: &tokio::runtime::Runtime, sites: &Sites, folder: &std::path::P
         let mut tick = tokio::time::interval(TICK);
         let mut pace = Pace::new().share();
         let data = Bytes::from(vec![7; 128 << 10]);
+        let (began, trace) = (Instant::now(), std::env::var_os("TRACE").is_some());
         loop {
             let busy = on.load(Ordering::Relaxed);
             tokio::select! {
                 _ = tick.tick() => {
                     if let Some(path) = ours.path(Lane::Disk) {
+                        if trace {
+                            eprintln!("{:.2?}: may {:.2} Mbit/s, {path:?}", began.elapsed(), pace.allowed().0 as f64 / 1e6);
+                        }
                         pace.measured(path, None, busy);
                     }
                     allowed.store(pace.allowed().0, Ordering::Relaxed);
@@ -133,7 +137,7 @@ fn tcp(sites: &Sites, life: Duration) -> f64 {
 
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn main() {

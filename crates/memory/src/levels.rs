@@ -11,7 +11,7 @@
 use crate::config::Reach;
 use crate::encoder::Progress;
 use godwit_content::choose::{Chooser, Measured};
-pub use godwit_content::choose::{Level, Now};
+pub use godwit_content::choose::{Level, Now, memory_left};
 use godwit_units::{Bytes, Policy};
 use std::time::Duration;
 

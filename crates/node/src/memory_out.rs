@@ -23,7 +23,7 @@ use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -49,12 +49,14 @@ pub struct Seen {
     little: AtomicBool,
     /// Nothing is taken from QEMU for now.
     held: AtomicBool,
+    /// zstd's level that is in force.
+    level: AtomicI32,
 }
 
 impl Seen {
-    /// Of a stream that goes on the link there.
+    /// Of a stream that goes on the link there, and is packed by that level of zstd's at first.
     #[must_use]
-    pub fn new(flow: Flow, session: Session) -> Self {
+    pub fn new(flow: Flow, session: Session, level: i32) -> Self {
         Self {
             progress: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -63,6 +65,7 @@ impl Seen {
             most: AtomicU64::new(u64::MAX),
             little: AtomicBool::new(false),
             held: AtomicBool::new(false),
+            level: AtomicI32::new(level),
         }
     }
 
@@ -106,6 +109,12 @@ impl Seen {
     #[must_use]
     pub fn progress(&self) -> Progress {
         crate::parts::lock(&self.progress).clone()
+    }
+
+    /// zstd's level that is in force.
+    #[must_use]
+    pub fn level(&self) -> i32 {
+        self.level.load(Ordering::Relaxed)
     }
 
     /// The guest is about to be stopped: from now on nothing is sent that the destination might have to ask about.
@@ -197,6 +206,7 @@ pub(crate) fn read(
                 if let Some(level) = looked.flatten() {
                     let reach = levels::reach(level);
                     encoder.set_level(level.number(), reach, &mut wire)?;
+                    seen.level.store(level.number(), Ordering::Relaxed);
                     let near = if reach == Reach::Near { ", looking back a mebibyte" } else { "" };
                     let text = format!(
                         "memory is packed with zstd's level {}{near}: that is what the link and the processors allow",

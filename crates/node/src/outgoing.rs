@@ -303,7 +303,9 @@ async fn memory(
     let end = reader.try_clone()?;
 
     let (flow, session) = (out.flow(), out.session());
-    let seen = Arc::new(Seen::new(flow.clone(), session.clone()));
+    let levels = Levels::new(policy, processors::now());
+    let (level, reach) = (levels.level().number(), levels::reach(levels.level()));
+    let seen = Arc::new(Seen::new(flow.clone(), session.clone(), level));
     let counted = seen.clone();
     moving.tracker.metered(move |p| {
         let now = counted.progress();
@@ -317,8 +319,6 @@ async fn memory(
     let spec = parts.definition().spec;
     let ram = (spec.accel == Accel::Tcg).then(|| qemu.ram(spec.memory)).transpose();
     let witness = ram.context("cannot see the guest's RAM")?.map(|ram| Witness::new(Qemu::RAM, ram));
-    let levels = Levels::new(policy, processors::now());
-    let (level, reach) = (levels.level().number(), levels::reach(levels.level()));
     if policy == Policy::LeastBytes {
         moving.note(
             NoteKind::Decision,
@@ -874,6 +874,7 @@ fn close_round(
         dirtied,
         wire: Amount(wire),
         seconds,
+        level: Some(seen.level()),
     };
     *last = (Instant::now(), now);
     (round, left)

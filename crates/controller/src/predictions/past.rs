@@ -7,6 +7,7 @@ use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_api::progress::{MoveProgress, PhaseName, Round};
 use godwit_predict::whole::{Calibration, ENOUGH, RECENT, ahead, queue, settled, under_way};
+use godwit_predict::{PAGE, memory_left};
 use godwit_units::{Bytes, Policy, Span, VmId};
 use std::time::Duration;
 
@@ -154,6 +155,8 @@ pub struct Pair {
     pub disk_wire: Option<Span>,
     /// The median of how fast disks went, bits a second.
     pub disk_speed: Option<f64>,
+    /// zstd's level at which the newest of them ended that had none prescribed: of the same link and the same processors another one will presumably, too.
+    pub level: Option<i32>,
     /// How many.
     pub moves: usize,
 }
@@ -161,8 +164,16 @@ pub struct Pair {
 /// Of moves that are listed the newest first.
 #[must_use]
 pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
-    let found: Vec<(u64, Measured)> =
-        moves.filter_map(|mv| Some((mv.ordered_unix_us, measured(mv)?))).take(RECENT).collect();
+    let mut level = None;
+    let found: Vec<(u64, Measured)> = moves
+        .filter_map(|mv| {
+            let measured = measured(mv)?;
+            let last = mv.progress.rounds.last().filter(|_| !is_packed_hard(mv));
+            level = level.or_else(|| last?.level);
+            Some((mv.ordered_unix_us, measured))
+        })
+        .take(RECENT)
+        .collect();
     let of_few = |what: &dyn Fn(&Measured) -> Option<f64>, most: usize, few: f64| {
         let values: Vec<f64> = found.iter().filter_map(|(_, m)| what(m)).take(most).collect();
         // A few have not shown all that there is.
@@ -177,6 +188,7 @@ pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
         pause: of(&|m| m.pause, RECENT),
         disk_wire: of(&|m| m.disk_wire, RECENT),
         disk_speed: of(&|m| m.disk_speed, 5).map(|span| span.likely),
+        level,
         moves: found.len(),
     }
 }
@@ -231,7 +243,7 @@ pub fn left<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId, host:
 /// What a VM's own moves say of its pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pages {
-    /// Bytes on the wire for a page, in the first round.
+    /// Bytes on the wire for a page, in the first round, as zstd's level 1 would presumably have made them.
     pub first: f64,
     /// For one that is sent again and has changed since; none where none was.
     pub again: Option<f64>,
@@ -241,6 +253,12 @@ pub struct Pages {
     pub dirtied_per_s: f64,
     /// The most pages that were dirtied in a round.
     pub working_set: u64,
+}
+
+/// Bytes on the wire for a page at another of zstd's levels than that at which it has so many.
+pub fn by_level(bytes: f64, from: i32, to: i32) -> f64 {
+    let page = PAGE.0 as f64;
+    memory_left(bytes / page, from, to).map_or(bytes, |left| left * page)
 }
 
 /// So many pages may lie between QEMU and the node when a round ends.
@@ -268,8 +286,13 @@ pub fn pages<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId) -> O
     let mut those = moves.into_iter().filter(|mv| mv.order.vm == vm && has_one(mv));
     let newest = those.next()?;
     let mv = if is_packed_hard(newest) { those.find(|mv| !is_packed_hard(mv)).unwrap_or(newest) } else { newest };
-    let plain = |bytes: f64| if is_packed_hard(mv) { bytes / FEWEST } else { bytes };
     let rounds = &mv.progress.rounds;
+    // Where no round says its level, it was an earlier version's: 1 as a rule, and 9 for who wanted the fewest bytes.
+    let plain = |round: &Round, bytes: f64| match round.level {
+        Some(level) => by_level(bytes, level, 1),
+        None if is_packed_hard(mv) => bytes / FEWEST,
+        None => bytes,
+    };
     let whole = rounds.iter().enumerate().filter(|(nth, _)| !is_cut(rounds, *nth, mv.memory));
     let whole: Vec<&Round> = whole.map(|(_, round)| round).collect();
     let (first, rest) = rounds.split_first()?;
@@ -278,8 +301,8 @@ pub fn pages<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>, vm: VmId) -> O
     let (pages, wire) = later.iter().fold((0, 0), |(p, w), r| (p + r.pages.saturating_sub(r.unchanged), w + r.wire.0));
     let rates = whole.iter().filter(|r| r.seconds > 0.05).map(|r| r.dirtied as f64 / r.seconds);
     Some(Pages {
-        first: plain(first.wire.0 as f64 / first.pages as f64),
-        again: (pages > 0).then(|| plain(wire as f64 / pages as f64)),
+        first: plain(first, first.wire.0 as f64 / first.pages as f64),
+        again: later.last().filter(|_| pages > 0).map(|last| plain(last, wire as f64 / pages as f64)),
         on_disk: first.on_disk as f64 / first.pages as f64,
         dirtied_per_s: rates.fold(0.0, f64::max),
         working_set: whole.iter().map(|r| r.dirtied).max().unwrap_or(0),
@@ -417,6 +440,29 @@ mod tests {
         // Of one whose first round was ended nothing is known.
         cut.memory = Bytes(20_000 * 4096);
         assert_eq!(pages(&[cut, record(1)], VmId(1)), pages(&[record(1)], VmId(1)));
+    }
+
+    #[test]
+    fn pages_are_as_by_level_1_whatever_they_went_by_and_the_next_move_goes_by_what_the_last_one_did() {
+        let at = |id: u64, level: i32, share: f64| {
+            let mut mv = record(id);
+            for round in &mut mv.progress.rounds {
+                (round.level, round.wire) = (Some(level), Bytes((round.wire.0 as f64 * share) as u64));
+            }
+            mv
+        };
+        let told = |mv: &MoveRecord| pages(std::slice::from_ref(mv), VmId(1)).unwrap();
+        let (one, nine) = (told(&at(1, 1, 1.0)), told(&at(1, 9, 0.84)));
+        assert_eq!(one, told(&record(1)), "an earlier version's");
+        assert!((nine.first / one.first - 1.0).abs() < 0.03, "{} and {}", nine.first, one.first);
+        assert!((nine.again.unwrap() / one.again.unwrap() - 1.0).abs() < 0.05, "{nine:?} and {one:?}");
+        // A level that is none, from whatever node, changes nothing.
+        assert_eq!(told(&at(1, 77, 1.0)), one);
+        // Who wanted the fewest bytes has no say in it.
+        let mut hard = at(9, 9, 0.84);
+        hard.order.policy = Policy::LeastBytes;
+        assert_eq!(pair([hard, record(8), at(7, 6, 0.93), at(6, 1, 1.0)].iter()).level, Some(6));
+        assert_eq!(pair([record(1)].iter()).level, None);
     }
 
     #[test]

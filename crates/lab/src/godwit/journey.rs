@@ -560,6 +560,7 @@ impl Journey<'_> {
                 ]
                 .into(),
                 seconds: round.seconds,
+                level: round.level,
             })
             .collect();
         figures.predicted = told.prediction.as_ref().map(|told| Predicted {
