@@ -43,9 +43,9 @@ pub struct EncodeArgs {
     /// zstd's level
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
     pub level: i32,
-    /// Threads for zstd beside the one that takes the stream apart; 0: none. For `zstd` and `full`
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
-    pub workers: u32,
+    /// zstd on a thread of its own beside the one that takes the stream apart, as in a move. For `zstd` and `full`
+    #[arg(long)]
+    pub beside: bool,
     /// What is kept of what was last sent, for differences; 0: no differences. For `zstd` and `full`
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     pub versions: Bytes,
@@ -115,8 +115,9 @@ fn encode(args: &EncodeArgs) -> Result<(), Failure> {
         Again::Elide => Resends::Elide,
     };
     let clock = args.stats.map(|_| clock as Clock);
-    let (level, workers, versions) = (args.level, args.workers, args.versions.0);
-    let config = Config { level, workers, resends, versions, clock, ..Config::default() };
+    let (level, versions) = (args.level, args.versions.0);
+    let beside = args.beside.then_some(self::clock as Clock);
+    let config = Config { level, beside, resends, versions, clock, ..Config::default() };
     let mut encoder = codec::encoder(args.codec, config, disks, slots).map_err(failure)?;
     let mut pipe = Pipe::open(&args.input, &args.output)?;
     let mut out = vec![];

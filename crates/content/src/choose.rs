@@ -42,10 +42,12 @@ struct Rung {
     spares: f64,
     /// Of what is left then it spares such a part again where nearly all is spared, and less where less is.
     again: f64,
+    /// Which part of its work zstd is, where that can be done beside the rest.
+    zstd: f64,
 }
 
 const fn rung(level: Level, speed: f64, spares: f64) -> Rung {
-    Rung { level, speed, spares, again: 0.0 }
+    Rung { level, speed, spares, again: 0.0, zstd: 0.0 }
 }
 
 impl Rung {
@@ -53,10 +55,19 @@ impl Rung {
         Self { again, ..self }
     }
 
-    /// Plain bytes a second over a link of so many, where level 1 packs `speed` of them in a second and spares that part: what is slower, packing
-    /// or the link.
-    fn rate(&self, link: f64, speed: f64, spared: f64) -> f64 {
-        (link / self.left(spared)).min(speed * self.speed)
+    const fn zstd(self, zstd: f64) -> Self {
+        Self { zstd, ..self }
+    }
+
+    /// The part of its work that has to be done one after the other.
+    fn longest(&self, beside: bool) -> f64 {
+        if beside { self.zstd.max(1.0 - self.zstd) } else { 1.0 }
+    }
+
+    /// Plain bytes a second over a link of so many, where all of level 1's work takes a second for `speed` of them, and it spares that part: what is
+    /// slower, packing or the link.
+    fn rate(&self, link: f64, (speed, beside): (f64, bool), spared: f64) -> f64 {
+        (link / self.left(spared)).min(speed * self.speed / self.longest(beside))
     }
 
     /// What it leaves of contents of which level 1 spares that part.
@@ -89,31 +100,31 @@ static DISKS: [Rung; 6] = [
 /// The same for levels above 1 on such streams of a compiler's and a database's guest, whole and with what lies on their disks named: of the bytes that
 /// level 1 makes 3 leaves 0.98, 6 0.93 to 0.945 and 9 0.83 to 0.86 in all four; their speeds differ by a fifth.
 static MEMORY: [Rung; 8] = [
-    rung(Level::Raw, 3.0, 0.05),
-    rung(Level::Faster, 2.2, 0.69),
-    rung(Level::Fast, 1.85, 0.85),
-    rung(Level::Near, 1.45, 0.984),
-    rung(Level::One, 1.0, 1.0),
-    rung(Level::Three, 0.85, 1.0).again(0.025),
-    rung(Level::Six, 0.48, 1.0).again(0.08),
-    rung(Level::Nine, 0.2, 1.0).again(0.18),
+    rung(Level::Raw, 3.0, 0.05).zstd(0.1),
+    rung(Level::Faster, 2.2, 0.69).zstd(0.3),
+    rung(Level::Fast, 1.85, 0.85).zstd(0.4),
+    rung(Level::Near, 1.45, 0.984).zstd(0.5),
+    rung(Level::One, 1.0, 1.0).zstd(0.6),
+    rung(Level::Three, 0.85, 1.0).again(0.025).zstd(0.7),
+    rung(Level::Six, 0.48, 1.0).again(0.08).zstd(0.8),
+    rung(Level::Nine, 0.2, 1.0).again(0.18).zstd(0.5),
 ];
 
-/// What zstd's level `to` leaves of a stream of a guest's memory, as a part of it, where level `from` leaves `left`: both by [`Level::number`]. `None` for what
-/// is no level here, or spares too little for its share to tell anything.
+/// What zstd's level `to` leaves of a guest's memory, beside what level `from` does: both by [`Level::number`], and of contents of which level 1 spares three
+/// quarters, as it does of most guests'. `None` for what is no level here, or spares next to nothing.
 #[must_use]
-pub fn memory_left(left: f64, from: i32, to: i32) -> Option<f64> {
+pub fn memory_share(from: i32, to: i32) -> Option<f64> {
+    const SPARED: f64 = 0.75;
     // Two have the number 1, and leave as good as the same.
     let rung = |number| MEMORY.iter().rev().find(|rung| rung.level.number() == number && rung.level != Level::Raw);
-    let (from, to) = (rung(from)?, rung(to)?);
-    Some(to.left(from.spared(left.clamp(0.0, 1.0))))
+    Some(rung(to)?.left(SPARED) / rung(from)?.left(SPARED))
 }
 
 /// Of a core that levels above 1 may take where none is free: guests run beside, and the last tenths of a byte are not worth their time.
 const SHARE: f64 = 0.25;
 /// Of cores that nobody uses they may take such a part beside what is taken already: the rest is left to guests that wake up.
 const OF_FREE: f64 = 0.5;
-/// And so much of its time at the most: an encoder without a moment to spare holds up what comes in bursts.
+/// And so much of a thread's time at the most: an encoder without a moment to spare holds up what comes in bursts.
 const MOST: f64 = 0.7;
 /// Where less of a core is free than that, half of what is taken is given back.
 const CROWDED: f64 = 0.1;
@@ -173,6 +184,8 @@ pub struct Measured {
     pub packed: Bytes,
     /// How long it took to pack.
     pub packing: Duration,
+    /// Of that, what had to be done one after the other: all of it, unless zstd worked beside the rest.
+    pub longest: Duration,
     /// How long all of it took, while there was always something to send.
     pub time: Duration,
     /// Processors of the machine that nobody used meanwhile ([`Now::free_since`]).
@@ -184,7 +197,7 @@ pub struct Measured {
 pub struct Chooser {
     ladder: &'static [Rung],
     level: Level,
-    /// What level 1 packs in a second, in bytes, and which part of them it spares, as far as is known.
+    /// What level 1 packs in a second of work, in bytes, and which part of them it spares, as far as is known.
     speed: f64,
     spared: f64,
     /// Whether these two were measured: what comes next is as much like the last figures as like those before.
@@ -231,34 +244,42 @@ impl Chooser {
             self.learnt = true;
         }
         let seen = packed / time;
-        self.link = if packing <= BUSY * time { Some(seen) } else { self.link.filter(|known| seen <= known * ANOTHER) };
+        self.link = if measured.longest.as_secs_f64() <= BUSY * time {
+            Some(seen)
+        } else {
+            self.link.filter(|known| seen <= known * ANOTHER)
+        };
         let link = self.link.unwrap_or(seen * 2.0);
         let (free, taken) = (measured.free.max(0.0), packing / time);
         let may = if free < CROWDED { taken / 2.0 } else { taken + OF_FREE * free };
-        self.level = best(self.ladder, self.level, link, (self.speed, self.spared), may.clamp(SHARE, MOST));
+        self.level = self.best(link, may.max(SHARE), measured.longest < measured.packing);
         self.raw_for = if self.level == Level::Raw { self.raw_for + 1 } else { 0 };
         if self.raw_for >= PROBE {
             (self.level, self.raw_for) = (Level::One, 0);
         }
         self.level
     }
-}
 
-/// The level for a link of so many bytes a second, where level 1 packs `speed` bytes a second and spares that part of them; another
-/// one is in force, and levels above 1 may take that share of a core.
-fn best(ladder: &[Rung], now: Level, link: f64, (speed, spared): (f64, f64), share: f64) -> Level {
-    // Plain bytes a second, and the part of a core that they take.
-    let rate = |rung: &Rung| {
-        let rate = rung.rate(link, speed, spared);
-        (rate, rate / (speed * rung.speed))
-    };
-    let may = |rung: &&Rung| rung.level <= Level::One || rate(rung).1 <= share;
-    let most = ladder.iter().filter(may).map(|rung| rate(rung).0).fold(0.0, f64::max);
-    let kept = ladder.iter().filter(may).find(|rung| rung.level == now).map(rate);
-    if kept.is_some_and(|(kept, busy)| kept >= KEEP.0 * most && busy <= KEEP.1) {
-        return now;
+    /// The level for a link of so many bytes a second; those above 1 may take so many cores. `beside`: zstd works beside the rest.
+    fn best(&self, link: f64, cores: f64, beside: bool) -> Level {
+        let speed = self.speed;
+        // Plain bytes a second, and the cores that they take.
+        let rate = |rung: &Rung| {
+            let rate = rung.rate(link, (speed, beside), self.spared);
+            (rate, rate / (speed * rung.speed))
+        };
+        let may = |rung: &&Rung| {
+            let takes = rate(rung).1;
+            rung.level <= Level::One || (takes <= cores && takes * rung.longest(beside) <= MOST)
+        };
+        let ladder = || self.ladder.iter().filter(may);
+        let most = ladder().map(|rung| rate(rung).0).fold(0.0, f64::max);
+        let kept = ladder().find(|rung| rung.level == self.level).map(rate);
+        if kept.is_some_and(|(kept, takes)| kept >= KEEP.0 * most && takes <= KEEP.1) {
+            return self.level;
+        }
+        ladder().find(|rung| rate(rung).0 >= NEAR * most).map_or(Level::One, |rung| rung.level)
     }
-    ladder.iter().filter(may).find(|rung| rate(rung).0 >= NEAR * most).map_or(Level::One, |rung| rung.level)
 }
 
 /// Whether it pays to name blocks over a link of this rate: computing digests must not be what holds it up. `digests`: how much this
@@ -291,6 +312,7 @@ mod tests {
             plain: Bytes(plain as u64),
             packed: Bytes(packed as u64),
             packing: Duration::from_secs_f64(packing),
+            longest: Duration::from_secs_f64(packing),
             time: Duration::from_secs_f64(time),
             free: 0.0,
         }
@@ -308,19 +330,12 @@ mod tests {
 
     #[test]
     fn what_a_level_leaves_tells_what_another_one_would() {
-        let near = |a: Option<f64>, b: f64| a.is_some_and(|a| (a - b).abs() < 0.005);
-        // Of recorded streams 0.83 to 0.86 and 0.93 to 0.945.
-        assert!(near(memory_left(0.2, 1, 9), 0.2 * 0.86), "{:?}", memory_left(0.2, 1, 9));
-        assert!(near(memory_left(0.2, 1, 6), 0.2 * 0.94), "{:?}", memory_left(0.2, 1, 6));
-        for (from, to) in [(9, 1), (6, 9), (3, 1), (-5, 1), (-20, 9), (1, 1)] {
-            for left in [0.05, 0.2, 0.4] {
-                let there = memory_left(left, from, to).expect("both are levels");
-                assert!(near(memory_left(there, to, from), left), "{left} at {from} is {there} at {to}");
-                assert!((from < to) == (there < left) || from == to, "{left} at {from} is {there} at {to}");
-            }
-        }
-        assert!(near(memory_left(1.0, 9, 1), 1.0), "what does not shrink does not at any level");
-        assert_eq!([memory_left(0.9, Level::Raw.number(), 1), memory_left(0.2, 1, 22)], [None, None]);
+        let near = |from, to, share: f64| memory_share(from, to).is_some_and(|a| (a - share).abs() < 0.01);
+        // Of recorded streams 0.83 to 0.86, 0.93 to 0.945 and 0.98.
+        assert!([(9, 0.86), (6, 0.94), (3, 0.98), (1, 1.0)].into_iter().all(|(to, share)| near(1, to, share)));
+        assert!(near(9, 6, 0.94 / 0.86) && near(6, 6, 1.0));
+        assert!(memory_share(1, -5).is_some_and(|share| (1.2..1.6).contains(&share)), "{:?}", memory_share(1, -5));
+        assert_eq!([memory_share(Level::Raw.number(), 1), memory_share(1, 22)], [None, None]);
     }
 
     #[test]
@@ -349,6 +364,23 @@ mod tests {
         assert_eq!([links(1.0), links(16.0)], [some; 2], "an encoder is one thread");
         let disks = |free| first(Chooser::for_disks(), 20.0, free);
         assert_eq!([disks(0.0), disks(1.2), disks(30.0)], [Level::Three, Level::Six, Level::Six]);
+    }
+
+    #[test]
+    fn where_zstd_works_beside_the_rest_more_of_it_is_had_where_there_are_processors_for_both() {
+        let beside = |mbit: f64, free| {
+            let mut chooser = Chooser::for_memory();
+            let figures = figures(&chooser, mbit, 0.78, 200.0);
+            let one = MEMORY.iter().find(|rung| rung.level == Level::One).expect("it is there");
+            let longest = figures.packing.mul_f64(one.longest(true));
+            // What the link takes, or what has to be done one after the other.
+            let link = Duration::from_secs_f64(figures.packed.0 as f64 * 8.0 / (mbit * 1e6));
+            chooser.measured(&Measured { longest, time: link.max(longest), free, ..figures })
+        };
+        let links = |free| [10.0, 50.0, 100.0, 200.0, 2000.0].map(|mbit| beside(mbit, free));
+        // No more of them is taken where none is free.
+        assert_eq!(links(0.0), [10.0, 50.0, 100.0, 200.0, 2000.0].map(|mbit| first(Chooser::for_memory(), mbit, 0.0)));
+        assert_eq!(links(1.9), [Level::Nine, Level::Nine, Level::Six, Level::One, Level::Near]);
     }
 
     #[test]
@@ -418,26 +450,32 @@ mod tests {
     proptest! {
         #[test]
         fn by_the_figures_nothing_that_is_chosen_is_slower_than_plain(
-            link in 1e5f64..1e10, speed in 1e6f64..1e10, spared in 0.0f64..1.0, share in SHARE..MOST,
-            now in 0usize..8, memory in any::<bool>(),
+            link in 1e5f64..1e10, speed in 1e6f64..1e10, spared in 0.0f64..1.0, cores in SHARE..2.0,
+            now in 0usize..8, (memory, beside) in prop::sample::select(vec![(false, false), (true, false), (true, true)]),
         ) {
-            let ladder: &[Rung] = if memory { &MEMORY } else { &DISKS };
-            let chosen = best(ladder, ladder[now % ladder.len()].level, link, (speed, spared), share);
+            let mut chooser = if memory { Chooser::for_memory() } else { Chooser::for_disks() };
+            let ladder = chooser.ladder;
+            (chooser.level, chooser.speed, chooser.spared) = (ladder[now % ladder.len()].level, speed, spared);
+            let chosen = chooser.best(link, cores, beside);
             let rung = ladder.iter().find(|rung| rung.level == chosen).expect("one of its own");
-            let (rate, plain) = (rung.rate(link, speed, spared), link.min(speed * ladder[0].speed));
+            let of = |rung: &Rung| rung.rate(link, (speed, beside), spared);
+            let (rate, plain) = (of(rung), of(&ladder[0]));
             prop_assert!(rate >= KEEP.0 * plain, "{rate} < {plain}");
-            prop_assert!(chosen <= Level::One || rate <= share * speed * rung.speed, "{chosen:?} takes more than {share} of a core");
+            let takes = rate / (speed * rung.speed);
+            prop_assert!(chosen <= Level::One || takes <= cores, "{chosen:?} takes {takes} of {cores} cores");
+            let busy = takes * rung.longest(beside);
+            prop_assert!(chosen <= Level::One || busy <= MOST, "{chosen:?} takes {busy} of a thread");
         }
 
         #[test]
         fn any_figures_are_taken(
-            plain in any::<u64>(), packed in any::<u64>(), packing in any::<u64>(), time in any::<u64>(), free in any::<f64>(),
+            plain in any::<u64>(), packed in any::<u64>(), times in any::<[u64; 3]>(), free in any::<f64>(),
             memory in any::<bool>(),
         ) {
             let mut chooser = if memory { Chooser::for_memory() } else { Chooser::for_disks() };
-            let (packing, time) = (Duration::from_nanos(packing), Duration::from_nanos(time));
+            let [packing, longest, time] = times.map(Duration::from_nanos);
             for _ in 0..3 {
-                chooser.measured(&Measured { plain: Bytes(plain), packed: Bytes(packed), packing, time, free });
+                chooser.measured(&Measured { plain: Bytes(plain), packed: Bytes(packed), packing, longest, time, free });
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::table::{figure, in_mib};
 use anyhow::{Context, Result};
 use godwit_memory::codec::{self, Codec, Encode, Mechanisms};
 use godwit_memory::levels::Now;
-use godwit_memory::{Config, Levels, PAGE_SIZE, Resends};
+use godwit_memory::{Clock, Config, Levels, PAGE_SIZE, Resends};
 use godwit_predict::recorded::Recorded;
 use godwit_predict::replay::{Mover, PROCESSORS, Passed, ReplayError, Road, Stop, Tried, replay};
 use godwit_predict::{Condition, Rules};
@@ -100,14 +100,14 @@ impl Way {
         }
     }
 
-    /// Whether zstd's level is what link and processor allow, or always 1.
+    /// Whether zstd's level is what link and processors allow, and zstd has a thread of its own; or it is always 1, on the encoder's.
     const fn finds_its_level(self) -> bool {
         matches!(self, Self::Codec | Self::Godwit)
     }
 
     fn encoder(self) -> Result<Box<dyn Encode>> {
         let slots = (CACHE / (PAGE_SIZE / 4)) as u32;
-        let config = Config::default();
+        let config = Config { beside: self.finds_its_level().then_some(clock as Clock), ..Config::default() };
         let cloudnet =
             |redundancy, deltas| codec::cloudnet(Mechanisms { redundancy, deltas }, slots, Config::default().max_ram);
         Ok(match self {

@@ -20,6 +20,7 @@ use crate::decoder::{ENOUGH, WireError};
 use crate::disks::{self, Blocks, Feedback, Finder};
 use crate::format;
 use crate::meter::{Clock, Stages};
+use crate::packing::Beside;
 use crate::stream::StreamError;
 use std::fmt;
 use std::io;
@@ -133,6 +134,11 @@ pub trait Encode {
 
     /// Where its time went, if it measures that.
     fn stages(&self) -> Option<Stages> {
+        None
+    }
+
+    /// What zstd took on a thread of its own, if it has one ([`Config::beside`]).
+    fn beside(&self) -> Option<Beside> {
         None
     }
 
@@ -296,6 +302,10 @@ impl Encode for Ours {
 
     fn stages(&self) -> Option<Stages> {
         Some(self.0.stages())
+    }
+
+    fn beside(&self) -> Option<Beside> {
+        self.0.beside()
     }
 
     fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {

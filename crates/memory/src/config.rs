@@ -65,9 +65,9 @@ pub struct Config {
     pub level: i32,
     /// How far back it looks.
     pub reach: Reach,
-    /// Its threads, beside the caller's; 0: it has none, as in a move. What an encoder was given comes out of it some [`JOB`](crate::JOB)s for each of them
-    /// later, and all of it at a flush; until then it is in none of its counters.
-    pub workers: u32,
+    /// zstd has a thread of its own beside the caller's, and what it takes is measured by this clock ([`Encoder::beside`](crate::Encoder::beside)). What an
+    /// encoder was given comes out of it a piece (some 128 KiB, before zstd) later then, and all of it at a flush; until then it is in none of its counters.
+    pub beside: Option<Clock>,
     /// Logarithm of zstd's window in bytes, 17 to 31. Both ends allocate that much.
     pub window_log: u32,
     /// What to do with unchanged pages.
@@ -88,7 +88,7 @@ impl Default for Config {
         Self {
             level: 1,
             reach: Reach::default(),
-            workers: 0,
+            beside: None,
             window_log: DEFAULT_WINDOW_LOG,
             resends: Resends::default(),
             key: PageKey::random(),

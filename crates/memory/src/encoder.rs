@@ -1,20 +1,19 @@
 //! The source's end: QEMU's stream in, Godwit's out.
 
 use crate::checkpoint::{CheckpointKey, Holding};
-use crate::config::{Config, NEAR_WINDOW_LOG, PageKey, Reach, Resends};
+use crate::config::{Config, PageKey, Reach, Resends};
 use crate::delta::{self, Differing};
 use crate::disks::{self, Feedback, Finder, Referring, Unknown};
 use crate::format;
 use crate::meter::{Meter, Stages};
+use crate::packing::{After, Beside, Packing};
 use crate::record::{self, Layout, PAGE_SIZE, PageBytes, Place};
 use crate::shuffle::{Shuffler, Word};
 use crate::stream::{Discard, Parser, StreamError, Token};
 use crate::versions::Versions;
 use crate::witness::{Sum, Witness};
-use std::io;
 use std::ops::Range;
 use std::time::Duration;
-use zstd::stream::raw::{CParameter, InBuffer, Operation, OutBuffer};
 
 /// Operations are given to zstd, and rebuilt bytes to the digest, in pieces of about this size: small enough for the
 /// processor's cache, large enough for BLAKE3 to hash many chunks at once.
@@ -27,12 +26,6 @@ const ROOM_FOR_A_PUSH: usize = 1 << 20;
 /// What is added to a token that was cut, before it is tried again.
 const STEP: usize = 8 << 10;
 
-/// zstd's level 1 has a table of 2^14 places and looks for 7 bytes. Memory has more that is alike than files have, in pointers and
-/// records: with these, 256 KiB, which stay in a core's cache, 4.3 % fewer bytes for a tenth more time (a guest with PostgreSQL; `examples/ratio.rs`).
-const HASH_LOG: u32 = 16;
-const MIN_MATCH: u32 = 5;
-/// Level 9 looks for 5 bytes, too, and with 4 makes 0.3 % less in the same time.
-const MIN_MATCH_AT_9: u32 = 4;
 /// Words of a page that may differ for the difference to be sent rather than a reference to a disk, which costs some bytes and a look at it.
 const FEW: usize = 16;
 /// Words of a page that may differ for the difference to be sent rather than all of it. zstd finds more in a page that is mostly new.
@@ -308,7 +301,7 @@ impl Encoder {
         self.guarded(out, |this, out| {
             this.pages.close_run(&mut this.wire);
             this.pages.shuffler = shuffler(level)?;
-            this.wire.set_level(level, reach, out)
+            this.wire.packing.pack_last(&mut this.wire.ops, (level, reach), out)
         })
     }
 
@@ -343,7 +336,16 @@ impl Encoder {
     /// Where its time went, if it was given a clock.
     #[must_use]
     pub fn stages(&self) -> Stages {
-        Stages { digest: self.wire.meter.stages.digest, zstd: self.wire.meter.stages.zstd, ..self.pages.meter.stages }
+        let Stages { digest, zstd, .. } = self.wire.meter.stages;
+        // What the caller takes for it where it has a thread is a wait.
+        let zstd = self.beside().map_or(zstd, |beside| beside.spent);
+        Stages { digest, zstd, ..self.pages.meter.stages }
+    }
+
+    /// What zstd has taken on a thread of its own ([`Config::beside`]); none where it has none, also because there could be none.
+    #[must_use]
+    pub fn beside(&self) -> Option<Beside> {
+        self.wire.packing.beside()
     }
 
     fn guarded<T>(
@@ -742,9 +744,7 @@ fn hash(key: &PageKey, content: &PageBytes) -> Mark {
 
 /// What lies between operations and the wire: zstd, and the digest of what the other end will make of them.
 struct Wire {
-    zstd: zstd::stream::raw::Encoder<'static>,
-    workers: u32,
-    window_log: u32,
+    packing: Packing,
     /// Operations on their way into zstd. At most [`PIECE`] and one operation.
     ops: Vec<u8>,
     /// The rebuilt stream on its way into the digest. At most [`PIECE`] and one record.
@@ -754,8 +754,6 @@ struct Wire {
     checked: u64,
     /// Pages that were referred to since the last flush.
     unsent: u64,
-    /// Whether zstd holds something back.
-    holds: bool,
     meter: Meter,
     progress: Progress,
 }
@@ -763,15 +761,12 @@ struct Wire {
 impl Wire {
     fn new(config: &Config) -> Result<Self, StreamError> {
         Ok(Self {
-            zstd: frame(config.level, config.reach, config.workers, config.window_log)?,
-            workers: config.workers,
-            window_log: config.window_log,
+            packing: Packing::new(config)?,
             ops: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
             rebuilt: Vec::with_capacity(PIECE + format::MAX_VERBATIM),
             hasher: blake3::Hasher::new(),
             checked: 0,
             unsent: 0,
-            holds: false,
             meter: Meter { clock: config.clock, ..Meter::default() },
             progress: Progress::default(),
         })
@@ -794,7 +789,7 @@ impl Wire {
         if self.rebuilt.len() >= PIECE {
             self.hash();
         }
-        if self.ops.len() >= PIECE { self.compress(out) } else { Ok(()) }
+        if self.ops.len() >= PIECE { self.pack(After::Some, out) } else { Ok(()) }
     }
 
     fn hash(&mut self) {
@@ -805,18 +800,11 @@ impl Wire {
         self.rebuilt.clear();
     }
 
-    fn compress(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+    fn pack(&mut self, after: After, out: &mut Vec<u8>) -> Result<(), StreamError> {
         let then = self.meter.now();
-        let mut input = InBuffer::around(&self.ops);
-        while input.pos() < input.src.len() {
-            self.holds = true;
-            let zstd = &mut self.zstd;
-            append(out, |out| zstd.run(&mut input, out))
-                .map_err(|source| StreamError::Zstd { doing: "compress", source })?;
-        }
-        self.ops.clear();
+        let result = self.packing.pack(&mut self.ops, after, out);
         self.meter.stages.zstd += self.meter.since(then);
-        Ok(())
+        result
     }
 
     fn flush(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
@@ -828,14 +816,7 @@ impl Wire {
             self.ops.push(format::CHECK);
             self.ops.extend_from_slice(self.hasher.finalize().as_bytes());
         }
-        self.compress(out)?;
-        while self.holds {
-            let zstd = &mut self.zstd;
-            let left =
-                append(out, |out| zstd.flush(out)).map_err(|source| StreamError::Zstd { doing: "flush", source })?;
-            self.holds = left > 0;
-        }
-        Ok(())
+        self.pack(After::All, out)
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) -> Result<[u8; format::DIGEST], StreamError> {
@@ -844,71 +825,11 @@ impl Wire {
         self.ops.push(format::END);
         format::put(&mut self.ops, self.progress.rebuilt_bytes);
         self.ops.extend_from_slice(&digest);
-        self.end_frame(out)?;
+        self.pack(After::Frame, out)?;
         Ok(digest)
-    }
-
-    fn end_frame(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
-        self.compress(out)?;
-        loop {
-            let zstd = &mut self.zstd;
-            let left = append(out, |out| zstd.finish(out, true))
-                .map_err(|source| StreamError::Zstd { doing: "end", source })?;
-            if left == 0 {
-                self.holds = false;
-                return Ok(());
-            }
-        }
-    }
-
-    fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {
-        let next = frame(level, reach, self.workers, self.window_log)?;
-        self.end_frame(out)?;
-        self.zstd = next;
-        Ok(())
     }
 }
 
 fn shuffler(level: i32) -> Result<Option<Shuffler>, StreamError> {
     Shuffler::for_level(level).map_err(|source| StreamError::Zstd { doing: "begin", source })
-}
-
-/// Bytes of operations that a worker of zstd's packs at once ([`Config::workers`](crate::Config::workers)). Between two pieces short matches are lost and long
-/// ones are not: two workers make 1 to 2 % more bytes of a database's recorded stream.
-pub const JOB: u32 = 2 << 20;
-
-/// A frame of zstd's that is to begin.
-fn frame(
-    level: i32,
-    reach: Reach,
-    workers: u32,
-    window_log: u32,
-) -> Result<zstd::stream::raw::Encoder<'static>, StreamError> {
-    let doing = |doing| move |source| StreamError::Zstd { doing, source };
-    let mut zstd = zstd::stream::raw::Encoder::new(level).map_err(doing("begin"))?;
-    if level == 1 {
-        zstd.set_parameter(CParameter::HashLog(HASH_LOG)).map_err(doing("take a larger table"))?;
-        zstd.set_parameter(CParameter::MinMatch(MIN_MATCH)).map_err(doing("take shorter matches"))?;
-    }
-    if level == 9 {
-        zstd.set_parameter(CParameter::MinMatch(MIN_MATCH_AT_9)).map_err(doing("take shorter matches"))?;
-    }
-    let (window_log, long) = match reach {
-        Reach::Far => (window_log, true),
-        Reach::Near => (window_log.min(NEAR_WINDOW_LOG), false),
-    };
-    zstd.set_parameter(CParameter::WindowLog(window_log)).map_err(doing("take the window's size"))?;
-    zstd.set_parameter(CParameter::EnableLongDistanceMatching(long)).map_err(doing("match over long distances"))?;
-    if workers > 0 {
-        zstd.set_parameter(CParameter::NbWorkers(workers)).map_err(doing("take workers"))?;
-        zstd.set_parameter(CParameter::JobSize(JOB)).map_err(doing("take the workers' pieces"))?;
-    }
-    Ok(zstd)
-}
-
-/// Lets zstd write behind `out`'s end.
-fn append<T>(out: &mut Vec<u8>, f: impl FnOnce(&mut OutBuffer<'_, Vec<u8>>) -> io::Result<T>) -> io::Result<T> {
-    out.reserve(PAGE_SIZE * 8);
-    let end = out.len();
-    f(&mut OutBuffer::around_pos(out, end))
 }

@@ -9,9 +9,10 @@
 //! Who asks for the fewest bytes ([`Policy::LeastBytes`]) gets [`LEAST`] from the first byte to the last: there is no trade to be measured.
 
 use crate::config::Reach;
-use crate::encoder::Progress;
+use crate::encoder::Encoder;
+use crate::packing::Beside;
 use godwit_content::choose::{Chooser, Measured};
-pub use godwit_content::choose::{Level, Now, memory_left};
+pub use godwit_content::choose::{Level, Now, memory_share};
 use godwit_units::{Bytes, Policy};
 use std::time::Duration;
 
@@ -39,7 +40,9 @@ pub struct Levels {
     fixed: Option<Level>,
     chooser: Chooser,
     since: Now,
+    /// What the encoder's caller has given it, and its thread had had then.
     packing: Duration,
+    beside: Beside,
     waiting: Duration,
     raw: u64,
     wire: u64,
@@ -63,11 +66,14 @@ pub struct Made {
     pub raw: u64,
     /// What became of them.
     pub wire: u64,
+    /// What zstd took on a thread of its own.
+    pub beside: Beside,
 }
 
-impl From<&Progress> for Made {
-    fn from(progress: &Progress) -> Self {
-        Self { raw: progress.raw_bytes, wire: progress.wire_bytes }
+impl From<&Encoder> for Made {
+    fn from(encoder: &Encoder) -> Self {
+        let progress = encoder.progress();
+        Self { raw: progress.raw_bytes, wire: progress.wire_bytes, beside: encoder.beside().unwrap_or_default() }
     }
 }
 
@@ -87,6 +93,7 @@ impl Levels {
             chooser: Chooser::for_memory(),
             since: now,
             packing: Duration::ZERO,
+            beside: Beside::default(),
             waiting: Duration::ZERO,
             raw: 0,
             wire: 0,
@@ -101,7 +108,7 @@ impl Levels {
         self.fixed.unwrap_or(self.chooser.level())
     }
 
-    /// So long it took to pack something.
+    /// So long it took to pack something, waits for the encoder's own thread included.
     pub fn packed(&mut self, time: Duration) {
         self.packing += time;
     }
@@ -119,17 +126,20 @@ impl Levels {
         }
         let (now, carried) = seen();
         let time = now.at.saturating_sub(self.since.at);
+        let zstd = made.beside.spent.saturating_sub(self.beside.spent);
+        let rest = self.packing.saturating_sub(made.beside.waited.saturating_sub(self.beside.waited));
         let measured = Measured {
             plain: Bytes(made.raw - self.raw),
             packed: Bytes(made.wire - self.wire),
-            packing: self.packing,
+            packing: rest + zstd,
+            longest: rest.max(zstd),
             time: self.packing + self.waiting,
             free: now.free_since(self.since),
         };
         let on_its_way = made.wire.saturating_sub(carried.arrived);
         let carries = carried.arrived.saturating_sub(self.arrived) as f64 / time.as_secs_f64().max(0.001);
         let waits = on_its_way as f64 > carries * (carried.round_trip + LATE).as_secs_f64();
-        (self.raw, self.wire, self.arrived) = (made.raw, made.wire, carried.arrived);
+        (self.raw, self.wire, self.beside, self.arrived) = (made.raw, made.wire, made.beside, carried.arrived);
         (self.packing, self.waiting, self.since) = (Duration::ZERO, Duration::ZERO, now);
         if measured.time.as_secs_f64() < OURS * time.as_secs_f64() {
             return None;

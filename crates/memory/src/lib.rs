@@ -6,7 +6,8 @@
 //!        <== ReturnPath (all but SHUT) ==========================
 //! ```
 //!
-//! No sockets, clock or tasks: [`Encoder`] and [`Decoder`] take bytes cut anywhere and append bytes to a vector.
+//! No sockets, clock or tasks: [`Encoder`] and [`Decoder`] take bytes cut anywhere and append bytes to a vector. zstd may have a thread of its own
+//! ([`Config::beside`]), which changes nothing of what is made.
 //! What is read besides is guests' RAM: the guest's own, where there is a [`Witness`], and that of others, for [`hints`].
 //! [`ReturnPath`] splits QEMU's reverse channel. [`preflight`] says beforehand whether a guest can be moved;
 //! [`format`] is what crosses the WAN.
@@ -69,6 +70,7 @@ pub mod format;
 pub mod hints;
 pub mod levels;
 mod meter;
+mod packing;
 pub mod preflight;
 mod record;
 pub mod return_path;
@@ -85,10 +87,11 @@ pub use config::{
 };
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
 pub use disks::{Blocks, Feedback, Finder, NEIGHBOURS, Spot, SpotTable};
-pub use encoder::{Encoder, JOB, Progress, Summary};
+pub use encoder::{Encoder, Progress, Summary};
 pub use hints::{Hints, HintsError, Looked};
 pub use levels::Levels;
 pub use meter::{Clock, Stages};
+pub use packing::Beside;
 pub use record::{Layout, MAX_BLOCKS, PAGE_SIZE, PageBytes};
 pub use return_path::{Message, ReturnPath, ReturnPathError};
 pub use stream::StreamError;

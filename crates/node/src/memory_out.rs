@@ -158,7 +158,7 @@ pub(crate) fn read(
             encoder.hurry();
         }
         if encoder.lacks_room() {
-            encoder.flush(&mut wire)?;
+            flush(&mut encoder, &mut levels, &mut wire)?;
             send(out, &mut wire)?;
             let until = Instant::now() + ROOM_PATIENCE;
             while encoder.lacks_room() && !hearing.ended && (!seen.is_stopping() || encoder.holds_up()) {
@@ -175,7 +175,7 @@ pub(crate) fn read(
         let held = seen.is_held();
         if held || bound.is_some_and(|most| seen.on_its_way() > most) {
             if (little || held) && !flushed {
-                encoder.flush(&mut wire)?;
+                flush(&mut encoder, &mut levels, &mut wire)?;
                 flushed = true;
             }
             crate::parts::lock(&seen.progress).clone_from(encoder.progress());
@@ -201,8 +201,7 @@ pub(crate) fn read(
                 flushed = false;
                 // What goes while the guest is about to stand still, or while somebody waits for a page, tells nothing of the link.
                 let measures = !little && !held && !encoder.progress().follows && !seen.is_stopping();
-                let looked =
-                    measures.then(|| levels.look(encoder.progress().into(), || (processors::now(), seen.carried())));
+                let looked = measures.then(|| levels.look((&encoder).into(), || (processors::now(), seen.carried())));
                 if let Some(level) = looked.flatten() {
                     let reach = levels::reach(level);
                     encoder.set_level(level.number(), reach, &mut wire)?;
@@ -232,7 +231,7 @@ pub(crate) fn read(
                     wait(&[&qemu], PAUSE)?;
                     quiet = true;
                 } else if !flushed {
-                    encoder.flush(&mut wire)?;
+                    flush(&mut encoder, &mut levels, &mut wire)?;
                     flushed = true;
                 } else {
                     if out.is_closed() {
@@ -247,7 +246,7 @@ pub(crate) fn read(
         }
         if (encoder.progress().follows || little) && !flushed {
             // Somebody waits for some page of this, and nobody knows which; or what is not on its way would wait for the guest's stop.
-            encoder.flush(&mut wire)?;
+            flush(&mut encoder, &mut levels, &mut wire)?;
             flushed = true;
         }
         crate::parts::lock(&seen.progress).clone_from(encoder.progress());
@@ -279,6 +278,13 @@ const OVERLOOKED: &str = "QEMU had lost track of writes to the guest's RAM; the 
 /// How much is read from QEMU at once, where so much may be on its way: several times in what the link carries meanwhile.
 fn at_once(bound: Option<u64>) -> usize {
     bound.map_or(READ, |most| (most / 4).clamp(LEAST_READ, READ as u64) as usize)
+}
+
+fn flush(encoder: &mut Encoder, levels: &mut Levels, wire: &mut Vec<u8>) -> Result<()> {
+    let began = Instant::now();
+    encoder.flush(wire)?;
+    levels.packed(began.elapsed());
+    Ok(())
 }
 
 fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {

@@ -325,7 +325,7 @@ async fn memory(
             format!("memory is packed with zstd's level {level}: the fewest bytes are wanted"),
         );
     }
-    let mut encoder = Encoder::new(Config { level, reach, ..Config::default() })?;
+    let mut encoder = Encoder::new(Config { level, reach, beside: Some(processors::clock), ..Config::default() })?;
     if let Some(witness) = witness {
         encoder = encoder.with_witness(witness);
     }

@@ -71,7 +71,14 @@ impl Paced {
                 let (plain, packed) = (Bytes(self.plain), Bytes(self.packed));
                 let before = self.chooser.level();
                 let free = now.free_since(self.since);
-                let level = self.chooser.measured(&Measured { plain, packed, packing: self.packing, time, free });
+                let level = self.chooser.measured(&Measured {
+                    plain,
+                    packed,
+                    packing: self.packing,
+                    longest: self.packing,
+                    time,
+                    free,
+                });
                 if level != before {
                     tracing::debug!(?before, ?level, %plain, %packed, packing = ?self.packing, ?time, free, "another level of zstd");
                 }

@@ -7,12 +7,16 @@ use std::time::Duration;
 /// What /proc counts in, on every architecture that matters here.
 const TICKS_A_SECOND: f64 = 100.0;
 
+/// Time since any moment.
+pub(crate) fn clock() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
+}
+
 /// What time it is, and how long all of the machine's processors together have had nothing to do since it started. A machine that does not say has none
 /// to spare.
 pub(crate) fn now() -> Now {
-    let at = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-    Now { at, idle: idle(&stat).unwrap_or_default() }
+    Now { at: clock(), idle: idle(&stat).unwrap_or_default() }
 }
 
 /// One that waits for a disk has nothing to do, either.

@@ -35,7 +35,7 @@ pub mod whole;
 pub use amount::{Overheads, PAGE, PageRate, Pages};
 pub use avg::{Evenly, Sequential};
 pub use bounds::{Between, Bounds, bounds};
-pub use godwit_memory::levels::memory_left;
+pub use godwit_memory::levels::memory_share;
 pub use guest::{Batch, Bitmaps, Cleaned, Faster, Guest};
 pub use hist::{Replayed, Timeline};
 pub use log::{Log, LogWriter, Observed, Taken};

@@ -18,7 +18,7 @@ use crate::rules::{Condition, Judge, Judged, Redirtied, Rules, Seen};
 use crate::whole::{SETTLED, ahead, is_worth_settling};
 use godwit_memory::codec::Encode;
 use godwit_memory::levels::{self, Carried, Levels, Made, Now};
-use godwit_memory::{Clock, StreamError};
+use godwit_memory::{Beside, Clock, StreamError};
 use godwit_units::{BitRate, Bytes};
 use std::io::Read;
 use std::time::Duration;
@@ -43,11 +43,11 @@ pub struct Mover<'a> {
     pub encoder: &'a mut dyn Encode,
     /// Finds its level as it goes, as a node does, on a host with [`PROCESSORS`] that nothing else uses. `None`: it stays as it is.
     pub levels: Option<Levels>,
-    /// What this thread has had of a processor.
+    /// What the calling thread has had of a processor; an encoder with a thread of zstd's has the same one.
     pub clock: Clock,
 }
 
-/// Of the host that it leaves: the encoder's, and one more.
+/// Of the host that it leaves: the encoder's, and one more, which zstd may have.
 pub const PROCESSORS: u32 = 2;
 
 /// When the guest stops.
@@ -212,12 +212,14 @@ struct Way<'a> {
     stream: Stream,
     out: Vec<u8>,
     made: Made,
-    /// When the encoder is done with what it was given.
+    /// When the encoder is done with what it was given, or with all of it but what its own thread has then; and that thread with what it had before.
     encoded: Duration,
+    packed: Duration,
     /// When the link is.
     sent: Duration,
-    /// By how much the first may be before the second.
+    /// By how much the first may be before the last.
     ahead: Duration,
+    /// Of processors.
     encoding: Duration,
 }
 
@@ -247,15 +249,23 @@ impl Way<'_> {
 
     fn went(&mut self, begun: Duration) -> Bytes {
         let took = (self.mover.clock)().saturating_sub(begun);
+        // The thread had it since the encoder was done with it, and the encoder waits for it before it gives it more.
+        let spent = self.mover.encoder.beside().unwrap_or_default().spent;
+        let zstd = spent.saturating_sub(self.made.beside.spent);
+        let had = self.encoded;
+        self.encoded += took;
+        self.packed = if zstd.is_zero() { self.encoded } else { self.packed.max(had) + zstd };
+        let waited = self.packed.saturating_sub(self.encoded);
+        self.encoded += waited;
+        self.made.beside = Beside { spent, waited: self.made.beside.waited + waited };
         let wire = Bytes(self.out.len() as u64);
         self.out.clear();
         self.made.wire += wire.0;
         if let Some(levels) = &mut self.mover.levels {
-            levels.packed(took);
+            levels.packed(took + waited);
         }
-        self.encoding += took;
-        self.encoded += took;
-        self.sent = self.sent.max(self.encoded) + self.road.rate.time_for(wire);
+        self.encoding += took + zstd;
+        self.sent = self.sent.max(self.packed) + self.road.rate.time_for(wire);
         self.wait();
         wire
     }
@@ -295,6 +305,7 @@ pub fn replay<R: Read>(
         out: vec![],
         made: Made::default(),
         encoded: Duration::ZERO,
+        packed: Duration::ZERO,
         sent: Duration::ZERO,
         ahead: queued,
         encoding: Duration::ZERO,

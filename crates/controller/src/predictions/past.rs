@@ -6,8 +6,8 @@ use crate::record::MoveRecord;
 use godwit_api::Name;
 use godwit_api::host::DiskStrategy;
 use godwit_api::progress::{MoveProgress, PhaseName, Round};
+use godwit_predict::memory_share;
 use godwit_predict::whole::{Calibration, ENOUGH, RECENT, ahead, queue, settled, under_way};
-use godwit_predict::{PAGE, memory_left};
 use godwit_units::{Bytes, Policy, Span, VmId};
 use std::time::Duration;
 
@@ -257,8 +257,7 @@ pub struct Pages {
 
 /// Bytes on the wire for a page at another of zstd's levels than that at which it has so many.
 pub fn by_level(bytes: f64, from: i32, to: i32) -> f64 {
-    let page = PAGE.0 as f64;
-    memory_left(bytes / page, from, to).map_or(bytes, |left| left * page)
+    bytes * memory_share(from, to).unwrap_or(1.0)
 }
 
 /// So many pages may lie between QEMU and the node when a round ends.
