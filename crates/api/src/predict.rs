@@ -104,7 +104,7 @@ pub struct Basis {
     pub first_bytes_a_page: f64,
     /// For each page that is sent again.
     pub again_bytes_a_page: f64,
-    /// zstd's level that memory is thought to be packed by, as in the last move between the two hosts: what is foretold goes by it, and the two
+    /// zstd's level that memory is thought to be packed by, as in the last move from the one host to the other: what is foretold goes by it, and the two
     /// above by level 1. None: where no move has shown one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<i32>,

@@ -276,7 +276,9 @@ pub fn moves(moves: &[Move]) -> String {
 fn levels(rounds: &[Round]) -> String {
     let mut levels: Vec<i32> = rounds.iter().filter_map(|round| round.level).collect();
     levels.dedup();
-    let levels: Vec<String> = levels.iter().map(i32::to_string).collect();
+    // Below this one it is next to not at all.
+    let shown = |level: &i32| if *level < -1000 { "none".to_owned() } else { level.to_string() };
+    let levels: Vec<String> = levels.iter().map(shown).collect();
     if levels.is_empty() { String::new() } else { format!(", packed by zstd's level {}", levels.join(", then ")) }
 }
 

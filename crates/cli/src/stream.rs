@@ -129,6 +129,8 @@ fn encode(args: &EncodeArgs) -> Result<(), Failure> {
     pipe.write(&mut out)?;
     pipe.end()?;
     if args.stats.is_some() {
+        // The thread of zstd's takes a processor, too.
+        pipe.busy += encoder.beside().unwrap_or_default().spent;
         let mut stats = pipe.stats("raw_bytes", "wire_bytes");
         stats.insert("codec".into(), args.codec.name().into());
         stats.insert("index_seconds".into(), indexing.as_secs_f64().into());
@@ -260,7 +262,7 @@ impl<'a> Pipe<'a> {
         self.to.flush().map_err(named(self.names.1))
     }
 
-    /// `seconds`: of a processor, for the codec alone and this thread; `wall_seconds`: until it was done, threads of zstd's included. Files are not counted.
+    /// `seconds`: of processors, for the codec alone, with zstd's thread if it has one; `wall_seconds`: until it was done. Files are not counted.
     fn stats(&self, read: &str, written: &str) -> Figures {
         let mut stats = Figures::new();
         stats.insert(read.into(), self.read.into());

@@ -322,10 +322,12 @@ impl Known {
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
         let (disks, has_precache) =
             disks(c, journey, written, packs, if pair.disk_wire.is_some() { &pair } else { &anywhere }, left)?;
-        let calibration = past::calibration(&moves, pair.moves > 0, wanted.policy, |mv| between(&mv) || back(&mv));
+        let calibration = past::calibration(&moves, pair.moves > 0, Some(basis.level.is_some()), wanted.policy, |mv| {
+            between(&mv) || back(&mv)
+        });
         basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
-        basis.level = pair.level;
+        basis.level = past::level(moves.iter().filter(between));
         let others = open.iter().map(|mv| left_of(mv)).collect();
         let off = journey.local.as_ref().is_some_and(|local| local.run == RunState::Off);
         Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache, off })
@@ -692,7 +694,7 @@ pub(crate) fn wire(profile: Option<&Profile>, of_vm: Option<&past::Pages>) -> Wi
 /// The same of a move by this policy: with [`Policy::LeastBytes`] nodes pack memory as small as they can. What a page's work is then goes by what it
 /// is on the wire, of a quarter of a page on: zero pages and references take none. By another policy they go by that level, if any is known, for
 /// which they have the time.
-fn packed(wire: Wire, policy: Policy, level: Option<i32>) -> Wire {
+pub(crate) fn packed(wire: Wire, policy: Policy, level: Option<i32>) -> Wire {
     let harder = |cost: Cost| {
         let share = (cost.bytes / (PAGE.0 as f64 / 4.0)).clamp(0.0, 1.0);
         let seconds = cost.seconds.max(HARD_WORK * share);

@@ -66,7 +66,7 @@ pub struct Config {
     /// How far back it looks.
     pub reach: Reach,
     /// zstd has a thread of its own beside the caller's, and what it takes is measured by this clock ([`Encoder::beside`](crate::Encoder::beside)). What an
-    /// encoder was given comes out of it a piece (some 128 KiB, before zstd) later then, and all of it at a flush; until then it is in none of its counters.
+    /// encoder was given comes out of it a piece (some 128 KiB, before zstd) later then, and all of it at a flush; until then it is not among the bytes that were given out.
     pub beside: Option<Clock>,
     /// Logarithm of zstd's window in bytes, 17 to 31. Both ends allocate that much.
     pub window_log: u32,

@@ -293,6 +293,15 @@ impl Encoder {
         })
     }
 
+    /// Appends to `out` what zstd's own thread has under way ([`Config::beside`]), and waits until that is packed; nothing where it has none. To be called before
+    /// the caller does nothing for a while.
+    ///
+    /// # Errors
+    /// [`StreamError::Zstd`], when memory is short.
+    pub fn collect(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        self.guarded(out, |this, out| this.wire.packing.collect(out))
+    }
+
     /// Goes on with another of zstd's levels, or another reach, in a frame of its own: from here on no match reaches back behind it.
     ///
     /// # Errors

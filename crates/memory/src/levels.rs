@@ -132,7 +132,7 @@ impl Levels {
             plain: Bytes(made.raw - self.raw),
             packed: Bytes(made.wire - self.wire),
             packing: rest + zstd,
-            longest: rest.max(zstd),
+            longest: self.packing.min(rest + zstd),
             time: self.packing + self.waiting,
             free: now.free_since(self.since),
         };

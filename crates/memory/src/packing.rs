@@ -4,7 +4,7 @@
 //! level 9. One piece is on its way at the most. What it becomes comes out when the next one goes in, or at once where that is asked for, so the
 //! packed stream is the same however fast either is, and the same as without a thread.
 //!
-//! What is on its way is in nobody's counters yet, a piece's worth; whoever wants to know what there is asks for a flush.
+//! What is on its way is not counted as given out yet, a piece's worth; whoever wants to know what there is, and has nothing else to do, collects it or asks for a flush.
 
 use crate::StreamError;
 use crate::config::{Config, NEAR_WINDOW_LOG, Reach};
@@ -278,6 +278,14 @@ impl Packing {
         }
     }
 
+    /// Appends what is under way to `out`, once it is there.
+    pub(crate) fn collect(&mut self, out: &mut Vec<u8>) -> Result<(), StreamError> {
+        match &mut self.place {
+            Place::Here(_) => Ok(()),
+            Place::Beside(thread) => thread.collect(out),
+        }
+    }
+
     /// What its thread took; none where it has none.
     pub(crate) fn beside(&self) -> Option<Beside> {
         match &self.place {
@@ -327,6 +335,22 @@ mod tests {
             assert!(if all { size == late } else { late <= size }, "piece {n}: {late} of {size}");
         }
         assert!(sizes != late, "one piece is under way");
+    }
+
+    #[test]
+    fn what_is_under_way_can_be_had_without_more_and_without_a_flush() {
+        let (mut packing, mut out) = (Packing::new(&config(Some(clock))).unwrap(), vec![]);
+        let piece: Vec<u8> = (0..400_000_u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        packing.pack(&mut piece.clone(), After::Some, &mut out).unwrap();
+        assert!(out.is_empty());
+        packing.collect(&mut out).unwrap();
+        let (had, mut here) = (out.len(), vec![]);
+        Packing::new(&config(None)).unwrap().pack(&mut piece.clone(), After::Some, &mut here).unwrap();
+        assert!(had > 0 && out == here);
+        packing.collect(&mut out).unwrap();
+        assert_eq!(out.len(), had, "there is no more");
+        packing.pack(&mut vec![], After::All, &mut out).unwrap();
+        assert!(out.len() > had, "zstd has held something back");
     }
 
     #[test]

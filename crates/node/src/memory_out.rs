@@ -3,11 +3,13 @@
 //!
 //! ```text
 //!   QEMU ==unix==> reader thread: Encoder ==channel==> task ==link==> destination
+//!                                  |   ^
+//!                           a thread of zstd's
 //!        <==unix== task: ReturnPath without SHUT  <==link==
 //!                     '-- what the decoder says ==> reader thread
 //! ```
 //!
-//! The channel and the link's window are all that lies between QEMU and the wire. Whatever is in them when the guest stops is part of its
+//! The channel, the link's window and a piece at zstd's thread are all that lies between QEMU and the wire. Whatever is in them when the guest stops is part of its
 //! pause, so nothing is taken from QEMU while more than the window is on its way, the channel's pieces included; and in the last rounds, while
 //! more than a little is ([`Seen::bound`], [`crate::settle`]).
 
@@ -178,6 +180,7 @@ pub(crate) fn read(
                 flush(&mut encoder, &mut levels, &mut wire)?;
                 flushed = true;
             }
+            encoder.collect(&mut wire)?;
             crate::parts::lock(&seen.progress).clone_from(encoder.progress());
             if !wire.is_empty() {
                 send(out, &mut wire)?;
@@ -204,7 +207,9 @@ pub(crate) fn read(
                 let looked = measures.then(|| levels.look((&encoder).into(), || (processors::now(), seen.carried())));
                 if let Some(level) = looked.flatten() {
                     let reach = levels::reach(level);
+                    let began = Instant::now();
                     encoder.set_level(level.number(), reach, &mut wire)?;
+                    levels.packed(began.elapsed());
                     seen.level.store(level.number(), Ordering::Relaxed);
                     let near = if reach == Reach::Near { ", looking back a mebibyte" } else { "" };
                     let text = format!(

@@ -9,7 +9,7 @@
 //! held elsewhere in part is held evenly: of a VM with several disks each counts by its size.
 
 use crate::predictions::past::{self, Pair};
-use crate::predictions::{goodput, left_of, overhead, rate, wire};
+use crate::predictions::{goodput, left_of, overhead, packed, rate, wire};
 use crate::record::{Life, MoveRecord, Step, VmRecord};
 use crate::state::{HostRecord, conflict, invalid};
 use godwit_api::evacuation::{
@@ -149,7 +149,7 @@ pub(super) fn plan(seen: Seen, wanted: &PlanEvacuation) -> Result<Evacuation, Ap
     }
     let here: HashSet<&Name> =
         seen.sites.iter().filter(|(_, site)| **site == seen.site).map(|(host, _)| host).collect();
-    let past = past::calibration(&seen.moves, copied.moves > 0, Policy::default(), |mv| here.contains(&mv.from));
+    let past = past::calibration(&seen.moves, copied.moves > 0, None, Policy::default(), |mv| here.contains(&mv.from));
     let fleet = Fleet {
         boot_s: BOOT.likely,
         error: Errors { total: past.total.error(), downtime: past.downtime.error() },
@@ -279,7 +279,9 @@ fn known<'a>(
         (None, Some(_)) => ("moves", rate(memory, of_vm.as_ref())),
         (None, None) => ("assumed", rate(memory, None)),
     };
-    let wire = wire(profile.as_ref(), of_vm.as_ref());
+    // As it went the last time: which link it will take is what the plan is to say.
+    let wire =
+        packed(wire(profile.as_ref(), of_vm.as_ref()), Policy::default(), past::level(own_moves.iter().copied()));
     let own = spec.disks.iter().filter(|disk| disk.shared().is_none()).count();
     let size: Bytes = spec.disks.iter().filter(|disk| disk.shared().is_none()).map(|disk| disk.size).sum();
     let on_link = copied.disk_wire.map_or(1.0, |span| span.likely).max(1e-3);

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// The round trip of a move whose prediction does not tell it.
 const RTT: Duration = Duration::from_millis(20);
+/// A move of fewer bytes of QEMU's has not looked for a level: a node looks after each 16 MiB.
+const ENOUGH_RAW: u64 = 32 << 20;
 /// A round, or a copy, that brought less says nothing of the link.
 const TELLING: u64 = 256 << 10;
 /// What of the link's bytes is not QUIC's.
@@ -24,7 +26,8 @@ const FEW_RATES: f64 = 0.1;
 /// A page's own work, for the node and QEMU, in seconds, where nothing was measured.
 pub const WORK: f64 = 8e-6;
 /// The same where the fewest bytes are wanted: what zstd's level 9, and trying how a page packs best, take for one that goes as
-/// it is packed: of recorded streams, 0.18 ms on the processors that this was measured on.
+/// it is packed: of recorded streams, 0.18 ms on the processors that this was measured on, one after the other. Where a processor is free for each it is two
+/// thirds of that.
 pub const HARD_WORK: f64 = 1.8e-4;
 /// What is left then of the bytes that level 1 makes of pages: 0.83 to 0.86 of recorded streams.
 pub const FEWEST: f64 = 0.85;
@@ -155,8 +158,6 @@ pub struct Pair {
     pub disk_wire: Option<Span>,
     /// The median of how fast disks went, bits a second.
     pub disk_speed: Option<f64>,
-    /// zstd's level at which the newest of them ended that had none prescribed: of the same link and the same processors another one will presumably, too.
-    pub level: Option<i32>,
     /// How many.
     pub moves: usize,
 }
@@ -164,16 +165,8 @@ pub struct Pair {
 /// Of moves that are listed the newest first.
 #[must_use]
 pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
-    let mut level = None;
-    let found: Vec<(u64, Measured)> = moves
-        .filter_map(|mv| {
-            let measured = measured(mv)?;
-            let last = mv.progress.rounds.last().filter(|_| !is_packed_hard(mv));
-            level = level.or_else(|| last?.level);
-            Some((mv.ordered_unix_us, measured))
-        })
-        .take(RECENT)
-        .collect();
+    let found: Vec<(u64, Measured)> =
+        moves.filter_map(|mv| Some((mv.ordered_unix_us, measured(mv)?))).take(RECENT).collect();
     let of_few = |what: &dyn Fn(&Measured) -> Option<f64>, most: usize, few: f64| {
         let values: Vec<f64> = found.iter().filter_map(|(_, m)| what(m)).take(most).collect();
         // A few have not shown all that there is.
@@ -188,24 +181,38 @@ pub fn pair<'a>(moves: impl Iterator<Item = &'a MoveRecord>) -> Pair {
         pause: of(&|m| m.pause, RECENT),
         disk_wire: of(&|m| m.disk_wire, RECENT),
         disk_speed: of(&|m| m.disk_speed, 5).map(|span| span.likely),
-        level,
         moves: found.len(),
     }
+}
+
+/// zstd's level at which the newest of moves ended, of those that had enough to send to find one, and none prescribed: over the same link, with the same
+/// processors, the next one will presumably, too. Of levels below 1 what they leave says too little of what another one would.
+pub fn level<'a>(moves: impl IntoIterator<Item = &'a MoveRecord>) -> Option<i32> {
+    let found = |mv: &MoveRecord| {
+        let is_one = total_s(mv).is_some() && mv.progress.raw.0 >= ENOUGH_RAW && !is_packed_hard(mv);
+        mv.progress.rounds.last().filter(|_| is_one)?.level
+    };
+    moves.into_iter().find_map(found).filter(|level| *level >= 1)
 }
 
 /// How far predictions were off: of moves between these hosts if there are enough, else of all. Moves are listed the newest first.
 ///
 /// `informed`: of those that knew what moves between their hosts take, else of those that assumed it. What the latter were off by is known by
 /// now, and would be taken away twice. How far what is thought of an encoder that tries hard is off is nothing to moves by another policy than
-/// [`Policy::LeastBytes`].
+/// [`Policy::LeastBytes`]. `leveled`: only of those for which zstd's level was known beforehand, or was not: what the others were off by for that is known by
+/// now, too.
 #[must_use]
 pub fn calibration(
     moves: &[MoveRecord],
     informed: bool,
+    leveled: Option<bool>,
     policy: Policy,
     same: impl Fn(&MoveRecord) -> bool,
 ) -> Calibration {
-    let knew = |mv: &MoveRecord| mv.prediction.as_ref().map(|told| told.basis.past_moves > 0);
+    let knew = |mv: &MoveRecord| {
+        let told = mv.prediction.as_ref().filter(|told| leveled.is_none_or(|is| told.basis.level.is_some() == is));
+        told.map(|told| told.basis.past_moves > 0)
+    };
     let is_alike = |mv: &MoveRecord| policy == Policy::LeastBytes || !is_packed_hard(mv);
     let ended: Vec<&MoveRecord> =
         (moves.iter()).filter(|mv| knew(mv) == Some(informed) && is_alike(mv) && total_s(mv).is_some()).collect();
@@ -255,9 +262,10 @@ pub struct Pages {
     pub working_set: u64,
 }
 
-/// Bytes on the wire for a page at another of zstd's levels than that at which it has so many.
+/// Bytes on the wire for a page at another of zstd's levels than that at which it has so many. What levels below 1 leave goes by the contents, and is not
+/// told from another one's.
 pub fn by_level(bytes: f64, from: i32, to: i32) -> f64 {
-    bytes * memory_share(from, to).unwrap_or(1.0)
+    if from < 1 || to < 1 { bytes } else { bytes * memory_share(from, to).unwrap_or(1.0) }
 }
 
 /// So many pages may lie between QEMU and the node when a round ends.
@@ -387,7 +395,7 @@ mod tests {
         let alone = measured(&record(1)).unwrap();
         let behind = measured(&waited).unwrap();
         assert!((alone.before - behind.before).abs() < 1e-9, "{alone:?} {behind:?}");
-        let found = calibration(&vec![waited; ENOUGH], false, Policy::default(), |_| true);
+        let found = calibration(&vec![waited; ENOUGH], false, None, Policy::default(), |_| true);
         let found = found.total.apply(Span::exactly(10.0));
         assert!((found.likely - 10.0).abs() < 1e-9, "{found:?}");
     }
@@ -448,6 +456,7 @@ mod tests {
             for round in &mut mv.progress.rounds {
                 (round.level, round.wire) = (Some(level), Bytes((round.wire.0 as f64 * share) as u64));
             }
+            mv.progress.raw = Bytes(64 << 20);
             mv
         };
         let told = |mv: &MoveRecord| pages(std::slice::from_ref(mv), VmId(1)).unwrap();
@@ -460,8 +469,22 @@ mod tests {
         // Who wanted the fewest bytes has no say in it.
         let mut hard = at(9, 9, 0.84);
         hard.order.policy = Policy::LeastBytes;
-        assert_eq!(pair([hard, record(8), at(7, 6, 0.93), at(6, 1, 1.0)].iter()).level, Some(6));
-        assert_eq!(pair([record(1)].iter()).level, None);
+        let mut little = at(8, 1, 1.0);
+        little.progress.raw = Bytes(1 << 20);
+        let moves = [hard, little, record(8), at(7, 6, 0.93), at(6, 1, 1.0)];
+        assert_eq!(level(&moves), Some(6));
+        assert_eq!(level(&moves[..3]), None);
+        // Below 1 nothing is told from it.
+        assert_eq!((level(&[at(1, -20, 2.0)]), told(&at(1, -20, 1.0))), (None, one));
+        // What was foretold without a level was off by that, too.
+        let known = |level| {
+            let mut mv = MoveRecord { prediction: Some(foretold(4.5)), ..record(1) };
+            mv.prediction.as_mut().unwrap().basis.level = level;
+            mv
+        };
+        let moves = [known(None), known(Some(9)), known(Some(6))];
+        let counts = |leveled| calibration(&moves, false, leveled, Policy::default(), |_| true).total.count();
+        assert_eq!([None, Some(false), Some(true)].map(counts), [3, 1, 2]);
     }
 
     #[test]
@@ -485,7 +508,7 @@ mod tests {
         assert!((told.first - plain.first / FEWEST).abs() < 1e-9 && told.again > plain.again, "{told:?}");
 
         let moves = [hard(3), MoveRecord { prediction: Some(foretold(9.0)), ..record(2) }];
-        let counts = |policy| calibration(&moves, false, policy, |_| true).total.count();
+        let counts = |policy| calibration(&moves, false, Some(false), policy, |_| true).total.count();
         assert_eq!([Policy::LeastDowntime, Policy::LeastBytes].map(counts), [1, 2]);
     }
 
@@ -499,10 +522,10 @@ mod tests {
         let here = |mv: &MoveRecord| mv.order.to.name.as_str() == "b";
         let mut moves = vec![told(9, 4.0, "c"), told(8, 9.0, "b")];
         let policy = Policy::default();
-        assert_eq!(calibration(&moves, false, policy, here).total.count(), 2);
-        assert_eq!(calibration(&moves, true, policy, here).total.count(), 0, "none of them knew what moves take");
+        assert_eq!(calibration(&moves, false, None, policy, here).total.count(), 2);
+        assert_eq!(calibration(&moves, true, None, policy, here).total.count(), 0, "none of them knew what moves take");
         moves.extend((0..ENOUGH as u64).map(|id| told(id, 9.0, "b")));
-        let found = calibration(&moves, false, policy, here);
+        let found = calibration(&moves, false, None, policy, here);
         assert_eq!(found.total.count(), ENOUGH + 1);
         // All were right about the time, and said half of the pause.
         let seconds = found.total.apply(Span::exactly(10.0));
