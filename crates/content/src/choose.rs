@@ -132,7 +132,7 @@ const SHARE: f64 = 0.25;
 const OF_FREE: f64 = 0.5;
 /// And so much of a thread's time at the most: an encoder without a moment to spare holds up what comes in bursts.
 const MOST: f64 = 0.7;
-/// Where so many are free each of an encoder's two threads has one. Where fewer are, whoever sends, receives and runs guests beside them waits for it: over
+/// Where so many are free, with what is taken already, each of an encoder's two threads has one. Where fewer are, whoever sends, receives and runs guests beside them waits for it: over
 /// 100 Mbit/s an idle guest's move at level 9 took 9.5 s for 8.7 at level 1 where two processors had all of both hosts to do.
 const BOTH: f64 = 2.0;
 /// Where less of a core is free than that, half of what is taken is given back.
@@ -276,7 +276,7 @@ impl Chooser {
         let link = self.link.unwrap_or(seen * 2.0);
         let (free, taken) = (measured.free.max(0.0), packing / time);
         let may = if free < CROWDED { taken / 2.0 } else { taken + OF_FREE * free };
-        self.level = self.best(link, may.max(SHARE), free >= BOTH);
+        self.level = self.best(link, may.max(SHARE), free + taken >= BOTH);
         self.raw_for = if self.level == Level::Raw { self.raw_for + 1 } else { 0 };
         if self.raw_for >= PROBE {
             (self.level, self.raw_for) = (Level::One, 0);

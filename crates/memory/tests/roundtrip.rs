@@ -173,6 +173,8 @@ proptest! {
             if let Some((level, far)) = level {
                 let reach = if *far { Reach::Far } else { Reach::Near };
                 encoder.set_level(*level, reach, &mut wire).unwrap();
+            } else {
+                encoder.collect(&mut wire).unwrap();
             }
         }
         encoder.finish(&mut wire).unwrap();

@@ -180,7 +180,9 @@ pub(crate) fn read(
                 flush(&mut encoder, &mut levels, &mut wire)?;
                 flushed = true;
             }
+            let began = Instant::now();
             encoder.collect(&mut wire)?;
+            levels.packed(began.elapsed());
             crate::parts::lock(&seen.progress).clone_from(encoder.progress());
             if !wire.is_empty() {
                 send(out, &mut wire)?;
