@@ -134,7 +134,8 @@ const OF_FREE: f64 = 0.5;
 const MOST: f64 = 0.7;
 /// Where so many are free, with what is taken already, each of an encoder's two threads has one. Where fewer are, whoever sends, receives and runs guests beside them waits for it: over
 /// 100 Mbit/s an idle guest's move at level 9 took 9.5 s for 8.7 at level 1 where two processors had all of both hosts to do.
-const BOTH: f64 = 2.0;
+/// A tenth of one is what any machine does by itself.
+const BOTH: f64 = 1.9;
 /// Where less of a core is free than that, half of what is taken is given back.
 const CROWDED: f64 = 0.1;
 /// What comes so near to the best is as good.
