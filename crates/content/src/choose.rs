@@ -251,6 +251,11 @@ impl Chooser {
         self.level
     }
 
+    /// What was chosen is not done: that level stays in force.
+    pub const fn keep(&mut self, level: Level) {
+        self.level = level;
+    }
+
     /// Takes what was measured with that level; the one to go on with.
     pub fn measured(&mut self, measured: &Measured) -> Level {
         let (plain, packed) = (measured.plain.0 as f64, measured.packed.0 as f64);

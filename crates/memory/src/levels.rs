@@ -48,6 +48,8 @@ pub struct Levels {
     wire: u64,
     arrived: u64,
     left: u32,
+    /// Whether the look before would have left a level above 1.
+    leaves: bool,
 }
 
 /// What the link has made of the stream.
@@ -99,6 +101,7 @@ impl Levels {
             wire: 0,
             arrived: 0,
             left: if fixed.is_some() { 0 } else { CHANGES },
+            leaves: false,
         }
     }
 
@@ -151,6 +154,13 @@ impl Levels {
             self.chooser = chooser;
             return None;
         }
+        // Zero-filled or often repeated contents make any level too slow for a moment, and the window is worth more than that.
+        let leaves = now < before && before > Level::One;
+        if leaves && !std::mem::replace(&mut self.leaves, leaves) {
+            self.chooser.keep(before);
+            return None;
+        }
+        self.leaves = leaves;
         self.left -= u32::from(now != before);
         (now != before).then_some(now)
     }
@@ -236,6 +246,24 @@ mod tests {
         let before = Now { at: Duration::from_secs(900), idle: Duration::from_secs(1800) };
         (stream.now, stream.levels) = (before, Levels::new(Policy::LeastTotal, before));
         assert_eq!(stream.goes([0.05, 0.29, 0.0], 0.0, 0), None);
+    }
+
+    #[test]
+    fn a_moment_in_which_all_packs_well_is_no_reason_to_leave_a_level_and_two_are() {
+        let higher = || {
+            let mut stream = Stream::new();
+            assert_eq!(stream.goes([0.05, 0.29, 0.0], 0.9, 0), Some(Level::Six));
+            stream
+        };
+        let mut stream = higher();
+        let well = |stream: &mut Stream| {
+            stream.made.wire -= 17_000_000 / 4 - 17_000_000 / 20;
+            stream.goes([0.3, 0.0, 0.0], 0.0, 0)
+        };
+        assert_eq!(well(&mut stream), None);
+        assert_eq!(stream.goes([0.1, 0.24, 0.0], 0.9, 0), None, "it has gone by");
+        assert_eq!(well(&mut stream), None);
+        assert_eq!(well(&mut stream), Some(Level::One));
     }
 
     #[test]
