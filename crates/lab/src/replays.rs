@@ -285,7 +285,7 @@ fn document(names: &[String], cells: &[Cell]) -> Document {
         format!("Xen ends pre-copy after 29 rounds, with a round of fewer than 50 pages, or past three times the memory; QEMU where the rest takes no more than {} ms, or after {ROUNDS} rounds; Smart Stop at the least of its window once as much is dirtied as sent; Godwit by its node's own rule.", LIMIT.as_millis()),
         "Pages of zeroes cost nine bytes in every way. Memory alone: no disks, devices or hand-off, which are the same for all.".into(),
         format!("Recorded guests in a closed loop, looked at every 250 ms; a cell that is empty did not end within the recording. CloudNet's cache: {} MiB, its index as wide as the paper's.", CACHE >> 20),
-        format!("Godwit's codec finds zstd's level as a node does, on a host of {PROCESSORS} processors of which the encoder uses one; zstd beside it stays at level 1."),
+        format!("Godwit's codec finds zstd's level as a node does, on a host of {PROCESSORS} processors that nothing else uses, with a thread of zstd's; zstd with a long window stays at level 1, on one thread."),
     ];
     let open = cells.iter().filter(|cell| cell.tried.is_none()).count();
     if open > 0 {
