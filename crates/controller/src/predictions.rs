@@ -253,9 +253,8 @@ impl Known {
         let (vm, id) = (&journey.vm, journey.vm.definition.id);
         let moves = c.move_records()?;
         let between = |mv: &&MoveRecord| mv.from == vm.host && mv.order.to.name == journey.to.name;
-        let back = |mv: &&MoveRecord| mv.from == journey.to.name && mv.order.to.name == vm.host;
-        // Hosts and link are the same both ways.
-        let pair = past::pair(moves.iter().filter(|mv| between(mv) || back(mv)));
+        let past::Taught { pair, level, calibration } =
+            past::taught(&moves, (&vm.host, &journey.to.name), wanted.policy);
         let anywhere = past::pair(moves.iter());
         let open: Vec<&MoveRecord> = moves
             .iter()
@@ -300,6 +299,8 @@ impl Known {
             loss: path.map(|p| p.loss),
             sharing: open.len() as u32,
             past_moves: pair.moves as u32,
+            past_predictions: calibration.total.count() as u32,
+            level,
             ..Basis::default()
         };
         let (goodput, by) = goodput(&pair, &anywhere, path.as_ref());
@@ -322,12 +323,7 @@ impl Known {
         let wire = wire(profile.as_ref().map(|(profile, _)| profile), of_vm.as_ref());
         let (disks, has_precache) =
             disks(c, journey, written, packs, if pair.disk_wire.is_some() { &pair } else { &anywhere }, left)?;
-        let calibration = past::calibration(&moves, pair.moves > 0, Some(basis.level.is_some()), wanted.policy, |mv| {
-            between(&mv) || back(&mv)
-        });
-        basis.past_predictions = calibration.total.count() as u32;
         (basis.first_bytes_a_page, basis.again_bytes_a_page) = (wire.first.bytes, wire.again.bytes);
-        basis.level = past::level(moves.iter().filter(between));
         let others = open.iter().map(|mv| left_of(mv)).collect();
         let off = journey.local.as_ref().is_some_and(|local| local.run == RunState::Off);
         Ok(Self { memory, guest, faster, wire, road, disks, calibration, basis, others, has_precache, off })

@@ -229,6 +229,27 @@ pub fn calibration(
     found
 }
 
+/// What past moves teach of the next one from a host to another.
+#[derive(Clone, Debug)]
+pub struct Taught {
+    /// Of moves both ways: hosts and link are the same.
+    pub pair: Pair,
+    /// Of moves this way: it is the host that packs which has the processors.
+    pub level: Option<i32>,
+    /// How far predictions were off that knew as much as this one will.
+    pub calibration: Calibration,
+}
+
+/// Of moves that are listed the newest first.
+pub fn taught(moves: &[MoveRecord], (from, to): (&Name, &Name), policy: Policy) -> Taught {
+    let there = |mv: &MoveRecord| &mv.from == from && &mv.order.to.name == to;
+    let either = |mv: &MoveRecord| there(mv) || (&mv.from == to && &mv.order.to.name == from);
+    let pair = pair(moves.iter().filter(|mv| either(mv)));
+    let level = level(moves.iter().filter(|mv| there(mv)));
+    let calibration = calibration(moves, pair.moves > 0, Some(level.is_some()), policy, either);
+    Taught { pair, level, calibration }
+}
+
 /// How a VM left a host with its disks whole there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Left {
@@ -510,6 +531,28 @@ mod tests {
         let moves = [hard(3), MoveRecord { prediction: Some(foretold(9.0)), ..record(2) }];
         let counts = |policy| calibration(&moves, false, Some(false), policy, |_| true).total.count();
         assert_eq!([Policy::LeastDowntime, Policy::LeastBytes].map(counts), [1, 2]);
+    }
+
+    #[test]
+    fn a_prediction_learns_of_those_that_knew_of_a_level_if_it_does() {
+        let at = |id, level: Option<i32>| {
+            let mut mv = MoveRecord { prediction: Some(foretold(4.5)), ..record(id) };
+            mv.progress.raw = Bytes(64 << 20);
+            mv.progress.rounds.iter_mut().for_each(|round| round.level = level);
+            let basis = &mut mv.prediction.as_mut().unwrap().basis;
+            (basis.past_moves, basis.level) = (1, level);
+            mv
+        };
+        let (a, b): (Name, Name) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let of = |moves: &[MoveRecord], way| {
+            let found = taught(moves, way, Policy::default());
+            (found.pair.moves, found.level, found.calibration.total.count())
+        };
+        let moves = [at(3, Some(6)), at(2, Some(9)), at(1, None)];
+        assert_eq!(of(&moves, (&a, &b)), (3, Some(6), 2));
+        // No move was made the other way, of which a level would be known.
+        assert_eq!(of(&moves, (&b, &a)), (3, None, 1));
+        assert_eq!(of(&moves[2..], (&a, &b)), (1, None, 1));
     }
 
     #[test]
