@@ -1,7 +1,7 @@
 //! zstd's end of an [`Encoder`](crate::Encoder): by its caller's thread, or on one of its own beside it.
 //!
-//! On one of its own, a piece of operations is packed while the next one is being made: both ends of an encoder's work take about as long, at level 1 as at
-//! level 9. One piece is on its way at the most. What it becomes comes out when the next one goes in, or at once where that is asked for, so the
+//! On one of its own, a piece of operations is packed while the next one is being made: zstd is two thirds to
+//! nine tenths of an encoder's work. One piece is on its way at the most. What it becomes comes out when the next one goes in, or at once where that is asked for, so the
 //! packed stream is the same however fast either is, and the same as without a thread.
 //!
 //! What is on its way is not counted as given out yet, a piece's worth; whoever wants to know what there is, and has nothing else to do, collects it or asks for a flush.
@@ -138,12 +138,13 @@ impl Thread {
         let (jobs, taken) = sync_channel::<Job>(1);
         // One is on its way at the most: neither end ever waits for room.
         let (made, done) = sync_channel(1);
-        let (first, begins) = sync_channel(1);
+        // The frame goes to the thread once there is one, and stays here where there is none.
+        let (first, begins) = sync_channel::<Frame>(1);
         let run = move || {
             let Ok(mut frame) = begins.recv() else { return };
             for Job { mut ops, mut out, after, next } in taken {
                 let begun = clock();
-                let result = Frame::pack(&mut frame, &ops, after, &mut out);
+                let result = frame.pack(&ops, after, &mut out);
                 if let Some(next) = next {
                     frame = next;
                 }
@@ -249,14 +250,7 @@ impl Packing {
 
     /// Takes operations, and leaves none; what is packed is appended to `out`.
     pub(crate) fn pack(&mut self, ops: &mut Vec<u8>, after: After, out: &mut Vec<u8>) -> Result<(), StreamError> {
-        match &mut self.place {
-            Place::Here(frame) => {
-                let result = frame.pack(ops, after, out);
-                ops.clear();
-                result
-            }
-            Place::Beside(thread) => thread.pack(ops, after, None, out),
-        }
+        self.take(ops, after, None, out)
     }
 
     /// The same with the frame's last ones: another one begins.
@@ -267,14 +261,26 @@ impl Packing {
         out: &mut Vec<u8>,
     ) -> Result<(), StreamError> {
         let next = Frame::new(level, reach, self.window_log)?;
+        self.take(ops, After::Frame, Some(next), out)
+    }
+
+    fn take(
+        &mut self,
+        ops: &mut Vec<u8>,
+        after: After,
+        next: Option<Frame>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), StreamError> {
         match &mut self.place {
             Place::Here(frame) => {
-                let result = frame.pack(ops, After::Frame, out);
+                let result = frame.pack(ops, after, out);
                 ops.clear();
-                *frame = next;
+                if let Some(next) = next {
+                    *frame = next;
+                }
                 result
             }
-            Place::Beside(thread) => thread.pack(ops, After::Frame, Some(next), out),
+            Place::Beside(thread) => thread.pack(ops, after, next, out),
         }
     }
 

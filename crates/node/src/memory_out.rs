@@ -20,7 +20,7 @@ use bytes::Bytes;
 use godwit_api::progress::NoteKind;
 use godwit_link::{Flow, Session};
 use godwit_memory::levels::{self, Carried};
-use godwit_memory::{Encoder, Levels, Progress, Reach, ReturnPath};
+use godwit_memory::{Encoder, Levels, Progress, Reach, ReturnPath, StreamError};
 use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
@@ -160,7 +160,7 @@ pub(crate) fn read(
             encoder.hurry();
         }
         if encoder.lacks_room() {
-            flush(&mut encoder, &mut levels, &mut wire)?;
+            packing(&mut levels, || encoder.flush(&mut wire))?;
             send(out, &mut wire)?;
             let until = Instant::now() + ROOM_PATIENCE;
             while encoder.lacks_room() && !hearing.ended && (!seen.is_stopping() || encoder.holds_up()) {
@@ -177,12 +177,10 @@ pub(crate) fn read(
         let held = seen.is_held();
         if held || bound.is_some_and(|most| seen.on_its_way() > most) {
             if (little || held) && !flushed {
-                flush(&mut encoder, &mut levels, &mut wire)?;
+                packing(&mut levels, || encoder.flush(&mut wire))?;
                 flushed = true;
             }
-            let began = Instant::now();
-            encoder.collect(&mut wire)?;
-            levels.packed(began.elapsed());
+            packing(&mut levels, || encoder.collect(&mut wire))?;
             crate::parts::lock(&seen.progress).clone_from(encoder.progress());
             if !wire.is_empty() {
                 send(out, &mut wire)?;
@@ -200,18 +198,14 @@ pub(crate) fn read(
             Ok(0) => break,
             Ok(n) => {
                 quiet = false;
-                let began = Instant::now();
-                encoder.push(&input[..n], &mut wire)?;
-                levels.packed(began.elapsed());
+                packing(&mut levels, || encoder.push(&input[..n], &mut wire))?;
                 flushed = false;
                 // What goes while the guest is about to stand still, or while somebody waits for a page, tells nothing of the link.
                 let measures = !little && !held && !encoder.progress().follows && !seen.is_stopping();
                 let looked = measures.then(|| levels.look((&encoder).into(), || (processors::now(), seen.carried())));
                 if let Some(level) = looked.flatten() {
                     let reach = levels::reach(level);
-                    let began = Instant::now();
-                    encoder.set_level(level.number(), reach, &mut wire)?;
-                    levels.packed(began.elapsed());
+                    packing(&mut levels, || encoder.set_level(level.number(), reach, &mut wire))?;
                     seen.level.store(level.number(), Ordering::Relaxed);
                     let near = if reach == Reach::Near { ", looking back a mebibyte" } else { "" };
                     let text = format!(
@@ -238,7 +232,7 @@ pub(crate) fn read(
                     wait(&[&qemu], PAUSE)?;
                     quiet = true;
                 } else if !flushed {
-                    flush(&mut encoder, &mut levels, &mut wire)?;
+                    packing(&mut levels, || encoder.flush(&mut wire))?;
                     flushed = true;
                 } else {
                     if out.is_closed() {
@@ -253,7 +247,7 @@ pub(crate) fn read(
         }
         if (encoder.progress().follows || little) && !flushed {
             // Somebody waits for some page of this, and nobody knows which; or what is not on its way would wait for the guest's stop.
-            flush(&mut encoder, &mut levels, &mut wire)?;
+            packing(&mut levels, || encoder.flush(&mut wire))?;
             flushed = true;
         }
         crate::parts::lock(&seen.progress).clone_from(encoder.progress());
@@ -287,11 +281,12 @@ fn at_once(bound: Option<u64>) -> usize {
     bound.map_or(READ, |most| (most / 4).clamp(LEAST_READ, READ as u64) as usize)
 }
 
-fn flush(encoder: &mut Encoder, levels: &mut Levels, wire: &mut Vec<u8>) -> Result<()> {
+/// Levels go by how long the encoder's work takes.
+fn packing(levels: &mut Levels, work: impl FnOnce() -> Result<(), StreamError>) -> Result<(), StreamError> {
     let began = Instant::now();
-    encoder.flush(wire)?;
+    let result = work();
     levels.packed(began.elapsed());
-    Ok(())
+    result
 }
 
 fn send(out: &mpsc::Sender<Bytes>, wire: &mut Vec<u8>) -> Result<()> {
