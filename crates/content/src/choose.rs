@@ -104,7 +104,7 @@ static DISKS: [Rung; 6] = [
 ///
 /// The same for levels above 1 on such streams of a compiler's and a database's guest, whole and with what lies on their disks named: of the bytes that
 /// level 1 makes 3 leaves 0.98, 6 0.93 to 0.945 and 9 0.83 to 0.86 in all four; their speeds differ by a fifth. zstd's part of the
-/// work is a database's stream's; on a machine of a year later levels 3, 6 and 9 have 0.85, 0.5 and 0.26 of level 1's speed.
+/// work is a database's stream's; on another machine levels 3, 6 and 9 have 0.83, 0.49 and 0.26 of level 1's speed.
 static MEMORY: [Rung; 8] = [
     rung(Level::Raw, 3.0, 0.05).zstd(0.4),
     rung(Level::Faster, 2.2, 0.69).zstd(0.52),
