@@ -112,6 +112,9 @@ impl Fabric {
     /// When the kernel refuses something; nothing that was made stays.
     pub fn build(scenario: &Scenario, work: &Path) -> Result<Self> {
         let wan = Namespace::new("wan")?;
+        if let Some(processor) = scenario.wan.processor {
+            wan.stay_on(processor)?;
+        }
         let parent = work.join("sites");
         for site in &scenario.site {
             std::fs::create_dir_all(parent.join(site.name.get_ref()))?;

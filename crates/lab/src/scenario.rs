@@ -153,6 +153,8 @@ pub struct Wan {
     /// Length of the drop-tail queue, in ms at the rate.
     #[serde(default = "default_queue")]
     pub queue_ms: Spanned<f64>,
+    /// What carries packets between sites does so on this processor of the machine, from 0: it is on no site's host. Without, on any.
+    pub processor: Option<usize>,
     /// Exceptions: paths with figures of their own.
     #[serde(default)]
     pub path: Vec<PathChange>,

@@ -55,8 +55,12 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Between two looks at whether the VM is here and at rest.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often a session looks at the clock, at the path, and whether an epoch should end.
+/// How often a session looks at the clock and at the path while something goes.
 const TICK: Duration = Duration::from_millis(50);
+/// Where nothing does it looks whether an epoch should end, so many times an interval: each look takes some of a guest's processor.
+const LOOKS: u32 = 20;
+/// But at least as often as this: it also looks whether it is wanted still.
+const IDLE: Duration = Duration::from_millis(500);
 /// How much lower than a guest's I/O the priority is of what reads and packs for a secondary. What compares, and counts, is mostly under locks that
 /// the guest's writes take, and has theirs.
 const NICE: i32 = 10;
@@ -647,7 +651,7 @@ async fn send(
         let mut machine = Source::new(id);
         let mut packer = Packer::new()?;
         let mut pace = node.precaches().share_to(&key.1);
-        let mut tick = tokio::time::interval(TICK);
+        let (mut looked, mut pause) = (tokio::time::Instant::now(), TICK);
         let before = lock(figures).figures.clone();
         // Whether there may be something to send; and what is packed and waits for its turn: a piece at a time, or each message would be
         // a burst, and its own queue a sign of others.
@@ -657,7 +661,7 @@ async fn send(
         loop {
             let several = tokio::select! {
                 several = messages.recv() => Some(several.context("the secondary closed the session")?),
-                _ = tick.tick() => None,
+                () = tokio::time::sleep_until(looked + pause) => None,
                 bytes = pace.turn(waiting.len()), if !waiting.is_empty() => {
                     out.write(waiting.split_to(bytes).freeze()).await?;
                     continue;
@@ -679,20 +683,19 @@ async fn send(
                     continue;
                 }
             };
-            eager = true;
             if !disk.recorder().knows(id) {
                 bail!("a move has begun");
             }
             if let Some(several) = several {
-                let heard = blocking(disk, move |disk| {
-                    for message in several {
-                        machine.handle(&message, disk.replica(), disk.recorder())?;
-                    }
-                    anyhow::Ok(machine)
-                });
-                machine = heard.await?;
+                // Only a comparison takes long.
+                machine = match machine.state() {
+                    State::Exchanging => blocking(disk, move |disk| heard(machine, &several, disk)).await?,
+                    _ => heard(machine, &several, disk)?,
+                };
+                eager = machine.may_send(disk.recorder());
                 continue;
             }
+            looked = tokio::time::Instant::now();
             let Some(order) = current(node, key) else { return Ok(()) };
             if at_rest(node, &order).is_none() {
                 bail!("the VM is being moved, or is not this host's any more");
@@ -745,12 +748,28 @@ async fn send(
                 t.held_unix_ms = f.epoch_unix_ms;
                 t.behind = behind || machine.state() != State::Idle;
             });
+            eager = machine.may_send(disk.recorder());
+            let idle = machine.state() == State::Idle && !eager && waiting.is_empty();
+            pause = if idle { idles(Duration::from_millis(order.interval_ms)) } else { TICK };
         }
     };
     tokio::select! {
         result = receiving => result,
         result = driving => result,
     }
+}
+
+/// Has the machine take what came.
+fn heard(mut machine: Source, several: &[Vec<u8>], disk: &Disk) -> Result<Source> {
+    for message in several {
+        machine.handle(message, disk.replica(), disk.recorder())?;
+    }
+    Ok(machine)
+}
+
+/// How long it is until the next look whether an epoch should end, where nothing goes.
+fn idles(interval: Duration) -> Duration {
+    (interval / LOOKS).clamp(TICK, IDLE)
 }
 
 /// Whether what a session's epoch has in common with other disks' will never be. Once it holds the epoch, nothing is.

@@ -232,6 +232,16 @@ impl Source {
         self.state = State::Idle;
     }
 
+    /// Whether there may be something to send now: [`Source::poll`] reads the disk, and is not to be asked without need.
+    #[must_use]
+    pub fn may_send(&self, recorder: &Recorder) -> bool {
+        match self.state {
+            State::Idle => recorder.sendable(self.id).is_some(),
+            State::Sending => self.flight.bytes() < self.window,
+            State::Exchanging | State::Ending => false,
+        }
+    }
+
     /// The next messages to send; empty: nothing now. Not under the guest's lock: it reads the disk.
     ///
     /// # Errors
