@@ -4,16 +4,16 @@
 //! not. As they lie, each word costs a match of a few bytes and some literals; apart, the upper bytes are long runs, and the lower ones are only
 //! literals. Most pages are worse for it, and no look at a page that is cheaper than packing it was found to say which: how often a byte is that of
 //! the word before picks wrongly for half of the pages and more. So each is packed alone by zstd at a level that looks for few matches, as it lies and
-//! apart, and goes as it was smallest; below level 9 its middle quarter is packed for it ([`SAMPLE`]). (Level 1 picks half as many, since in a page alone it finds the short matches that are so dear; of the levels
-//! around -4 is best, given that what no match covers is entropy-coded, which they do not do by themselves.)
+//! apart, and goes as it was smallest; below level 9 its middle quarter is packed for it ([`SAMPLE`]). (Level 1 picks half as many, since in a page alone
+//! it finds the short matches that are so dear; of the levels around -4 is best, given that what no match covers is entropy-coded, which they do not do by themselves.)
 //!
 //! Of what is left of two recorded streams without zero pages, differences and what lies on disks (a compiler's guest and a database's), one page
 //! in four and one in three go apart, by words of four bytes or of eight, and level 9 makes 6 and 10 % less of the whole. A page's tries take some
 //! 60 us, level 9 itself 100. zstd's next strategy with matches of three bytes makes 2.5 % less than level 9 in 2.4 times as long, and 6 % in 3.7 times.
 //!
-//! A quarter of a page is alike enough to the rest that tries of it take half as long and find nearly as much: of four such streams, two of them whole, level 3 makes 3, 2.5, 7 and
-//! 4 % less with it, in 1.3 to 1.7 times as long; what level 6 makes in as long as that is as much or more for three of the four. Whole pages find half
-//! a percent more, and 1.7 at level 9. So this is for who has time for more than level 1, and while the guest runs.
+//! A quarter of a page is alike enough to the rest that tries of it take half as long and find nearly as much: of such streams (a database's and a compiler's, whole and
+//! without what lies on disks) level 3 makes 3, 2.5, 7 and 4 % less so, in 1.3 to 1.7 times as long, which is about what level 6 makes of them as they lie in as
+//! long a time. Whole pages find half a percent more, and up to 1.7 at level 9. So this is for who has time for more than level 1, and while the guest runs.
 
 use crate::format;
 use crate::record::{PAGE_SIZE, PageBytes};
@@ -116,10 +116,8 @@ impl Shuffler {
         let packed = vec![0; zstd::zstd_safe::compress_bound(PAGE_SIZE)];
         let mut zstd = zstd::bulk::Compressor::new(TRY_LEVEL)?;
         zstd.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable))?;
-        let sample = match level >= WHOLE_FROM_LEVEL {
-            true => 0..PAGE_SIZE,
-            false => (PAGE_SIZE - SAMPLE) / 2..(PAGE_SIZE + SAMPLE) / 2,
-        };
+        let tried = if level < WHOLE_FROM_LEVEL { SAMPLE } else { PAGE_SIZE };
+        let sample = (PAGE_SIZE - tried) / 2..(PAGE_SIZE + tried) / 2;
         Ok(Some(Self { zstd, packed, sample }))
     }
 

@@ -1139,6 +1139,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn where_nothing_goes_an_epoch_ends_a_twentieth_of_its_interval_late_at_the_most() {
+        let late = |s: f64| idles(Duration::from_secs_f64(s)).as_millis();
+        assert_eq!([1.0, 4.0, 10.0, 3600.0].map(late), [50, 200, 500, 500]);
+    }
+
+    #[test]
     fn all_that_goes_to_one_host_shares_a_pace_which_is_forgotten_with_the_last() {
         let precaches = Precaches::new(Path::new("/nowhere"), Path::new("/nowhere"));
         let host = |name: &str| name.parse::<Name>().expect("a name");

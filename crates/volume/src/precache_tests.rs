@@ -382,7 +382,10 @@ impl World {
             self.there.extend(messages);
             return Ok(());
         }
-        let messages = self.source.as_mut().expect("is there").poll(self.from.replica(), &self.recorder)?;
+        let source = self.source.as_mut().expect("is there");
+        let may = source.may_send(&self.recorder);
+        let messages = source.poll(self.from.replica(), &self.recorder)?;
+        assert!(may || messages.is_empty(), "nobody would have asked for them");
         self.there.extend(messages);
         Ok(())
     }
