@@ -1,6 +1,6 @@
 //! How hard zstd tries on memory: by what the link carried, the processor packed and nobody used of the machine so far in this move
-//! ([`godwit_content::choose`]). On a slow link a core has time for level 3, 7 or 9 with pages laid as they pack best, which make a twentieth, a tenth and a seventh less of it; on one that is faster
-//! than the encoder what it spares by not looking far back is worth more. No clock in here.
+//! ([`godwit_content::choose`]). On a slow link a core has time for level 3, 7 or 9 with pages laid as they pack best, which make a twentieth,
+//! a tenth and a seventh less of it; on one that is faster than the encoder what it spares by not looking far back is worth more. No clock in here.
 //!
 //! Another level begins a new frame with an empty window, so what came before is not referred to any more: a look is taken early, when little
 //! is lost, and [`CHANGES`] of them change something at the most. From the lowest levels that bound keeps a busy machine, too: what they leave to the
@@ -156,11 +156,11 @@ impl Levels {
         }
         // Zero-filled or often repeated contents make any level too slow for a moment, and the window is worth more than that.
         let leaves = now < before && before > Level::One;
-        if leaves && !std::mem::replace(&mut self.leaves, leaves) {
+        let again = std::mem::replace(&mut self.leaves, leaves);
+        if leaves && !again {
             self.chooser.keep(before);
             return None;
         }
-        self.leaves = leaves;
         self.left -= u32::from(now != before);
         (now != before).then_some(now)
     }

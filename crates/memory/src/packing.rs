@@ -1,7 +1,7 @@
 //! zstd's end of an [`Encoder`](crate::Encoder): by its caller's thread, or on one of its own beside it.
 //!
-//! On one of its own, a piece of operations is packed while the next one is being made: zstd is two thirds to
-//! nine tenths of an encoder's work. One piece is on its way at the most. What it becomes comes out when the next one goes in, or at once where that is asked for, so the
+//! On one of its own, a piece of operations is packed while the next one is being made: zstd is two fifths to
+//! four fifths of an encoder's work. One piece is on its way at the most. What it becomes comes out when the next one goes in, or at once where that is asked for, so the
 //! packed stream is the same however fast either is, and the same as without a thread.
 //!
 //! What is on its way is not counted as given out yet, a piece's worth; whoever wants to know what there is, and has nothing else to do, collects it or asks for a flush.
@@ -70,7 +70,23 @@ impl Frame {
         Ok(Self { zstd, holds: false })
     }
 
-    fn pack(&mut self, ops: &[u8], after: After, out: &mut Vec<u8>) -> Result<(), StreamError> {
+    /// Takes operations, and leaves none. `next` goes on in its place, behind the last ones of this frame.
+    fn pack(
+        &mut self,
+        ops: &mut Vec<u8>,
+        after: After,
+        next: Option<Self>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), StreamError> {
+        let result = self.run(ops, after, out);
+        ops.clear();
+        if let Some(next) = next {
+            *self = next;
+        }
+        result
+    }
+
+    fn run(&mut self, ops: &[u8], after: After, out: &mut Vec<u8>) -> Result<(), StreamError> {
         let doing = |doing| move |source| StreamError::Zstd { doing, source };
         let mut input = InBuffer::around(ops);
         while input.pos() < ops.len() {
@@ -144,12 +160,8 @@ impl Thread {
             let Ok(mut frame) = begins.recv() else { return };
             for Job { mut ops, mut out, after, next } in taken {
                 let begun = clock();
-                let result = frame.pack(&ops, after, &mut out);
-                if let Some(next) = next {
-                    frame = next;
-                }
+                let result = frame.pack(&mut ops, after, next, &mut out);
                 let spent = clock().saturating_sub(begun);
-                ops.clear();
                 if made.send(Done { ops, out, result, spent }).is_err() {
                     return;
                 }
@@ -272,14 +284,7 @@ impl Packing {
         out: &mut Vec<u8>,
     ) -> Result<(), StreamError> {
         match &mut self.place {
-            Place::Here(frame) => {
-                let result = frame.pack(ops, after, out);
-                ops.clear();
-                if let Some(next) = next {
-                    *frame = next;
-                }
-                result
-            }
+            Place::Here(frame) => frame.pack(ops, after, next, out),
             Place::Beside(thread) => thread.pack(ops, after, next, out),
         }
     }

@@ -2,7 +2,8 @@
 //! without, in pairs that take turns, and the upper 95 % bound of their ratio.
 //!
 //! Each site has a processor of its own, since a secondary is on another host than the guest: on shared ones the guest would wait for what the
-//! secondary does. The WAN is emulated on the secondary's, and in real time: it is on no host at all. Windows are short, and pairs many: the machine's moods last longer than a pair.
+//! secondary does. The WAN is emulated on the secondary's, and in real time: it is on no host at all. Windows are short, and pairs many:
+//! the machine's moods last longer than a pair.
 //!
 //! Once with epochs that end as often as they do where nobody says otherwise, and a window has at least one end of an epoch in it; once with
 //! ten times as many.
