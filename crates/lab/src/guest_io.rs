@@ -72,20 +72,15 @@ impl GuestWatch {
         Ok(Self { stop, heard, thread })
     }
 
-    fn finish(self) -> Arc<Mutex<Heard>> {
+    /// Ends, and yields the curve: seconds from `zero`, with the guest standing still from `stop_s` on, if it did.
+    #[must_use]
+    pub fn curve(self, zero: Instant, stop_s: Option<f64>) -> Vec<IoPoint> {
         self.stop.store(true, Ordering::Relaxed);
         let deadline = Instant::now() + LAST;
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.heard
-    }
-
-    /// Ends, and yields the curve: seconds from `zero`, with the guest standing still from `stop_s` on, if it did.
-    #[must_use]
-    pub fn curve(self, zero: Instant, stop_s: Option<f64>) -> Vec<IoPoint> {
-        let heard = self.finish();
-        let heard = lock(&heard);
+        let heard = lock(&self.heard);
         let seconds = |at: Instant| match at.checked_duration_since(zero) {
             Some(later) => later.as_secs_f64(),
             None => -(zero - at).as_secs_f64(),
@@ -97,29 +92,49 @@ impl GuestWatch {
             .filter_map(|sample| Some(point(sample, on_hosts_clock(sample.at_s, &clocks, stop_s)?)))
             .collect()
     }
+}
 
-    /// Ends, and yields all that the load's reads and writes took.
-    fn window(self, step: &IoStep) -> IoWindow {
-        let heard = self.finish();
-        let heard = lock(&heard);
-        // The first intervals are from before the window.
-        let skipped = heard.samples.len().min(LEAD as usize);
-        let samples = &heard.samples[skipped..];
-        let latency = || samples.iter().flat_map(|sample| sample.latency.iter().copied());
-        let ms = |share| quantile_us(latency(), share).map(|us| us / 1e3);
-        IoWindow {
-            vm: step.vm.get_ref().clone(),
-            name: step.name.clone(),
-            seconds: samples.iter().map(|sample| sample.seconds).sum(),
-            operations: latency().map(|(_, count)| u64::from(count)).sum(),
-            read_kib: samples.iter().map(|sample| sample.read_kib).sum(),
-            write_kib: samples.iter().map(|sample| sample.write_kib).sum(),
-            units: samples.iter().map(|sample| sample.units).sum(),
-            p50_ms: ms(0.5),
-            p99_ms: ms(0.99),
-            longest_ms: ms(1.0),
-            ..IoWindow::default()
+/// The intervals of the next so many seconds. A question takes a guest some milliseconds of its processor, and whatever it reads or writes meanwhile waits
+/// for them: where the guest was asked twice a second it was one operation in a hundred. So it is asked before and behind.
+///
+/// # Errors
+/// When the guest does not answer.
+fn intervals(control: &mut Control, seconds: f64) -> Result<Vec<Sample>, ControlError> {
+    // The one that goes on now has this question in it.
+    let mut from = control.activity(u64::MAX)?.next + 1;
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+    let (mut heard, mut end_s) = (vec![], None);
+    loop {
+        let report = control.activity(from)?;
+        let end_s = *end_s.get_or_insert(report.uptime_s);
+        from = report.next;
+        let before = heard.len();
+        heard.extend(report.samples.into_iter().take_while(|sample| sample.at_s <= end_s));
+        if heard.len() == before {
+            return Ok(heard);
         }
+    }
+}
+
+/// All that the load's reads and writes took in these.
+fn window(step: &IoStep, samples: &[Sample]) -> IoWindow {
+    let latency = || samples.iter().flat_map(|sample| sample.latency.iter().copied());
+    let ms = |share| quantile_us(latency(), share).map(|us| us / 1e3);
+    IoWindow {
+        vm: step.vm.get_ref().clone(),
+        name: step.name.clone(),
+        seconds: samples.iter().map(|sample| sample.seconds).sum(),
+        operations: latency().map(|(_, count)| u64::from(count)).sum(),
+        read_kib: samples.iter().map(|sample| sample.read_kib).sum(),
+        write_kib: samples.iter().map(|sample| sample.write_kib).sum(),
+        units: samples.iter().map(|sample| sample.units).sum(),
+        p50_ms: ms(0.5),
+        p90_ms: ms(0.9),
+        p95_ms: ms(0.95),
+        p99_ms: ms(0.99),
+        p999_ms: ms(0.999),
+        longest_ms: ms(1.0),
+        ..IoWindow::default()
     }
 }
 
@@ -187,13 +202,13 @@ impl Pass {
         let name = step.vm.get_ref();
         self.join(|vm| vm == name);
         let vm = self.vm(name);
-        let watch = {
+        let mut control = {
             let guest = lock(&vm.guest);
             let guest = guest.as_ref().with_context(|| format!("VM `{name}` was lost"))?;
-            GuestWatch::start(guest, &self.fabric)?
+            guest.ask(&self.fabric, CONNECTED, ANSWERED)?
         };
-        std::thread::sleep(Duration::from_secs_f64(step.s));
-        let window = watch.window(step);
+        let samples = intervals(&mut control, step.s).with_context(|| format!("VM `{name}` was asked of its I/O"))?;
+        let window = window(step, &samples);
         let (Some(p50), Some(p99)) = (window.p50_ms, window.p99_ms) else {
             bail!("VM `{name}` has no disk load, whose reads and writes are the ones that are timed");
         };

@@ -709,8 +709,14 @@ pub struct IoWindow {
     pub units: u64,
     /// The median of the load's reads and writes, ms.
     pub p50_ms: Option<f64>,
-    /// 99 % of them took no longer, ms.
+    /// 90 % of them took no longer, ms.
+    pub p90_ms: Option<f64>,
+    /// 95 %, ms.
+    pub p95_ms: Option<f64>,
+    /// 99 %, ms.
     pub p99_ms: Option<f64>,
+    /// 99.9 %, ms.
+    pub p999_ms: Option<f64>,
     /// The longest, ms.
     pub longest_ms: Option<f64>,
 }

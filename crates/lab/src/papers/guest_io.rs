@@ -131,13 +131,24 @@ pub(super) fn document(entries: &[Entry]) -> Document {
         let Some(report) = report_of(entries, kind.name) else { continue };
         let epochs = kind.interval_s;
         let windows = &report.windows;
-        let columns =
-            ["pair", "with: p50 ms", "p99 ms", "operations", "without: p50 ms", "p99 ms", "operations", "p99 ratio"];
+        let columns = [
+            "pair",
+            "with: p50 ms",
+            "p95 ms",
+            "p99 ms",
+            "operations",
+            "without: p50 ms",
+            "p95 ms",
+            "p99 ms",
+            "operations",
+            "p99 ratio",
+        ];
         let row = |(i, pair): (usize, &[IoWindow])| {
             let mut row = vec![(i + 1).to_string()];
             for name in [WITH, WITHOUT] {
                 let window = pair.iter().find(|w| w.name == name);
-                row.extend([figure(window.and_then(|w| w.p50_ms), 2), figure(window.and_then(|w| w.p99_ms), 2)]);
+                let of: [fn(&IoWindow) -> Option<f64>; 3] = [|w| w.p50_ms, |w| w.p95_ms, |w| w.p99_ms];
+                row.extend(of.map(|of| figure(window.and_then(of), 2)));
                 row.push(window.map_or(String::new(), |w| w.operations.to_string()));
             }
             row.push(figure(ratios(pair, |w| w.p99_ms).first().copied(), 3));
@@ -157,6 +168,8 @@ pub(super) fn document(entries: &[Entry]) -> Document {
             (format!("{what}: upper 95 % bound at most {BOUND}{said}"), found.map(|f| f.1 <= BOUND))
         };
         bounds.push(bound("p99", |w: &IoWindow| w.p99_ms));
+        bounds.push(bound("p95", |w: &IoWindow| w.p95_ms));
+        bounds.push(bound("p90", |w: &IoWindow| w.p90_ms));
         bounds.push(bound("p50", |w: &IoWindow| w.p50_ms));
     }
     Document {
