@@ -19,6 +19,19 @@ const fn interval() -> u64 {
     INTERVAL_MS
 }
 
+/// What is kept here for a secondary's image, unless somebody says otherwise: what 10 s at 50 Mbit/s carry.
+pub const IMAGE_ROOM: Bytes = Bytes(64 << 20);
+
+/// The least of it, which a message of blocks fits into many times.
+pub const LEAST_IMAGE_ROOM: Bytes = Bytes(1 << 20);
+
+/// The most of it: it is memory.
+pub const MOST_IMAGE_ROOM: Bytes = Bytes(64 << 30);
+
+const fn image_room() -> Bytes {
+    IMAGE_ROOM
+}
+
 /// Wants a volume pre-cached at another site.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -38,6 +51,10 @@ pub struct StartPrecache {
     /// Whether the secondary keeps the last complete epoch as an image that a crash at that moment would have left.
     #[serde(default)]
     pub consistent: bool,
+    /// For an image: how much memory blocks that the guest overwrites before they were sent may take at the volume's host. Past it the epoch is given
+    /// up, and the image stays at the one before. 1 MiB to 64 GiB.
+    #[serde(default = "image_room")]
+    pub image_room: Bytes,
     /// Whether the pre-cache is turned around when the VM has moved to where it is, rather than ended.
     #[serde(default)]
     pub follow: bool,
@@ -63,6 +80,9 @@ pub struct Precache {
     pub interval_ms: u64,
     /// Whether the secondary keeps an image.
     pub consistent: bool,
+    /// For an image: how much memory overwritten blocks may take at the volume's host.
+    #[serde(default = "image_room")]
+    pub image_room: Bytes,
     /// Whether it is turned around after a move to its host.
     pub follow: bool,
     /// How it stands, as the volume's host says; none while that cannot be reached, or has not heard of it yet.
@@ -125,6 +145,10 @@ pub struct PrecacheFigures {
     pub named: Bytes,
     /// How often it was begun anew since the node was started.
     pub sessions: u64,
+    /// Epochs of an image that were given up since the one that the secondary holds, because the guest overwrote more of them than
+    /// [`image_room`](Precache::image_room) before they were sent.
+    #[serde(default)]
+    pub given_up: u64,
     /// What is in the way.
     pub error: Option<String>,
 }
@@ -148,6 +172,9 @@ pub struct PrecacheOrder {
     pub interval_ms: u64,
     /// Whether the secondary keeps an image.
     pub consistent: bool,
+    /// For an image: what overwritten blocks may take here.
+    #[serde(default = "image_room")]
+    pub image_room: Bytes,
     /// The VM's trust domain, if it is in one: what the volume may share with others at the secondary's site.
     #[serde(default)]
     pub domain: Option<Name>,

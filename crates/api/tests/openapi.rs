@@ -10,7 +10,7 @@ use godwit_api::evacuation::PlanEvacuation;
 use godwit_api::extender::{ConnectExtender, DisconnectExtender};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::{CopyImage, Direction};
-use godwit_api::precache::StartPrecache;
+use godwit_api::precache::{IMAGE_ROOM, StartPrecache};
 use godwit_api::predict::WantedPrediction;
 use godwit_api::profile::StartProfile;
 use godwit_api::promote::PromoteVolume;
@@ -332,6 +332,7 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
             limit: Some(BitRate(1)),
             interval_ms: 1000,
             consistent: all,
+            image_room: IMAGE_ROOM,
             follow: true,
         };
         call!(api, called, start_precache, &wanted);

@@ -135,6 +135,9 @@ pub struct PrecacheArgs {
     /// Keep the last complete epoch as a whole image, of one moment with those of the VM's other disks there
     #[arg(long, conflicts_with = "stop")]
     pub consistent: bool,
+    /// Memory at the volume's host for what the guest overwrites of an epoch before it was sent; 64M without it
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "consistent")]
+    pub image_room: Option<Bytes>,
     /// When the VM has moved there, turn the pre-cache around instead of ending it
     #[arg(long, conflicts_with = "stop")]
     pub follow: bool,

@@ -10,7 +10,7 @@ use crate::volume::VolumeCommand;
 use crate::{component, events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::Direction;
-use godwit_api::precache::StartPrecache;
+use godwit_api::precache::{IMAGE_ROOM, StartPrecache};
 use godwit_api::progress::Outcome;
 use godwit_api::public::{self, AddHost, CreateVm, Move, StartMove};
 use godwit_api::trust::NewApiToken;
@@ -146,12 +146,13 @@ impl User {
     }
 
     async fn precache(&self, args: PrecacheArgs) -> Result<(), Failure> {
-        let PrecacheArgs { volume, to, limit, interval, consistent, follow, stop } = args;
+        let PrecacheArgs { volume, to, limit, interval, consistent, image_room, follow, stop } = args;
         if stop {
             return Ok(self.client.stop_precache(&volume, &to).await?);
         }
         let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
-        let wanted = StartPrecache { volume, to, limit, interval_ms, consistent, follow };
+        let image_room = image_room.unwrap_or(IMAGE_ROOM);
+        let wanted = StartPrecache { volume, to, limit, interval_ms, consistent, image_room, follow };
         let precache = self.client.start_precache(&wanted).await?;
         self.print(&precache, |p| show::precaches(std::slice::from_ref(p)))?;
         // The pre-cache has begun, whether or not its VM's disks can be counted.

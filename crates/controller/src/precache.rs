@@ -16,7 +16,10 @@ use crate::store::{Change, Kind};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
 use godwit_api::host::PeerHost;
-use godwit_api::precache::{LEAST_INTERVAL_MS, Precache, PrecacheFigures, PrecacheOrder, StartPrecache, digest};
+use godwit_api::precache::{
+    IMAGE_ROOM, LEAST_IMAGE_ROOM, LEAST_INTERVAL_MS, MOST_IMAGE_ROOM, Precache, PrecacheFigures, PrecacheOrder,
+    StartPrecache, digest,
+};
 use godwit_api::public::Volume;
 use godwit_api::{ApiError, Name, Problem, done};
 use godwit_units::{BitRate, Bytes, Lineage, VolumeId};
@@ -52,6 +55,9 @@ pub struct PrecacheRecord {
     pub interval_ms: u64,
     /// Whether the secondary keeps an image.
     pub consistent: bool,
+    /// For an image: what overwritten blocks may take at the volume's host.
+    #[serde(default = "image_room")]
+    pub image_room: Bytes,
     /// Whether it is turned around after a move to its host.
     pub follow: bool,
     /// It is over; kept until the hosts of the volume have heard so, or one of them would take it up again with the VM.
@@ -68,6 +74,11 @@ pub struct PrecacheRecord {
 /// For records of earlier versions.
 const fn first() -> Lineage {
     Lineage::FIRST
+}
+
+/// For records of earlier versions.
+const fn image_room() -> Bytes {
+    IMAGE_ROOM
 }
 
 impl PrecacheRecord {
@@ -147,6 +158,9 @@ pub async fn start(
     if !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&wanted.interval_ms) {
         return Err(invalid(format!("interval: {LEAST_INTERVAL_MS} ms to an hour")));
     }
+    if !(LEAST_IMAGE_ROOM..=MOST_IMAGE_ROOM).contains(&wanted.image_room) {
+        return Err(invalid(format!("image room: {LEAST_IMAGE_ROOM} to {MOST_IMAGE_ROOM}")));
+    }
     if wanted.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
         return Err(invalid(format!("limit: at least {LEAST_LIMIT}")));
     }
@@ -162,13 +176,14 @@ pub async fn start(
         }
         let before: Option<PrecacheRecord> =
             c.store.read(Kind::Precache, PrecacheRecord::key(volume.id, &host.name))?;
-        let StartPrecache { limit, interval_ms, consistent, follow, .. } = wanted;
+        let StartPrecache { limit, interval_ms, consistent, image_room, follow, .. } = wanted;
         let record = PrecacheRecord {
             volume: volume.id,
             to: host.name.clone(),
             limit,
             interval_ms,
             consistent,
+            image_room,
             follow,
             ending: false,
             peer: before.and_then(|before| before.peer),
@@ -247,6 +262,7 @@ fn shown(c: &Controller, record: &PrecacheRecord, volume: &Volume, vm: &VmRecord
         limit: record.limit,
         interval_ms: record.interval_ms,
         consistent: record.consistent,
+        image_room: record.image_room,
         follow: record.follow,
         figures: lock(&c.precaches.figures).get(&(record.volume, record.to.clone())).cloned(),
     })
@@ -271,6 +287,7 @@ fn order(
         limit: record.limit,
         interval_ms: record.interval_ms,
         consistent: record.consistent,
+        image_room: record.image_room,
         domain,
         capability,
     })
@@ -472,6 +489,7 @@ mod tests {
             limit: None,
             interval_ms: 1000,
             consistent: true,
+            image_room: IMAGE_ROOM,
             follow: true,
             ending: false,
             peer: None,

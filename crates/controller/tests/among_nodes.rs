@@ -649,7 +649,15 @@ async fn orphans_are_listed_with_reasons_and_only_those_that_may_go_are_removed(
 
 /// Has `root` pre-cached at a host or a site.
 fn precache_to(to: &str) -> StartPrecache {
-    StartPrecache { volume: name("root"), to: name(to), limit: None, interval_ms: 1000, consistent: true, follow: true }
+    StartPrecache {
+        volume: name("root"),
+        to: name(to),
+        limit: None,
+        interval_ms: 1000,
+        consistent: true,
+        image_room: Bytes::mib(100),
+        follow: true,
+    }
 }
 
 /// An order to promote there, with evidence, and hosts that are fenced besides the VM's.
@@ -761,6 +769,10 @@ async fn a_pre_cache_is_told_to_the_volumes_host_until_it_is_ended_and_follows_t
     }
     let hasty = StartPrecache { interval_ms: 1, ..precache_to("west") };
     assert_eq!(world.api.start_precache(&hasty).await.unwrap_err().problem, Problem::Invalid);
+    for image_room in [Bytes(4096), Bytes(1 << 40)] {
+        let roomless = StartPrecache { image_room, ..precache_to("west") };
+        assert_eq!(world.api.start_precache(&roomless).await.unwrap_err().problem, Problem::Invalid);
+    }
 
     let begun = world.api.start_precache(&precache_to("west")).await.unwrap();
     assert_eq!((begun.from.as_str(), begun.to.as_str(), begun.site.as_str()), ("ohio", "texas", "west"));
@@ -768,6 +780,7 @@ async fn a_pre_cache_is_told_to_the_volumes_host_until_it_is_ended_and_follows_t
     let told = world.fakes["ohio"].with(|n| n.precaches.clone());
     assert_eq!(told.len(), 1);
     assert_eq!((told[0].to.name.as_str(), told[0].interval_ms, told[0].consistent), ("texas", 1000, true));
+    assert_eq!((told[0].image_room, begun.image_room), (Bytes::mib(100), Bytes::mib(100)));
     // Another one beside it; both are listed.
     world.api.start_precache(&precache_to("maine")).await.unwrap();
     let all = world.api.precaches().await.unwrap();

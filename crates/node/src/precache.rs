@@ -39,8 +39,9 @@ use godwit_link::{Lane, Priority, SendHalf, Session, Stream};
 use godwit_trust::SignedCapability;
 use godwit_units::{BitRate, Bytes as Amount, Generation, Lineage, VmId, VolumeId};
 use godwit_volume::epoch::{Stands, Subscriber};
+use godwit_volume::mirror::MirrorError;
 use godwit_volume::precache::{Source, State, Target};
-use godwit_volume::{Complete, Journal, Moment, Packer, Replica, Unpacker};
+use godwit_volume::{Complete, Journal, Moment, Packer, Replica, Stamp, Unpacker};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -150,9 +151,40 @@ struct Told {
     held_unix_ms: Option<u64>,
     behind: bool,
     /// Whether the secondary holds an image; nobody knows before it has said so once.
-    holds: Option<bool>,
+    has_image: Option<bool>,
+    /// The last epoch of which it said that it is one.
+    image: Option<Stamp>,
+    /// Why the last epoch was given up that was to become an image, as long as none has become one since.
+    overwritten: Option<String>,
     /// The session that is there.
     live: Option<Live>,
+}
+
+impl Told {
+    /// The secondary holds this now, and that is in the way.
+    fn holds(&mut self, held: Option<Complete>, waits: Option<String>) {
+        let image = held.filter(|h| h.image).map(|h| h.epoch);
+        if image.is_some() && image != self.image {
+            (self.image, self.figures.given_up, self.overwritten) = (image, 0, None);
+        }
+        self.held_unix_ms = held.map(|h| h.at_unix_ms);
+        self.figures.epoch = held.map(|h| format!("{}.{}", h.epoch.generation.0, h.epoch.epoch.0));
+        (self.figures.epoch_unix_ms, self.figures.image) = (self.held_unix_ms, image.is_some());
+        self.figures.error = waits.or_else(|| self.overwritten.clone());
+    }
+
+    /// A session is over.
+    fn ended(&mut self, error: Option<&anyhow::Error>) {
+        let why = error.map(|e| format!("{e:#}"));
+        let overwritten =
+            |e: &anyhow::Error| e.chain().any(|e| matches!(e.downcast_ref(), Some(MirrorError::Overwritten { .. })));
+        if error.is_some_and(overwritten) {
+            self.figures.given_up += 1;
+            self.overwritten.clone_from(&why);
+        }
+        (self.figures.state, self.figures.rate) = (PrecacheState::Connecting, BitRate(0));
+        (self.figures.error, self.behind) = (why, true);
+    }
 }
 
 /// What ends an epoch has to know of a session.
@@ -231,6 +263,7 @@ impl Precaches {
         let key = (order.volume, order.to.name.clone());
         let group = lock(&self.sending).get(&key).map(|sending| sending.group.clone()).unwrap_or_default();
         disk.recorder().every(id, Duration::from_millis(order.interval_ms));
+        disk.recorder().keeps(id, order.image_room);
         disk.recorder().together(id, !group.volumes.is_empty());
         group
     }
@@ -243,7 +276,7 @@ impl Precaches {
             for volume in &group.volumes {
                 let Some(sending) = sending.get(&(*volume, host.clone())) else { return Together::NotYet };
                 let told = lock(&sending.figures);
-                match (&told.live, told.holds) {
+                match (&told.live, told.has_image) {
                     (Some(session), _) => live.push((session.disk.clone(), session.id)),
                     (None, Some(true)) => return Together::Waits(*volume),
                     (None, None) if sending.since.elapsed() < UNKNOWN => return Together::NotYet,
@@ -551,15 +584,12 @@ async fn keep_up(node: &Weak<Node>, key: &(VolumeId, Name), figures: &Arc<Mutex<
         };
         let began = Instant::now();
         let result = session(&node, key, &order, &parts, &disk, figures).await;
-        let error = result.err().map(|e| format!("{e:#}"));
+        let error = result.err();
         if let Some(error) = &error {
+            let error = format!("{error:#}");
             tracing::info!(volume = disk.name, to = %key.1, error, "a pre-cache ended; it is begun again");
         }
-        set(figures, |t| {
-            (t.figures.state, t.figures.rate) = (PrecacheState::Connecting, BitRate(0));
-            t.figures.error = error;
-            t.behind = true;
-        });
+        set(figures, |t| t.ended(error.as_ref()));
         drop((node, parts, disk));
         // One that has worked for a while has earned a quick return.
         pause = if began.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { pause };
@@ -728,24 +758,20 @@ async fn send(
                 counted = Some((Instant::now(), compares));
             }
             set(figures, |t| {
+                t.holds(held, waits);
                 let f = &mut t.figures;
                 f.state = match (machine.state(), held) {
                     (State::Exchanging, _) => PrecacheState::Comparing,
                     (_, None) => PrecacheState::Copying,
                     (_, Some(_)) => PrecacheState::Following,
                 };
-                f.error = waits;
                 f.backlog = backlog;
-                f.epoch = held.map(|h| format!("{}.{}", h.epoch.generation.0, h.epoch.epoch.0));
-                f.epoch_unix_ms = held.map(|h| h.at_unix_ms);
-                f.image = held.is_some_and(|h| h.image);
                 f.rate = pace.carried();
                 f.sent = Amount(before.sent.0 + machine.sent().0);
                 f.named = Amount(before.named.0 + machine.named().0);
                 if !compares {
-                    t.holds = Some(f.image);
+                    t.has_image = Some(f.image);
                 }
-                t.held_unix_ms = f.epoch_unix_ms;
                 t.behind = behind || machine.state() != State::Idle;
             });
             eager = machine.may_send(disk.recorder());
@@ -1137,11 +1163,42 @@ pub(crate) async fn settle(node: &Arc<Node>, vm: VmId, disk: &Arc<Disk>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use godwit_units::Epoch;
 
     #[test]
     fn where_nothing_goes_an_epoch_ends_a_twentieth_of_its_interval_late_at_the_most() {
         let late = |s: f64| idles(Duration::from_secs_f64(s)).as_millis();
         assert_eq!([1.0, 4.0, 10.0, 3600.0].map(late), [50, 200, 500, 500]);
+    }
+
+    #[test]
+    fn why_images_are_given_up_is_said_until_there_is_a_newer_one() {
+        let complete = |epoch, image| {
+            let epoch = Stamp { lineage: Lineage::FIRST, generation: Generation::FIRST, epoch: Epoch(epoch) };
+            Some(Complete { epoch, at_unix_ms: 1000, image, moment: None })
+        };
+        let overwritten = || anyhow::Error::new(MirrorError::Overwritten { room: Amount::mib(64) }).context("sending");
+        let mut told = Told::default();
+        let is_said = |told: &Told| told.figures.error.as_ref().is_some_and(|e| e.contains("--image-room"));
+        told.holds(complete(1, true), None);
+        for times in 1..=2 {
+            told.ended(Some(&overwritten()));
+            assert!(is_said(&told) && told.figures.given_up == times, "{told:?}");
+            // In the next session, too, which does not know at first what the secondary holds, and then that it is what it was.
+            for held in [None, complete(1, true)] {
+                told.holds(held, None);
+                assert!(is_said(&told) && told.figures.given_up == times, "{told:?}");
+            }
+        }
+        // What ends a session otherwise is said, and forgotten.
+        told.ended(Some(&anyhow!("the link was cut")));
+        assert!(!is_said(&told));
+        told.holds(complete(1, true), None);
+        assert!(is_said(&told));
+        told.holds(complete(2, true), None);
+        assert_eq!((told.figures.error.clone(), told.figures.given_up), (None, 0));
+        told.holds(complete(2, true), Some("another disk".into()));
+        assert_eq!(told.figures.error.as_deref(), Some("another disk"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod common;
 
 use bytes::Bytes;
 use common::{World, identity};
-use godwit_api::precache::{LocalPrecache, NO_MOVE, PrecacheOrder, PrecacheState, digest};
+use godwit_api::precache::{IMAGE_ROOM, LocalPrecache, NO_MOVE, PrecacheOrder, PrecacheState, digest};
 use godwit_api::vm::VmDefinition;
 use godwit_nbd::{Client, Command, Event};
 use godwit_node::ending::Ending;
@@ -73,6 +73,7 @@ impl World {
             limit: None,
             interval_ms: 500,
             consistent: image,
+            image_room: IMAGE_ROOM,
             domain: None,
             capability: controller.grant(&capability).unwrap(),
         }

@@ -6,7 +6,7 @@ mod common;
 
 use common::{World, name};
 use godwit_api::host::PeerHost;
-use godwit_api::precache::{self as precached, NO_MOVE, PrecacheOrder, PrecacheState};
+use godwit_api::precache::{self as precached, IMAGE_ROOM, NO_MOVE, PrecacheOrder, PrecacheState};
 use godwit_api::verify::{self as verified, CopyState, ToldBy, Verified, VerifyOrder, VerifyPeer};
 use godwit_api::vm::VmDefinition;
 use godwit_node::node::Node;
@@ -59,6 +59,7 @@ impl World {
             limit: None,
             interval_ms: 500,
             consistent: false,
+            image_room: IMAGE_ROOM,
             domain: None,
             capability,
         }

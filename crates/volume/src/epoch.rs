@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 /// Chunks of a set that are counted under one lock: 4 GiB of disk, of which something is in the set, and some tenths of a millisecond.
 const COUNTED: usize = 1024;
 
-/// Contents that are kept for one secondary because the guest has overwritten them: what 10 s at 50 Mbit/s carry.
+/// Contents that are kept for one secondary because the guest has overwritten them, where nobody says otherwise: what 10 s at 50 Mbit/s carry.
 pub const MOST_KEPT: Bytes = Bytes(64 << 20);
 
 /// Names a secondary of a recorder.
@@ -67,6 +67,8 @@ struct One {
     under_way: Option<(Complete, bool)>,
     left: BlockSet,
     kept: BTreeMap<u64, Kept>,
+    /// Blocks of those, at the most.
+    most_kept: u64,
     overflown: bool,
     /// Wants the next epoch: its comparison is done, and nothing is under way.
     ready: bool,
@@ -179,7 +181,8 @@ impl Recorder {
         let mut inner = self.lock();
         inner.next += 1;
         let id = inner.next;
-        inner.all.insert(id, One { image, ..One::default() });
+        let most_kept = inner.most_kept;
+        inner.all.insert(id, One { image, most_kept, ..One::default() });
         id
     }
 
@@ -188,6 +191,13 @@ impl Recorder {
     pub fn every(&self, id: Subscriber, interval: Duration) {
         if let Some(one) = self.lock().all.get_mut(&id) {
             one.every = interval;
+        }
+    }
+
+    /// How much is kept for a secondary's image, at the most, from now on.
+    pub fn keeps(&self, id: Subscriber, most: Bytes) {
+        if let Some(one) = self.lock().all.get_mut(&id) {
+            one.most_kept = most.0 / BLOCK;
         }
     }
 
@@ -248,13 +258,12 @@ impl Recorder {
     /// When the replica cannot be read.
     pub fn before_write(&self, blocks: Range<u64>, replica: &Replica) -> Result<(), VolumeError> {
         let mut inner = self.lock();
-        let most = inner.most_kept;
         for one in inner.all.values_mut().filter(|one| one.image && !one.left.is_empty() && !one.overflown) {
             for block in blocks.clone() {
                 if !one.left.contains(BlockIndex(block)) {
                     continue;
                 }
-                if one.kept.len() as u64 >= most {
+                if one.kept.len() as u64 >= one.most_kept {
                     // The whole epoch is worth nothing without this block: it is given up, and memory with it.
                     one.overflown = true;
                     one.kept.clear();
@@ -392,9 +401,9 @@ impl Recorder {
         self.lock().all.get(&id)?.under_way.filter(|(_, durable)| *durable).map(|(epoch, _)| epoch)
     }
 
-    /// Whether an epoch was given up because more was overwritten than is kept.
-    pub(crate) fn is_overflown(&self, id: Subscriber) -> bool {
-        self.lock().all.get(&id).is_some_and(|one| one.overflown)
+    /// Where an epoch was given up because more was overwritten than is kept: how much that is.
+    pub(crate) fn overflown(&self, id: Subscriber) -> Option<Bytes> {
+        self.lock().all.get(&id).filter(|one| one.overflown).map(|one| Bytes(one.most_kept * BLOCK))
     }
 
     /// Blocks to send, at most so many: kept ones first, since they take memory.

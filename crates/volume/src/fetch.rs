@@ -115,7 +115,7 @@ impl From<MirrorError> for FetchError {
     fn from(error: MirrorError) -> Self {
         match error {
             MirrorError::Message(what) => Self::Message(what),
-            MirrorError::Over => Self::Message("the end of a pre-cache"),
+            MirrorError::Over | MirrorError::Overwritten { .. } => Self::Message("the end of a pre-cache"),
             MirrorError::Digest => Self::Message("a digest that differs"),
             MirrorError::Volume(error) => Self::Volume(error),
             MirrorError::Content(error) => Self::Content(error),

@@ -91,6 +91,15 @@ pub enum MirrorError {
     /// A move has begun, which ends every pre-cache.
     #[error("a move has begun")]
     Over,
+    /// An epoch that was to become an image was given up.
+    #[error(
+        "the guest overwrote more than {room} of an epoch before it was sent, so the image stays at the one before; \
+         more room for that (`--image-room`), a higher limit or a faster path helps"
+    )]
+    Overwritten {
+        /// What may be kept here until it is sent.
+        room: Bytes,
+    },
     /// The target has not got what the source sent.
     #[error("the mirror's digests differ: something was lost or changed on the way")]
     Digest,

@@ -257,8 +257,8 @@ impl Source {
         if self.flight.bytes() >= self.window {
             return Ok(vec![]);
         }
-        if recorder.is_overflown(self.id) {
-            return Err(MirrorError::Message("more of an epoch was overwritten than is kept until it is sent"));
+        if let Some(room) = recorder.overflown(self.id) {
+            return Err(MirrorError::Overwritten { room });
         }
         let kept = recorder.take_kept(self.id, MOST_BLOCKS as usize);
         if !kept.is_empty() {

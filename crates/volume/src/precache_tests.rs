@@ -368,7 +368,7 @@ impl World {
             && self.recorder.take_kept(source.id, 0).is_empty()
             && self.rng.random_bool(0.3)
             && let (Some(run), Some(epoch)) = (self.recorder.next_run(source.id, 0, 4), source.epoch)
-            && !self.recorder.is_overflown(source.id)
+            && self.recorder.overflown(source.id).is_none()
         {
             let mut data = vec![0; ((run.end - run.start) * BLOCK) as usize];
             replica.read(run.start * BLOCK, &mut data)?;
@@ -702,7 +702,7 @@ fn an_image_that_cannot_keep_up_is_given_up_and_the_one_before_stands() {
         }
     }
     let ended = world.source.as_mut().unwrap().poll(world.from.replica(), &world.recorder);
-    assert!(ended.is_err());
+    assert!(matches!(ended, Err(MirrorError::Overwritten { room: Bytes(bytes) }) if bytes == 8 * BLOCK), "{ended:?}");
     assert_eq!(world.to.replica().complete(), Some(held));
     let mut first = [0; 1];
     world.to.replica().read(0, &mut first).unwrap();
@@ -712,6 +712,47 @@ fn an_image_that_cannot_keep_up_is_given_up_and_the_one_before_stands() {
     settle(&mut world);
     assert_eq!(contents(world.from.replica()), contents(world.to.replica()));
     assert!(world.to.replica().complete().unwrap().epoch > held.epoch);
+}
+
+#[test]
+fn with_more_room_an_image_keeps_up_with_what_is_overwritten_meanwhile() {
+    let mut world = World::new(1, true, Broken::Nothing);
+    world.connect().unwrap();
+    let write = |world: &World, fill: u8| {
+        for b in 0..40 {
+            world.recorder.before_write(b..b + 1, world.from.replica()).unwrap();
+            world.from.replica().write(b * BLOCK, &[fill; BLOCK as usize]).unwrap();
+            world.recorder.wrote(b..b + 1);
+        }
+    };
+    let travels = |world: &mut World, epochs_end: bool| {
+        for _ in 0..200 {
+            if epochs_end {
+                world.roll().unwrap();
+                world.settle().unwrap();
+            }
+            let messages = world.source.as_mut().unwrap().poll(world.from.replica(), &world.recorder).unwrap();
+            world.there.extend(messages);
+            world.deliver().unwrap();
+            world.answer().unwrap();
+        }
+    };
+    write(&world, 1);
+    travels(&mut world, true);
+    let held = world.to.replica().complete().unwrap();
+    // Five times what this recorder keeps by itself is overwritten before any of it was sent.
+    let id = world.source.as_ref().unwrap().id;
+    world.recorder.keeps(id, Bytes(40 * BLOCK));
+    write(&world, 2);
+    world.roll().unwrap();
+    world.settle().unwrap();
+    write(&world, 3);
+    assert_eq!(world.recorder.kept(), Bytes(40 * BLOCK));
+    travels(&mut world, false);
+    assert!(world.to.replica().complete().unwrap().epoch > held.epoch);
+    let mut there = vec![0; 40 * BLOCK as usize];
+    world.to.replica().read(0, &mut there).unwrap();
+    assert!(there.iter().all(|byte| *byte == 2), "the image is of the moment at which its epoch ended");
 }
 
 #[test]
