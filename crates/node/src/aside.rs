@@ -2,8 +2,9 @@
 //!
 //! On a host whose processors are busy a thread that has just become ready waits for the one that runs, for a millisecond or three, unless that has
 //! a lower priority: then it runs at once. What reads and packs for seconds on end is therefore not to have the same priority as what serves a
-//! guest's disk. (Whether QEMU's own threads go before it, too, is for the host to say: by default the kernel shares processors out to sessions, and
-//! each QEMU has one of its own.) It is no place for what takes a guest's locks for longer than moments: whoever holds one and may not run is waited
+//! guest's disk. QEMU's own threads go before it, too, where the kernel sees them in one group with the node's: the QEMUs that a node starts are in its
+//! session, and in its control group. (Those that it has found again are in an earlier node's session; under the packaged unit that is one control
+//! group all the same.) It is no place for what takes a guest's locks for longer than moments: whoever holds one and may not run is waited
 //! for.
 
 use anyhow::{Context, Result};

@@ -180,11 +180,22 @@ impl Qemu {
         File::create(&console).map_err(io_error("empty", &console))?;
         let mut command = command(spec, placement, start);
         command.stdin(Stdio::null()).stdout(out).stderr(errors);
-        // A session of its own: what ends the node's, a terminal or a service manager, does not reach it, nor does the
-        // kernel's SIGHUP to an orphaned group with a stopped member.
-        // SAFETY: setsid is a plain system call, which may be made between fork and exec.
+        // A process group of its own: what a terminal sends to the node's does not reach it. Not a session of its own: the kernel shares
+        // processors out to sessions before it looks at priorities (sched(7), autogroup), so that what the node does for a guest's disk would wait for
+        // the guest's own threads, and what it does at a lower priority would not.
+        command.process_group(0);
+        // SAFETY: both are async-signal-safe, and work on this stack's set alone.
         unsafe {
-            command.pre_exec(|| rustix::process::setsid().map(drop).map_err(std::io::Error::from));
+            command.pre_exec(|| {
+                // When a node dies the kernel sends it to a group with a stopped member, and QEMU would end.
+                let mut hangup = std::mem::zeroed();
+                libc::sigemptyset(&raw mut hangup);
+                libc::sigaddset(&raw mut hangup, libc::SIGHUP);
+                match libc::sigprocmask(libc::SIG_BLOCK, &raw const hangup, std::ptr::null_mut()) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            });
         }
         let mut child = command.spawn().map_err(io_error("start", Path::new(crate::command::PROGRAM)))?;
         let process = Process::now(child.id());

@@ -51,6 +51,27 @@ fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
 }
 
 #[test]
+fn a_guest_shares_its_nodes_session_and_is_not_hung_up_when_it_is_stopped_as_that_dies() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = node(folder.path()).spawn().unwrap();
+    let deadline = Instant::now() + SOON;
+    while !folder.path().join("up").exists() {
+        assert!(Instant::now() < deadline, "the child does not start its guest");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let found = Guest(Qemu::adopt(&placement(folder.path(), vec![])).unwrap().expect("it is there"));
+    let pid = rustix::process::Pid::from_raw(found.pid() as i32).unwrap();
+    assert_eq!(rustix::process::getsid(Some(pid)), rustix::process::getsid(None), "they share processors by priority");
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    node.kill().unwrap();
+    node.wait().unwrap();
+    // The kernel has it go on, and would have ended it first.
+    wait_state(&found, State::Running);
+    assert!(found.is_alive());
+    found.quit();
+}
+
+#[test]
 fn a_guest_whose_node_is_killed_while_it_is_being_started_is_found_and_gets_no_second() {
     let folder = tempfile::tempdir().unwrap();
     // Stands in for QEMU: kills the node as soon as it runs, and becomes QEMU a good while later, when it is let.
