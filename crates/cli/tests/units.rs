@@ -53,3 +53,10 @@ fn a_nodes_guests_outlive_whatever_ends_their_node() {
         assert!(text.lines().any(|l| l == line), "{line}");
     }
 }
+
+#[test]
+fn a_node_and_its_guests_are_one_group_for_the_scheduler() {
+    let text = std::fs::read_to_string("../../packaging/systemd/godwit-node.service").unwrap();
+    // Without a weight each session is a group, and the priorities of a node's threads mean nothing to its guests'.
+    assert!(text.lines().any(|l| l.strip_prefix("CPUWeight=").is_some_and(|weight| weight.parse::<u32>().is_ok())));
+}
