@@ -28,7 +28,7 @@ pub const ENOUGH: usize = 1 << 20;
 pub enum WireError {
     /// Another format.
     #[error(
-        "the memory stream begins with {found:02x?}, not with GWM5: both nodes must run the same version of godwit"
+        "the memory stream begins with {found:02x?}, not with GWM6: both nodes must run the same version of godwit"
     )]
     NotGodwit {
         /// The first four bytes.
@@ -530,6 +530,12 @@ impl Decoder {
             format::BLOCKS => self.read_blocks(&mut c)?,
             format::DISKS => self.disks.key = Some(*c.array()?),
             format::DELTAS => self.keeps = self.number(&mut c, u64::MAX, "no size")?,
+            format::FIRSTS => {
+                let [firsts @ (0 | 1)] = *c.array()? else { return Err(Stop::Bad(self.damaged("neither yes nor no"))) };
+                if let Before::Kept(versions) = &mut self.before {
+                    versions.keep_firsts(firsts == 1);
+                }
+            }
             format::CHECK => {
                 let digest = c.array()?;
                 self.hash(out, hashed);

@@ -13,6 +13,7 @@
 //! | [`BLOCKS`] | count, then per block: length of name (1 byte), name, pages | the RAM blocks, before the first page |
 //! | [`DISKS`] | 32 bytes | the key of references' digests; before the first of them |
 //! | [`DELTAS`] | number of bytes | what the source keeps of what it sent, for differences; before [`BLOCKS`] |
+//! | [`FIRSTS`] | 0 or 1 | whether the source keeps what it sends of a page for the first time, from here on; it does until it says so. Behind [`BLOCKS`] |
 //! | [`CHECK`] | 32 bytes | BLAKE3 of all that was rebuilt so far |
 //! | [`END`] | length of the rebuilt stream, 32 bytes | the same, and nothing follows |
 //!
@@ -30,8 +31,8 @@
 
 use crate::cursor::{Cursor, More};
 
-/// First bytes of a stream: Godwit's memory format, version 5.
-pub const MAGIC: [u8; 4] = *b"GWM5";
+/// First bytes of a stream: Godwit's memory format, version 6.
+pub const MAGIC: [u8; 4] = *b"GWM6";
 
 /// Bit of a page operation: zero pages.
 pub const ZERO: u8 = 1;
@@ -63,6 +64,8 @@ pub const END: u8 = 0x23;
 pub const DISKS: u8 = 0x24;
 /// How much is kept for differences.
 pub const DELTAS: u8 = 0x25;
+/// Whether first versions are kept for differences.
+pub const FIRSTS: u8 = 0x26;
 
 /// Zero pages in one operation, at most: it bounds what one operation makes the decoder write (36 KiB).
 pub const MAX_RUN: u64 = 4096;

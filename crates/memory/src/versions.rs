@@ -10,7 +10,8 @@
 //!
 //! # Which pages
 //!
-//! As many as there is room for. Then one that comes for the first time is not kept, and one that comes again takes the place of one that did
+//! As many as there is room for, of those that the stream says are to be kept: all, or only what comes again, where the encoder is what it waits for and memory that nobody has touched yet
+//! costs more than differences bring. Where there is no room left one that comes for the first time is not kept, and one that comes again takes the place of one that did
 //! not come again since the hand was there last (a clock with second chances). So the first pass over a guest larger than the store
 //! evicts nothing, and what is written in every round stays in.
 //!
@@ -68,6 +69,8 @@ pub(crate) struct Versions {
     contents: Vec<MmapMut>,
     free: Vec<u32>,
     hand: usize,
+    /// Whether what comes for the first time is kept.
+    firsts: bool,
 }
 
 impl Versions {
@@ -84,7 +87,18 @@ impl Versions {
             contents: vec![],
             free: vec![],
             hand: 0,
+            firsts: true,
         }
+    }
+
+    /// Whether any are.
+    pub(crate) const fn are_kept(&self) -> bool {
+        self.capacity > 0
+    }
+
+    /// Whether what comes of a page for the first time is kept, from now on.
+    pub(crate) fn keep_firsts(&mut self, firsts: bool) {
+        self.firsts = firsts;
     }
 
     fn entry(&mut self, place: Place) -> Option<&mut u32> {
@@ -105,6 +119,10 @@ impl Versions {
             self.slots[slot as usize].again = true;
             self.content(slot).copy_from_slice(content);
             return true;
+        }
+        if entry == NEVER && !self.firsts {
+            self.index[place.page as usize] = GONE;
+            return false;
         }
         let slot = if let Some(slot) = self.free.pop() {
             slot
@@ -231,6 +249,17 @@ mod tests {
             versions.put(at(u64::from(round) % 9), &[round; PAGE_SIZE], |_, _| {});
         }
         assert_eq!(hits, 9 * 3);
+    }
+
+    #[test]
+    fn what_comes_for_the_first_time_is_kept_or_not_and_what_comes_again_is() {
+        let mut versions = Versions::new(u64::MAX, &blocks());
+        let mut put = |page, firsts| {
+            versions.keep_firsts(firsts);
+            versions.put(at(page), &[1; PAGE_SIZE], |_, _| panic!("there is room for all"))
+        };
+        assert_eq!([put(0, false), put(1, true), put(2, false)], [false, true, false]);
+        assert_eq!([put(0, false), put(1, false), put(2, true)], [true; 3]);
     }
 
     #[test]

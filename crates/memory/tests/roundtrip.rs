@@ -88,6 +88,27 @@ fn above_level_1_words_bytes_are_laid_apart_until_the_guest_is_to_stand_still() 
     assert!(fewest * 10 < more * 9, "{fewest} bytes apart, {more} as they lie");
 }
 
+#[test]
+fn where_the_encoder_is_waited_for_differences_begin_with_what_comes_again() {
+    let mut stream = Stream::begin(BLOCKS);
+    let mut content = page_tables(20);
+    // The first one twice: what is not kept is known all the same.
+    for round in [0, 0, 1, 2] {
+        content.chunks_exact_mut(4096).for_each(|page| page[64] = round);
+        stream.part_of(0, &content);
+    }
+    let raw = stream.end(&[]);
+    let sent = |reach| {
+        let mut encoder = Encoder::new(Config { reach, versions: LIMITS.versions, ..config(Resends::Elide) }).unwrap();
+        let mut wire = vec![];
+        encoder.push(&raw, &mut wire).unwrap();
+        let progress = encoder.finish(&mut wire).unwrap().progress;
+        assert_eq!(load(&decode(&wire, WHOLE)).0, load(&raw).0);
+        [progress.data_pages, progress.delta_pages, progress.unchanged_pages]
+    };
+    assert_eq!([sent(Reach::Far), sent(Reach::Near)], [[20, 40, 20], [40, 20, 20]]);
+}
+
 /// Pages of a stream: mostly few places and few contents, so that all sorts of re-sends happen.
 fn pages() -> impl Strategy<Value = Vec<(usize, u64, Option<u8>)>> {
     let page = prop_oneof![
@@ -159,6 +180,7 @@ proptest! {
         words in 0..4u64,
         levels in proptest::collection::vec(proptest::option::of((-20..10i32, any::<bool>())), 1..6),
         beside in any::<bool>(),
+        room in 0..40u64,
         cuts in proptest::collection::vec(1..9000usize, 1..8),
         wire_cuts in proptest::collection::vec(1..300usize, 1..8),
     ) {
@@ -168,7 +190,8 @@ proptest! {
         raw.part_of(0, &page_tables(words + 1));
         let raw = raw.end(&[(0, 1, Some(7))]);
         let beside = beside.then_some(no_clock as Clock);
-        let mut encoder = Encoder::new(Config { beside, ..config(Resends::Keep) }).unwrap();
+        let versions = room * 4096;
+        let mut encoder = Encoder::new(Config { beside, versions, ..config(Resends::Keep) }).unwrap();
         let mut wire = vec![];
         for (piece, level) in pieces(&raw, &cuts).zip(levels.iter().cycle()) {
             encoder.push(piece, &mut wire).unwrap();
