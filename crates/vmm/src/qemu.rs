@@ -184,7 +184,7 @@ impl Qemu {
         // processors out to sessions before it looks at priorities (sched(7), autogroup), so that what the node does for a guest's disk would wait for
         // the guest's own threads, and what it does at a lower priority would not.
         command.process_group(0);
-        // SAFETY: both are async-signal-safe, and work on this stack's set alone.
+        // SAFETY: these calls may be made between fork and exec (signal-safety(7)), and the set that they work on is this stack's.
         unsafe {
             command.pre_exec(|| {
                 // When a node dies the kernel sends it to a group with a stopped member, and QEMU would end.
