@@ -1,6 +1,6 @@
 //! The hypervisor driver: QEMU, by its command line and QMP.
 //!
-//! A QEMU that the node starts does not belong to it: it has a process group of its own and takes no SIGHUP, it writes its process id to a file that
+//! A QEMU that the node starts does not belong to it: it is no child of the node's and has a process group of its own, it writes its process id to a file that
 //! stands on its command line, and a node that starts again finds it by that ([`Qemu::adopt`]). Its disks are NBD clients of the node with a
 //! reconnect delay, so its guest waits for a restarting node instead of seeing errors.
 //!

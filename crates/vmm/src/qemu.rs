@@ -9,12 +9,13 @@ use godwit_qmp::QmpError;
 use godwit_units::Bytes;
 use serde_json::{Value, json};
 use std::fs::{DirBuilder, File};
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a QEMU may take to open its control socket.
@@ -150,6 +151,40 @@ struct Extras {
     postcopy: bool,
 }
 
+/// Starts a QEMU that is nobody's: whoever started it may die at any moment. `None`: it has ended already.
+///
+/// It is no child of its node, but of the system's init, which waits for its end; and it has a process group of its own, so that what a terminal sends to
+/// the node's does not reach it. A child in such a group would go on by itself when its node dies while it is stopped, or end: the kernel sends SIGHUP and
+/// SIGCONT to a group that loses its last link to its session. It has no session of its own: the kernel shares processors out to sessions before it
+/// looks at priorities (sched(7), autogroup), so that what the node does for a guest's disk would wait for the guest's own threads, and what it does
+/// at a lower priority would not.
+fn apart(mut command: Command) -> Result<Option<Process>, VmmError> {
+    let program = Path::new(crate::command::PROGRAM);
+    let failed = || io_error("start", program);
+    let (mut told, tell) = std::io::pipe().map_err(failed())?;
+    // SAFETY: these calls may be made between fork and exec (signal-safety(7)). clone without a stack or flags is fork, without what the C library
+    // would do beside it, which is not needed: the one goes on to exec, and the other ends.
+    unsafe {
+        command.pre_exec(move || {
+            match libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) {
+                0 => {}
+                -1 => return Err(std::io::Error::last_os_error()),
+                _ => libc::_exit(0),
+            }
+            rustix::process::setpgid(None, None)?;
+            rustix::io::write(&tell, &libc::getpid().to_ne_bytes())?;
+            Ok(())
+        });
+    }
+    let mut between = command.spawn().map_err(failed())?;
+    between.wait().map_err(failed())?;
+    // It has the other end: whoever is gone before it could tell is not waited for.
+    drop(command);
+    let mut pid = [0; 4];
+    told.read_exact(&mut pid).map_err(failed())?;
+    Ok(u32::try_from(i32::from_ne_bytes(pid)).ok().and_then(Process::now))
+}
+
 /// A QEMU. Dropping it leaves it running.
 #[derive(Debug)]
 pub struct Qemu {
@@ -180,28 +215,7 @@ impl Qemu {
         File::create(&console).map_err(io_error("empty", &console))?;
         let mut command = command(spec, placement, start);
         command.stdin(Stdio::null()).stdout(out).stderr(errors);
-        // A process group of its own: what a terminal sends to the node's does not reach it. Not a session of its own: the kernel shares
-        // processors out to sessions before it looks at priorities (sched(7), autogroup), so that what the node does for a guest's disk would wait for
-        // the guest's own threads, and what it does at a lower priority would not.
-        command.process_group(0);
-        // SAFETY: these calls may be made between fork and exec (signal-safety(7)), and the set that they work on is this stack's.
-        unsafe {
-            command.pre_exec(|| {
-                // When a node dies the kernel sends it to a group with a stopped member, and QEMU would end.
-                let mut hangup = std::mem::zeroed();
-                libc::sigemptyset(&raw mut hangup);
-                libc::sigaddset(&raw mut hangup, libc::SIGHUP);
-                match libc::sigprocmask(libc::SIG_BLOCK, &raw const hangup, std::ptr::null_mut()) {
-                    0 => Ok(()),
-                    _ => Err(std::io::Error::last_os_error()),
-                }
-            });
-        }
-        let mut child = command.spawn().map_err(io_error("start", Path::new(crate::command::PROGRAM)))?;
-        let process = Process::now(child.id());
-        // Reaped when it ends, whoever ends it.
-        let reaper = std::thread::Builder::new().name("qemu-reaper".into()).spawn(move || child.wait());
-        reaper.map_err(io_error("watch", &log))?;
+        let process = apart(command)?;
         let not_up = |why: String| VmmError::NotUp { why, log: tail(&log) };
         let process = process.ok_or_else(|| not_up("it ended at once".into()))?;
         let up = Monitor::open(process, &socket).and_then(|monitor| {
