@@ -28,7 +28,9 @@ pub const LEAST_IMAGE_ROOM: Bytes = Bytes(1 << 20);
 /// The most of it: it is memory.
 pub const MOST_IMAGE_ROOM: Bytes = Bytes(64 << 30);
 
-const fn image_room() -> Bytes {
+/// [`IMAGE_ROOM`], for what was written before there was a choice.
+#[must_use]
+pub const fn image_room() -> Bytes {
     IMAGE_ROOM
 }
 

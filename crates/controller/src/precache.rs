@@ -17,8 +17,8 @@ use axum::Json;
 use axum::extract::{Extension, Path, State};
 use godwit_api::host::PeerHost;
 use godwit_api::precache::{
-    IMAGE_ROOM, LEAST_IMAGE_ROOM, LEAST_INTERVAL_MS, MOST_IMAGE_ROOM, Precache, PrecacheFigures, PrecacheOrder,
-    StartPrecache, digest,
+    LEAST_IMAGE_ROOM, LEAST_INTERVAL_MS, MOST_IMAGE_ROOM, Precache, PrecacheFigures, PrecacheOrder, StartPrecache,
+    digest, image_room,
 };
 use godwit_api::public::Volume;
 use godwit_api::{ApiError, Name, Problem, done};
@@ -74,11 +74,6 @@ pub struct PrecacheRecord {
 /// For records of earlier versions.
 const fn first() -> Lineage {
     Lineage::FIRST
-}
-
-/// For records of earlier versions.
-const fn image_room() -> Bytes {
-    IMAGE_ROOM
 }
 
 impl PrecacheRecord {
@@ -489,7 +484,7 @@ mod tests {
             limit: None,
             interval_ms: 1000,
             consistent: true,
-            image_room: IMAGE_ROOM,
+            image_room: image_room(),
             follow: true,
             ending: false,
             peer: None,

@@ -136,7 +136,6 @@ impl Encoder {
                 config: config.clone(),
                 marks: vec![],
                 versions: Versions::new(0, &[]),
-                firsts: config.reach == Reach::Far,
                 meter: Meter { clock: config.clock, ..Meter::default() },
                 witness: None,
                 watched: None,
@@ -311,7 +310,8 @@ impl Encoder {
         self.guarded(out, |this, out| {
             this.pages.close_run(&mut this.wire);
             this.pages.shuffler = shuffler(level)?;
-            this.pages.keep_firsts(reach == Reach::Far, &mut this.wire);
+            this.pages.config.reach = reach;
+            this.pages.keep_firsts(&mut this.wire);
             this.wire.packing.pack_last(&mut this.wire.ops, (level, reach), out)
         })
     }
@@ -427,8 +427,6 @@ struct Pages {
     marks: Vec<Vec<Mark>>,
     /// What was last sent, of as many pages as there is room for.
     versions: Versions,
-    /// Whether what is sent of a page for the first time is among it.
-    firsts: bool,
     meter: Meter,
     witness: Option<Witness>,
     /// Which block the witness is of, and what was last sent of its pages.
@@ -520,19 +518,15 @@ impl Pages {
         }
         wire.ops.push(format::BLOCKS);
         record::put_table(&mut wire.ops, blocks);
-        if !std::mem::replace(&mut self.firsts, true) {
-            self.keep_firsts(false, wire);
-        }
+        self.keep_firsts(wire);
         Ok(())
     }
 
     /// Whether what is sent of a page for the first time is kept, from here on. Where the encoder is what the stream waits for it is not: to clear and fill
     /// memory that nobody has touched yet takes longer than the differences of the few pages spare that come again.
-    fn keep_firsts(&mut self, firsts: bool, wire: &mut Wire) {
-        let said = std::mem::replace(&mut self.firsts, firsts);
-        // Before the table of blocks there is nobody to be told.
-        if said != firsts && self.versions.are_kept() {
-            self.versions.keep_firsts(firsts);
+    fn keep_firsts(&mut self, wire: &mut Wire) {
+        let firsts = self.config.reach == Reach::Far;
+        if self.versions.keep_firsts(firsts) {
             wire.ops.extend_from_slice(&[format::FIRSTS, u8::from(firsts)]);
         }
     }

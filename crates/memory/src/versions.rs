@@ -91,14 +91,10 @@ impl Versions {
         }
     }
 
-    /// Whether any are.
-    pub(crate) const fn are_kept(&self) -> bool {
-        self.capacity > 0
-    }
-
-    /// Whether what comes of a page for the first time is kept, from now on.
-    pub(crate) fn keep_firsts(&mut self, firsts: bool) {
-        self.firsts = firsts;
+    /// Whether what comes of a page for the first time is kept, from now on. Whether that makes a difference: where nothing is kept at all, as before the
+    /// table of blocks, it does not.
+    pub(crate) fn keep_firsts(&mut self, firsts: bool) -> bool {
+        std::mem::replace(&mut self.firsts, firsts) != firsts && self.capacity > 0
     }
 
     fn entry(&mut self, place: Place) -> Option<&mut u32> {

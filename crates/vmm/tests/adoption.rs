@@ -7,14 +7,14 @@ use common::{Guest, SOON, placement, spec, wait_state};
 use godwit_vmm::{Qemu, Start, State, VmmError};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const FOLDER: &str = "GODWIT_TEST_FOLDER";
 
-/// Not a test: what the child of the test below runs.
+/// Not a test: what the child of the tests below runs.
 #[test]
-#[ignore = "run by `a_guest_outlives_...`"]
+#[ignore = "run by `node`"]
 fn child_that_starts_a_guest() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     std::fs::write(Path::new(&folder).join("node"), std::process::id().to_string()).unwrap();
@@ -30,15 +30,21 @@ fn node(folder: &Path) -> Command {
     node
 }
 
-#[test]
-fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut node = node(folder.path()).spawn().unwrap();
+/// One whose guest is up.
+fn node_with_a_guest(folder: &Path) -> Child {
+    let node = node(folder).spawn().unwrap();
     let deadline = Instant::now() + SOON;
-    while !folder.path().join("up").exists() {
+    while !folder.join("up").exists() {
         assert!(Instant::now() < deadline, "the child does not start its guest");
         std::thread::sleep(Duration::from_millis(10));
     }
+    node
+}
+
+#[test]
+fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = node_with_a_guest(folder.path());
     let group = rustix::process::Pid::from_child(&node);
     rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
     node.wait().unwrap();
@@ -54,12 +60,7 @@ fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
 #[test]
 fn a_guest_shares_its_nodes_session_and_stays_as_it_is_when_it_is_stopped_as_that_dies() {
     let folder = tempfile::tempdir().unwrap();
-    let mut node = node(folder.path()).spawn().unwrap();
-    let deadline = Instant::now() + SOON;
-    while !folder.path().join("up").exists() {
-        assert!(Instant::now() < deadline, "the child does not start its guest");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let mut node = node_with_a_guest(folder.path());
     let found = Guest(Qemu::adopt(&placement(folder.path(), vec![])).unwrap().expect("it is there"));
     let pid = rustix::process::Pid::from_raw(found.pid() as i32).unwrap();
     assert_eq!(rustix::process::getsid(Some(pid)), rustix::process::getsid(None), "they share processors by priority");

@@ -487,6 +487,29 @@ impl World {
         }
     }
 
+    /// The guest writes to each of the first 40 blocks by itself.
+    fn overwrites(&self, fill: u8) {
+        for b in 0..40 {
+            self.recorder.before_write(b..b + 1, self.from.replica()).unwrap();
+            self.from.replica().write(b * BLOCK, &[fill; BLOCK as usize]).unwrap();
+            self.recorder.wrote(b..b + 1);
+        }
+    }
+
+    /// What there is goes, and is answered; epochs end meanwhile, or do not.
+    fn travels(&mut self, epochs_end: bool) {
+        for _ in 0..200 {
+            if epochs_end {
+                self.roll().unwrap();
+                self.settle().unwrap();
+            }
+            let messages = self.source.as_mut().unwrap().poll(self.from.replica(), &self.recorder).unwrap();
+            self.there.extend(messages);
+            self.deliver().unwrap();
+            self.answer().unwrap();
+        }
+    }
+
     fn blown(&self) -> bool {
         self.from.power.lock().unwrap().blown || self.to.power.lock().unwrap().blown
     }
@@ -672,29 +695,15 @@ fn what_another_volume_of_the_domain_has_goes_by_name_and_no_more_where_there_is
 #[test]
 fn an_image_that_cannot_keep_up_is_given_up_and_the_one_before_stands() {
     let mut world = World::new(1, true, Broken::Nothing);
-    let settle = |world: &mut World| {
-        for _ in 0..200 {
-            world.roll().unwrap();
-            world.settle().unwrap();
-            let messages = world.source.as_mut().unwrap().poll(world.from.replica(), &world.recorder).unwrap();
-            world.there.extend(messages);
-            world.deliver().unwrap();
-            world.answer().unwrap();
-        }
-    };
     world.connect().unwrap();
     world.from.replica().write(0, &[1; 40 * BLOCK as usize]).unwrap();
     world.recorder.wrote(0..40);
-    settle(&mut world);
+    world.travels(true);
     let held = world.to.replica().complete().unwrap();
     assert!(held.image);
     // All of it again, and again while it is being sent: more than the eight blocks that this recorder keeps.
     for fill in [2, 3] {
-        for b in 0..40 {
-            world.recorder.before_write(b..b + 1, world.from.replica()).unwrap();
-            world.from.replica().write(b * BLOCK, &[fill; BLOCK as usize]).unwrap();
-            world.recorder.wrote(b..b + 1);
-        }
+        world.overwrites(fill);
         assert!(world.recorder.kept() <= Bytes(8 * BLOCK));
         if fill == 2 {
             world.roll().unwrap();
@@ -709,7 +718,7 @@ fn an_image_that_cannot_keep_up_is_given_up_and_the_one_before_stands() {
     assert_eq!(first, [1]);
     // With the next session the image comes up to date.
     world.connect().unwrap();
-    settle(&mut world);
+    world.travels(true);
     assert_eq!(contents(world.from.replica()), contents(world.to.replica()));
     assert!(world.to.replica().complete().unwrap().epoch > held.epoch);
 }
@@ -718,37 +727,18 @@ fn an_image_that_cannot_keep_up_is_given_up_and_the_one_before_stands() {
 fn with_more_room_an_image_keeps_up_with_what_is_overwritten_meanwhile() {
     let mut world = World::new(1, true, Broken::Nothing);
     world.connect().unwrap();
-    let write = |world: &World, fill: u8| {
-        for b in 0..40 {
-            world.recorder.before_write(b..b + 1, world.from.replica()).unwrap();
-            world.from.replica().write(b * BLOCK, &[fill; BLOCK as usize]).unwrap();
-            world.recorder.wrote(b..b + 1);
-        }
-    };
-    let travels = |world: &mut World, epochs_end: bool| {
-        for _ in 0..200 {
-            if epochs_end {
-                world.roll().unwrap();
-                world.settle().unwrap();
-            }
-            let messages = world.source.as_mut().unwrap().poll(world.from.replica(), &world.recorder).unwrap();
-            world.there.extend(messages);
-            world.deliver().unwrap();
-            world.answer().unwrap();
-        }
-    };
-    write(&world, 1);
-    travels(&mut world, true);
+    world.overwrites(1);
+    world.travels(true);
     let held = world.to.replica().complete().unwrap();
     // Five times what this recorder keeps by itself is overwritten before any of it was sent.
     let id = world.source.as_ref().unwrap().id;
     world.recorder.keeps(id, Bytes(40 * BLOCK));
-    write(&world, 2);
+    world.overwrites(2);
     world.roll().unwrap();
     world.settle().unwrap();
-    write(&world, 3);
+    world.overwrites(3);
     assert_eq!(world.recorder.kept(), Bytes(40 * BLOCK));
-    travels(&mut world, false);
+    world.travels(false);
     assert!(world.to.replica().complete().unwrap().epoch > held.epoch);
     let mut there = vec![0; 40 * BLOCK as usize];
     world.to.replica().read(0, &mut there).unwrap();
