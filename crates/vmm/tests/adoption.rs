@@ -57,23 +57,28 @@ fn a_guest_outlives_its_nodes_process_group_and_is_found_again() {
     assert!(Qemu::adopt(&placement).unwrap().is_none());
 }
 
+/// What the kernel says of a process, from its state on: state, parent, process group, session (proc(5)).
+fn stat(process: u32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().split(' ').map(str::to_owned).collect()
+}
+
 #[test]
 fn a_guest_shares_its_nodes_session_and_stays_as_it_is_when_it_is_stopped_as_that_dies() {
     let folder = tempfile::tempdir().unwrap();
     let mut node = node_with_a_guest(folder.path());
     let found = Guest(Qemu::adopt(&placement(folder.path(), vec![])).unwrap().expect("it is there"));
     let pid = rustix::process::Pid::from_raw(found.pid() as i32).unwrap();
-    assert_eq!(rustix::process::getsid(Some(pid)), rustix::process::getsid(None), "they share processors by priority");
+    // As the kernel says it of both: where the session's leader is in no namespace of theirs, it is 0.
+    let session = |process: u32| stat(process)[3].clone();
+    assert_eq!(session(found.pid()), session(node.id()), "they share processors by priority");
+    assert_ne!(session(found.pid()), found.pid().to_string());
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     node.kill().unwrap();
     node.wait().unwrap();
     // Whoever stopped it decides when it goes on.
-    let state = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", found.pid())).unwrap();
-        stat.rsplit(") ").next().and_then(|rest| rest.chars().next())
-    };
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(state(), Some('T'));
+    assert_eq!(stat(found.pid())[0], "T");
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
     wait_state(&found, State::Running);
     found.quit();
