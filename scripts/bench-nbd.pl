@@ -7,7 +7,9 @@
 #
 # What else the machine does is kept out as far as may be: fio and all servers have a higher priority, where the user may give it.
 # In the pairs, fio and the server share one processor: whether the scheduler puts them on one or on two is worth a factor of two
-# at depth 1, comes by chance, and would hide what is looked for; and each pair is made of several short runs in turn.
+# at depth 1, comes by chance, and would hide what is looked for; and each pair is made of several short runs in turn. Two files of
+# the same contents are not the same: how the kernel laid their pages together in its cache is chance, and worth more than what is
+# looked for. So each server has each file for half of the runs; what the files make of it is a column of its own.
 use strict;
 use warnings;
 use File::Temp qw(tempdir);
@@ -30,8 +32,8 @@ my %servers = (
     nbdkit     => sub { ('nbdkit', '-f', '-U', $_[1], 'file', $_[0]) },
     'qemu-nbd' => sub { ('qemu-nbd', '-t', '-e', '8', '-f', 'raw', '--cache=writeback', '-k', $_[1], $_[0]) },
 );
-# Runs of each side that a pair is made of.
-my $slices = 3;
+# Runs of each side that a pair has of one arrangement of files.
+my $slices = 2;
 my %pid;
 END { my $code = $?; kill 'TERM', $_ for values %pid; waitpid $_, 0 for values %pid; $? = $code }
 $SIG{INT} = $SIG{TERM} = sub { exit 130 };
@@ -45,13 +47,17 @@ sub fill {
     close $out or die "$path: $!";
 }
 
-for my $name (sort keys %servers) {
-    my ($image, $socket) = ("$dir/$name.img", "$dir/$name.sock");
-    fill($image);
+# Starts a server of a file, which has the name of a server: its own, but for what pairs exchange.
+my %image;
+sub start {
+    my ($name, $of) = @_;
+    my $socket = "$dir/$name.sock";
+    $image{$name} = "$dir/$of.img";
+    unlink $socket;
     my $child = fork // die "fork: $!";
     if (!$child) {
         open STDOUT, '>', '/dev/null';
-        exec $servers{$name}->($image, $socket) or die "$name: $!";
+        exec $servers{$name}->($image{$name}, $socket) or die "$name: $!";
     }
     $pid{$name} = $child;
     for (1 .. 1000) {
@@ -59,6 +65,11 @@ for my $name (sort keys %servers) {
         waitpid($child, WNOHANG) == 0 or do { delete $pid{$name}; die "$name ended before it listened\n" };
         sleep 0.02;
     }
+}
+
+for my $name (sort keys %servers) {
+    fill("$dir/$name.img");
+    start($name, $name);
 }
 system 'sync';
 
@@ -73,7 +84,7 @@ sub cpu {
 sub run {
     my ($name, $w, $time, @before) = @_;
     $time //= "$o{seconds}s";
-    my ($image, $socket) = ("$dir/$name.img", "$dir/$name.sock");
+    my ($image, $socket) = ($image{$name}, "$dir/$name.sock");
     if ($w->{cold}) {
         # What is dirty would stay.
         system('sync', $image) == 0 or die;
@@ -146,32 +157,54 @@ printf "load %s\n", $load->();
 exit 0 if $o{pairs} < 2;
 
 my ($cpu) = `taskset -cp $$` =~ /(\d+)$/ or die "taskset names no processor\n";
-qx(taskset -apc $cpu $_) for map { $pid{$_} } qw(godwit no-track);
 my @pinned = ('taskset', '-c', $cpu);
+my @sides = qw(godwit no-track);
 
-print "\ntracking on: time for an operation, as a ratio to tracking off; $o{pairs} pairs of $slices runs each\n";
-printf "%-24s %8s %8s %8s   %8s %8s\n", '', 'ratio', 'from', 'to (95 %)', 'CPU', 'no-track';
-for my $w (grep { !$_->{cold} && $_->{name} =~ /$o{paired}/ } @wanted) {
-    my (@logs, %cpu);
-    set_up(qw(godwit no-track));
-    for my $pair (1 .. $o{pairs}) {
-        my %iops;
-        for my $slice (1 .. $slices) {
-            for my $name (($pair + $slice) % 2 ? qw(godwit no-track) : qw(no-track godwit)) {
-                my $run = run($name, $w, '500ms', @pinned);
-                $iops{$name} += $run->{iops};
-                push @{ $cpu{$name} }, $run->{cpu};
-            }
-        }
-        push @logs, log($iops{'no-track'} / $iops{godwit});
+# Serves both sides' files anew, each by its own server or by the other.
+sub arrange {
+    my @files = @_;
+    for (@sides) {
+        my $pid = delete $pid{$_} // next;
+        kill 'TERM', $pid;
+        waitpid $pid, 0;
     }
-    my ($n, $sum, $squares) = (scalar @logs, 0, 0);
+    start($sides[$_], $files[$_]) for 0, 1;
+    qx(taskset -apc $cpu $_) for map { $pid{$_} } @sides;
+    set_up(@sides);
+}
+
+# What a pair has of one arrangement: the logarithm of the ratio of times.
+sub compare {
+    my ($w, $pair, $cpu) = @_;
+    my %iops;
+    for my $slice (1 .. $slices) {
+        for my $name (($pair + $slice) % 2 ? @sides : reverse @sides) {
+            my $run = run($name, $w, '500ms', @pinned);
+            $iops{$name} += $run->{iops};
+            push @{ $cpu->{$name} }, $run->{cpu};
+        }
+    }
+    return log($iops{'no-track'} / $iops{godwit});
+}
+
+printf "\ntracking on: time for an operation, as a ratio to tracking off; $o{pairs} pairs of %d runs each, half of them with the files exchanged\n",
+    2 * $slices;
+printf "%-24s %8s %8s %8s   %8s %8s   %8s\n", '', 'ratio', 'from', 'to (95 %)', 'CPU', 'no-track', 'files';
+for my $w (grep { !$_->{cold} && $_->{name} =~ /$o{paired}/ } @wanted) {
+    my (@own, @other, %cpu);
+    arrange(@sides);
+    push @own, compare($w, $_, \%cpu) for 1 .. $o{pairs};
+    arrange(reverse @sides);
+    push @other, compare($w, $_, \%cpu) for 1 .. $o{pairs};
+    my @logs = map { ($own[$_] + $other[$_]) / 2 } 0 .. $#own;
+    my ($n, $sum, $squares, $files) = (scalar @logs, 0, 0, 0);
     $sum += $_ for @logs;
+    $files += ($own[$_] - $other[$_]) / 2 for 0 .. $#own;
     my $mean = $sum / $n;
     $squares += ($_ - $mean)**2 for @logs;
     # Student's t for 19 degrees of freedom; near enough for a few pairs more or less.
     my $half = 2.093 * sqrt($squares / ($n - 1) / $n);
-    printf "%-24s %8.3f %8.3f %8.3f   %8.1f %8.1f\n", $w->{name}, exp $mean, exp($mean - $half), exp($mean + $half),
-        (map { median(@{ $cpu{$_} }) } qw(godwit no-track));
+    printf "%-24s %8.3f %8.3f %8.3f   %8.1f %8.1f   %8.3f\n", $w->{name}, exp $mean, exp($mean - $half), exp($mean + $half),
+        (map { median(@{ $cpu{$_} }) } @sides), exp($files / $n);
 }
 printf "load %s\n", $load->();
