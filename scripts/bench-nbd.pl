@@ -1,15 +1,17 @@
 #!/usr/bin/perl
 # scripts/bench-nbd.pl GODWIT [--rounds N] [--pairs N] [--seconds N] [--only REGEX] [--paired REGEX] [--dir DIR]
 #
-# `godwit volume serve` beside nbdkit's file plugin and qemu-nbd, by fio's own NBD engine over unix sockets: files of the same
-# size on the same disk, one run after the other in turn, so that whatever else the machine does hits all of them alike.
-# Ratios are medians of each round's own. Then tracking on against off, in pairs.
+# `godwit volume serve` beside nbdkit's file plugin and qemu-nbd, by fio's own NBD engine over unix sockets, one run after the other
+# in turn, so that whatever else the machine does hits all of them alike. Ratios are medians of each round's own. Then tracking on
+# against off, in pairs.
+#
+# All serve one file, each for the time of its run. Two files are not alike, whatever is in them: where the kernel has laid a file's
+# pages in its cache, and what a virtual machine's host has behind those, is chance, lasts for as long as they are cached, and was
+# worth a factor of 1.4.
 #
 # What else the machine does is kept out as far as may be: fio and all servers have a higher priority, where the user may give it.
 # In the pairs, fio and the server share one processor: whether the scheduler puts them on one or on two is worth a factor of two
-# at depth 1, comes by chance, and would hide what is looked for; and each pair is made of several short runs in turn. Two files of
-# the same contents are not the same: how the kernel laid their pages together in its cache is chance, and worth more than what is
-# looked for. So each server has each file for half of the runs; what the files make of it is a column of its own.
+# at depth 1, comes by chance, and would hide what is looked for; and each pair is made of several short runs in turn.
 use strict;
 use warnings;
 use File::Temp qw(tempdir);
@@ -32,77 +34,95 @@ my %servers = (
     nbdkit     => sub { ('nbdkit', '-f', '-U', $_[1], 'file', $_[0]) },
     'qemu-nbd' => sub { ('qemu-nbd', '-t', '-e', '8', '-f', 'raw', '--cache=writeback', '-k', $_[1], $_[0]) },
 );
-# Runs of each side that a pair has of one arrangement of files.
-my $slices = 2;
-my %pid;
-END { my $code = $?; kill 'TERM', $_ for values %pid; waitpid $_, 0 for values %pid; $? = $code }
+# Runs of each side that a pair is made of.
+my $slices = 3;
+my ($image, $socket) = ("$dir/bench.img", "$dir/bench.sock");
+my $pid;
+END { my $code = $?; stop(); $? = $code }
 $SIG{INT} = $SIG{TERM} = sub { exit 130 };
 
 # Contents that are everywhere and nowhere zero.
 sub fill {
-    my ($path) = @_;
-    open my $out, '>:raw', $path or die "$path: $!";
+    open my $out, '>:raw', $image or die "$image: $!";
     my $piece = pack 'L*', map { int rand 2**32 } 1 .. 2**18;
-    print $out $piece or die "$path: $!" for 1 .. $o{mib};
-    close $out or die "$path: $!";
+    print $out $piece or die "$image: $!" for 1 .. $o{mib};
+    close $out or die "$image: $!";
 }
 
-# Starts a server of a file, which has the name of a server: its own, but for what pairs exchange.
-my %image;
 sub start {
-    my ($name, $of) = @_;
-    my $socket = "$dir/$name.sock";
-    $image{$name} = "$dir/$of.img";
+    my ($name) = @_;
     unlink $socket;
     my $child = fork // die "fork: $!";
     if (!$child) {
         open STDOUT, '>', '/dev/null';
-        exec $servers{$name}->($image{$name}, $socket) or die "$name: $!";
+        exec $servers{$name}->($image, $socket) or die "$name: $!";
     }
-    $pid{$name} = $child;
+    $pid = $child;
     for (1 .. 1000) {
-        last if -S $socket;
-        waitpid($child, WNOHANG) == 0 or do { delete $pid{$name}; die "$name ended before it listened\n" };
+        return if -S $socket;
+        waitpid($child, WNOHANG) == 0 or do { undef $pid; die "$name ended before it listened\n" };
         sleep 0.02;
     }
+    die "$name does not listen\n";
 }
 
-for my $name (sort keys %servers) {
-    fill("$dir/$name.img");
-    start($name, $name);
+sub stop {
+    defined $pid or return;
+    kill 'TERM', $pid;
+    waitpid $pid, 0;
+    undef $pid;
 }
-system 'sync';
 
-# Seconds of CPU that a server has taken.
+# Seconds of CPU that the server has taken.
 sub cpu {
-    open my $in, '<', "/proc/$pid{$_[0]}/stat" or die "$_[0] is gone\n";
+    open my $in, '<', "/proc/$pid/stat" or die "the server is gone\n";
     my @fields = split ' ', (<$in> =~ s/^.*\) //r);
     return ($fields[11] + $fields[12]) / POSIX::sysconf(POSIX::_SC_CLK_TCK);
 }
 
-# One run of fio: operations a second, and the server's microseconds of CPU for each.
+# One run of fio on the server that there is; the job's figures.
+sub fio {
+    my ($w, $time, @before) = @_;
+    my @how = $w->{rw} =~ /rand/ || !$w->{cold} ? ("--runtime=$time", '--time_based', '--norandommap') : ();
+    open my $fio, '-|', @before, 'fio', '--name=bench', '--ioengine=nbd', "--uri=nbd+unix:///?socket=$socket", "--rw=$w->{rw}",
+        "--bs=$w->{bs}", "--iodepth=$w->{depth}", "--size=$o{mib}m", '--randrepeat=0', '--output-format=json', @how
+        or die "fio: $!";
+    my $text = do { local $/; <$fio> };
+    close $fio or die "fio failed\n";
+    return decode_json($text =~ s/^.*?(?=^\{)//msr)->{jobs}[0];
+}
+
+# One run of a server: operations a second, and its microseconds of CPU for each. All of it on one processor, where one is named.
 sub run {
-    my ($name, $w, $time, @before) = @_;
-    $time //= "$o{seconds}s";
-    my ($image, $socket) = ($image{$name}, "$dir/$name.sock");
+    my ($name, $w, $time, $cpu) = @_;
+    my @pinned = defined $cpu ? ('taskset', '-c', $cpu) : ();
+    my $writes = $w->{rw} =~ /write/;
+    start($name);
+    # The marks of regions that are written are made anew by each process. In a cold run, too, for all servers.
+    fio({ rw => 'write', bs => '1m', depth => 4, cold => 0 }, '600ms') if $writes;
     if ($w->{cold}) {
         # What is dirty would stay.
         system('sync', $image) == 0 or die;
         system('dd', 'status=none', "of=$image", 'oflag=nocache', 'conv=notrunc', 'count=0') == 0 or die;
     }
-    my @how = $w->{rw} =~ /rand/ || !$w->{cold} ? ("--runtime=$time", '--time_based', '--norandommap') : ();
-    my $before = cpu($name);
-    open my $fio, '-|', @before, 'fio', '--name=bench', '--ioengine=nbd', "--uri=nbd+unix:///?socket=$socket", "--rw=$w->{rw}",
-        "--bs=$w->{bs}", "--iodepth=$w->{depth}", "--size=$o{mib}m", '--randrepeat=0', '--output-format=json', @how
-        or die "fio: $!";
-    my $text = do { local $/; <$fio> };
-    close $fio or die "fio failed on $name\n";
-    my $job = decode_json($text =~ s/^.*?(?=^\{)//msr)->{jobs}[0];
+    qx(taskset -apc $cpu $pid) if @pinned;
+    my $before = cpu();
+    my $job = fio($w, $time, @pinned);
     my ($ios, $iops) = map { $job->{read}{$_} + $job->{write}{$_} } qw(total_ios iops);
-    my $used = cpu($name) - $before;
-    system 'sync', $image if $w->{rw} =~ /write/;
+    my $used = cpu() - $before;
+    stop();
+    system 'sync', $image if $writes;
     return { iops => $iops, cpu => $used * 1e6 / $ios };
 }
+
+# All of the file in the page cache.
+sub warm {
+    open my $in, '<:raw', $image or die "$image: $!";
+    1 while sysread $in, my $piece, 1 << 20;
+}
+
+fill();
+system 'sync';
 
 sub median {
     my @sorted = sort { $a <=> $b } @_;
@@ -121,14 +141,6 @@ for my $cold (0, 1) {
 $_->{name} = sprintf '%s %-9s %4s x%d', $_->{cold} ? 'cold' : 'warm', @$_{qw(rw bs depth)} for @workloads;
 my @wanted = grep { $_->{name} =~ /$o{only}/ } @workloads;
 
-# Sets files up: page cache, and the marks of regions that are written. Before each row, since what was left alone for minutes may
-# have left the page cache.
-sub set_up {
-    for my $name (@_) {
-        run($name, { rw => $_, bs => '1m', depth => 4, cold => 0 }, '1s') for qw(write read);
-    }
-}
-
 $| = 1;
 printf "%s, load %s; fio and the servers have $favoured\n", (POSIX::uname)[2], $load->();
 print "operations a second, medians of $o{rounds} rounds; CPU: the server's, in microseconds for an operation\n";
@@ -136,11 +148,11 @@ printf "%-24s %9s %9s %9s   %8s %8s   %9s %7s %8s\n", '', qw(godwit nbdkit qemu-
 for my $w (@wanted) {
     my @names = qw(godwit nbdkit qemu-nbd);
     my (%iops, %cpu);
-    set_up(@names);
+    warm();
     for my $round (1 .. $o{rounds}) {
         push @names, shift @names;
         for my $name (@names) {
-            my $run = run($name, $w);
+            my $run = run($name, $w, "$o{seconds}s");
             push @{ $iops{$name} }, $run->{iops};
             push @{ $cpu{$name} }, $run->{cpu};
         }
@@ -156,55 +168,32 @@ for my $w (@wanted) {
 printf "load %s\n", $load->();
 exit 0 if $o{pairs} < 2;
 
-my ($cpu) = `taskset -cp $$` =~ /(\d+)$/ or die "taskset names no processor\n";
-my @pinned = ('taskset', '-c', $cpu);
+my ($one) = `taskset -cp $$` =~ /(\d+)$/ or die "taskset names no processor\n";
 my @sides = qw(godwit no-track);
 
-# Serves both sides' files anew, each by its own server or by the other.
-sub arrange {
-    my @files = @_;
-    for (@sides) {
-        my $pid = delete $pid{$_} // next;
-        kill 'TERM', $pid;
-        waitpid $pid, 0;
-    }
-    start($sides[$_], $files[$_]) for 0, 1;
-    qx(taskset -apc $cpu $_) for map { $pid{$_} } @sides;
-    set_up(@sides);
-}
-
-# What a pair has of one arrangement: the logarithm of the ratio of times.
-sub compare {
-    my ($w, $pair, $cpu) = @_;
-    my %iops;
-    for my $slice (1 .. $slices) {
-        for my $name (($pair + $slice) % 2 ? @sides : reverse @sides) {
-            my $run = run($name, $w, '500ms', @pinned);
-            $iops{$name} += $run->{iops};
-            push @{ $cpu->{$name} }, $run->{cpu};
-        }
-    }
-    return log($iops{'no-track'} / $iops{godwit});
-}
-
-printf "\ntracking on: time for an operation, as a ratio to tracking off; $o{pairs} pairs of %d runs each, half of them with the files exchanged\n",
-    2 * $slices;
-printf "%-24s %8s %8s %8s   %8s %8s   %8s\n", '', 'ratio', 'from', 'to (95 %)', 'CPU', 'no-track', 'files';
+print "\ntracking on: time for an operation, as a ratio to tracking off; $o{pairs} pairs of $slices runs each\n";
+printf "%-24s %8s %8s %8s   %8s %8s\n", '', 'ratio', 'from', 'to (95 %)', 'CPU', 'no-track';
 for my $w (grep { !$_->{cold} && $_->{name} =~ /$o{paired}/ } @wanted) {
-    my (@own, @other, %cpu);
-    arrange(@sides);
-    push @own, compare($w, $_, \%cpu) for 1 .. $o{pairs};
-    arrange(reverse @sides);
-    push @other, compare($w, $_, \%cpu) for 1 .. $o{pairs};
-    my @logs = map { ($own[$_] + $other[$_]) / 2 } 0 .. $#own;
-    my ($n, $sum, $squares, $files) = (scalar @logs, 0, 0, 0);
+    my (@logs, %cpu);
+    warm();
+    for my $pair (1 .. $o{pairs}) {
+        my %iops;
+        for my $slice (1 .. $slices) {
+            for my $name (($pair + $slice) % 2 ? @sides : reverse @sides) {
+                my $run = run($name, $w, '500ms', $one);
+                $iops{$name} += $run->{iops};
+                push @{ $cpu{$name} }, $run->{cpu};
+            }
+        }
+        push @logs, log($iops{'no-track'} / $iops{godwit});
+    }
+    my ($n, $sum, $squares) = (scalar @logs, 0, 0);
     $sum += $_ for @logs;
-    $files += ($own[$_] - $other[$_]) / 2 for 0 .. $#own;
     my $mean = $sum / $n;
     $squares += ($_ - $mean)**2 for @logs;
     # Student's t for 19 degrees of freedom; near enough for a few pairs more or less.
     my $half = 2.093 * sqrt($squares / ($n - 1) / $n);
-    printf "%-24s %8.3f %8.3f %8.3f   %8.1f %8.1f   %8.3f\n", $w->{name}, exp $mean, exp($mean - $half), exp($mean + $half),
-        (map { median(@{ $cpu{$_} }) } @sides), exp($files / $n);
+    printf "%-24s %8.3f %8.3f %8.3f   %8.1f %8.1f\n", $w->{name}, exp $mean, exp($mean - $half), exp($mean + $half),
+        (map { median(@{ $cpu{$_} }) } @sides);
 }
 printf "load %s\n", $load->();

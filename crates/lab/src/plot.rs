@@ -62,14 +62,22 @@ pub fn render_html(report: &Report) -> String {
 
 /// The charts of a report's applications, each as a drawing of its own.
 pub(crate) fn application_drawings(name: &str, report: &Report) -> Vec<crate::papers::Drawing> {
-    let all = report.applications.iter().flat_map(|seen| application::charts(seen, &marks_beside(seen, report)));
+    drawings(name, report.applications.iter().flat_map(|seen| application::charts(seen, &marks_beside(seen, report))))
+}
+
+/// The guest's own disk I/O and work through a move, as drawings.
+pub(crate) fn guest_io_drawings(name: &str, figures: &MoveReport) -> Vec<crate::papers::Drawing> {
+    drawings(name, charts::guest_io(figures, &Span::of(figures)))
+}
+
+fn drawings(name: &str, charts: impl IntoIterator<Item = Chart>) -> Vec<crate::papers::Drawing> {
     let drawing = |(number, chart): (usize, Chart)| crate::papers::Drawing {
         name: format!("{name}-{}", number + 1),
         title: format!("{name}: {}", chart.title),
         drawn: Some(lines::alone(&chart.svg, style::CSS)),
         ..crate::papers::Drawing::default()
     };
-    all.enumerate().map(drawing).collect()
+    charts.into_iter().enumerate().map(drawing).collect()
 }
 
 /// What moved in the pass that an application was seen in: each pass has a zero of its own.
