@@ -98,11 +98,12 @@ sub run {
     my @pinned = defined $cpu ? ('taskset', '-c', $cpu) : ();
     my $writes = $w->{rw} =~ /write/;
     start($name);
-    # The marks of regions that are written are made anew by each process. In a cold run, too, for all servers.
-    fio({ rw => 'write', bs => '1m', depth => 4, cold => 0 }, '600ms') if $writes;
-    if ($w->{cold}) {
-        # What is dirty would stay.
+    # The marks of regions that are written are made anew by each process: all of the file, then, whoever serves; and no page is dirty.
+    if ($writes) {
+        fio({ rw => 'write', bs => '1m', depth => 4, cold => 1 });
         system('sync', $image) == 0 or die;
+    }
+    if ($w->{cold}) {
         system('dd', 'status=none', "of=$image", 'oflag=nocache', 'conv=notrunc', 'count=0') == 0 or die;
     }
     qx(taskset -apc $cpu $pid) if @pinned;
@@ -111,6 +112,7 @@ sub run {
     my ($ios, $iops) = map { $job->{read}{$_} + $job->{write}{$_} } qw(total_ios iops);
     my $used = cpu() - $before;
     stop();
+    # What is dirty would stay in the cache.
     system 'sync', $image if $writes;
     return { iops => $iops, cpu => $used * 1e6 / $ios };
 }

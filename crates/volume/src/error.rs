@@ -60,7 +60,7 @@ pub enum VolumeError {
     Frozen,
 }
 
-pub(crate) fn io_error(what: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> VolumeError + use<> {
-    let path = path.to_owned();
-    move |source| VolumeError::Io { what, path, source }
+/// Whoever reads or writes for a guest makes one each time: nothing is copied before there is an error.
+pub(crate) fn io_error(what: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> VolumeError {
+    move |source| VolumeError::Io { what, path: path.to_owned(), source }
 }

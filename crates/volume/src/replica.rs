@@ -878,8 +878,14 @@ impl Replica {
     ) -> Result<Written, VolumeError> {
         let mut inner = self.lock();
         let blocks = self.admit(&mut inner, offset, length)?;
-        let done = make();
         let now = inner.entry();
+        if !inner.is_shadow() {
+            // All are here, and whatever becomes of this they are not what bore the stamps of before: nobody sees one without the other, and the
+            // processor fetches the table's memory, which is seldom in its caches, while the medium is at work.
+            inner.stamps.set(blocks.clone(), now).and_then(|()| make()).map_err(self.io(what))?;
+            return Ok(Written { blocks });
+        }
+        let done = make();
         let noted = match &done {
             Ok(()) => {
                 // Whatever becomes of the words: what is here now is what has this stamp.
@@ -1232,7 +1238,7 @@ impl Inner {
         Meta { epoch, ..self.meta.clone() }.store(&*self.description, &self.folder)
     }
 
-    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(io::Error) -> VolumeError + use<> {
+    pub(crate) fn io(&self, what: &'static str) -> impl FnOnce(io::Error) -> VolumeError {
         io_error(what, &self.folder)
     }
 
