@@ -66,6 +66,9 @@ enum Command {
         /// Where to write the page. Default: beside the report, as `.html`.
         #[arg(long, short)]
         output: Option<PathBuf>,
+        /// Also draw what the guests' own disks and work did through the moves, in this folder: REPORT-1.svg and so on.
+        #[arg(long, value_name = "DIR")]
+        drawings: Option<PathBuf>,
     },
     /// Record each guest's migration stream, and its disks at the stop, for `godwit stream`.
     Capture(CaptureArgs),
@@ -243,10 +246,23 @@ fn real_main() -> Result<ExitCode> {
             );
             Ok(ExitCode::SUCCESS)
         }
-        Command::Plot { report, output } => {
-            let output = output.unwrap_or_else(|| report.with_extension("html"));
-            write_atomically(&output, plot::render_html(&read_report(&report)?).as_bytes())?;
+        Command::Plot { report: from, output, drawings } => {
+            let output = output.unwrap_or_else(|| from.with_extension("html"));
+            let report = read_report(&from)?;
+            write_atomically(&output, plot::render_html(&report).as_bytes())?;
             println!("{}", output.display());
+            if let Some(folder) = drawings {
+                let name = from.file_stem().unwrap_or_default().to_string_lossy();
+                let drawn = plot::guest_io_drawings(&name, &report);
+                if drawn.is_empty() {
+                    eprintln!("godwit-lab: nothing is known of the guests' disks and work");
+                }
+                for drawing in drawn {
+                    let path = folder.join(format!("{}.svg", drawing.name));
+                    write_atomically(&path, drawing.svg().as_bytes())?;
+                    println!("{}", path.display());
+                }
+            }
             Ok(ExitCode::SUCCESS)
         }
         Command::Capture(args) => capture_command(&args),

@@ -65,19 +65,33 @@ pub(crate) fn application_drawings(name: &str, report: &Report) -> Vec<crate::pa
     drawings(name, report.applications.iter().flat_map(|seen| application::charts(seen, &marks_beside(seen, report))))
 }
 
-/// The guest's own disk I/O and work through a move, as drawings.
-pub(crate) fn guest_io_drawings(name: &str, figures: &MoveReport) -> Vec<crate::papers::Drawing> {
-    drawings(name, charts::guest_io(figures, &Span::of(figures)))
+/// What the guests' own disks and work did through a report's moves, as drawings: NAME-1 and so on. None where no guest told.
+#[must_use]
+pub fn guest_io_drawings(name: &str, report: &Report) -> Vec<crate::papers::Drawing> {
+    let all = subjects(report);
+    drawings(name, all.iter().flat_map(|subject| charts::guest_io(subject.figures, &Span::of(subject.figures))))
 }
 
 fn drawings(name: &str, charts: impl IntoIterator<Item = Chart>) -> Vec<crate::papers::Drawing> {
     let drawing = |(number, chart): (usize, Chart)| crate::papers::Drawing {
         name: format!("{name}-{}", number + 1),
         title: format!("{name}: {}", chart.title),
-        drawn: Some(lines::alone(&chart.svg, style::CSS)),
+        drawn: Some(lines::alone(&with_legend(&chart), &style::of_a_drawing())),
         ..crate::papers::Drawing::default()
     };
     charts.into_iter().enumerate().map(drawing).collect()
+}
+
+/// A chart's drawing with its legend in it, above what it shows: a page has it beside the title.
+fn with_legend(chart: &Chart) -> String {
+    let mut keys = String::new();
+    let mut at = charts::WIDTH / 2.0;
+    for (class, name) in &chart.legend {
+        let _ = writeln!(keys, "<rect class=\"{class}\" x=\"{at}\" y=\"2\" width=\"10\" height=\"10\"/>");
+        let _ = writeln!(keys, "<text class=\"label\" x=\"{}\" y=\"12\">{}</text>", at + 15.0, escape(name));
+        at += 40.0 + 7.0 * name.len() as f64;
+    }
+    chart.svg.replacen("</svg>", &format!("{keys}</svg>"), 1)
 }
 
 /// What moved in the pass that an application was seen in: each pass has a zero of its own.
@@ -535,6 +549,21 @@ mod tests {
         assert!(page.contains("no answer for 510 ms"), "the longest gap is named");
         assert!(page.contains("2026-11-21 04:00 UTC"), "{}", &page[page.find("<h1>").unwrap()..][..200]);
         assert!(page.len() < 600_000, "{} bytes", page.len());
+    }
+
+    #[test]
+    fn what_each_guest_did_through_its_move_is_a_drawing_of_its_own() {
+        let report = a_report(vec![with_curves()], vec![a_baseline(Baseline::Qemu, with_curves())]);
+        let drawn = guest_io_drawings("run", &report);
+        let names: Vec<_> = drawn.iter().map(|drawing| drawing.name.as_str()).collect();
+        assert_eq!(names, ["run-1", "run-2", "run-3", "run-4", "run-5", "run-6"]);
+        for drawing in &drawn {
+            let svg = drawing.svg();
+            assert!(svg.starts_with("<svg xmlns") && svg.contains("stops"), "{svg}");
+            assert!(!svg.contains("var(") && svg.contains("stroke: #"), "programs that draw SVG know no variables");
+        }
+        assert!(drawn[0].svg().contains(">read</text>") && drawn[0].svg().contains(">written</text>"));
+        assert!(guest_io_drawings("run", &a_report(vec![], vec![])).is_empty());
     }
 
     #[test]

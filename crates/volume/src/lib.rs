@@ -35,6 +35,7 @@
 mod ahead;
 mod blocks;
 pub mod device;
+mod entries;
 pub mod epoch;
 mod error;
 pub mod fet;

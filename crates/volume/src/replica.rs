@@ -1,6 +1,6 @@
 //! One site's copy of a volume.
 //!
-//! The order of things in a write: the region is hot, durably; the data; the stamp, in memory. In [`Replica::settle`]: the data
+//! The order of things in a write: the region is hot, durably; the data, and the stamp in memory, under one lock. In [`Replica::settle`]: the data
 //! is durable; the stamps are; what came to a shadow volume is here for good; the region is cold. So what a stamp on the disk says is
 //! true, or its region is hot.
 //!

@@ -701,8 +701,8 @@ impl Inner {
         let mut runs = vec![];
         for region in regions {
             let (words, entries) = (self.shadow.words.entries(*region)?, self.stamps.entries(*region)?);
-            for ((block, word), entry) in (region * each..last).zip(words).zip(entries) {
-                push(&mut runs, block, if is_absent(*word) { wanted_entry(*word) } else { *entry });
+            for ((block, word), entry) in (region * each..last).zip(words.iter()).zip(entries.iter()) {
+                push(&mut runs, block, if is_absent(word) { wanted_entry(word) } else { entry });
             }
         }
         Ok(runs)

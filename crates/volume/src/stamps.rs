@@ -1,8 +1,9 @@
-//! The table of stamps: eight bytes a block in a sparse file, and in memory for what was touched.
+//! The table of stamps: eight bytes a block in a sparse file, and one as a rule in memory for what was touched.
 //!
 //! An entry is 0 for a block that was never written, else the owner's index and the epoch. A chunk of the table covers one region,
 //! which is also the unit of being hot.
 
+use crate::entries::Entries;
 use crate::file::Medium;
 use std::collections::BTreeMap;
 use std::io;
@@ -36,14 +37,8 @@ pub(crate) fn push(runs: &mut Vec<(Range<u64>, u64)>, block: u64, entry: u64) {
 
 #[derive(Debug)]
 struct Chunk {
-    entries: Box<[u64]>,
+    entries: Entries,
     dirty: bool,
-}
-
-impl Chunk {
-    fn bytes(&self) -> Vec<u8> {
-        self.entries.iter().flat_map(|e| e.to_le_bytes()).collect()
-    }
 }
 
 /// The table.
@@ -73,21 +68,19 @@ impl Stamps {
             Entry::Vacant(free) => {
                 let mut bytes = vec![0; bytes_of as usize];
                 self.medium.read(region * bytes_of, &mut bytes)?;
-                let entries =
-                    bytes.chunks_exact(8).map(|b| u64::from_le_bytes(std::array::from_fn(|i| b[i]))).collect();
-                Ok(free.insert(Chunk { entries, dirty: false }))
+                Ok(free.insert(Chunk { entries: Entries::of_bytes(&bytes), dirty: false }))
             }
         }
     }
 
     /// The entries of a region's blocks.
-    pub fn entries(&mut self, region: u64) -> io::Result<&[u64]> {
+    pub fn entries(&mut self, region: u64) -> io::Result<&Entries> {
         Ok(&self.chunk(region)?.entries)
     }
 
     pub fn get(&mut self, block: u64) -> io::Result<u64> {
         let within = (block % self.region) as usize;
-        Ok(self.chunk(block / self.region)?.entries[within])
+        Ok(self.chunk(block / self.region)?.entries.get(within))
     }
 
     pub fn set(&mut self, blocks: Range<u64>, entry: u64) -> io::Result<()> {
@@ -97,9 +90,9 @@ impl Stamps {
             let end = blocks.end.min((region + 1) * each);
             let counted = region < self.counted;
             let chunk = self.chunk(region)?;
-            let entries = &mut chunk.entries[within as usize..(within + end - at) as usize];
-            let before = if counted { entries.iter().filter(|e| **e != 0).count() as u64 } else { 0 };
-            entries.fill(entry);
+            let within = within as usize..(within + end - at) as usize;
+            let before = if counted { chunk.entries.written(within.clone()) as u64 } else { 0 };
+            chunk.entries.fill(within, entry);
             chunk.dirty = true;
             if counted {
                 self.written = self.written - before + if entry == 0 { 0 } else { end - at };
@@ -129,7 +122,7 @@ impl Stamps {
             let (mut found, mut bytes) = (0, vec![0; each as usize]);
             for region in self.perhaps_written(self.counted..end)? {
                 found += match self.chunks.get(&region) {
-                    Some(chunk) => chunk.entries.iter().filter(|e| **e != 0).count(),
+                    Some(chunk) => chunk.entries.written(0..self.region as usize),
                     None => {
                         self.medium.read(region * each, &mut bytes)?;
                         bytes.as_chunks::<8>().0.iter().filter(|e| **e != [0; 8]).count()
@@ -166,7 +159,7 @@ impl Stamps {
     pub fn write(&self, regions: &[u64]) -> io::Result<()> {
         let chunks = regions.iter().filter_map(|r| Some((r, self.chunks.get(r)?)));
         for (region, chunk) in chunks.filter(|(_, c)| c.dirty) {
-            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
+            self.medium.write(region * self.region * ENTRY, &chunk.entries.bytes())?;
         }
         Ok(())
     }
@@ -194,7 +187,7 @@ impl Stamps {
     /// Writes what changed: it survives the process, and a loss of power when [`Stamps::persist`] was called after it.
     pub fn write_back(&mut self) -> io::Result<()> {
         for (region, chunk) in self.chunks.iter().filter(|(_, c)| c.dirty) {
-            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
+            self.medium.write(region * self.region * ENTRY, &chunk.entries.bytes())?;
         }
         Ok(())
     }
@@ -203,7 +196,7 @@ impl Stamps {
     pub fn write_through(&mut self, blocks: Range<u64>) -> io::Result<()> {
         let regions = blocks.start / self.region..blocks.end.div_ceil(self.region);
         for (region, chunk) in self.chunks.range(regions).filter(|(_, c)| c.dirty) {
-            self.medium.write(region * self.region * ENTRY, &chunk.bytes())?;
+            self.medium.write(region * self.region * ENTRY, &chunk.entries.bytes())?;
         }
         Ok(())
     }
@@ -227,8 +220,8 @@ impl Stamps {
         let mut runs = vec![];
         for region in regions {
             let start = region * self.region;
-            for (block, entry) in (start..).zip(self.entries(*region)?) {
-                push(&mut runs, block, *entry);
+            for (block, entry) in (start..).zip(self.entries(*region)?.iter()) {
+                push(&mut runs, block, entry);
             }
         }
         Ok(runs)
@@ -245,7 +238,7 @@ impl Stamps {
         for region in self.perhaps_written(blocks.start / self.region..blocks.end.div_ceil(self.region))? {
             let start = region * self.region;
             let chunk = self.chunk(region)?;
-            for (block, _) in (start..).zip(chunk.entries.iter()).filter(|(_, entry)| **entry != 0) {
+            for (block, _) in (start..).zip(chunk.entries.iter()).filter(|(_, entry)| *entry != 0) {
                 match runs.last_mut() {
                     _ if !blocks.contains(&block) => {}
                     Some(run) if run.end == block => run.end += 1,

@@ -1,4 +1,4 @@
-//! xNBD+ (Hirofuchi et al., 2013), tables 1 and 2 and figures 7, 8 and 13: a guest of 512 MB with a disk of 4 GB moves over 100 ms.
+//! xNBD+ (Hirofuchi et al., 2013), tables 1 and 2 and figure 13: a guest of 512 MB with a disk of 4 GB moves over 100 ms.
 //!
 //! Scaled by 0.65, because the debian guest's disk holds 2.6 GiB of the paper's 4 GB: so is the link, and so is the guest's memory. The
 //! paper's own TCP brought about 200 of its 1000 Mbit/s across 100 ms; its fast link is 200 Mbit/s here, and its slow one 100, before
@@ -7,7 +7,6 @@
 
 use super::{Document, Drawing, Extent, Parts, PlanCell, Scale, Table, ahead, instead, move_of, remarks, unless_lost};
 use crate::ledger::Entry;
-use crate::plot::guest_io_drawings;
 use crate::table::{figure, in_mib};
 
 const SCALE: Scale = Scale(0.65);
@@ -213,12 +212,6 @@ pub(super) fn document(entries: &[Entry]) -> Document {
             .collect(),
         drawn: None,
     };
-    // What the guest reads and writes through the hand-off: figures 7 and 8.
-    let figures_7_8 = [Means::Precache, Means::Postcopy, Means::Qemu].into_iter().flat_map(|means| {
-        let moved = move_of(entries, &name(Workload::Kernel, FAST, RTT_MS, means));
-        moved.map_or(vec![], |moved| guest_io_drawings(&format!("figures-7-8-{}", means.name()), moved))
-    });
-    let drawings = std::iter::once(figure_13).chain(figures_7_8).collect();
     let (ours, qemus) = (seconds(SLOW, RTT_MS, Means::Precache), seconds(SLOW, RTT_MS, Means::Qemu));
     let share = ours.zip(qemus).map(|(ours, qemus)| ours / qemus);
     let moved = move_of(entries, &name(Workload::Kernel, SLOW, RTT_MS, Means::Precache));
@@ -239,7 +232,7 @@ pub(super) fn document(entries: &[Entry]) -> Document {
     Document {
         title: "xNBD+: moves of a guest with its disk".into(),
         tables: vec![table_1, table_2],
-        drawings,
+        drawings: vec![figure_13],
         bounds: vec![(bound, unless_lost(share.map(|share| share <= BOUND), moved))],
         remarks: notes,
     }
@@ -294,7 +287,7 @@ fn rows(entries: &[Entry], first: &str, workload: Workload, link: f64) -> Vec<Ve
 mod tests {
     use super::super::tests::{entry, filled};
     use super::*;
-    use crate::report::{IoPoint, MoveReport, Outcome};
+    use crate::report::{MoveReport, Outcome};
 
     #[test]
     fn the_bound_is_judged_by_both_runs_and_by_nothing_less() {
@@ -308,19 +301,5 @@ mod tests {
         assert_eq!(document(&[late, qemu(240.0)]).bounds[0].1, Some(false));
         let text = document(&[pre, qemu(300.0)]).text();
         assert!(text.contains("(it is 4.0 %): kept") && text.contains("100 Mbit/s"), "{text}");
-    }
-
-    #[test]
-    fn what_the_guest_reads_and_writes_through_its_hand_off_is_drawn_where_it_was_seen() {
-        let mut moved = filled();
-        let interval = |t_s| IoPoint { t_s, seconds: 0.25, read_kib: 64, write_kib: 256, ..IoPoint::default() };
-        moved.series.io = [1.0, 1.25, 1.5].map(interval).into();
-        let drawn = |cell: &str, moved: &MoveReport| {
-            let drawings = document(&[entry(cell, vec![moved.clone()])]).drawings;
-            drawings.iter().filter(|d| d.name.starts_with("figures-7-8")).map(|d| d.name.clone()).collect::<Vec<_>>()
-        };
-        assert_eq!(drawn("kernel-200mbit-100ms-precache", &moved), ["figures-7-8-precache-1"]);
-        assert!(drawn("idle-200mbit-100ms-precache", &moved).is_empty());
-        assert!(drawn("kernel-200mbit-100ms-precache", &filled()).is_empty());
     }
 }

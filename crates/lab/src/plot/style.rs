@@ -56,10 +56,19 @@ svg .l-dirty { stroke: var(--dirty); } svg .l-remaining { stroke: var(--remainin
 svg path.l-echo { stroke: var(--echo); stroke-width: 2.6; stroke-linecap: round; stroke-opacity: .75; }
 .c-memory { fill: var(--memory); background: var(--memory); } .c-disk { fill: var(--disk); background: var(--disk); }
 .c-other { fill: var(--other); background: var(--other); } .c-dirty { fill: var(--dirty); background: var(--dirty); }
-.c-read { background: var(--memory); } .c-write { background: var(--disk); }
+.c-read { fill: var(--memory); background: var(--memory); } .c-write { fill: var(--disk); background: var(--disk); }
 svg .l-read, svg .l-median { stroke: var(--memory); } svg .l-write { stroke: var(--disk); } svg .l-work { stroke: var(--p2); }
 svg .l-longest { stroke: var(--dirty); } svg path.dot { stroke-width: 2.6; stroke-linecap: round; }
 .gap { fill: var(--gap); background: var(--gap); } .stopped { fill: var(--stopped); } .bar { fill: var(--bar); }
 .dim { opacity: .4; } .phase { rx: 2px; } .p-stop { fill: var(--bad); }
 .p0 { fill: var(--p0); } .p1 { fill: var(--p1); } .p2 { fill: var(--p2); } .p3 { fill: var(--p3); }
 ";
+
+/// What of it a drawing needs that stands by itself, with the light colours put in: programs that draw SVG know no variables as a rule.
+pub(super) fn of_a_drawing() -> String {
+    let root = CSS.split_once(":root {").and_then(|(_, rest)| rest.split_once('}')).map_or("", |(root, _)| root);
+    let colours = root.split(';').filter_map(|line| line.trim().strip_prefix("--")?.split_once(": "));
+    let drawn = CSS.split_once("\nsvg {").map_or("", |(_, rest)| rest);
+    let sheet = format!("svg {{ background: var(--paper); font-family: system-ui, 'DejaVu Sans', sans-serif;{drawn}");
+    colours.fold(sheet, |sheet, (name, value)| sheet.replace(&format!("var(--{name})"), value))
+}
