@@ -37,7 +37,7 @@ my %servers = (
 # Runs of each side that a pair is made of.
 my $slices = 3;
 my ($image, $socket) = ("$dir/bench.img", "$dir/bench.sock");
-my $pid;
+my ($pid, $serving);
 END { my $code = $?; stop(); $? = $code }
 $SIG{INT} = $SIG{TERM} = sub { exit 130 };
 
@@ -57,7 +57,7 @@ sub start {
         open STDOUT, '>', '/dev/null';
         exec $servers{$name}->($image, $socket) or die "$name: $!";
     }
-    $pid = $child;
+    ($pid, $serving) = ($child, $name);
     for (1 .. 1000) {
         return if -S $socket;
         waitpid($child, WNOHANG) == 0 or do { undef $pid; die "$name ended before it listened\n" };
@@ -75,20 +75,20 @@ sub stop {
 
 # Seconds of CPU that the server has taken.
 sub cpu {
-    open my $in, '<', "/proc/$pid/stat" or die "the server is gone\n";
+    open my $in, '<', "/proc/$pid/stat" or die "$serving is gone\n";
     my @fields = split ' ', (<$in> =~ s/^.*\) //r);
     return ($fields[11] + $fields[12]) / POSIX::sysconf(POSIX::_SC_CLK_TCK);
 }
 
-# One run of fio on the server that there is; the job's figures.
+# One run of fio on the server that there is, for so long, or once through the file; the job's figures.
 sub fio {
     my ($w, $time, @before) = @_;
-    my @how = $w->{rw} =~ /rand/ || !$w->{cold} ? ("--runtime=$time", '--time_based', '--norandommap') : ();
+    my @how = defined $time ? ("--runtime=$time", '--time_based', '--norandommap') : ();
     open my $fio, '-|', @before, 'fio', '--name=bench', '--ioengine=nbd', "--uri=nbd+unix:///?socket=$socket", "--rw=$w->{rw}",
         "--bs=$w->{bs}", "--iodepth=$w->{depth}", "--size=$o{mib}m", '--randrepeat=0', '--output-format=json', @how
         or die "fio: $!";
     my $text = do { local $/; <$fio> };
-    close $fio or die "fio failed\n";
+    close $fio or die "fio failed on $serving\n";
     return decode_json($text =~ s/^.*?(?=^\{)//msr)->{jobs}[0];
 }
 
@@ -100,7 +100,7 @@ sub run {
     start($name);
     # The marks of regions that are written are made anew by each process: all of the file, then, whoever serves; and no page is dirty.
     if ($writes) {
-        fio({ rw => 'write', bs => '1m', depth => 4, cold => 1 });
+        fio({ rw => 'write', bs => '1m', depth => 4 });
         system('sync', $image) == 0 or die;
     }
     if ($w->{cold}) {
@@ -108,7 +108,8 @@ sub run {
     }
     qx(taskset -apc $cpu $pid) if @pinned;
     my $before = cpu();
-    my $job = fio($w, $time, @pinned);
+    # What was read or written once is not cold any more.
+    my $job = fio($w, $w->{rw} =~ /rand/ || !$w->{cold} ? $time : undef, @pinned);
     my ($ios, $iops) = map { $job->{read}{$_} + $job->{write}{$_} } qw(total_ios iops);
     my $used = cpu() - $before;
     stop();

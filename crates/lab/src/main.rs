@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use godwit_lab::capture;
 use godwit_lab::ledger::{self, Entry, Key, Ledger};
-use godwit_lab::papers::{Document, Extent, Paper};
+use godwit_lab::papers::{Document, Drawing, Extent, Paper};
 use godwit_lab::pass::Pass;
 use godwit_lab::progress::Progress;
 use godwit_lab::recording;
@@ -257,10 +257,8 @@ fn real_main() -> Result<ExitCode> {
                 if drawn.is_empty() {
                     eprintln!("godwit-lab: nothing is known of the guests' disks and work");
                 }
-                for drawing in drawn {
-                    let path = folder.join(format!("{}.svg", drawing.name));
-                    write_atomically(&path, drawing.svg().as_bytes())?;
-                    println!("{}", path.display());
+                for drawing in &drawn {
+                    println!("{}", write_drawing(&folder, drawing)?.display());
                 }
             }
             Ok(ExitCode::SUCCESS)
@@ -727,10 +725,14 @@ fn write_document(out: &Path, name: &str, document: &Document) -> Result<()> {
     write_atomically(&out.join(format!("{name}.md")), document.markdown().as_bytes())?;
     write_atomically(&out.join(format!("{name}.json")), &serde_json::to_vec_pretty(&document.json())?)?;
     write_atomically(&out.join(format!("{name}.html")), document.html().as_bytes())?;
-    for drawing in &document.drawings {
-        write_atomically(&out.join(format!("{}.svg", drawing.name)), drawing.svg().as_bytes())?;
-    }
-    Ok(())
+    document.drawings.iter().try_for_each(|drawing| write_drawing(out, drawing).map(drop))
+}
+
+/// Where it is then.
+fn write_drawing(folder: &Path, drawing: &Drawing) -> Result<PathBuf> {
+    let path = folder.join(format!("{}.svg", drawing.name));
+    write_atomically(&path, drawing.svg().as_bytes())?;
+    Ok(path)
 }
 
 fn replay_command(args: &ReplayArgs) -> Result<ExitCode> {

@@ -23,7 +23,7 @@ use charts::{Chart, Span, duration, grouped};
 use godwit_units::Bytes;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use svg::escape;
+use svg::{Anchor, Svg, escape};
 
 /// Most rounds that the table of rounds lists; of more it shows the first and the last half of these.
 const MAX_ROUND_ROWS: usize = 40;
@@ -73,10 +73,11 @@ pub fn guest_io_drawings(name: &str, report: &Report) -> Vec<crate::papers::Draw
 }
 
 fn drawings(name: &str, charts: impl IntoIterator<Item = Chart>) -> Vec<crate::papers::Drawing> {
+    let sheet = style::of_a_drawing();
     let drawing = |(number, chart): (usize, Chart)| crate::papers::Drawing {
         name: format!("{name}-{}", number + 1),
         title: format!("{name}: {}", chart.title),
-        drawn: Some(lines::alone(&with_legend(&chart), &style::of_a_drawing())),
+        drawn: Some(lines::alone(&with_legend(&chart), &sheet)),
         ..crate::papers::Drawing::default()
     };
     charts.into_iter().enumerate().map(drawing).collect()
@@ -84,14 +85,14 @@ fn drawings(name: &str, charts: impl IntoIterator<Item = Chart>) -> Vec<crate::p
 
 /// A chart's drawing with its legend in it, above what it shows: a page has it beside the title.
 fn with_legend(chart: &Chart) -> String {
-    let mut keys = String::new();
+    let mut keys = Svg::more();
     let mut at = charts::WIDTH / 2.0;
     for (class, name) in &chart.legend {
-        let _ = writeln!(keys, "<rect class=\"{class}\" x=\"{at}\" y=\"2\" width=\"10\" height=\"10\"/>");
-        let _ = writeln!(keys, "<text class=\"label\" x=\"{}\" y=\"12\">{}</text>", at + 15.0, escape(name));
+        keys.rect(class, (at, 2.0), (10.0, 10.0), "");
+        keys.text("label", (at + 15.0, 12.0), Anchor::Start, name);
         at += 40.0 + 7.0 * name.len() as f64;
     }
-    chart.svg.replacen("</svg>", &format!("{keys}</svg>"), 1)
+    chart.svg.replacen("</svg>\n", &keys.finish(), 1)
 }
 
 /// What moved in the pass that an application was seen in: each pass has a zero of its own.

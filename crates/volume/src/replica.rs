@@ -564,7 +564,7 @@ impl Replica {
         inner.frozen = true;
         // First, while it is a primary's: what is hot must be restamped after a crash, not forgotten.
         self.vouch(&mut inner)?;
-        inner.meta.gaps |= inner.is_shadow() && inner.shadow.absent() > 0;
+        inner.meta.gaps |= inner.lacks_some();
         inner.meta.primary = false;
         // What is here is what the stamps say. What is absent here is the next owner's to fetch.
         inner.meta.wants = None;
@@ -879,7 +879,7 @@ impl Replica {
         let mut inner = self.lock();
         let blocks = self.admit(&mut inner, offset, length)?;
         let now = inner.entry();
-        if !inner.is_shadow() {
+        if !inner.lacks_some() {
             // All are here, and whatever becomes of this they are not what bore the stamps of before: nobody sees one without the other, and the
             // processor fetches the table's memory, which is seldom in its caches, while the medium is at work.
             inner.stamps.set(blocks.clone(), now).and_then(|()| make()).map_err(self.io(what))?;
@@ -1259,7 +1259,7 @@ impl Inner {
 
     /// The guest has written these blocks, whole or in the part that was not here.
     fn came(&mut self, blocks: Range<u64>) -> io::Result<()> {
-        if self.is_shadow() && self.shadow.absent() > 0 { self.shadow.came(blocks, self.guards) } else { Ok(()) }
+        if self.lacks_some() { self.shadow.came(blocks, self.guards) } else { Ok(()) }
     }
 
     /// The contents of all that is here are durable.

@@ -262,6 +262,11 @@ impl Inner {
         self.meta.primary && self.meta.wants.as_ref().is_some_and(|wants| wants.complete)
     }
 
+    /// Whether a block of it may be elsewhere only.
+    pub(crate) fn lacks_some(&self) -> bool {
+        self.is_shadow() && self.shadow.absent > 0
+    }
+
     /// Refuses what needs all of the volume.
     pub(crate) fn refuse_shadow(&self) -> Result<(), VolumeError> {
         if self.is_shadow() { Err(VolumeError::Shadow(self.shadow.absent())) } else { Ok(()) }
@@ -547,7 +552,7 @@ impl Replica {
     /// When the medium fails.
     pub fn wanted_by_age(&self, most: usize) -> Result<Vec<Range<u64>>, VolumeError> {
         let mut inner = self.lock();
-        if !inner.is_shadow() || inner.shadow.absent == 0 {
+        if !inner.lacks_some() {
             return Ok(vec![]);
         }
         let runs = inner.shadow.words.runs().map_err(self.io("read the words of"))?;
@@ -684,7 +689,7 @@ impl Inner {
     /// Regions of which something may be here or to come, in order.
     pub(crate) fn regions_of_versions(&self) -> io::Result<Vec<u64>> {
         let mut regions = self.stamps.regions()?;
-        if self.is_shadow() && self.shadow.absent > 0 {
+        if self.lacks_some() {
             regions.extend(self.shadow.words.regions()?);
             regions.sort_unstable();
             regions.dedup();
@@ -694,7 +699,7 @@ impl Inner {
 
     /// The entries of these regions, and of what is absent those that it has to have, as runs of blocks with the same one, in order.
     pub(crate) fn versions_in(&mut self, regions: &[u64]) -> io::Result<Vec<(Range<u64>, u64)>> {
-        if !self.is_shadow() || self.shadow.absent == 0 {
+        if !self.lacks_some() {
             return self.stamps.runs_in(regions);
         }
         let (each, last) = (self.stamps.region, self.meta.size.0 / BLOCK);

@@ -42,6 +42,11 @@ impl Svg {
         Self { out: format!("<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{label}\">\n") }
     }
 
+    /// Further shapes for the end of a drawing that is finished.
+    pub fn more() -> Self {
+        Self { out: String::new() }
+    }
+
     /// Ends it.
     pub fn finish(mut self) -> String {
         self.out.push_str("</svg>\n");
