@@ -49,6 +49,7 @@ mod library;
 mod meta;
 pub mod mirror;
 pub mod order;
+mod per_region;
 pub mod precache;
 pub mod rados;
 mod replica;

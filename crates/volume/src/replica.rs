@@ -31,13 +31,14 @@ use crate::file::{Description, Disk, Media, Medium, SlottedFile, power};
 use crate::guards::{Guard, Guards};
 use crate::journal::Journal;
 use crate::meta::{Complete, MOST_OWNERS, Meta, SURE};
+use crate::per_region::PerRegion;
 use crate::shadow::Shadow;
 use crate::shared::{FolderLock, Shared};
 use crate::stamp::Stamp;
 use crate::stamps::{REGION, Stamps, WINDOW, entry, nobodys};
 use crate::synced::Synced;
 use godwit_units::{Bytes, Epoch, Generation, Lineage, VolumeId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::DirBuilder;
 use std::io;
 use std::ops::Range;
@@ -102,7 +103,7 @@ pub(crate) struct Inner {
     pub shadow: Shadow,
     hot: Box<dyn Medium>,
     /// Hot regions, and how many settlings ago each was written: 0 since the last one.
-    regions: BTreeMap<u64, u32>,
+    regions: PerRegion<u32>,
     /// How many regions are marked together, as a power of two: one more with each mark, one less with each settling that saw none.
     ahead: u32,
     /// Whether a guest's write had to wait for a mark since the last settling.
@@ -282,7 +283,7 @@ impl Replica {
             stamps: Stamps::new(media.stamps, blocks, media.region),
             shadow: Shadow::new(media.words, blocks, media.region),
             hot: media.hot,
-            regions: BTreeMap::new(),
+            regions: PerRegion::default(),
             ahead: 0,
             marked: false,
             frozen: true,
@@ -344,7 +345,7 @@ impl Replica {
         }
         if inner.meta.redo && !inner.meta.primary {
             // Whatever was being written is in the journal, whole, and nothing else was touched: it is written again.
-            inner.regions.extend(hot.iter().map(|region| (*region, 0)));
+            hot.iter().for_each(|region| inner.regions.insert(*region, 0));
             return Ok(0);
         }
         #[cfg(test)]
@@ -1062,7 +1063,7 @@ impl Replica {
             if inner.is_idle(region) {
                 // A region that a loss of power leaves hot costs a restamping, no more: no need to wait for this.
                 inner.hot.write(region, &[0]).map_err(self.io("settle"))?;
-                inner.regions.remove(&region);
+                inner.regions.remove(region);
                 inner.stamps.is_durable(region);
             }
         }
@@ -1089,7 +1090,7 @@ impl Replica {
     }
 
     fn settle_all(&self, inner: &mut Inner) -> Result<(), VolumeError> {
-        let all: Vec<u64> = inner.regions.keys().copied().collect();
+        let all: Vec<u64> = inner.regions.iter().map(|(region, _)| region).collect();
         self.cool(inner, &all)
     }
 
@@ -1103,7 +1104,7 @@ impl Replica {
             for region in regions {
                 inner.hot.write(*region, &[0])?;
                 // One by one: what is written to a region without a mark is not doubted after a crash.
-                inner.regions.remove(region);
+                inner.regions.remove(*region);
             }
             // A region that a loss of power leaves hot costs a restamping, no more: no need to wait for this.
             Ok(())
@@ -1272,7 +1273,7 @@ impl Inner {
     fn idle(&self, lingering: u32) -> Vec<u64> {
         let lingering = if self.meta.primary && !self.is_shadow() { lingering.max(1) } else { 1 };
         let mut all: Vec<(u32, u64)> =
-            self.regions.iter().map(|(r, ago)| (*ago, *r)).filter(|(ago, _)| *ago > 1).collect();
+            self.regions.iter().map(|(r, ago)| (*ago, r)).filter(|(ago, _)| *ago > 1).collect();
         // Those that were idle for longest first.
         all.sort_unstable_by(|a, b| b.cmp(a));
         let many = all.len().saturating_sub(MOST_LINGERING);
@@ -1283,12 +1284,12 @@ impl Inner {
 
     /// Whether a region is not hot: what its blocks and its stamps are is on the disk.
     pub(crate) fn is_cold(&self, region: u64) -> bool {
-        !self.regions.contains_key(&region)
+        !self.regions.contains(region)
     }
 
     /// Whether a hot region was not written since the last settling began.
     fn is_idle(&self, region: u64) -> bool {
-        self.regions.get(&region).is_some_and(|ago| *ago > 0)
+        self.regions.get(region).is_some_and(|ago| *ago > 0)
     }
 
     /// Marks regions hot, durably, before their first write; with each that was not, its neighbours in a group of `ahead`: a
@@ -1304,7 +1305,7 @@ impl Inner {
         let each = self.stamps.region;
         let mut cold = false;
         for region in blocks.start / each..(blocks.end - 1) / each + 1 {
-            match self.regions.get_mut(&region) {
+            match self.regions.get_mut(region) {
                 Some(ago) => *ago = 0,
                 None => cold = true,
             }
@@ -1315,14 +1316,14 @@ impl Inner {
         let touched = blocks.start / each..(blocks.end - 1) / each + 1;
         let last = (self.meta.size.0 / BLOCK).div_ceil(each);
         let group = touched.start / ahead * ahead..(touched.end.div_ceil(ahead) * ahead).min(last);
-        let fresh: Vec<u64> = group.filter(|r| !self.regions.contains_key(r)).collect();
+        let fresh: Vec<u64> = group.filter(|r| !self.regions.contains(*r)).collect();
         if self.guards.hold(Guard::HotBeforeWrite) {
             for region in &fresh {
                 self.hot.write(*region, &[1])?;
             }
             self.hot.sync()?;
         }
-        self.regions.extend(fresh.into_iter().map(|r| (r, u32::from(!touched.contains(&r)))));
+        fresh.into_iter().for_each(|r| self.regions.insert(r, u32::from(!touched.contains(&r))));
         Ok(true)
     }
 }

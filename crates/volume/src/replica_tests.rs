@@ -2,6 +2,7 @@ use super::*;
 use crate::scrub::Mend;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
@@ -485,7 +486,7 @@ fn volume_of(regions: u64, folder: &Path) -> Replica {
 fn a_region_stays_hot_until_nobody_has_written_to_it_for_as_long_as_was_asked() {
     let folder = tempfile::tempdir().expect("a folder");
     let replica = volume_of(8, &folder.path().join("r"));
-    let hot = || replica.lock().regions.keys().copied().collect::<Vec<_>>();
+    let hot = || replica.lock().regions.iter().map(|(region, _)| region).collect::<Vec<_>>();
     replica.write(0, &[1; 512]).expect("writes");
     for _ in 0..3 {
         replica.settle_after(3).expect("settles");
@@ -526,10 +527,10 @@ fn no_more_regions_linger_than_a_crash_may_make_travel_and_those_idle_for_longes
     replica.settle_after(LINGERING).expect("settles");
     write(0..200);
     replica.settle_after(LINGERING).expect("settles");
-    let hot = replica.lock().regions.keys().copied().collect::<BTreeSet<_>>();
+    let hot = replica.lock().regions.iter().map(|(region, _)| region).collect::<BTreeSet<_>>();
     assert_eq!(hot.len() as u64, many, "what was written since the last settling does not linger");
     replica.settle_after(LINGERING).expect("settles");
-    let hot = replica.lock().regions.keys().copied().collect::<BTreeSet<_>>();
+    let hot = replica.lock().regions.iter().map(|(region, _)| region).collect::<BTreeSet<_>>();
     assert_eq!(hot.len(), MOST_LINGERING);
     assert!((0..200).all(|r| hot.contains(&r)), "these were written last");
 }

@@ -5,7 +5,7 @@
 
 use crate::entries::Entries;
 use crate::file::Medium;
-use std::collections::BTreeMap;
+use crate::per_region::PerRegion;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(crate) struct Stamps {
     blocks: u64,
     /// Blocks of a region.
     pub region: u64,
-    chunks: BTreeMap<u64, Chunk>,
+    chunks: PerRegion<Chunk>,
     /// Regions whose entries are counted ([`Stamps::count_on`]), from the first one on.
     counted: u64,
     /// How many entries of those are not 0.
@@ -57,20 +57,16 @@ pub(crate) struct Stamps {
 
 impl Stamps {
     pub fn new(medium: Box<dyn Medium>, blocks: u64, region: u64) -> Self {
-        Self { medium: medium.into(), blocks, region, chunks: BTreeMap::new(), counted: 0, written: 0 }
+        Self { medium: medium.into(), blocks, region, chunks: PerRegion::default(), counted: 0, written: 0 }
     }
 
     fn chunk(&mut self, region: u64) -> io::Result<&mut Chunk> {
-        use std::collections::btree_map::Entry;
-        let bytes_of = self.region * ENTRY;
-        match self.chunks.entry(region) {
-            Entry::Occupied(known) => Ok(known.into_mut()),
-            Entry::Vacant(free) => {
-                let mut bytes = vec![0; bytes_of as usize];
-                self.medium.read(region * bytes_of, &mut bytes)?;
-                Ok(free.insert(Chunk { entries: Entries::of_bytes(&bytes), dirty: false }))
-            }
-        }
+        let (bytes_of, medium) = (self.region * ENTRY, &self.medium);
+        self.chunks.or_make(region, || {
+            let mut bytes = vec![0; bytes_of as usize];
+            medium.read(region * bytes_of, &mut bytes)?;
+            Ok(Chunk { entries: Entries::of_bytes(&bytes), dirty: false })
+        })
     }
 
     /// The entries of a region's blocks.
@@ -121,7 +117,7 @@ impl Stamps {
             let end = all.min(self.counted.saturating_add(regions));
             let (mut found, mut bytes) = (0, vec![0; each as usize]);
             for region in self.perhaps_written(self.counted..end)? {
-                found += match self.chunks.get(&region) {
+                found += match self.chunks.get(region) {
                     Some(chunk) => chunk.entries.written(0..self.region as usize),
                     None => {
                         self.medium.read(region * each, &mut bytes)?;
@@ -157,7 +153,7 @@ impl Stamps {
 
     /// Writes what changed of some regions. They count as changed until [`Stamps::is_durable`].
     pub fn write(&self, regions: &[u64]) -> io::Result<()> {
-        let chunks = regions.iter().filter_map(|r| Some((r, self.chunks.get(r)?)));
+        let chunks = regions.iter().filter_map(|r| Some((*r, self.chunks.get(*r)?)));
         for (region, chunk) in chunks.filter(|(_, c)| c.dirty) {
             self.medium.write(region * self.region * ENTRY, &chunk.entries.bytes())?;
         }
@@ -166,14 +162,14 @@ impl Stamps {
 
     /// What [`Stamps::write`] wrote of a region was synced, and nothing has changed since.
     pub fn is_durable(&mut self, region: u64) {
-        if let Some(chunk) = self.chunks.get_mut(&region) {
+        if let Some(chunk) = self.chunks.get_mut(region) {
             chunk.dirty = false;
         }
     }
 
     /// Whether something changed that may not be durable.
     pub fn has_dirty(&self) -> bool {
-        self.chunks.values().any(|chunk| chunk.dirty)
+        self.chunks.iter().any(|(_, chunk)| chunk.dirty)
     }
 
     /// Writes what changed, durably.
@@ -203,7 +199,7 @@ impl Stamps {
 
     /// Every entry becomes 0, durably.
     pub fn clear(&mut self) -> io::Result<()> {
-        self.chunks.clear();
+        self.chunks = PerRegion::default();
         (self.counted, self.written) = (0, 0);
         self.medium.punch(0, self.blocks.div_ceil(self.region) * self.region * ENTRY)?;
         self.medium.sync()
@@ -259,7 +255,7 @@ impl Stamps {
             }
             at += length;
         }
-        found.extend(self.chunks.range(regions).map(|(region, _)| *region));
+        found.extend(self.chunks.range(regions).map(|(region, _)| region));
         found.sort_unstable();
         found.dedup();
         Ok(found)
