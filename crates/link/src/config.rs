@@ -32,9 +32,9 @@ impl Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
-    /// What fills idle bandwidth: pre-caching, the fill after a hand-off.
+    /// What fills idle bandwidth: pre-caching.
     Background,
-    /// Pages, and the copy of a disk.
+    /// Pages, the copy of a disk, and the fill after a hand-off.
     Bulk,
     /// A mirrored write: nobody waits for it before it is far behind.
     Mirrored,

@@ -84,6 +84,8 @@ pub struct Disk {
     pub(crate) hungry: Notify,
     /// Whether a task of [`crate::fill`] looks after this disk.
     pub(crate) filling: Mutex<bool>,
+    /// Why a holder's session ended, since an answer came.
+    pub(crate) trouble: Mutex<Option<String>>,
     /// In which order the guest came to its blocks.
     accesses: Mutex<FirstAccess>,
     /// What pre-caches have to know of the guest's writes.
@@ -226,6 +228,7 @@ impl Disk {
             fetch: Mutex::default(),
             hungry: Notify::new(),
             filling: Mutex::default(),
+            trouble: Mutex::default(),
             recorder: Recorder::new(),
             touched: Mutex::default(),
             rolling: Mutex::new(()),

@@ -37,8 +37,8 @@ use godwit_handoff::Record;
 use godwit_link::{Lane, Priority};
 use godwit_units::{Bytes as Amount, Generation, Lineage};
 use godwit_vmm::Qemu;
-use godwit_volume::fetch::{PAUSE_AFTER, Question, Requester};
-use godwit_volume::{Holder, Packer};
+use godwit_volume::fetch::{PAUSE_AFTER, Question, Requester, Step};
+use godwit_volume::{BLOCK, Holder, Packer, give_way};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,6 +52,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// Between two looks at what has become durable, and at whether the guest starves.
 const LOOK: Duration = Duration::from_secs(1);
+/// After such a time what holders could not read is asked for again: somebody may repair it there.
+const AGAIN: Duration = Duration::from_secs(10);
 /// Between two looks at whether a guest that stands still may go on.
 const STILL: Duration = Duration::from_millis(100);
 /// How long a holder may take to hear that it is not needed any more.
@@ -167,15 +169,34 @@ impl Disk {
         lock(&self.fetch).as_mut().map(what)
     }
 
-    /// All questions that can be asked now; none: the fill is over.
+    /// Questions that can be asked now; none: the fill is over. Where it takes long to find out which they are, [`Disk::hungry`] says that there may be more.
     fn questions(&self) -> Option<Result<Vec<Question>>> {
-        self.with_fetch(|requester| {
-            let mut all = vec![];
-            while let Some(question) = requester.poll(self.began.elapsed(), &self.replica)? {
-                all.push(question);
+        let mut all = vec![];
+        loop {
+            let began = Instant::now();
+            match self.with_fetch(|requester| requester.step(self.began.elapsed(), &self.replica))? {
+                Ok(Step::Ask(question)) => all.push(question),
+                Ok(Step::Nothing) => return Some(Ok(all)),
+                // Whoever demands something has a turn.
+                Ok(Step::Looked) if all.is_empty() => give_way(began),
+                Ok(Step::Looked) => {
+                    self.hungry.notify_one();
+                    return Some(Ok(all));
+                }
+                Err(error) => return Some(Err(error.into())),
             }
-            Ok(all)
-        })
+        }
+    }
+
+    /// How many blocks no holder brings; they are asked for again.
+    fn nowhere(&self) -> Result<u64> {
+        let nowhere = self.with_fetch(|requester| {
+            let nowhere = requester.nowhere(&self.replica);
+            requester.ask_lacking_again();
+            nowhere
+        });
+        self.hungry.notify_one();
+        Ok(nowhere.transpose()?.unwrap_or_default())
     }
 
     /// Answers of a holder. False: the fill is over.
@@ -198,6 +219,7 @@ impl Disk {
             }
             arrival.learn();
         }
+        lock(&self.trouble).take();
         self.tell();
         Ok(true)
     }
@@ -303,7 +325,7 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
         sessions.spawn(async move { keep_asking(&node, &parts, &disk, &holder, &outboxes).await });
     }
     let mut looking = tokio::time::interval(LOOK);
-    let mut looked = Instant::now();
+    let (mut looked, mut asked_again, mut nowhere) = (Instant::now(), Instant::now(), 0);
     loop {
         let look = tokio::select! {
             () = disk.hungry.notified() => false,
@@ -324,11 +346,31 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
                 return Ok(Ended::Whole);
             }
         }
+        if asked_again.elapsed() >= AGAIN {
+            let before = std::mem::replace(&mut nowhere, disk.clone().blocking(|disk| disk.nowhere()).await?);
+            asked_again = Instant::now();
+            if nowhere != before {
+                note(parts, &unobtainable(&disk.name, nowhere, &disk.holders()));
+            }
+        }
         let starves = disk.starving().is_some_and(|hungry| hungry >= PAUSE_AFTER);
         if starves {
             // Again and again: its keeper may have something else to do.
             parts.keeper().try_tell(Input::Starves);
         }
+    }
+}
+
+/// What is said of blocks that no holder brings.
+fn unobtainable(disk: &str, blocks: u64, holders: &[String]) -> String {
+    let holders = holders.join(", ");
+    match blocks {
+        0 => format!("what was not to be had of disk `{disk}` has come"),
+        _ => format!(
+            "{} of disk `{disk}` are not to be had from {holders}, whose log says why; they are asked for again every {} s",
+            Amount(blocks * BLOCK),
+            AGAIN.as_secs()
+        ),
     }
 }
 
@@ -354,11 +396,12 @@ async fn keep_asking(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>, hol
         }
         disk.hungry.notify_one();
         if let Err(error) = result {
+            *lock(&disk.trouble) = Some(format!("{}: {error:#}", holder.0));
             tracing::info!(
                 volume = disk.name,
                 holder = holder.0,
                 error = format!("{error:#}"),
-                "a holder is not there; it is tried again"
+                "the session with a holder has ended; it is tried again"
             );
         }
         pause = if began.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { pause };
@@ -502,7 +545,10 @@ pub async fn stand_still(node: &Arc<Node>, parts: &Arc<Parts>) {
     if !hungry() {
         return;
     }
-    note(parts, "the guest stands still: what it waits for does not come");
+    let why =
+        parts.disks().iter().filter(|disk| disk.starving().is_some()).find_map(|disk| lock(&disk.trouble).clone());
+    let why = why.map_or_else(String::new, |why| format!(" ({why})"));
+    note(parts, &format!("the guest stands still: what it waits for does not come{why}"));
     let began = Instant::now();
     // It may take longer than a monitor's patience. What it did is asked below.
     let _ = crate::effects::on_qemu(&qemu, |q| q.monitor(serde_json::json!({"execute": "stop"})).map(drop)).await;
@@ -615,7 +661,7 @@ mod tests {
     use super::*;
     use godwit_units::VolumeId;
     use godwit_volume::fetch::{Lane as Way, Server};
-    use godwit_volume::{BLOCK, Replica, fet};
+    use godwit_volume::{Replica, fet};
 
     /// A disk of 32 blocks of which none is here, and the replica that has them.
     fn lacking(folder: &std::path::Path) -> (Arc<Disk>, Replica) {

@@ -9,6 +9,9 @@
 //! *The copy is removed while it is needed.* What was handed on is written down before it is ([`crate::registry::VmFile::lent`]),
 //! and the VM cannot be removed here until its owner has said that it has all.
 //!
+//! *Memory goes over the same link.* A guest's last rounds want all of it, and what follows another guest behind its back would have half, on a connection
+//! of its own: it goes beside memory of this host's guests only as [`Beside`] allows. What a guest waits for goes at once.
+//!
 //! *The copy changes.* Nobody writes to a copy that was given up but a move that brings the VM back, and such a move says only
 //! what the disk has to hold, while anything is lent. A block is given only with the stamp that was asked for.
 
@@ -17,8 +20,10 @@ use crate::covered::owner;
 use crate::disk::{Disk, hear};
 use crate::node::Node;
 use crate::pace::Paced;
-use crate::parts::{Parts, lock};
+use crate::parts::{Moving, Parts, lock};
 use anyhow::Result;
+use godwit_api::host::MoveRole;
+use godwit_api::progress::PhaseName;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::Record;
 use godwit_link::resume::ACK_EVERY;
@@ -29,7 +34,7 @@ use godwit_volume::Packer;
 use godwit_volume::fetch::{Answer, Lane, Server};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -43,6 +48,13 @@ const AHEAD: usize = 16;
 const ANSWERS: usize = 4;
 /// How much lower than a demand's the priority is of what packs what nobody waits for.
 const NICE: i32 = 10;
+
+/// For each byte that goes behind a guest's back so many of a guest's memory go, while any goes from here.
+const MEMORYS_SHARE: u64 = 16;
+/// Where memory does not go on, because its link is down or its move is held: so long after the last one the next answer goes all the same.
+const LONGEST_TURN: Duration = Duration::from_secs(1);
+/// Between two looks at how much memory has gone.
+const TURN: Duration = Duration::from_millis(20);
 
 /// By what right somebody asks for a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,7 +148,7 @@ pub fn released(node: &Node, from: &str, asked: &Fetch) -> Result<(), ApiError> 
 }
 
 /// One of the two streams of a session came.
-pub fn streamed(node: &Node, from: &str, right: &Fetch, pair: u64, fill: bool, stream: Stream) {
+pub fn streamed(node: &Arc<Node>, from: &str, right: &Fetch, pair: u64, fill: bool, stream: Stream) {
     let parts = match covered(node, from, right) {
         Ok(parts) => parts,
         Err(_) => return,
@@ -158,10 +170,10 @@ pub fn streamed(node: &Node, from: &str, right: &Fetch, pair: u64, fill: bool, s
         }
     };
     let (demand, behind) = if fill { (other, stream) } else { (stream, other) };
-    let from = from.to_owned();
+    let (from, node) = (from.to_owned(), Arc::downgrade(node));
     crate::trace::spawn(async move {
         tracing::info!(volume = disk.name, to = from, "lending blocks");
-        if let Err(error) = serve(&disk, demand, behind).await {
+        if let Err(error) = serve(&disk, demand, behind, &node).await {
             // As it does when the owner has all, or is not that any more.
             tracing::debug!(
                 volume = disk.name,
@@ -173,13 +185,14 @@ pub fn streamed(node: &Node, from: &str, right: &Fetch, pair: u64, fill: bool, s
     });
 }
 
-async fn serve(disk: &Arc<Disk>, demand: Stream, fill: Stream) -> Result<()> {
+async fn serve(disk: &Arc<Disk>, demand: Stream, fill: Stream, node: &Weak<Node>) -> Result<()> {
     let ((out_demand, from_demand), (out_fill, _from_fill)) = (demand.split(), fill.split());
     let (asked, mut questions) = mpsc::channel::<Vec<Vec<u8>>>(AHEAD);
     let (demands, to_demand) = mpsc::channel::<Vec<u8>>(ANSWERS);
     let (fills, to_fill) = mpsc::channel::<Vec<u8>>(ANSWERS);
     let working = async {
-        let mut server = Server::new();
+        let (mut server, mut beside) = (Server::new(), Beside::default());
+        let memory = || node.upgrade().and_then(|node| memory_sent(&node));
         loop {
             let (mut batches, mut room, mut place) = (vec![], [Lane::Demand], None);
             tokio::select! {
@@ -189,7 +202,7 @@ async fn serve(disk: &Arc<Disk>, demand: Stream, fill: Stream) -> Result<()> {
                     None => return anyhow::Ok(()),
                 },
                 free = demands.reserve(), if server.wants(Lane::Demand) => place = Some(free?),
-                free = fills.reserve(), if server.wants(Lane::Fill) && !server.wants(Lane::Demand) => {
+                free = beside.turn(memory, fills.reserve()), if server.wants(Lane::Fill) && !server.wants(Lane::Demand) => {
                     room = [Lane::Fill];
                     place = Some(free?);
                 }
@@ -205,11 +218,15 @@ async fn serve(disk: &Arc<Disk>, demand: Stream, fill: Stream) -> Result<()> {
                         Ok(if free { server.poll(disk.replica(), &room)? } else { None })
                     };
                     let answer = work();
+                    if let Some((block, error)) = server.take_unreadable() {
+                        tracing::error!(volume = disk.name, block, %error, "a block that is lent cannot be read; its owner is told that it lacks here");
+                    }
                     (server, answer)
                 })
                 .await;
             server = back;
             if let (Some(place), Some(answer)) = (place, answer?) {
+                beside.went(answer.by, answer.message.len() as u64, Instant::now());
                 place.send(answer.message);
             }
         }
@@ -219,6 +236,62 @@ async fn serve(disk: &Arc<Disk>, demand: Stream, fill: Stream) -> Result<()> {
         result = hear(from_demand, asked) => result,
         result = say(out_demand, to_demand) => result,
         result = say_behind(out_fill, to_fill) => result,
+    }
+}
+
+/// Bytes of guests' memory that this host has sent, where any goes now.
+fn memory_sent(node: &Node) -> Option<u64> {
+    let goes = |moving: &Moving| {
+        let phase = moving.tracker.phase();
+        moving.role == MoveRole::Source
+            && !moving.tracker.ended()
+            && matches!(phase, PhaseName::Memory | PhaseName::Stop | PhaseName::Drain)
+    };
+    // To whichever host: sites have one link as a rule, and several hosts.
+    node.vms().iter().filter_map(|parts| parts.moving()).any(|moving| goes(&moving)).then(|| {
+        let sessions = node.peers().sessions();
+        sessions.iter().map(|(_, session)| session.counters().lane(godwit_link::Lane::Memory)).sum()
+    })
+}
+
+/// What goes behind a guest's back, beside memory that goes as well.
+#[derive(Debug, Default)]
+struct Beside {
+    /// What had gone of memory when the last answer went, and when that was; none: no memory goes.
+    last: Option<(u64, Instant)>,
+    /// What has gone of memory.
+    memory: u64,
+    /// Bytes of that answer.
+    answer: u64,
+}
+
+impl Beside {
+    /// Whether the next answer may go. `memory`: bytes of it that have gone, where some goes.
+    fn may_go(&mut self, memory: Option<u64>, now: Instant) -> bool {
+        let Some(memory) = memory else {
+            self.last = None;
+            return true;
+        };
+        let (before, since) = *self.last.get_or_insert((memory, now));
+        self.memory = memory;
+        memory.saturating_sub(before) > self.answer.saturating_mul(MEMORYS_SHARE)
+            || now.saturating_duration_since(since) >= LONGEST_TURN
+    }
+
+    /// An answer went.
+    fn went(&mut self, by: Lane, bytes: u64, now: Instant) {
+        if by == Lane::Fill {
+            self.answer = bytes;
+            self.last = self.last.map(|_| (self.memory, now));
+        }
+    }
+
+    /// Waits for its turn, and then for room.
+    async fn turn<T>(&mut self, memory: impl Fn() -> Option<u64>, room: impl Future<Output = T>) -> T {
+        while !self.may_go(memory(), Instant::now()) {
+            tokio::time::sleep(TURN).await;
+        }
+        room.await
     }
 }
 
@@ -256,5 +329,37 @@ async fn say_behind(mut out: SendHalf, mut answers: mpsc::Receiver<Vec<u8>>) -> 
         let wire;
         (packer, wire) = packed.await??;
         out.write(wire.into()).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_waits_for_has_a_small_share_of_what_memory_has_and_all_of_the_link_without_it() {
+        const ANSWER: u64 = 64 << 10;
+        let (mut beside, began) = (Beside::default(), Instant::now());
+        let mut went = |memory: Option<u64>, ms: u64| {
+            let now = began + Duration::from_millis(ms);
+            let goes = beside.may_go(memory, now);
+            if goes {
+                beside.went(Lane::Fill, ANSWER, now);
+            }
+            goes
+        };
+        assert!((0..100).all(|_| went(None, 0)), "no memory goes");
+        // 100 Mbit/s of memory for ten seconds: a seventeenth of all bytes at the most, and not much less.
+        let (bytes, mut answers) = (|ms: u64| ms * 12_500, 0);
+        for ms in (0..10_000).step_by(20) {
+            answers += u64::from(went(Some(bytes(ms)), ms));
+        }
+        let share = answers * ANSWER * MEMORYS_SHARE * 100 / bytes(10_000);
+        assert!((85..=100).contains(&share), "{share} % of what it may have");
+        // Memory stands still, for as long as it likes.
+        let stands = (10_000..20_000).step_by(20).filter(|ms| went(Some(bytes(10_000)), *ms)).count();
+        assert!((9..=11).contains(&stands), "{stands} answers in ten seconds");
+        assert!((0..100).all(|_| went(None, 20_000)), "it has ended");
+        assert!(!went(Some(bytes(10_000)), 20_000), "and goes again");
     }
 }

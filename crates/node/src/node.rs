@@ -969,7 +969,7 @@ impl Node {
     }
 
     /// Another node opened a stream.
-    pub fn streamed(&self, from: &str, hello: &[u8], stream: godwit_link::Stream) {
+    pub fn streamed(self: &Arc<Self>, from: &str, hello: &[u8], stream: godwit_link::Stream) {
         let Ok(hello) = proto::decode::<proto::Hello>(hello) else {
             tracing::warn!(from, "a stream for what makes no sense");
             return;

@@ -393,6 +393,7 @@ impl Target {
                     replica.want(run, stamp, &holders)?;
                     rest = tail;
                 }
+                replica.save_wants()?;
                 Ok(None)
             }
             FORGET => {
@@ -403,6 +404,7 @@ impl Target {
                     replica.want_nothing(run)?;
                     rest = tail;
                 }
+                replica.save_wants()?;
                 Ok(None)
             }
             ORDER => {

@@ -45,6 +45,10 @@
 //! *This node dies.* What had come is here, what had not is absent: see [`crate::Replica`]'s words. The next process begins
 //! with a new requester.
 //!
+//! *A holder cannot read what it has.* It says that it lacks just those blocks ([`Server::take_unreadable`] says why), so that the others come, and
+//! another holder is asked. Where there is none nobody brings them ([`Requester::nowhere`]), and they are asked for again now and then
+//! ([`Requester::ask_lacking_again`]): somebody may repair them there.
+//!
 //! *A holder sends what nobody asked for, or floods.* It is an error, which ends the session; queues have bounds on both
 //! sides.
 
@@ -54,7 +58,7 @@ use crate::error::VolumeError;
 use crate::flight::KNOWN_BLOCKS;
 use crate::library::{Library, Reader};
 use crate::mirror::MirrorError;
-use crate::order::FillOrder;
+use crate::order::{FillOrder, Next};
 use crate::replica::{Contents, Replica, is_zero};
 use crate::runs::{parse_run, run_message, words};
 use crate::shadow::{Holder, Version};
@@ -141,6 +145,17 @@ pub struct Question {
     pub lane: Lane,
     /// What.
     pub message: Vec<u8>,
+}
+
+/// What a requester has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Found something to be asked.
+    Ask(Question),
+    /// Looked at a part of what is absent, and has to be asked again: whoever waits for it has a turn now.
+    Looked,
+    /// Nothing: nothing is to be asked now.
+    Nothing,
 }
 
 /// Something to send back.
@@ -302,14 +317,28 @@ impl Requester {
     /// # Errors
     /// When the replica cannot be read.
     pub fn poll(&mut self, now: Duration, replica: &Replica) -> Result<Option<Question>, FetchError> {
+        loop {
+            match self.step(now, replica)? {
+                Step::Ask(question) => return Ok(Some(question)),
+                Step::Looked => {}
+                Step::Nothing => return Ok(None),
+            }
+        }
+    }
+
+    /// The same, and no longer at a time than a part of the table takes: for whoever has a guest that waits for this requester.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn step(&mut self, now: Duration, replica: &Replica) -> Result<Step, FetchError> {
         if let Some(question) = self.due.pop_front() {
-            return Ok(Some(question));
+            return Ok(Step::Ask(question));
         }
         while self.sessions.values().map(|s| s.demand.len()).sum::<u64>() < DEMAND_WINDOW
             && let Some(run) = self.queue.pop_front()
         {
             if let Some(question) = self.ask_on_demand(run, replica)? {
-                return Ok(Some(question));
+                return Ok(Step::Ask(question));
             }
         }
         let asked: u64 = self.sessions.values().map(|s| s.demand.len() + s.fill.len()).sum();
@@ -317,18 +346,22 @@ impl Requester {
         let nothing = replica.absent().0 / BLOCK <= asked;
         let full = filling + FILL_BLOCKS > self.ahead.window() || self.ahead.questions() >= FILL_QUESTIONS;
         if self.idle || nothing || self.sessions.is_empty() || full {
-            return Ok(None);
+            return Ok(Step::Nothing);
         }
         let sessions = &self.sessions;
         let free = |version: &Version, block: u64| {
             sessions.values().all(|s| s.has(block).is_none()) && choose(sessions, version, block).is_some()
         };
-        let Some(version) = self.order.next(replica, FILL_BLOCKS, free)? else {
-            self.idle = true;
-            return Ok(None);
+        let version = match self.order.next(replica, FILL_BLOCKS, free)? {
+            Next::Bring(version) => version,
+            Next::Looked => return Ok(Step::Looked),
+            Next::Nothing => {
+                self.idle = true;
+                return Ok(Step::Nothing);
+            }
         };
         let (Some(to), Some(stamp)) = (choose(&self.sessions, &version, version.blocks.start), version.stamp) else {
-            return Ok(None);
+            return Ok(Step::Nothing);
         };
         // The holder may lack a part of them: then it says so.
         if let Some(session) = self.sessions.get_mut(&to) {
@@ -342,7 +375,7 @@ impl Requester {
             session.fill.insert(version.blocks.clone());
             self.ahead.asked(&version.blocks, now);
         }
-        Ok(Some(Question { to, lane: Lane::Fill, message: ask(Lane::Fill, &version.blocks, stamp) }))
+        Ok(Step::Ask(Question { to, lane: Lane::Fill, message: ask(Lane::Fill, &version.blocks, stamp) }))
     }
 
     /// Asks for the first part of a run, and puts the rest back.
@@ -538,10 +571,35 @@ impl Requester {
         Ok(out)
     }
 
-    /// Blocks that holders said they do not have.
+    /// Blocks that holders said they do not have, or cannot read.
     #[must_use]
     pub fn lacking(&self) -> u64 {
         self.sessions.values().map(|s| s.lacks.len()).sum()
+    }
+
+    /// Blocks that are absent, and that nobody who is there brings, because a holder has said so of them.
+    ///
+    /// # Errors
+    /// When the replica cannot be read.
+    pub fn nowhere(&self, replica: &Replica) -> Result<u64, FetchError> {
+        let mut lacked = BlockSet::default();
+        self.sessions.values().for_each(|session| lacked.union(&session.lacks));
+        let mut found = 0;
+        for run in lacked.runs() {
+            for version in replica.wanted(run)? {
+                found +=
+                    version.blocks.clone().filter(|b| choose(&self.sessions, &version, *b).is_none()).count() as u64;
+            }
+        }
+        Ok(found)
+    }
+
+    /// They may have them now.
+    pub fn ask_lacking_again(&mut self) {
+        if self.lacking() > 0 {
+            self.sessions.values_mut().for_each(|session| session.lacks = BlockSet::default());
+            self.ask_again();
+        }
     }
 }
 
@@ -613,6 +671,8 @@ pub struct Server {
     left: Option<u64>,
     /// What the other site holds, where it has said so.
     names: Option<Box<Sender>>,
+    /// What could not be read, and has not been told.
+    unreadable: Option<(u64, VolumeError)>,
 }
 
 impl Server {
@@ -626,6 +686,12 @@ impl Server {
     #[must_use]
     pub const fn left(&self) -> Option<u64> {
         self.left
+    }
+
+    /// The last block that could not be read here since this was asked, and why. It was said to be lacking.
+    #[must_use]
+    pub const fn take_unreadable(&mut self) -> Option<(u64, VolumeError)> {
+        self.unreadable.take()
     }
 
     /// Whether all that is wanted from here is durable elsewhere: then this copy may go.
@@ -741,9 +807,18 @@ impl Server {
         let versions = replica.versions(piece.clone())?;
         let here = versions.first().is_some_and(has);
         let mut end = versions.iter().take_while(|v| has(v) == here).last().map_or(piece.end, |v| v.blocks.end);
-        let held = if here { replica.held(piece.start..end, stamp)? } else { None };
-        let message = match held {
-            // It was here a moment ago, or never was.
+        let mut held = if here { replica.held(piece.start..end, stamp) } else { Ok(None) };
+        if end - piece.start > 1 && matches!(held, Err(VolumeError::Io { .. })) {
+            // One of them cannot be read: one by one, which does not keep the others from those who need them.
+            end = piece.start + 1;
+            held = replica.held(piece.start..end, stamp);
+        }
+        if let Err(error @ VolumeError::Io { .. }) = held {
+            self.unreadable = Some((piece.start, error));
+            held = Ok(None);
+        }
+        let message = match held? {
+            // It was here a moment ago, or never was, or cannot be read.
             None => run_message(LACK, &(piece.start..end), stamp, &[]),
             Some(data) => {
                 let (parts, _) = data.as_chunks::<{ BLOCK as usize }>();

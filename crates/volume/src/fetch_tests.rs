@@ -1,7 +1,11 @@
 use super::*;
+use crate::file::{Disk, Media, Medium, SlottedFile};
 use crate::shadow::tests::{SIZE, shadow_of, source};
+use crate::stamps::REGION;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use std::io;
+use std::sync::Mutex;
 
 const NOW: Duration = Duration::from_secs(100);
 const BOTH: [Lane; 2] = [Lane::Demand, Lane::Fill];
@@ -282,6 +286,73 @@ fn contents_that_were_written_again_at_the_holder_are_not_taken_for_those_wanted
     pair.ask();
     while pair.answer().is_some() {}
     assert_eq!((pair.requester.lacking(), pair.to.absent()), (1, Bytes(BLOCK)));
+}
+
+/// A disk that cannot read some blocks for a while.
+#[derive(Debug)]
+struct Worn(Disk, Arc<Mutex<Range<u64>>>);
+
+impl Medium for Worn {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let bad = self.1.lock().expect("one thread");
+        match at < bad.end * BLOCK && at + into.len() as u64 > bad.start * BLOCK {
+            true => Err(io::Error::other("a bad sector")),
+            false => self.0.read(at, into),
+        }
+    }
+    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.0.write(at, from)
+    }
+    fn punch(&self, at: u64, length: u64) -> io::Result<()> {
+        self.0.punch(at, length)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+    fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
+        self.0.extents(at, length)
+    }
+    fn allocated(&self) -> u64 {
+        self.0.allocated()
+    }
+}
+
+#[test]
+fn a_block_that_cannot_be_read_at_its_holder_keeps_no_other_back_and_is_asked_for_again_when_it_may_have_been_repaired()
+{
+    let mut pair = Pair::new(40);
+    let bad = Arc::new(Mutex::new(30..33));
+    let place = pair._folder.path().join("source");
+    let open = |name: &str, size: u64| Disk::open(&place.join(name), size).expect("opens");
+    let media = Media {
+        data: Box::new(Worn(open("data", SIZE), bad.clone())),
+        stamps: Box::new(open("stamps", SIZE / BLOCK * 8)),
+        hot: Box::new(open("hot", SIZE / BLOCK / REGION)),
+        words: Box::new(open("words", SIZE / BLOCK * 8)),
+        power: String::new(),
+        description: Box::new(SlottedFile::new(place.join("meta"))),
+        region: REGION,
+    };
+    (pair.from, _) = Replica::open_on(&place, media).expect("opens");
+    // The guest waits for what cannot be read, for what lies around it, and for another one.
+    for blocks in [28..36, 20..21] {
+        pair.requester.demand(blocks, NOW, &pair.to).expect("reads");
+    }
+    pair.finish();
+    assert_eq!(pair.to.absent(), Bytes(3 * BLOCK), "all others came");
+    let (block, error) = pair.server.take_unreadable().expect("it is said which");
+    assert!((30..33).contains(&block) && error.to_string().contains("a bad sector"), "{block}: {error}");
+    assert_eq!(pair.requester.nowhere(&pair.to).expect("reads"), 3);
+    assert!(pair.requester.starving(NOW + PAUSE_AFTER).is_some(), "the guest waits");
+    pair.requester.ask_lacking_again();
+    pair.finish();
+    assert_eq!(pair.requester.nowhere(&pair.to).expect("reads"), 3, "still");
+
+    *bad.lock().expect("one thread") = 0..0;
+    pair.requester.ask_lacking_again();
+    pair.finish();
+    assert_eq!(pair.requester.nowhere(&pair.to).expect("reads"), 0);
+    assert!(pair.is_equal() && pair.requester.starving(NOW + PAUSE_AFTER).is_none());
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::error::{VolumeError, io_error};
 use crate::file::{Description, DescriptionFile};
 use crate::replica::Replica;
 use crate::shadow::Version;
+use crate::walk::Aging;
 use godwit_units::BlockIndex;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -146,6 +147,19 @@ pub struct FillOrder {
     recorded: VecDeque<Range<u64>>,
     recent: VecDeque<u64>,
     aged: VecDeque<Range<u64>>,
+    /// The next ones are being looked for.
+    aging: Option<Aging>,
+}
+
+/// What an order says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// To be brought.
+    Bring(Version),
+    /// A part of what is absent was looked at; there is more. Whoever else waits for the replica, or for whoever asks, has a turn now.
+    Looked,
+    /// Nothing is left that is free.
+    Nothing,
 }
 
 impl FillOrder {
@@ -164,7 +178,7 @@ impl FillOrder {
         self.recent.push_back(blocks.end);
     }
 
-    /// The next run that is absent and `free`, at most `most` blocks of one version; none: nothing is left that is free.
+    /// The next run that is absent and `free`, at most `most` blocks of one version.
     ///
     /// # Errors
     /// When the replica cannot be read.
@@ -173,33 +187,29 @@ impl FillOrder {
         replica: &Replica,
         most: u64,
         free: impl Fn(&Version, u64) -> bool,
-    ) -> Result<Option<Version>, VolumeError> {
+    ) -> Result<Next, VolumeError> {
         let look = Look { replica, most, free };
-        while let Some(run) = self.recorded.front_mut() {
-            if let Some(found) = look.within(run)? {
-                return Ok(Some(found));
-            }
-            self.recorded.pop_front();
+        if let Some(found) = look.first(&mut self.recorded)? {
+            return Ok(Next::Bring(found));
         }
         // The last read first.
         while let Some(end) = self.recent.back().copied() {
             if let Some(found) = look.within(&mut (end..end.saturating_add(BESIDE)))? {
-                return Ok(Some(found));
+                return Ok(Next::Bring(found));
             }
             self.recent.pop_back();
         }
-        for again in [false, true] {
-            if again {
-                self.aged = replica.wanted_by_age(MOST_AGED)?.into();
-            }
-            while let Some(run) = self.aged.front_mut() {
-                if let Some(found) = look.within(run)? {
-                    return Ok(Some(found));
-                }
-                self.aged.pop_front();
-            }
+        if let Some(found) = look.first(&mut self.aged)? {
+            return Ok(Next::Bring(found));
         }
-        Ok(None)
+        let aging = match &mut self.aging {
+            Some(aging) => aging,
+            None => self.aging.insert(replica.begin_aging()?),
+        };
+        let Some(aged) = replica.age(aging, MOST_AGED)? else { return Ok(Next::Looked) };
+        self.aging = None;
+        self.aged = aged.into();
+        Ok(look.first(&mut self.aged)?.map_or(Next::Nothing, Next::Bring))
     }
 }
 
@@ -210,7 +220,18 @@ struct Look<'a, F> {
 }
 
 impl<F: Fn(&Version, u64) -> bool> Look<'_, F> {
-    /// The first that is absent and free of a run, which begins behind it then.
+    /// The first that is absent and free of these runs, which begin behind it then.
+    fn first(&self, runs: &mut VecDeque<Range<u64>>) -> Result<Option<Version>, VolumeError> {
+        while let Some(run) = runs.front_mut() {
+            if let Some(found) = self.within(run)? {
+                return Ok(Some(found));
+            }
+            runs.pop_front();
+        }
+        Ok(None)
+    }
+
+    /// The same of a run.
     fn within(&self, run: &mut Range<u64>) -> Result<Option<Version>, VolumeError> {
         run.end = run.end.min(self.replica.size().0 / BLOCK);
         while run.start < run.end {

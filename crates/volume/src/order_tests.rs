@@ -5,11 +5,16 @@ use crate::shadow::tests::{SIZE, shadow_of, source};
 fn runs_of(order: &mut FillOrder, replica: &Replica) -> Vec<Range<u64>> {
     let mut taken = BlockSet::default();
     let mut runs = vec![];
-    while let Some(version) = order.next(replica, 16, |_, b| !taken.contains(BlockIndex(b))).expect("reads") {
-        taken.insert(version.blocks.clone());
-        runs.push(version.blocks);
+    loop {
+        match order.next(replica, 16, |_, b| !taken.contains(BlockIndex(b))).expect("reads") {
+            Next::Bring(version) => {
+                taken.insert(version.blocks.clone());
+                runs.push(version.blocks);
+            }
+            Next::Looked => {}
+            Next::Nothing => return runs,
+        }
     }
-    runs
 }
 
 #[test]
@@ -31,6 +36,27 @@ fn a_fill_follows_the_recorded_order_then_what_lies_beside_recent_reads_then_wha
         [400..402, 50..51, 800..804, 1000..1004, 2000..2004, 402..404, 51..54],
         "recorded; beside; by age"
     );
+}
+
+#[test]
+fn what_was_written_longest_ago_is_found_in_windows_as_at_once_and_others_have_a_turn_in_between() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = source(folder.path());
+    let regions = SIZE / BLOCK / crate::stamps::REGION;
+    // Later ones at the beginning, and one that is written again.
+    for n in (0..regions).rev().chain([regions / 2]) {
+        from.write((n * crate::stamps::REGION + n) * BLOCK, &vec![7; 3 * BLOCK as usize]).expect("writes");
+        from.roll().expect("rolls");
+    }
+    let to = shadow_of(&from, folder.path(), &[]);
+    let at_once = runs_of(&mut FillOrder::default(), &to);
+    assert_eq!(at_once.len() as u64, regions);
+    assert!(at_once[0].start > at_once[1].start);
+    crate::walk::AT_ONCE.set(1);
+    let mut order = FillOrder::default();
+    let looks = (0..).take_while(|_| order.next(&to, 16, |_, _| true).expect("reads") == Next::Looked).count();
+    assert_eq!(looks as u64, regions - 1);
+    assert_eq!(runs_of(&mut FillOrder::default(), &to), at_once);
 }
 
 #[test]

@@ -547,6 +547,7 @@ struct Counting {
 struct Counts {
     reads: AtomicU64,
     syncs: AtomicU64,
+    written: AtomicU64,
 }
 
 impl Medium for Counting {
@@ -556,6 +557,7 @@ impl Medium for Counting {
     }
 
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.counts.written.fetch_add(from.len() as u64, Ordering::Relaxed);
         self.medium.write(at, from)
     }
 
@@ -578,6 +580,47 @@ impl Medium for Counting {
 
     fn allocated(&self) -> u64 {
         0
+    }
+}
+
+#[test]
+fn what_is_written_and_read_while_the_guest_stands_still_does_not_grow_with_what_follows_it() {
+    /// Blocks, and bytes of the table, of a region; and the regions of which a guest may have to wait at the last word.
+    const EACH: u64 = 2;
+    const TABLE: u64 = EACH * 8;
+    const MOST: u64 = 256;
+    for regions in [300, 3000, 30_000] {
+        let meta = Meta { clean: true, ..Meta::fresh(VolumeId(1), Bytes(regions * EACH * BLOCK)).expect("a size") };
+        let counts = Arc::new(Counts::default());
+        let media = Media {
+            data: Box::new(Volatile::new(BLOCK)),
+            stamps: Box::new(Volatile::new(regions * TABLE)),
+            hot: Box::new(Volatile::new(regions)),
+            words: Box::new(Counting {
+                medium: Volatile::new(regions * TABLE),
+                counts: counts.clone(),
+                knows_holes: true,
+            }),
+            power: String::new(),
+            description: Box::new(Nowhere),
+            region: EACH,
+        };
+        let (replica, _) = Replica::assemble(Path::new("test"), meta, media, None, Guards::ALL).expect("opens");
+        let holders = [crate::shadow::Holder("from".into())];
+        replica.begin_wants().expect("begins");
+        for region in 0..regions {
+            let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: Epoch(1) };
+            replica.want(region * EACH..(region + 1) * EACH, stamp, &holders).expect("is told");
+            replica.save_wants().expect("saves");
+        }
+        let told = counts.written.swap(0, Ordering::Relaxed);
+        assert!(told >= (regions - MOST) * TABLE, "{told} bytes of {regions} regions were brought to the disk before");
+        counts.reads.store(0, Ordering::Relaxed);
+        replica.finish_wants(Lineage(0)).expect("knows everything");
+        let (written, read) = (counts.written.load(Ordering::Relaxed), counts.reads.load(Ordering::Relaxed));
+        assert!((1..=MOST * TABLE).contains(&written) && read == 0, "{regions} regions: {written} bytes, {read} reads");
+        replica.become_primary(Lineage(0), Generation(2)).expect("takes over");
+        assert_eq!(replica.absent(), Bytes(regions * EACH * BLOCK));
     }
 }
 

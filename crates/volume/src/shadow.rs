@@ -47,9 +47,10 @@ use crate::guards::{Guard, Guards};
 use crate::meta::Wants;
 use crate::replica::{Contents, Inner, Replica};
 use crate::stamp::Stamp;
-use crate::stamps::{Stamps, push};
+use crate::stamps::{Stamps, WINDOW, push};
 use godwit_units::{BlockIndex, Bytes, Lineage};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 
@@ -63,6 +64,9 @@ pub(crate) const MOST_SETS: usize = 255;
 pub(crate) const LONGEST_HOLDER: usize = 255;
 /// Holders of one block.
 pub(crate) const MOST_HOLDERS: usize = 8;
+
+/// Regions of which something was told that is not on the disk: 2 MiB of table.
+const MOST_TOLD: usize = WINDOW as usize;
 
 /// The block is here, as long as the power stays on.
 const HERE: u64 = 1 << 32;
@@ -103,6 +107,8 @@ pub(crate) struct Shadow {
     /// Words that name each set of holders, the first set first.
     left: Vec<u64>,
     absent: u64,
+    /// Regions in which something was told that is not on the disk.
+    told: BTreeSet<u64>,
     /// Counts what was told: blocks that were here by what was told before say nothing of this one's.
     round: u64,
 }
@@ -117,7 +123,7 @@ pub(crate) struct Here {
 impl Shadow {
     pub fn new(medium: Box<dyn Medium>, blocks: u64, region: u64) -> Self {
         let words = Stamps::new(medium, blocks, region);
-        Self { words, here: BlockSet::default(), left: vec![], absent: 0, round: 0 }
+        Self { words, here: BlockSet::default(), left: vec![], absent: 0, told: BTreeSet::new(), round: 0 }
     }
 
     /// Counts the words that are on the disk. `doubt`: nobody knows whether the power stayed on.
@@ -171,8 +177,27 @@ impl Shadow {
         self.here = BlockSet::default();
         self.left.clear();
         self.absent = 0;
+        self.told.clear();
         self.round += 1;
         self.words.clear()
+    }
+
+    /// What is told of a block: its word from now on, in memory, and counted.
+    fn tell(&mut self, block: u64, word: u64) -> io::Result<()> {
+        let before = self.words.get(block)?;
+        if before == word {
+            return Ok(());
+        }
+        if before != 0 {
+            self.uncount(before);
+            self.absent -= u64::from(is_absent(before));
+        }
+        if word != 0 {
+            self.count(word, 1);
+            self.absent += 1;
+        }
+        self.told.insert(block / self.words.region);
+        self.words.set(block..block + 1, word)
     }
 
     pub fn is_absent(&mut self, block: u64) -> io::Result<bool> {
@@ -223,7 +248,7 @@ impl Shadow {
 
     /// The contents of these blocks are durable: those that are here stay. They may have been taken a while ago.
     pub fn keep(&mut self, taken: &Here) -> io::Result<()> {
-        let mut kept: Vec<(u64, u64)> = vec![];
+        let (mut kept, mut regions): (Vec<(u64, u64)>, Vec<u64>) = (vec![], vec![]);
         if taken.round != self.round {
             return Ok(());
         }
@@ -231,12 +256,15 @@ impl Shadow {
             if self.here.contains(BlockIndex(block)) {
                 kept.push((block, self.words.get(block)?));
                 self.words.set(block..block + 1, 0)?;
+                regions.push(block / self.words.region);
             }
         }
         if kept.is_empty() {
             return Ok(());
         }
-        self.words.persist()?;
+        // A guest waits for this: no look at all of the table.
+        regions.dedup();
+        self.words.persist_in(&regions)?;
         // Only now, because whoever asks what is left lets holders go.
         for (block, word) in kept {
             self.here.remove(block..block + 1);
@@ -387,11 +415,31 @@ impl Replica {
         let io = || {
             for block in blocks {
                 let here = stamps.get(block)? == entry;
-                shadow.words.set(block..block + 1, if here { 0 } else { word(entry, set) })?;
+                shadow.tell(block, if here { 0 } else { word(entry, set) })?;
             }
             Ok(())
         };
         io().map_err(self.io("write the words of"))
+    }
+
+    /// Brings what was told to the disk, where that is much: little is left for [`Replica::finish_wants`] then, for which a guest waits.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn save_wants(&self) -> Result<(), VolumeError> {
+        let (medium, regions) = {
+            let mut inner = self.lock();
+            if inner.shadow.told.len() < MOST_TOLD {
+                return Ok(());
+            }
+            let regions: Vec<u64> = std::mem::take(&mut inner.shadow.told).into_iter().collect();
+            inner.shadow.words.write(&regions).map_err(self.io("write the words of"))?;
+            (inner.shadow.words.medium(), regions)
+        };
+        medium.sync().map_err(self.io("write the words of"))?;
+        let Shadow { words, told, .. } = &mut self.lock().shadow;
+        regions.into_iter().filter(|region| !told.contains(region)).for_each(|region| words.is_durable(region));
+        Ok(())
     }
 
     /// These blocks were never written, and hold zeroes.
@@ -401,10 +449,12 @@ impl Replica {
     pub fn want_nothing(&self, blocks: Range<u64>) -> Result<(), VolumeError> {
         self.forget(blocks.clone())?;
         let mut inner = self.lock();
-        inner.shadow.words.set(blocks, 0).map_err(self.io("write the words of"))
+        let mut told = blocks.map(|block| inner.shadow.tell(block, 0));
+        told.try_for_each(|told| told).map_err(self.io("write the words of"))
     }
 
-    /// All is told: durably, so that the volume may be granted to this replica. `lineage`: of the owner who told it.
+    /// All is told: durably, so that the volume may be granted to this replica. `lineage`: of the owner who told it. The guest stands still
+    /// meanwhile: with [`Replica::save_wants`] before it, this takes the time of what was told since, however large the volume is.
     ///
     /// # Errors
     /// When nothing was begun, or the medium fails.
@@ -420,7 +470,7 @@ impl Replica {
         } else {
             inner.shadow.words.write_back().map_err(self.io("write the words of"))?;
         }
-        inner.shadow.recount(false).map_err(self.io("read the words of"))?;
+        inner.shadow.told.clear();
         if let Some(wants) = &mut inner.meta.wants {
             wants.complete = true;
             wants.lineage = lineage;
@@ -543,27 +593,6 @@ impl Replica {
             return Ok(vec![]);
         }
         inner.wanted(blocks).map_err(self.io("read the words of"))
-    }
-
-    /// Runs of blocks that are absent, those that were written longest ago first, `most` of them: the least volatile come first,
-    /// since what was written of late may soon be written again, and then need not come.
-    ///
-    /// # Errors
-    /// When the medium fails.
-    pub fn wanted_by_age(&self, most: usize) -> Result<Vec<Range<u64>>, VolumeError> {
-        let mut inner = self.lock();
-        if !inner.lacks_some() {
-            return Ok(vec![]);
-        }
-        let runs = inner.shadow.words.runs().map_err(self.io("read the words of"))?;
-        let mut runs: Vec<(Option<Stamp>, Range<u64>)> = runs
-            .into_iter()
-            .filter(|(_, w)| is_absent(*w))
-            .map(|(run, w)| (inner.stamp_of(wanted_entry(w)), run))
-            .collect();
-        drop(inner);
-        runs.sort_unstable_by_key(|(stamp, run)| (*stamp, run.start));
-        Ok(runs.into_iter().take(most).map(|(_, run)| run).collect())
     }
 
     /// Contents that a holder has sent: they are taken where the block is absent and wants just these. How many were.
@@ -711,6 +740,20 @@ impl Inner {
             }
         }
         Ok(runs)
+    }
+
+    /// Regions of which something may be absent, in order.
+    pub(crate) fn regions_with_absent(&self) -> io::Result<Vec<u64>> {
+        if self.lacks_some() { self.shadow.words.regions() } else { Ok(vec![]) }
+    }
+
+    /// What is absent of these regions, as runs of blocks with the stamp that they have to have, in order.
+    pub(crate) fn absent_of(&mut self, regions: &[u64]) -> io::Result<Vec<(Option<Stamp>, Range<u64>)>> {
+        if !self.lacks_some() {
+            return Ok(vec![]);
+        }
+        let runs = self.shadow.words.runs_in(regions)?.into_iter().filter(|(_, word)| is_absent(*word));
+        Ok(runs.map(|(run, word)| (self.stamp_of(wanted_entry(word)), run)).collect())
     }
 
     fn wanted(&mut self, blocks: Range<u64>) -> io::Result<Vec<Version>> {

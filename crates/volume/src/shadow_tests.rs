@@ -380,3 +380,49 @@ fn what_comes_to_a_shadow_volume_that_was_ended_is_not_taken() {
     let (to, opened) = Replica::open(&folder.path().join("shadow")).expect("opens");
     assert_eq!((opened.clean, opened.doubted, to.absent()), (true, 0, Bytes(4 * BLOCK)));
 }
+
+#[test]
+fn what_is_told_again_and_taken_back_is_counted_as_it_is_found_after_a_restart() {
+    use rand::{Rng, SeedableRng, rngs::SmallRng};
+    let folder = tempfile::tempdir().expect("a folder");
+    let (place, blocks) = (folder.path().join("to"), SIZE / BLOCK);
+    let holders = ["a", "b", "c"].map(|name| Holder(name.into()));
+    for seed in 0..4 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let to = Replica::create(&place, VolumeId(1), Bytes(SIZE)).expect("creates");
+        to.begin_wants().expect("begins");
+        for _ in 0..500 {
+            let from = rng.random_range(0..blocks);
+            let run = from..(from + rng.random_range(1..200)).min(blocks);
+            if rng.random_range(0..4) == 0 {
+                to.want_nothing(run).expect("is told");
+            } else {
+                let epoch = godwit_units::Epoch(rng.random_range(1..4));
+                let stamp = Stamp { lineage: Lineage(0), generation: Generation(1), epoch };
+                let first = rng.random_range(0..3);
+                to.want(run, stamp, &holders[first..=rng.random_range(first..3)]).expect("is told");
+            }
+        }
+        to.finish_wants(Lineage(0)).expect("knows everything");
+        to.become_primary(Lineage(0), Generation(2)).expect("takes over");
+        let counts = |to: &Replica| {
+            let wanted = to.wanted(0..blocks).expect("reads");
+            let of = |holder: Option<&Holder>| {
+                let named = wanted.iter().filter(|v| holder.is_none_or(|holder| v.holders.contains(holder)));
+                named.map(|v| v.blocks.end - v.blocks.start).sum::<u64>()
+            };
+            assert_eq!(to.absent(), Bytes(of(None) * BLOCK));
+            let left = holders.each_ref().map(|holder| to.left(holder).expect("reads"));
+            assert_eq!(left, holders.each_ref().map(|holder| Some(of(Some(holder)))));
+            (to.absent(), left)
+        };
+        let before = counts(&to);
+        assert!(before.0 > Bytes(0));
+        drop(to);
+        let (to, _) = Replica::open(&place).expect("opens");
+        to.resume().expect("is its owner's");
+        assert_eq!(counts(&to), before);
+        drop(to);
+        std::fs::remove_dir_all(&place).expect("removes");
+    }
+}

@@ -180,6 +180,14 @@ impl Stamps {
         Ok(())
     }
 
+    /// The same, of these regions.
+    pub fn persist_in(&mut self, regions: &[u64]) -> io::Result<()> {
+        self.write(regions)?;
+        self.medium.sync()?;
+        regions.iter().for_each(|region| self.is_durable(*region));
+        Ok(())
+    }
+
     /// Writes what changed: it survives the process, and a loss of power when [`Stamps::persist`] was called after it.
     pub fn write_back(&mut self) -> io::Result<()> {
         for (region, chunk) in self.chunks.iter().filter(|(_, c)| c.dirty) {

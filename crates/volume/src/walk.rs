@@ -138,6 +138,13 @@ impl Walk {
     }
 }
 
+/// A look for what is absent, by age, that is under way.
+#[derive(Debug)]
+pub(crate) struct Aging {
+    regions: Regions,
+    oldest: Vec<(Option<Stamp>, Range<u64>)>,
+}
+
 /// What was found in a window.
 #[derive(Debug)]
 pub(crate) struct Window {
@@ -314,6 +321,37 @@ impl Replica {
             }
             give_way(began);
         }
+    }
+
+    /// Begins to look for what is absent, by age.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn begin_aging(&self) -> Result<Aging, VolumeError> {
+        let regions = self.lock().regions_with_absent().map_err(self.io("read the words of"))?;
+        Ok(Aging { regions: Regions::new(regions), oldest: vec![] })
+    }
+
+    /// Looks at a window of it. At the end, runs of blocks that are absent, those that were written longest ago first, `most` of them: the least volatile
+    /// come first, since what was written of late may soon be written again, and then need not come. What came or was written meanwhile
+    /// may be among them.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn age(&self, aging: &mut Aging, most: usize) -> Result<Option<Vec<Range<u64>>>, VolumeError> {
+        let found = self.lock().absent_of(aging.regions.window()).map_err(self.io("read the words of"))?;
+        aging.oldest.extend(found);
+        let by_age = |(stamp, run): &(Option<Stamp>, Range<u64>)| (*stamp, run.start);
+        if aging.oldest.len() > 2 * most {
+            aging.oldest.select_nth_unstable_by_key(most, by_age);
+            aging.oldest.truncate(most);
+        }
+        if aging.regions.left().is_some() {
+            return Ok(None);
+        }
+        let mut oldest = std::mem::take(&mut aging.oldest);
+        oldest.sort_unstable_by_key(by_age);
+        Ok(Some(oldest.into_iter().take(most).map(|(_, run)| run).collect()))
     }
 
     /// Those of a mirror that has compared.
