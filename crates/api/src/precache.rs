@@ -15,10 +15,6 @@ pub const INTERVAL_MS: u64 = 10_000;
 /// The shortest: each end of an epoch costs the volume two syncs. Milliseconds.
 pub const LEAST_INTERVAL_MS: u64 = 500;
 
-const fn interval() -> u64 {
-    INTERVAL_MS
-}
-
 /// What is kept here for a secondary's image, unless somebody says otherwise: what 10 s at 50 Mbit/s carry.
 pub const IMAGE_ROOM: Bytes = Bytes(64 << 20);
 
@@ -34,7 +30,7 @@ pub const fn image_room() -> Bytes {
     IMAGE_ROOM
 }
 
-/// Wants a volume pre-cached at another site.
+/// Wants a volume pre-cached at another site, or that pre-cache changed: what is not said of one that is there stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StartPrecache {
@@ -43,23 +39,27 @@ pub struct StartPrecache {
     /// A host, or a site: its first host that answers and does not have the volume's VM.
     pub to: Name,
     /// At most so much, besides what spare bandwidth there is.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::patterns::limit")]
     pub limit: Option<BitRate>,
-    /// How often an epoch of writes ends, milliseconds.
-    #[serde(default = "interval")]
+    /// No limit any more, where there was one. Not together with one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unlimited: bool,
+    /// How often an epoch of writes ends, milliseconds; 10 s in a new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 500, max = 3_600_000))]
-    pub interval_ms: u64,
-    /// Whether the secondary keeps the last complete epoch as an image that a crash at that moment would have left.
-    #[serde(default)]
-    pub consistent: bool,
+    pub interval_ms: Option<u64>,
+    /// Whether the secondary keeps the last complete epoch as an image that a crash at that moment would have left; not, in a new one. Where that was
+    /// so and is to be no more, the image is gone with the next block that comes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consistent: Option<bool>,
     /// For an image: how much memory blocks that the guest overwrites before they were sent may take at the volume's host. Past it the epoch is given
-    /// up, and the image stays at the one before. 1 MiB to 64 GiB.
-    #[serde(default = "image_room")]
-    pub image_room: Bytes,
-    /// Whether the pre-cache is turned around when the VM has moved to where it is, rather than ended.
-    #[serde(default)]
-    pub follow: bool,
+    /// up, and the image stays at the one before. 1 MiB to 64 GiB; 64 MiB in a new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_room: Option<Bytes>,
+    /// Whether the pre-cache is turned around when the VM has moved to where it is, rather than ended; not, in a new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follow: Option<bool>,
 }
 
 /// A pre-cache.

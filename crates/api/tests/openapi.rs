@@ -330,10 +330,11 @@ async fn the_client_sends_what_the_document_describes_and_reads_what_it_describe
             volume: web.clone(),
             to: web.clone(),
             limit: Some(BitRate(1)),
-            interval_ms: 1000,
-            consistent: all,
-            image_room: IMAGE_ROOM,
-            follow: true,
+            unlimited: all,
+            interval_ms: Some(1000),
+            consistent: Some(all),
+            image_room: Some(IMAGE_ROOM),
+            follow: Some(true),
         };
         call!(api, called, start_precache, &wanted);
         call!(api, called, stop_precache, &web, &web);

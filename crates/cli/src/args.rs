@@ -129,18 +129,27 @@ pub struct PrecacheArgs {
     /// At most so much, such as 20M; without it, what nobody else uses
     #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "stop")]
     pub limit: Option<BitRate>,
-    /// How often an epoch of writes ends
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time, conflicts_with = "stop")]
-    pub interval: Duration,
+    /// No limit any more
+    #[arg(long, conflicts_with_all = ["limit", "stop"])]
+    pub no_limit: bool,
+    /// How often an epoch of writes ends [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "stop")]
+    pub interval: Option<Duration>,
     /// Keep the last complete epoch as a whole image, of one moment with those of the VM's other disks there
     #[arg(long, conflicts_with = "stop")]
     pub consistent: bool,
-    /// Memory at the volume's host for what the guest overwrites of an epoch before it was sent; 64M without it
-    #[arg(long, value_name = "SIZE", value_parser = size, requires = "consistent")]
+    /// Keep no image any more
+    #[arg(long, conflicts_with_all = ["consistent", "stop"])]
+    pub no_consistent: bool,
+    /// Memory at the volume's host for what the guest overwrites of an epoch before it was sent; for an image [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with_all = ["no_consistent", "stop"])]
     pub image_room: Option<Bytes>,
     /// When the VM has moved there, turn the pre-cache around instead of ending it
     #[arg(long, conflicts_with = "stop")]
     pub follow: bool,
+    /// End it when the VM has moved there
+    #[arg(long, conflicts_with_all = ["follow", "stop"])]
+    pub no_follow: bool,
     /// End it; what is there stays, and makes a later move there cheaper
     #[arg(long)]
     pub stop: bool,

@@ -217,6 +217,8 @@ struct Pipe<'a> {
     from: Box<dyn Read>,
     to: Box<dyn Write>,
     names: (&'a Path, &'a Path),
+    /// Where the output is until all of it is there; none: it goes straight to what it is for.
+    fresh: Option<PathBuf>,
     read: u64,
     written: u64,
     busy: Duration,
@@ -229,11 +231,22 @@ impl<'a> Pipe<'a> {
             true => Box::new(io::stdin()),
             false => Box::new(File::open(input).map_err(named(input))?),
         };
+        // A device or a pipe is written to; a file is there when all of it is, and what was there stays until then, if it is the input.
+        let fresh = match std::fs::metadata(output) {
+            _ if output == Path::new("-") => None,
+            Ok(known) if !known.is_file() => None,
+            _ => {
+                let mut name = output.as_os_str().to_owned();
+                name.push(".new");
+                Some(name.into())
+            }
+        };
         let to: Box<dyn Write> = match output == Path::new("-") {
             true => Box::new(io::stdout()),
-            false => Box::new(File::create(output).map_err(named(output))?),
+            false => Box::new(File::create(fresh.as_deref().unwrap_or(output)).map_err(named(output))?),
         };
-        Ok(Self { from, to, names: (input, output), read: 0, written: 0, busy: Duration::ZERO, took: Duration::ZERO })
+        let (names, busy, took) = ((input, output), Duration::ZERO, Duration::ZERO);
+        Ok(Self { from, to, names, fresh, read: 0, written: 0, busy, took })
     }
 
     fn read(&mut self) -> Result<Option<Vec<u8>>, Failure> {
@@ -259,7 +272,12 @@ impl<'a> Pipe<'a> {
     }
 
     fn end(&mut self) -> Result<(), Failure> {
-        self.to.flush().map_err(named(self.names.1))
+        self.to.flush().map_err(named(self.names.1))?;
+        if let Some(fresh) = &self.fresh {
+            std::fs::rename(fresh, self.names.1).map_err(named(self.names.1))?;
+            self.fresh = None;
+        }
+        Ok(())
     }
 
     /// `seconds`: of processors, for the codec alone, with zstd's thread if it has one; `wall_seconds`: until it was done. Files are not counted.
@@ -270,6 +288,15 @@ impl<'a> Pipe<'a> {
         stats.insert("seconds".into(), self.busy.as_secs_f64().into());
         stats.insert("wall_seconds".into(), self.took.as_secs_f64().into());
         stats
+    }
+}
+
+impl Drop for Pipe<'_> {
+    fn drop(&mut self) {
+        if let Some(fresh) = &self.fresh {
+            // It came to nothing.
+            let _ = std::fs::remove_file(fresh);
+        }
     }
 }
 
@@ -363,6 +390,7 @@ mod tests {
             from: Box::new(io::repeat(0).take(20)),
             to: Box::new(io::sink()),
             names: (nowhere, nowhere),
+            fresh: None,
             read: 0,
             written: 0,
             busy: Duration::ZERO,

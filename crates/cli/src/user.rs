@@ -10,12 +10,12 @@ use crate::volume::VolumeCommand;
 use crate::{component, events, show, spec, timeline};
 use godwit_api::host::{SetLimit, StopVm};
 use godwit_api::image::Direction;
-use godwit_api::precache::{IMAGE_ROOM, StartPrecache};
+use godwit_api::precache::StartPrecache;
 use godwit_api::progress::Outcome;
 use godwit_api::public::{self, AddHost, CreateVm, Move, StartMove};
 use godwit_api::trust::NewApiToken;
 use godwit_api::vm::ComponentSpec;
-use godwit_api::{Name, PublicClient};
+use godwit_api::{ApiError, Name, Problem, PublicClient};
 use godwit_trust::{Credentials, Identity, Role};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -95,7 +95,13 @@ impl User {
             }
             Command::Volume(VolumeCommand::Status { volume }) => {
                 let mut all = api.precaches().await?;
-                all.retain(|p| volume.as_ref().is_none_or(|name| &p.volume == name));
+                if let Some(name) = &volume {
+                    all.retain(|p| &p.volume == name);
+                    if all.is_empty() && !api.volumes().await?.iter().any(|known| &known.name == name) {
+                        let unknown = ApiError::new(Problem::NotFound, format!("there is no volume `{name}`"));
+                        return Err(unknown.remedy("`godwit volume ls` lists them").into());
+                    }
+                }
                 self.print(&all, |all| show::precaches(all))
             }
             Command::Wire(command) => crate::wire::run(self, command).await,
@@ -146,13 +152,15 @@ impl User {
     }
 
     async fn precache(&self, args: PrecacheArgs) -> Result<(), Failure> {
-        let PrecacheArgs { volume, to, limit, interval, consistent, image_room, follow, stop } = args;
+        let PrecacheArgs { volume, to, limit, no_limit: unlimited, interval, image_room, stop, .. } = args;
         if stop {
             return Ok(self.client.stop_precache(&volume, &to).await?);
         }
-        let interval_ms = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
-        let image_room = image_room.unwrap_or(IMAGE_ROOM);
-        let wanted = StartPrecache { volume, to, limit, interval_ms, consistent, image_room, follow };
+        let interval_ms = interval.map(|interval| u64::try_from(interval.as_millis()).unwrap_or(u64::MAX));
+        let either = |yes: bool, no: bool| (yes || no).then_some(yes);
+        let consistent = either(args.consistent, args.no_consistent);
+        let follow = either(args.follow, args.no_follow);
+        let wanted = StartPrecache { volume, to, limit, unlimited, interval_ms, consistent, image_room, follow };
         let precache = self.client.start_precache(&wanted).await?;
         self.print(&precache, |p| show::precaches(std::slice::from_ref(p)))?;
         // The pre-cache has begun, whether or not its VM's disks can be counted.

@@ -85,3 +85,24 @@ fn what_cannot_be_done_is_said() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && error.contains("give the disks as they were"), "{error}");
 }
+
+#[test]
+fn a_recording_is_whole_whatever_fails_and_also_where_it_is_named_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let (raw, disk) = recorded(folder.path());
+    let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+    // What is no stream takes nothing of what is there.
+    for words in ["encode disk raw", "decode disk raw", "encode disk disk", "decode disk disk"] {
+        assert!(!godwit(folder.path(), words).status.success(), "{words}");
+        assert!(read("raw") == raw && read("disk") == disk, "{words}");
+    }
+    assert!(godwit(folder.path(), "encode raw raw").status.success());
+    assert!(read("raw") != raw);
+    assert!(godwit(folder.path(), "decode raw raw").status.success());
+    assert_eq!(read("raw"), raw);
+    // A pipe, or a device, is what is written to.
+    assert!(godwit(folder.path(), "encode raw /dev/null").status.success());
+    let mut left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["disk", "raw"]);
+}

@@ -17,8 +17,8 @@ use axum::Json;
 use axum::extract::{Extension, Path, State};
 use godwit_api::host::PeerHost;
 use godwit_api::precache::{
-    LEAST_IMAGE_ROOM, LEAST_INTERVAL_MS, MOST_IMAGE_ROOM, Precache, PrecacheFigures, PrecacheOrder, StartPrecache,
-    digest, image_room,
+    IMAGE_ROOM, INTERVAL_MS, LEAST_IMAGE_ROOM, LEAST_INTERVAL_MS, MOST_IMAGE_ROOM, Precache, PrecacheFigures,
+    PrecacheOrder, StartPrecache, digest, image_room,
 };
 use godwit_api::public::Volume;
 use godwit_api::{ApiError, Name, Problem, done};
@@ -150,14 +150,17 @@ pub async fn start(
     Extension(who): Extension<Caller>,
     Json(wanted): Json<StartPrecache>,
 ) -> Answer<Precache> {
-    if !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&wanted.interval_ms) {
+    if wanted.interval_ms.is_some_and(|ms| !(LEAST_INTERVAL_MS..=MOST_INTERVAL_MS).contains(&ms)) {
         return Err(invalid(format!("interval: {LEAST_INTERVAL_MS} ms to an hour")));
     }
-    if !(LEAST_IMAGE_ROOM..=MOST_IMAGE_ROOM).contains(&wanted.image_room) {
+    if wanted.image_room.is_some_and(|room| !(LEAST_IMAGE_ROOM..=MOST_IMAGE_ROOM).contains(&room)) {
         return Err(invalid(format!("image room: {LEAST_IMAGE_ROOM} to {MOST_IMAGE_ROOM}")));
     }
     if wanted.limit.is_some_and(|limit| limit < LEAST_LIMIT) {
         return Err(invalid(format!("limit: at least {LEAST_LIMIT}")));
+    }
+    if wanted.limit.is_some() && wanted.unlimited {
+        return Err(invalid("limit: one is named, and none is wanted"));
     }
     let (volume, vm) = volume_called(&c, &who, &wanted.volume)?;
     let host = place(&c, &wanted.to, &vm).await?;
@@ -171,19 +174,25 @@ pub async fn start(
         }
         let before: Option<PrecacheRecord> =
             c.store.read(Kind::Precache, PrecacheRecord::key(volume.id, &host.name))?;
-        let StartPrecache { limit, interval_ms, consistent, image_room, follow, .. } = wanted;
+        let peer = before.as_ref().and_then(|before| before.peer.clone());
+        // What is not said stays as it is.
+        let before = before.filter(|before| !before.ending);
+        let known = before.as_ref();
         let record = PrecacheRecord {
             volume: volume.id,
             to: host.name.clone(),
-            limit,
-            interval_ms,
-            consistent,
-            image_room,
-            follow,
+            limit: wanted.limit.or(known.and_then(|known| known.limit)).filter(|_| !wanted.unlimited),
+            interval_ms: wanted.interval_ms.or(known.map(|known| known.interval_ms)).unwrap_or(INTERVAL_MS),
+            consistent: wanted.consistent.or(known.map(|known| known.consistent)).unwrap_or_default(),
+            image_room: wanted.image_room.or(known.map(|known| known.image_room)).unwrap_or(IMAGE_ROOM),
+            follow: wanted.follow.or(known.map(|known| known.follow)).unwrap_or_default(),
             ending: false,
-            peer: before.and_then(|before| before.peer),
+            peer,
             lineage: now.lineage,
         };
+        if wanted.image_room.is_some() && !record.consistent {
+            return Err(invalid("image room: it is an image's, and none is kept").remedy("keep one: `--consistent`"));
+        }
         let mut changes = vec![record.put()];
         if !volume.replicas.contains(&host.name) {
             // Whoever deletes the VM has to find it.

@@ -653,10 +653,11 @@ fn precache_to(to: &str) -> StartPrecache {
         volume: name("root"),
         to: name(to),
         limit: None,
-        interval_ms: 1000,
-        consistent: true,
-        image_room: Bytes::mib(100),
-        follow: true,
+        unlimited: false,
+        interval_ms: Some(1000),
+        consistent: Some(true),
+        image_room: Some(Bytes::mib(100)),
+        follow: Some(true),
     }
 }
 
@@ -767,20 +768,35 @@ async fn a_pre_cache_is_told_to_the_volumes_host_until_it_is_ended_and_follows_t
     for (to, problem) in [("nowhere", Problem::NotFound), ("ohio", Problem::Conflict)] {
         assert_eq!(world.api.start_precache(&precache_to(to)).await.unwrap_err().problem, problem);
     }
-    let hasty = StartPrecache { interval_ms: 1, ..precache_to("west") };
+    let hasty = StartPrecache { interval_ms: Some(1), ..precache_to("west") };
     assert_eq!(world.api.start_precache(&hasty).await.unwrap_err().problem, Problem::Invalid);
     for image_room in [Bytes(4096), Bytes(1 << 40)] {
-        let roomless = StartPrecache { image_room, ..precache_to("west") };
+        let roomless = StartPrecache { image_room: Some(image_room), ..precache_to("west") };
         assert_eq!(world.api.start_precache(&roomless).await.unwrap_err().problem, Problem::Invalid);
     }
 
     let begun = world.api.start_precache(&precache_to("west")).await.unwrap();
     assert_eq!((begun.from.as_str(), begun.to.as_str(), begun.site.as_str()), ("ohio", "texas", "west"));
-    assert_eq!(begun.figures.unwrap().lag_s, Some(1.5));
+    assert_eq!(begun.figures.as_ref().unwrap().lag_s, Some(1.5));
     let told = world.fakes["ohio"].with(|n| n.precaches.clone());
     assert_eq!(told.len(), 1);
     assert_eq!((told[0].to.name.as_str(), told[0].interval_ms, told[0].consistent), ("texas", 1000, true));
     assert_eq!((told[0].image_room, begun.image_room), (Bytes::mib(100), Bytes::mib(100)));
+    // What is not said of it stays.
+    let silent =
+        StartPrecache { interval_ms: None, consistent: None, image_room: None, follow: None, ..precache_to("west") };
+    let limit = Some(BitRate(5_000_000));
+    let both = StartPrecache { limit, unlimited: true, ..silent.clone() };
+    assert_eq!(world.api.start_precache(&both).await.unwrap_err().problem, Problem::Invalid);
+    let changed = world.api.start_precache(&StartPrecache { limit, ..silent.clone() }).await.unwrap();
+    assert_eq!((changed.limit, changed.interval_ms, changed.consistent, changed.follow), (limit, 1000, true, true));
+    assert_eq!(changed.image_room, Bytes::mib(100));
+    let changed = world.api.start_precache(&StartPrecache { interval_ms: Some(2000), ..silent.clone() }).await.unwrap();
+    assert_eq!((changed.limit, changed.interval_ms), (limit, 2000));
+    let changed = StartPrecache { unlimited: true, consistent: Some(false), ..silent.clone() };
+    let changed = world.api.start_precache(&changed).await.unwrap();
+    assert_eq!((changed.limit, changed.consistent, changed.follow), (None, false, true));
+    assert_eq!(world.api.start_precache(&precache_to("west")).await.unwrap(), begun);
     // Another one beside it; both are listed.
     world.api.start_precache(&precache_to("maine")).await.unwrap();
     let all = world.api.precaches().await.unwrap();
