@@ -57,6 +57,7 @@ bench: setup build
 	cargo run --release --locked -p godwit-link --example link_goodput
 	cargo run --release --locked -p godwit-content --example content_speed
 	cargo run --release --locked -p godwit-volume --example fill_wait
+	cargo run --release --locked -p godwit-volume --example last_word
 	cargo run --release --locked -p godwit-link --example gives_way
 	scripts/bench-nbd.pl $(TARGET)/release/godwit
 	$(LAB) figures guest-io --quick --ledger $(TARGET)/figures.jsonl --out $(TARGET)/figures

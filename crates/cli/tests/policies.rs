@@ -60,10 +60,14 @@ fn goes_on(pair: &Pair, host: &str, more: u32) -> f64 {
 
 /// Orders a move of it to `b`, which has to arrive there.
 fn moved(pair: &Pair, more: &[&str]) -> Move {
-    let out = pair.ok(&[&["move", "web", "--to", "b", "--json"], more].concat());
+    moved_to(pair, "b", more)
+}
+
+fn moved_to(pair: &Pair, host: &str, more: &[&str]) -> Move {
+    let out = pair.ok(&[&["move", "web", "--to", host, "--json"], more].concat());
     let mv: Move = serde_json::from_str(out.lines().last().unwrap()).unwrap();
     assert_eq!(mv.progress.outcome, Outcome::Completed);
-    assert_eq!(pair.json(&["vm", "show", "web"])["host"], "b");
+    assert_eq!(pair.json(&["vm", "show", "web"])["host"], host);
     mv
 }
 
@@ -137,4 +141,25 @@ fn a_guest_that_qemu_stops_by_itself_goes_on_where_it_is_when_its_pause_would_be
         serde_json::from_str::<Value>(&out).is_ok_and(|answer| answer["status"] == "running")
     });
     moved(&pair, &[]);
+}
+
+#[test]
+fn a_deadline_ends_rounds_that_would_go_on_and_who_wants_the_fewest_bytes_has_one_round_at_the_highest_level() {
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return;
+    }
+    let pair = world("deadline", &checker::disk(WRITTEN));
+    pair.until("the guest checks its memory", || passes(&pair, "a") >= Some(2));
+    // Its first round takes two seconds, and another one as long.
+    let mv = moved(&pair, &["--limit", LIMIT, "--policy", "deadline=4s"]);
+    assert!(said_of(&mv, "stop: another round would end after 4000 ms"), "{:#?}", mv.progress.trace.notes);
+    goes_on(&pair, "b", 2);
+
+    let mv = moved_to(&pair, "a", &["--limit", LIMIT, "--policy", "least-bytes"]);
+    let rounds = &mv.progress.rounds;
+    assert!(rounds.iter().all(|round| round.level == Some(9)), "{rounds:#?}");
+    assert!(said_of(&mv, "stop: "), "{:#?}", mv.progress.trace.notes);
+    println!("{:#?}\n{rounds:#?}", mv.progress.trace.notes);
+    goes_on(&pair, "a", 2);
 }

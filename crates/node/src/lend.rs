@@ -355,7 +355,7 @@ mod tests {
             answers += u64::from(went(Some(bytes(ms)), ms));
         }
         let share = answers * ANSWER * MEMORYS_SHARE * 100 / bytes(10_000);
-        assert!((85..=100).contains(&share), "{share} % of what it may have");
+        assert!((75..=100).contains(&share), "{share} % of what it may have");
         // Memory stands still, for as long as it likes.
         let stands = (10_000..20_000).step_by(20).filter(|ms| went(Some(bytes(10_000)), *ms)).count();
         assert!((9..=11).contains(&stands), "{stands} answers in ten seconds");

@@ -7,6 +7,9 @@ use common::number;
 use godwit_sim::postcopy::{Counts, run};
 use godwit_volume::{Guard, Guards};
 
+/// Worlds of `make soak`: ten million operations.
+const SOAK: u64 = 60_000;
+
 /// How many seeds are searched for a world that needs a guard.
 const SEEDS: u64 = 20_000;
 
@@ -29,6 +32,8 @@ fn a_guest_whose_disk_follows_it_reads_what_it_wrote_whatever_fails_and_however_
         }
     }
     println!("{schedules} schedules: {all:?}");
+    // What a soak is named for.
+    assert!(schedules < SOAK || all.operations >= 10_000_000, "{all:?}");
     // A world in which nothing happens proves nothing.
     assert!(all.unfinished > schedules / 20 && all.waited > schedules && all.powers > schedules / 10, "{all:?}");
     assert!(all.released > schedules / 20 && all.mirrored > schedules / 20, "{all:?}");

@@ -388,9 +388,11 @@ impl Replica {
         inner.drop_wants()?;
         // From here on it is no image of any epoch.
         inner.meta.complete = None;
-        if inner.guards.hold(Guard::WantsBeginAfresh) {
-            inner.shadow.clear().map_err(self.io("clear the words of"))?;
-        }
+        let begun = match inner.guards.hold(Guard::WantsBeginAfresh) {
+            true => inner.shadow.clear(),
+            false => inner.shadow.recount(false),
+        };
+        begun.map_err(self.io("clear the words of"))?;
         inner.meta.wants = Some(Wants { complete: false, lineage: Lineage(0), holders: vec![] });
         inner.store_meta()
     }
@@ -465,12 +467,12 @@ impl Replica {
         }
         // What is here has to stay: a secondary forgets what is hot when it dies.
         self.vouch(&mut inner)?;
-        if inner.guards.hold(Guard::WantsBeforeComplete) {
-            inner.shadow.words.persist().map_err(self.io("write the words of"))?;
-        } else {
-            inner.shadow.words.write_back().map_err(self.io("write the words of"))?;
-        }
-        inner.shadow.told.clear();
+        let told: Vec<u64> = std::mem::take(&mut inner.shadow.told).into_iter().collect();
+        let kept = match inner.guards.hold(Guard::WantsBeforeComplete) {
+            true => inner.shadow.words.persist_in(&told),
+            false => inner.shadow.words.write(&told),
+        };
+        kept.map_err(self.io("write the words of"))?;
         if let Some(wants) = &mut inner.meta.wants {
             wants.complete = true;
             wants.lineage = lineage;
