@@ -48,6 +48,8 @@ pub const TARGETS: &[Target] = &[
     memory::REFERENCES,
     memory::ANSWERS,
     memory::HINTS,
+    memory::HOLDING,
+    memory::AGAIN,
     nbd::SERVER,
     nbd::CLIENT,
     others::LINK,

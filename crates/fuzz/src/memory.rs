@@ -3,10 +3,12 @@
 use crate::{MIB, Target};
 use godwit_memory::format::{self, Segment};
 use godwit_memory::{
-    Blocks, Config, Decoder, Encoder, Feedback, Finder, Hints, Limits, Message, NEIGHBOURS, PageBytes, PageKey,
-    Resends, ReturnPath, Spot,
+    Blocks, Checkpoint, CheckpointKey, Config, Decoder, Encoder, Feedback, Finder, Hints, Holding, Limits, Message,
+    NEIGHBOURS, PageBytes, PageKey, Resends, ReturnPath, Spot, Witness,
 };
 use std::io::Write as _;
+use std::path::Path;
+use std::sync::LazyLock;
 
 /// A small window, so that a run is quick; it is zstd's memory, not counted here.
 const WINDOW: u32 = 17;
@@ -287,6 +289,73 @@ fn asking() -> (Decoder, Vec<u8>) {
     encoder.feedback(asked, &mut wire).expect("it was asked for what was sent");
     (decoder, wire)
 }
+
+const KEY: CheckpointKey = CheckpointKey([3; 32]);
+const KEPT: &[(&str, u64)] = &[("pc.ram", 64), ("pc.bios", 3)];
+
+/// What a destination has of an earlier try: a checkpoint's file, and what it says of that.
+static EARLIER: LazyLock<(Vec<u8>, Holding)> = LazyLock::new(|| {
+    let place = tempfile::NamedTempFile::new().expect("there is room for it");
+    let pages: Vec<_> = (0..40).map(|page| (0, page, Some(page as u8 + 1))).collect();
+    let (mut encoder, mut wire, mut out) = (encoder(), vec![], vec![]);
+    encoder.push(&raw(KEPT, &pages), &mut wire).expect("the stream is in order");
+    encoder.finish(&mut wire).expect("the stream is in order");
+    keeping(place.path()).push(&wire, &mut out).expect("the decoder takes what the encoder makes");
+    let mut checkpoint = Checkpoint::open(place.path(), &KEY).expect("it was made");
+    let held = checkpoint.holding(&|| true).expect("it is read").expect("nobody calls it off");
+    (std::fs::read(place.path()).expect("it was made"), held)
+});
+
+fn keeping(checkpoint: &Path) -> Decoder {
+    let checkpoint = Checkpoint::open(checkpoint, &KEY).expect("there is room for it");
+    Decoder::new(LIMITS).expect("the window is within zstd's bounds").with_checkpoint(checkpoint)
+}
+
+/// What the destination says that it has of an earlier try.
+pub const HOLDING: Target = Target {
+    name: "memory-holding",
+    corpus: || vec![EARLIER.1.encode()],
+    run: |input| {
+        if let Ok(held) = Holding::decode(input, LIMITS.max_ram) {
+            assert!(held.pages() <= LIMITS.max_ram / 4096 + 64);
+            assert!(Holding::decode(&held.encode(), LIMITS.max_ram).is_ok_and(|again| again == held));
+        }
+    },
+    // Eight bytes for each page of the largest RAM, for one that is read and one that is read again.
+    bound: |length| 8 * MIB + 16 * length,
+};
+
+/// Operations that name what was kept, and differences against the guest's own RAM.
+pub const AGAIN: Target = Target {
+    name: "memory-again",
+    corpus: || {
+        let pages: Vec<_> = (0..50).map(|page| (0, page, Some(page as u8 + 1))).collect();
+        let again = |pages: &[_]| {
+            let (mut encoder, mut wire) = (encoder().with_holding(EARLIER.1.clone(), &KEY), vec![]);
+            encoder.push(&raw(KEPT, pages), &mut wire).expect("the corpus is in order");
+            encoder.finish(&mut wire).expect("the corpus is in order");
+            zstd::decode_all(&*frame(&wire)).expect("the encoder's frame is whole")
+        };
+        let changed =
+            [(0, 5, Some(77)), (0, 6, None), (0, 7, Some(1)), (0, 7, Some(203)), (0, 7, Some(204)), (1, 2, Some(3))];
+        [vec![again(&pages), again(&changed)], operations()].concat()
+    },
+    run: |input| {
+        // What comes is kept as well.
+        let place = tempfile::NamedTempFile::new().expect("there is room for it");
+        std::fs::write(place.path(), &EARLIER.0).expect("there is room for it");
+        let mut ram = tempfile::tempfile().expect("there is room for it");
+        (0..64).try_for_each(|page| ram.write_all(&[page + 1; 4096])).expect("there is room for it");
+        let mut decoder = keeping(place.path()).with_ram(Witness::new("pc.ram", ram));
+        let (wire, mut out) = (pack(input), vec![]);
+        let mut wire = &wire[..];
+        while decoder.push_some(&mut wire, &mut out).is_ok_and(|more| more || !wire.is_empty()) {
+            out.clear();
+        }
+    },
+    // As DECODES, with where each page of the largest RAM is kept.
+    bound: |length| 16 * MIB + 2 * length,
+};
 
 /// What the destination says of other guests' memory.
 pub const HINTS: Target = Target {
