@@ -4,7 +4,7 @@
 //! | codec | what it is |
 //! |---|---|
 //! | [`Codec::Plain`] | QEMU's stream as it is |
-//! | [`Codec::Zstd`] | zero pages counted, re-sends elided or as differences, zstd with a window of 128 MiB |
+//! | [`Codec::Zstd`] | zero pages counted, re-sends elided or as differences, zstd with a window of 256 MiB |
 //! | [`Codec::Full`] | the same, and references to the disks that are given |
 //! | [`Codec::CloudNet`] | CloudNet's quarter pages, caches and deltas ([`cloudnet`](self)), alone |
 //! | [`Codec::CloudNetZstd`] | the same, zstd behind it |
@@ -226,18 +226,21 @@ pub fn decoder(limits: Limits, disks: Option<Box<dyn Blocks>>, clock: Option<Clo
     Box::new(Any { limits, disks, clock, magic: vec![], inner: None })
 }
 
+/// Window of 128 MiB: what `zstd --long` uses, of which others' codecs are compositions here.
+const LONG_WINDOW_LOG: u32 = 27;
+
 /// A frame with a long window.
 pub(crate) fn long(level: i32) -> Result<zstd::stream::write::Encoder<'static, Vec<u8>>, StreamError> {
     let doing = |doing| move |source| StreamError::Zstd { doing, source };
     let mut zstd = zstd::stream::write::Encoder::new(vec![], level).map_err(doing("begin"))?;
-    zstd.set_parameter(CParameter::WindowLog(crate::DEFAULT_WINDOW_LOG)).map_err(doing("take the window's size"))?;
+    zstd.set_parameter(CParameter::WindowLog(LONG_WINDOW_LOG)).map_err(doing("take the window's size"))?;
     zstd.set_parameter(CParameter::EnableLongDistanceMatching(true)).map_err(doing("match over long distances"))?;
     Ok(zstd)
 }
 
 pub(crate) fn unpacker() -> io::Result<zstd::stream::write::Decoder<'static, Vec<u8>>> {
     let mut zstd = zstd::stream::write::Decoder::new(vec![])?;
-    zstd.set_parameter(DParameter::WindowLogMax(crate::DEFAULT_WINDOW_LOG))?;
+    zstd.set_parameter(DParameter::WindowLogMax(LONG_WINDOW_LOG))?;
     Ok(zstd)
 }
 

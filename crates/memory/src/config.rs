@@ -5,8 +5,9 @@ use std::fmt;
 
 /// RAM that is believed when nothing else is said: 4 TiB. The table of hashes takes 1/256 of it, untouched until used.
 pub const DEFAULT_MAX_RAM: u64 = 4 << 40;
-/// Window of 128 MiB: what `zstd --long` uses, and what its decoders take without being asked.
-pub const DEFAULT_WINDOW_LOG: u32 = 27;
+/// Window of 256 MiB, which both ends have in memory as far as the stream fills it. With twice that recorded streams had 0.1 to 0.3 % fewer bytes, with
+/// half of it (what `zstd --long` uses) 1.4 to 4.8 % more.
+pub const DEFAULT_WINDOW_LOG: u32 = 28;
 /// Window where nothing is looked for over long distances: 1 MiB.
 pub const NEAR_WINDOW_LOG: u32 = 20;
 /// What the source keeps of what it last sent, at most: 256 MiB, or the guest's memory if that is less.

@@ -28,7 +28,7 @@ pub const ENOUGH: usize = 1 << 20;
 pub enum WireError {
     /// Another format.
     #[error(
-        "the memory stream begins with {found:02x?}, not with GWM6: both nodes must run the same version of godwit"
+        "the memory stream begins with {found:02x?}, not with GWM7: both nodes must run the same version of godwit"
     )]
     NotGodwit {
         /// The first four bytes.

@@ -17,7 +17,7 @@
 //! Zero pages are counted in runs. A page that comes again as it was last sent is left out: a page is often dirtied
 //! between QEMU's look at the dirty log and its sending, and then sent once more for nothing. A page that comes again changed goes as
 //! the difference from what was last sent of it, if that is short (CloudNet, section 3.2.3). All else goes through one
-//! zstd stream with matches over a long distance (128 MiB), which finds duplicates (of any length from some bytes on: no need
+//! zstd stream with matches over a long distance (256 MiB), which finds duplicates (of any length from some bytes on: no need
 //! to cut pages into quarters for it, as CloudNet's section 3.2.2 does). What the destination has kept of an earlier try that
 //! was cut short is only named ([`Checkpoint`]). And so is what lies on the guest's own disks, which the destination
 //! has ([`disks`]): a page cache; and what lies in the memory of guests there that may know of each other ([`hints`]).

@@ -5,12 +5,12 @@ mod common;
 
 use common::{PAGE, Stream};
 use godwit_memory::codec::{self, Codec, CodecError, Mechanisms};
-use godwit_memory::{Blocks, Config, Finder, Limits, PageBytes, Resends, Spot, SpotTable};
+use godwit_memory::{Blocks, Config, DEFAULT_WINDOW_LOG, Finder, Limits, PageBytes, Resends, Spot, SpotTable};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 const BLOCKS: &[(&str, u64)] = &[("pc.ram", 64), ("/rom@etc/acpi/tables", 8), ("pc.bios", 3)];
-const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: 27, versions: 1 << 20 };
+const LIMITS: Limits = Limits { max_ram: 1 << 30, window_log: DEFAULT_WINDOW_LOG, versions: 1 << 20 };
 
 /// A disk in memory, and where its contents are.
 #[derive(Clone)]

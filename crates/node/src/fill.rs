@@ -723,4 +723,34 @@ mod tests {
         disk.read(3 * BLOCK, 2 * BLOCK as u32).expect("reads");
         assert_eq!(disk.first_accesses(), [20..21, 3..5]);
     }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_no_holder_brings_is_counted_said_and_asked_for_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (disk, from) = lacking(folder.path());
+        let holder = Holder("from".into());
+        let empty = Replica::create(&folder.path().join("empty"), VolumeId(1), Amount::mib(1)).expect("creates");
+        assert!(disk.begin_fetch());
+        disk.with_fetch(|requester| requester.connected(holder.clone())).expect("fills");
+        let mut server = Server::new();
+        let mut round = |replica: &Replica| {
+            for question in disk.questions().expect("fills").expect("asks") {
+                server.handle(&question.message).expect("makes sense");
+            }
+            let mut answers = vec![];
+            while let Some(answer) = server.poll(replica, &[Way::Demand, Way::Fill]).expect("reads") {
+                answers.push(answer.message);
+            }
+            assert!(disk.answered(&holder, &answers).expect("takes"));
+            answers.len()
+        };
+        assert!(round(&empty) > 0);
+        assert_eq!(round(&empty), 0, "it has said that it has none of them");
+        let nowhere = disk.nowhere().expect("reads");
+        assert_eq!((nowhere, disk.absent()), (32, Amount(32 * BLOCK)));
+        let said = unobtainable(&disk.name, nowhere, &disk.holders());
+        assert!(said.starts_with("128.0 KiB of disk `root` are not to be had from from,"), "{said}");
+        assert!(round(&from) > 0, "it is asked again");
+        assert_eq!((disk.nowhere().expect("reads"), disk.absent()), (0, Amount(0)));
+    }
 }

@@ -51,8 +51,10 @@ const NICE: i32 = 10;
 
 /// For each byte that goes behind a guest's back so many of a guest's memory go, while any goes from here.
 const MEMORYS_SHARE: u64 = 16;
-/// Where memory does not go on, because its link is down or its move is held: so long after the last one the next answer goes all the same.
+/// Where memory does not go on: so long after the last one the next answer goes all the same.
 const LONGEST_TURN: Duration = Duration::from_secs(1);
+/// And after such a time, because its link is down or its move waits for somebody, as many as there are.
+const STANDS: Duration = Duration::from_secs(5);
 /// Between two looks at how much memory has gone.
 const TURN: Duration = Duration::from_millis(20);
 
@@ -259,8 +261,8 @@ fn memory_sent(node: &Node) -> Option<u64> {
 struct Beside {
     /// What had gone of memory when the last answer went, and when that was; none: no memory goes.
     last: Option<(u64, Instant)>,
-    /// What has gone of memory.
-    memory: u64,
+    /// What has gone of memory, and when it became so much.
+    memory: (u64, Option<Instant>),
     /// Bytes of that answer.
     answer: u64,
 }
@@ -272,17 +274,21 @@ impl Beside {
             self.last = None;
             return true;
         };
+        if self.memory.0 != memory || self.last.is_none() {
+            self.memory = (memory, Some(now));
+        }
         let (before, since) = *self.last.get_or_insert((memory, now));
-        self.memory = memory;
+        let stands = self.memory.1.is_some_and(|since| now.saturating_duration_since(since) >= STANDS);
         memory.saturating_sub(before) > self.answer.saturating_mul(MEMORYS_SHARE)
             || now.saturating_duration_since(since) >= LONGEST_TURN
+            || stands
     }
 
     /// An answer went.
     fn went(&mut self, by: Lane, bytes: u64, now: Instant) {
         if by == Lane::Fill {
             self.answer = bytes;
-            self.last = self.last.map(|_| (self.memory, now));
+            self.last = self.last.map(|_| (self.memory.0, now));
         }
     }
 
@@ -356,10 +362,12 @@ mod tests {
         }
         let share = answers * ANSWER * MEMORYS_SHARE * 100 / bytes(10_000);
         assert!((75..=100).contains(&share), "{share} % of what it may have");
-        // Memory stands still, for as long as it likes.
-        let stands = (10_000..20_000).step_by(20).filter(|ms| went(Some(bytes(10_000)), *ms)).count();
-        assert!((9..=11).contains(&stands), "{stands} answers in ten seconds");
+        // Memory stands still: perhaps not for long, and then for as long as it likes.
+        let stands = (10_000..14_900).step_by(20).filter(|ms| went(Some(bytes(10_000)), *ms)).count();
+        assert!((4..=5).contains(&stands), "{stands} answers in five seconds");
+        assert!((15_000..20_000).step_by(20).all(|ms| went(Some(bytes(10_000)), ms)), "nothing goes beside it");
+        assert!(!went(Some(bytes(10_001)), 20_000), "it goes on");
         assert!((0..100).all(|_| went(None, 20_000)), "it has ended");
-        assert!(!went(Some(bytes(10_000)), 20_000), "and goes again");
+        assert!(!went(Some(bytes(10_001)), 20_000), "and another one begins");
     }
 }

@@ -332,8 +332,15 @@ impl Leader<'_> {
 
     async fn repair(&self, finding: &Finding, believed: Option<usize>) -> Result<(), ApiError> {
         let Some(repair) = finding.repair(believed) else {
-            return Err(ApiError::new(Problem::Conflict, "nobody can tell which replica is right")
-                .remedy("name the one to be believed: `--from SITE`"));
+            return Err(match &self.order.believe {
+                Some(host) => ApiError::new(
+                    Problem::Conflict,
+                    format!("nobody can tell which replica is right, and that at `{host}`, which is to be believed, was not compared"),
+                )
+                .remedy("verify again when it answers, and without `--site` or with its own"),
+                None => ApiError::new(Problem::Conflict, "nobody can tell which replica is right")
+                    .remedy("name the one to be believed: `--from SITE`"),
+            });
         };
         let (block, stamp, digest) = (finding.block, finding.stamp, repair.digest);
         let Said::Contents(contents) = self.ask(repair.giver, What::Read { block, stamp, digest }).await? else {
