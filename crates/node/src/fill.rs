@@ -325,7 +325,7 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
         sessions.spawn(async move { keep_asking(&node, &parts, &disk, &holder, &outboxes).await });
     }
     let mut looking = tokio::time::interval(LOOK);
-    let (mut looked, mut asked_again, mut nowhere) = (Instant::now(), Instant::now(), 0);
+    let (mut looked, mut asked_again, mut said) = (Instant::now(), Instant::now(), 0);
     loop {
         let look = tokio::select! {
             () = disk.hungry.notified() => false,
@@ -347,9 +347,10 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
             }
         }
         if asked_again.elapsed() >= AGAIN {
-            let before = std::mem::replace(&mut nowhere, disk.clone().blocking(|disk| disk.nowhere()).await?);
             asked_again = Instant::now();
-            if nowhere != before {
+            // That there are none now may be because nobody answers.
+            let nowhere = disk.clone().blocking(|disk| disk.nowhere()).await?;
+            if nowhere > 0 && std::mem::replace(&mut said, nowhere) != nowhere {
                 note(parts, &unobtainable(&disk.name, nowhere, &disk.holders()));
             }
         }
@@ -363,15 +364,12 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
 
 /// What is said of blocks that no holder brings.
 fn unobtainable(disk: &str, blocks: u64, holders: &[String]) -> String {
-    let holders = holders.join(", ");
-    match blocks {
-        0 => format!("what was not to be had of disk `{disk}` has come"),
-        _ => format!(
-            "{} of disk `{disk}` are not to be had from {holders}, whose log says why; they are asked for again every {} s",
-            Amount(blocks * BLOCK),
-            AGAIN.as_secs()
-        ),
-    }
+    format!(
+        "{} of disk `{disk}` are not to be had from {}, whose log says why; they are asked for again every {} s",
+        Amount(blocks * BLOCK),
+        holders.join(", "),
+        AGAIN.as_secs()
+    )
 }
 
 fn send(outboxes: &Outboxes, questions: Vec<Question>) {
