@@ -231,7 +231,7 @@ impl<'a> Pipe<'a> {
             true => Box::new(io::stdin()),
             false => Box::new(File::open(input).map_err(named(input))?),
         };
-        // A device or a pipe is written to; a file is there when all of it is, and what was there stays until then, if it is the input.
+        // A device or a pipe is written to; a file is there when all of it is, and what was there stays until then: it may be the input.
         let fresh = match std::fs::metadata(output) {
             _ if output == Path::new("-") => None,
             Ok(known) if !known.is_file() => None,

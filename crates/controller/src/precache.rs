@@ -174,21 +174,28 @@ pub async fn start(
         }
         let before: Option<PrecacheRecord> =
             c.store.read(Kind::Precache, PrecacheRecord::key(volume.id, &host.name))?;
-        let peer = before.as_ref().and_then(|before| before.peer.clone());
-        // What is not said stays as it is.
-        let before = before.filter(|before| !before.ending);
-        let known = before.as_ref();
-        let record = PrecacheRecord {
+        let fresh = PrecacheRecord {
             volume: volume.id,
             to: host.name.clone(),
-            limit: wanted.limit.or(known.and_then(|known| known.limit)).filter(|_| !wanted.unlimited),
-            interval_ms: wanted.interval_ms.or(known.map(|known| known.interval_ms)).unwrap_or(INTERVAL_MS),
-            consistent: wanted.consistent.or(known.map(|known| known.consistent)).unwrap_or_default(),
-            image_room: wanted.image_room.or(known.map(|known| known.image_room)).unwrap_or(IMAGE_ROOM),
-            follow: wanted.follow.or(known.map(|known| known.follow)).unwrap_or_default(),
+            limit: None,
+            interval_ms: INTERVAL_MS,
+            consistent: false,
+            image_room: IMAGE_ROOM,
+            follow: false,
             ending: false,
-            peer,
+            peer: before.as_ref().and_then(|before| before.peer.clone()),
             lineage: now.lineage,
+        };
+        // What is not said stays as it is.
+        let known = before.filter(|before| !before.ending).unwrap_or(fresh);
+        let record = PrecacheRecord {
+            limit: if wanted.unlimited { None } else { wanted.limit.or(known.limit) },
+            interval_ms: wanted.interval_ms.unwrap_or(known.interval_ms),
+            consistent: wanted.consistent.unwrap_or(known.consistent),
+            image_room: wanted.image_room.unwrap_or(known.image_room),
+            follow: wanted.follow.unwrap_or(known.follow),
+            lineage: now.lineage,
+            ..known
         };
         if wanted.image_room.is_some() && !record.consistent {
             return Err(invalid("image room: it is an image's, and none is kept").remedy("keep one: `--consistent`"));

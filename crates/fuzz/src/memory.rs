@@ -121,14 +121,21 @@ pub const ENCODER: Target = Target {
 
 /// Wire as the encoder makes it, behind the magic number and before zstd.
 fn operations() -> Vec<Vec<u8>> {
-    let plain = |(raw, level): (Vec<u8>, i32)| {
-        let (mut encoder, mut wire) = (encoder_at(level), vec![]);
-        encoder.push(&raw, &mut wire).expect("the corpus is in order");
-        encoder.finish(&mut wire).expect("the corpus is in order");
-        zstd::decode_all(&*frame(&wire)).expect("the encoder's frame is whole")
-    };
     // At the highest level words' bytes are laid apart.
-    raws().into_iter().flat_map(|raw| [(raw.clone(), 1), (raw, 9)]).map(plain).collect()
+    raws().iter().flat_map(|raw| [1, 9].map(|level| plain(encoder_at(level), raw))).collect()
+}
+
+/// What an encoder makes of a stream, before zstd.
+fn plain(encoder: Encoder, raw: &[u8]) -> Vec<u8> {
+    zstd::decode_all(&*frame(&encoded(encoder, raw))).expect("the encoder's frame is whole")
+}
+
+/// And behind it.
+fn encoded(mut encoder: Encoder, raw: &[u8]) -> Vec<u8> {
+    let mut wire = vec![];
+    encoder.push(raw, &mut wire).expect("the corpus is in order");
+    encoder.finish(&mut wire).expect("the corpus is in order");
+    wire
 }
 
 /// The one zstd frame of a stream that was encoded: its segments together.
@@ -151,9 +158,12 @@ fn pack(plain: &[u8]) -> Vec<u8> {
     [&format::MAGIC[..], &format::segment(Segment::Packed, frame.len()), &frame].concat()
 }
 
+fn decoder() -> Decoder {
+    Decoder::new(LIMITS).expect("the window is within zstd's bounds")
+}
+
 /// Whether it came to a good end.
-fn decode(mut wire: &[u8]) -> bool {
-    let mut decoder = Decoder::new(LIMITS).expect("the window is within zstd's bounds");
+fn decode(mut decoder: Decoder, mut wire: &[u8]) -> bool {
     let mut out = vec![];
     while decoder.push_some(&mut wire, &mut out).is_ok_and(|more| more || !wire.is_empty()) {
         // As the node does: what was made goes to QEMU before more is made.
@@ -171,7 +181,7 @@ pub const DECODER: Target = Target {
     name: "memory-decoder",
     corpus: operations,
     run: |input| {
-        decode(&pack(input));
+        decode(decoder(), &pack(input));
     },
     bound: DECODES,
 };
@@ -186,7 +196,7 @@ pub const DECODER_PACKED: Target = Target {
         corpus
     },
     run: |input| {
-        decode(input);
+        decode(decoder(), input);
     },
     bound: DECODES,
 };
@@ -212,12 +222,7 @@ impl Finder for Filled {
 /// Streams with references to a disk, in plain operations.
 fn references() -> Vec<Vec<u8>> {
     let fills = |fills: &[u8]| fills.iter().zip(0..).map(|(fill, page)| (0, page, Some(*fill))).collect::<Vec<_>>();
-    let plain = |pages: &[u8]| {
-        let (mut encoder, mut wire) = (encoder().with_disks(Box::new(Filled)), vec![]);
-        encoder.push(&raw(&[("pc.ram", 64)], &fills(pages)), &mut wire).expect("the corpus is in order");
-        encoder.finish(&mut wire).expect("the corpus is in order");
-        zstd::decode_all(&*frame(&wire)).expect("the encoder's frame is whole")
-    };
+    let plain = |pages: &[u8]| plain(encoder().with_disks(Box::new(Filled)), &raw(&[("pc.ram", 64)], &fills(pages)));
     vec![plain(&[1, 2, 3, 4, 5]), plain(&[7, 6, 5, 9, 10, 11]), plain(&(1..60).collect::<Vec<_>>())]
 }
 
@@ -297,10 +302,8 @@ const KEPT: &[(&str, u64)] = &[("pc.ram", 64), ("pc.bios", 3)];
 static EARLIER: LazyLock<(Vec<u8>, Holding)> = LazyLock::new(|| {
     let place = tempfile::NamedTempFile::new().expect("there is room for it");
     let pages: Vec<_> = (0..40).map(|page| (0, page, Some(page as u8 + 1))).collect();
-    let (mut encoder, mut wire, mut out) = (encoder(), vec![], vec![]);
-    encoder.push(&raw(KEPT, &pages), &mut wire).expect("the stream is in order");
-    encoder.finish(&mut wire).expect("the stream is in order");
-    keeping(place.path()).push(&wire, &mut out).expect("the decoder takes what the encoder makes");
+    let wire = encoded(encoder(), &raw(KEPT, &pages));
+    assert!(decode(keeping(place.path()), &wire), "the decoder takes what the encoder makes");
     let mut checkpoint = Checkpoint::open(place.path(), &KEY).expect("it was made");
     let held = checkpoint.holding(&|| true).expect("it is read").expect("nobody calls it off");
     (std::fs::read(place.path()).expect("it was made"), held)
@@ -308,7 +311,7 @@ static EARLIER: LazyLock<(Vec<u8>, Holding)> = LazyLock::new(|| {
 
 fn keeping(checkpoint: &Path) -> Decoder {
     let checkpoint = Checkpoint::open(checkpoint, &KEY).expect("there is room for it");
-    Decoder::new(LIMITS).expect("the window is within zstd's bounds").with_checkpoint(checkpoint)
+    decoder().with_checkpoint(checkpoint)
 }
 
 /// What the destination says that it has of an earlier try.
@@ -330,12 +333,7 @@ pub const AGAIN: Target = Target {
     name: "memory-again",
     corpus: || {
         let pages: Vec<_> = (0..50).map(|page| (0, page, Some(page as u8 + 1))).collect();
-        let again = |pages: &[_]| {
-            let (mut encoder, mut wire) = (encoder().with_holding(EARLIER.1.clone(), &KEY), vec![]);
-            encoder.push(&raw(KEPT, pages), &mut wire).expect("the corpus is in order");
-            encoder.finish(&mut wire).expect("the corpus is in order");
-            zstd::decode_all(&*frame(&wire)).expect("the encoder's frame is whole")
-        };
+        let again = |pages: &[_]| plain(encoder().with_holding(EARLIER.1.clone(), &KEY), &raw(KEPT, pages));
         let changed =
             [(0, 5, Some(77)), (0, 6, None), (0, 7, Some(1)), (0, 7, Some(203)), (0, 7, Some(204)), (1, 2, Some(3))];
         [vec![again(&pages), again(&changed)], operations()].concat()
@@ -346,12 +344,7 @@ pub const AGAIN: Target = Target {
         std::fs::write(place.path(), &EARLIER.0).expect("there is room for it");
         let mut ram = tempfile::tempfile().expect("there is room for it");
         (0..64).try_for_each(|page| ram.write_all(&[page + 1; 4096])).expect("there is room for it");
-        let mut decoder = keeping(place.path()).with_ram(Witness::new("pc.ram", ram));
-        let (wire, mut out) = (pack(input), vec![]);
-        let mut wire = &wire[..];
-        while decoder.push_some(&mut wire, &mut out).is_ok_and(|more| more || !wire.is_empty()) {
-            out.clear();
-        }
+        decode(keeping(place.path()).with_ram(Witness::new("pc.ram", ram)), &pack(input));
     },
     // As DECODES, with where each page of the largest RAM is kept.
     bound: |length| 16 * MIB + 2 * length,
@@ -425,10 +418,10 @@ mod tests {
     #[test]
     fn what_is_in_order_is_decoded_to_its_end() {
         for plain in operations() {
-            assert!(decode(&pack(&plain)));
+            assert!(decode(decoder(), &pack(&plain)));
         }
         for wire in (DECODER_PACKED.corpus)().iter().take(raws().len()) {
-            assert!(decode(wire));
+            assert!(decode(decoder(), wire));
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use godwit_volume::fet::{Source, State, Target};
-use godwit_volume::{Holder, Replica};
+use godwit_volume::{BLOCK, Holder, Replica};
 use std::time::Instant;
 
 const GIB: u64 = 1 << 30;
@@ -40,7 +40,7 @@ fn main() {
         let told = began.elapsed();
         // What a guest has written since.
         for block in 0..100 {
-            let written = from.write(block * (gib * GIB / 100) / 4096 * 4096, &[7; 4096]).unwrap();
+            let written = from.write(block * (gib * GIB / 100) / BLOCK * BLOCK, &[7; BLOCK as usize]).unwrap();
             source.guest_wrote(written.blocks, &from);
         }
         let began = Instant::now();

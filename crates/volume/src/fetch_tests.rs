@@ -1,11 +1,8 @@
 use super::*;
-use crate::file::{Disk, Media, Medium, SlottedFile};
+use crate::scrub::tests::open_hooked;
 use crate::shadow::tests::{SIZE, shadow_of, source};
-use crate::stamps::REGION;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::io;
-use std::sync::Mutex;
 
 const NOW: Duration = Duration::from_secs(100);
 const BOTH: [Lane; 2] = [Lane::Demand, Lane::Fill];
@@ -288,52 +285,13 @@ fn contents_that_were_written_again_at_the_holder_are_not_taken_for_those_wanted
     assert_eq!((pair.requester.lacking(), pair.to.absent()), (1, Bytes(BLOCK)));
 }
 
-/// A disk that cannot read some blocks for a while.
-#[derive(Debug)]
-struct Worn(Disk, Arc<Mutex<Range<u64>>>);
-
-impl Medium for Worn {
-    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        let bad = self.1.lock().expect("one thread");
-        match at < bad.end * BLOCK && at + into.len() as u64 > bad.start * BLOCK {
-            true => Err(io::Error::other("a bad sector")),
-            false => self.0.read(at, into),
-        }
-    }
-    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        self.0.write(at, from)
-    }
-    fn punch(&self, at: u64, length: u64) -> io::Result<()> {
-        self.0.punch(at, length)
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.0.sync()
-    }
-    fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
-        self.0.extents(at, length)
-    }
-    fn allocated(&self) -> u64 {
-        self.0.allocated()
-    }
-}
-
 #[test]
 fn a_block_that_cannot_be_read_at_its_holder_keeps_no_other_back_and_is_asked_for_again_when_it_may_have_been_repaired()
 {
     let mut pair = Pair::new(40);
-    let bad = Arc::new(Mutex::new(30..33));
-    let place = pair._folder.path().join("source");
-    let open = |name: &str, size: u64| Disk::open(&place.join(name), size).expect("opens");
-    let media = Media {
-        data: Box::new(Worn(open("data", SIZE), bad.clone())),
-        stamps: Box::new(open("stamps", SIZE / BLOCK * 8)),
-        hot: Box::new(open("hot", SIZE / BLOCK / REGION)),
-        words: Box::new(open("words", SIZE / BLOCK * 8)),
-        power: String::new(),
-        description: Box::new(SlottedFile::new(place.join("meta"))),
-        region: REGION,
-    };
-    (pair.from, _) = Replica::open_on(&place, media).expect("opens");
+    let (from, disk) = open_hooked(&pair._folder.path().join("source"), Bytes(SIZE));
+    pair.from = from;
+    disk.1.lock().expect("one thread").extend(30..33);
     // The guest waits for what cannot be read, for what lies around it, and for another one.
     for blocks in [28..36, 20..21] {
         pair.requester.demand(blocks, NOW, &pair.to).expect("reads");
@@ -348,7 +306,7 @@ fn a_block_that_cannot_be_read_at_its_holder_keeps_no_other_back_and_is_asked_fo
     pair.finish();
     assert_eq!(pair.requester.nowhere(&pair.to).expect("reads"), 3, "still");
 
-    *bad.lock().expect("one thread") = 0..0;
+    disk.1.lock().expect("one thread").clear();
     pair.requester.ask_lacking_again();
     pair.finish();
     assert_eq!(pair.requester.nowhere(&pair.to).expect("reads"), 0);

@@ -781,4 +781,4 @@ impl Scrub {
 
 #[cfg(test)]
 #[path = "scrub_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -214,12 +214,13 @@ fn a_guest_that_writes_during_a_scrub_makes_no_rot() {
     }
 }
 
-/// Writes to the replica while it is being read for its digests.
+/// A disk with bad sectors, and with somebody who writes to the replica while it is being read for its digests.
 #[derive(Debug)]
 struct Hooked(Disk, Arc<Hook>);
 
+/// What is done once, and the blocks that cannot be read.
 #[derive(Default)]
-struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>, Mutex<Vec<u64>>);
+pub(crate) struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>, pub Mutex<Vec<u64>>);
 
 impl std::fmt::Debug for Hook {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -229,18 +230,18 @@ impl std::fmt::Debug for Hook {
 
 impl Medium for Hooked {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read(at, into)
-    }
-    fn read_past_cache(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let bad = |block: &u64| (at..at + into.len() as u64).contains(&(block * BLOCK));
         if self.1.1.lock().unwrap().iter().any(bad) {
             return Err(io::Error::other("a bad sector"));
         }
-        let done = self.0.read(at, into);
+        self.0.read(at, into)
+    }
+    fn read_past_cache(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read(at, into)?;
         if let Some(hook) = self.1.0.lock().unwrap().take() {
             hook();
         }
-        done
+        Ok(())
     }
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
         // The drive gives it another sector.
@@ -261,21 +262,27 @@ impl Medium for Hooked {
     }
 }
 
-fn hooked(folder: &Path) -> (Arc<Replica>, Arc<Hook>) {
-    let size = Bytes(EXTENT * BLOCK);
-    Replica::create_beside(folder, VOLUME, size).unwrap();
+/// Opens the replica of a folder on such a disk.
+pub(crate) fn open_hooked(folder: &Path, size: Bytes) -> (Replica, Arc<Hook>) {
+    let regions = (size.0 / BLOCK).div_ceil(REGION);
     let hook = Arc::new(Hook::default());
     let open = |name: &str, size: u64| Box::new(Disk::open(&folder.join(name), size).unwrap());
     let media = Media {
         data: Box::new(Hooked(Disk::open(&folder.join("data"), size.0).unwrap(), hook.clone())),
-        stamps: open("stamps", REGION * 8),
-        hot: open("hot", 1),
-        words: open("words", REGION * 8),
+        stamps: open("stamps", regions * REGION * 8),
+        hot: open("hot", regions),
+        words: open("words", regions * REGION * 8),
         power: "one".into(),
         description: Box::new(SlottedFile::new(folder.join("meta"))),
         region: REGION,
     };
-    let (replica, _) = Replica::open_on(folder, media).unwrap();
+    (Replica::open_on(folder, media).unwrap().0, hook)
+}
+
+fn hooked(folder: &Path) -> (Arc<Replica>, Arc<Hook>) {
+    let size = Bytes(EXTENT * BLOCK);
+    Replica::create_beside(folder, VOLUME, size).unwrap();
+    let (replica, hook) = open_hooked(folder, size);
     replica.become_primary(Lineage::FIRST, Generation::FIRST).unwrap();
     replica.write(0, &vec![1; 4 * BLOCK as usize]).unwrap();
     replica.end_epoch().unwrap();

@@ -4,6 +4,8 @@ use crate::file::{Description, SlottedFile};
 use crate::replica::is_zero;
 use crate::walk::Who;
 use godwit_units::{Generation, VolumeId};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use std::path::Path;
 
 pub(crate) const SIZE: u64 = 16 << 20;
@@ -383,7 +385,6 @@ fn what_comes_to_a_shadow_volume_that_was_ended_is_not_taken() {
 
 #[test]
 fn what_is_told_again_and_taken_back_is_counted_as_it_is_found_after_a_restart() {
-    use rand::{Rng, SeedableRng, rngs::SmallRng};
     let folder = tempfile::tempdir().expect("a folder");
     let (place, blocks) = (folder.path().join("to"), SIZE / BLOCK);
     let holders = ["a", "b", "c"].map(|name| Holder(name.into()));
