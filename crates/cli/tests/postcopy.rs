@@ -108,6 +108,16 @@ impl World {
 }
 
 #[test]
+fn a_guests_memory_follows_it_and_the_guest_finds_each_page_as_it_was() {
+    let Some(world) = world("postshort") else { return };
+    let moved = world.order("b", &[FOLLOWS]);
+    assert_eq!(moved.progress.outcome, Outcome::Completed);
+    assert!(moved.progress.phases.iter().any(|phase| phase.name == PhaseName::Drain), "{:?}", moved.progress.phases);
+    world.checks("b", 2);
+    assert!(world.pair.guests("a").is_empty(), "nothing is left at the source");
+}
+
+#[test]
 #[ignore = "takes over half a minute: see scripts/soak.sh follows"]
 fn a_guest_that_writes_faster_than_the_link_pauses_far_shorter_when_its_memory_follows_it() {
     let Some(world) = world("postcopy") else { return };

@@ -101,7 +101,7 @@ pub struct Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        unlock(&self.disk.0);
+        unlock(self.disk.as_file());
     }
 }
 
@@ -114,8 +114,9 @@ impl Plain {
         let (file, size) = open_locked(path)?;
         let device = file.metadata().map_err(io_error("look at", path))?.file_type().is_block_device();
         // The same description: whatever it has to tell of a write is told here.
-        let syncs = Synced::new(Box::new(Disk(file.try_clone().map_err(io_error("open", path))?)));
-        Ok(Self { disk: Disk(file), syncs, path: path.to_owned(), size, device })
+        let again = file.try_clone().map_err(io_error("open", path))?;
+        let syncs = Synced::new(Box::new(Disk::new(again, size)));
+        Ok(Self { disk: Disk::new(file, size), syncs, path: path.to_owned(), size, device })
     }
 
     /// What was written survives a loss of power.
@@ -155,7 +156,7 @@ impl Plain {
             }
             Command::WriteZeroes { offset, length, fua, no_hole, fast } => {
                 let how = if no_hole { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
-                match fallocate(&self.disk.0, how | FallocateFlags::KEEP_SIZE, offset, u64::from(length)) {
+                match fallocate(self.disk.as_file(), how | FallocateFlags::KEEP_SIZE, offset, u64::from(length)) {
                     Ok(()) => {}
                     // What is no whole block of a device, too.
                     Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) if fast => {
@@ -171,7 +172,7 @@ impl Plain {
             Command::Flush => durable(true),
             Command::Cache { offset, length } => {
                 let length = std::num::NonZeroU64::new(u64::from(length));
-                let _ = rustix::fs::fadvise(&self.disk.0, offset, length, rustix::fs::Advice::WillNeed);
+                let _ = rustix::fs::fadvise(self.disk.as_file(), offset, length, rustix::fs::Advice::WillNeed);
                 Ok(Reply::Done)
             }
             Command::BlockStatus { offset, length, .. } if self.device => {
@@ -193,11 +194,11 @@ impl Backend for Plain {
     }
 
     fn file_of(&self, _: u64, _: u64) -> Option<BorrowedFd<'_>> {
-        Some(self.disk.0.as_fd())
+        Some(self.disk.as_file().as_fd())
     }
 
     fn write_by(&self, _: Cookie, offset: u64, _: u32, _: &Answers, put: Put<'_>) -> Result<Option<Reply>, Untaken> {
-        Ok(Some(put(self.disk.0.as_fd(), offset).map_or_else(|error| self.failed(&error), |()| Reply::Done)))
+        Ok(Some(put(self.disk.as_file().as_fd(), offset).map_or_else(|error| self.failed(&error), |()| Reply::Done)))
     }
 
     fn warm(&self, offset: u64, length: u64) {

@@ -137,7 +137,8 @@ pub(crate) fn written() -> Replica {
 /// A target that looks names up.
 fn receiver(there: &Replica) -> (Receiver, Vec<Vec<u8>>) {
     let library = Arc::new(Library::new(Key::new([7; 32]), Bytes::kib(64)));
-    Receiver::with_library(there, library).expect("it can be read")
+    let (target, has) = Receiver::with_library(there, library).expect("it can be read");
+    (target, has.all(there).expect("it can be read"))
 }
 
 /// Each message with its length in front.

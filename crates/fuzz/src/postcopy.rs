@@ -19,7 +19,8 @@ fn source() -> fet::Source {
 /// What a source says and what its target answers, to the end; the two replicas, the second a shadow of the first.
 fn told() -> ([Vec<Vec<u8>>; 2], Replica, Replica) {
     let (here, there) = (written(), replica());
-    let (mut source, (mut target, mut answers)) = (source(), fet::Target::new(&there).expect("it can be read"));
+    let (mut source, (mut target, has)) = (source(), fet::Target::new(&there).expect("it can be read"));
+    let mut answers = has.all(&there).expect("it can be read");
     for answer in &answers {
         source.handle(answer, &here).expect("the target keeps to the protocol");
     }

@@ -176,6 +176,7 @@ fn a_tier_commits_to_a_disk_and_its_clients_are_known() {
     let scenario = Scenario::parse(&text, "burst.toml").unwrap();
     assert_eq!(scenario.vm[0].asked().collect::<Vec<_>>(), [("texas", 5432, 4, 0)]);
     refused(&text.replace("commits_to = 1", "commits_to = \"disk\""), 26, "disk");
+    refused(&text.replace("commits_to = 1", "transacts = true"), 26, "no database");
 }
 
 /// Another VM beside the documented one.

@@ -227,14 +227,20 @@ impl Engine {
                 Ok(Load::Disk { worker, counters, access })
             }
             LoadSpec::Echo { .. } => Ok(Load::Echo),
-            LoadSpec::Tier { port, asks, times, answer_bytes, commits_to, .. } => {
+            LoadSpec::Tier { port, asks, times, answer_bytes, commits_to, transacts, .. } => {
                 let disks = &self.resources.disks;
                 let place = |disk: usize| {
                     disks.get(disk).cloned().ok_or(DiskError::NoSuchDisk { index: disk, have: disks.len() })
                 };
                 let commits_to = commits_to.map(place).transpose().map_err(refusal)?;
-                let spec =
-                    TierSpec { port: *port, asks: *asks, times: *times, answer_bytes: *answer_bytes, commits_to };
+                let spec = TierSpec {
+                    port: *port,
+                    asks: *asks,
+                    times: *times,
+                    answer_bytes: *answer_bytes,
+                    commits_to,
+                    transacts: *transacts,
+                };
                 let failed = |error| refusal(format_args!("a tier cannot begin on port {port}: {error}"));
                 Tier::start(spec, seed).map(Load::Tier).map_err(failed)
             }

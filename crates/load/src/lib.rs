@@ -32,6 +32,7 @@ pub mod page;
 pub mod protocol;
 pub mod record;
 pub mod server;
+mod sql;
 pub mod tier;
 pub mod warm;
 pub mod wire;

@@ -152,6 +152,9 @@ pub enum LoadSpec {
         /// database's commit does. None: nothing is written.
         #[serde(default)]
         commits_to: Option<usize>,
+        /// Each request is a transaction of the guest's database before it is answered, TPC-B's as `pgbench` has it; only beside a `database` load.
+        #[serde(default)]
+        transacts: bool,
         /// Site from which clients outside ask; none: nobody but the tier before does.
         #[serde(default)]
         from: Option<String>,
@@ -231,6 +234,12 @@ pub enum LoadSpecError {
         /// The kind.
         kind: &'static str,
     },
+    /// Transactions, and nothing to make them of.
+    #[error("the tier on port {port} transacts, and its guest has no database; give it a `database` load, too")]
+    NoDatabase {
+        /// The tier's.
+        port: u16,
+    },
     /// More loads than [`MAX_LOADS`].
     #[error("{count} loads; at most {MAX_LOADS} can run in one guest")]
     TooMany {
@@ -303,7 +312,17 @@ impl LoadSpec {
                 within("threads", *threads, 1, MAX_PROCESSES)?;
                 within("heap_mib", *heap_mib, MIN_HEAP_MIB, MAX_HEAP_MIB)
             }
-            Self::Tier { port, asks: _, times, answer_bytes, commits_to: _, from: _, sessions, think_ms } => {
+            Self::Tier {
+                port,
+                asks: _,
+                times,
+                answer_bytes,
+                commits_to: _,
+                transacts: _,
+                from: _,
+                sessions,
+                think_ms,
+            } => {
                 within("port", (*port).into(), 1, u16::MAX.into())?;
                 within("times", *times, 1, MAX_PROCESSES)?;
                 within("answer_bytes", *answer_bytes, 0, crate::tier::MAX_ANSWER_BYTES)?;
@@ -340,6 +359,14 @@ impl LoadSpec {
             {
                 return Err(LoadSpecError::PortUsedTwice { port: *port });
             }
+        }
+        let transacts = loads.iter().find_map(|load| match load {
+            Self::Tier { port, transacts: true, .. } => Some(*port),
+            _ => None,
+        });
+        match transacts {
+            Some(port) if !works.contains("database") => return Err(LoadSpecError::NoDatabase { port }),
+            _ => {}
         }
         Ok(())
     }

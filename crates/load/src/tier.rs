@@ -9,7 +9,7 @@
 //! ([`Verdict`]): while a tier stands still nothing is, and what is lost of a session shows as a failure.
 //!
 //! A tier may write each request to a disk before it answers (`commits_to`), as a database commits: what a move does to the guest's writes,
-//! its clients see.
+//! its clients see. Or each request is a transaction of the guest's own database (`transacts`).
 //!
 //! What can go wrong: the next tier does not answer within [`ANSWER`], or its session breaks. Then this tier says that it failed,
 //! and asks over a new session the next time. Whoever sends what is no request is hung up on.
@@ -37,6 +37,7 @@ use crate::{
     disk::{self, DiskPlace},
     page::{PAGE_BYTES, Page},
     protocol::TierStatus,
+    sql::Sql,
     worker::ErrorLog,
 };
 
@@ -95,6 +96,8 @@ pub struct TierSpec {
     pub answer_bytes: u32,
     /// What a request is written to before it is answered.
     pub commits_to: Option<DiskPlace>,
+    /// Each request is a transaction of the guest's PostgreSQL before it is answered.
+    pub transacts: bool,
 }
 
 /// What requests are written to, a page for each key: [`COMMIT_BYTES`] from the place's beginning.
@@ -308,7 +311,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, stop: &AtomicBool) {
         let serving = shared.clone();
         let begun = std::thread::Builder::new().name("tier".into()).spawn(move || {
             // Whoever is at the other end sees how it ended.
-            let _ = Session { stream, below: None, number, shared: &serving }.serve();
+            let _ = Session { stream, below: None, sql: None, number, shared: &serving }.serve();
             let mut open = lock(&serving.sessions.0);
             open.remove(&(2 * number));
             open.remove(&(2 * number + 1));
@@ -323,6 +326,8 @@ struct Session<'a> {
     stream: TcpStream,
     /// To the next tier; made when it is first needed.
     below: Option<TcpStream>,
+    /// With the database, where requests are transactions; made when it is first needed.
+    sql: Option<Sql>,
     number: u64,
     shared: &'a Shared,
 }
@@ -337,8 +342,11 @@ impl Session<'_> {
             let answer = match self.answer(key) {
                 Ok(answer) => answer,
                 Err(error) => {
-                    self.below = None;
-                    self.shared.counters.failures.note(format_args!("the next tier, or the disk: {error}"));
+                    (self.below, self.sql) = (None, None);
+                    self.shared
+                        .counters
+                        .failures
+                        .note(format_args!("the next tier, the database or the disk: {error}"));
                     Answer::failed(key)
                 }
             };
@@ -348,9 +356,19 @@ impl Session<'_> {
     }
 
     fn answer(&mut self, key: u64) -> io::Result<Answer> {
-        let TierSpec { asks, times, answer_bytes, .. } = self.shared.spec;
+        let TierSpec { asks, times, answer_bytes, transacts, .. } = self.shared.spec;
         if let Some(commits) = &self.shared.commits {
             commits.commit(key)?;
+        }
+        if transacts {
+            let sql = match &mut self.sql {
+                Some(sql) => sql,
+                empty => empty.insert(Sql::open()?),
+            };
+            let (account, branch) = sql.transact(key)?;
+            if asks.is_none() {
+                return Ok(Answer::new(key, account.rotate_left(16) ^ branch, 1, answer_bytes));
+            }
         }
         let Some(next) = asks else {
             let value = self.shared.table[key as usize % ENTRIES];
@@ -605,7 +623,7 @@ mod tests {
 
     fn spec(asks: Option<SocketAddr>, times: u32) -> TierSpec {
         let asks = asks.map(|at| SocketAddrV4::new(Ipv4Addr::LOCALHOST, at.port()));
-        TierSpec { port: 0, asks, times, answer_bytes: 100, commits_to: None }
+        TierSpec { port: 0, asks, times, answer_bytes: 100, commits_to: None, transacts: false }
     }
 
     fn clients_of(tier: &Tier) -> Clients {

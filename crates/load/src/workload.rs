@@ -39,7 +39,7 @@ use crate::{
 pub const KERNEL: &str = "/usr/src/linux";
 
 /// The database that belongs to the load; made anew at each start.
-const DATABASE: &str = "godwit";
+pub(crate) const DATABASE: &str = "godwit";
 
 /// How long a check waits for the next unit: an emulated guest takes seconds for an object.
 const GOES_ON: Duration = Duration::from_secs(180);
@@ -295,7 +295,8 @@ fn judge_sums(said: &str, at_least: u64) -> Result<u64, String> {
     }
 }
 
-fn as_postgres<const N: usize>(words: [&str; N]) -> Command {
+/// A program as the database's own user.
+pub(crate) fn as_postgres<const N: usize>(words: [&str; N]) -> Command {
     let mut command = Command::new("runuser");
     command.args(["-u", "postgres", "--"]).args(words).current_dir("/").stdin(Stdio::null());
     command

@@ -31,7 +31,7 @@ use godwit_volume::mirror::{self, Place};
 use godwit_volume::order::FirstAccess;
 use godwit_volume::scrub::Mend;
 use godwit_volume::{
-    BLOCK, Holder, LINGERING, Library, Moment, Packer, Replica, Unpacker, VolumeError, Written, fet, give_way,
+    BLOCK, Has, Holder, LINGERING, Library, Moment, Packer, Replica, Unpacker, VolumeError, Written, fet, give_way,
 };
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -732,13 +732,17 @@ impl Disk {
         let driving = async {
             let mut tick = tokio::time::interval(TICK);
             let mut carries = Carries::default();
+            let mut stands = Stands::Waits;
             loop {
                 let (came, path) = tokio::select! {
-                    came = messages.recv() => (came.context("the destination closed the mirror")?, None),
+                    // What has come is worked off first: the link bounds what waits there.
+                    came = messages.recv(), if stands != Stands::Compares =>
+                        (came.context("the destination closed the mirror")?, None),
                     () = self.work.notified() => (vec![], None),
                     _ = tick.tick() => (vec![], carries.look(self.began.elapsed(), &session)),
                 };
-                if self.clone().blocking(move |disk| disk.advance(attempt, &came, path)).await? {
+                stands = self.clone().blocking(move |disk| disk.advance(attempt, &came, path)).await?;
+                if stands == Stands::Over {
                     return anyhow::Ok(());
                 }
             }
@@ -750,10 +754,11 @@ impl Disk {
         }
     }
 
-    /// One step of the machine of a move from here: whether it was the last. A later attempt's machine is left alone.
-    fn advance(&self, attempt: u64, messages: &[Vec<u8>], path: Option<(BitRate, Duration)>) -> Result<bool> {
+    /// One step of the machine of a move from here. A later attempt's machine is left alone.
+    fn advance(&self, attempt: u64, messages: &[Vec<u8>], path: Option<(BitRate, Duration)>) -> Result<Stands> {
         let mut order = lock(&self.order);
-        let Some(outgoing) = order.as_mut().filter(|outgoing| outgoing.attempt == attempt) else { return Ok(true) };
+        let outgoing = order.as_mut().filter(|outgoing| outgoing.attempt == attempt);
+        let Some(outgoing) = outgoing else { return Ok(Stands::Over) };
         let began = Instant::now();
         if let Some((rate, round_trip)) = path {
             outgoing.machine.path_is(rate, round_trip);
@@ -783,7 +788,11 @@ impl Disk {
         if more {
             self.work.notify_one();
         }
-        Ok(complete)
+        Ok(match (complete, compares) {
+            (true, _) => Stands::Over,
+            (false, true) => Stands::Compares,
+            (false, false) => Stands::Waits,
+        })
     }
 
     /// Whether the guest may stop: see [`Leaving::may_stop`]. Also where nothing leaves any more: that ends the move by itself.
@@ -925,7 +934,7 @@ impl Disk {
         self: &Arc<Self>,
         stream: Stream,
         ticket: Ticket,
-        begin: impl FnOnce(&Replica) -> Result<(T, Vec<Vec<u8>>)> + Send + 'static,
+        begin: impl FnOnce(&Replica) -> Result<(T, Has)> + Send + 'static,
     ) -> Result<T> {
         let (mut send, mut receive) = stream.split();
         // Short answers, for some of which the guest waits.
@@ -934,14 +943,24 @@ impl Disk {
             let receiving = lock(&disk.receiving);
             if *receiving == Some(ticket) { begin(&disk.replica) } else { Err(later_attempt()) }
         });
-        let (mut target, first) = begun.await?;
+        let (mut target, mut has) = begun.await?;
         let mut packer = Packer::new()?;
-        let mut wire = vec![];
-        for message in first {
-            packer.push(&message, &mut wire)?;
+        loop {
+            let said = self.clone().blocking(move |disk| {
+                let receiving = lock(&disk.receiving);
+                if *receiving != Some(ticket) {
+                    return Err(later_attempt());
+                }
+                let wire = some_of(&mut has, &mut packer, &disk.replica)?;
+                Ok((has, packer, wire))
+            });
+            let wire;
+            (has, packer, wire) = said.await?;
+            if wire.is_empty() {
+                break;
+            }
+            send.write(wire.into()).await?;
         }
-        packer.flush(&mut wire)?;
-        send.write(wire.into()).await?;
         let mut unpacker = Unpacker::new()?;
         while let Some(batch) = several(&mut unpacker, &mut receive, Duration::ZERO).await? {
             let (back, answers) = self
@@ -1230,6 +1249,17 @@ impl Disk {
     }
 }
 
+/// How the machine of a move from here stands after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stands {
+    /// It waits for the other side, or for the guest.
+    Waits,
+    /// It compares what the other side has said: more of that has to wait.
+    Compares,
+    /// That was the last step.
+    Over,
+}
+
 /// What moves bytes, and may have to wait.
 #[derive(Debug)]
 enum Job {
@@ -1453,6 +1483,19 @@ pub(crate) async fn several(
             None => return Ok(None),
         }
     }
+}
+
+/// The next of what a replica has, packed; empty: all was said. The link has room for so much or is waited for, and more is not held here.
+pub(crate) fn some_of(has: &mut Has, packer: &mut Packer, replica: &Replica) -> Result<Vec<u8>> {
+    let (mut wire, mut said) = (vec![], 0);
+    while said < MOST_PACKED
+        && let Some(message) = has.next(replica)?
+    {
+        said += message.len();
+        packer.push(&message, &mut wire)?;
+    }
+    packer.flush(&mut wire)?;
+    Ok(wire)
 }
 
 /// Hands what comes on to whoever works it off, until either side ends.

@@ -86,7 +86,7 @@ async fn a_mirrored_write_is_answered_at_once_until_the_other_side_is_far_behind
     let other = Replica::create(folder.path(), VolumeId(1), Amount(SIZE)).expect("creates");
     let (mut target, first) = mirror::Target::new(&other).expect("reads");
     let mut machine = Leaving::Mirror(Box::default());
-    for message in &first {
+    for message in &first.all(&other).expect("reads") {
         machine.handle(message, &world.disk.replica).expect("takes");
     }
     machine.poll(&world.disk.replica).expect("reads");
@@ -109,13 +109,61 @@ async fn a_mirrored_write_is_answered_at_once_until_the_other_side_is_far_behind
     world.disk.advance(0, &[target.handle(&message, &other).expect("applies")], None).expect("goes on");
     assert_eq!(other.stamp(0).expect("reads"), world.disk.replica.stamp(0).expect("reads"));
     // What was said to an earlier attempt is not this one's.
-    assert!(world.disk.advance(1, &[vec![255]], None).expect("is passed by"), "there is nothing more to do for it");
+    let passed_by = world.disk.advance(1, &[vec![255]], None).expect("is passed by");
+    assert_eq!(passed_by, Stands::Over, "there is nothing more to do for it");
     assert!(world.disk.advance(0, &[vec![255]], None).is_err(), "it makes no sense to this one");
     let (cookie, reply) = world.answers.recv().await.expect("is answered");
     assert!(cookie == Cookie(last) && matches!(reply, Reply::Done), "{reply:?}");
     let mut block = [0; 4096];
     other.read(4096, &mut block).expect("reads");
     assert_eq!(u64::from(block[0]), last);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_writes_that_overlap_the_second_waits_until_the_first_was_passed_on_and_both_sides_end_alike() {
+    let world = world();
+    let (lineage, generation) = owner(1);
+    world.disk.open(lineage, generation).await.expect("opens");
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = Replica::create(folder.path(), VolumeId(1), Amount(SIZE)).expect("creates");
+    let (mut target, has) = mirror::Target::new(&other).expect("reads");
+    let mut machine = Leaving::Mirror(Box::default());
+    for message in &has.all(&other).expect("reads") {
+        machine.handle(message, &world.disk.replica).expect("takes");
+    }
+    machine.poll(&world.disk.replica).expect("reads");
+    let (out, mut sent) = mpsc::unbounded_channel();
+    *lock(&world.disk.order) = Some(Outgoing { attempt: 0, machine, out });
+
+    let over = CancellationToken::new();
+    let (begun, is_begun) = std::sync::mpsc::channel();
+    let (made, is_made) = std::sync::mpsc::channel();
+    std::thread::scope(|threads| {
+        let (disk, over) = (&world.disk, &over);
+        threads.spawn(move || {
+            let first = disk.make_by(0, 8192, over, || {
+                begun.send(()).expect("somebody waits");
+                let second = is_made.recv_timeout(Duration::from_millis(200));
+                assert!(second.is_err(), "another write was made in the midst of this one");
+                disk.replica.write(0, &[1; 8192])
+            });
+            first.expect("is made");
+        });
+        is_begun.recv().expect("begins");
+        let second = disk.make_by(4096, 8192, over, || {
+            let written = disk.replica.write(4096, &[2; 8192]);
+            let _ = made.send(());
+            written
+        });
+        second.expect("is made");
+    });
+    let (mut ours, mut theirs) = (vec![0; 12288], vec![9; 12288]);
+    while let Ok(message) = sent.try_recv() {
+        target.handle(&message, &other).expect("applies");
+    }
+    world.disk.replica.read(0, &mut ours).expect("reads");
+    other.read(0, &mut theirs).expect("reads");
+    assert!(ours == theirs && ours[0] == 1 && ours[4096] == 2, "the sides differ, or not as they were written");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -152,6 +200,7 @@ async fn what_a_guest_came_to_first_goes_with_a_mirror_and_nothing_takes_the_pla
 
     let mut source = here.disk.mirror_from_here();
     let (mut target, first) = mirror::Target::new(&there.disk.replica).expect("reads");
+    let first = first.all(&there.disk.replica).expect("reads");
     first.iter().for_each(|message| source.handle(message, &here.disk.replica).expect("takes"));
     loop {
         let messages = source.poll(&here.disk.replica).expect("reads");

@@ -671,6 +671,7 @@ mod tests {
         let disk = disk.expect("opens");
         let mut telling = fet::Source::new(Holder("from".into()), Lineage::FIRST, &[]);
         let (mut told, have) = fet::Target::new(&disk.replica).expect("begins");
+        let have = have.all(&disk.replica).expect("reads");
         have.iter().for_each(|message| telling.handle(message, &from).expect("takes"));
         while telling.is_comparing() {
             for message in telling.poll(&from).expect("reads") {

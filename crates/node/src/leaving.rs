@@ -69,9 +69,9 @@ impl Leaving {
         })
     }
 
-    /// Whether it compares, a window of the table with each [`Leaving::poll`], between which the guest's writes are let through.
+    /// Whether it compares what came, a window of the table with each [`Leaving::poll`], between which the guest's writes are let through.
     #[must_use]
-    pub const fn is_comparing(&self) -> bool {
+    pub fn is_comparing(&self) -> bool {
         match self {
             Self::Mirror(source) => source.is_comparing(),
             Self::PostCopy(source) => source.is_comparing(),

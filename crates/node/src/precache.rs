@@ -1075,14 +1075,24 @@ async fn receive(
     };
     // An earlier session may be putting its epoch in its place.
     let begun = blocking(disk, move |disk| disk.unless_received(|| begin(disk)));
-    let (mut target, first) = begun.await?;
+    let (mut target, mut has) = begun.await?;
     let mut packer = Packer::new()?;
-    let mut wire = vec![];
-    for message in first {
-        packer.push(&message, &mut wire)?;
+    loop {
+        let wanted = over.clone();
+        let said = blocking(disk, move |disk| {
+            disk.unless_received(|| {
+                still_wanted(&wanted)?;
+                let wire = crate::disk::some_of(&mut has, &mut packer, disk.replica())?;
+                anyhow::Ok((has, packer, wire))
+            })
+        });
+        let wire;
+        (has, packer, wire) = said.await?;
+        if wire.is_empty() {
+            break;
+        }
+        out.write(wire.into()).await?;
     }
-    packer.flush(&mut wire)?;
-    out.write(wire.into()).await?;
     let mut unpacker = Unpacker::new()?;
     while let Some(several) = crate::disk::several(&mut unpacker, &mut back, PATIENCE).await? {
         let (wanted, known) = (over.clone(), moments.clone());

@@ -77,7 +77,10 @@ impl World {
         match Target::new(replica) {
             Ok((target, first)) => {
                 disk.target = Some(target);
-                self.queue(from, true, first);
+                match first.all(replica) {
+                    Ok(first) => self.queue(from, true, first),
+                    Err(error) => self.violated(Violation::Mirror(error.to_string())),
+                }
             }
             Err(error) => self.violated(Violation::Mirror(error.to_string())),
         }

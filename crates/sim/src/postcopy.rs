@@ -928,10 +928,11 @@ impl World {
         let Some(replica) = replica else { return Ok(()) };
         let begin = || -> Result<_, mirror::MirrorError> {
             replica.become_secondary()?;
-            match neighbour {
-                Some(there) => precache::Target::with_library(replica, None, there.library.clone()),
-                None => precache::Target::new(replica, None),
-            }
+            let (target, has) = match neighbour {
+                Some(there) => precache::Target::with_library(replica, None, there.library.clone())?,
+                None => precache::Target::new(replica, None)?,
+            };
+            Ok((target, has.all(replica)?))
         };
         match begin() {
             Ok((target, first)) => {
@@ -987,16 +988,17 @@ impl World {
             let unfinished = source.absent() > Bytes(0);
             let begin = || -> Result<(Way, Vec<Vec<u8>>), Trouble> {
                 replica.become_secondary().map_err(Trouble::Volume)?;
-                Ok(if mirrored {
-                    let (target, first) = match library {
+                let (way, has) = if mirrored {
+                    let (target, has) = match library {
                         Some(library) => mirror::Target::with_library(replica, library)?,
                         None => mirror::Target::new(replica)?,
                     };
-                    (Way::Mirror(Box::default(), Box::new(target)), first)
+                    (Way::Mirror(Box::default(), Box::new(target)), has)
                 } else {
-                    let (target, first) = fet::Target::new(replica)?;
-                    (Way::PostCopy(Box::new(fet::Source::new(name(owner), Lineage(0), &[])), Box::new(target)), first)
-                })
+                    let (target, has) = fet::Target::new(replica)?;
+                    (Way::PostCopy(Box::new(fet::Source::new(name(owner), Lineage(0), &[])), Box::new(target)), has)
+                };
+                Ok((way, has.all(replica).map_err(Trouble::Volume)?))
             };
             match begin() {
                 Ok((way, first)) => {

@@ -389,7 +389,8 @@ impl World {
         };
         let failed = |error: MirrorError| Violation::Mirror(error.to_string());
         let mut source = Source::new();
-        for message in Target::new(theirs).map_err(failed)?.1 {
+        let (_, has) = Target::new(theirs).map_err(failed)?;
+        for message in has.all(theirs).map_err(|error| failed(error.into()))? {
             source.handle(&message, ours).map_err(failed)?;
         }
         stamps_tell_the_truth(&self.sites)

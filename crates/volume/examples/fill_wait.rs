@@ -52,7 +52,7 @@ fn hand_off(from: &Replica, to: &Replica) {
     to.become_secondary().unwrap();
     let mut source = fet::Source::new(Holder("source".into()), Lineage(0), &[]);
     let (mut target, first) = fet::Target::new(to).unwrap();
-    first.iter().for_each(|message| source.handle(message, from).unwrap());
+    first.all(to).unwrap().iter().for_each(|message| source.handle(message, from).unwrap());
     let mut pump = |source: &mut fet::Source| {
         loop {
             let messages = source.poll(from).unwrap();

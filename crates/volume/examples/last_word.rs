@@ -26,7 +26,7 @@ fn main() {
         let began = Instant::now();
         let (mut target, first) = Target::new(&to).unwrap();
         let mut source = Source::new(Holder("from".into()), Lineage::FIRST, &[]);
-        first.iter().for_each(|message| source.handle(message, &from).unwrap());
+        first.all(&to).unwrap().iter().for_each(|message| source.handle(message, &from).unwrap());
         let mut pump = |source: &mut Source, until: &dyn Fn(&Source) -> bool| {
             while !until(source) {
                 for message in source.poll(&from).unwrap() {

@@ -63,12 +63,12 @@ impl Device {
         if size < least {
             return Err(VolumeError::Range(format!("{} has {size} bytes, and the volume {least}", path.display())));
         }
-        Ok(Self(Disk(file)))
+        Ok(Self(Disk::new(file, size)))
     }
 
     /// What the system says about which device this is; none where it says nothing that outlives a reboot.
     fn identity(&self) -> Option<String> {
-        let number = self.0.0.metadata().ok()?.rdev();
+        let number = self.0.as_file().metadata().ok()?.rdev();
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let about = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
         let said = |what: &str| {
@@ -180,7 +180,7 @@ impl Medium for Device {
         // To forget and read as zeroes; else to write zeroes by itself; else we do.
         let done =
             [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE].into_iter().find_map(|how| {
-                match fallocate(&self.0.0, how | FallocateFlags::KEEP_SIZE, first, last - first) {
+                match fallocate(self.0.as_file(), how | FallocateFlags::KEEP_SIZE, first, last - first) {
                     Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => None,
                     other => Some(other),
                 }

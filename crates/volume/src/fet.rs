@@ -30,9 +30,10 @@
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::guards::Guard;
+use crate::has::{Ends, Has};
 use crate::order;
 use crate::replica::Replica;
-use crate::runs::{HAVE, LAST, MOST_RUNS, Theirs, all_messages, parse_run, run_message, words};
+use crate::runs::{HAVE, LAST, MOST_RUNS, parse_run, run_message, words};
 use crate::shadow::{Holder, LONGEST_HOLDER, MOST_HOLDERS};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use crate::stamps::REGION;
@@ -98,8 +99,7 @@ pub struct Source {
     /// Said with the stamp of writes at `said_at`: to say it again would say nothing.
     said: BlockSet,
     said_at: Option<Stamp>,
-    theirs: Theirs,
-    /// What the target has is compared with what is here; what is written or comes here meanwhile is `dirty`.
+    /// What the target says it has is compared with what is here; what is written or comes here meanwhile is `dirty`.
     comparing: Option<Comparing>,
     /// Pieces of the order in which guests read, to be sent first.
     order: VecDeque<Vec<u8>>,
@@ -132,7 +132,6 @@ impl Source {
             differed: BlockSet::default(),
             said: BlockSet::default(),
             said_at: None,
-            theirs: Theirs::default(),
             comparing: None,
             order: order::pieces(ORDER, order),
             final_sent: false,
@@ -178,7 +177,7 @@ impl Source {
     pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<(), FetError> {
         let (kind, body) = message.split_first().ok_or(FetError::Message("an empty message"))?;
         match *kind {
-            HAVE if self.state == State::Exchanging && !self.is_comparing() => self.have(body, replica),
+            HAVE if self.state == State::Exchanging => self.have(body, replica),
             FINISHED if self.state == State::Finishing && self.final_sent => {
                 if body != self.digest.finalize().as_bytes() {
                     return Err(FetError::Digest);
@@ -193,12 +192,12 @@ impl Source {
     fn have(&mut self, body: &[u8], replica: &Replica) -> Result<(), FetError> {
         let malformed = FetError::Message("a malformed Have");
         let Some((last, runs)) = body.split_first() else { return Err(malformed) };
-        self.theirs.take(runs, replica.size().0 / BLOCK).ok_or(malformed)?;
-        if *last == LAST {
-            self.comparing = Some(Comparing::begin(Who::HandOff, std::mem::take(&mut self.theirs), replica)?);
-            self.compare(replica)?;
-        }
-        Ok(())
+        let comparing = match &mut self.comparing {
+            Some(comparing) => comparing,
+            begins => begins.insert(Comparing::begin(Who::HandOff, replica)?),
+        };
+        comparing.take(runs, replica.size().0 / BLOCK, *last == LAST).ok_or(malformed)?;
+        self.compare(replica)
     }
 
     /// A window of the comparison, where one is under way.
@@ -212,18 +211,18 @@ impl Source {
         Ok(())
     }
 
-    /// Whether it compares, a window with each [`Source::poll`]: who polls it lets the guest's writes through in between, and need not wait for
-    /// anything else.
+    /// Whether it compares what the target has said, a window with each [`Source::poll`]: who polls it lets the guest's writes through in between, need
+    /// not wait for anything else, and does not give it more meanwhile, or it grows.
     #[must_use]
-    pub const fn is_comparing(&self) -> bool {
-        self.comparing.is_some()
+    pub fn is_comparing(&self) -> bool {
+        self.comparing.as_ref().is_some_and(Comparing::may_step)
     }
 
     /// The guest has written these blocks.
     pub fn guest_wrote(&mut self, blocks: Range<u64>, replica: &Replica) {
         if self.state == State::Exchanging {
             // The comparison will see it, or has passed by.
-            if self.is_comparing() {
+            if self.comparing.is_some() {
                 self.dirty.insert(blocks);
             }
             return;
@@ -239,7 +238,7 @@ impl Source {
 
     /// These blocks have come here from another site: they are here now.
     pub fn arrived(&mut self, blocks: &BlockSet, replica: &Replica) {
-        let compared = self.state != State::Exchanging || self.is_comparing();
+        let compared = self.state != State::Exchanging || self.comparing.is_some();
         if compared && replica.holds(Guard::ArrivalsToldAgain) {
             for run in blocks.runs() {
                 self.said.remove(run.clone());
@@ -354,13 +353,13 @@ pub struct Target {
 }
 
 impl Target {
-    /// A hand-off that begins. The messages to send first: what this replica has.
+    /// A hand-off that begins. What to send first: what this replica has.
     ///
     /// # Errors
     /// When the replica is not a secondary, or cannot be read.
-    pub fn new(replica: &Replica) -> Result<(Self, Vec<Vec<u8>>), FetError> {
+    pub fn new(replica: &Replica) -> Result<(Self, Has), FetError> {
         replica.begin_wants()?;
-        Ok((Self::default(), all_messages(&replica.stamp_runs()?)))
+        Ok((Self::default(), Has::new(replica, Ends::Last)?))
     }
 
     /// Whether all of it is here, durably.

@@ -11,7 +11,7 @@ fn a_block_that_is_written_again_in_the_same_epoch_is_said_once() {
     let to = Replica::create(&folder.path().join("to"), VolumeId(1), Bytes(SIZE)).expect("creates");
     let (mut target, first) = Target::new(&to).expect("begins");
     let mut source = Source::new(Holder("from".into()), Lineage(0), &[]);
-    source.handle(&first[0], &from).expect("takes");
+    source.handle(&first.all(&to).expect("reads")[0], &from).expect("takes");
     let mut say = |source: &mut Source| {
         let messages = source.poll(&from).expect("reads");
         messages.iter().for_each(|m| assert!(target.handle(m, &to).expect("takes").is_none()));
@@ -40,7 +40,7 @@ fn the_target_has_a_block_as_it_is_here_if_it_did_not_differ_and_was_not_written
     let mut source = Source::new(Holder("from".into()), Lineage(0), &[]);
     let there = |source: &Source| (0..12).filter(|block| source.is_there(BlockIndex(*block))).collect::<Vec<_>>();
     assert!(there(&source).is_empty(), "nothing is known of the target");
-    source.handle(&first[0], &from).expect("takes");
+    source.handle(&first.all(&to).expect("reads")[0], &from).expect("takes");
     assert_eq!(there(&source), [8, 9, 10, 11]);
     let blocks = from.write(9 * BLOCK, &[1; BLOCK as usize]).expect("writes").blocks;
     source.guest_wrote(blocks, &from);
@@ -51,6 +51,13 @@ fn the_target_has_a_block_as_it_is_here_if_it_did_not_differ_and_was_not_written
 
 #[test]
 fn what_the_guest_writes_while_stamps_are_compared_is_said_though_the_comparison_has_passed_by() {
+    for waits in [false, true] {
+        what_is_written_meanwhile_is_said(waits);
+    }
+}
+
+/// Meanwhile is between two windows, or while the comparison `waits` for more of what the target has.
+fn what_is_written_meanwhile_is_said(waits: bool) {
     walk::AT_ONCE.set(1);
     let folder = tempfile::tempdir().expect("a folder");
     let from = source(folder.path());
@@ -60,12 +67,24 @@ fn what_the_guest_writes_while_stamps_are_compared_is_said_though_the_comparison
     let to = Replica::create(&folder.path().join("to"), VolumeId(1), Bytes(SIZE)).expect("creates");
     let (mut target, first) = Target::new(&to).expect("begins");
     let mut source = Source::new(Holder("from".into()), Lineage(0), &[]);
-    first.iter().for_each(|m| source.handle(m, &from).expect("takes"));
-    assert!(source.is_comparing() && source.state() == State::Exchanging, "that was the first region");
+    let mut last = first.all(&to).expect("reads");
+    if waits {
+        let other = Stamp { lineage: Lineage(0), generation: Generation(1), epoch: godwit_units::Epoch(0) };
+        let run = run_message(HAVE, &(3 * REGION..3 * REGION + 1), other, &[]);
+        source.handle(&[&[HAVE, crate::runs::MORE], &run[1..]].concat(), &from).expect("takes");
+        while source.is_comparing() {
+            source.poll(&from).expect("reads");
+        }
+    } else {
+        last.drain(..).for_each(|m| source.handle(&m, &from).expect("takes"));
+        assert!(source.is_comparing(), "that was the first region");
+    }
+    assert_eq!(source.state(), State::Exchanging);
     for block in [5, 2 * REGION, 3 * REGION + 5] {
         let blocks = from.write(block * BLOCK, &[8; BLOCK as usize]).expect("writes").blocks;
         source.guest_wrote(blocks, &from);
     }
+    last.iter().for_each(|m| source.handle(m, &from).expect("takes"));
     let mut say = |source: &mut Source| {
         for message in source.poll(&from).expect("reads") {
             if let Some(answer) = target.handle(&message, &to).expect("takes") {
@@ -120,7 +139,7 @@ fn the_order_of_first_accesses_goes_ahead_and_a_holder_of_a_block_is_named_to_th
 
     let mut source = Source::new(Holder("c".into()), Lineage(0), &[7..9, 1..2]);
     let (mut target, first) = Target::new(&a).expect("begins");
-    first.iter().for_each(|m| source.handle(m, &c).expect("takes"));
+    first.all(&a).expect("reads").iter().for_each(|m| source.handle(m, &c).expect("takes"));
     for message in source.poll(&c).expect("reads") {
         target.handle(&message, &a).expect("takes");
     }

@@ -184,16 +184,32 @@ impl Description for SlottedFile {
 
 /// A real file, or a block device.
 #[derive(Debug)]
-pub struct Disk(pub File);
+pub struct Disk {
+    file: File,
+    /// It has as many bytes, or somebody has cut it short: what it held must not read as zeroes then.
+    size: u64,
+}
 
 impl Disk {
+    /// What has `size` bytes, or more. Where it ends before that, reading fails; behind that there are zeroes.
+    #[must_use]
+    pub const fn new(file: File, size: u64) -> Self {
+        Self { file, size }
+    }
+
     pub(crate) fn open(path: &Path, size: u64) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
         let metadata = file.metadata()?;
         if metadata.is_file() && metadata.len() < size {
             file.set_len(size)?;
         }
-        Ok(Self(file))
+        Ok(Self::new(file, size))
+    }
+
+    /// The file itself.
+    #[must_use]
+    pub const fn as_file(&self) -> &File {
+        &self.file
     }
 }
 
@@ -201,7 +217,12 @@ impl Medium for Disk {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
-            match self.0.read_at(&mut into[done..], at + done as u64) {
+            match self.file.read_at(&mut into[done..], at + done as u64) {
+                Ok(0) if at + (done as u64) < self.size => {
+                    let (end, size) = (at + done as u64, self.size);
+                    let why = format!("it ends at byte {end} or before and had {size}: something has cut it short");
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+                }
                 Ok(0) => {
                     into[done..].fill(0);
                     return Ok(());
@@ -216,20 +237,20 @@ impl Medium for Disk {
 
     fn read_now(&self, at: u64, into: &mut [u8]) -> usize {
         use rustix::io::{ReadWriteFlags, preadv2};
-        preadv2(&self.0, &mut [io::IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT).unwrap_or(0)
+        preadv2(&self.file, &mut [io::IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT).unwrap_or(0)
     }
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.as_fd())
+        Some(self.file.as_fd())
     }
 
     fn read_past_cache(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         use std::os::fd::AsRawFd;
         // The kernel writes what is dirty there first. Another description of the same file: the flag is the description's.
         let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
-        let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         match OpenOptions::new().read(true).custom_flags(direct).open(path) {
-            Ok(file) => match Self(file).read(at, into) {
+            Ok(file) => match Self::new(file, self.size).read(at, into) {
                 Err(e) if e.kind() == io::ErrorKind::InvalidInput => self.read(at, into),
                 done => done,
             },
@@ -242,23 +263,23 @@ impl Medium for Disk {
         // All of it is asked for; a byte at each end is waited for. Whoever reads hears of errors, and waits where this was in vain.
         if length > 2 * crate::BLOCK {
             let whole = std::num::NonZeroU64::new(length);
-            let _ = rustix::fs::fadvise(&self.0, at, whole, rustix::fs::Advice::WillNeed);
+            let _ = rustix::fs::fadvise(&self.file, at, whole, rustix::fs::Advice::WillNeed);
         }
         let last = (at + length).saturating_sub(1);
-        let _ = self.0.read_at(&mut [0], at);
+        let _ = self.file.read_at(&mut [0], at);
         if last / crate::BLOCK > at / crate::BLOCK {
-            let _ = self.0.read_at(&mut [0], last);
+            let _ = self.file.read_at(&mut [0], last);
         }
     }
 
     fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(from, at)
+        self.file.write_all_at(from, at)
     }
 
     fn punch(&self, at: u64, length: u64) -> io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
         use rustix::io::Errno;
-        match fallocate(&self.0, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, length) {
+        match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, length) {
             // Some file systems know no holes (NFS before 4.2, exFAT).
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.write_zeroes(at, length),
             done => Ok(done?),
@@ -266,7 +287,7 @@ impl Medium for Disk {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 
     fn extents(&self, at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
@@ -274,7 +295,7 @@ impl Medium for Disk {
         use rustix::io::Errno;
         let (mut found, mut here, end) = (vec![], at, at + length);
         while here < end {
-            let data = match seek(&self.0, SeekFrom::Data(here)) {
+            let data = match seek(&self.file, SeekFrom::Data(here)) {
                 Ok(data) => data.min(end),
                 Err(Errno::NXIO) => end,
                 Err(e) => return Err(e.into()),
@@ -285,7 +306,7 @@ impl Medium for Disk {
             if data >= end {
                 break;
             }
-            let hole = seek(&self.0, SeekFrom::Hole(data))?.min(end);
+            let hole = seek(&self.file, SeekFrom::Hole(data))?.min(end);
             found.push((hole - data, false));
             here = hole;
         }
@@ -294,7 +315,7 @@ impl Medium for Disk {
 
     fn allocated(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
-        self.0.metadata().map_or(0, |m| m.blocks() * 512)
+        self.file.metadata().map_or(0, |m| m.blocks() * 512)
     }
 }
 

@@ -69,7 +69,7 @@ impl Journal {
     pub fn open(folder: &Path) -> Result<Self, VolumeError> {
         let path = folder.join(FILE);
         let disk = Disk::open(&path, 0).map_err(io_error("open", &path))?;
-        let room = disk.0.metadata().map_err(io_error("open", &path))?.len();
+        let room = disk.as_file().metadata().map_err(io_error("open", &path))?.len();
         Ok(Self { room, ..Self::on(Box::new(disk)) })
     }
 

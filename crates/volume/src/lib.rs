@@ -43,6 +43,7 @@ pub mod fetch;
 mod file;
 mod flight;
 mod guards;
+mod has;
 mod journal;
 mod lag;
 mod library;
@@ -69,6 +70,7 @@ pub use godwit_content::{PackError, Packer, Unpacker};
 #[cfg(feature = "sabotage")]
 #[doc(hidden)]
 pub use guards::{Guard, Guards};
+pub use has::Has;
 pub use journal::Journal;
 pub use library::Library;
 pub use meta::{Complete, Moment};

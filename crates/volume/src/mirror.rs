@@ -37,12 +37,13 @@ use crate::ahead::held_by;
 use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::flight::{Flight, How};
+use crate::has::{Ends, Has};
 use crate::lag::Lag;
 pub use crate::lag::Place;
 use crate::library::{Library, Reader};
 use crate::order;
 use crate::replica::{Contents, Replica, is_zero};
-use crate::runs::{HAVE, LAST, Theirs, all_messages, parse_run, run_message};
+use crate::runs::{HAVE, LAST, parse_run, run_message};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use crate::walk::{self, Comparing, Who};
 use godwit_content::{ContentError, choose, reply};
@@ -147,9 +148,7 @@ pub struct Source {
     again: BlockSet,
     /// Where the copy goes on.
     cursor: u64,
-    /// What the target says it has, until all of it is known.
-    theirs: Theirs,
-    /// What it has is compared with what is here; what the guest writes meanwhile is `dirty`.
+    /// What the target says it has is compared with what is here; what the guest writes meanwhile is `dirty`.
     comparing: Option<Comparing>,
     /// Pieces of the order in which guests came to their blocks, to be sent first.
     order: VecDeque<Vec<u8>>,
@@ -196,7 +195,6 @@ impl Source {
             dirty: BlockSet::default(),
             again: BlockSet::default(),
             cursor: 0,
-            theirs: Theirs::default(),
             comparing: None,
             order: order::pieces(ORDER, &order[..order.len().min(MOST_ORDER)]),
             takes_order: false,
@@ -265,7 +263,7 @@ impl Source {
     pub fn handle(&mut self, message: &[u8], replica: &Replica) -> Result<(), MirrorError> {
         let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
         match *kind {
-            HAVE if self.state == State::Exchanging && !self.is_comparing() => self.have(body, replica),
+            HAVE if self.state == State::Exchanging => self.have(body, replica),
             KNOWN => Ok(self.flight.names.greet(body)?),
             ACK => {
                 let again = self.flight.acknowledged(body)?;
@@ -309,16 +307,16 @@ impl Source {
     fn have(&mut self, body: &[u8], replica: &Replica) -> Result<(), MirrorError> {
         let malformed = MirrorError::Message("a malformed Have");
         let Some((last, runs)) = body.split_first() else { return Err(malformed) };
-        self.theirs.take(runs, replica.size().0 / BLOCK).ok_or(malformed)?;
+        let comparing = match &mut self.comparing {
+            Some(comparing) => comparing,
+            begins => begins.insert(Comparing::begin(Who::Mirror, replica)?),
+        };
+        comparing.take(runs, replica.size().0 / BLOCK, *last == LAST).ok_or(malformed)?;
         self.takes_order |= *last == TAKES_ORDER;
-        if *last == LAST {
-            if !self.takes_order {
-                self.order.clear();
-            }
-            self.comparing = Some(Comparing::begin(Who::Mirror, std::mem::take(&mut self.theirs), replica)?);
-            self.compare(replica)?;
+        if *last == LAST && !self.takes_order {
+            self.order.clear();
         }
-        Ok(())
+        self.compare(replica)
     }
 
     /// A window of the comparison, where one is under way.
@@ -331,11 +329,11 @@ impl Source {
         Ok(())
     }
 
-    /// Whether it compares, a window with each [`Source::poll`]: who polls it lets the guest's writes through in between, and need not wait for
-    /// anything else.
+    /// Whether it compares what the target has said, a window with each [`Source::poll`]: who polls it lets the guest's writes through in between, need
+    /// not wait for anything else, and does not give it more meanwhile, or it grows.
     #[must_use]
-    pub const fn is_comparing(&self) -> bool {
-        self.comparing.is_some()
+    pub fn is_comparing(&self) -> bool {
+        self.comparing.as_ref().is_some_and(Comparing::may_step)
     }
 
     /// The guest has written these blocks here. What to send, and for what to wait, if the write is mirrored. To be called under the lock that the write was made under.
@@ -351,7 +349,7 @@ impl Source {
         match self.state {
             State::Exchanging => {
                 // The comparison will see it, or has passed by.
-                if self.is_comparing() {
+                if self.comparing.is_some() {
                     self.dirty.insert(blocks);
                 }
                 Ok(None)
@@ -552,28 +550,26 @@ pub struct Target {
 }
 
 impl Target {
-    /// A mirror that begins. The messages to send first: what this replica has.
+    /// A mirror that begins. What to send first: what this replica has.
     ///
     /// # Errors
     /// When the replica cannot be read.
-    pub fn new(replica: &Replica) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
-        let takes_order = vec![HAVE, TAKES_ORDER];
-        let stamps = all_messages(&replica.stamp_runs()?);
-        Ok((Self::default(), std::iter::once(takes_order).chain(stamps).collect()))
+    pub fn new(replica: &Replica) -> Result<(Self, Has), MirrorError> {
+        Ok((Self::default(), Has::new(replica, Ends::Last)?.first([vec![HAVE, TAKES_ORDER]])))
     }
 
     /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel.
     ///
     /// # Errors
     /// When the replica cannot be read.
-    pub fn with_library(replica: &Replica, library: Arc<Library>) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
-        let (mut target, stamps) = Self::new(replica)?;
-        let Some(library) = Reader::new(library, replica) else { return Ok((target, stamps)) };
+    pub fn with_library(replica: &Replica, library: Arc<Library>) -> Result<(Self, Has), MirrorError> {
+        let (mut target, has) = Self::new(replica)?;
+        let Some(library) = Reader::new(library, replica) else { return Ok((target, has)) };
         let mut known = library.greetings(replica).into_iter().map(|greeting| [&[KNOWN][..], &greeting].concat());
         // The key, the stamps, and then the marks: the copy need not wait for all of them.
-        let messages = known.next().into_iter().chain(stamps).chain(known).collect();
+        let has = has.first(known.next()).then(known);
         target.library = Some(library);
-        Ok((target, messages))
+        Ok((target, has))
     }
 
     /// Whether everything is here, durably.

@@ -81,7 +81,7 @@ impl Twins {
         let source = Source::new(volume.recorder.subscribe(true));
         volume.recorder.every(source.subscriber(), Duration::from_secs(1));
         volume.recorder.together(source.subscriber(), true);
-        (volume.there, volume.back) = (VecDeque::new(), first.into());
+        (volume.there, volume.back) = (VecDeque::new(), first.all(volume.to.replica()).expect("reads").into());
         (volume.source, volume.target) = (Some(source), Some(target));
         Ok(())
     }

@@ -27,12 +27,13 @@ use crate::ahead::held_by;
 use crate::blocks::{BLOCK, BlockSet};
 use crate::epoch::{Recorder, Subscriber};
 use crate::flight::{Flight, How};
+use crate::has::{Ends, Has};
 use crate::journal::Journal;
 use crate::library::{Library, Reader};
 use crate::meta::{Complete, Moment};
 use crate::mirror::{ACK, DATA, FORGET, KNOWN, MAX_MESSAGE, MOST_BLOCKS, MOST_MISSING, MirrorError, NAMED, ZEROES};
 use crate::replica::{Replica, give_way, is_zero};
-use crate::runs::{Compared, HAVE, Theirs, messages, parse_run, run_message};
+use crate::runs::{EPOCH, HAVE, parse_run, run_message};
 use crate::stamp::{STAMP_BYTES, Stamp};
 use crate::walk::{Comparing, Who};
 use godwit_content::{choose, reply};
@@ -49,8 +50,6 @@ const MOST_WINDOW: u64 = 32 << 20;
 const PASSED_BY: u32 = 256;
 const END: u8 = 20;
 const COMPLETE: u8 = 21;
-/// Second byte of the last message about what the target has: the epoch that it holds, instead of runs.
-const EPOCH: u8 = 2;
 
 /// Where a source stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +78,8 @@ enum Why {
 pub struct Source {
     state: State,
     id: Subscriber,
-    theirs: Theirs,
+    /// What the target says it has is compared with what is here.
+    comparing: Option<Comparing>,
     cursor: u64,
     epoch: Option<Complete>,
     held: Option<Complete>,
@@ -105,7 +105,7 @@ impl Source {
         Self {
             state: State::Exchanging,
             id,
-            theirs: Theirs::default(),
+            comparing: None,
             cursor: 0,
             epoch: None,
             held: None,
@@ -173,7 +173,17 @@ impl Source {
     pub fn handle(&mut self, message: &[u8], replica: &Replica, recorder: &Recorder) -> Result<(), MirrorError> {
         let (kind, body) = message.split_first().ok_or(MirrorError::Message("an empty message"))?;
         match *kind {
-            HAVE if self.state == State::Exchanging => self.have(body, replica, recorder),
+            HAVE if self.state == State::Exchanging => {
+                self.have(body, replica, recorder)?;
+                // What the guest writes meanwhile the recorder hears: this one has been a subscriber for long. All that was said is compared before
+                // more of it is taken, or it would grow.
+                let mut began = Instant::now();
+                while self.compare(replica, recorder)? {
+                    give_way(began);
+                    began = Instant::now();
+                }
+                Ok(())
+            }
             KNOWN => Ok(self.flight.names.greet(body)?),
             ACK => {
                 for block in self.flight.acknowledged(body)? {
@@ -197,39 +207,42 @@ impl Source {
     fn have(&mut self, body: &[u8], replica: &Replica, recorder: &Recorder) -> Result<(), MirrorError> {
         let malformed = MirrorError::Message("a malformed Have");
         let Some((kind, rest)) = body.split_first() else { return Err(malformed) };
-        if *kind != EPOCH {
-            return self.theirs.take(rest, replica.size().0 / BLOCK).ok_or(malformed);
+        let last = *kind == EPOCH;
+        let runs = if last { &[] } else { rest };
+        self.begin_to_compare(replica, recorder)?.take(runs, replica.size().0 / BLOCK, last).ok_or(malformed)?;
+        if last {
+            self.held = serde_json::from_slice(rest).map_err(|_| MirrorError::Message("a malformed epoch"))?;
         }
-        let mut comparing = self.begin_to_compare(rest, replica, recorder)?;
-        // What the guest writes meanwhile the recorder hears: this one has been a subscriber for long.
-        while recorder.knows(self.id) {
-            let began = Instant::now();
-            if let Some(found) = comparing.step(replica)? {
-                self.compared(found, recorder);
-                return Ok(());
-            }
-            give_way(began);
-        }
-        Err(MirrorError::Over)
+        Ok(())
     }
 
-    /// The target has said all that it has, and which epoch that is.
-    fn begin_to_compare(
-        &mut self,
-        epoch: &[u8],
-        replica: &Replica,
-        recorder: &Recorder,
-    ) -> Result<Comparing, MirrorError> {
-        self.held = serde_json::from_slice(epoch).map_err(|_| MirrorError::Message("a malformed epoch"))?;
-        if !recorder.make_sure(self.id, replica)? {
+    /// Compares a window of what the target has said; whether there is another.
+    fn compare(&mut self, replica: &Replica, recorder: &Recorder) -> Result<bool, MirrorError> {
+        let Some(comparing) = self.comparing.as_mut().filter(|comparing| comparing.may_step()) else {
+            return Ok(false);
+        };
+        if !recorder.knows(self.id) {
             return Err(MirrorError::Over);
         }
-        Ok(Comparing::begin(Who::Precache, std::mem::take(&mut self.theirs), replica)?)
+        if let Some(found) = comparing.step(replica)? {
+            self.comparing = None;
+            recorder.compared(self.id, found.differing, self.held);
+            self.state = State::Idle;
+        }
+        Ok(self.comparing.as_ref().is_some_and(Comparing::may_step))
     }
 
-    fn compared(&mut self, found: Compared, recorder: &Recorder) {
-        recorder.compared(self.id, found.differing, self.held);
-        self.state = State::Idle;
+    /// The comparison, which begins with the first that the target says.
+    fn begin_to_compare(&mut self, replica: &Replica, recorder: &Recorder) -> Result<&mut Comparing, MirrorError> {
+        match &mut self.comparing {
+            Some(comparing) => Ok(comparing),
+            begins => {
+                if !recorder.make_sure(self.id, replica)? {
+                    return Err(MirrorError::Over);
+                }
+                Ok(begins.insert(Comparing::begin(Who::Precache, replica)?))
+            }
+        }
     }
 
     /// Whether there may be something to send now: [`Source::poll`] reads the disk, and is not to be asked without need.
@@ -402,17 +415,14 @@ pub struct Target {
 }
 
 impl Target {
-    /// A session that begins, and the messages to send first. `journal`: keep the last epoch as an image; no journal: blocks go to their
+    /// A session that begins, and what to send first: what this replica has. `journal`: keep the last epoch as an image; no journal: blocks go to their
     /// places as they come. What an earlier session had put aside is dropped, and comes again.
     ///
     /// # Errors
     /// When the replica cannot be read, or is a shadow volume, or is told what it will have to fetch.
-    pub fn new(replica: &Replica, journal: Option<Journal>) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
+    pub fn new(replica: &Replica, journal: Option<Journal>) -> Result<(Self, Has), MirrorError> {
         replica.refuse_strange()?;
-        let mut messages = messages(&replica.stamp_runs()?);
-        let mut last = vec![HAVE, EPOCH];
-        last.extend(serde_json::to_vec(&replica.complete()).map_err(|_| MirrorError::Message("an epoch"))?);
-        messages.push(last);
+        let has = Has::new(replica, Ends::Epoch)?;
         let it = Self {
             digest: blake3::Hasher::new(),
             seq: 0,
@@ -423,7 +433,7 @@ impl Target {
             missing: BlockSet::default(),
             sealed: None,
         };
-        Ok((it, messages))
+        Ok((it, has))
     }
 
     /// The same, of a volume of the trust domain that this library is for: blocks that are in it need not travel. What it holds is told
@@ -435,15 +445,15 @@ impl Target {
         replica: &Replica,
         journal: Option<Journal>,
         library: Arc<Library>,
-    ) -> Result<(Self, Vec<Vec<u8>>), MirrorError> {
-        let (mut target, stamps) = Self::new(replica, journal)?;
-        let Some(library) = Reader::new(library, replica) else { return Ok((target, stamps)) };
+    ) -> Result<(Self, Has), MirrorError> {
+        let (mut target, has) = Self::new(replica, journal)?;
+        let Some(library) = Reader::new(library, replica) else { return Ok((target, has)) };
         let most = if replica.complete().is_none() { usize::MAX } else { 1 };
         let known = library.greetings(replica).into_iter().map(|greeting| [&[KNOWN][..], &greeting].concat());
         // Before the stamps, with which the copy begins: nobody waits for that.
-        let messages = known.take(most).chain(stamps).collect();
+        let has = has.first(known.take(most));
         target.library = Some(library);
-        Ok((target, messages))
+        Ok((target, has))
     }
 
     /// A message came from the source; what to answer. Nothing, where [`Target::sealed`] says for what that has to wait.

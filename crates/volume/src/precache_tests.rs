@@ -299,7 +299,7 @@ impl World {
         if let Broken::Journal(rule) = self.broken {
             journal.without = Some(rule);
         }
-        let (target, first) =
+        let (target, has) =
             Target::with_library(self.to.replica(), self.image.then_some(journal), self.library.clone())?;
         let mut source = Source::new(self.recorder.subscribe(self.image));
         self.recorder.every(source.subscriber(), Duration::from_secs(1));
@@ -307,7 +307,8 @@ impl World {
         source.without_stamp_check = self.broken == Broken::StampAfterReading;
         self.target = Some(target);
         self.source = Some(source);
-        self.back = first.into();
+        let has = has.in_messages_of(self.rng.random_range(1..9));
+        self.back = has.all(self.to.replica())?.into();
         Ok(())
     }
 
@@ -402,9 +403,9 @@ impl World {
         let Some(source) = &mut self.source else { return Ok(()) };
         let before = source.held();
         if source.state() == State::Exchanging
-            && let Some(epoch) = message.strip_prefix(&[HAVE, EPOCH])
+            && let Some(body) = message.strip_prefix(&[HAVE])
         {
-            self.compare(epoch)?;
+            self.compare(body)?;
         } else {
             source.handle(&message, self.from.replica(), &self.recorder)?;
         }
@@ -413,19 +414,15 @@ impl World {
     }
 
     /// As the source does it, with writes between two windows.
-    fn compare(&mut self, epoch: &[u8]) -> Result<(), MirrorError> {
-        let source = self.source.as_mut().expect("is there");
-        let mut comparing = source.begin_to_compare(epoch, self.from.replica(), &self.recorder)?;
-        let found = loop {
-            if let Some(found) = comparing.step(self.from.replica())? {
-                break found;
-            }
+    fn compare(&mut self, said: &[u8]) -> Result<(), MirrorError> {
+        let (replica, source) = (self.from.replica(), self.source.as_mut().expect("is there"));
+        source.have(said, replica, &self.recorder)?;
+        while self.source.as_mut().expect("is there").compare(self.from.replica(), &self.recorder)? {
             self.unheard = self.broken == Broken::HeardWhileCompared;
             let written = if self.rng.random_bool(0.7) { self.write() } else { Ok(()) };
             self.unheard = false;
             written?;
-        };
-        self.source.as_mut().expect("is there").compared(found, &self.recorder);
+        }
         Ok(())
     }
 

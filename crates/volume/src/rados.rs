@@ -182,13 +182,13 @@ fn touched_regions(folder: &Path) -> io::Result<std::collections::BTreeSet<u64>>
     // Bytes of each table for a region.
     for (table, each) in [("stamps", REGION * 8), ("hot", 1)] {
         let file = match std::fs::File::open(folder.join(table)) {
-            Ok(file) => Disk(file),
+            Ok(file) => Disk::new(file, 0),
             // It was never opened, and so never written.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };
         let mut at = 0;
-        for (length, is_hole) in file.extents(0, file.0.metadata()?.len())? {
+        for (length, is_hole) in file.extents(0, file.as_file().metadata()?.len())? {
             let (first, last) = (at / each, (at + length).div_ceil(each));
             at += length;
             for region in (first..last).filter(|_| !is_hole) {

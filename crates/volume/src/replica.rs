@@ -240,7 +240,10 @@ impl Replica {
                 None if data.symlink_metadata().is_err() && folder.join("stamps").exists() => {
                     return Err(VolumeError::Damaged { path: data.to_owned(), why: "it is missing".into() });
                 }
-                None => crate::device::open(data, meta.size.0)?,
+                None => {
+                    refuse_short(folder, data, meta.size)?;
+                    crate::device::open(data, meta.size.0)?
+                }
             },
             stamps: open(&folder.join("stamps"), regions * REGION * 8)?,
             hot: open(&folder.join("hot"), regions)?,
@@ -1325,6 +1328,20 @@ impl Inner {
         }
         fresh.into_iter().for_each(|r| self.regions.insert(r, u32::from(!touched.contains(&r))));
         Ok(true)
+    }
+}
+
+/// Refuses a file of blocks that was cut short since: what it held would read as zeroes. One in which nothing was ever written may be short: its
+/// length is on the disk with the first sync, and stamps are after that.
+fn refuse_short(folder: &Path, data: &Path, size: Bytes) -> Result<(), VolumeError> {
+    use std::os::unix::fs::MetadataExt;
+    let stamped = std::fs::metadata(folder.join("stamps")).is_ok_and(|stamps| stamps.blocks() > 0);
+    match std::fs::metadata(data) {
+        Ok(file) if file.is_file() && file.len() < size.0 && stamped => {
+            let why = format!("it has {} bytes, and the volume {}", file.len(), size.0);
+            Err(VolumeError::Damaged { path: data.to_owned(), why })
+        }
+        _ => Ok(()),
     }
 }
 

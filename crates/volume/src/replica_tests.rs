@@ -967,3 +967,29 @@ fn what_a_removal_that_broke_off_has_left_of_a_replica_is_not_believed() {
     replica.read(0, &mut read).unwrap();
     assert!(read.iter().all(|byte| *byte == 0));
 }
+
+#[test]
+fn a_file_that_was_cut_short_is_an_error_and_no_zeroes_whether_the_replica_is_open_or_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let replica = Replica::create(folder.path(), VolumeId(1), Bytes(BLOCKS * BLOCK)).expect("creates");
+    replica.become_primary(Lineage::FIRST, Generation(1)).expect("is ours");
+    replica.write(0, &[7; 3 * BLOCK as usize]).expect("writes");
+    replica.commit().expect("settles");
+    let data = folder.path().join("data");
+    let cut = |length| std::fs::File::options().write(true).open(&data).expect("opens").set_len(length).expect("cuts");
+    cut(BLOCK);
+    let mut blocks = [9; 2 * BLOCK as usize];
+    let read = replica.read(0, &mut blocks);
+    assert!(read.as_ref().is_err_and(|error| error.to_string().contains("cut it short")), "{read:?}");
+    replica.read(0, &mut blocks[..BLOCK as usize]).expect("is there");
+    drop(replica);
+    let opened = Replica::open(folder.path());
+    assert!(matches!(&opened, Err(VolumeError::Damaged { path, .. }) if *path == data), "{opened:?}");
+    // One that was never written to, and whose length did not survive a loss of power, is in order.
+    let fresh = tempfile::tempdir().expect("a folder");
+    drop(Replica::create(fresh.path(), VolumeId(1), Bytes(BLOCKS * BLOCK)).expect("creates"));
+    std::fs::write(fresh.path().join("data"), b"").expect("cuts");
+    let (replica, _) = Replica::open(fresh.path()).expect("opens");
+    replica.read(0, &mut blocks).expect("reads");
+    assert!(is_zero(&blocks));
+}

@@ -22,7 +22,7 @@ pub(crate) fn hand_off(from: &Replica, to: &Replica, me: &str, generation: u64) 
     to.become_secondary().expect("yields");
     let mut source = Source::new(Holder(me.into()), Lineage(0), &[]);
     let (mut target, first) = Target::new(to).expect("begins");
-    for message in first {
+    for message in first.all(to).expect("reads") {
         source.handle(&message, from).expect("takes");
     }
     let mut pump = |source: &mut Source| {
@@ -338,7 +338,7 @@ fn a_replica_that_lacks_something_is_not_whole_whoever_owns_it_and_until_it_was_
     let (mut target, first) = crate::mirror::Target::new(&to).expect("begins");
     let mut mirror = crate::mirror::Source::default();
     from.become_primary(Lineage(0), Generation(3)).expect("takes it back");
-    first.iter().for_each(|message| mirror.handle(message, &from).expect("takes"));
+    first.all(&to).expect("reads").iter().for_each(|message| mirror.handle(message, &from).expect("takes"));
     for last in [false, true] {
         if last {
             from.freeze();

@@ -35,7 +35,7 @@ use crate::error::VolumeError;
 use crate::guards::Guard;
 use crate::meta::SURE;
 use crate::replica::{Inner, Replica, give_way};
-use crate::runs::{Compared, Theirs};
+use crate::runs::{Compared, Side};
 use crate::stamp::Stamp;
 use crate::stamps::{WINDOW, entry};
 use std::ops::Range;
@@ -297,15 +297,22 @@ impl Replica {
         Ok(Window { runs, end })
     }
 
+    /// Begins to read the table, to say what is here. Whose it is does not matter: nothing is compared, and a target has no volume of its own.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn begin_telling(&self) -> Result<Walk, VolumeError> {
+        let all = self.lock().stamps.regions().map_err(self.io("read the stamps of"))?;
+        Ok(Walk { who: Who::Mirror, owner: None, regions: Regions::new(all) })
+    }
+
     /// Runs of written blocks with the same stamp, in order. Whoever writes meanwhile is let through now and then: each block's stamp is the one
     /// that it had at some moment of the call.
     ///
     /// # Errors
     /// When the medium fails.
     pub fn stamp_runs(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
-        // Whose it is does not matter: nothing is compared, and a target has no volume of its own.
-        let all = self.lock().stamps.regions().map_err(self.io("read the stamps of"))?;
-        let mut walk = Walk { who: Who::Mirror, owner: None, regions: Regions::new(all) };
+        let mut walk = self.begin_telling()?;
         let mut all: Vec<(Range<u64>, Stamp)> = vec![];
         loop {
             let began = Instant::now();
@@ -357,30 +364,51 @@ impl Replica {
     /// Those of a mirror that has compared.
     #[cfg(test)]
     pub(crate) fn runs_to_compare(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
-        let mut comparing = Comparing::begin(Who::Mirror, Theirs::default(), self)?;
+        let mut comparing = Comparing::begin(Who::Mirror, self)?;
+        comparing.take(&[], 0, true);
         while comparing.step(self)?.is_none() {}
         self.stamp_runs()
     }
 }
 
-/// A comparison that is under way: with the same stamp the target has the same contents.
+/// A comparison that is under way, with what a target says that it has: with the same stamp it has the same contents.
 #[derive(Debug)]
 pub(crate) struct Comparing {
     sure: Option<Sure>,
     walk: Walk,
-    theirs: Theirs,
+    ours: Side,
+    theirs: Side,
+    /// Compared up to this block.
+    to: u64,
     found: Compared,
 }
 
 impl Comparing {
-    /// With what a target says that it has. Whoever compares hears of all writes from before this on. For a pre-cache
+    /// Nothing is known of the target yet. Whoever compares hears of all writes from before this on. For a pre-cache
     /// [`crate::epoch::Recorder::make_sure`] has been before.
     ///
     /// # Errors
     /// When not all of the volume is here and a mirror is to compare, or the medium fails.
-    pub fn begin(who: Who, theirs: Theirs, replica: &Replica) -> Result<Self, VolumeError> {
+    pub fn begin(who: Who, replica: &Replica) -> Result<Self, VolumeError> {
         let sure = if who == Who::Precache { None } else { replica.begin_sure(who)? };
-        Ok(Self { sure, walk: replica.begin_walk(who)?, theirs, found: Compared::default() })
+        let (ours, theirs) = (Side::default(), Side::default());
+        Ok(Self { sure, walk: replica.begin_walk(who)?, ours, theirs, to: 0, found: Compared::default() })
+    }
+
+    /// The target says more, of a volume of so many blocks; `None`: it makes no sense.
+    pub fn take(&mut self, runs: &[u8], blocks: u64, last: bool) -> Option<()> {
+        self.theirs.take(runs, blocks, last)
+    }
+
+    /// Whether a step brings it on. Otherwise all that the target has said was compared, and is forgotten: it has to say more.
+    pub const fn may_step(&self) -> bool {
+        self.sure.is_some() || self.to < self.theirs.to()
+    }
+
+    /// Runs that it holds.
+    #[cfg(test)]
+    pub fn held(&self) -> usize {
+        self.ours.len() + self.theirs.len()
     }
 
     /// Looks at a window, or at one of each kind. What was found, when that was the last.
@@ -397,9 +425,13 @@ impl Comparing {
             replica.end_sure(sure)?;
             self.sure = None;
         }
-        let window = replica.walk_on(&mut self.walk)?;
-        self.theirs.compare(&window.runs, window.end, &mut self.found);
-        Ok(window.end.is_none().then(|| std::mem::take(&mut self.found)))
+        if self.ours.to() < self.theirs.to() {
+            let window = replica.walk_on(&mut self.walk)?;
+            self.ours.extend(window.runs, window.end);
+        }
+        self.to = self.ours.to().min(self.theirs.to());
+        self.found.before(self.to, &mut self.ours, &mut self.theirs);
+        Ok((self.to == u64::MAX).then(|| std::mem::take(&mut self.found)))
     }
 }
 
@@ -413,7 +445,7 @@ pub(crate) fn compare(
     dirty: &mut BlockSet,
     replica: &Replica,
 ) -> Result<Option<u64>, VolumeError> {
-    let Some(under_way) = comparing else { return Ok(None) };
+    let Some(under_way) = comparing.as_mut().filter(|comparing| comparing.may_step()) else { return Ok(None) };
     let Some(found) = under_way.step(replica)? else { return Ok(None) };
     *comparing = None;
     // What differs may be all of the volume; what has come since is as a rule little beside it.

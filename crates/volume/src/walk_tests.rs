@@ -1,6 +1,8 @@
 use super::*;
 use crate::blocks::BLOCK;
 use crate::fet;
+use crate::has::{Ends, Has};
+use crate::runs::LAST;
 use crate::shadow::Holder;
 use crate::shadow::tests::{SIZE, hand_off, source};
 use crate::stamps::REGION;
@@ -43,7 +45,7 @@ fn a_table_that_is_read_in_windows_is_the_one_that_is_read_at_once() {
 fn compare_in_vain(from: &Replica, to: &Replica) {
     let (_, first) = fet::Target::new(to).expect("begins");
     let mut source = fet::Source::new(Holder("in vain".into()), Lineage(0), &[]);
-    first.iter().for_each(|message| source.handle(message, from).expect("takes"));
+    first.all(to).expect("reads").iter().for_each(|message| source.handle(message, from).expect("takes"));
     while source.is_comparing() {
         source.poll(from).expect("reads");
     }
@@ -77,6 +79,39 @@ fn a_comparison_in_windows_finds_what_one_at_once_does_of_a_whole_volume_and_of_
         (alike, differing) = (alike + windows.2.alike.0, differing + windows.2.differing.0);
     }
     assert!(alike > 0 && differing > 0, "{alike} and {differing}: too little was tried");
+}
+
+#[test]
+fn neither_side_holds_more_of_a_comparison_than_a_window_and_a_message() {
+    AT_ONCE.set(1);
+    const MESSAGE: usize = 64;
+    let window = REGION as usize / 2;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (from, to) = (source(folder.path()), empty(&folder.path().join("to")));
+    // Every other block, so that each is a run, and not the same ones.
+    for block in (0..SIZE / BLOCK).step_by(2) {
+        from.write(block * BLOCK, &[1; BLOCK as usize]).expect("writes");
+    }
+    hand_off(&from, &to, "from", 2);
+    for block in (1..SIZE / BLOCK).step_by(4) {
+        to.zero(block * BLOCK, BLOCK).expect("writes");
+    }
+    from.become_secondary().expect("yields");
+    let (regions, runs) = ((SIZE / BLOCK / REGION) as usize, (SIZE / BLOCK / 2) as usize);
+    assert!(runs > 2 * window, "{runs} runs in {regions} regions: nothing is seen of so few");
+    let mut has = Has::new(&from, Ends::Last).expect("begins").in_messages_of(MESSAGE);
+    let mut comparing = Comparing::begin(Who::HandOff, &to).expect("begins");
+    let (mut most, mut found) = ([0; 2], None);
+    while let Some(message) = has.next(&from).expect("reads") {
+        comparing.take(&message[2..], SIZE / BLOCK, message[1] == LAST).expect("it makes sense");
+        while found.is_none() && comparing.may_step() {
+            found = comparing.step(&to).expect("reads").map(|found| (found.differing.len(), found.alike));
+            most = [most[0].max(comparing.held()), most[1].max(has.held())];
+        }
+    }
+    assert!(most[0] <= 2 * window + MESSAGE && most[1] <= window + MESSAGE, "{most:?} runs of {runs}");
+    assert!(most[0] > MESSAGE && most[1] > MESSAGE, "{most:?}: they hold what they read");
+    assert_eq!(found, Some((SIZE / BLOCK / 4, SIZE / BLOCK / 2)));
 }
 
 #[test]
@@ -143,7 +178,8 @@ fn nothing_is_compared_of_a_volume_that_changes_hands_though_it_comes_back() {
         let folder = tempfile::tempdir().expect("a folder");
         let replica = source(folder.path());
         (0..4).for_each(|region| _ = replica.write(region * REGION * BLOCK, &[1; 512]).expect("writes"));
-        let mut comparing = Comparing::begin(who, Theirs::default(), &replica).expect("begins");
+        let mut comparing = Comparing::begin(who, &replica).expect("begins");
+        comparing.take(&[], SIZE / BLOCK, true).expect("it has nothing");
         assert!(comparing.step(&replica).expect("reads").is_none(), "{who:?}: that was the first region");
         // What a move that was given up does in between changes nothing of that.
         replica.freeze();
@@ -152,7 +188,7 @@ fn nothing_is_compared_of_a_volume_that_changes_hands_though_it_comes_back() {
         assert!(matches!(comparing.step(&replica), Err(VolumeError::Frozen)), "{who:?}");
         if who == Who::Precache {
             assert!(matches!(replica.begin_sure(who), Err(VolumeError::Frozen)));
-            assert!(Comparing::begin(who, Theirs::default(), &replica).is_err());
+            assert!(Comparing::begin(who, &replica).is_err());
         }
         replica.become_primary(Lineage(0), Generation(3)).expect("comes back");
         assert!(matches!(comparing.step(&replica), Err(VolumeError::Frozen)), "{who:?}");

@@ -1,11 +1,11 @@
 //! CloudNet, figure 8: what the clients of a database wait for their answers while its guest moves; by Godwit, and by a plain move.
 //!
-//! The guest answers requests from a third site, and writes each to its disk, flushed, before it answers, as a commit does. So
-//! whatever a move does to writes, its clients see. Plain QEMU keeps the copy equal at both sites from the first block on (`write-blocking`): an answer
+//! The guest answers requests from a third site. Of the database's each is a transaction of PostgreSQL (TPC-B's), beside which `pgbench` makes others;
+//! smaller guests write each to their disk, flushed, before they answer, as a commit does. So whatever a move does to writes, their clients see. Plain QEMU keeps the copy equal at both sites from the first block on (`write-blocking`): an answer
 //! waits for the link as well. Godwit's guest waits only while the other site is far behind, which this one's does not bring about.
 //!
 //! The paper's guest has 1.7 GB and TPC-W, over 85 Mbit/s and 27 ms; there the clients' answers take 2.5 times as long during the
-//! memory's part, which CloudNet makes 45 % shorter. Nobody holds the stopped guest to compare its memory: the clients would see that. So the smaller
+//! memory's part, which CloudNet makes 45 % shorter. Nobody holds the stopped guest to compare its memory: the clients would see that. So the smallest
 //! guest goes once more, is held, and only whether it is whole counts of that.
 
 use super::{Document, Drawing, Extent, Mover, PlanCell, Table, instead, remarks, report_of, unless_lost};
@@ -18,26 +18,97 @@ const LINK_MBIT: u32 = 85;
 const RTT_MS: u32 = 27;
 /// What is seen before the move and after it, seconds.
 const QUIET_S: u32 = 20;
-/// Memory of the guests, MiB; the first is the quick one's.
-const SIZES: [u32; 2] = [192, 768];
 
-fn name(memory_mib: u32, mover: Mover) -> String {
-    format!("{memory_mib}mib-{}", mover.name())
+/// Whose clients wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Guest {
+    /// Each request is a page on the disk; of so much memory, MiB.
+    Commits(u32),
+    /// Each request is PostgreSQL's.
+    Database,
+}
+
+impl Guest {
+    /// The smallest, which is compared, too.
+    const SMALL: Self = Self::Commits(192);
+    const ALL: [Self; 3] = [Self::SMALL, Self::Commits(768), Self::Database];
+    const QUICK: [Self; 2] = [Self::SMALL, Self::Database];
+
+    fn name(self) -> String {
+        match self {
+            Self::Commits(mib) => format!("{mib}mib"),
+            Self::Database => "database".into(),
+        }
+    }
+
+    fn shown(self) -> String {
+        match self {
+            Self::Commits(mib) => format!("{mib} MiB"),
+            Self::Database => "PostgreSQL".into(),
+        }
+    }
+
+    fn what(self) -> String {
+        match self {
+            Self::Commits(mib) => format!("A guest of {mib} MiB that commits each request"),
+            Self::Database => "PostgreSQL, each request a transaction".into(),
+        }
+    }
+
+    /// The lines of a scenario about it.
+    fn lines(self) -> String {
+        let clients = r#"from = "california", sessions = 4, think_ms = 50"#;
+        match self {
+            Self::Commits(mib) => format!(
+                r#"memory_mib = {mib}
+disks_gib = [{disk}, 0.0625]
+data_mib = {data}
+load = [
+  {{ kind = "tier", port = 5432, commits_to = 1, answer_bytes = 4096, {clients} }},
+  {{ kind = "memory", pages_per_s = 400, working_set_mib = 24 }},
+  {{ kind = "disk", kib_per_s = 32, working_set_mib = 8 }},
+]"#,
+                disk = if self == Self::SMALL { 0.2 } else { 0.6 },
+                data = if self == Self::SMALL { 64 } else { 256 },
+            ),
+            Self::Database => format!(
+                r#"image = "debian"
+memory_mib = 332
+disk_gib = 6.1
+load = [
+  {{ kind = "database", clients = 1 }},
+  {{ kind = "tier", port = 8080, transacts = true, answer_bytes = 4096, {clients} }},
+]"#
+            ),
+        }
+    }
+
+    /// What is seen before the move, seconds: programs warm up.
+    const fn quiet_s(self) -> u32 {
+        match self {
+            Self::Commits(_) => QUIET_S,
+            Self::Database => 3 * QUIET_S,
+        }
+    }
+}
+
+fn name(guest: Guest, mover: Mover) -> String {
+    format!("{}-{}", guest.name(), mover.name())
 }
 
 fn compared_name(mover: Mover) -> String {
-    format!("{}-compared", name(SIZES[0], mover))
+    format!("{}-compared", name(Guest::SMALL, mover))
 }
 
-fn cell(memory_mib: u32, mover: Mover) -> PlanCell {
-    PlanCell { name: name(memory_mib, mover), scenario: scenario(memory_mib, mover, false) }
+fn cell(guest: Guest, mover: Mover) -> PlanCell {
+    PlanCell { name: name(guest, mover), scenario: scenario(guest, mover, false) }
 }
 
 fn compared_cell(mover: Mover) -> PlanCell {
-    PlanCell { name: compared_name(mover), scenario: scenario(SIZES[0], mover, true) }
+    PlanCell { name: compared_name(mover), scenario: scenario(Guest::SMALL, mover, true) }
 }
 
-fn scenario(memory_mib: u32, mover: Mover, compare: bool) -> String {
+fn scenario(guest: Guest, mover: Mover, compare: bool) -> String {
     format!(
         r#"name = "figures-response"
 {who}
@@ -57,17 +128,10 @@ name = "california"
 [[vm]]
 name = "db"
 site = "illinois"
-memory_mib = {memory_mib}
-disks_gib = [{disk}, 0.0625]
-data_mib = {data}
-load = [
-  {{ kind = "tier", port = 5432, commits_to = 1, answer_bytes = 4096, from = "california", sessions = 4, think_ms = 50 }},
-  {{ kind = "memory", pages_per_s = 400, working_set_mib = 24 }},
-  {{ kind = "disk", kib_per_s = 32, working_set_mib = 8 }},
-]
+{lines}
 
 [[step]]
-after_s = {QUIET_S}
+after_s = {quiet_s}
 move = {{ vm = "db", to = "texas", compare = {compare} }}
 [[step]]
 wait = {{ moves = true, s = {QUIET_S} }}
@@ -75,14 +139,14 @@ wait = {{ moves = true, s = {QUIET_S} }}
 verify = {{ vm = "db" }}
 "#,
         who = mover.lines(),
-        disk = if memory_mib > SIZES[0] { 0.6 } else { 0.2 },
-        data = if memory_mib > SIZES[0] { 256 } else { 64 },
+        lines = guest.lines(),
+        quiet_s = guest.quiet_s(),
     )
 }
 
 pub(super) fn cells(extent: Extent) -> Vec<PlanCell> {
-    let sizes = if extent == Extent::Quick { &SIZES[..1] } else { &SIZES[..] };
-    let measured = sizes.iter().flat_map(|size| Mover::BOTH.map(|mover| cell(*size, mover)));
+    let guests = if extent == Extent::Quick { &Guest::QUICK[..] } else { &Guest::ALL[..] };
+    let measured = guests.iter().flat_map(|guest| Mover::BOTH.map(|mover| cell(*guest, mover)));
     measured.chain(Mover::BOTH.map(compared_cell)).collect()
 }
 
@@ -155,35 +219,35 @@ pub(super) fn document(entries: &[Entry]) -> Document {
         remarks: remarks(entries),
         ..Document::default()
     };
-    for size in SIZES {
-        let last = |mover: Mover| mover.moves(report_of(entries, &name(size, mover))?).last().copied();
+    for guest in Guest::ALL {
+        let last = |mover: Mover| mover.moves(report_of(entries, &name(guest, mover))?).last().copied();
         let ended: Vec<(Mover, &MoveReport)> =
             Mover::BOTH.into_iter().filter_map(|mover| Some((mover, last(mover)?))).collect();
         document.remarks.extend(
             (ended.iter().filter(|(_, m)| m.outcome != Outcome::Completed))
-                .map(|(mover, m)| format!("{}: {}", name(size, *mover), instead(Some(*m)))),
+                .map(|(mover, m)| format!("{}: {}", name(guest, *mover), instead(Some(*m)))),
         );
         let runs: Vec<_> = ended.into_iter().filter(|(_, m)| m.outcome == Outcome::Completed).collect();
         let ours = last(Mover::Godwit);
-        if size == SIZES[0] || !runs.is_empty() || ours.is_some() {
-            let bounds = bounds(size, &runs).into_iter();
+        if guest == Guest::SMALL || !runs.is_empty() || ours.is_some() {
+            let bounds = bounds(guest, &runs).into_iter();
             document.bounds.extend(bounds.map(|(text, kept)| (text, unless_lost(kept, ours))));
         }
         if runs.is_empty() {
             continue;
         }
         document.tables.push(Table {
-            title: format!("A guest of {size} MiB that commits each request, at {LINK_MBIT} Mbit/s and {RTT_MS} ms"),
+            title: format!("{}, at {LINK_MBIT} Mbit/s and {RTT_MS} ms", guest.what()),
             columns: ["by", "stretch", "s", "answers", "p50 ms", "p99 ms", "longest ms", "not answered"]
                 .map(str::to_owned)
                 .into(),
             words: 2,
             rows: runs.iter().flat_map(|(mover, m)| stretches(m).into_iter().map(|s| row(*mover, m, &s))).collect(),
         });
-        let title = format!("Response times through a move, {size} MiB");
+        let title = format!("Response times through a move, {}", guest.shown());
         let curves: Vec<Curve<'_>> = runs.iter().map(|(mover, m)| curve(*mover, m)).collect();
         document.drawings.push(Drawing {
-            name: format!("response-{size}"),
+            name: format!("response-{}", guest.name()),
             drawn: Some(chart(&title, &curves)),
             title,
             ..Drawing::default()
@@ -192,7 +256,8 @@ pub(super) fn document(entries: &[Entry]) -> Document {
     for mover in Mover::BOTH {
         let Some(report) = report_of(entries, &compared_name(mover)) else { continue };
         let Some(m) = mover.moves(report).last().copied() else { continue };
-        let text = format!("{} MiB, held once all is there: RAM is equal at both ends, by {}", SIZES[0], mover.shown());
+        let small = Guest::SMALL.shown();
+        let text = format!("{small}, held once all is there: RAM is equal at both ends, by {}", mover.shown());
         document.bounds.push((text, unless_lost(m.integrity.ram_equal, (mover == Mover::Godwit).then_some(m))));
     }
     document.remarks.push(
@@ -202,7 +267,8 @@ pub(super) fn document(entries: &[Entry]) -> Document {
 }
 
 /// No request is lost; and the memory's part, in which CloudNet's clients waited longest, is shorter than a plain move's.
-fn bounds(size: u32, runs: &[(Mover, &MoveReport)]) -> Vec<(String, Option<bool>)> {
+fn bounds(guest: Guest, runs: &[(Mover, &MoveReport)]) -> Vec<(String, Option<bool>)> {
+    let guest = guest.shown();
     let of = |mover| runs.iter().find(|run| run.0 == mover).map(|run| run.1);
     let ours = of(Mover::Godwit).filter(|m| !m.requests.is_empty());
     let lost = ours.map(|m| m.requests.iter().filter(|point| !point.answered).count());
@@ -213,9 +279,9 @@ fn bounds(size: u32, runs: &[(Mover, &MoveReport)]) -> Vec<(String, Option<bool>
     let parts = of(Mover::Godwit).map(memory_s).zip(of(Mover::Qemu).map(memory_s));
     let found = parts.map_or(String::new(), |(ours, plain)| format!(" ({ours:.1} and {plain:.1} s)"));
     vec![
-        (format!("{size} MiB: Godwit leaves no request unanswered"), lost.map(|lost| lost == 0)),
+        (format!("{guest}: Godwit leaves no request unanswered"), lost.map(|lost| lost == 0)),
         (
-            format!("{size} MiB: the memory's part takes Godwit less time than a plain move{found}"),
+            format!("{guest}: the memory's part takes Godwit less time than a plain move{found}"),
             parts.map(|(ours, plain)| ours < plain),
         ),
     ]
@@ -246,8 +312,8 @@ mod tests {
     }
 
     fn runs(ours: MoveReport, plain: MoveReport) -> [Entry; 2] {
-        let godwit = entry(&name(SIZES[0], Mover::Godwit), vec![ours]);
-        let mut qemu = entry(&name(SIZES[0], Mover::Qemu), vec![]);
+        let godwit = entry(&name(Guest::SMALL, Mover::Godwit), vec![ours]);
+        let mut qemu = entry(&name(Guest::SMALL, Mover::Qemu), vec![]);
         qemu.report.baselines = vec![BaselineReport { name: Baseline::Qemu, stop_rule: String::new(), figures: plain }];
         [godwit, qemu]
     }
@@ -302,7 +368,7 @@ mod tests {
         };
         assert_eq!([Some(true), Some(false), None].map(judged), [Some(true), Some(false), None]);
         let held = |cell: PlanCell| cell.scenario.contains("compare = true");
-        assert!(held(compared_cell(Mover::Qemu)) && !held(cell(SIZES[0], Mover::Qemu)));
+        assert!(held(compared_cell(Mover::Qemu)) && !held(cell(Guest::SMALL, Mover::Qemu)));
     }
 
     #[test]

@@ -103,6 +103,7 @@ pub fn handed_on(here: &Path, there: &Path) -> Replica {
     let target = Replica::create(there, VolumeId(1), size).unwrap();
     let mut telling = fet::Source::new(Holder("b".into()), Lineage::FIRST, &[]);
     let (mut told, have) = fet::Target::new(&target).unwrap();
+    let have = have.all(&target).unwrap();
     have.iter().for_each(|message| telling.handle(message, &source).unwrap());
     while telling.is_comparing() {
         telling.poll(&source).unwrap().iter().for_each(|message| drop(told.handle(message, &target).unwrap()));
