@@ -50,6 +50,12 @@ const NEARLY: f64 = 1.1;
 /// a database leaves goes up and down by 5 to 20 %.
 const FLAT: f64 = 0.03;
 
+/// So large a part of all pages that were sent is what another round may cost who wants the fewest bytes; pages that come again take a third of
+/// the bytes of the first time, as a rule.
+const CHEAP: f64 = 0.04;
+/// Rounds after which that is over.
+const CHEAP_ROUNDS: usize = 3;
+
 /// How much of a forecast is not sure, where it is held against a deadline; and how much later the next look may be.
 const SLACK: f64 = 0.05;
 const BETWEEN: Duration = Duration::from_millis(250);
@@ -77,6 +83,9 @@ pub struct Ended {
     pub can_slow: bool,
     /// What is left when pre-copy ends would follow the guest, which then is there without it.
     pub follows: bool,
+    /// Pages that the guest is expected to write while what is left goes, where somebody has looked how fast it writes
+    /// ([`crate::watcher::Glances`]): the price of another round.
+    pub again: Option<u64>,
 }
 
 /// A round that goes on.
@@ -258,6 +267,8 @@ pub struct SmartStop {
     policy: Policy,
     window: usize,
     rounds: usize,
+    /// Pages, in all rounds.
+    sent: u64,
     crossed: Option<usize>,
     /// The guest is being slowed, or was.
     slowed: bool,
@@ -289,6 +300,7 @@ impl SmartStop {
             policy,
             window: window.max(1),
             rounds: 0,
+            sent: 0,
             crossed: None,
             slowed: false,
             in_time: false,
@@ -306,6 +318,7 @@ impl SmartStop {
     /// A round has ended.
     pub fn round(&mut self, round: &Ended) -> Verdict {
         self.rounds += 1;
+        self.sent += round.sent;
         let (left, dirtied) = (round.left, round.dirtied);
         let is_flat = self.is_flat(dirtied);
         let is_minimum = self.remember(round);
@@ -314,6 +327,7 @@ impl SmartStop {
             return Verdict::Stop(Reason::GoodEnough(left, enough));
         }
         let stop = match self.policy {
+            Policy::LeastBytes if self.is_cheap(round) => None,
             Policy::LeastBytes => Some(Reason::FirstRound(left)),
             Policy::LeastTotal => self.crossed.map(|_| Reason::Crossover(left)),
             // The next round takes as long as what is left now, and leaves as large a part of that as this one left of its own.
@@ -395,6 +409,12 @@ impl SmartStop {
         ((waited >= self.window && nearly) || waited >= 2 * self.window).then_some(Reason::NoShorter(left, best))
     }
 
+    /// Whether another round costs next to no bytes, and makes the pause shorter.
+    fn is_cheap(&self, round: &Ended) -> bool {
+        let costs = |again: u64| again.min(round.dirtied) as f64 <= self.sent as f64 * CHEAP;
+        self.rounds < CHEAP_ROUNDS && round.again.is_some_and(|again| again < round.dirtied && costs(again))
+    }
+
     fn too_many(&self, left: Duration) -> Option<Reason> {
         let most = if self.slowed { MOST * SLOWED } else { MOST };
         (self.rounds >= most).then_some(Reason::TooMany(left, self.rounds))
@@ -439,7 +459,7 @@ mod tests {
         for (sent, dirtied) in rounds {
             elapsed += pages(*sent);
             let (left, can_slow) = (pages(*dirtied), verdicts.len() < until);
-            let round = Ended { sent: *sent, dirtied: *dirtied, left, elapsed, can_slow, follows: false };
+            let round = Ended { sent: *sent, dirtied: *dirtied, left, elapsed, can_slow, follows: false, again: None };
             verdicts.push(rule.round(&round));
             if verdicts.last() != Some(&Verdict::GoOn) {
                 break;
@@ -520,7 +540,8 @@ mod tests {
                 elapsed += Duration::from_secs_f64(*seconds);
                 let left = Duration::from_secs_f64(*dirtied as f64 * seconds / *sent as f64);
                 let (sent, dirtied) = (*sent, *dirtied);
-                match rule.round(&Ended { sent, dirtied, left, elapsed, can_slow: false, follows: false }) {
+                match rule.round(&Ended { sent, dirtied, left, elapsed, can_slow: false, follows: false, again: None })
+                {
                     Verdict::GoOn => None,
                     verdict => Some((number, verdict)),
                 }
@@ -550,6 +571,31 @@ mod tests {
         let rounds = chain(131_000, &COMPILE);
         assert_eq!(stops(Policy::LeastTotal, &rounds), (5, Some(Reason::Crossover(pages(4_100)))));
         assert_eq!(stops(Policy::LeastBytes, &rounds), (1, Some(Reason::FirstRound(pages(52_000)))));
+    }
+
+    #[test]
+    fn the_fewest_bytes_take_another_round_where_it_costs_next_to_nothing() {
+        let round = |sent, dirtied, again| Ended {
+            sent,
+            dirtied,
+            left: Duration::from_millis(400),
+            elapsed: Duration::from_secs(14),
+            can_slow: false,
+            follows: false,
+            again,
+        };
+        let first = |dirtied, again| SmartStop::new(Policy::LeastBytes).round(&round(85_000, dirtied, again));
+        let stops = |verdict| matches!(verdict, Verdict::Stop(Reason::FirstRound(_)));
+        assert_eq!(first(15_000, Some(2_000)), Verdict::GoOn);
+        // A Java guest writes all of it again; nobody has looked; another round would leave as much.
+        assert!(
+            [(15_800, Some(15_000)), (15_000, None), (2_000, Some(2_000))].map(|(d, a)| first(d, a)).map(stops)
+                == [true; 3]
+        );
+        // Not for ever, and no policy else asks for it.
+        let mut rule = SmartStop::new(Policy::LeastBytes);
+        let verdicts = [85_000, 15_000, 2_000].map(|sent| rule.round(&round(sent, 1_500, Some(300))));
+        assert!(verdicts[..2] == [Verdict::GoOn; 2] && stops(verdicts[2]), "{verdicts:?}");
     }
 
     #[test]
@@ -598,7 +644,15 @@ mod tests {
         let s = Duration::from_secs;
         // The next round takes 20 s, and what it leaves would take 10 more.
         let round = |elapsed, follows| {
-            let ended = Ended { sent: 4000, dirtied: 2000, left: s(20), elapsed: s(elapsed), can_slow: false, follows };
+            let ended = Ended {
+                sent: 4000,
+                dirtied: 2000,
+                left: s(20),
+                elapsed: s(elapsed),
+                can_slow: false,
+                follows,
+                again: None,
+            };
             SmartStop::new(policy).round(&ended)
         };
         assert_eq!([round(29, false), round(39, true)], [Verdict::GoOn; 2]);
@@ -649,7 +703,7 @@ mod tests {
         // What takes for ever is no number to be added to.
         assert_eq!(new().look(&Look { left: Duration::MAX, elapsed: Duration::MAX }), None);
         let (left, elapsed) = (Duration::MAX, Duration::MAX);
-        let never = Ended { sent: 1, dirtied: 1, left, elapsed, can_slow: false, follows: false };
+        let never = Ended { sent: 1, dirtied: 1, left, elapsed, can_slow: false, follows: false, again: None };
         assert!(matches!(new().round(&never), Verdict::Stop(Reason::Deadline(..))));
     }
 

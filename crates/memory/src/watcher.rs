@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 /// Read at once: enough to make calls cheap, and it stays in the processor's cache.
 const CHUNK: usize = 256 * PAGE_SIZE;
@@ -29,6 +30,8 @@ const RUNS: u64 = 32;
 const AWAITED: usize = 1024;
 /// Pairs of versions that are kept: 8 MiB.
 const PAIRS: usize = 1024;
+/// Pages of a glance, at the most: 16 MiB, some ten milliseconds of a processor.
+const GLANCED: u64 = 4096;
 
 /// Looks at a guest's RAM.
 #[derive(Debug)]
@@ -36,6 +39,60 @@ pub struct Watcher {
     ram: File,
     sums: Vec<Sum>,
     buffer: Vec<u8>,
+}
+
+/// How fast a guest changes its memory just now, by some of its pages: what takes milliseconds, where all of them would take a second.
+#[derive(Debug)]
+pub struct Glances {
+    ram: File,
+    /// Of all RAM; one of each `every` is looked at.
+    pages: u64,
+    every: u64,
+    sums: Vec<Sum>,
+    /// When it looked last.
+    looked: Option<Duration>,
+}
+
+impl Glances {
+    /// Of RAM of this size. Nothing of it is read yet.
+    ///
+    /// # Errors
+    /// The file is shorter.
+    pub fn new(ram: File, size: Bytes) -> io::Result<Self> {
+        let pages = pages_of(&ram, size)?;
+        let every = pages.div_ceil(GLANCED).max(1);
+        let sums = vec![Sum::default(); usize::try_from(pages / every).map_err(io::Error::other)?];
+        Ok(Self { ram, pages, every, sums, looked: None })
+    }
+
+    /// Looks at `now` of the caller's clock. How many pages of all RAM have changed for each second since it looked last; `None`: it had not, or
+    /// no time has passed.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn look(&mut self, now: Duration) -> io::Result<Option<f64>> {
+        let (mut content, mut changed) = ([0; PAGE_SIZE], 0_u64);
+        for (at, before) in (0..).zip(&mut self.sums) {
+            // Not the same one of each: what lies in steps of a power of two is alike.
+            let page = at * self.every + at.wrapping_mul(0x9e37_79b9_7f4a_7c15) % self.every;
+            self.ram.read_exact_at(&mut content, page * PAGE_SIZE as u64)?;
+            let sum = Sum::of(Some(&content));
+            changed += u64::from(std::mem::replace(before, sum) != sum);
+        }
+        let passed = self.looked.replace(now).map(|before| now.saturating_sub(before).as_secs_f64());
+        let share = changed as f64 / self.sums.len().max(1) as f64;
+        Ok(passed.filter(|passed| *passed > 0.0).map(|passed| share * self.pages as f64 / passed))
+    }
+}
+
+/// The pages of RAM of this size.
+fn pages_of(ram: &File, size: Bytes) -> io::Result<u64> {
+    let length = ram.metadata()?.len();
+    if length < size.0 {
+        let what = format!("the guest's memory has {length} bytes, and {} were said", size.0);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    Ok(size.0 / PAGE_SIZE as u64)
 }
 
 /// What a look found.
@@ -64,12 +121,7 @@ impl Watcher {
     /// # Errors
     /// The file is shorter.
     pub fn new(ram: File, size: Bytes) -> io::Result<Self> {
-        let length = ram.metadata()?.len();
-        if length < size.0 {
-            let what = format!("the guest's memory has {length} bytes, and {} were said", size.0);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-        }
-        let pages = usize::try_from(size.0 / PAGE_SIZE as u64).map_err(io::Error::other)?;
+        let pages = usize::try_from(pages_of(&ram, size)?).map_err(io::Error::other)?;
         Ok(Self { ram, sums: vec![Sum::default(); pages], buffer: vec![0; CHUNK] })
     }
 
@@ -235,6 +287,25 @@ mod tests {
         let set: Vec<u64> = (0..PAGES).filter(|p| bits[(p / 64) as usize] >> (p % 64) & 1 == 1).collect();
         assert_eq!(set, told);
         (looked, set)
+    }
+
+    #[test]
+    fn glances_tell_how_many_pages_change_in_a_second() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("ram");
+        let (pages, size) = (40_000_u64, Bytes(40_000 * PAGE_SIZE as u64));
+        let ram = File::options().read(true).write(true).create_new(true).open(&path).expect("opens");
+        ram.set_len(size.0).expect("grows");
+        let mut glances = Glances::new(File::open(&path).expect("opens"), size).expect("begins");
+        let mut look = |ms| glances.look(Duration::from_millis(ms)).expect("reads");
+        assert_eq!((look(1000), look(1000), look(1250)), (None, None, Some(0.0)));
+        // A twentieth of all pages within 250 ms, wherever they lie.
+        for page in (0..pages).filter(|page| page.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32 & 0xffff < 3277) {
+            ram.write_all_at(&page.to_le_bytes().map(|byte| byte | 1), page * PAGE_SIZE as u64).expect("writes");
+        }
+        let rate = look(1500).expect("time has passed");
+        assert!((6_000.0..10_000.0).contains(&rate), "{rate}, and 8000 are true");
+        assert!(Glances::new(ram, Bytes(size.0 + 1)).is_err());
     }
 
     #[test]

@@ -27,6 +27,7 @@ use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
 use godwit_memory::smart_stop::{Ended, Instead, Look, Reason, Rest, SmartStop, Verdict, beside, instead};
+use godwit_memory::watcher::Glances;
 use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Witness, levels};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
@@ -62,6 +63,10 @@ const BEHIND: f64 = 0.75;
 const TELLING: u64 = 1024;
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
+/// How fast a guest writes is of interest when so large a part of its memory is left of a round.
+const GLANCED: u64 = 4;
+/// Longer than any rest whose price matters.
+const FOR_EVER: Duration = Duration::from_secs(3600);
 
 /// How much goes behind the back of such a guest in a second, over a link that carries so many bytes in one.
 pub(crate) fn behind(rate: f64) -> Amount {
@@ -319,6 +324,12 @@ async fn memory(
     let spec = parts.definition().spec;
     let ram = (spec.accel == Accel::Tcg).then(|| qemu.ram(spec.memory)).transpose();
     let witness = ram.context("cannot see the guest's RAM")?.map(|ram| Witness::new(Qemu::RAM, ram));
+    // Whether another round would cost many bytes depends on how fast the guest writes.
+    let glances = (policy == Policy::LeastBytes).then(|| qemu.ram(spec.memory)).transpose();
+    let mut glances = (glances.context("cannot see the guest's RAM")?)
+        .map(|ram| Glances::new(ram, spec.memory))
+        .transpose()
+        .context("cannot see the guest's RAM")?;
     if policy == Policy::LeastBytes {
         moving.note(
             NoteKind::Decision,
@@ -360,6 +371,8 @@ async fn memory(
         let (mut foreseen, mut stopped) = (Duration::ZERO, None::<(Instant, Duration, u64)>);
         let mut last = (Instant::now(), seen.progress());
         let (mut stopping, mut handed, mut gone) = (false, false, false);
+        // Pages that the guest changes in a second, as of the last glance.
+        let mut changes = None;
         let (mut settling, mut looked, mut pages) = (Settling::default(), Instant::now(), settle::Pages::default());
         let open_to = |settling: &Settling, goodput: &Goodput| {
             let now = began.elapsed();
@@ -490,6 +503,9 @@ async fn memory(
                             p.memory_remaining = info.remaining;
                             p.dirty_rate = Amount(info.dirty_pages_per_s * 4096);
                         });
+                        if runs && info.remaining.0 < spec.memory.0 / GLANCED {
+                            changes = glance(&mut glances, began.elapsed()).await;
+                        }
                         if let Some(left) = pages.left(began.elapsed(), info.remaining.0).filter(|_| runs) {
                             let ahead = goodput.forecast(on_its_way(), 0.0, rtt(), Duration::ZERO).on_its_way;
                             settling.nearly(began.elapsed(), last.0.elapsed(), left, ahead);
@@ -584,6 +600,7 @@ async fn memory(
                         elapsed: moving.since_order() + pause.without_rest(),
                         can_slow: throttle.is_some_and(|most| throttled < most),
                         follows: matches!(may_follow, Some(Instead::Postcopy(_))),
+                        again: changes.map(|changes| (changes * pause.rest.min(FOR_EVER).as_secs_f64()) as u64),
                     });
                     if throttled > slowed {
                         slowed = throttled;
@@ -822,6 +839,24 @@ async fn ask(
                 event @ QemuEvent::Pass(_) => *early = Some(event),
                 _ => {}
             },
+        }
+    }
+}
+
+/// Looks how fast the guest changes its memory, where somebody wants to know: pages a second since the last time. A guest that cannot be looked at is not
+/// looked at any more.
+async fn glance(glances: &mut Option<Glances>, now: Duration) -> Option<f64> {
+    let mut looks = glances.take()?;
+    let looked = tokio::task::spawn_blocking(move || (looks.look(now), looks)).await;
+    let (found, looks) = looked.ok()?;
+    match found {
+        Ok(rate) => {
+            *glances = Some(looks);
+            rate
+        }
+        Err(error) => {
+            tracing::warn!(%error, "how fast the guest writes cannot be seen");
+            None
         }
     }
 }

@@ -228,7 +228,8 @@ impl<'a> Judge<'a> {
         self.caught_up |= seen.dirtied >= seen.sent;
         let (sent, dirtied) = (Pages::nearest(seen.sent).0, Pages::nearest(seen.left).0);
         let Seen { rest: left, elapsed, .. } = *seen;
-        let round = Ended { sent, dirtied, left, elapsed, can_slow: false, follows: false };
+        // Nobody looks at this guest: one round, where the fewest bytes are wanted.
+        let round = Ended { sent, dirtied, left, elapsed, can_slow: false, follows: false, again: None };
         let smart = self.smart.round(&round);
         let holds = |condition: &&Condition| self.holds(condition, seen, smart != Verdict::GoOn);
         let judged = match (smart, self.rules.conditions.iter().find(holds)) {

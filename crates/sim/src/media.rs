@@ -35,6 +35,14 @@ impl<T: Copy> Cached<T> {
         Self { now: vec![zero; atoms], durable: vec![zero; atoms], pending: vec![] }
     }
 
+    /// Has so many atoms, or more.
+    fn grow(&mut self, atoms: usize, zero: T) {
+        if self.now.len() < atoms {
+            self.now.resize(atoms, zero);
+            self.durable.resize(atoms, zero);
+        }
+    }
+
     fn put(&mut self, at: usize, atom: T) {
         self.now[at] = atom;
         self.pending.push((at, atom));
@@ -63,6 +71,8 @@ struct Inner {
     stamps: Cached<[u8; STAMPS_ATOM]>,
     hot: Cached<u8>,
     words: Cached<[u8; STAMPS_ATOM]>,
+    /// As long as what was written to it.
+    journal: Cached<[u8; SECTOR]>,
     /// How often the power came on.
     power: u64,
     description: Vec<u8>,
@@ -104,6 +114,7 @@ enum Part {
     Stamps,
     Hot,
     Words,
+    Journal,
 }
 
 #[derive(Debug)]
@@ -125,6 +136,7 @@ impl Store {
             stamps: Cached::new(BLOCKS * 8 / STAMPS_ATOM, [0; STAMPS_ATOM]),
             hot: Cached::new(BLOCKS / REGION, 0),
             words: Cached::new(BLOCKS * 8 / STAMPS_ATOM, [0; STAMPS_ATOM]),
+            journal: Cached::new(0, [0; SECTOR]),
             power: 1,
             description: vec![],
             fuse: None,
@@ -150,6 +162,12 @@ impl Store {
             description: Box::new(self.clone()),
             region: REGION as u64,
         }
+    }
+
+    /// What a secondary that keeps an image puts aside, beside its replica.
+    #[must_use]
+    pub fn journal(&self) -> Box<dyn Medium> {
+        Box::new(File { store: self.clone(), part: Part::Journal })
     }
 
     /// After so many operations more, the next one is cut short.
@@ -187,6 +205,7 @@ impl Store {
         inner.stamps.lose_power(rng, percent);
         inner.hot.lose_power(rng, percent);
         inner.words.lose_power(rng, percent);
+        inner.journal.lose_power(rng, percent);
         inner.power += 1;
     }
 
@@ -263,6 +282,7 @@ impl File {
             Part::Data => SECTOR,
             Part::Stamps | Part::Words => STAMPS_ATOM,
             Part::Hot => 1,
+            Part::Journal => return put_aside(inner, at, length, byte),
         };
         assert!(at.is_multiple_of(size) && length.is_multiple_of(size), "what is written lies on whole atoms");
         let spent = inner.spend(length / size);
@@ -273,10 +293,24 @@ impl File {
                 Part::Stamps => inner.stamps.put(atom, std::array::from_fn(|n| byte(i * STAMPS_ATOM + n))),
                 Part::Words => inner.words.put(atom, std::array::from_fn(|n| byte(i * STAMPS_ATOM + n))),
                 Part::Hot => inner.hot.put(atom, byte(i)),
+                Part::Journal => {}
             }
         }
         spent.map(drop).map_err(|_| gone())
     }
+}
+
+/// A journal's records end anywhere: what lies beside them in a sector is written again with them.
+fn put_aside(inner: &mut Inner, at: usize, length: usize, byte: impl Fn(usize) -> u8) -> io::Result<()> {
+    let sectors = at / SECTOR..(at + length).div_ceil(SECTOR);
+    inner.journal.grow(sectors.end, [0; SECTOR]);
+    let spent = inner.spend(sectors.len());
+    for sector in sectors.take(spent.unwrap_or_else(|part| part)) {
+        let before = inner.journal.now[sector];
+        let written = |n: usize| (sector * SECTOR + n).checked_sub(at).filter(|i| *i < length);
+        inner.journal.put(sector, std::array::from_fn(|n| written(n).map_or(before[n], &byte)));
+    }
+    spent.map(drop).map_err(|_| gone())
 }
 
 impl Medium for File {
@@ -293,6 +327,12 @@ impl Medium for File {
             Part::Stamps => into.copy_from_slice(&inner.stamps.now.as_flattened()[at..at + into.len()]),
             Part::Words => into.copy_from_slice(&inner.words.now.as_flattened()[at..at + into.len()]),
             Part::Hot => into.copy_from_slice(&inner.hot.now[at..at + into.len()]),
+            Part::Journal => {
+                let held = inner.journal.now.as_flattened();
+                let held = &held[held.len().min(at)..held.len().min(at + into.len())];
+                into[..held.len()].copy_from_slice(held);
+                into[held.len()..].fill(0);
+            }
         }
         Ok(())
     }
@@ -313,6 +353,7 @@ impl Medium for File {
             Part::Stamps => inner.stamps.sync(),
             Part::Hot => inner.hot.sync(),
             Part::Words => inner.words.sync(),
+            Part::Journal => inner.journal.sync(),
         }
         Ok(())
     }

@@ -7,7 +7,9 @@
 //! checked against [`Model`], and in the end, when nothing fails any more, the fill has to end and the whole disk to be right.
 //!
 //! Between moves the owner pre-caches the volume at other sites, one or both ([`precache`](godwit_volume::precache)), at each with an interval of
-//! its own; the next move goes to such a one, or to another. (What an epoch's word means, and images, are the business of `volume/src/precache_tests.rs`.)
+//! its own; the next move goes to such a one, or to another. (What an epoch's word means is the business of `volume/src/precache_tests.rs`.)
+//! In half of the worlds in which nothing goes by name some secondaries keep an image: whatever fails, and wherever the volume goes meanwhile, what such a
+//! site has is the disk as it was when the epoch ended that it says it holds; and in the end, with all others gone, a guest can be started from it.
 //!
 //! In two worlds of three each site has another volume of the trust domain, of which the guest writes the same blocks, so that they go by name
 //! ([`Library`]), and which somebody else overwrites at any time, so that names are wrong. (A mirror names nothing of a disk as small as this one.)
@@ -20,10 +22,12 @@ use godwit_content::Key;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
 use godwit_volume::epoch::Recorder;
 use godwit_volume::fetch::{Lane, Requester, Server};
-use godwit_volume::{BLOCK, BlockSet, Guards, Holder, Library, Replica, VolumeError, fet, mirror, precache, touched};
+use godwit_volume::{
+    BLOCK, BlockSet, Guards, Holder, Journal, Library, Replica, Stamp, VolumeError, fet, mirror, precache, touched,
+};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +45,8 @@ const CALM: u64 = 1200;
 const FAMILIAR: Range<u64> = 1 << 32..(1 << 32) + 8;
 /// What a site can know of what lies there: more than it has.
 const LIBRARY: Bytes = Bytes::kib(64);
+/// What an owner keeps of an epoch that an image is to have, and that the guest overwrites.
+const KEPT: Bytes = Bytes(6 * BLOCK);
 
 /// What a guest may find in each sector.
 #[derive(Clone, Debug)]
@@ -132,6 +138,14 @@ struct Site {
     store: Store,
     replica: Option<Replica>,
     neighbour: Option<Neighbour>,
+}
+
+impl Site {
+    /// The epoch whose image it says that it has.
+    fn image(&self) -> Option<Stamp> {
+        let held = self.replica.as_ref()?.complete()?;
+        held.image.then_some(held.epoch)
+    }
 }
 
 /// Another volume at a site, and what the site knows of all its volumes. Its disk does not fail, and its guest is not watched.
@@ -339,6 +353,10 @@ pub struct World {
     following: Vec<Option<Following>>,
     /// An epoch has ended and is not durable yet.
     unsettled: bool,
+    /// Says which secondaries keep images, where some do.
+    images: Option<SmallRng>,
+    /// What each sector held when an epoch ended, where some do.
+    ended: HashMap<Stamp, Vec<u64>>,
     attempt: Option<Attempt>,
     now: u64,
     calm: bool,
@@ -375,6 +393,12 @@ pub struct Counts {
     pub epochs: u64,
     /// Hand-offs to a site that held an epoch of this owner's.
     pub precached: u64,
+    /// Epochs that became images.
+    pub images: u64,
+    /// Images that were given up, because too much of their epoch was overwritten before it was sent.
+    pub given_up: u64,
+    /// Images from which a guest was started in the end.
+    pub promoted: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -391,6 +415,9 @@ impl std::ops::AddAssign for Counts {
         self.named_ahead += other.named_ahead;
         self.epochs += other.epochs;
         self.precached += other.precached;
+        self.images += other.images;
+        self.given_up += other.given_up;
+        self.promoted += other.promoted;
     }
 }
 
@@ -425,6 +452,8 @@ impl World {
         let fault_every = [u32::MAX, 60, 25, 12][rng.random_range(0..4)];
         let names = rng.random_ratio(2, 3);
         let neighbours: Vec<_> = (0..SITES).map(|at| names.then(|| Neighbour::new(at, &mut rng))).collect();
+        // Numbers of its own: the other worlds' stories are what they were.
+        let images = (!names && seed.is_multiple_of(2)).then(|| SmallRng::seed_from_u64(!seed));
         Self {
             rng,
             guards,
@@ -437,7 +466,9 @@ impl World {
             model: Model::default(),
             requester: Requester::default(),
             sessions: (0..SITES).map(|_| None).collect(),
-            recorder: Recorder::new(),
+            recorder: if images.is_some() { Recorder::keeping(KEPT) } else { Recorder::new() },
+            images,
+            ended: HashMap::new(),
             following: (0..SITES).map(|_| None).collect(),
             unsettled: false,
             attempt: None,
@@ -485,7 +516,39 @@ impl World {
         let mut bytes = vec![0; BLOCKS * BLOCK as usize];
         let replica = self.sites[self.owner].replica.as_ref().ok_or("nobody is there")?;
         replica.read(0, &mut bytes).map_err(|e| e.to_string())?;
-        self.check(0..BLOCKS * SECTORS, &bytes)
+        self.check(0..BLOCKS * SECTORS, &bytes)?;
+        self.promote()
+    }
+
+    /// All other sites are gone: a guest is started from each image that there is.
+    fn promote(&mut self) -> Result<(), String> {
+        for at in (0..SITES).filter(|at| *at != self.owner) {
+            let (Some(image), Some(replica)) = (self.sites[at].image(), &self.sites[at].replica) else { continue };
+            let mut bytes = vec![0; BLOCKS * BLOCK as usize];
+            let claimed = replica.become_primary(Lineage(1), Generation(self.generation + 1));
+            claimed.and_then(|()| replica.read(0, &mut bytes)).map_err(|e| format!("a claim at site {at}: {e}"))?;
+            let found = bytes.chunks(SECTOR).map(|sector| u64::from_le_bytes(std::array::from_fn(|i| sector[i])));
+            if self.ended.get(&image).is_none_or(|ended| found.ne(ended.iter().copied())) {
+                return Err(format!("a guest that is started at site {at} does not find {image:?}"));
+            }
+            self.counts.promoted += 1;
+        }
+        Ok(())
+    }
+
+    /// Whatever a site says that it has an image of, it has.
+    fn check_images(&self) -> Result<(), String> {
+        for at in (0..SITES).filter(|at| *at != self.owner) {
+            let Some(image) = self.sites[at].image() else { continue };
+            let Some(ended) = self.ended.get(&image) else {
+                return Err(format!("site {at} says that it has an image of {image:?}, which never ended"));
+            };
+            let differs = |now: &[u64]| now.iter().zip(ended).position(|(now, ended)| now != ended);
+            if let Some(sector) = self.sites[at].store.contents(differs) {
+                return Err(format!("the image of {image:?} at site {at} is another in sector {sector}"));
+            }
+        }
+        Ok(())
     }
 
     fn rests(&self) -> bool {
@@ -507,7 +570,8 @@ impl World {
         self.sessions_act()?;
         self.precaches_act()?;
         self.attempt_acts()?;
-        self.upkeep()
+        self.upkeep()?;
+        self.check_images()
     }
 
     fn fault(&mut self) {
@@ -610,6 +674,11 @@ impl World {
     fn boot(&mut self, at: usize) -> Result<(), String> {
         let media = self.sites[at].store.media();
         let result = Replica::open_on_with(Path::new("simulated"), media, self.guards);
+        // As a replica in a folder does it, where there is a journal.
+        let result = result.and_then(|(replica, opened)| {
+            Journal::on(self.sites[at].store.journal()).recover(&replica)?;
+            Ok((replica, opened))
+        });
         match result {
             Ok((replica, opened)) => {
                 self.say(|| format!("site {at} opens its replica: {opened:?}"));
@@ -899,7 +968,12 @@ impl World {
             for _ in 0..self.rng.random_range(0..4) {
                 let done = self.step_precache(at);
                 match done {
-                    Ok(()) => {}
+                    Ok(true) => {}
+                    Ok(false) => {
+                        self.say(|| format!("the image at site {at} stays at an earlier epoch"));
+                        self.counts.given_up += 1;
+                        self.unfollow(at);
+                    }
                     Err((at, Trouble::Volume(error))) => self.failed(at, &error)?,
                     Err((at, Trouble::Bug(why))) => return Err(format!("site {at} in a pre-cache: {why}")),
                 }
@@ -915,7 +989,11 @@ impl World {
             replica.flush().map(|()| self.recorder.settled())
         } else if self.recorder.is_due(now) {
             self.unsettled = true;
-            self.recorder.roll(replica, now, unix_ms).map(drop)
+            self.recorder.roll(replica, now, unix_ms).map(|epoch| {
+                if self.images.is_some() {
+                    self.ended.insert(epoch, self.sites[owner].store.contents(<[u64]>::to_vec));
+                }
+            })
         } else {
             Ok(())
         };
@@ -924,22 +1002,23 @@ impl World {
 
     /// Begins a pre-cache at a site, if what it has allows that.
     fn follow(&mut self, at: usize) -> Result<(), String> {
-        let Site { replica, neighbour, .. } = &self.sites[at];
+        let image = self.images.as_mut().is_some_and(|rng| rng.random_ratio(2, 3));
+        let Site { replica, neighbour, store } = &self.sites[at];
         let Some(replica) = replica else { return Ok(()) };
         let begin = || -> Result<_, mirror::MirrorError> {
             replica.become_secondary()?;
             let (target, has) = match neighbour {
                 Some(there) => precache::Target::with_library(replica, None, there.library.clone())?,
-                None => precache::Target::new(replica, None)?,
+                None => precache::Target::new(replica, image.then(|| Journal::on(store.journal())))?,
             };
             Ok((target, has.all(replica)?))
         };
         match begin() {
             Ok((target, first)) => {
-                let source = precache::Source::new(self.recorder.subscribe(false));
+                let source = precache::Source::new(self.recorder.subscribe(image));
                 // Each site has its own interval.
                 self.recorder.every(source.subscriber(), Duration::from_millis(25 << at));
-                self.say(|| format!("a pre-cache at site {at} begins"));
+                self.say(|| format!("a pre-cache at site {at} begins, with an image: {image}"));
                 let (there, back) = (VecDeque::new(), first.into());
                 self.following[at] = Some(Following { source, target, there, back });
                 Ok(())
@@ -951,25 +1030,31 @@ impl World {
         }
     }
 
-    /// One message each way, and what the source has to send: at which site it went wrong, and how.
-    fn step_precache(&mut self, at: usize) -> Result<(), (usize, Trouble)> {
+    /// One message each way, and what the source has to send: at which site it went wrong, and how. False: the image of an epoch was given up, and
+    /// the session with it.
+    fn step_precache(&mut self, at: usize) -> Result<bool, (usize, Trouble)> {
         let owner = self.owner;
         let (Some(following), Some(here), Some(there)) =
             (&mut self.following[at], &self.sites[owner].replica, &self.sites[at].replica)
         else {
-            return Ok(());
+            return Ok(true);
         };
         let Following { source, target, there: sent, back } = following;
         if let Some(message) = back.pop_front() {
             let ending = source.state() == precache::State::Ending;
             source.handle(&message, here, &self.recorder).map_err(|error| (owner, error.into()))?;
-            self.counts.epochs += u64::from(ending && source.state() == precache::State::Idle);
+            let ended = ending && source.state() == precache::State::Idle;
+            self.counts.epochs += u64::from(ended);
+            self.counts.images += u64::from(ended && there.complete().is_some_and(|held| held.image));
         }
         if let Some(message) = sent.pop_front() {
             back.push_back(target.handle(&message, there).map_err(|error| (at, error.into()))?);
         }
-        sent.extend(source.poll(here, &self.recorder).map_err(|error| (owner, error.into()))?);
-        Ok(())
+        match source.poll(here, &self.recorder) {
+            Err(mirror::MirrorError::Overwritten { .. }) => return Ok(false),
+            messages => sent.extend(messages.map_err(|error| (owner, error.into()))?),
+        }
+        Ok(true)
     }
 
     /// A hand-off: begun, gone on with, given up, or done.
@@ -988,6 +1073,8 @@ impl World {
             let unfinished = source.absent() > Bytes(0);
             let begin = || -> Result<(Way, Vec<Vec<u8>>), Trouble> {
                 replica.become_secondary().map_err(Trouble::Volume)?;
+                // From here on it is no image of any epoch.
+                replica.set_complete(None).map_err(Trouble::Volume)?;
                 let (way, has) = if mirrored {
                     let (target, has) = match library {
                         Some(library) => mirror::Target::with_library(replica, library)?,

@@ -39,6 +39,7 @@ fn a_guest_whose_disk_follows_it_reads_what_it_wrote_whatever_fails_and_however_
     assert!(all.released > schedules / 20 && all.mirrored > schedules / 20, "{all:?}");
     assert!(all.epochs > schedules && all.precached > schedules / 10, "{all:?}");
     assert!(all.named > schedules / 20 && all.named_ahead > schedules / 20, "{all:?}");
+    assert!(all.images > schedules / 4 && all.given_up > schedules / 100 && all.promoted > schedules / 100, "{all:?}");
 }
 
 #[test]

@@ -16,7 +16,8 @@ pub enum Policy {
     LeastDowntime,
     /// The whole move's time: stops at the crossover, where another round promises nothing.
     LeastTotal,
-    /// Bytes on the link: stops after the first round, because each further one only sends pages again, and is packed as hard as pays at any price.
+    /// Bytes on the link: stops after the first round, because each further one only sends pages again, or after another where that is seen to cost
+    /// next to nothing; and is packed as hard as pays at any price.
     LeastBytes,
     /// The pause, up to here: stops as soon as it is predicted to be no longer, and gives up where it never is.
     MaxDowntime(Duration),
