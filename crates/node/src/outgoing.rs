@@ -324,12 +324,10 @@ async fn memory(
     let spec = parts.definition().spec;
     let ram = (spec.accel == Accel::Tcg).then(|| qemu.ram(spec.memory)).transpose();
     let witness = ram.context("cannot see the guest's RAM")?.map(|ram| Witness::new(Qemu::RAM, ram));
-    // Whether another round would cost many bytes depends on how fast the guest writes.
-    let glances = (policy == Policy::LeastBytes).then(|| qemu.ram(spec.memory)).transpose();
-    let mut glances = (glances.context("cannot see the guest's RAM")?)
-        .map(|ram| Glances::new(ram, spec.memory))
-        .transpose()
-        .context("cannot see the guest's RAM")?;
+    // Whether another round would cost many bytes depends on how fast the guest writes. Who cannot see that has one round.
+    let glances = || qemu.ram(spec.memory).and_then(|ram| Glances::new(ram, spec.memory));
+    let glances = (policy == Policy::LeastBytes).then(glances);
+    let mut glances = glances.and_then(|glances| glances.inspect_err(cannot_see).ok());
     if policy == Policy::LeastBytes {
         moving.note(
             NoteKind::Decision,
@@ -593,6 +591,7 @@ async fn memory(
                     let rate = goodput.rate().map(|rate| behind(rate).0);
                     let (gives_up, what) = (Verdict::GiveUp(pause.total()), Rest { pages: dirtied, rate });
                     let may_follow = postcopy.map(|most| instead(&gives_up, most, what));
+                    let again = changes.map(|changes| (changes * pause.rest.min(FOR_EVER).as_secs_f64()) as u64);
                     let verdict = rule.round(&Ended {
                         sent,
                         dirtied: if diverges { dirtied.max(sent) } else { dirtied },
@@ -600,8 +599,13 @@ async fn memory(
                         elapsed: moving.since_order() + pause.without_rest(),
                         can_slow: throttle.is_some_and(|most| throttled < most),
                         follows: matches!(may_follow, Some(Instead::Postcopy(_))),
-                        again: changes.map(|changes| (changes * pause.rest.min(FOR_EVER).as_secs_f64()) as u64),
+                        again,
                     });
+                    if let (Policy::LeastBytes, Some(again)) = (policy, again) {
+                        let what = if verdict == Verdict::GoOn { "there is another round" } else { "no other round" };
+                        let text = format!("{what}: {again} pages would have to go again by how fast the guest writes");
+                        moving.note(NoteKind::Decision, text);
+                    }
                     if throttled > slowed {
                         slowed = throttled;
                         moving.note(
@@ -855,10 +859,14 @@ async fn glance(glances: &mut Option<Glances>, now: Duration) -> Option<f64> {
             rate
         }
         Err(error) => {
-            tracing::warn!(%error, "how fast the guest writes cannot be seen");
+            cannot_see(&error);
             None
         }
     }
+}
+
+fn cannot_see(error: &std::io::Error) {
+    tracing::warn!(%error, "how fast the guest writes cannot be seen");
 }
 
 /// What a guest that stops in the middle of a round leaves to be sent: pages of the round, and what was dirtied since QEMU looked last as far as
