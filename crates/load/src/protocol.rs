@@ -332,6 +332,21 @@ impl LoadSpec {
         }
     }
 
+    /// Checks that it has beside it, in the same guest, what it needs there.
+    ///
+    /// # Errors
+    /// What it lacks.
+    pub fn validate_beside<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> Result<(), LoadSpecError> {
+        match self {
+            Self::Tier { port, transacts: true, .. }
+                if !others.into_iter().any(|load| matches!(load, Self::Database { .. })) =>
+            {
+                Err(LoadSpecError::NoDatabase { port: *port })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks each load, and that they can run side by side.
     ///
     /// # Errors
@@ -360,15 +375,7 @@ impl LoadSpec {
                 return Err(LoadSpecError::PortUsedTwice { port: *port });
             }
         }
-        let transacts = loads.iter().find_map(|load| match load {
-            Self::Tier { port, transacts: true, .. } => Some(*port),
-            _ => None,
-        });
-        match transacts {
-            Some(port) if !works.contains("database") => return Err(LoadSpecError::NoDatabase { port }),
-            _ => {}
-        }
-        Ok(())
+        loads.iter().try_for_each(|load| load.validate_beside(loads))
     }
 }
 

@@ -63,8 +63,8 @@ const BEHIND: f64 = 0.75;
 const TELLING: u64 = 1024;
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
-/// How fast a guest writes is of interest when so large a part of its memory is left of a round.
-const GLANCED: u64 = 4;
+/// How fast a guest writes is of interest when no more than this part of its memory is left of a round: a quarter.
+const NEARLY_OVER: u64 = 4;
 /// Longer than any rest whose price matters.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
@@ -501,7 +501,7 @@ async fn memory(
                             p.memory_remaining = info.remaining;
                             p.dirty_rate = Amount(info.dirty_pages_per_s * 4096);
                         });
-                        if runs && info.remaining.0 < spec.memory.0 / GLANCED {
+                        if runs && info.remaining.0 < spec.memory.0 / NEARLY_OVER {
                             changes = glance(&mut glances, began.elapsed()).await;
                         }
                         if let Some(left) = pages.left(began.elapsed(), info.remaining.0).filter(|_| runs) {

@@ -257,6 +257,9 @@ impl Checker<'_> {
             self.disks(s, vm)?;
             for load in &vm.load {
                 self.load(load.get_ref(), vm.image, &load.span(), "vm.load")?;
+                if let Err(e) = load.get_ref().validate_beside(vm.load.iter().map(Spanned::get_ref)) {
+                    return self.fail(load.span(), "vm.load", e.to_string());
+                }
                 if let Some(from) = client_site(load.get_ref()) {
                     self.known_site(s, from, load.span(), "vm.load.from")?;
                 }
@@ -522,6 +525,9 @@ impl Checker<'_> {
                             return self.fail(step.vm.span(), "step.load", what);
                         }
                         self.load(load, image.unwrap_or_default(), &step.vm.span(), "step.load")?;
+                        if let Err(e) = load.validate_beside(&step.load) {
+                            return self.fail(step.vm.span(), "step.load", e.to_string());
+                        }
                     }
                 }
                 Action::Cut(cut) => {
