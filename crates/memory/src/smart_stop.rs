@@ -51,8 +51,7 @@ const NEARLY: f64 = 1.1;
 const FLAT: f64 = 0.03;
 
 /// So large a part of all pages that were sent is what another round may cost who wants the fewest bytes. A page that comes again took a tenth of
-/// the bytes of the first time in a kernel compile, and three quarters in a Java guest, which writes more than that again. What goes in a round
-/// takes fewer bytes than what goes while the guest stands, besides, since there is time to pack it.
+/// the bytes of the first time in a kernel compile, and three quarters in a Java guest, which writes more than that again.
 const CHEAP: f64 = 0.08;
 /// Rounds after which that is over.
 const CHEAP_ROUNDS: usize = 3;

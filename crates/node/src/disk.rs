@@ -943,24 +943,12 @@ impl Disk {
             let receiving = lock(&disk.receiving);
             if *receiving == Some(ticket) { begin(&disk.replica) } else { Err(later_attempt()) }
         });
-        let (mut target, mut has) = begun.await?;
-        let mut packer = Packer::new()?;
-        loop {
-            let said = self.clone().blocking(move |disk| {
-                let receiving = lock(&disk.receiving);
-                if *receiving != Some(ticket) {
-                    return Err(later_attempt());
-                }
-                let wire = some_of(&mut has, &mut packer, &disk.replica)?;
-                Ok((has, packer, wire))
-            });
-            let wire;
-            (has, packer, wire) = said.await?;
-            if wire.is_empty() {
-                break;
-            }
-            send.write(wire.into()).await?;
-        }
+        let (mut target, has) = begun.await?;
+        let held = move |disk: &Self, say: &mut dyn FnMut() -> Result<Vec<u8>>| {
+            let receiving = lock(&disk.receiving);
+            if *receiving == Some(ticket) { say() } else { Err(later_attempt()) }
+        };
+        let mut packer = tell(self, &mut send, has, held).await?;
         let mut unpacker = Unpacker::new()?;
         while let Some(batch) = several(&mut unpacker, &mut receive, Duration::ZERO).await? {
             let (back, answers) = self
@@ -1485,8 +1473,34 @@ pub(crate) async fn several(
     }
 }
 
-/// The next of what a replica has, packed; empty: all was said. The link has room for so much or is waited for, and more is not held here.
-pub(crate) fn some_of(has: &mut Has, packer: &mut Packer, replica: &Replica) -> Result<Vec<u8>> {
+/// Says what a replica has, as the link takes it: no more is read ahead than a few messages. `held` has them made while nobody else may have the replica.
+///
+/// # Errors
+/// What `held` says, or when the stream or the replica fails.
+pub(crate) async fn tell(
+    disk: &Arc<Disk>,
+    out: &mut SendHalf,
+    mut has: Has,
+    held: impl Fn(&Disk, &mut dyn FnMut() -> Result<Vec<u8>>) -> Result<Vec<u8>> + Clone + Send + 'static,
+) -> Result<Packer> {
+    let mut packer = Packer::new()?;
+    loop {
+        let held = held.clone();
+        let said = disk.clone().blocking(move |disk| {
+            let wire = held(disk, &mut || some_of(&mut has, &mut packer, &disk.replica))?;
+            anyhow::Ok((has, packer, wire))
+        });
+        let wire;
+        (has, packer, wire) = said.await?;
+        if wire.is_empty() {
+            return Ok(packer);
+        }
+        out.write(wire.into()).await?;
+    }
+}
+
+/// The next of what a replica has, packed; empty: all was said.
+fn some_of(has: &mut Has, packer: &mut Packer, replica: &Replica) -> Result<Vec<u8>> {
     let (mut wire, mut said) = (vec![], 0);
     while said < MOST_PACKED
         && let Some(message) = has.next(replica)?

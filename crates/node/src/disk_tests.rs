@@ -32,6 +32,20 @@ impl World {
         self.disk.attempt(Cookie(cookie), Job::Change(change), &self.later, over)
     }
 
+    /// A mirror is in step with another replica, made in a folder: that, its machine, and what it is sent.
+    fn mirrored(&self, folder: &Path) -> (Replica, mirror::Target, mpsc::UnboundedReceiver<Vec<u8>>) {
+        let other = Replica::create(folder, VolumeId(1), Amount(SIZE)).expect("creates");
+        let (target, has) = mirror::Target::new(&other).expect("reads");
+        let mut machine = Leaving::Mirror(Box::default());
+        for message in &has.all(&other).expect("reads") {
+            machine.handle(message, &self.disk.replica).expect("takes");
+        }
+        machine.poll(&self.disk.replica).expect("reads");
+        let (out, sent) = mpsc::unbounded_channel();
+        *lock(&self.disk.order) = Some(Outgoing { attempt: 0, machine, out });
+        (other, target, sent)
+    }
+
     fn first_byte(&self) -> u8 {
         let mut block = [0; 4096];
         self.disk.replica.read(4096, &mut block).expect("reads");
@@ -83,15 +97,7 @@ async fn a_mirrored_write_is_answered_at_once_until_the_other_side_is_far_behind
     let (lineage, generation) = owner(1);
     world.disk.open(lineage, generation).await.expect("opens");
     let folder = tempfile::tempdir().expect("a folder");
-    let other = Replica::create(folder.path(), VolumeId(1), Amount(SIZE)).expect("creates");
-    let (mut target, first) = mirror::Target::new(&other).expect("reads");
-    let mut machine = Leaving::Mirror(Box::default());
-    for message in &first.all(&other).expect("reads") {
-        machine.handle(message, &world.disk.replica).expect("takes");
-    }
-    machine.poll(&world.disk.replica).expect("reads");
-    let (out, mut sent) = mpsc::unbounded_channel();
-    *lock(&world.disk.order) = Some(Outgoing { attempt: 0, machine, out });
+    let (other, mut target, mut sent) = world.mirrored(folder.path());
 
     let last = (1..100).find(|n| world.write(*n, u8::try_from(*n).expect("small")).is_none()).expect("one waits");
     assert!(last > 2, "the guest waits for the other side");
@@ -125,15 +131,7 @@ async fn of_writes_that_overlap_the_second_waits_until_the_first_was_passed_on_a
     let (lineage, generation) = owner(1);
     world.disk.open(lineage, generation).await.expect("opens");
     let folder = tempfile::tempdir().expect("a folder");
-    let other = Replica::create(folder.path(), VolumeId(1), Amount(SIZE)).expect("creates");
-    let (mut target, has) = mirror::Target::new(&other).expect("reads");
-    let mut machine = Leaving::Mirror(Box::default());
-    for message in &has.all(&other).expect("reads") {
-        machine.handle(message, &world.disk.replica).expect("takes");
-    }
-    machine.poll(&world.disk.replica).expect("reads");
-    let (out, mut sent) = mpsc::unbounded_channel();
-    *lock(&world.disk.order) = Some(Outgoing { attempt: 0, machine, out });
+    let (other, mut target, mut sent) = world.mirrored(folder.path());
 
     let over = CancellationToken::new();
     let (begun, is_begun) = std::sync::mpsc::channel();

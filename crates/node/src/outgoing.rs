@@ -65,8 +65,6 @@ const TELLING: u64 = 1024;
 const LOOK: Duration = Duration::from_millis(250);
 /// How fast a guest writes is of interest when no more than this part of its memory is left of a round: a quarter.
 const NEARLY_OVER: u64 = 4;
-/// Longer than any rest whose price matters.
-const FOR_EVER: Duration = Duration::from_secs(3600);
 
 /// How much goes behind the back of such a guest in a second, over a link that carries so many bytes in one.
 pub(crate) fn behind(rate: f64) -> Amount {
@@ -591,7 +589,7 @@ async fn memory(
                     let rate = goodput.rate().map(|rate| behind(rate).0);
                     let (gives_up, what) = (Verdict::GiveUp(pause.total()), Rest { pages: dirtied, rate });
                     let may_follow = postcopy.map(|most| instead(&gives_up, most, what));
-                    let again = changes.map(|changes| (changes * pause.rest.min(FOR_EVER).as_secs_f64()) as u64);
+                    let again = changes.map(|changes| (changes * pause.rest.as_secs_f64()) as u64);
                     let verdict = rule.round(&Ended {
                         sent,
                         dirtied: if diverges { dirtied.max(sent) } else { dirtied },

@@ -1075,24 +1075,15 @@ async fn receive(
     };
     // An earlier session may be putting its epoch in its place.
     let begun = blocking(disk, move |disk| disk.unless_received(|| begin(disk)));
-    let (mut target, mut has) = begun.await?;
-    let mut packer = Packer::new()?;
-    loop {
-        let wanted = over.clone();
-        let said = blocking(disk, move |disk| {
-            disk.unless_received(|| {
-                still_wanted(&wanted)?;
-                let wire = crate::disk::some_of(&mut has, &mut packer, disk.replica())?;
-                anyhow::Ok((has, packer, wire))
-            })
-        });
-        let wire;
-        (has, packer, wire) = said.await?;
-        if wire.is_empty() {
-            break;
-        }
-        out.write(wire.into()).await?;
-    }
+    let (mut target, has) = begun.await?;
+    let wanted = over.clone();
+    let held = move |disk: &Disk, say: &mut dyn FnMut() -> Result<Vec<u8>>| {
+        disk.unless_received(|| {
+            still_wanted(&wanted)?;
+            say()
+        })
+    };
+    let mut packer = crate::disk::tell(disk, &mut out, has, held).await?;
     let mut unpacker = Unpacker::new()?;
     while let Some(several) = crate::disk::several(&mut unpacker, &mut back, PATIENCE).await? {
         let (wanted, known) = (over.clone(), moments.clone());

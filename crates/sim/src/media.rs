@@ -114,7 +114,6 @@ enum Part {
     Stamps,
     Hot,
     Words,
-    Journal,
 }
 
 #[derive(Debug)]
@@ -167,7 +166,7 @@ impl Store {
     /// What a secondary that keeps an image puts aside, beside its replica.
     #[must_use]
     pub fn journal(&self) -> Box<dyn Medium> {
-        Box::new(File { store: self.clone(), part: Part::Journal })
+        Box::new(Aside(self.clone()))
     }
 
     /// After so many operations more, the next one is cut short.
@@ -282,7 +281,6 @@ impl File {
             Part::Data => SECTOR,
             Part::Stamps | Part::Words => STAMPS_ATOM,
             Part::Hot => 1,
-            Part::Journal => return put_aside(inner, at, length, byte),
         };
         assert!(at.is_multiple_of(size) && length.is_multiple_of(size), "what is written lies on whole atoms");
         let spent = inner.spend(length / size);
@@ -293,24 +291,10 @@ impl File {
                 Part::Stamps => inner.stamps.put(atom, std::array::from_fn(|n| byte(i * STAMPS_ATOM + n))),
                 Part::Words => inner.words.put(atom, std::array::from_fn(|n| byte(i * STAMPS_ATOM + n))),
                 Part::Hot => inner.hot.put(atom, byte(i)),
-                Part::Journal => {}
             }
         }
         spent.map(drop).map_err(|_| gone())
     }
-}
-
-/// A journal's records end anywhere: what lies beside them in a sector is written again with them.
-fn put_aside(inner: &mut Inner, at: usize, length: usize, byte: impl Fn(usize) -> u8) -> io::Result<()> {
-    let sectors = at / SECTOR..(at + length).div_ceil(SECTOR);
-    inner.journal.grow(sectors.end, [0; SECTOR]);
-    let spent = inner.spend(sectors.len());
-    for sector in sectors.take(spent.unwrap_or_else(|part| part)) {
-        let before = inner.journal.now[sector];
-        let written = |n: usize| (sector * SECTOR + n).checked_sub(at).filter(|i| *i < length);
-        inner.journal.put(sector, std::array::from_fn(|n| written(n).map_or(before[n], &byte)));
-    }
-    spent.map(drop).map_err(|_| gone())
 }
 
 impl Medium for File {
@@ -327,12 +311,6 @@ impl Medium for File {
             Part::Stamps => into.copy_from_slice(&inner.stamps.now.as_flattened()[at..at + into.len()]),
             Part::Words => into.copy_from_slice(&inner.words.now.as_flattened()[at..at + into.len()]),
             Part::Hot => into.copy_from_slice(&inner.hot.now[at..at + into.len()]),
-            Part::Journal => {
-                let held = inner.journal.now.as_flattened();
-                let held = &held[held.len().min(at)..held.len().min(at + into.len())];
-                into[..held.len()].copy_from_slice(held);
-                into[held.len()..].fill(0);
-            }
         }
         Ok(())
     }
@@ -353,8 +331,62 @@ impl Medium for File {
             Part::Stamps => inner.stamps.sync(),
             Part::Hot => inner.hot.sync(),
             Part::Words => inner.words.sync(),
-            Part::Journal => inner.journal.sync(),
         }
+        Ok(())
+    }
+
+    fn extents(&self, _at: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
+        Ok(vec![(length, false)])
+    }
+
+    fn allocated(&self) -> u64 {
+        0
+    }
+}
+
+/// A file of a journal's, whose records end anywhere: what lies beside them in a sector is written again with them.
+#[derive(Debug)]
+struct Aside(Store);
+
+impl Aside {
+    fn put(&self, at: u64, length: usize, byte: impl Fn(usize) -> u8) -> io::Result<()> {
+        let inner = &mut *self.0.lock();
+        let at = usize::try_from(at).map_err(io::Error::other)?;
+        let sectors = at / SECTOR..(at + length).div_ceil(SECTOR);
+        inner.journal.grow(sectors.end, [0; SECTOR]);
+        let spent = inner.spend(sectors.len());
+        for sector in sectors.take(spent.unwrap_or_else(|part| part)) {
+            let before = inner.journal.now[sector];
+            let written = |n: usize| (sector * SECTOR + n).checked_sub(at).filter(|i| *i < length);
+            inner.journal.put(sector, std::array::from_fn(|n| written(n).map_or(before[n], &byte)));
+        }
+        spent.map(drop).map_err(|_| gone())
+    }
+}
+
+impl Medium for Aside {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let inner = self.0.lock();
+        let at = usize::try_from(at).map_err(io::Error::other)?;
+        let held = inner.journal.now.as_flattened();
+        let held = &held[held.len().min(at)..held.len().min(at + into.len())];
+        into[..held.len()].copy_from_slice(held);
+        into[held.len()..].fill(0);
+        Ok(())
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.put(at, from.len(), |i| from[i])
+    }
+
+    fn punch(&self, at: u64, length: u64) -> io::Result<()> {
+        self.put(at, usize::try_from(length).map_err(io::Error::other)?, |_| 0)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let inner = &mut *self.0.lock();
+        inner.spend(0).map_err(|_| gone())?;
+        inner.journal.sync();
         Ok(())
     }
 

@@ -192,11 +192,7 @@ impl Source {
     fn have(&mut self, body: &[u8], replica: &Replica) -> Result<(), FetError> {
         let malformed = FetError::Message("a malformed Have");
         let Some((last, runs)) = body.split_first() else { return Err(malformed) };
-        let comparing = match &mut self.comparing {
-            Some(comparing) => comparing,
-            begins => begins.insert(Comparing::begin(Who::HandOff, replica)?),
-        };
-        comparing.take(runs, replica.size().0 / BLOCK, *last == LAST).ok_or(malformed)?;
+        walk::told(&mut self.comparing, Who::HandOff, (runs, *last == LAST), replica)?.ok_or(malformed)?;
         self.compare(replica)
     }
 

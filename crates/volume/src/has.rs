@@ -7,13 +7,10 @@
 //! the end, too.
 
 use crate::error::VolumeError;
-use crate::replica::{Replica, give_way};
-use crate::runs::{EPOCH, HAVE, LAST, MORE, MOST_RUNS, run_message};
-use crate::stamp::Stamp;
+use crate::replica::Replica;
+use crate::runs::{EPOCH, HAVE, LAST, MORE, MOST_RUNS, Run, run_message};
 use crate::walk::Walk;
 use std::collections::VecDeque;
-use std::ops::Range;
-use std::time::Instant;
 
 /// How a source finds out that it has been told everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +28,7 @@ pub struct Has {
     /// The table that is being read, to its end.
     walk: Option<Walk>,
     /// Read, and not said.
-    runs: VecDeque<(Range<u64>, Stamp)>,
+    runs: VecDeque<Run>,
     ends: Option<Ends>,
     behind: VecDeque<Vec<u8>>,
     /// Runs of a message.
@@ -92,18 +89,9 @@ impl Has {
             if self.runs.len() > self.most {
                 return Ok(Some(self.message(MORE)));
             }
-            let began = Instant::now();
-            let window = replica.walk_on(walk)?;
-            for (run, stamp) in window.runs {
-                match self.runs.back_mut() {
-                    Some((last, same)) if last.end == run.start && *same == stamp => last.end = run.end,
-                    _ => self.runs.push_back((run, stamp)),
-                }
-            }
-            if window.end.is_none() {
+            if !replica.read_on(walk, &mut self.runs)? {
                 self.walk = None;
             }
-            give_way(began);
         }
         match self.ends {
             Some(Ends::Last) if self.runs.len() <= self.most => {

@@ -307,11 +307,7 @@ impl Source {
     fn have(&mut self, body: &[u8], replica: &Replica) -> Result<(), MirrorError> {
         let malformed = MirrorError::Message("a malformed Have");
         let Some((last, runs)) = body.split_first() else { return Err(malformed) };
-        let comparing = match &mut self.comparing {
-            Some(comparing) => comparing,
-            begins => begins.insert(Comparing::begin(Who::Mirror, replica)?),
-        };
-        comparing.take(runs, replica.size().0 / BLOCK, *last == LAST).ok_or(malformed)?;
+        walk::told(&mut self.comparing, Who::Mirror, (runs, *last == LAST), replica)?.ok_or(malformed)?;
         self.takes_order |= *last == TAKES_ORDER;
         if *last == LAST && !self.takes_order {
             self.order.clear();

@@ -45,7 +45,7 @@ pub(crate) fn parse_run(bytes: &[u8]) -> Option<(Range<u64>, Stamp, &[u8])> {
 }
 
 /// A run of blocks with one stamp.
-type Run = (Range<u64>, Stamp);
+pub(crate) type Run = (Range<u64>, Stamp);
 
 /// What a side has, up to a block, and has not been compared.
 #[derive(Debug, Default)]

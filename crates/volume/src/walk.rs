@@ -30,14 +30,15 @@
 //! turns, and one whose secondary a move has ended takes no further step ([`crate::epoch::Recorder::make_sure`]); a move's own steps are made under
 //! the guest's lock.
 
-use crate::blocks::BlockSet;
+use crate::blocks::{BLOCK, BlockSet};
 use crate::error::VolumeError;
 use crate::guards::Guard;
 use crate::meta::SURE;
 use crate::replica::{Inner, Replica, give_way};
-use crate::runs::{Compared, Side};
+use crate::runs::{Compared, Run, Side};
 use crate::stamp::Stamp;
 use crate::stamps::{WINDOW, entry};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -312,22 +313,30 @@ impl Replica {
     /// # Errors
     /// When the medium fails.
     pub fn stamp_runs(&self) -> Result<Vec<(Range<u64>, Stamp)>, VolumeError> {
-        let mut walk = self.begin_telling()?;
-        let mut all: Vec<(Range<u64>, Stamp)> = vec![];
-        loop {
-            let began = Instant::now();
-            let window = self.walk_on(&mut walk)?;
-            for (run, stamp) in window.runs {
-                match all.last_mut() {
-                    Some((last, same)) if last.end == run.start && *same == stamp => last.end = run.end,
-                    _ => all.push((run, stamp)),
-                }
+        let (mut walk, mut all) = (self.begin_telling()?, VecDeque::new());
+        while self.read_on(&mut walk, &mut all)? {}
+        Ok(all.into())
+    }
+
+    /// Reads a window of what is here behind what was read before, of which the last run may go on; whether there is another. Whoever writes meanwhile
+    /// is let through before that.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) fn read_on(&self, walk: &mut Walk, into: &mut VecDeque<Run>) -> Result<bool, VolumeError> {
+        let began = Instant::now();
+        let window = self.walk_on(walk)?;
+        for (run, stamp) in window.runs {
+            match into.back_mut() {
+                Some((last, same)) if last.end == run.start && *same == stamp => last.end = run.end,
+                _ => into.push_back((run, stamp)),
             }
-            if window.end.is_none() {
-                return Ok(all);
-            }
+        }
+        let more = window.end.is_some();
+        if more {
             give_way(began);
         }
+        Ok(more)
     }
 
     /// Begins to look for what is absent, by age.
@@ -433,6 +442,23 @@ impl Comparing {
         self.found.before(self.to, &mut self.ours, &mut self.theirs);
         Ok((self.to == u64::MAX).then(|| std::mem::take(&mut self.found)))
     }
+}
+
+/// The target of a move says more of what it has, or the last of it: the comparison has begun then. `None`: it makes no sense.
+///
+/// # Errors
+/// As [`Comparing::begin`].
+pub(crate) fn told(
+    comparing: &mut Option<Comparing>,
+    who: Who,
+    (runs, last): (&[u8], bool),
+    replica: &Replica,
+) -> Result<Option<()>, VolumeError> {
+    let comparing = match comparing {
+        Some(comparing) => comparing,
+        begins => begins.insert(Comparing::begin(who, replica)?),
+    };
+    Ok(comparing.take(runs, replica.size().0 / BLOCK, last))
 }
 
 /// A window of a comparison that a move makes, where one is under way. When that was the last: `dirty`, in which was what the guest wrote and what came

@@ -256,10 +256,8 @@ impl Checker<'_> {
             }
             self.disks(s, vm)?;
             for load in &vm.load {
-                self.load(load.get_ref(), vm.image, &load.span(), "vm.load")?;
-                if let Err(e) = load.get_ref().validate_beside(vm.load.iter().map(Spanned::get_ref)) {
-                    return self.fail(load.span(), "vm.load", e.to_string());
-                }
+                let beside = vm.load.iter().map(Spanned::get_ref);
+                self.load((load.get_ref(), beside), vm.image, &load.span(), "vm.load")?;
                 if let Some(from) = client_site(load.get_ref()) {
                     self.known_site(s, from, load.span(), "vm.load.from")?;
                 }
@@ -458,8 +456,15 @@ impl Checker<'_> {
         Ok(())
     }
 
-    fn load(&self, load: &LoadSpec, image: Image, at: &Range<usize>, key: &str) -> Result<(), ScenarioError> {
-        if let Err(e) = load.validate() {
+    /// A load, with all of its guest.
+    fn load<'a>(
+        &self,
+        (load, all): (&LoadSpec, impl IntoIterator<Item = &'a LoadSpec>),
+        image: Image,
+        at: &Range<usize>,
+        key: &str,
+    ) -> Result<(), ScenarioError> {
+        if let Err(e) = load.validate().and_then(|()| load.validate_beside(all)) {
             return self.fail(at.clone(), key, e.to_string());
         }
         if load.is_work() && image != Image::Debian {
@@ -524,10 +529,7 @@ impl Checker<'_> {
                                 "has clients (an echo, or a tier with `from`); those are the VM's own, in [[vm]]";
                             return self.fail(step.vm.span(), "step.load", what);
                         }
-                        self.load(load, image.unwrap_or_default(), &step.vm.span(), "step.load")?;
-                        if let Err(e) = load.validate_beside(&step.load) {
-                            return self.fail(step.vm.span(), "step.load", e.to_string());
-                        }
+                        self.load((load, &step.load), image.unwrap_or_default(), &step.vm.span(), "step.load")?;
                     }
                 }
                 Action::Cut(cut) => {
