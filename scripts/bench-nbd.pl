@@ -1,5 +1,5 @@
 #!/usr/bin/perl
-# scripts/bench-nbd.pl GODWIT [--rounds N] [--pairs N] [--seconds N] [--only REGEX] [--paired REGEX] [--dir DIR]
+# scripts/bench-nbd.pl GODWIT [--rounds N] [--pairs N] [--seconds N] [--only REGEX] [--paired REGEX] [--dir DIR] [--awake 1]
 #
 # `godwit volume serve` beside nbdkit's file plugin and qemu-nbd, by fio's own NBD engine over unix sockets, one run after the other
 # in turn, so that whatever else the machine does hits all of them alike. Ratios are medians of each round's own. Then tracking on
@@ -10,6 +10,8 @@
 # worth a factor of 1.4.
 #
 # What else the machine does is kept out as far as may be: fio and all servers have a higher priority, where the user may give it.
+# With --awake no processor sleeps: each has a process that runs when nobody else would. A processor that sleeps has to be woken twice for each
+# operation at depth 1, in a virtual machine by its host, and that takes more of the server than its own work.
 # In the pairs, fio and the server share one processor: whether the scheduler puts them on one or on two is worth a factor of two
 # at depth 1, comes by chance, and would hide what is looked for; and each pair is made of several short runs in turn.
 use strict;
@@ -19,8 +21,8 @@ use JSON::PP;
 use POSIX qw(:sys_wait_h);
 use Time::HiRes qw(sleep);
 
-my $godwit = shift // die "usage: $0 GODWIT [--rounds N] [--pairs N] [--seconds N] [--only REGEX] [--paired REGEX] [--dir DIR]\n";
-my %o = (rounds => 7, pairs => 20, seconds => 2, only => '.', paired => '.', dir => '/var/tmp', mib => 1024);
+my $godwit = shift // die "usage: $0 GODWIT [--rounds N] [--pairs N] [--seconds N] [--only REGEX] [--paired REGEX] [--dir DIR] [--awake 1]\n";
+my %o = (rounds => 7, pairs => 20, seconds => 2, only => '.', paired => '.', dir => '/var/tmp', mib => 1024, awake => 0);
 while (defined(my $key = shift)) {
     $key =~ s/^--// && exists $o{$key} or die "$0: no option $key\n";
     $o{$key} = shift // die "$0: --$key takes a value\n";
@@ -38,7 +40,8 @@ my %servers = (
 my $slices = 3;
 my ($image, $socket) = ("$dir/bench.img", "$dir/bench.sock");
 my ($pid, $serving);
-END { my $code = $?; stop(); $? = $code }
+my @awake;
+END { my $code = $?; stop(); kill 'KILL', @awake; waitpid $_, 0 for @awake; $? = $code }
 $SIG{INT} = $SIG{TERM} = sub { exit 130 };
 
 # Contents that are everywhere and nowhere zero.
@@ -126,6 +129,11 @@ sub warm {
 
 fill();
 system 'sync';
+for my $cpu ($o{awake} ? 0 .. qx(nproc) - 1 : ()) {
+    my $child = fork // die "fork: $!";
+    $child or exec qw(chrt --idle 0 taskset -c), $cpu, $^X, '-e', '$p = getppid; 1 while getppid == $p' or die "chrt: $!";
+    push @awake, $child;
+}
 
 sub median {
     my @sorted = sort { $a <=> $b } @_;
@@ -145,7 +153,8 @@ $_->{name} = sprintf '%s %-9s %4s x%d', $_->{cold} ? 'cold' : 'warm', @$_{qw(rw 
 my @wanted = grep { $_->{name} =~ /$o{only}/ } @workloads;
 
 $| = 1;
-printf "%s, load %s; fio and the servers have $favoured\n", (POSIX::uname)[2], $load->();
+printf "%s, load %s; fio and the servers have $favoured%s\n", (POSIX::uname)[2], $load->(),
+    $o{awake} ? '; no processor sleeps' : '';
 print "operations a second, medians of $o{rounds} rounds; CPU: the server's, in microseconds for an operation\n";
 printf "%-24s %9s %9s %9s   %8s %8s   %9s %7s %8s\n", '', qw(godwit nbdkit qemu-nbd /nbdkit /qemu-nbd CPU nbdkit qemu-nbd);
 for my $w (@wanted) {

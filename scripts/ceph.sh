@@ -9,12 +9,7 @@
 set -eu
 
 [ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//p' "$0" | sed -n '2,8p' >&2; exit 2; }
-for tool in ceph-mon ceph-osd ceph-authtool monmaptool ceph; do
-    command -v "$tool" >/dev/null && continue
-    # Only the programs: packages' own clusters are not started.
-    DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends ceph-mon ceph-osd ceph-common >&2
-    break
-done
+"$(dirname "$0")/setup.sh" --quiet ceph >&2
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/godwit-ceph.XXXXXX")
 pids=""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|libnbd|wires|api|qemu10 ...]
+# scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|libnbd|wires|api|ceph|qemu10 ...]
 #
 # Brings this machine to where `make test` and `make demo` run: Debian packages,
 # a Rust tool-chain (checked, not installed) and guest images (tiny unless named
@@ -20,6 +20,7 @@ nbd=no
 libnbd=no
 wires=no
 api=no
+ceph=no
 qemu10=no
 for argument in "$@"; do
     case $argument in
@@ -31,10 +32,11 @@ for argument in "$@"; do
         qemu10) qemu10=yes ;; # a second QEMU, unpacked beside the installed one; no image
         wires) wires=yes ;; # the tunnels that wires are measured against; no image
         api) api=yes ;; # what asks the API by its document; no image
-        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|libnbd|wires|api|qemu10 ...]" ;;
+        ceph) ceph=yes ;; # the programs of a cluster of one machine; no image
+        *) die "unknown argument $argument: usage: scripts/setup.sh [--quiet] [tiny|debian|deb|nbd|libnbd|wires|api|ceph|qemu10 ...]" ;;
     esac
 done
-case "$deb$nbd$libnbd$wires$api$qemu10" in *yes*) ;; *) [ ${#wanted[@]} -gt 0 ] || wanted=(tiny) ;; esac
+case "$deb$nbd$libnbd$wires$api$ceph$qemu10" in *yes*) ;; *) [ ${#wanted[@]} -gt 0 ] || wanted=(tiny) ;; esac
 images=${GODWIT_IMAGES:-/var/cache/godwit-lab/images}
 images=${images%/}
 
@@ -55,6 +57,8 @@ case " ${wanted[*]} " in *" debian "*) packages+=(mmdebstrap systemd) ;; esac
 [ "$libnbd" = no ] || packages+=(libnbd-dev python3-libnbd gnutls-bin dpkg-dev)
 [ "$wires" = no ] || packages+=(openvpn socat)
 [ "$api" = no ] || packages+=(python3-venv curl)
+# Without the package `ceph`, whose units would start a cluster.
+[ "$ceph" = no ] || packages+=(ceph-mon ceph-osd ceph-common)
 
 missing_packages() {
     local installed
