@@ -51,6 +51,9 @@ pub struct VmSpec {
         inner(length(max = 200), regex(pattern = r"^[A-Za-z0-9_.:-]+(,[A-Za-z0-9_.:,=-]*)?$"))
     )]
     pub devices: Vec<String>,
+    /// What becomes of the guest while a block of its disks does not come that is still elsewhere, and that it waits for.
+    #[serde(default, skip_serializing_if = "OnCut::is_default")]
+    pub on_cut: OnCut,
 }
 
 fn q35() -> String {
@@ -74,6 +77,25 @@ pub enum Accel {
     Kvm,
     /// By emulation.
     Tcg,
+}
+
+/// What becomes of a guest whose disks follow it while a block that it waits for does not come for some seconds: its holder is cut off, or down. What
+/// is here already is read and written at any time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnCut {
+    /// All of it stands still, so that none of its own timeouts runs out, and goes on when the block has come.
+    #[default]
+    Pause,
+    /// It runs on, and whatever in it waits for the block waits, however long that takes.
+    Wait,
+}
+
+impl OnCut {
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// How a guest boots.

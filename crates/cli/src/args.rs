@@ -634,6 +634,9 @@ pub struct CreateArgs {
     /// A further device, as QEMU's -device takes it; may be repeated
     #[arg(long = "device", value_name = "DRIVER[,PROPERTY=VALUE]")]
     pub devices: Vec<String>,
+    /// While a block of a disk that follows the guest does not come, since its holder is cut off: all of the guest stands still, or what waits for the block
+    #[arg(long, value_parser = ["pause", "wait"])]
+    pub on_cut: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@ use godwit_api::orphan::JudgedOrphan;
 use godwit_api::precache::{Precache, PrecacheFigures};
 use godwit_api::progress::{Outcome, PhaseName, Round};
 use godwit_api::public::{Component, DryRun, Host, Move, Site, Vm, Volume};
-use godwit_api::vm::ComponentSpec;
+use godwit_api::vm::{ComponentSpec, OnCut};
 use std::fmt::Display;
 
 /// A word of the API's own, such as `hand-off`.
@@ -148,6 +148,9 @@ pub fn vm(vm: &Vm) -> String {
         ("vcpus", format!("{} of at most {}", vm.spec.vcpus, vm.spec.max_vcpus.max(vm.spec.vcpus))),
         ("memory", vm.spec.memory.to_string()),
     ];
+    if vm.spec.on_cut == OnCut::Wait {
+        pairs.push(("on a cut", "it runs on, and what waits in it for a block that is elsewhere waits".into()));
+    }
     pairs.extend(vm.spec.disks.iter().map(|d| ("disk", format!("{} {}", d.volume, d.size))));
     pairs.extend(vm.spec.nics.iter().map(|n| {
         let ips: String = n.ips.iter().map(|ip| format!(" {ip}")).collect();

@@ -128,6 +128,7 @@ pub fn from_args(args: &CreateArgs) -> Result<VmSpec, Failure> {
     set("cpu", args.cpu.clone().map(Value::from));
     set("machine", args.machine.clone().map(Value::from));
     set("accel", args.accel.clone().map(Value::from));
+    set("on_cut", args.on_cut.clone().map(Value::from));
     set(
         "boot",
         args.kernel.as_ref().map(|kernel| {

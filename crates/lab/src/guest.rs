@@ -15,6 +15,7 @@ use crate::fabric::{GUEST_MTU, Site};
 use crate::images::{DiskLayout, GuestImage};
 use crate::scenario::{self, Vm};
 use anyhow::{Context, Result, anyhow, bail};
+use godwit_api::vm::OnCut;
 use godwit_load::control::Control;
 use godwit_qmp::{LISTENS, Qmp};
 use godwit_units::Bytes;
@@ -99,6 +100,8 @@ pub struct GuestSpec {
     pub disks: Vec<Bytes>,
     /// Where the disks are, if that is a place that all sites reach.
     pub shared: Option<PathBuf>,
+    /// What becomes of it, with Godwit, while a block does not come that it waits for.
+    pub on_cut: OnCut,
     /// Its trust domain.
     pub domain: Option<String>,
     /// Where things are on the first disk.
@@ -141,6 +144,7 @@ impl GuestSpec {
             vcpus: vm.vcpus,
             disks: vm.disks(),
             shared,
+            on_cut: vm.on_cut,
             domain: vm.domain.as_ref().map(|domain| domain.get_ref().clone()),
             layout: image.layout(vm)?,
             address: Ipv4Addr::new(10, 99, 0, number),

@@ -10,6 +10,7 @@ mod network;
 mod step;
 
 use check::Checker;
+use godwit_api::vm::OnCut;
 use godwit_load::protocol::LoadSpec;
 use godwit_units::{BitRate, Bytes};
 use godwit_wan::PathSpec;
@@ -194,6 +195,9 @@ pub struct Vm {
     /// The trust domain that it is made in, by a token of that domain's; none: the deployment's own.
     #[serde(default)]
     pub domain: Option<Spanned<String>>,
+    /// What becomes of Godwit's VM while a block of a disk that follows it does not come.
+    #[serde(default)]
+    pub on_cut: OnCut,
     /// What it boots.
     #[serde(default)]
     pub image: Image,

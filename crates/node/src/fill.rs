@@ -8,7 +8,8 @@
 //!
 //! *A holder cannot be reached.* What is here is served; what is not is waited for. Where the guest has waited for
 //! [`PAUSE_AFTER`] it is made to stand still ([`stand_still`]), so that no timeout of its own runs out, and goes on afterwards. QEMU
-//! answers its monitor only when the guest's last requests are answered, so nothing else is done with the VM meanwhile.
+//! answers its monitor only when the guest's last requests are answered, so nothing else is done with the VM meanwhile. Of a VM that is to run
+//! on ([`OnCut::Wait`]) that is said, and no more is done: only what waits in it waits.
 //!
 //! *The VM moves on.* When its disk is frozen nothing comes any more ([`Disk::freeze`] takes the requester away); when the move comes to
 //! nothing, the fill goes on.
@@ -33,6 +34,7 @@ use anyhow::{Context, Result, anyhow};
 use godwit_api::Problem;
 use godwit_api::host::{MoveRole, PeerHost};
 use godwit_api::progress::{NoteKind, Outcome, PhaseName};
+use godwit_api::vm::OnCut;
 use godwit_handoff::Record;
 use godwit_link::{Lane, Priority};
 use godwit_units::{Bytes as Amount, Generation, Lineage};
@@ -326,6 +328,7 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
     }
     let mut looking = tokio::time::interval(LOOK);
     let (mut looked, mut asked_again, mut said) = (Instant::now(), Instant::now(), 0);
+    let mut waits = false;
     loop {
         let look = tokio::select! {
             () = disk.hungry.notified() => false,
@@ -336,6 +339,17 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
         let absent = disk.absent();
         if !look && absent.0 > 0 {
             continue;
+        }
+        let starves = disk.starving().is_some_and(|hungry| hungry >= PAUSE_AFTER);
+        match parts.definition().spec.on_cut {
+            // Again and again: its keeper may have something else to do.
+            OnCut::Pause if starves => parts.keeper().try_tell(Input::Starves),
+            OnCut::Pause => {}
+            OnCut::Wait => {
+                if starves != std::mem::replace(&mut waits, starves) {
+                    note(parts, &runs_on(&disk.name, starves.then(|| why_not(disk))));
+                }
+            }
         }
         // At the end at once; before, as often as the disk is settled.
         if absent.0 == 0 || looked.elapsed() >= LOOK {
@@ -354,12 +368,20 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
                 note(parts, &unobtainable(&disk.name, nowhere, &disk.holders()));
             }
         }
-        let starves = disk.starving().is_some_and(|hungry| hungry >= PAUSE_AFTER);
-        if starves {
-            // Again and again: its keeper may have something else to do.
-            parts.keeper().try_tell(Input::Starves);
-        }
     }
+}
+
+/// What is said of a guest that runs on while something in it waits for a disk; `waits`: why, or nothing, where it waits no more.
+fn runs_on(disk: &str, waits: Option<String>) -> String {
+    match waits {
+        Some(why) => format!("the guest runs on, and what it waits for of disk `{disk}` does not come{why}"),
+        None => format!("what the guest waited for of disk `{disk}` has come"),
+    }
+}
+
+/// Why what a guest waits for does not come, in brackets, where that is known.
+fn why_not(disk: &Disk) -> String {
+    lock(&disk.trouble).clone().map_or_else(String::new, |why| format!(" ({why})"))
 }
 
 /// What is said of blocks that no holder brings.
@@ -543,9 +565,9 @@ pub async fn stand_still(node: &Arc<Node>, parts: &Arc<Parts>) {
     if !hungry() {
         return;
     }
-    let why =
-        parts.disks().iter().filter(|disk| disk.starving().is_some()).find_map(|disk| lock(&disk.trouble).clone());
-    let why = why.map_or_else(String::new, |why| format!(" ({why})"));
+    let disks = parts.disks();
+    let mut why = disks.iter().filter(|disk| disk.starving().is_some()).map(|disk| why_not(disk));
+    let why = why.find(|why| !why.is_empty()).unwrap_or_default();
     note(parts, &format!("the guest stands still: what it waits for does not come{why}"));
     let began = Instant::now();
     // It may take longer than a monitor's patience. What it did is asked below.

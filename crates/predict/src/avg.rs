@@ -51,6 +51,10 @@ impl Guest for Sequential {
     fn clean(&mut self) -> Cleaned {
         self.memory.clean()
     }
+
+    fn lately(&self, seconds: f64) -> f64 {
+        (self.rate.per_second() * seconds.max(0.0)).min(self.working_set as f64)
+    }
 }
 
 /// Writes any page of its working set with the same probability at any time.
@@ -215,5 +219,9 @@ impl Guest for Evenly {
         self.cleaned = self.now;
         let left = self.working_set * self.inside + (self.pages - self.working_set) * self.outside;
         Cleaned { dirtied: self.working_set * dirty, left }
+    }
+
+    fn lately(&self, seconds: f64) -> f64 {
+        if self.working_set == 0.0 { 0.0 } else { self.working_set * self.written_within(seconds) }
     }
 }

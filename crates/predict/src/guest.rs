@@ -39,6 +39,9 @@ pub trait Guest {
 
     /// Ends the round: what was dirtied is to be sent in the next one, and nothing is dirty (`sim_clean`).
     fn clean(&mut self) -> Cleaned;
+
+    /// Pages that it has written within the last so many seconds, each counted once: what two looks at its memory would find, so long apart.
+    fn lately(&self, seconds: f64) -> f64;
 }
 
 /// A guest whose time goes by faster: one that does all that it does so many times as often.
@@ -71,6 +74,10 @@ impl<G: Guest> Guest for Faster<G> {
 
     fn clean(&mut self) -> Cleaned {
         self.guest.clean()
+    }
+
+    fn lately(&self, seconds: f64) -> f64 {
+        self.guest.lately(seconds * self.times)
     }
 }
 

@@ -210,6 +210,11 @@ impl<'a> Timeline<'a> {
         hot
     }
 
+    /// Pages that are written in a part of an interval, or in so many that are like it.
+    fn lately(&self, number: u64, part: f64) -> f64 {
+        self.block(0, number).pages as f64 * early(self.hot(number), part)
+    }
+
     fn interval(&self, number: u64, since: u64) -> Open {
         let first = (since + number.wrapping_mul(5)) % PARTS;
         Open { block: self.block(0, number), level: 0, number, hot: self.hot(number), since, first, applied: 0 }
@@ -428,5 +433,10 @@ impl Guest for Replayed<'_> {
             open.begin_again(self.next - open.number * PARTS);
         }
         cleaned
+    }
+
+    fn lately(&self, seconds: f64) -> f64 {
+        let interval = self.timeline.log.header().interval.as_secs_f64();
+        self.timeline.lately(self.now.saturating_sub(1) / PARTS, seconds / interval)
     }
 }

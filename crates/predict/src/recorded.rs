@@ -146,6 +146,13 @@ impl<R: Read> Recorded<R> {
         &self.ram[from..from + SIZE]
     }
 
+    /// Pages that change in a second, by the two looks that it is between.
+    #[must_use]
+    pub fn pace(&self) -> f64 {
+        let lasts = self.next.at.saturating_sub(self.begins).as_secs_f64();
+        if lasts > 0.0 { self.next.pages.len() as f64 / lasts } else { 0.0 }
+    }
+
     /// Whether all has been played: nothing changes any more.
     #[must_use]
     pub const fn is_over(&self) -> bool {
@@ -250,6 +257,11 @@ pub(crate) mod tests {
         for (ms, so_many) in [(0, 0), (49, 1), (50, 2), (99, 3), (100, 4), (299, 4), (300, 5)] {
             played.until(Duration::from_millis(ms), |page| changed.push(page)).unwrap();
             assert_eq!(changed.len(), so_many, "{ms} ms: {changed:?}");
+            match ms {
+                0..100 => assert_eq!(played.pace(), 40.0),
+                100..300 => assert_eq!(played.pace(), 5.0),
+                _ => {}
+            }
         }
         assert!(played.is_over());
         assert_eq!((played.page(0)[0], played.page(3)[0]), (3, 1));

@@ -341,6 +341,7 @@ pub fn replay<R: Read>(
         all_sent += sent;
         let each = if sent > 0.0 { round.wire.0 as f64 / sent } else { PAGE.0 as f64 };
         let takes = |left: u64| Duration::from_secs_f64(each * left as f64 * 8.0 / (road.rate.mbit() * 1e6));
+        let rest = takes(written.left);
         let seen = Seen {
             sent,
             skipped: round.skipped.0 as f64,
@@ -348,7 +349,8 @@ pub fn replay<R: Read>(
             left: written.left as f64,
             all_sent,
             ram: ram.0 as f64,
-            rest: takes(written.left),
+            rest,
+            again: guest.pace() * rest.as_secs_f64(),
             elapsed: way.encoded,
         };
         rounds.push(round);
@@ -455,6 +457,25 @@ mod tests {
         let most = last.wire.0 as f64 / 1e6 + 0.055 + 0.011;
         assert!((most - 0.056..=most).contains(&went.pause.as_secs_f64()), "{:?} of {most}", went.pause);
         assert_eq!(went.ended_by, Condition::Rounds(3));
+    }
+
+    #[test]
+    fn another_round_that_costs_few_bytes_is_had_of_a_guest_that_is_seen_to_write_little() {
+        TAKES.set(Duration::ZERO);
+        let rules = Rules::godwit_to(Policy::LeastBytes);
+        // From the third second on it writes so many each second.
+        let rounds = |then: u32| {
+            let mut looks = vec![(0, (0..1024).map(|page| (page, 1 + (page % 251) as u8)).collect::<Vec<_>>())];
+            let writes = |s: u64| if s < 3 { 256 } else { then };
+            looks.extend((1..=60).map(|s| (s * 1000, (0..writes(s)).map(|page| (page, s as u8)).collect())));
+            let (bytes, mut encoder) =
+                (recording(2048, &looks), encoder(Codec::Plain, Config::default(), None, 1024).unwrap());
+            let mut guest = Recorded::open(&bytes[..]).unwrap();
+            replay(&mut guest, by(&mut *encoder), &at_once(&rules), SLOW).unwrap()
+        };
+        let (much, little) = (rounds(512), rounds(4));
+        assert_eq!((much.rounds.len(), little.rounds.len()), (2, 3), "with the stop: {little:?}");
+        assert!(little.pause * 5 < much.pause, "{:?} {:?}", little.pause, much.pause);
     }
 
     #[test]

@@ -180,6 +180,8 @@ pub struct Seen {
     pub ram: f64,
     /// How long what is left would take.
     pub rest: Duration,
+    /// Pages that the guest is expected to write while that goes, by what it has written of late: the price of another round.
+    pub again: f64,
     /// Since the first round began. A deadline among the rules is what of it is left then ([`Policy::sooner`]).
     pub elapsed: Duration,
 }
@@ -228,8 +230,8 @@ impl<'a> Judge<'a> {
         self.caught_up |= seen.dirtied >= seen.sent;
         let (sent, dirtied) = (Pages::nearest(seen.sent).0, Pages::nearest(seen.left).0);
         let Seen { rest: left, elapsed, .. } = *seen;
-        // Nobody looks at this guest: one round, where the fewest bytes are wanted.
-        let round = Ended { sent, dirtied, left, elapsed, can_slow: false, follows: false, again: None };
+        let again = Some(Pages::nearest(seen.again).0);
+        let round = Ended { sent, dirtied, left, elapsed, can_slow: false, follows: false, again };
         let smart = self.smart.round(&round);
         let holds = |condition: &&Condition| self.holds(condition, seen, smart != Verdict::GoOn);
         let judged = match (smart, self.rules.conditions.iter().find(holds)) {
@@ -280,6 +282,7 @@ mod tests {
             all_sent: sent,
             ram: 1e6,
             rest: Duration::from_secs(1),
+            again: f64::INFINITY,
             elapsed,
         }
     }
@@ -386,6 +389,21 @@ mod tests {
         }
         let too_short = ends(Policy::MaxDowntime(ms(300)));
         assert!(matches!(too_short, Some((_, Judged::GivesUp(least))) if least == ms(600)), "{too_short:?}");
+    }
+
+    #[test]
+    fn another_round_that_costs_little_is_had_where_the_fewest_bytes_are_wanted_and_no_more_than_two() {
+        let round = |sent, dirtied, again| Seen { again, ..seen(sent, dirtied) };
+        let rules = Rules::godwit_to(Policy::LeastBytes);
+        let first = |again| Judge::new(&rules, Pages(85_000)).round(&round(85_000.0, 16_000.0, again));
+        let ends = Judged::Ends(Condition::SmartStop(Policy::LeastBytes));
+        assert_eq!([first(500.0), first(6800.0), first(6900.0)], [Judged::GoesOn, Judged::GoesOn, ends]);
+        let mut judge = Judge::new(&rules, Pages(85_000));
+        let mut next = |sent, dirtied| judge.round(&round(sent, dirtied, 500.0));
+        assert_eq!(
+            [next(85_000.0, 16_000.0), next(16_000.0, 4000.0), next(4000.0, 2000.0)],
+            [Judged::GoesOn, Judged::GoesOn, ends]
+        );
     }
 
     #[test]

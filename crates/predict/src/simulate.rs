@@ -33,6 +33,9 @@ use std::time::Duration;
 /// Rounds after which no rule will end it: QEMU's never does where a guest is faster than the link.
 const MOST_ROUNDS: usize = 1000;
 
+/// How far apart a node's looks are by which it says how fast a guest writes ([`godwit_memory::watcher::Glances`]). Seconds.
+const GLANCE: f64 = 0.25;
+
 /// The way that memory takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
@@ -212,6 +215,7 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
         all_sent += sent;
         let changed_bytes = if fresh { wire.first.bytes } else { wire.again.bytes };
         bytes += (sent - unchanged) * changed_bytes + unchanged * wire.same.bytes;
+        let lately = guest.lately(GLANCE);
         let cleaned = guest.clean();
         rounds.push(Round {
             sent: Pages::nearest(sent),
@@ -238,7 +242,9 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
         // A node takes what is left to be as costly as what it has just sent again.
         let each = if rounds.len() > 1 && sent > 0.0 { (clock - begin) / sent } else { again };
         let (rest, elapsed) = (span(left * each), span(clock));
-        let seen = Seen { sent, skipped, dirtied: cleaned.dirtied, left, all_sent, ram, rest, elapsed };
+        let rewritten = times(lately / GLANCE, left * each);
+        let dirtied = cleaned.dirtied;
+        let seen = Seen { sent, skipped, dirtied, left, all_sent, ram, rest, again: rewritten, elapsed };
         let never = |rest: Duration, how| NeverEnds {
             rules: rules.name.clone(),
             rounds: rounds.len(),

@@ -4,10 +4,10 @@
 
 use godwit_predict::log::Header;
 use godwit_predict::{
-    Batch, Bitmaps, Cleaned, Condition, Cost, Evenly, Guest, Link, Log, LogWriter, Observed, Overheads, PageRate,
-    Pages, Prediction, Replayed, Rules, Sequential, Taken, Timeline, Wire, simulate, simulate_on,
+    Batch, Bitmaps, Cleaned, Condition, Cost, Evenly, Faster, Guest, Link, Log, LogWriter, Observed, Overheads,
+    PageRate, Pages, Prediction, Replayed, Rules, Sequential, Taken, Timeline, Wire, simulate, simulate_on,
 };
-use godwit_units::{BitRate, Bytes};
+use godwit_units::{BitRate, Bytes, Policy};
 use std::time::Duration;
 
 const OVERHEADS: Overheads = Overheads { pre: Duration::from_millis(3800), post: Duration::from_millis(314) };
@@ -47,6 +47,11 @@ impl Guest for Thrown {
 
     fn clean(&mut self) -> Cleaned {
         self.memory.clean()
+    }
+
+    fn lately(&self, seconds: f64) -> f64 {
+        let set = self.working_set as f64;
+        set * -(-self.rate * seconds / set).exp_m1()
     }
 }
 
@@ -100,8 +105,11 @@ fn evenly_knows_how_many_pages_are_sent_again_as_they_are() {
     }
 }
 
+/// The runs of pages that a guest writes between two times.
+type Writes<'a> = &'a dyn Fn(f64, f64) -> Vec<(u64, u64)>;
+
 /// A log of what a guest does in so many intervals.
-fn log_of(mut guest: impl Guest, memory: &dyn Fn(f64, f64) -> Vec<(u64, u64)>, every: Duration, intervals: u32) -> Log {
+fn log_of(mut guest: impl Guest, memory: Writes<'_>, every: Duration, intervals: u32) -> Log {
     let pages = guest.pages();
     guest.clean();
     let header = Header { observed: Observed::Writes, pages: Pages(pages), interval: every, start: Duration::ZERO };
@@ -225,6 +233,65 @@ impl Guest for Dynamic<'_> {
     fn clean(&mut self) -> Cleaned {
         self.0.clean()
     }
+
+    fn lately(&self, seconds: f64) -> f64 {
+        self.0.lately(seconds)
+    }
+}
+
+#[test]
+fn a_guest_has_written_lately_what_two_looks_would_find() {
+    let pages = Pages::of(Bytes::mib(256));
+    // What it says, and what was dirtied meanwhile.
+    let looks = |guest: &mut dyn Guest, seconds: f64| {
+        guest.run_until(20.0);
+        guest.clean();
+        guest.run_until(20.0 + seconds);
+        (guest.lately(seconds), guest.clean().dirtied)
+    };
+    let (set, rate) = (Pages(8192), PageRate::new(20_000.0));
+    for seconds in [0.25, 0.5, 4.0] {
+        let mut guests: [Box<dyn Guest>; 3] = [
+            Box::new(Sequential::new(pages, set, PageRate::new(8000.0))),
+            Box::new(Evenly::new(pages, set, rate)),
+            Box::new(Thrown { memory: Bitmaps::new(pages.0), working_set: set.0, rate: 20_000.0, written: 0, seed: 7 }),
+        ];
+        for guest in &mut guests {
+            let (told, found) = looks(&mut **guest, seconds);
+            assert!(found > 1000.0 && close(told, found, 0.02), "{seconds} s: {told} {found}");
+        }
+        let memories: [Writes<'_>; 2] = [&thrown(set.0, 20_000.0), &|from, to| sequence(pages.0, 8000.0, from, to)];
+        for memory in memories {
+            let log = log_of(Evenly::new(pages, set, rate), memory, Duration::from_secs(1), 40);
+            let timeline = Timeline::new(&log, Taken::Written);
+            let (told, found) = looks(&mut Replayed::new(&timeline, Duration::ZERO), seconds);
+            assert!(found > 1000.0 && close(told, found, 0.1), "{seconds} s of a log: {told} {found}");
+        }
+    }
+    let mut idle = Evenly::new(pages, Pages(0), PageRate::new(0.0));
+    assert_eq!(looks(&mut idle, 0.25), (0.0, 0.0));
+    let faster = Faster::new(Evenly::new(pages, set, rate), 2.0);
+    assert_eq!(faster.lately(0.25), Evenly::new(pages, set, rate).lately(0.5));
+}
+
+#[test]
+fn where_the_fewest_bytes_are_wanted_a_guest_that_writes_little_has_another_round_and_one_that_writes_all_of_it_again_has_one()
+ {
+    let page = |bytes| Cost { bytes, seconds: 0.0 };
+    let moved = |set, rate, again, rules: &Rules| {
+        let mut guest = Evenly::new(Pages(60_000), Pages(set), PageRate::new(rate));
+        simulate_on(&mut guest, link(100.0), &Wire::plain(page(800.0), page(again)), rules).unwrap()
+    };
+    let (fewest, once) =
+        (Rules::godwit_to(Policy::LeastBytes), Rules { conditions: vec![Condition::Rounds(1)], ..Rules::godwit() });
+    // A kernel compile, about: some 5000 pages are left, and some 200 are written while they go.
+    let (told, one) = (moved(20_000, 1500.0, 300.0, &fewest), moved(20_000, 1500.0, 300.0, &once));
+    assert_eq!((told.rounds.len(), one.rounds.len()), (3, 2), "with the stop: {told:?}");
+    let stands = |told: &Prediction| told.downtime_ms - OVERHEADS.post.as_secs_f64() * 1e3;
+    assert!(stands(&told) < stands(&one) * 0.2 && close(told.bytes as f64, one.bytes as f64, 0.01), "{told:?} {one:?}");
+    // A Java guest, about, which writes all of its young heap again while it goes.
+    let (told, one) = (moved(15_500, 60_000.0, 3000.0, &fewest), moved(15_500, 60_000.0, 3000.0, &once));
+    assert_eq!(told.rounds, one.rounds);
 }
 
 /// A guest of 64 MiB that is idle for a minute and then writes for a minute.

@@ -374,6 +374,7 @@ fn describe(spec: &GuestSpec, disks: &[PathBuf]) -> Result<VmSpec> {
         disks: spec.disks.iter().enumerate().map(disk).collect::<Result<_>>()?,
         nics: interfaces(spec)?,
         devices: vec![],
+        on_cut: spec.on_cut,
     })
 }
 
