@@ -328,7 +328,7 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
     }
     let mut looking = tokio::time::interval(LOOK);
     let (mut looked, mut asked_again, mut said) = (Instant::now(), Instant::now(), 0);
-    let mut waits = false;
+    let (on_cut, mut waits) = (parts.definition().spec.on_cut, false);
     loop {
         let look = tokio::select! {
             () = disk.hungry.notified() => false,
@@ -341,16 +341,22 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
             continue;
         }
         let starves = disk.starving().is_some_and(|hungry| hungry >= PAUSE_AFTER);
-        match parts.definition().spec.on_cut {
+        match on_cut {
             // Again and again: its keeper may have something else to do.
             OnCut::Pause if starves => parts.keeper().try_tell(Input::Starves),
-            OnCut::Pause => {}
-            OnCut::Wait => {
-                if starves != std::mem::replace(&mut waits, starves) {
-                    note(parts, &runs_on(&disk.name, starves.then(|| why_not(disk))));
-                }
+            OnCut::Wait if starves && !waits => {
+                let why = why_not(std::slice::from_ref(disk));
+                note(
+                    parts,
+                    &format!("the guest runs on, and what it waits for of disk `{}` does not come{why}", disk.name),
+                );
             }
+            OnCut::Wait if waits && !starves => {
+                note(parts, &format!("what the guest waited for of disk `{}` has come", disk.name));
+            }
+            _ => {}
         }
+        waits = starves;
         // At the end at once; before, as often as the disk is settled.
         if absent.0 == 0 || looked.elapsed() >= LOOK {
             looked = Instant::now();
@@ -371,17 +377,10 @@ async fn fill(node: &Arc<Node>, parts: &Arc<Parts>, disk: &Arc<Disk>) -> Result<
     }
 }
 
-/// What is said of a guest that runs on while something in it waits for a disk; `waits`: why, or nothing, where it waits no more.
-fn runs_on(disk: &str, waits: Option<String>) -> String {
-    match waits {
-        Some(why) => format!("the guest runs on, and what it waits for of disk `{disk}` does not come{why}"),
-        None => format!("what the guest waited for of disk `{disk}` has come"),
-    }
-}
-
-/// Why what a guest waits for does not come, in brackets, where that is known.
-fn why_not(disk: &Disk) -> String {
-    lock(&disk.trouble).clone().map_or_else(String::new, |why| format!(" ({why})"))
+/// Why what a guest waits for of these disks does not come, in brackets, where that is known.
+fn why_not(disks: &[Arc<Disk>]) -> String {
+    let why = disks.iter().filter(|disk| disk.starving().is_some()).find_map(|disk| lock(&disk.trouble).clone());
+    why.map_or_else(String::new, |why| format!(" ({why})"))
 }
 
 /// What is said of blocks that no holder brings.
@@ -565,9 +564,7 @@ pub async fn stand_still(node: &Arc<Node>, parts: &Arc<Parts>) {
     if !hungry() {
         return;
     }
-    let disks = parts.disks();
-    let mut why = disks.iter().filter(|disk| disk.starving().is_some()).map(|disk| why_not(disk));
-    let why = why.find(|why| !why.is_empty()).unwrap_or_default();
+    let why = why_not(&parts.disks());
     note(parts, &format!("the guest stands still: what it waits for does not come{why}"));
     let began = Instant::now();
     // It may take longer than a monitor's patience. What it did is asked below.

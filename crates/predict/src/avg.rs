@@ -133,14 +133,14 @@ impl Evenly {
 
     /// The share of the working set that is dirty by now.
     fn dirty(&self) -> f64 {
-        if self.working_set == 0.0 {
-            return 0.0;
-        }
         self.written_within(self.now - self.cleaned)
     }
 
     /// The chance that a page of the working set is written within so many seconds.
     fn written_within(&self, seconds: f64) -> f64 {
+        if self.working_set == 0.0 {
+            return 0.0;
+        }
         -(-self.rate.per_second() * seconds.max(0.0) / self.working_set).exp_m1()
     }
 
@@ -222,6 +222,6 @@ impl Guest for Evenly {
     }
 
     fn lately(&self, seconds: f64) -> f64 {
-        if self.working_set == 0.0 { 0.0 } else { self.working_set * self.written_within(seconds) }
+        self.working_set * self.written_within(seconds)
     }
 }
