@@ -92,13 +92,13 @@ fn a_vm_that_comes_back_finds_the_memory_that_it_left() {
     pair.until("the memory is kept", || kept.metadata().is_ok_and(|m| m.len() > FILLED));
     let sealed = std::fs::read(&kept).unwrap();
     assert!(!sealed.windows(64).any(|w| w == &FILLER[..32] || w.starts_with(&FILLER)), "it is sealed");
-    assert!(!at("a", "checkpoint.key").exists() && at("b", "checkpoint.key").exists(), "the key went with the guest");
+    assert!(!at("a", "checkpoint.key").exists() && at("b", "checkpoint.keys").exists(), "the key went with the guest");
     // Whoever has no key has nothing: nobody can start it here either.
     assert_eq!(pair.ask("a", "GET", "/v1/vms").unwrap()[0]["ownership"], "elsewhere");
 
     let back = moved(&pair, "a", &[]);
     assert!(back.progress.held_memory.0 >= FILLED, "{:?}", back.progress);
-    for (host, file) in [("a", "checkpoint"), ("a", "checkpoint.key"), ("b", "checkpoint"), ("b", "checkpoint.key")] {
+    for (host, file) in [("a", "checkpoint"), ("a", "checkpoint.keys"), ("b", "checkpoint"), ("b", "checkpoint.keys")] {
         assert!(!at(host, file).exists(), "{host}: {file}");
     }
 
@@ -107,6 +107,49 @@ fn a_vm_that_comes_back_finds_the_memory_that_it_left() {
     let (with, without) = (back.progress.bytes.memory.0, home.progress.bytes.memory.0);
     println!("memory there {}, back with checkpoint {with}, without {without} bytes", there.progress.bytes.memory.0);
     assert!(with * 2 < without, "{with} and {without} bytes");
+}
+
+#[test]
+fn a_vm_that_comes_back_by_way_of_another_host_finds_the_memory_that_it_left() {
+    let _machine = MACHINE.lock();
+    if !can_run() {
+        return;
+    }
+    let mut pair = Pair::new("memround");
+    pair.start_controller();
+    for host in ["a", "b", "d"] {
+        pair.start_node(host);
+    }
+    create(&pair, "web", (128 << 20) + 8192);
+    let root = pair.path(".");
+    let at = |host: &str, file: &str| root.join(format!("{host}/vms/1/{file}"));
+
+    moved(&pair, "b", &["--keep-checkpoint"]);
+    pair.until("the memory is kept", || at("a", "checkpoint").metadata().is_ok_and(|m| m.len() > FILLED));
+    let told = std::fs::read_to_string(at("b", "checkpoint.keys")).unwrap();
+    // Its owner there is killed and started again: the keys are on its disk.
+    pair.kill_node("b");
+    pair.start_node("b");
+    let on = moved(&pair, "d", &["--keep-checkpoint"]);
+    assert_eq!(on.progress.held_memory.0, 0, "nothing was ever there");
+    pair.until("the memory is kept", || at("b", "checkpoint").metadata().is_ok_and(|m| m.len() > FILLED));
+    assert!(!at("b", "checkpoint.keys").exists(), "a former owner has no keys");
+    let keys: Vec<Value> = serde_json::from_slice(&std::fs::read(at("d", "checkpoint.keys")).unwrap()).unwrap();
+    let of = |host: &str| keys.iter().find(|one| one["host"] == host).unwrap_or_else(|| panic!("{host}")).clone();
+    assert_eq!(keys.len(), 2);
+    assert_ne!(of("a")["key"], of("b")["key"], "what one host has made opens nothing of another's");
+    assert!(told.contains(&of("a")["key"].to_string()));
+
+    let home = moved(&pair, "a", &[]);
+    assert!(home.progress.held_memory.0 >= FILLED, "{:?}", home.progress);
+    // What the third one's neighbour keeps is there still.
+    let back = moved(&pair, "b", &[]);
+    assert!(back.progress.held_memory.0 >= FILLED, "{:?}", back.progress);
+    for (host, file) in
+        ["a", "b", "d"].iter().flat_map(|host| ["checkpoint", "checkpoint.keys"].map(|file| (host, file)))
+    {
+        assert!(!at(host, file).exists(), "{host}: {file}");
+    }
 }
 
 #[test]

@@ -46,10 +46,11 @@ enum Way {
     Codec,
     Rule,
     Godwit,
+    Least,
 }
 
 impl Way {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Xen,
         Self::SmartStop,
         Self::Redundancy,
@@ -60,6 +61,7 @@ impl Way {
         Self::Codec,
         Self::Rule,
         Self::Godwit,
+        Self::Least,
     ];
     /// Those of figures 12 and 13.
     const WHOLE: [Self; 4] = [Self::Xen, Self::CloudNet, Self::Qemu, Self::Godwit];
@@ -76,6 +78,7 @@ impl Way {
             Self::Codec => "QEMU, Godwit's codec",
             Self::Rule => "QEMU, Godwit's rule",
             Self::Godwit => "Godwit: both",
+            Self::Least => "Godwit, `least-bytes`",
         }
     }
 
@@ -96,18 +99,30 @@ impl Way {
                 rules.conditions.push(Condition::Rounds(ROUNDS));
                 rules
             }
-            Self::Rule | Self::Godwit => Rules::godwit(),
+            Self::Rule | Self::Godwit | Self::Least => Rules::godwit_to(self.policy()),
         }
     }
 
-    /// Whether zstd's level is what link and processors allow, and zstd has a thread of its own; or it is always 1, on the encoder's.
+    /// What Godwit is to spare.
+    fn policy(self) -> Policy {
+        if self == Self::Least { Policy::LeastBytes } else { Policy::default() }
+    }
+
+    /// Whether zstd's level is what the policy wants, or link and processors allow, and zstd has a thread of its own; or it is always 1, on the encoder's.
     const fn finds_its_level(self) -> bool {
-        matches!(self, Self::Codec | Self::Godwit)
+        matches!(self, Self::Codec | Self::Godwit | Self::Least)
+    }
+
+    /// What the levels are chosen by.
+    fn levels(self) -> Option<Levels> {
+        self.finds_its_level().then(|| Levels::new(self.policy(), Now::default()))
     }
 
     fn encoder(self) -> Result<Box<dyn Encode>> {
         let slots = (CACHE / (PAGE_SIZE / 4)) as u32;
-        let config = Config { beside: self.finds_its_level().then_some(clock as Clock), ..Config::default() };
+        let level = self.levels().map_or(Config::default().level, |levels| levels.level().number());
+        let beside = self.finds_its_level().then_some(clock as Clock);
+        let config = Config { level, beside, ..Config::default() };
         let cloudnet =
             |redundancy, deltas| codec::cloudnet(Mechanisms { redundancy, deltas }, slots, Config::default().max_ram);
         Ok(match self {
@@ -118,7 +133,7 @@ impl Way {
             Self::Zstd => {
                 codec::encoder(Codec::Zstd, Config { resends: Resends::Keep, versions: 0, ..config }, None, 1)?
             }
-            Self::Codec | Self::Godwit => codec::encoder(Codec::Zstd, config, None, 1)?,
+            Self::Codec | Self::Godwit | Self::Least => codec::encoder(Codec::Zstd, config, None, 1)?,
         })
     }
 }
@@ -172,10 +187,9 @@ fn plan() -> Vec<(Way, u32, u32)> {
 fn one(path: &Path, way: Way, mbit: u32, rtt_ms: u32) -> Result<Option<Tried>> {
     let mut guest = Recorded::open(zstd::Decoder::new(File::open(path)?)?)?;
     let road = Road { rate: BitRate::from_mbit(mbit.into()), round_trip: Duration::from_millis(rtt_ms.into()) };
-    let stop = Stop { rules: way.rules(), settles: matches!(way, Way::Rule | Way::Godwit) };
+    let stop = Stop { rules: way.rules(), settles: matches!(way, Way::Rule | Way::Godwit | Way::Least) };
     let mut encoder = way.encoder()?;
-    let levels = way.finds_its_level().then(|| Levels::new(Policy::default(), Now::default()));
-    match replay(&mut guest, Mover { encoder: &mut *encoder, levels, clock }, &stop, road) {
+    match replay(&mut guest, Mover { encoder: &mut *encoder, levels: way.levels(), clock }, &stop, road) {
         Ok(tried) => Ok(Some(tried)),
         Err(ReplayError::TooShort { .. }) => Ok(None),
         Err(error) => Err(error.into()),
@@ -413,7 +427,7 @@ mod tests {
         recorded(&path);
         let mut said = 0;
         let document = run(&[path], |_| said += 1).unwrap();
-        assert_eq!(said, 10 + 4 * 4 + 4 * 4);
+        assert_eq!(said, 11 + 4 * 4 + 4 * 4);
         let text = document.text();
         let of = |table: usize, by: &str, column: usize| -> f64 {
             let row = document.tables[table].rows.iter().find(|row| row[1] == by).unwrap();

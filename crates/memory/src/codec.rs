@@ -149,6 +149,9 @@ pub trait Encode {
     fn set_level(&mut self, _: i32, _: Reach, _: &mut Vec<u8>) -> Result<(), StreamError> {
         Ok(())
     }
+
+    /// The guest is about to stand still ([`Encoder::hurry`](crate::Encoder::hurry)).
+    fn hurry(&mut self) {}
 }
 
 /// Makes it QEMU's again.
@@ -313,6 +316,10 @@ impl Encode for Ours {
 
     fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {
         self.0.set_level(level, reach, out)
+    }
+
+    fn hurry(&mut self) {
+        self.0.hurry();
     }
 }
 

@@ -56,9 +56,10 @@ const CHEAP: f64 = 0.08;
 /// Rounds after which that is over.
 const CHEAP_ROUNDS: usize = 3;
 
-/// How much of a forecast is not sure, where it is held against a deadline; and how much later the next look may be.
+/// How far apart a node's looks at a round are.
+pub const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
+/// How much of a forecast is not sure, where it is held against a deadline; the next look may be [`BETWEEN_LOOKS`] later.
 const SLACK: f64 = 0.05;
-const BETWEEN: Duration = Duration::from_millis(250);
 /// Longer than anything that is left may take: what is longer ends never.
 const FOR_EVER: Duration = Duration::from_secs(1 << 32);
 /// A guest that would stand for longer is not stopped in the middle of a round: QEMU ends pre-copy only where it expects 2000 s of it at most itself.
@@ -358,7 +359,7 @@ impl SmartStop {
     pub fn look(&mut self, look: &Look) -> Option<Reason> {
         let Policy::Deadline(most) = self.policy else { return None };
         let left = look.left.min(FOR_EVER);
-        let (ends, slack) = (look.elapsed.saturating_add(left), left.mul_f64(SLACK) + BETWEEN);
+        let (ends, slack) = (look.elapsed.saturating_add(left), left.mul_f64(SLACK) + BETWEEN_LOOKS);
         if ends.saturating_add(slack) <= most {
             self.in_time = true;
             return None;

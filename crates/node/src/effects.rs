@@ -353,7 +353,7 @@ async fn quit(node: &Arc<Node>, parts: &Arc<Parts>) {
             crate::kept::forget(&parts.folder);
         } else {
             // After a restart: what lies here may be what was kept for the way back.
-            crate::kept::forget_key(&parts.folder);
+            crate::kept::forget_keys(&parts.folder);
         }
         if let Some(leaving) = leaving {
             crate::recycle::take(parts, leaving);

@@ -376,11 +376,11 @@ pub fn runs(node: &Arc<Node>, parts: &Arc<Parts>) {
         return;
     }
     let (node, parts) = (node.clone(), parts.clone());
-    // It has moved: nobody comes back to what was kept for another try. After a restart the key may be that of what its old host keeps.
+    // It has moved: nobody comes back to what was kept for another try. After a restart the keys may be those of what its old hosts keep.
     if !moving.recovered {
         crate::kept::forget(&parts.folder);
     }
-    moving.recycling.arrived(&parts);
+    moving.recycling.arrived(&parts, &moving.peer.name);
     crate::trace::spawn(async move {
         let started = Instant::now();
         reach_async(Point::Proving, parts.id).await;

@@ -1,27 +1,26 @@
 //! Pages of a guest's RAM that a destination keeps between two tries of a move: where they lie, under which key, for how long.
 //!
-//! The source's node makes the key and keeps it beside the VM's file until the VM has moved; it says it to the destination in each
-//! try, over the link. The destination's node keeps the sealed pages beside its own file of the VM, and the key nowhere.
+//! The source's node makes the key and keeps it beside the VM's file until the VM has moved, unless it has one of what the destination keeps already
+//! ([`keys`](crate::keys)); it says it to the destination in each try, over the link. The destination's node keeps the sealed pages beside its own file of the VM, and the key nowhere.
 //! See [`godwit_memory::Checkpoint`] for what can go wrong with the pages themselves. None of it is needed for a move: where it
 //! fails, all pages travel.
 
+use crate::keys::{self, EXPIRY, Keys};
 use crate::parts::{Moving, Parts};
 use crate::proto::{self, Hello};
 use anyhow::{Context, Result, bail};
+use godwit_api::name::Name;
 use godwit_api::progress::NoteKind;
 use godwit_handoff::Ticket;
 use godwit_link::{Lane, Priority, Session, Stream};
 use godwit_memory::{Checkpoint, CheckpointKey, Holding};
 use godwit_units::Bytes as Amount;
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt};
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// How long pages are kept for a try that does not come.
-pub const EXPIRY: Duration = Duration::from_secs(24 * 3600);
 /// How long the memory rounds wait for the destination's answer. It is asked when the disks begin.
 const ANSWER: Duration = Duration::from_secs(60);
 /// And longer for each so many bytes of RAM: the destination reads all that it has kept, and what it finds need not travel.
@@ -42,11 +41,14 @@ fn key_path(folder: &Path) -> PathBuf {
     folder.join("checkpoint.key")
 }
 
-/// Source: the key of the VM with this folder, made if it has none.
+/// Source: the key of what this host keeps of the VM with this folder, and will keep; made if there is none.
 ///
 /// # Errors
 /// When it can neither be read nor made.
-pub fn key(folder: &Path) -> std::io::Result<CheckpointKey> {
+pub fn key(folder: &Path, host: &Name) -> std::io::Result<CheckpointKey> {
+    if let Some(key) = Keys::read(folder, SystemTime::now()).of(host) {
+        return Ok(key);
+    }
     let path = key_path(folder);
     let mut bytes = [0; 32];
     match std::fs::File::open(&path).and_then(|mut file| file.read_exact(&mut bytes)) {
@@ -55,26 +57,14 @@ pub fn key(folder: &Path) -> std::io::Result<CheckpointKey> {
         Err(e) => return Err(e),
     }
     let key = CheckpointKey::random();
-    put_key(folder, &key)?;
+    keys::put(&path, &key.0)?;
     Ok(key)
-}
-
-/// Makes this the key of the VM with this folder.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn put_key(folder: &Path, key: &CheckpointKey) -> std::io::Result<()> {
-    let path = key_path(folder);
-    let fresh = path.with_extension("key.new");
-    let mut out = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-    out.write_all(&key.0)?;
-    std::fs::rename(&fresh, &path)
 }
 
 /// Forgets both sides' parts: the VM has moved, so what is kept of it here or for it there is of no more use. What a stream's writer still
 /// has goes into a file without a name.
 pub fn forget(folder: &Path) {
-    forget_key(folder);
+    forget_keys(folder);
     let gone = gone_path(folder);
     match std::fs::rename(pages_path(folder), &gone) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -87,8 +77,11 @@ pub fn forget(folder: &Path) {
 }
 
 /// Forgets the source's part.
-pub fn forget_key(folder: &Path) {
+pub fn forget_keys(folder: &Path) {
     removed(&key_path(folder));
+    if let Err(error) = keys::forget(folder) {
+        tracing::warn!(folder = %folder.display(), %error, "keys of checkpoints cannot be removed");
+    }
 }
 
 fn removed(path: &Path) {
@@ -231,14 +224,21 @@ mod tests {
     fn a_key_is_kept_for_the_next_try_and_for_nobody_else_and_forgotten_with_the_move() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().expect("a folder");
-        let first = key(dir.path()).expect("makes one");
-        assert_eq!(key(dir.path()).expect("reads it"), first);
+        let (there, elsewhere): (Name, Name) = ("b".parse().expect("a name"), "c".parse().expect("a name"));
+        let first = key(dir.path(), &there).expect("makes one");
+        assert_eq!(key(dir.path(), &there).expect("reads it"), first);
         let mode = std::fs::metadata(key_path(dir.path())).expect("is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         std::fs::write(key_path(dir.path()), b"torn").expect("writes");
-        assert_ne!(key(dir.path()).expect("makes another"), first);
+        assert_ne!(key(dir.path(), &there).expect("makes another"), first);
+        // What a former host keeps has a key of its own.
+        let keeps = proto::Secret([9; 32]);
+        Keys::default().with(elsewhere.clone(), keeps, SystemTime::now()).write(dir.path()).expect("writes");
+        assert_eq!(key(dir.path(), &elsewhere).expect("reads it"), CheckpointKey([9; 32]));
+        assert_ne!(key(dir.path(), &there).expect("reads it"), CheckpointKey([9; 32]));
         forget(dir.path());
         assert!(!key_path(dir.path()).exists());
+        assert_ne!(key(dir.path(), &elsewhere).expect("makes one"), CheckpointKey([9; 32]));
         forget(dir.path());
     }
 

@@ -24,6 +24,7 @@ pub mod image;
 pub mod incoming;
 mod keeping;
 mod kept;
+mod keys;
 mod leaving;
 pub mod lend;
 mod libraries;

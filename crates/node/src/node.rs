@@ -994,8 +994,8 @@ impl Node {
             return;
         };
         match hello {
-            proto::Hello::Memory { ticket, key, keep, neighbours } => {
-                moving.recycling.is_wanted(keep);
+            proto::Hello::Memory { ticket, key, keep, elsewhere, neighbours } => {
+                moving.recycling.is_wanted(keep, elsewhere);
                 let others = crate::neighbours::here(self, &parts, &neighbours);
                 crate::incoming::memory(&parts, ticket, key, others, stream);
             }

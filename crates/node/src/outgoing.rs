@@ -10,6 +10,7 @@ use crate::disk::Disk;
 use crate::disk_index::{At, DiskIndex};
 use crate::failpoint::{Point, is_armed, reach_async};
 use crate::forecast::{Flowing, Goodput};
+use crate::keys::Keys;
 use crate::memory_out::{self, Returning, Seen};
 use crate::neighbours::Known;
 use crate::neighbours::resident::{self, Asked};
@@ -26,7 +27,9 @@ use godwit_api::vm::Accel;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
-use godwit_memory::smart_stop::{Ended, Instead, Look, Reason, Rest, SmartStop, Verdict, beside, instead};
+use godwit_memory::smart_stop::{
+    BETWEEN_LOOKS, Ended, Instead, Look, Reason, Rest, SmartStop, Verdict, beside, instead,
+};
 use godwit_memory::watcher::Glances;
 use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Witness, levels};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
@@ -36,7 +39,7 @@ use std::os::fd::AsFd;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::broadcast;
 
@@ -61,8 +64,6 @@ const NOBODY_KNOWS: Duration = Duration::from_secs(600);
 const BEHIND: f64 = 0.75;
 /// Pages of a round that tell what the rest of them are on the wire.
 const TELLING: u64 = 1024;
-/// Between two looks at the counters.
-const LOOK: Duration = Duration::from_millis(250);
 /// How fast a guest writes is of interest when no more than this part of its memory is left of a round: a quarter.
 const NEARLY_OVER: u64 = 4;
 
@@ -167,7 +168,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
     });
     let watch = async {
         loop {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(BETWEEN_LOOKS).await;
             moving.tracker.sample();
         }
     };
@@ -214,7 +215,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         }
         reach_async(Point::CopyDisk, parts.id).await;
         // Asked while the disks go, so that nothing waits for the answer.
-        let key = crate::kept::key(&parts.folder).inspect_err(|error| {
+        let key = crate::kept::key(&parts.folder, &moving.peer.name).inspect_err(|error| {
             tracing::warn!(vm = parts.name, %error, "no key for what the destination keeps of memory; it keeps nothing");
         });
         let key = key.ok();
@@ -258,6 +259,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             ticket: moving.ticket,
             key: key.clone().map(|key| proto::Secret(key.0)),
             keep,
+            elsewhere: Keys::read(&parts.folder, SystemTime::now()).without(&moving.peer.name).into_told(),
             neighbours: known.vms(),
         };
         let stream =
@@ -409,9 +411,10 @@ async fn memory(
         let (mut counted_at, mut most_left, mut flowing) = (last.0, 0, Flowing::default());
         // When the next look is due; and whether QEMU has gone round since the last one. A guest that writes the same few pages has it go round
         // every few milliseconds: what is looked for must not wait for a moment in which it does not.
-        let (mut look_at, mut went_round) = (Instant::now() + LOOK, false);
+        let (mut look_at, mut went_round) = (Instant::now() + BETWEEN_LOOKS, false);
         loop {
-            look_at = look_at.min(Instant::now() + if settling.is_on(began.elapsed()) { settle::LOOK } else { LOOK });
+            look_at = look_at
+                .min(Instant::now() + if settling.is_on(began.elapsed()) { settle::LOOK } else { BETWEEN_LOOKS });
             let ends = matches!(early, Some(QemuEvent::Stop { .. } | QemuEvent::Migration(_)));
             let overdue = went_round && !ends && Instant::now() >= look_at;
             let event = tokio::select! {
@@ -445,7 +448,7 @@ async fn memory(
                     continue;
                 }
                 () = tokio::time::sleep_until(look_at.into()) => {
-                    (look_at, went_round) = (Instant::now() + LOOK, false);
+                    (look_at, went_round) = (Instant::now() + BETWEEN_LOOKS, false);
                     // The link is the disks' until they are level. A QEMU that has nothing left to send would stop the guest by itself.
                     let hold = !stopping && stopped.is_none() && !level();
                     if hold && !held {
@@ -490,7 +493,7 @@ async fn memory(
                     }
                     // The monitor does not answer while QEMU stops.
                     let runs = !stopping && stopped.is_none();
-                    if looked.elapsed() >= LOOK && (runs || handed) {
+                    if looked.elapsed() >= BETWEEN_LOOKS && (runs || handed) {
                         looked = Instant::now();
                         let gets_on = flowing.look(acknowledged, session.down_for().is_some());
                         // A look that comes to nothing is no harm.

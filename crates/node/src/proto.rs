@@ -3,6 +3,7 @@
 
 use godwit_api::ApiError;
 use godwit_api::host::PeerHost;
+use godwit_api::name::Name;
 use godwit_api::vm::VmDefinition;
 use godwit_api::wire::WireOrder;
 use godwit_handoff::{Message, Ticket};
@@ -160,6 +161,9 @@ pub enum Hello {
         /// The key under which the source will keep the guest's memory when the guest is here, for its way back.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         keep: Option<Secret>,
+        /// What its former hosts but these two keep of it. A destination of an earlier version does not hear of that.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        elsewhere: Vec<KeptAt>,
         /// Guests of the same trust domain that went there before, whose memory it names.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         neighbours: Vec<VmId>,
@@ -227,6 +231,17 @@ impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret(..)")
     }
+}
+
+/// What a host keeps of the memory of a guest that has left it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KeptAt {
+    /// Its name, as in its certificate.
+    pub host: Name,
+    /// What opens it.
+    pub key: Secret,
+    /// When the host drops it, in seconds since 1970.
+    pub until_unix_s: u64,
 }
 
 /// As bytes.

@@ -2,9 +2,10 @@
 //! (`--keep-checkpoint`).
 //!
 //! ```text
-//!   there   source: makes a key --- Memory { keep: key } --> destination: writes the key beside its file of the VM
+//!   there   source: makes a key --- Memory { keep: key } --> destination: writes the key beside its file of the VM (`keys`)
 //!           source, when the guest runs there: seals its RAM into `checkpoint` under the key, and forgets the key
-//!   back    the other way round: the owner says the key (Kept), and hears what this host has under it (`kept`)
+//!   on      the owner tells the next one of all keys that it has (Memory { elsewhere }), and forgets them
+//!   back    the owner says this host's key (Kept), and hears what it has under it (`kept`)
 //! ```
 //!
 //! It is the pages of another try ([`kept`](crate::kept)) made by another hand: of as many bytes as the guest's RAM at the most, where the disk
@@ -13,23 +14,28 @@
 //! # What can go wrong
 //!
 //! None of it is needed for a move. A node that ends before all is sealed leaves what is: each page has a seal of its own. One that is restarted
-//! between the stop and the seal keeps nothing, and neither does a destination that is restarted before the guest has arrived: it has
-//! no key then, makes another, and what lies at the old host opens with it no more, and expires. The RAM stays taken until it is sealed: a
+//! between the stop and the seal keeps nothing. A destination that is restarted before the guest has arrived has no keys then: what lies at
+//! former hosts is opened by nobody, and expires. The RAM stays taken until it is sealed: a
 //! second for a gigabyte.
 
 use crate::kept;
+use crate::keys::Keys;
 use crate::parts::{Parts, lock};
-use crate::proto::Secret;
+use crate::proto::{KeptAt, Secret};
 use godwit_api::host::MoveRole;
+use godwit_api::name::Name;
 use godwit_memory::{CheckpointKey, Layout, Witness};
 use godwit_vmm::Qemu;
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::SystemTime;
 
 /// One attempt's part in it.
 #[derive(Debug, Default)]
 pub(crate) struct Recycling {
     key: Mutex<Option<CheckpointKey>>,
+    /// Destination: what others keep.
+    elsewhere: Mutex<Vec<KeptAt>>,
     layout: OnceLock<Layout>,
 }
 
@@ -39,9 +45,10 @@ impl Recycling {
         Secret(lock(&self.key).get_or_insert_with(CheckpointKey::random).0)
     }
 
-    /// Destination: whether it is wanted.
-    pub(crate) fn is_wanted(&self, keep: Option<Secret>) {
+    /// Destination: whether it is wanted, and what others than the source keep.
+    pub(crate) fn is_wanted(&self, keep: Option<Secret>, elsewhere: Vec<KeptAt>) {
         *lock(&self.key) = keep.map(|secret| CheckpointKey(secret.0));
+        *lock(&self.elsewhere) = elsewhere;
     }
 
     /// Source: how the guest's RAM is laid out.
@@ -51,11 +58,20 @@ impl Recycling {
         }
     }
 
-    /// Destination: the guest is here, and whoever owns it has the key.
-    pub(crate) fn arrived(&self, parts: &Parts) {
-        let Some(key) = lock(&self.key).take() else { return };
-        if let Err(error) = kept::put_key(&parts.folder, &key) {
-            tracing::warn!(vm = parts.name, %error, "what the old host keeps of its memory is lost: its key cannot be written");
+    /// Destination: the guest is here, from that host, and whoever owns it has the keys.
+    pub(crate) fn arrived(&self, parts: &Parts, from: &Name) {
+        let (key, elsewhere) = (lock(&self.key).take(), std::mem::take(&mut *lock(&self.elsewhere)));
+        if key.is_none() && elsewhere.is_empty() {
+            return;
+        }
+        let now = SystemTime::now();
+        let keys = Keys::told(elsewhere, now);
+        let keys = match key {
+            Some(key) => keys.with(from.clone(), Secret(key.0), now),
+            None => keys,
+        };
+        if let Err(error) = keys.write(&parts.folder) {
+            tracing::warn!(vm = parts.name, %error, "what its former hosts keep of its memory is lost: the keys cannot be written");
         }
     }
 }

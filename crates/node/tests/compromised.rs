@@ -88,7 +88,7 @@ async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own(
     for t in [ticket(1), Ticket { generation: Generation(1), mv: MoveId(0), ..ticket(1) }] {
         for hello in [
             Hello::Mirror { ticket: t, volume: VolumeId(1) },
-            Hello::Memory { ticket: t, key: None, keep: None, neighbours: vec![] },
+            Hello::Memory { ticket: t, key: None, keep: None, elsewhere: vec![], neighbours: vec![] },
             Hello::Kept { ticket: t, key: Secret([1; 32]) },
             Hello::Neighbours { ticket: t, seed: 1, most: 4096 },
             Hello::Precache { volume: VolumeId(1) },

@@ -375,6 +375,7 @@ pub fn replay<R: Read>(
     let stopped = way.encoded;
     // Another level would begin with an empty window, while the guest stands.
     way.mover.levels = None;
+    way.mover.encoder.hurry();
     let mut rest = Passed::default();
     way.stream.open(3);
     for batch in due.chunks(BATCH) {

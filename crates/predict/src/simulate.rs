@@ -24,7 +24,7 @@
 use crate::amount::{Overheads, PAGE, Pages};
 use crate::guest::Guest;
 use crate::rules::{Condition, Judge, Judged, Redirtied, Rules, Seen};
-use godwit_memory::smart_stop::beside;
+use godwit_memory::smart_stop::{BETWEEN_LOOKS, beside};
 use godwit_units::BitRate;
 use serde::Serialize;
 use std::fmt;
@@ -32,9 +32,6 @@ use std::time::Duration;
 
 /// Rounds after which no rule will end it: QEMU's never does where a guest is faster than the link.
 const MOST_ROUNDS: usize = 1000;
-
-/// How far apart a node's looks are by which it says how fast a guest writes ([`godwit_memory::watcher::Glances`]). Seconds.
-const GLANCE: f64 = 0.25;
 
 /// The way that memory takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +212,7 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
         all_sent += sent;
         let changed_bytes = if fresh { wire.first.bytes } else { wire.again.bytes };
         bytes += (sent - unchanged) * changed_bytes + unchanged * wire.same.bytes;
-        let lately = guest.lately(GLANCE);
+        let lately = guest.lately(BETWEEN_LOOKS.as_secs_f64());
         let cleaned = guest.clean();
         rounds.push(Round {
             sent: Pages::nearest(sent),
@@ -242,7 +239,7 @@ pub fn simulate_on(guest: &mut impl Guest, link: Link, wire: &Wire, rules: &Rule
         // A node takes what is left to be as costly as what it has just sent again.
         let each = if rounds.len() > 1 && sent > 0.0 { (clock - begin) / sent } else { again };
         let (rest, elapsed) = (span(left * each), span(clock));
-        let rewritten = times(lately / GLANCE, left * each);
+        let rewritten = times(lately / BETWEEN_LOOKS.as_secs_f64(), left * each);
         let dirtied = cleaned.dirtied;
         let seen = Seen { sent, skipped, dirtied, left, all_sent, ram, rest, again: rewritten, elapsed };
         let never = |rest: Duration, how| NeverEnds {
