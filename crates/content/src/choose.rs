@@ -134,6 +134,8 @@ const SHARE: f64 = 0.25;
 const OF_FREE: f64 = 0.5;
 /// And so much of a thread's time at the most: an encoder without a moment to spare holds up what comes in bursts.
 const MOST: f64 = 0.7;
+/// One that is in force, so much: a stretch that packs well keeps any level busy, and the window is worth more than the moments that it takes.
+const STAYS: f64 = 0.9;
 /// Where so many are free, with what is taken already, each of an encoder's two threads has one. Where fewer are, whoever sends, receives and runs guests beside them waits for it: over
 /// 100 Mbit/s an idle guest's move at level 9 took 9.5 s for 8.7 at level 1 where two processors had all of both hosts to do.
 /// A tenth of one is what any machine does by itself.
@@ -304,7 +306,8 @@ impl Chooser {
         };
         let may = |rung: &&Rung| {
             let takes = rate(rung).1;
-            rung.level <= Level::One || (takes <= cores && takes * rung.longest(at_once) <= MOST)
+            let most = if rung.level == self.level { STAYS } else { MOST };
+            rung.level <= Level::One || (takes <= cores && takes * rung.longest(at_once) <= most)
         };
         let ladder = || self.ladder.iter().filter(may);
         let most = ladder().map(|rung| rate(rung).0).fold(0.0, f64::max);
@@ -433,6 +436,19 @@ mod tests {
     }
 
     #[test]
+    fn a_level_in_force_stays_where_it_would_not_be_begun() {
+        let mut chooser = Chooser::for_memory();
+        let mut look = |spared| {
+            let figures = figures(&chooser, 50.0, spared, 110.0);
+            chooser.measured(&Measured { free: 1.0, ..figures })
+        };
+        assert_eq!([0.7, 0.78, 0.9].map(&mut look), [Level::Seven, Level::Seven, Level::Three]);
+        let mut anew = Chooser::for_memory();
+        let figures = figures(&anew, 50.0, 0.78, 110.0);
+        assert_eq!(anew.measured(&Measured { free: 1.0, ..figures }), Level::Three);
+    }
+
+    #[test]
     fn a_level_that_takes_its_time_is_no_sign_of_a_faster_link() {
         let mut chooser = Chooser::for_memory();
         let mut look = |mbit, spared| {
@@ -505,7 +521,8 @@ mod tests {
             let takes = rate / (speed * rung.speed);
             prop_assert!(chosen <= Level::One || takes <= cores, "{chosen:?} takes {takes} of {cores} cores");
             let busy = takes * rung.longest(if two { overlap } else { 0.0 });
-            prop_assert!(chosen <= Level::One || busy <= MOST, "{chosen:?} takes {busy} of a thread");
+            let most = if chosen == ladder[now % ladder.len()].level { STAYS } else { MOST };
+            prop_assert!(chosen <= Level::One || busy <= most, "{chosen:?} takes {busy} of a thread");
         }
 
         #[test]

@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Raw bytes between two looks: some tenths of a second of a gigabit.
 const LOOK: u64 = 16 << 20;
+/// Once so much has come, a level above 1 is left for no higher one: what that spares of the rest, a twentieth, its empty window takes.
+const EARLY: u64 = 64 << 20;
 /// A window is worth more than a better level by the third time.
 const CHANGES: u32 = 2;
 
@@ -157,7 +159,8 @@ impl Levels {
         // Zero-filled or often repeated contents make any level too slow for a moment, and the window is worth more than that.
         let leaves = now < before && before > Level::One;
         let again = std::mem::replace(&mut self.leaves, leaves);
-        if leaves && !again {
+        let climbs = now > before && before > Level::One && made.raw > EARLY;
+        if climbs || (leaves && !again) {
             self.chooser.keep(before);
             return None;
         }
@@ -264,6 +267,23 @@ mod tests {
         assert_eq!(stream.goes([0.1, 0.24, 0.0], 0.9, 0), None, "it has gone by");
         assert_eq!(well(&mut stream), None);
         assert_eq!(well(&mut stream), Some(Level::One));
+    }
+
+    #[test]
+    fn a_level_above_1_is_left_for_a_higher_one_only_early_and_level_1_at_any_time() {
+        // A moment in which the link is slow, once so many looks have gone by with what the first one chose.
+        let slow = |mut packing: f64, free, looks| {
+            let mut stream = Stream::new();
+            let first = stream.goes([packing, 0.29, 0.0], free, 0);
+            packing *= if first.is_some() { 4.0 } else { 1.0 };
+            for _ in 0..looks {
+                assert_eq!(stream.goes([packing, 0.34 - packing, 0.0], free, 0), None, "{first:?}");
+            }
+            (first, stream.goes([packing, 0.6, 0.0], 0.9, 0))
+        };
+        assert_eq!(slow(0.05, 0.9, 0), (Some(Level::Seven), Some(Level::Nine)));
+        assert_eq!(slow(0.05, 0.9, 4), (Some(Level::Seven), None));
+        assert_eq!(slow(0.05, 0.0, 8), (None, Some(Level::Nine)));
     }
 
     #[test]
