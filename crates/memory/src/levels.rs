@@ -22,6 +22,9 @@ const LOOK: u64 = 16 << 20;
 const EARLY: u64 = 64 << 20;
 /// A window is worth more than a better level by the third time.
 const CHANGES: u32 = 2;
+/// And so many to a higher level from one below 1, whose window is short: where the encoder was what held the stream up at the first looks, nothing
+/// was known of the link, and what was taken for it may turn out to be too fast by far.
+const RETURNS: u32 = 1;
 
 /// An acknowledgement may be so much later than a round trip. Where more is on its way than arrives in both, the rest waits for the link, in
 /// buffers that take some megabytes before anybody is made to wait: then it is not the encoder that holds the stream up, whatever it took.
@@ -50,6 +53,7 @@ pub struct Levels {
     wire: u64,
     arrived: u64,
     left: u32,
+    returns: u32,
     /// Whether the look before would have left a level above 1.
     leaves: bool,
 }
@@ -103,6 +107,7 @@ impl Levels {
             wire: 0,
             arrived: 0,
             left: if fixed.is_some() { 0 } else { CHANGES },
+            returns: if fixed.is_some() { 0 } else { RETURNS },
             leaves: false,
         }
     }
@@ -126,7 +131,8 @@ impl Levels {
 
     /// The level to go on with, if it is another one. `seen` is asked for only where there is something to be learnt.
     pub fn look(&mut self, made: Made, seen: impl FnOnce() -> (Now, Carried)) -> Option<Level> {
-        if self.left == 0 || made.raw - self.raw < LOOK {
+        let returns = self.returns > 0 && self.level() < Level::One;
+        if (self.left == 0 && !returns) || made.raw - self.raw < LOOK {
             return None;
         }
         let (now, carried) = seen();
@@ -164,8 +170,18 @@ impl Levels {
             self.chooser.keep(before);
             return None;
         }
-        self.left -= u32::from(now != before);
-        (now != before).then_some(now)
+        if now == before {
+            return None;
+        }
+        if self.left > 0 {
+            self.left -= 1;
+        } else if now > before {
+            self.returns -= 1;
+        } else {
+            self.chooser.keep(before);
+            return None;
+        }
+        Some(now)
     }
 }
 
@@ -284,6 +300,18 @@ mod tests {
         assert_eq!(slow(0.05, 0.9, 0), (Some(Level::Seven), Some(Level::Nine)));
         assert_eq!(slow(0.05, 0.9, 4), (Some(Level::Seven), None));
         assert_eq!(slow(0.05, 0.0, 8), (None, Some(Level::Nine)));
+    }
+
+    #[test]
+    fn a_link_that_was_taken_for_a_faster_one_is_found_out_once() {
+        let mut stream = Stream::new();
+        let busy = [(); 3].map(|()| stream.goes([0.1, 0.0, 0.0], 0.0, 0));
+        let [Some(first), Some(second), None] = busy else { panic!("{busy:?}") };
+        assert!(first < Level::One && second < first, "{busy:?}");
+        // What it carries is less by far.
+        assert_eq!(stream.goes([0.05, 0.15, 0.0], 0.0, 0), Some(Level::One));
+        assert_eq!([(); 3].map(|()| stream.goes([0.1, 0.0, 0.0], 0.0, 0)), [None; 3]);
+        assert_eq!(stream.goes([0.05, 0.15, 0.0], 0.0, 0), None);
     }
 
     #[test]
