@@ -4,7 +4,7 @@
 //!
 //! Another level begins a new frame with an empty window, so what came before is not referred to any more: a look is taken early, when little
 //! is lost, and [`CHANGES`] of them change something at the most. From the lowest levels that bound keeps a busy machine, too: what they leave to the
-//! wire takes processors at both ends, of which a look at the encoder tells nothing.
+//! wire takes processors at both ends, of which a look at the encoder tells nothing. Back from those the way is open once more ([`RETURNS`]).
 //!
 //! Who asks for the fewest bytes ([`Policy::LeastBytes`]) gets [`LEAST`] from the first byte to the last: there is no trade to be measured.
 
