@@ -6,10 +6,22 @@ use godwit_api::public::Move;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One after the other: each has two guests for a while.
 static MACHINE: Mutex<()> = Mutex::new(());
+
+/// A controller, and nodes on these hosts; none where nothing can run.
+fn hosts(name: &str, hosts: &[&'static str]) -> Option<(MutexGuard<'static, ()>, Pair)> {
+    let machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !can_run() {
+        return None;
+    }
+    let mut pair = Pair::new(name);
+    pair.start_controller();
+    hosts.iter().for_each(|host| pair.start_node(host));
+    Some((machine, pair))
+}
 
 /// Fills 512 KiB of memory with what is not zero, and stands still.
 const FILLER: [u8; 33] = [
@@ -76,14 +88,7 @@ fn moved(pair: &Pair, to: &str, more: &[&str]) -> Move {
 
 #[test]
 fn a_vm_that_comes_back_finds_the_memory_that_it_left() {
-    let _machine = MACHINE.lock();
-    if !can_run() {
-        return;
-    }
-    let mut pair = Pair::new("memback");
-    pair.start_controller();
-    pair.start_node("a");
-    pair.start_node("b");
+    let Some((_machine, pair)) = hosts("memback", &["a", "b"]) else { return };
     create(&pair, "web", (128 << 20) + 8192);
     let at = |host: &str, file: &str| pair.path(&format!("{host}/vms/1/{file}"));
 
@@ -111,15 +116,7 @@ fn a_vm_that_comes_back_finds_the_memory_that_it_left() {
 
 #[test]
 fn a_vm_that_comes_back_by_way_of_another_host_finds_the_memory_that_it_left() {
-    let _machine = MACHINE.lock();
-    if !can_run() {
-        return;
-    }
-    let mut pair = Pair::new("memround");
-    pair.start_controller();
-    for host in ["a", "b", "d"] {
-        pair.start_node(host);
-    }
+    let Some((_machine, mut pair)) = hosts("memround", &["a", "b", "d"]) else { return };
     create(&pair, "web", (128 << 20) + 8192);
     let root = pair.path(".");
     let at = |host: &str, file: &str| root.join(format!("{host}/vms/1/{file}"));
@@ -154,14 +151,7 @@ fn a_vm_that_comes_back_by_way_of_another_host_finds_the_memory_that_it_left() {
 
 #[test]
 fn several_vms_in_one_order_go_one_after_another_and_one_that_waits_can_be_taken_back() {
-    let _machine = MACHINE.lock();
-    if !can_run() {
-        return;
-    }
-    let mut pair = Pair::new("together");
-    pair.start_controller();
-    pair.start_node("a");
-    pair.start_node("b");
+    let Some((_machine, mut pair)) = hosts("together", &["a", "b"]) else { return };
     create(&pair, "web", (128 << 20) + 8192);
     create(&pair, "mail", (96 << 20) + 8192);
 
@@ -208,14 +198,7 @@ fn several_vms_in_one_order_go_one_after_another_and_one_that_waits_can_be_taken
 
 #[test]
 fn a_guest_of_the_same_trust_domain_names_what_the_one_before_it_has_brought_and_one_of_another_names_nothing() {
-    let _machine = MACHINE.lock();
-    if !can_run() {
-        return;
-    }
-    let mut pair = Pair::new("neighbours");
-    pair.start_controller();
-    pair.start_node("a");
-    pair.start_node("b");
+    let Some((_machine, pair)) = hosts("neighbours", &["a", "b"]) else { return };
     // The firmware's memory is all that they have.
     for (domain, names) in [("ann", ["mail", "web"]), ("bob", ["shop", "till"])] {
         let file = token(&pair, domain);
@@ -242,14 +225,7 @@ fn a_guest_of_the_same_trust_domain_names_what_the_one_before_it_has_brought_and
 
 #[test]
 fn a_guest_names_what_one_of_its_domain_has_that_was_started_at_the_destination_and_one_of_another_names_nothing() {
-    let _machine = MACHINE.lock();
-    if !can_run() {
-        return;
-    }
-    let mut pair = Pair::new("residents");
-    pair.start_controller();
-    pair.start_node("a");
-    pair.start_node("b");
+    let Some((_machine, pair)) = hosts("residents", &["a", "b"]) else { return };
     let tokens = HashMap::from(["ann", "bob"].map(|domain| (domain, token(&pair, domain))));
     for (name, domain, host, mib) in [("mail", "ann", "b", 96), ("web", "ann", "a", 96), ("shop", "bob", "a", 112)] {
         let memory = (mib << 20) + 8192;

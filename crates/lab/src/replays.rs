@@ -108,20 +108,16 @@ impl Way {
         if self == Self::Least { Policy::LeastBytes } else { Policy::default() }
     }
 
-    /// Whether zstd's level is what the policy wants, or link and processors allow, and zstd has a thread of its own; or it is always 1, on the encoder's.
-    const fn finds_its_level(self) -> bool {
-        matches!(self, Self::Codec | Self::Godwit | Self::Least)
-    }
-
-    /// What the levels are chosen by.
+    /// Where zstd's level is what the policy wants, or link and processors allow, and zstd has a thread of its own; else it is always 1, on the encoder's.
     fn levels(self) -> Option<Levels> {
-        self.finds_its_level().then(|| Levels::new(self.policy(), Now::default()))
+        matches!(self, Self::Codec | Self::Godwit | Self::Least).then(|| Levels::new(self.policy(), Now::default()))
     }
 
     fn encoder(self) -> Result<Box<dyn Encode>> {
         let slots = (CACHE / (PAGE_SIZE / 4)) as u32;
-        let level = self.levels().map_or(Config::default().level, |levels| levels.level().number());
-        let beside = self.finds_its_level().then_some(clock as Clock);
+        let levels = self.levels();
+        let beside = levels.as_ref().map(|_| clock as Clock);
+        let level = levels.map_or(Config::default().level, |levels| levels.level().number());
         let config = Config { level, beside, ..Config::default() };
         let cloudnet =
             |redundancy, deltas| codec::cloudnet(Mechanisms { redundancy, deltas }, slots, Config::default().max_ram);

@@ -5,7 +5,7 @@
 //! See [`godwit_memory::Checkpoint`] for what can go wrong with the pages themselves. None of it is needed for a move: where it
 //! fails, all pages travel.
 
-use crate::keys::{self, EXPIRY, Keys};
+use crate::keys::{self, EXPIRY, Keys, removed};
 use crate::parts::{Moving, Parts};
 use crate::proto::{self, Hello};
 use anyhow::{Context, Result, bail};
@@ -41,12 +41,12 @@ fn key_path(folder: &Path) -> PathBuf {
     folder.join("checkpoint.key")
 }
 
-/// Source: the key of what this host keeps of the VM with this folder, and will keep; made if there is none.
+/// Source: the key of what this host keeps of the VM with this folder and these keys, and will keep; made if there is none.
 ///
 /// # Errors
 /// When it can neither be read nor made.
-pub fn key(folder: &Path, host: &Name) -> std::io::Result<CheckpointKey> {
-    if let Some(key) = Keys::read(folder, SystemTime::now()).of(host) {
+pub fn key(folder: &Path, keys: &Keys, host: &Name) -> std::io::Result<CheckpointKey> {
+    if let Some(key) = keys.of(host) {
         return Ok(key);
     }
     let path = key_path(folder);
@@ -79,18 +79,7 @@ pub fn forget(folder: &Path) {
 /// Forgets the source's part.
 pub fn forget_keys(folder: &Path) {
     removed(&key_path(folder));
-    if let Err(error) = keys::forget(folder) {
-        tracing::warn!(folder = %folder.display(), %error, "keys of checkpoints cannot be removed");
-    }
-}
-
-fn removed(path: &Path) {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "cannot be removed");
-        }
-        _ => {}
-    }
+    keys::forget(folder);
 }
 
 /// Removes what has waited for a try for too long, unless one is under way.
@@ -225,6 +214,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().expect("a folder");
         let (there, elsewhere): (Name, Name) = ("b".parse().expect("a name"), "c".parse().expect("a name"));
+        let key = |folder: &Path, host| key(folder, &Keys::read(folder, SystemTime::now()), host);
         let first = key(dir.path(), &there).expect("makes one");
         assert_eq!(key(dir.path(), &there).expect("reads it"), first);
         let mode = std::fs::metadata(key_path(dir.path())).expect("is there").permissions().mode();

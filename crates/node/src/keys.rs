@@ -85,7 +85,8 @@ impl Keys {
     /// When they cannot be written.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         if self.0.is_empty() {
-            return forget(folder);
+            forget(folder);
+            return Ok(());
         }
         put(&path(folder), &serde_json::to_vec(&self.0)?)
     }
@@ -100,13 +101,17 @@ fn path(folder: &Path) -> PathBuf {
 }
 
 /// Forgets the keys of the VM with this folder.
-///
-/// # Errors
-/// When they cannot be removed.
-pub fn forget(folder: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path(folder)) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+pub fn forget(folder: &Path) {
+    removed(&path(folder));
+}
+
+/// Removes a file, if it is there.
+pub(crate) fn removed(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot be removed");
+        }
+        _ => {}
     }
 }
 

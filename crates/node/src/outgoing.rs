@@ -215,7 +215,8 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         }
         reach_async(Point::CopyDisk, parts.id).await;
         // Asked while the disks go, so that nothing waits for the answer.
-        let key = crate::kept::key(&parts.folder, &moving.peer.name).inspect_err(|error| {
+        let keys = Keys::read(&parts.folder, SystemTime::now());
+        let key = crate::kept::key(&parts.folder, &keys, &moving.peer.name).inspect_err(|error| {
             tracing::warn!(vm = parts.name, %error, "no key for what the destination keeps of memory; it keeps nothing");
         });
         let key = key.ok();
@@ -259,7 +260,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             ticket: moving.ticket,
             key: key.clone().map(|key| proto::Secret(key.0)),
             keep,
-            elsewhere: Keys::read(&parts.folder, SystemTime::now()).without(&moving.peer.name).into_told(),
+            elsewhere: keys.without(&moving.peer.name).into_told(),
             neighbours: known.vms(),
         };
         let stream =
