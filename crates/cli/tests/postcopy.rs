@@ -2,7 +2,7 @@
 //!
 //! The guest proves by itself that no page was lost or came late: see [`crate::common::checker`]. It writes 8 MiB.
 //!
-//! How far a round is behind depends on who else uses the machine. So the point `diverge` says that rounds do not converge, and nothing here
+//! How far a round is behind depends on who else uses the machine. So the point `diverge` says that rounds do not converge and leave enough to follow, and nothing here
 //! bounds how long memory is predicted to follow but where that is what is tested.
 
 use crate::common::checker;
@@ -112,7 +112,12 @@ fn a_guests_memory_follows_it_and_the_guest_finds_each_page_as_it_was() {
     let Some(world) = world("postshort") else { return };
     let moved = world.order("b", &[FOLLOWS]);
     assert_eq!(moved.progress.outcome, Outcome::Completed);
-    assert!(moved.progress.phases.iter().any(|phase| phase.name == PhaseName::Drain), "{:?}", moved.progress.phases);
+    let trace = moved.progress.trace;
+    assert!(
+        moved.progress.phases.iter().any(|phase| phase.name == PhaseName::Drain),
+        "{:?}: {trace:?}",
+        moved.progress.phases
+    );
     world.checks("b", 2);
     assert!(world.pair.guests("a").is_empty(), "nothing is left at the source");
 }

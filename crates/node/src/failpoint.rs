@@ -25,7 +25,7 @@ pub enum Point {
     /// Source: memory goes in rounds.
     Memory,
     /// Source: a round of memory has ended. Where the file is there, whatever is in it, it counts as one in which as much was dirtied as was
-    /// sent; and where memory may follow its guest, as one that does not converge.
+    /// sent; and where memory may follow its guest, as one that does not converge and leaves enough for that.
     Diverge,
     /// Source: the vCPUs are stopped.
     Stopped,

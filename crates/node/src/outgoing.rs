@@ -28,7 +28,7 @@ use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
 use godwit_memory::smart_stop::{
-    BETWEEN_LOOKS, Ended, Instead, Look, Reason, Rest, SmartStop, Verdict, beside, instead,
+    BETWEEN_LOOKS, Ended, Instead, LEAST_FOLLOWING, Look, Reason, Rest, SmartStop, Verdict, beside, instead,
 };
 use godwit_memory::watcher::Glances;
 use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Witness, levels};
@@ -591,7 +591,8 @@ async fn memory(
                     let crossed = rule.has_crossed();
                     let diverges = is_armed(Point::Diverge, parts.id);
                     let rate = goodput.rate().map(|rate| behind(rate).0);
-                    let (gives_up, what) = (Verdict::GiveUp(pause.total()), Rest { pages: dirtied, rate });
+                    let pages = if diverges { dirtied.max(LEAST_FOLLOWING) } else { dirtied };
+                    let (gives_up, what) = (Verdict::GiveUp(pause.total()), Rest { pages, rate });
                     let may_follow = postcopy.map(|most| instead(&gives_up, most, what));
                     let again = changes.map(|changes| (changes * pause.rest.as_secs_f64()) as u64);
                     let verdict = rule.round(&Ended {
