@@ -2,8 +2,8 @@
 //!
 //! The guest proves by itself that no page was lost or came late: see [`crate::common::checker`]. It writes 8 MiB.
 //!
-//! How far a round is behind depends on who else uses the machine. So the point `diverge` says that rounds do not converge and leave enough to follow, and nothing here
-//! bounds how long memory is predicted to follow but where that is what is tested.
+//! How far a round is behind depends on who else uses the machine. So the point `diverge` says that rounds do not converge and leave enough to
+//! follow, and nothing here bounds how long memory is predicted to follow but where that is what is tested.
 
 use crate::common::checker;
 use crate::common::pair::{Pair, can_run};

@@ -591,13 +591,14 @@ async fn memory(
                     let crossed = rule.has_crossed();
                     let diverges = is_armed(Point::Diverge, parts.id);
                     let rate = goodput.rate().map(|rate| behind(rate).0);
-                    let pages = if diverges { dirtied.max(LEAST_FOLLOWING) } else { dirtied };
-                    let (gives_up, what) = (Verdict::GiveUp(pause.total()), Rest { pages, rate });
+                    let dirtied_or = |least: u64| if diverges { dirtied.max(least) } else { dirtied };
+                    let what = Rest { pages: dirtied_or(LEAST_FOLLOWING), rate };
+                    let gives_up = Verdict::GiveUp(pause.total());
                     let may_follow = postcopy.map(|most| instead(&gives_up, most, what));
                     let again = changes.map(|changes| (changes * pause.rest.as_secs_f64()) as u64);
                     let verdict = rule.round(&Ended {
                         sent,
-                        dirtied: if diverges { dirtied.max(sent) } else { dirtied },
+                        dirtied: dirtied_or(sent),
                         left,
                         elapsed: moving.since_order() + pause.without_rest(),
                         can_slow: throttle.is_some_and(|most| throttled < most),
