@@ -142,7 +142,7 @@ impl Encoder {
                 holding: None,
                 held: vec![],
                 referring: None,
-                shuffler: shuffler(config.level)?,
+                shuffler: Shuffler::of(config.level, config.reach),
                 discarded: vec![],
                 emitted: None,
                 expected: None,
@@ -309,7 +309,7 @@ impl Encoder {
     pub fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {
         self.guarded(out, |this, out| {
             this.pages.close_run(&mut this.wire);
-            this.pages.shuffler = shuffler(level)?;
+            this.pages.shuffler = Shuffler::of(level, reach);
             this.pages.config.reach = reach;
             this.pages.keep_firsts(&mut this.wire);
             this.wire.packing.pack_last(&mut this.wire.ops, (level, reach), out)
@@ -737,7 +737,7 @@ impl Pages {
 
     /// How its bytes are to lie, if not as they do.
     fn shuffle(&mut self, content: &PageBytes) -> Option<(Word, PageBytes)> {
-        let shuffler = self.shuffler.as_mut()?;
+        let shuffler = self.shuffler.as_ref()?;
         let then = self.meter.now();
         let best = shuffler.best(content);
         self.meter.stages.shuffle += self.meter.since(then);
@@ -849,8 +849,4 @@ impl Wire {
         self.pack(After::Frame, out)?;
         Ok(digest)
     }
-}
-
-fn shuffler(level: i32) -> Result<Option<Shuffler>, StreamError> {
-    Shuffler::for_level(level).map_err(|source| StreamError::Zstd { doing: "begin", source })
 }

@@ -2,35 +2,47 @@
 //!
 //! Page tables, arrays of structures, hash tables and lists are words whose upper bytes are those of the words around, and whose lower ones are
 //! not. As they lie, each word costs a match of a few bytes and some literals; apart, the upper bytes are long runs, and the lower ones are only
-//! literals. Most pages are worse for it, and no look at a page that is cheaper than packing it was found to say which: how often a byte is that of
-//! the word before picks wrongly for half of the pages and more. So each is packed alone by zstd at a level that looks for few matches, as it lies and
-//! apart, and goes as it was smallest; below level 9 its middle quarter is packed for it ([`SAMPLE`]). (Level 1 picks half as many, since in a page alone
-//! it finds the short matches that are so dear; of the levels around -4 is best, given that what no match covers is entropy-coded, which they do not do by themselves.)
+//! literals. Most pages are worse for it. How often a byte is that of the word before says by which words a page would go apart, and for which pages
+//! there is nothing to be had, but picks wrongly for half of the rest. So of those the middle quarter is *reckoned*, as it lies and apart: what an
+//! encoder of zstd's kind would find to match in it, each match at the same price, and what the entropy of the bytes is that no match covers
+//! ([`Shuffler::reckon`]). It goes apart where that makes a tenth less: fewer bytes in a page may be more in the stream, where it is like others that lie as they are.
 //!
-//! Of what is left of two recorded streams without zero pages, differences and what lies on disks (a compiler's guest and a database's), one page
-//! in four and one in three go apart, by words of four bytes or of eight, and level 9 makes 6 and 10 % less of the whole. A page's tries take some
-//! 60 us, level 9 itself 100. zstd's next strategy with matches of three bytes makes 2.5 % less than level 9 in 2.4 times as long, and 6 % in 3.7 times.
+//! This takes some 4 us a page, where level 1 takes some 25 in all, and one page in eight goes apart. Of recorded streams of a database's and a compiler's guest
+//! every level makes 2.7 to 3 % less so. Packing the quarter by zstd, each way (level -4, the literals entropy-coded), takes five times as long and finds
+//! as much: 66.5 and 73.3 MB by level 3, 66.5 and 73.0 as it is reckoned, 68.6 and 75.2 as all pages lie. Half of the page instead would
+//! spare another 0.3 %, all of it 0.6, in two and four times as long: level 9 has the time for that.
 //!
-//! A quarter of a page is alike enough to the rest that tries of it take half as long and find nearly as much: of such streams (a database's and a compiler's, whole and
-//! without what lies on disks) level 3 makes 3, 2.5, 7 and 4 % less so, in 1.3 to 1.7 times as long, which is about what level 6 makes of them as they lie in as
-//! long a time. Whole pages find half a percent more, and up to 1.7 at level 9. So this is for who has time for more than level 1, and while the guest runs.
+//! So this is for who looks far back ([`Reach::Far`]), and while the guest runs.
 
+use crate::config::Reach;
 use crate::format;
 use crate::record::{PAGE_SIZE, PageBytes};
-use std::io;
 use std::ops::Range;
-use zstd::zstd_safe::{CParameter, ParamSwitch};
 
 /// From this level of zstd's on.
-pub(crate) const FROM_LEVEL: i32 = 3;
-/// From this one on whole pages are tried: a slow link has time for it, and who wants the fewest bytes takes it.
+const FROM_LEVEL: i32 = 1;
+/// From this one on whole pages are reckoned: a slow link has time for it, and who wants the fewest bytes takes it.
 const WHOLE_FROM_LEVEL: i32 = 9;
-/// What is tried of a page below, bytes: its middle.
+/// What is looked at of a page below, bytes: its middle.
 const SAMPLE: usize = PAGE_SIZE / 4;
-/// zstd's level for the tries.
-const TRY_LEVEL: i32 = -4;
-/// What packs to less than one part in so many, as it lies, is not tried; nor is what shrinks by less: it is encrypted, or packed already.
-const PART: usize = 32;
+/// Where a smaller part of the bytes are those of a word before, one in so many, the page is text or code, or packed already.
+const ALIKE: usize = 16;
+/// What does not become so much smaller apart, one part in so many, goes as it lies.
+const GAIN: u32 = 10;
+
+/// A match that is reckoned with has so many bytes, as level 1's have.
+const MATCH: usize = 5;
+/// Matches are looked for at each second place only.
+const STEP: usize = 2;
+/// Logarithm of how many places of what went before are remembered.
+const PLACES_LOG: u32 = 9;
+/// What is reckoned, in parts of a bit.
+const BIT: u32 = 16;
+/// A match, and one as far back as the match before it. Dearer ones let more pages go apart, and make more of the streams.
+const MATCH_COSTS: u32 = 14 * BIT;
+const AGAIN_COSTS: u32 = 10 * BIT;
+/// To say how often a byte is there.
+const BYTE_COSTS: u32 = 3 * BIT;
 
 /// The words whose bytes are laid apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,53 +111,86 @@ fn together<const WORD: usize>(page: &PageBytes) -> PageBytes {
     out
 }
 
-/// Tries which way a page packs best.
+/// Reckons which way a page packs best.
 pub(crate) struct Shuffler {
-    zstd: zstd::bulk::Compressor<'static>,
-    packed: Vec<u8>,
-    /// The part of a page that is tried.
+    /// The part of a page that is looked at.
     sample: Range<usize>,
+    /// By n, n times its logarithm.
+    logs: Vec<u32>,
 }
 
 impl Shuffler {
-    /// For a stream of this level; `None` where pages go as they are.
-    pub(crate) fn for_level(level: i32) -> io::Result<Option<Self>> {
-        if level < FROM_LEVEL {
-            return Ok(None);
+    /// For a stream of this level, which looks so far back; `None` where pages go as they are.
+    pub(crate) fn of(level: i32, reach: Reach) -> Option<Self> {
+        if level < FROM_LEVEL || reach == Reach::Near {
+            return None;
         }
-        let packed = vec![0; zstd::zstd_safe::compress_bound(PAGE_SIZE)];
-        let mut zstd = zstd::bulk::Compressor::new(TRY_LEVEL)?;
-        zstd.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable))?;
-        let tried = if level < WHOLE_FROM_LEVEL { SAMPLE } else { PAGE_SIZE };
-        let sample = (PAGE_SIZE - tried) / 2..(PAGE_SIZE + tried) / 2;
-        Ok(Some(Self { zstd, packed, sample }))
+        let looked_at = if level < WHOLE_FROM_LEVEL { SAMPLE } else { PAGE_SIZE };
+        let sample = (PAGE_SIZE - looked_at) / 2..(PAGE_SIZE + looked_at) / 2;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 4096 * 12 * 16")]
+        let log = |n: usize| (BIT as f32 * n as f32 * (n.max(1) as f32).log2()) as u32;
+        Some(Self { sample, logs: (0..=looked_at).map(log).collect() })
     }
 
     /// The way, and the page laid so; `None`: as it is.
-    pub(crate) fn best(&mut self, page: &PageBytes) -> Option<(Word, PageBytes)> {
+    pub(crate) fn best(&self, page: &PageBytes) -> Option<(Word, PageBytes)> {
         let sample = &page[self.sample.clone()];
-        let plain = self.packs_to(sample)?;
-        if !(sample.len() / PART..sample.len() - sample.len() / PART).contains(&plain) {
+        let [four, eight] = [4, 8].map(|word| alike(sample, word));
+        let (alike, word) = if eight > four { (eight, Word::Eight) } else { (four, Word::Four) };
+        if alike * ALIKE < sample.len() {
             return None;
         }
-        // A few bytes fewer may be many more in the stream, where the page is like others that lie as they are.
-        let (mut best, mut laid) = (None, [0; PAGE_SIZE]);
-        let mut least = plain - plain / 20;
-        for word in Word::ALL {
-            let laid = &mut laid[..sample.len()];
-            word.lay_apart(sample, laid);
-            let packs_to = self.packs_to(laid)?;
-            if packs_to < least {
-                (least, best) = (packs_to, Some(word));
-            }
-        }
-        best.map(|word| (word, word.apart(page)))
+        let (mut laid, as_it_lies) = ([0; PAGE_SIZE], self.reckon(sample));
+        let laid = &mut laid[..sample.len()];
+        word.lay_apart(sample, laid);
+        (self.reckon(laid) < as_it_lies - as_it_lies / GAIN).then(|| (word, word.apart(page)))
     }
 
-    fn packs_to(&mut self, part: &[u8]) -> Option<usize> {
-        // There is room for whatever zstd makes; where it fails all the same the page goes as it is.
-        self.zstd.compress_to_buffer(part, &mut self.packed[..]).ok()
+    /// What such a part of a page packs to by itself, roughly, in parts of a bit.
+    fn reckon(&self, part: &[u8]) -> u32 {
+        let eight = |at: usize| u64::from_le_bytes(*part[at..].first_chunk().expect("there are eight"));
+        let first = |at: usize| eight(at) << (64 - 8 * MATCH);
+        // Where such a match was last, and one more; 0: nowhere.
+        let mut places = [0_u16; 1 << PLACES_LOG];
+        let mut bytes = [0_u16; 256];
+        let (mut at, mut back, mut cost) = (0, 0, 0);
+        while at + 8 <= part.len() {
+            let these = first(at);
+            let place = &mut places[(these.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PLACES_LOG)) as usize];
+            #[allow(clippy::cast_possible_truncation, reason = "a page has 4096 bytes")]
+            let before = std::mem::replace(place, at as u16 + 1) as usize;
+            if before == 0 || first(before - 1) != these {
+                part[at..at + STEP].iter().for_each(|byte| bytes[usize::from(*byte)] += 1);
+                at += STEP;
+                continue;
+            }
+            let so_far = at - (before - 1);
+            cost += if so_far == back { AGAIN_COSTS } else { MATCH_COSTS };
+            back = so_far;
+            at += MATCH;
+            while at + 8 <= part.len() {
+                let same = ((eight(at) ^ eight(at - back)).trailing_zeros() / 8) as usize;
+                at += same;
+                if same < 8 {
+                    break;
+                }
+            }
+        }
+        part[at..].iter().for_each(|byte| bytes[usize::from(*byte)] += 1);
+        let (mut all, mut each) = (0, 0);
+        for n in bytes.map(usize::from) {
+            all += n;
+            each += self.logs[n];
+            cost += if n > 0 { BYTE_COSTS } else { 0 };
+        }
+        cost + self.logs[all] - each.min(self.logs[all])
     }
+}
+
+/// How many bytes are that of the word before.
+fn alike(part: &[u8], word: usize) -> usize {
+    let same: u32 = part.iter().zip(&part[word..]).map(|(before, byte)| u32::from(before == byte)).sum();
+    same as usize
 }
 
 #[cfg(test)]
@@ -163,6 +208,15 @@ mod tests {
         page
     }
 
+    fn best(level: i32, page: &PageBytes) -> Option<(Word, PageBytes)> {
+        Shuffler::of(level, Reach::Far).unwrap().best(page)
+    }
+
+    /// By zstd, with what of it codes what no match covers.
+    fn packs_to(page: &PageBytes) -> usize {
+        zstd::bulk::compress(page, 3).unwrap().len()
+    }
+
     fn text() -> PageBytes {
         let words = ["page ", "guest ", "memory ", "of ", "the ", "link, ", "and ", "bytes "];
         let text: String = (0..PAGE_SIZE).map(|n| words[(n.wrapping_mul(0x9e37_79b9) >> 13) % words.len()]).collect();
@@ -171,13 +225,25 @@ mod tests {
 
     #[test]
     fn a_page_table_goes_apart_and_text_as_it_is() {
-        let mut shuffler = Shuffler::for_level(FROM_LEVEL).unwrap().unwrap();
-        let (word, laid) = shuffler.best(&page_table()).unwrap();
-        assert_eq!(word.together(&laid), page_table());
-        let (plain, apart) = (shuffler.packs_to(&page_table()).unwrap(), shuffler.packs_to(&laid).unwrap());
-        assert!(apart * 10 < plain * 9, "{plain} as it lies, {apart} apart");
-        assert!(shuffler.best(&text()).is_none());
-        assert!(shuffler.best(&[7; PAGE_SIZE]).is_none());
+        for level in [FROM_LEVEL, WHOLE_FROM_LEVEL] {
+            let (word, laid) = best(level, &page_table()).unwrap();
+            assert_eq!(word.together(&laid), page_table());
+            let (plain, apart) = (packs_to(&page_table()), packs_to(&laid));
+            assert!(apart * 10 < plain * 9, "{plain} as it lies, {apart} apart");
+            assert!(best(level, &text()).is_none());
+            assert!(best(level, &[7; PAGE_SIZE]).is_none());
+        }
+    }
+
+    #[test]
+    fn words_of_four_bytes_are_known_from_those_of_eight() {
+        let mut page = [0; PAGE_SIZE];
+        for (n, word) in page.chunks_exact_mut(4).enumerate() {
+            let low = (n as u32).wrapping_mul(0x9e37_79b9) >> 16;
+            word.copy_from_slice(&(0x5a81_0000 | low).to_le_bytes());
+        }
+        assert_eq!(best(FROM_LEVEL, &page).map(|(word, _)| word), Some(Word::Four));
+        assert_eq!(best(FROM_LEVEL, &page_table()).map(|(word, _)| word), Some(Word::Eight));
     }
 
     #[test]
@@ -185,14 +251,14 @@ mod tests {
         let mut page = text();
         let middle = (PAGE_SIZE - SAMPLE) / 2..(PAGE_SIZE + SAMPLE) / 2;
         page[middle.clone()].copy_from_slice(&page_table()[middle]);
-        let best = |level| Shuffler::for_level(level).unwrap().unwrap().best(&page);
-        assert!(best(FROM_LEVEL).is_some() && best(WHOLE_FROM_LEVEL - 1).is_some());
-        assert!(best(WHOLE_FROM_LEVEL).is_none(), "as a whole it is text");
+        assert!(best(FROM_LEVEL, &page).is_some() && best(WHOLE_FROM_LEVEL - 1, &page).is_some());
+        assert!(best(WHOLE_FROM_LEVEL, &page).is_none(), "as a whole it is text");
     }
 
     #[test]
-    fn lower_levels_do_not_try() {
-        assert!(Shuffler::for_level(FROM_LEVEL - 1).unwrap().is_none());
+    fn who_has_no_time_to_look_far_back_has_none_for_this() {
+        assert!(Shuffler::of(FROM_LEVEL, Reach::Near).is_none());
+        assert!(Shuffler::of(FROM_LEVEL - 1, Reach::Far).is_none());
     }
 
     proptest! {
@@ -204,6 +270,11 @@ mod tests {
                 // The second byte of the first word is the first of the second plane.
                 let bytes = if word == Word::Four { 4 } else { 8 };
                 prop_assert_eq!(word.apart(page)[PAGE_SIZE / bytes], page[1]);
+            }
+            for level in [FROM_LEVEL, WHOLE_FROM_LEVEL] {
+                if let Some((word, laid)) = best(level, page) {
+                    prop_assert_eq!(word.together(&laid), *page);
+                }
             }
         }
     }

@@ -66,12 +66,12 @@ fn page_tables(pages: u64) -> Vec<u8> {
 }
 
 #[test]
-fn above_level_1_words_bytes_are_laid_apart_until_the_guest_is_to_stand_still() {
+fn words_bytes_are_laid_apart_until_the_guest_is_to_stand_still_by_who_looks_far_back() {
     let mut stream = Stream::begin(BLOCKS);
     stream.part_of(0, &page_tables(20));
     let raw = stream.end(&[(0, 20, Some(1)), (1, 0, None)]);
-    let encode = |level, hurries| {
-        let mut encoder = Encoder::new(Config { level, ..config(Resends::Keep) }).unwrap();
+    let encode = |level, reach, hurries| {
+        let mut encoder = Encoder::new(Config { level, reach, ..config(Resends::Keep) }).unwrap();
         if hurries {
             encoder.hurry();
         }
@@ -81,11 +81,12 @@ fn above_level_1_words_bytes_are_laid_apart_until_the_guest_is_to_stand_still() 
         assert_eq!(decode(&wire, &[1000, 7]), raw);
         (summary.progress.shuffled_pages, wire.len())
     };
-    let ((apart, fewest), (in_a_hurry, more)) = (encode(9, false), encode(9, true));
-    assert_eq!((apart, in_a_hurry), (20, 0));
-    let others = [1, 3, 7].map(|level| [encode(level, false).0, encode(level, true).0]);
-    assert_eq!(others, [[0, 0], [20, 0], [20, 0]]);
-    assert!(fewest * 10 < more * 9, "{fewest} bytes apart, {more} as they lie");
+    for level in [1, 6, 9] {
+        let ((apart, fewer), (in_a_hurry, more)) = (encode(level, Reach::Far, false), encode(level, Reach::Far, true));
+        assert_eq!((apart, in_a_hurry), (20, 0), "level {level}");
+        assert!(fewer * 10 < more * 9, "level {level}: {fewer} bytes apart, {more} as they lie");
+    }
+    assert_eq!([encode(1, Reach::Near, false).0, encode(-5, Reach::Far, false).0], [0, 0]);
 }
 
 #[test]

@@ -527,7 +527,7 @@ mod tests {
         let levels = || Some(Levels::new(Policy::LeastTotal, Now::default()));
         assert!(found(20.0, None).is_empty());
         assert_eq!(found(20.0, levels()), [9]);
-        assert_eq!(found(100.0, levels()).first(), Some(&3));
+        assert_eq!(found(100.0, levels()).first(), Some(&6));
         assert!(found(10_000.0, levels()).iter().all(|level| *level <= 1));
     }
 
