@@ -26,7 +26,7 @@ pub enum Level {
     One,
     /// Level 3: half as fast as 1, a tenth smaller. For disks.
     Three,
-    /// Level 6: a sixth as fast as 1, a fifth smaller. On memory two thirds as fast, and a twentieth smaller.
+    /// Level 6: a sixth as fast as 1, a fifth smaller. On memory three fifths as fast, and a twentieth smaller.
     Six,
     /// Level 9, for memory: a third as fast as 1, a twelfth smaller. On a slow link, and for who wants the fewest bytes, whatever it takes.
     Nine,
@@ -109,7 +109,7 @@ static MEMORY: [Rung; 7] = [
     rung(Level::Fast, 2.8, 0.81).zstd(0.61),
     rung(Level::Near, 2.05, 0.956).zstd(0.7),
     rung(Level::One, 1.0, 1.0).zstd(0.68),
-    rung(Level::Six, 0.65, 1.0).again(0.063).zstd(0.84),
+    rung(Level::Six, 0.6, 1.0).again(0.063).zstd(0.84),
     rung(Level::Nine, 0.37, 1.0).again(0.107).zstd(0.79),
 ];
 

@@ -7,10 +7,10 @@
 //! encoder of zstd's kind would find to match in it, each match at the same price, and what the entropy of the bytes is that no match covers
 //! ([`Shuffler::reckon`]). It goes apart where that makes a tenth less: fewer bytes in a page may be more in the stream, where it is like others that lie as they are.
 //!
-//! This takes some 4 us a page, where level 1 takes some 25 in all, and one page in eight goes apart. Of recorded streams of a database's and a compiler's guest
-//! every level makes 2.7 to 3 % less so. Packing the quarter by zstd, each way (level -4, the literals entropy-coded), takes five times as long and finds
-//! as much: 66.5 and 73.3 MB by level 3, 66.5 and 73.0 as it is reckoned, 68.6 and 75.2 as all pages lie. Half of the page instead would
-//! spare another 0.3 %, all of it 0.6, in two and four times as long: level 9 has the time for that.
+//! This takes some 5 us a page, where level 1 takes some 25 in all, and one page in seven goes apart. Of recorded streams of a database's and a compiler's guest
+//! every level makes 2.7 to 3 % less so. Packing the quarter by zstd, each way (level -4, the literals entropy-coded), takes four times as long and finds
+//! as much: 66.5 and 73.3 MB by level 3, 66.5 and 73.1 as it is reckoned, 68.6 and 75.2 as all pages lie. The whole page instead of the quarter
+//! spares another 0.6 % in three times as long: level 9 has the time for that.
 //!
 //! So this is for who looks far back ([`Reach::Far`]), and while the guest runs.
 
