@@ -58,8 +58,8 @@ fn main() {
         ("godwit, level -5, near", Config { level: -5, reach: Reach::Near, ..default() }),
         ("godwit, level -20, near", Config { level: -20, reach: Reach::Near, ..default() }),
         ("godwit, raw, near", Config { level: -(1 << 17), reach: Reach::Near, ..default() }),
-        ("godwit, level 3", Config { level: 3, ..default() }),
-        ("godwit, level 7", Config { level: 7, ..default() }),
+        ("godwit, level 9", Config { level: 9, ..default() }),
+        ("godwit, level 6", Config { level: 6, ..default() }),
     ];
     for (name, config) in named {
         let begin = clock();
