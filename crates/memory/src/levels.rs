@@ -137,8 +137,8 @@ impl Levels {
 
     /// The level to go on with, if it is another one. `seen` is asked for only where there is something to be learnt.
     pub fn look(&mut self, made: Made, seen: impl FnOnce() -> (Now, Carried)) -> Option<Level> {
-        let returns = self.returns > 0 && self.level() < Level::One;
-        if (self.left == 0 && !returns) || made.raw - self.raw < LOOK {
+        let may_return = self.returns > 0 && self.level() < Level::One;
+        if (self.left == 0 && !may_return) || made.raw - self.raw < LOOK {
             return None;
         }
         let (now, carried) = seen();
@@ -157,7 +157,7 @@ impl Levels {
         let carries = carried.arrived.saturating_sub(self.arrived) as f64 / time.as_secs_f64().max(0.001);
         let waits = on_its_way as f64 > carries * (carried.round_trip + LATE).as_secs_f64();
         (self.raw, self.wire, self.beside, self.arrived) = (made.raw, made.wire, made.beside, carried.arrived);
-        let waited = self.waiting.as_secs_f64();
+        let held_up = self.waiting.as_secs_f64() >= HELD_UP * measured.time.as_secs_f64();
         (self.packing, self.waiting, self.since) = (Duration::ZERO, Duration::ZERO, now);
         if measured.time.as_secs_f64() < OURS * time.as_secs_f64() {
             return None;
@@ -177,8 +177,7 @@ impl Levels {
         let leaves = now < before && before > Level::One;
         let returns = now > before && before < Level::One;
         let climbs = now > before && before > Level::One && made.raw > EARLY;
-        let sure = returns && waited >= HELD_UP * measured.time.as_secs_f64();
-        let doubts = (leaves || returns) && !sure && !self.doubted;
+        let doubts = (leaves || (returns && !held_up)) && !self.doubted;
         self.doubted = doubts;
         let left = if returns { &mut self.returns } else { &mut self.left };
         if climbs || doubts || *left == 0 {
@@ -216,15 +215,28 @@ mod tests {
         /// 17 MB more, which became a quarter: packing them and waiting for the link took so long, and QEMU was waited for. Meanwhile so many
         /// processors were free.
         fn goes(&mut self, [packing, waiting, qemu]: [f64; 3], free: f64, on_its_way: u64) -> Option<Level> {
-            self.made.raw += 17_000_000;
-            self.made.wire += 17_000_000 / 4;
+            let took = packing + waiting + qemu;
+            self.looks([17e6, 17e6 / 4.0, took, packing, waiting, 0.0, 0.0], free, (on_its_way, 50))
+        }
+
+        /// A look: bytes of QEMU's stream since the one before and what became of them, seconds since then, of packing and of waiting for the link, and of
+        /// zstd's thread and of waiting for it. Meanwhile so many processors were free; so much is on its way, and a round trip takes so many ms.
+        fn looks(
+            &mut self,
+            [raw, wire, time, packing, waiting, spent, waited]: [f64; 7],
+            free: f64,
+            (on_its_way, rtt_ms): (u64, u64),
+        ) -> Option<Level> {
+            let time = Duration::from_secs_f64(time);
+            self.made.raw += raw as u64;
+            self.made.wire += wire as u64;
+            self.made.beside.spent += Duration::from_secs_f64(spent);
+            self.made.beside.waited += Duration::from_secs_f64(waited);
             self.levels.packed(Duration::from_secs_f64(packing));
             self.levels.waited(Duration::from_secs_f64(waiting));
-            let took = Duration::from_secs_f64(packing + waiting + qemu);
-            self.now.at += took;
-            self.now.idle += took.mul_f64(free);
-            let arrived = self.made.wire - on_its_way;
-            let carried = Carried { arrived, round_trip: Duration::from_millis(50) };
+            self.now.at += time;
+            self.now.idle += time.mul_f64(free);
+            let carried = Carried { arrived: self.made.wire - on_its_way, round_trip: Duration::from_millis(rtt_ms) };
             self.levels.look(self.made, || (self.now, carried))
         }
     }
@@ -326,23 +338,9 @@ mod tests {
         assert_eq!((busy(&mut stream), slow(&mut stream)), (vec![], None), "there is an end to it");
     }
 
-    /// A look as one was recorded: bytes of QEMU's stream since the one before and what became of them, seconds since then, of packing and of waiting for
-    /// the link, and of zstd's thread and of waiting for it.
-    fn recorded(stream: &mut Stream, [raw, wire, time, packing, waiting, spent, waited]: [f64; 7]) -> Option<Level> {
-        stream.made.raw += raw as u64;
-        stream.made.wire += wire as u64;
-        stream.made.beside.spent += Duration::from_secs_f64(spent);
-        stream.made.beside.waited += Duration::from_secs_f64(waited);
-        stream.levels.packed(Duration::from_secs_f64(packing));
-        stream.levels.waited(Duration::from_secs_f64(waiting));
-        stream.now.at += Duration::from_secs_f64(time);
-        let carried = Carried { arrived: stream.made.wire - 300_000, round_trip: Duration::from_millis(21) };
-        stream.levels.look(stream.made, || (stream.now, carried))
-    }
-
     #[test]
     fn a_flow_that_begins_slowly_is_not_taken_for_a_slow_link_because_of_pages_that_pack_well() {
-        // Two idle guests over 500 and 1000 Mbit/s: a kernel's own pages, then many that were never used, then others.
+        // Recorded of two idle guests over 500 and 1000 Mbit/s: a kernel's own pages, then many that were never used, then others.
         let first = [
             [16_841_533.0, 11_366_557.0, 0.441, 0.188, 0.090, 0.219, 0.134],
             [16_780_101.0, 11_363_817.0, 0.455, 0.117, 0.134, 0.146, 0.067],
@@ -357,9 +355,9 @@ mod tests {
         ];
         for (first, second) in first.into_iter().zip(second) {
             let mut stream = Stream::new();
-            assert_eq!(recorded(&mut stream, first), Some(Level::Near));
-            assert_eq!(recorded(&mut stream, second), None);
-            let rest = others.map(|look| recorded(&mut stream, look));
+            assert_eq!(stream.looks(first, 0.0, (300_000, 21)), Some(Level::Near));
+            assert_eq!(stream.looks(second, 0.0, (300_000, 21)), None);
+            let rest = others.map(|look| stream.looks(look, 0.0, (300_000, 21)));
             assert!(rest.iter().flatten().all(|level| *level < Level::One), "{rest:?}");
         }
     }
