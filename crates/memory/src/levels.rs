@@ -118,6 +118,16 @@ impl Levels {
         }
     }
 
+    /// Begins with the level that another stream over the same link ended with not long ago, if that is below 1: the first looks of this one need not find
+    /// that out again. What is higher has to be found worth its time anew, and so has [`Level::Raw`], which on a link that has become slow would cost most.
+    #[must_use]
+    pub fn beginning_at(mut self, before: Option<Level>) -> Self {
+        if let Some(level) = before.filter(|level| *level < Level::One && self.fixed.is_none()) {
+            self.chooser.keep(level.max(Level::Faster));
+        }
+        self
+    }
+
     /// The level that is in force.
     #[must_use]
     pub fn level(&self) -> Level {
@@ -268,6 +278,27 @@ mod tests {
         // The same where all of it arrives at once.
         let level = Stream::new().goes([0.05, 0.0, 0.0], 0.0, 400_000);
         assert!(level.is_some_and(|level| level < Level::One), "{level:?}");
+    }
+
+    #[test]
+    fn a_stream_begins_as_another_one_ended_and_is_not_bound_to_it() {
+        let begins = |before| Levels::new(Policy::LeastTotal, Now::default()).beginning_at(before);
+        let at = |before| begins(Some(before)).level();
+        assert_eq!([at(Level::Raw), at(Level::Faster), at(Level::Near)], [Level::Faster, Level::Faster, Level::Near]);
+        assert_eq!([at(Level::One), at(Level::Six), begins(None).level()], [Level::One; 3]);
+        let least = Levels::new(Policy::LeastBytes, Now::default()).beginning_at(Some(Level::Faster));
+        assert_eq!(least.level(), LEAST);
+        // Nothing is waited for at the link: it stays one of those. Where the link is what is waited for, the first look says so.
+        let mut stream = Stream::new();
+        stream.levels = begins(Some(Level::Faster));
+        for _ in 0..4 {
+            stream.looks([17e6, 8e6, 0.05, 0.05, 0.0, 0.0, 0.0], 0.0, (0, 50));
+            assert!(stream.levels.level() < Level::One, "{:?}", stream.levels.level());
+        }
+        let mut stream = Stream::new();
+        stream.levels = begins(Some(Level::Faster));
+        let level = stream.looks([17e6, 8e6, 1.0, 0.05, 0.95, 0.0, 0.0], 0.0, (0, 50));
+        assert!(level.is_some_and(|level| level >= Level::One), "{level:?}");
     }
 
     #[test]

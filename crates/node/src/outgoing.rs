@@ -27,11 +27,12 @@ use godwit_api::vm::Accel;
 use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Ticket};
 use godwit_link::{Lane, Priority, RecvHalf, SendHalf};
+use godwit_memory::levels::Level;
 use godwit_memory::smart_stop::{
     BETWEEN_LOOKS, Ended, Instead, LEAST_FOLLOWING, Look, Reason, Rest, SmartStop, Verdict, beside, instead,
 };
 use godwit_memory::watcher::Glances;
-use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Witness, levels};
+use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Reach, Witness, levels};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
@@ -270,7 +271,7 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             throttle: order.throttle,
             postcopy: order.memory_postcopy.map(|most| most.0),
         };
-        memory(parts, moving, kept.zip(key), known, bounds, stream.split()).await
+        memory(node, parts, moving, kept.zip(key), known, bounds, stream.split()).await
     };
     tokio::select! {
         result = work => result,
@@ -293,6 +294,7 @@ struct Bounds {
 ///
 /// `kept`: what the destination has of an earlier try, and its key; `known`: what it has on its disks, and in other guests' memory.
 async fn memory(
+    node: &Arc<Node>,
     parts: &Arc<Parts>,
     moving: &Arc<Moving>,
     kept: Option<(Holding, CheckpointKey)>,
@@ -309,7 +311,8 @@ async fn memory(
     let end = reader.try_clone()?;
 
     let (flow, session) = (out.flow(), out.session());
-    let levels = Levels::new(policy, processors::now());
+    let before = node.peers().last_packed_by(moving.peer.name.as_str());
+    let levels = Levels::new(policy, processors::now()).beginning_at(before);
     let (level, reach) = (levels.level().number(), levels::reach(levels.level()));
     let seen = Arc::new(Seen::new(flow.clone(), session.clone(), level));
     let counted = seen.clone();
@@ -333,6 +336,11 @@ async fn memory(
         moving.note(
             NoteKind::Decision,
             format!("memory is packed with zstd's level {level}: the fewest bytes are wanted"),
+        );
+    } else if level != Level::One.number() || reach == Reach::Near {
+        moving.note(
+            NoteKind::Decision,
+            format!("memory is packed with zstd's level {level} from the first byte: so was the last guest's that went there, in the end"),
         );
     }
     let mut encoder = Encoder::new(Config { level, reach, beside: Some(processors::clock), ..Config::default() })?;
@@ -723,7 +731,14 @@ async fn memory(
         #[allow(unreachable_code)]
         anyhow::Ok(())
     };
-    let reading = async { reading.await.map_err(|_| anyhow!("the reader of QEMU's stream panicked"))? };
+    let reading = async {
+        let level = reading.await.map_err(|_| anyhow!("the reader of QEMU's stream panicked"))??;
+        // What somebody asked for says nothing of the link.
+        if policy != Policy::LeastBytes {
+            node.peers().packed_by(moving.peer.name.as_str(), level);
+        }
+        anyhow::Ok(())
+    };
     // The rounds end with the move; the pipes may end before them without harm once QEMU has finished.
     let pipes = async { tokio::try_join!(reading, sending, returning).map(drop) };
     tokio::select! {
