@@ -15,6 +15,7 @@ use crate::packing::Beside;
 use godwit_content::choose::{Chooser, Measured};
 pub use godwit_content::choose::{Level, Now, memory_share};
 use godwit_units::{Bytes, Policy};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Raw bytes between two looks: some tenths of a second of a gigabit.
@@ -62,6 +63,8 @@ pub struct Levels {
     returns: u32,
     /// Whether the look before would have left a level above 1 for a lower one, or one below it for a higher one.
     doubted: bool,
+    /// Whether a look has told anything.
+    looked: bool,
 }
 
 /// What the link has made of the stream.
@@ -91,6 +94,27 @@ impl From<&Encoder> for Made {
     }
 }
 
+/// How long it is of use to know how a stream to a host was packed: in an hour both the link and who has the processors may be others.
+pub const REMEMBERED: Duration = Duration::from_secs(3600);
+
+/// What streams to other hosts were found to be packed by best ([`Levels::found`]): a host that is emptied moves one guest after the other. As many entries as there are
+/// hosts.
+#[derive(Debug, Default)]
+pub struct Found(BTreeMap<String, (Level, Duration)>);
+
+impl Found {
+    /// That was found for that host, at `now` of a clock of the caller's.
+    pub fn keep(&mut self, host: &str, level: Level, now: Duration) {
+        self.0.insert(host.to_owned(), (level, now));
+    }
+
+    /// The last that was found for it, if that is not longer ago than [`REMEMBERED`].
+    #[must_use]
+    pub fn of(&self, host: &str, now: Duration) -> Option<Level> {
+        self.0.get(host).filter(|(_, at)| now.saturating_sub(*at) < REMEMBERED).map(|(level, _)| *level)
+    }
+}
+
 /// How far back such a level looks: where the encoder is what the stream waits for, not over long distances.
 #[must_use]
 pub fn reach(level: Level) -> Reach {
@@ -115,6 +139,7 @@ impl Levels {
             left: if fixed.is_some() { 0 } else { CHANGES },
             returns: if fixed.is_some() { 0 } else { RETURNS },
             doubted: false,
+            looked: false,
         }
     }
 
@@ -126,6 +151,12 @@ impl Levels {
             self.chooser.keep(level.max(Level::Faster));
         }
         self
+    }
+
+    /// The level that is in force, if it is one that was measured: what another stream may begin with ([`Levels::beginning_at`]).
+    #[must_use]
+    pub fn found(&self) -> Option<Level> {
+        (self.looked && self.fixed.is_none()).then(|| self.level())
     }
 
     /// The level that is in force.
@@ -172,6 +203,7 @@ impl Levels {
         if measured.time.as_secs_f64() < OURS * time.as_secs_f64() {
             return None;
         }
+        self.looked = true;
         let (before, chooser) = (self.chooser.level(), self.chooser.clone());
         let now = self.chooser.measured(&measured);
         // On a stream that is short of what is raw for a while, a probe would only cost the window.
@@ -291,14 +323,29 @@ mod tests {
         // Nothing is waited for at the link: it stays one of those. Where the link is what is waited for, the first look says so.
         let mut stream = Stream::new();
         stream.levels = begins(Some(Level::Faster));
+        assert_eq!(stream.levels.found(), None, "nothing was measured yet");
         for _ in 0..4 {
             stream.looks([17e6, 8e6, 0.05, 0.05, 0.0, 0.0, 0.0], 0.0, (0, 50));
-            assert!(stream.levels.level() < Level::One, "{:?}", stream.levels.level());
+            assert!(stream.levels.found().is_some_and(|level| level < Level::One), "{:?}", stream.levels.found());
         }
         let mut stream = Stream::new();
         stream.levels = begins(Some(Level::Faster));
         let level = stream.looks([17e6, 8e6, 1.0, 0.05, 0.95, 0.0, 0.0], 0.0, (0, 50));
         assert!(level.is_some_and(|level| level >= Level::One), "{level:?}");
+    }
+
+    #[test]
+    fn what_was_found_is_that_hosts_and_forgotten_after_an_hour() {
+        let (mut found, minutes) = (Found::default(), |n: u64| Duration::from_secs(60 * n));
+        found.keep("b", Level::Fast, minutes(1));
+        found.keep("c", Level::Six, minutes(1));
+        found.keep("b", Level::Faster, minutes(10));
+        assert_eq!(
+            ["b", "c", "d"].map(|host| found.of(host, minutes(60))),
+            [Some(Level::Faster), Some(Level::Six), None]
+        );
+        assert_eq!(["b", "c"].map(|host| found.of(host, minutes(62))), [Some(Level::Faster), None]);
+        assert_eq!(found.of("b", minutes(70)), None);
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl Seen {
 /// Reads QEMU's stream until it ends, on a thread of its own. Ends early, and by that closes the socket, when the receiver is dropped.
 /// Out of `heard` comes what the decoder says, as messages of a return path.
 ///
-/// Answers how the stream was packed in the end.
+/// Answers how the stream was packed in the end, if that was measured.
 ///
 /// # Errors
 /// When the stream cannot be read or parsed.
@@ -143,7 +143,7 @@ pub(crate) fn read(
     moving: &Moving,
     (mut encoder, mut levels): (Encoder, Levels),
     out: &mpsc::Sender<Bytes>,
-) -> Result<Level> {
+) -> Result<Option<Level>> {
     // QEMU pauses between its chunks; then what was said so far has to become readable at the other end.
     qemu.set_nonblocking(true).context("cannot read without waiting")?;
     heard.set_nonblocking(true).context("cannot listen without waiting")?;
@@ -273,7 +273,7 @@ pub(crate) fn read(
         "memory is through"
     );
     send(out, &mut wire)?;
-    Ok(levels.level())
+    Ok(levels.found())
 }
 
 /// What the log says of pages that a [`Witness`](godwit_memory::Witness) has sent.

@@ -311,8 +311,9 @@ async fn memory(
     let end = reader.try_clone()?;
 
     let (flow, session) = (out.flow(), out.session());
-    let before = node.peers().last_packed_by(moving.peer.name.as_str());
-    let levels = Levels::new(policy, processors::now()).beginning_at(before);
+    let now = processors::now();
+    let before = node.peers().found().of(moving.peer.name.as_str(), now.at);
+    let levels = Levels::new(policy, now).beginning_at(before);
     let (level, reach) = (levels.level().number(), levels::reach(levels.level()));
     let seen = Arc::new(Seen::new(flow.clone(), session.clone(), level));
     let counted = seen.clone();
@@ -732,10 +733,9 @@ async fn memory(
         anyhow::Ok(())
     };
     let reading = async {
-        let level = reading.await.map_err(|_| anyhow!("the reader of QEMU's stream panicked"))??;
-        // What somebody asked for says nothing of the link.
-        if policy != Policy::LeastBytes {
-            node.peers().packed_by(moving.peer.name.as_str(), level);
+        let found = reading.await.map_err(|_| anyhow!("the reader of QEMU's stream panicked"))??;
+        if let Some(level) = found {
+            node.peers().found().keep(moving.peer.name.as_str(), level, processors::now().at);
         }
         anyhow::Ok(())
     };

@@ -11,11 +11,11 @@ use godwit_api::host::PeerHost;
 use godwit_api::progress::MoveBytes;
 use godwit_api::{ApiError, Problem};
 use godwit_link::{Addresses, Config, Counters, Endpoint, Lane, Peer, RequestError, Session, State, StreamError};
-use godwit_memory::levels::Level;
+use godwit_memory::levels::Found;
 use godwit_trust::{Credentials, Identity};
 use godwit_units::BitRate;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a session may be down before another one is tried beside it.
@@ -24,9 +24,6 @@ const STALE: Duration = Duration::from_secs(3);
 const IDLE: Duration = Duration::from_secs(60);
 /// Between two looks at which sessions are of use, and at what the limits are.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long it is of use to know how a memory stream to a host was packed: a host that is emptied moves one guest after the other, and in an hour both the link
-/// and who has the processors may be others.
-const REMEMBERED: Duration = Duration::from_secs(3600);
 /// Those who hold a session that nobody uses: the three tasks that serve it, and whoever keeps it.
 const SERVING: usize = 4;
 
@@ -69,8 +66,7 @@ pub struct Peers {
     /// One connection is made to a host at a time; others wait for it and then find it. A host that does not answer, as a gateway
     /// that is asked again and again, holds up nobody else's. As many as there are hosts.
     connecting: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Option<Failed>>>>>,
-    /// How the last memory stream to each of them was packed in the end, and when that was. As many as there are hosts.
-    packed: Mutex<BTreeMap<String, (Level, Instant)>>,
+    found: Mutex<Found>,
     node: Mutex<Weak<Node>>,
 }
 
@@ -86,7 +82,7 @@ impl Peers {
             sessions: Mutex::default(),
             replaced: Mutex::default(),
             connecting: Mutex::default(),
-            packed: Mutex::default(),
+            found: Mutex::default(),
             node: Mutex::default(),
         })
     }
@@ -313,14 +309,9 @@ impl Peers {
         lock(&self.replaced).iter_mut().filter(|(peer, _)| peer == name).for_each(|(_, kept)| kept.limit(limit));
     }
 
-    /// A memory stream to that host was packed so in the end.
-    pub(crate) fn packed_by(&self, name: &str, level: Level) {
-        lock(&self.packed).insert(name.to_owned(), (level, Instant::now()));
-    }
-
-    /// How the last memory stream to that host was packed in the end, if that is not long ago ([`REMEMBERED`]).
-    pub(crate) fn last_packed_by(&self, name: &str) -> Option<Level> {
-        lock(&self.packed).get(name).filter(|(_, at)| at.elapsed() < REMEMBERED).map(|(level, _)| *level)
+    /// How memory streams to the others were packed in the end.
+    pub(crate) fn found(&self) -> MutexGuard<'_, Found> {
+        lock(&self.found)
     }
 
     /// Closes what nobody uses any more, and lifts the limits of moves that have ended.
