@@ -169,12 +169,13 @@ async fn check_destination(
         return (vec![blocker(&to.name, "vm", message, "name another host")], None);
     }
     let node = c.node(to);
-    let facts = match node.facts().await {
+    let (facts, report) = tokio::join!(node.facts(), node.check(check));
+    let facts = match facts {
         Ok(facts) => facts,
         Err(error) => return (vec![unreachable(&to.name, &error)], None),
     };
     let mut blockers: Vec<Blocker> = certificate(&facts).into_iter().collect();
-    match node.check(check).await {
+    match report {
         Ok(report) => blockers.extend(report.blockers),
         Err(error) => blockers.push(unreachable(&to.name, &error)),
     }
