@@ -269,6 +269,9 @@ impl Known {
         let at = wanted.at_unix_s.unwrap_or_else(now_s);
         let has_disks = vm.definition.spec.disks.iter().any(|disk| disk.shared().is_none());
         let left = past::left(&moves, id, &journey.to.name, now_s());
+        let asked = node.path(&asked).await;
+        // Of a link of which not even the round trip is known nothing is kept with a move.
+        let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
         let is_on = journey.local.as_ref().is_some_and(|local| local.run == RunState::Running);
         let profile = async {
             match profile(c, vm, at).await {
@@ -283,16 +286,7 @@ impl Known {
             let wanted = has_disks && left.is_none();
             if wanted { node.packs(id).await.ok().filter(|packs| packs.held.0 > 0) } else { None }
         };
-        let of_guest = async { tokio::join!(writes(&node, id, has_disks), profile, packs) };
-        // Whoever is far away is asked all at once, but beside a measurement nothing else goes on.
-        let (asked, (written, profile, packs)) = if measure {
-            let asked = node.path(&asked).await;
-            (asked, of_guest.await)
-        } else {
-            tokio::join!(node.path(&asked), of_guest)
-        };
-        // Of a link of which not even the round trip is known nothing is kept with a move.
-        let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
+        let (written, profile, packs) = tokio::join!(writes(&node, id, has_disks), profile, packs);
         if let Some(rate) = path.and_then(|path| path.goodput) {
             c.links.put(&vm.host, &journey.to.name, rate);
         } else if let Some(path) = &mut path {
