@@ -1,7 +1,7 @@
 //! How to send: what the link's rate and the processor allow. Functions of figures that the caller has measured; no clock in here.
 //!
 //! Packing and sending go on side by side, so a stream moves as many plain bytes a second as the slower of the two: what a core packs, or two, or
-//! what the link carries once it is packed. Of zstd's levels the cheapest is taken that comes within 3 % of the best, and it is kept
+//! what the link carries once it is packed. Where no core is free, sending takes what packing would. Of zstd's levels the cheapest is taken that comes within 3 % of the best, and it is kept
 //! while it is within 5 %. [`Level::Raw`] is always among them: by the figures nothing that is chosen is slower than plain by more.
 //!
 //! Contents that do not compress need no sampling of their own: on them zstd's level 1 runs at a third of the speed of copying
@@ -125,7 +125,7 @@ pub fn memory_share(from: i32, to: i32) -> Option<f64> {
 }
 
 /// Where nobody has a core to spare, to send a byte of memory and take it there, encrypted, holds packing up by so much of what level 1's work on a byte takes: moves
-/// over 1000 Mbit/s between two hosts on two busy processors took both ends' processes 2.5 s by the lowest of zstd's levels, with 134 MiB on the wire, and 2.9 s raw, with 250.
+/// over 1000 Mbit/s between two hosts on two busy processors took both ends' processes 2.5 s by the lowest of zstd's levels, with 134 MiB on the wire, and 2.9 s raw, with 231.
 const WIRE: f64 = 0.45;
 /// Of a core that levels above 1 may take where none is free: guests run beside, and the last tenths of a byte are not worth their time.
 const SHARE: f64 = 0.25;
@@ -287,8 +287,7 @@ impl Chooser {
         };
         let link = self.link.unwrap_or(seen * 2.0);
         let (free, taken) = (measured.free.max(0.0), packing / time);
-        let may = if free < CROWDED { taken / 2.0 } else { taken + OF_FREE * free };
-        let wire = if free < CROWDED { self.wire } else { 0.0 };
+        let (may, wire) = if free < CROWDED { (taken / 2.0, self.wire) } else { (taken + OF_FREE * free, 0.0) };
         self.level = self.best(link, may.max(SHARE), free + taken >= BOTH, wire);
         self.raw_for = if self.level == Level::Raw { self.raw_for + 1 } else { 0 };
         if self.raw_for >= PROBE {

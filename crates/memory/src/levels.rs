@@ -147,7 +147,7 @@ impl Levels {
     /// that out again. What is higher has to be found worth its time anew, and so has [`Level::Raw`], which on a link that has become slow would cost most.
     #[must_use]
     pub fn beginning_at(mut self, before: Option<Level>) -> Self {
-        if let Some(level) = before.filter(|level| *level < Level::One && self.fixed.is_none()) {
+        if let Some(level) = before.filter(|level| *level < Level::One) {
             self.chooser.keep(level.max(Level::Faster));
         }
         self
@@ -156,7 +156,7 @@ impl Levels {
     /// The level that is in force, if it is one that was measured: what another stream may begin with ([`Levels::beginning_at`]).
     #[must_use]
     pub fn found(&self) -> Option<Level> {
-        (self.looked && self.fixed.is_none()).then(|| self.level())
+        self.looked.then(|| self.level())
     }
 
     /// The level that is in force.

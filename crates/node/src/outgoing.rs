@@ -32,7 +32,7 @@ use godwit_memory::smart_stop::{
     BETWEEN_LOOKS, Ended, Instead, LEAST_FOLLOWING, Look, Reason, Rest, SmartStop, Verdict, beside, instead,
 };
 use godwit_memory::watcher::Glances;
-use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Reach, Witness, levels};
+use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Witness, levels};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
@@ -338,10 +338,10 @@ async fn memory(
             NoteKind::Decision,
             format!("memory is packed with zstd's level {level}: the fewest bytes are wanted"),
         );
-    } else if level != Level::One.number() || reach == Reach::Near {
+    } else if levels.level() < Level::One {
         moving.note(
             NoteKind::Decision,
-            format!("memory is packed with zstd's level {level} from the first byte: so was the last guest's that went there, in the end"),
+            format!("memory is packed with zstd's level {level}, looking back a mebibyte: the last guest's that went there ended below level 1"),
         );
     }
     let mut encoder = Encoder::new(Config { level, reach, beside: Some(processors::clock), ..Config::default() })?;
@@ -735,7 +735,7 @@ async fn memory(
     let reading = async {
         let found = reading.await.map_err(|_| anyhow!("the reader of QEMU's stream panicked"))??;
         if let Some(level) = found {
-            node.peers().found().keep(moving.peer.name.as_str(), level, processors::now().at);
+            node.peers().found().keep(moving.peer.name.as_str(), level, processors::clock());
         }
         anyhow::Ok(())
     };
