@@ -157,19 +157,35 @@ async fn check_source(
     Ok((blockers, local.ok()))
 }
 
-/// What a destination has against a move.
+/// What a destination has against a move, and what is foretold of it where that is nothing. `known`: its facts, where it has been asked for them; then
+/// both are found out at the same time.
 async fn check_destination(
     c: &Controller,
-    vm: &VmRecord,
+    (vm, order): (&VmRecord, &StartMove),
     to: &HostRecord,
-    check: &CheckVm,
-) -> (Vec<Blocker>, Option<HostFacts>) {
+    known: Option<Result<HostFacts, ApiError>>,
+    (check, local): (&CheckVm, Option<&LocalVm>),
+) -> (Vec<Blocker>, Option<(HostFacts, Ahead)>) {
     if to.name == vm.host {
         let message = format!("`{}` is on `{}` already", vm.definition.name, to.name);
         return (vec![blocker(&to.name, "vm", message, "name another host")], None);
     }
     let node = c.node(to);
-    let (facts, report) = tokio::join!(node.facts(), node.check(check));
+    let foretell = async |facts: &HostFacts| match local {
+        Some(local) => crate::predictions::before(c, vm, (to, facts), local, order).await,
+        None => Ahead::default(),
+    };
+    let (facts, report, ahead) = match known {
+        Some(Ok(facts)) => {
+            let (report, ahead) = tokio::join!(node.check(check), foretell(&facts));
+            (Ok(facts), report, Some(ahead))
+        }
+        Some(Err(error)) => return (vec![unreachable(&to.name, &error)], None),
+        None => {
+            let (facts, report) = tokio::join!(node.facts(), node.check(check));
+            (facts, report, None)
+        }
+    };
     let facts = match facts {
         Ok(facts) => facts,
         Err(error) => return (vec![unreachable(&to.name, &error)], None),
@@ -179,7 +195,12 @@ async fn check_destination(
         Ok(report) => blockers.extend(report.blockers),
         Err(error) => blockers.push(unreachable(&to.name, &error)),
     }
-    (blockers, Some(facts))
+    let ahead = match ahead {
+        Some(ahead) => ahead,
+        None if blockers.is_empty() => foretell(&facts).await,
+        None => Ahead::default(),
+    };
+    (blockers, Some((facts, ahead)))
 }
 
 /// Where a move would go, and what is in its way.
@@ -189,11 +210,14 @@ pub(crate) struct Plan {
     pub(crate) blockers: Vec<Blocker>,
     facts: Option<HostFacts>,
     local: Option<LocalVm>,
+    /// What is foretold of it where nothing is in its way.
+    pub(crate) ahead: Ahead,
     /// When the order came: what is checked and foretold before the move begins is a part of what its user waits for.
     came_unix_us: u64,
 }
 
-/// Checks everything that can be checked. Of a site's hosts the first without blockers is taken; if there is none, the
+/// Checks everything that can be checked, and foretells what will be. Whoever ordered a move waits for each round trip: what does not depend on an
+/// answer is asked before it comes. Of a site's hosts the first without blockers is taken; if there is none, the
 /// blockers of all of them are listed.
 async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
     let came_unix_us = unix_us();
@@ -214,7 +238,13 @@ async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
         return Err(conflict(format!("site `{}` has no host", order.to))
             .remedy(format!("`godwit host add NAME --site {} --api ADDR`", order.to)));
     }
-    let (mut blockers, local) = check_source(c, &vm, order.vcpus).await?;
+    let first = candidates[0].clone();
+    let asking = async {
+        let is_other = first.name != vm.host;
+        if is_other { Some(c.node(&first).facts().await) } else { None }
+    };
+    let (source, mut known) = tokio::join!(check_source(c, &vm, order.vcpus), asking);
+    let (mut blockers, local) = source?;
     if order.disk == DiskStrategy::Shared {
         let own = vm.definition.spec.disks.iter().filter(|disk| disk.shared().is_none());
         blockers.extend(own.map(|disk| {
@@ -223,20 +253,23 @@ async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
         }));
     }
     let check = to_check(&vm, local.as_ref(), order.vcpus, &order.place);
-    let first = candidates[0].clone();
     for to in candidates {
         if to.name == vm.host && first.name != to.name {
             continue;
         }
-        let (found, facts) = check_destination(c, &vm, &to, &check).await;
+        // A move that its source does not let go is foretold nothing.
+        let may_go = local.as_ref().filter(|_| blockers.iter().all(|b| b.host != vm.host));
+        let (found, seen) = check_destination(c, (&vm, order), &to, known.take(), (&check, may_go)).await;
         if found.is_empty() {
             // What other candidates had does not matter now; what the source has does.
             blockers.retain(|b| b.host == vm.host);
-            return Ok(Plan { vm, to, blockers, facts, local, came_unix_us });
+            let (facts, ahead) = seen.map_or((None, Ahead::default()), |(facts, ahead)| (Some(facts), ahead));
+            return Ok(Plan { vm, to, blockers, facts, local, ahead, came_unix_us });
         }
         blockers.extend(found);
     }
-    Ok(Plan { vm, to: first, blockers, facts: None, local, came_unix_us })
+    let ahead = Ahead::default();
+    Ok(Plan { vm, to: first, blockers, facts: None, local, ahead, came_unix_us })
 }
 
 fn blocked(plan: &Plan) -> ApiError {
@@ -302,12 +335,6 @@ pub(crate) fn admitted(plan: &Plan) -> Result<(&HostFacts, &LocalVm), ApiError> 
         (Some(facts), Some(local), true) => Ok((facts, local)),
         _ => Err(blocked(plan)),
     }
-}
-
-/// What is foretold of a move that can begin now.
-pub(crate) async fn foretold(c: &Controller, order: &StartMove, plan: &Plan) -> Ahead {
-    let Ok((facts, local)) = admitted(plan) else { return Ahead::default() };
-    crate::predictions::before(c, &plan.vm, (&plan.to, facts), local, order).await
 }
 
 /// Writes moves down that can begin, each behind the one before: all of them, or none.
@@ -400,13 +427,13 @@ pub async fn start(
     Extension(who): Extension<Caller>,
     Json(order): Json<StartMove>,
 ) -> Result<Response, ApiError> {
-    let plan = check(&c, &who, &order).await?;
+    let mut plan = check(&c, &who, &order).await?;
     if order.dry_run {
         let Plan { vm, to, blockers, .. } = plan;
         let answer = DryRun { vm: order.vm, from: vm.host, to: to.name, blockers };
         return Ok(Json(answer).into_response());
     }
-    let prediction = foretold(&c, &order, &plan).await.told;
+    let prediction = plan.ahead.told.take();
     let record = store(&c, vec![(&order, &plan, prediction)])?.remove(0);
     let id = record.id();
     let (accepted, answer) = oneshot::channel();

@@ -19,14 +19,13 @@
 //! destination when its turn comes; the ones that find no room fail then, and their VMs stay where they are.
 
 use crate::moves::{self, Plan};
-use crate::predictions::{self, Ahead};
+use crate::predictions;
 use crate::record::{MoveRecord, Step};
 use crate::rights::Caller;
 use crate::state::{Controller, invalid};
 use axum::Json;
 use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
-use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use godwit_api::progress::{MoveProgress, PhaseName};
 use godwit_api::public::{DryRun, Move, MoveTogether, StartMove};
@@ -139,15 +138,13 @@ pub async fn start(
         let (order, c, who) = (one(vm), &c, &who);
         checks.push(async move { moves::check(c, who, &order).await.map(|plan| (order, plan)) });
     }
-    let plans: Vec<(StartMove, Plan)> = stream::iter(checks).buffered(AT_ONCE).try_collect().await?;
+    let mut plans: Vec<(StartMove, Plan)> = stream::iter(checks).buffered(AT_ONCE).try_collect().await?;
     // Nothing is begun unless everything can be: now, and when all are written down.
     for (_, plan) in plans.iter().filter(|_| !order.dry_run) {
         moves::admitted(plan)?;
     }
-    // Each by itself at first, all at the same time, and none for long; then in their order.
-    let each = (0..plans.len()).map(|n| moves::foretold(&c, &plans[n].0, &plans[n].1));
-    let mut ahead = join_all(each).await;
-    let own = ahead.iter().map(Ahead::own_s);
+    // Each by itself at first; then in their order.
+    let own = plans.iter().map(|(_, plan)| plan.ahead.own_s());
     let known: Vec<_> = plans.iter().map(|(_, plan)| plan.vm.definition.spec.memory).zip(own).collect();
     let order_of = in_order(&known);
     if order.dry_run {
@@ -157,7 +154,7 @@ pub async fn start(
         };
         return Ok(Json(order_of.iter().map(dry).collect::<Vec<_>>()).into_response());
     }
-    let mut foretold: Vec<_> = order_of.iter().map(|n| ahead[*n].told.take()).collect();
+    let mut foretold: Vec<_> = order_of.iter().map(|n| plans[*n].1.ahead.told.take()).collect();
     predictions::one_after_another(&mut foretold);
     let ordered = order_of.into_iter().zip(foretold).map(|(n, prediction)| (&plans[n].0, &plans[n].1, prediction));
     let records = moves::store(&c, ordered.collect())?;

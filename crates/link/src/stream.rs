@@ -15,6 +15,10 @@ use tokio::time::Instant;
 /// How long a small acknowledgement waits for company.
 const ACK_DELAY: Duration = Duration::from_millis(10);
 
+/// What of a stream that its opener has just attached for the first time goes before the peer has answered, in bytes: it can begin nowhere but at
+/// its beginning. It goes with the attachment, before all else of the lane, so it is no more than a frame.
+const EARLY: usize = crate::resume::MAX_CHUNK;
+
 /// The code of a stream whose half was dropped before its end.
 pub const ABANDONED: u32 = u32::MAX;
 
@@ -281,6 +285,8 @@ struct Core {
     ours: Priority,
     out: Outgoing,
     inc: Incoming,
+    /// What may go still before the peer has answered the first attachment. None: it has, or this is not the first one.
+    early: Option<usize>,
     /// What of the lane's room this connection has taken: each part until the peer has the stream up to there.
     under_way: VecDeque<(u64, OwnedSemaphorePermit)>,
     /// Received, not yet read; bounded by `inc`'s limit.
@@ -328,6 +334,24 @@ impl Core {
         }
     }
 
+    /// Bytes that wait to be sent and may be.
+    fn may_send(&self) -> usize {
+        let unsent = usize::try_from(self.out.unsent()).unwrap_or(usize::MAX);
+        self.early.map_or(unsent, |left| unsent.min(left))
+    }
+
+    /// The next frame of data of at most `most` bytes, if it may be sent.
+    fn next_data(&mut self, most: usize) -> Option<(u64, Bytes)> {
+        let most = most.min(self.may_send());
+        match (most > 0).then(|| self.out.next(most)).flatten() {
+            Some(Frame::Data { offset, data }) => {
+                self.early = self.early.map(|left| left - data.len());
+                Some((offset, data))
+            }
+            _ => None,
+        }
+    }
+
     fn is_complete(&self) -> bool {
         self.out.is_done() && self.inc.is_done() && self.inc.is_told()
     }
@@ -367,7 +391,8 @@ impl Shared {
         let (kind, priority, hello) = attach;
         let (out, inc) = (Outgoing::new(window), Incoming::new(limit));
         let (under_way, queue) = (VecDeque::new(), VecDeque::new());
-        let core = Core { ours: priority, out, inc, under_way, queue, error: None, reset: None, discard: false };
+        let core =
+            Core { ours: priority, out, inc, early: None, under_way, queue, error: None, reset: None, discard: false };
         let (core, driver, writer, reader) = (Mutex::new(core), Notify::new(), Notify::new(), Notify::new());
         Arc::new(Self { id, lane, kind, priority, hello, core, driver, writer, reader })
     }
@@ -415,11 +440,19 @@ impl Shared {
     /// The opener's task: attaches to every connection of the lane, until the stream is over.
     pub async fn drive_opened(self: Arc<Self>, link: Arc<Inner>) {
         let mut connections = link.connections(self.lane);
+        let mut is_known = false;
         loop {
             let Ok(now) = connections.wait_for(Option::is_some).await.map(|now| now.clone()) else { break };
             let Some(connection) = now else { continue };
             let ended = match self.attach(&connection).await {
-                Ok((carrier, received)) => self.carry(&link, carrier, received).await,
+                Ok(carrier) if !std::mem::replace(&mut is_known, true) => {
+                    self.lock().early = Some(EARLY);
+                    self.carry(&link, carrier, 0).await
+                }
+                Ok((send, mut recv)) => match self.answer(&mut recv).await {
+                    Ok(received) => self.carry(&link, (send, recv), received).await,
+                    Err(ended) => ended,
+                },
                 Err(ended) => ended,
             };
             if matches!(ended, Ended::Over) {
@@ -435,11 +468,8 @@ impl Shared {
         link.forget(self.id);
     }
 
-    async fn attach(
-        &self,
-        connection: &quinn::Connection,
-    ) -> Result<((quinn::SendStream, quinn::RecvStream), u64), Ended> {
-        let (mut send, mut recv) = connection.open_bi().await.map_err(|_| Ended::Lost)?;
+    async fn attach(&self, connection: &quinn::Connection) -> Result<(quinn::SendStream, quinn::RecvStream), Ended> {
+        let (mut send, recv) = connection.open_bi().await.map_err(|_| Ended::Lost)?;
         // Before everything else: with a later QUIC stream of more urgency the peer sees this one, too, and waits for the greeting no longer than
         // its patience. `transmit` gives it its own priority.
         let _ = send.set_priority(Priority::Control as i32);
@@ -447,9 +477,14 @@ impl Shared {
         let (id, kind, priority, hello) = (self.id, self.kind, self.priority, self.hello.clone());
         let attach = Attach { id, kind, priority, received, hello };
         send.write_chunk(attach.encode()).await.map_err(|_| Ended::Lost)?;
+        Ok((send, recv))
+    }
+
+    /// The peer's answer to an attachment: where it wants the stream to go on.
+    async fn answer(&self, recv: &mut quinn::RecvStream) -> Result<u64, Ended> {
         let mut answer = [0; 8];
         match recv.read_exact(&mut answer).await {
-            Ok(()) => Ok(((send, recv), u64::from_be_bytes(answer))),
+            Ok(()) => Ok(u64::from_be_bytes(answer)),
             Err(quinn::ReadExactError::ReadError(quinn::ReadError::Reset(_))) => {
                 self.fail(StreamError::Protocol("the peer refused the stream".into()));
                 Err(Ended::Over)
@@ -488,10 +523,16 @@ impl Shared {
         }
         self.writer.notify_one();
         let ended = tokio::select! {
-            ended = self.transmit(link, &mut send) => ended,
+            biased;
+            // First, since it knows why: a peer that refuses the stream takes nothing of it, either.
             ended = self.receive(&mut recv) => ended,
+            ended = self.transmit(link, &mut send) => ended,
         };
-        self.lock().under_way.clear();
+        {
+            let mut core = self.lock();
+            core.under_way.clear();
+            core.early = None;
+        }
         if let (Ended::Over, Some(StreamError::Protocol(_))) = (&ended, &self.lock().error) {
             let _ = send.reset(wire::code::PROTOCOL.into());
         }
@@ -509,9 +550,9 @@ impl Shared {
         if core.inc.is_urgent() {
             return Step::Write(core.inc.ack().into_iter().collect());
         }
-        match core.out.unsent() {
+        match core.may_send() {
             0 => {}
-            unsent => return Step::Data(usize::try_from(unsent).unwrap_or(usize::MAX)),
+            bytes => return Step::Data(bytes),
         }
         if let Some(fin) = core.out.next(0) {
             return Step::Write(vec![fin]);
@@ -526,8 +567,12 @@ impl Shared {
         let mut ack_by = None;
         let mut priority = None;
         loop {
-            let ours = self.lock().ours;
-            if priority.replace(ours) != Some(ours) {
+            let (ours, is_early) = {
+                let core = self.lock();
+                (core.ours, core.early.is_some())
+            };
+            // What goes early goes as the attachment does.
+            if !is_early && priority.replace(ours) != Some(ours) {
                 let _ = send.set_priority(ours as i32);
             }
             let step = self.step();
@@ -572,15 +617,10 @@ impl Shared {
                     let mut core = self.lock();
                     let mut frames: Vec<Frame> = core.inc.ack().into_iter().collect();
                     let (most, mut end) = (left, 0);
-                    while left > 0
-                        && let Some(frame @ Frame::Data { .. }) =
-                            (core.out.unsent() > 0).then(|| core.out.next(left)).flatten()
-                    {
-                        if let Frame::Data { offset, data } = &frame {
-                            left -= data.len();
-                            end = offset + data.len() as u64;
-                        }
-                        frames.push(frame);
+                    while let Some((offset, data)) = core.next_data(left) {
+                        left -= data.len();
+                        end = offset + data.len() as u64;
+                        frames.push(Frame::Data { offset, data });
                     }
                     if left < most
                         && let Some(part) = room.take().and_then(|mut room| room.split(most - left))
@@ -597,6 +637,11 @@ impl Shared {
                     }
                 }
                 Step::Idle => {
+                    self.driver.notified().await;
+                    continue;
+                }
+                // A peer that has not answered yet would find nobody to answer, and might wait for another connection then.
+                Step::Dead if is_early => {
                     self.driver.notified().await;
                     continue;
                 }
@@ -654,6 +699,15 @@ impl Shared {
     }
 
     async fn receive(&self, recv: &mut quinn::RecvStream) -> Ended {
+        if self.lock().early.is_some() {
+            match self.answer(recv).await {
+                Ok(0) => {}
+                Ok(other) => return self.violation(format!("a stream that has just begun is to go on at {other}")),
+                Err(ended) => return ended,
+            }
+            self.lock().early = None;
+            self.driver.notify_one();
+        }
         loop {
             match self.receive_frame(recv).await {
                 Ok(true) => {}

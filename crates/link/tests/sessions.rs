@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
+use tokio::time::timeout;
 
 mod wan;
 
@@ -61,8 +62,8 @@ async fn pair(site: &Site) -> (Endpoint, Endpoint, Session, Session) {
     (a, b, ours.unwrap(), theirs.unwrap())
 }
 
-/// Forwards UDP to one port, unless it is cut.
-async fn cutter(to: SocketAddr, cut: Arc<AtomicBool>) -> SocketAddr {
+/// Forwards UDP to one port, and what comes from there, unless it is cut.
+async fn cutter(to: SocketAddr, [cut, deaf]: [Arc<AtomicBool>; 2]) -> SocketAddr {
     let front = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
     let address = front.local_addr().unwrap();
     let back = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
@@ -79,7 +80,7 @@ async fn cutter(to: SocketAddr, cut: Arc<AtomicBool>) -> SocketAddr {
                     }
                 }
                 Ok(n) = back.recv(&mut here) => {
-                    if let Some(client) = client.filter(|_| !cut.load(Ordering::Relaxed)) {
+                    if let Some(client) = client.filter(|_| !deaf.load(Ordering::Relaxed)) {
                         let _ = front.send_to(&here[..n], client).await;
                     }
                 }
@@ -90,10 +91,15 @@ async fn cutter(to: SocketAddr, cut: Arc<AtomicBool>) -> SocketAddr {
 }
 
 async fn cut_off(to: Addresses, cut: &Arc<AtomicBool>) -> Addresses {
+    cut_each(to, [cut, cut]).await
+}
+
+/// The way there, and the way back.
+async fn cut_each(to: Addresses, ways: [&Arc<AtomicBool>; 2]) -> Addresses {
     Addresses {
-        control: cutter(to.control, Arc::clone(cut)).await,
-        disk: cutter(to.disk, Arc::clone(cut)).await,
-        memory: cutter(to.memory, Arc::clone(cut)).await,
+        control: cutter(to.control, ways.map(Arc::clone)).await,
+        disk: cutter(to.disk, ways.map(Arc::clone)).await,
+        memory: cutter(to.memory, ways.map(Arc::clone)).await,
     }
 }
 
@@ -126,7 +132,7 @@ async fn check(mut recv: godwit_link::RecvHalf, pieces: u64, reads: Reads) {
             Reads::AsItComes => recv.read().await.unwrap(),
             Reads::Gathered => {
                 let gathered = recv.read_gathered(100_000, Duration::from_millis(2));
-                match tokio::time::timeout(Duration::from_millis(10), gathered).await {
+                match timeout(Duration::from_millis(10), gathered).await {
                     Ok(data) => data.unwrap(),
                     Err(_) => continue,
                 }
@@ -169,16 +175,16 @@ async fn streams_of_64_mib_both_ways_are_exact_over_cuts() {
         cut.store(true, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_millis(length)).await;
         let mut state = ours.state();
-        let noticed = tokio::time::timeout(PATIENCE, state.wait_for(|s| matches!(s, State::Down { .. }))).await.is_ok();
+        let noticed = timeout(PATIENCE, state.wait_for(|s| matches!(s, State::Down { .. }))).await.is_ok();
         assert!(noticed, "nobody noticed");
         cut.store(false, Ordering::Relaxed);
         let end = Instant::now();
-        let up = tokio::time::timeout(PATIENCE, state.wait_for(|s| *s == State::Up)).await.is_ok();
+        let up = timeout(PATIENCE, state.wait_for(|s| *s == State::Up)).await.is_ok();
         assert!(up, "nobody found the way back");
         println!("cut of {length} ms: up again {} ms after its end", end.elapsed().as_millis());
     }
     for task in tasks {
-        tokio::time::timeout(PATIENCE, task).await.expect("stuck").unwrap();
+        timeout(PATIENCE, task).await.expect("stuck").unwrap();
     }
     assert!(ours.counters().detail(Lane::Memory).connections >= 3);
 }
@@ -216,7 +222,7 @@ async fn streams_messages_and_requests_are_exact_over_a_path_that_delays_loses_a
         assert_eq!(ours.request(asked.clone(), PATIENCE).await.unwrap(), asked);
     }
     for task in tasks {
-        tokio::time::timeout(PATIENCE, task).await.expect("stuck").unwrap();
+        timeout(PATIENCE, task).await.expect("stuck").unwrap();
     }
 }
 
@@ -353,7 +359,7 @@ async fn a_stream_of_the_lowest_priority_is_opened_though_a_higher_one_leaves_it
     tokio::time::sleep(Duration::from_secs(1)).await;
     let hello = Bytes::from_static(b"idle");
     let _stream = ours.open_stream(Lane::Disk, Priority::Background, hello.clone()).await.unwrap();
-    let accepted = tokio::time::timeout(PATIENCE, theirs.accept_stream()).await.expect("its greeting does not come");
+    let accepted = timeout(PATIENCE, theirs.accept_stream()).await.expect("its greeting does not come");
     assert_eq!(accepted.unwrap().1, hello);
 }
 
@@ -369,7 +375,7 @@ async fn a_peer_that_begins_one_session_too_many_loses_its_oldest() {
         sessions.push((ours.unwrap(), theirs.unwrap()));
     }
     for (mut state, why) in [(theirs.state(), Closed::Here), (ours.state(), Closed::ByPeer)] {
-        let closed = tokio::time::timeout(PATIENCE, state.wait_for(|s| matches!(s, State::Closed(_)))).await;
+        let closed = timeout(PATIENCE, state.wait_for(|s| matches!(s, State::Closed(_)))).await;
         assert_eq!(*closed.expect("it stands").unwrap(), State::Closed(why));
     }
     for (ours, theirs) in &sessions {
@@ -414,7 +420,7 @@ async fn a_restart_of_the_peer_is_noticed_by_all_sessions_at_once() {
         }
     };
     cut.store(false, Ordering::Relaxed);
-    let read = tokio::time::timeout(PATIENCE, stream.recv.read()).await.expect("not noticed");
+    let read = timeout(PATIENCE, stream.recv.read()).await.expect("not noticed");
     assert_eq!(read, Err(StreamError::PeerRestarted));
     for session in [ours, other] {
         assert_eq!(*session.state().borrow(), State::Closed(Closed::PeerRestarted));
@@ -438,7 +444,7 @@ async fn a_session_that_the_peers_last_process_began_is_over_when_we_connect_to_
     let next = Endpoint::bind(config(), &site.node("b")).unwrap();
     let (anew, accepted) = tokio::join!(a.connect(peer("b", next.addresses())), next.accept());
     let (_anew, _accepted) = (anew.unwrap(), accepted.unwrap());
-    let read = tokio::time::timeout(PATIENCE, stream.recv.read()).await.expect("not noticed");
+    let read = timeout(PATIENCE, stream.recv.read()).await.expect("not noticed");
     assert_eq!(read, Err(StreamError::PeerRestarted));
 }
 
@@ -507,6 +513,59 @@ async fn a_request_that_is_not_all_there_holds_up_no_other_and_waits_over_a_cut(
     assert_eq!(request, large);
     responder.respond(request).await.unwrap();
     assert_eq!(first.await.unwrap(), large);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_stream_begins_with_goes_before_the_peer_has_answered_and_is_exact_though_it_never_does() {
+    let site = Site::new();
+    let a = Endpoint::bind(config(), &site.node("a")).unwrap();
+    let b = Endpoint::bind(config(), &site.node("b")).unwrap();
+    let (cut, deaf) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let way = cut_each(b.addresses(), [&cut, &deaf]).await;
+    let (ours, theirs) = tokio::join!(a.connect(peer("b", way)), b.accept());
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    deaf.store(true, Ordering::Relaxed);
+
+    // Both are here though no answer has come, or can.
+    let (asked, hello) = (Bytes::from(vec![7; 4000]), Bytes::from_static(b"hello"));
+    let request = {
+        let (ours, asked) = (ours.clone(), asked.clone());
+        tokio::spawn(async move { ours.request(asked, 2 * PATIENCE).await.unwrap() })
+    };
+    let came = async { theirs.accept_request().await.unwrap().whole().await.unwrap() };
+    let (whole, responder) = timeout(PATIENCE, came).await.expect("it is all there");
+    assert_eq!(whole, asked);
+    // More than goes early, and all of it in the end.
+    let mut stream = ours.open_stream(Lane::Memory, Priority::Bulk, hello.clone()).await.unwrap();
+    let pieces = 5;
+    let (mut expected, mut found) = (vec![], vec![]);
+    for at in 0..pieces {
+        expected.extend_from_slice(&piece(at));
+        stream.send.write(piece(at)).await.unwrap();
+    }
+    stream.send.finish().unwrap();
+    let (_, said, mut theirs_of_it) = theirs.accept_stream().await.unwrap();
+    assert_eq!(said, hello);
+    let first = timeout(PATIENCE, theirs_of_it.recv.read()).await.expect("it begins");
+    found.extend_from_slice(&first.unwrap().expect("there is more"));
+    // One that is given up before anybody has answered ends over there as well.
+    drop(ours.open_stream(Lane::Disk, Priority::Bulk, hello).await.unwrap());
+    let (_, _, mut given_up) = theirs.accept_stream().await.unwrap();
+    let end = timeout(PATIENCE, given_up.recv.read()).await.expect("it ends");
+    assert_eq!(end, Err(StreamError::Reset { code: u32::MAX }));
+
+    // The connection goes before it has been answered: what comes by the next one is not the beginning once more.
+    cut.store(true, Ordering::Relaxed);
+    let mut state = ours.state();
+    state.wait_for(|state| matches!(state, State::Down { .. })).await.unwrap();
+    cut.store(false, Ordering::Relaxed);
+    deaf.store(false, Ordering::Relaxed);
+    while let Some(data) = theirs_of_it.recv.read().await.unwrap() {
+        found.extend_from_slice(&data);
+    }
+    assert!(found == expected, "{} bytes of {}", found.len(), expected.len());
+    responder.respond(whole).await.unwrap();
+    assert_eq!(request.await.unwrap(), asked);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -605,6 +664,6 @@ async fn messages_arrive_and_the_last_holder_closes_the_session() {
     let mut state = theirs.state();
     drop(ours);
     let closed = state.wait_for(|s| matches!(s, State::Closed(_)));
-    let closed = tokio::time::timeout(PATIENCE, closed).await.unwrap().unwrap().clone();
+    let closed = timeout(PATIENCE, closed).await.unwrap().unwrap().clone();
     assert_eq!(closed, State::Closed(Closed::ByPeer));
 }

@@ -4,10 +4,9 @@ use crate::node::Node;
 use crate::parts::Parts;
 use crate::spec;
 use godwit_api::host::{Blocker, CheckReport, CheckVm, QEMU_MEMORY};
-use godwit_api::vm::{Boot, BootFile, ComponentSpec, VmDefinition};
+use godwit_api::vm::{ComponentSpec, VmDefinition};
 use godwit_units::{Bytes, VolumeId};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -39,7 +38,7 @@ pub async fn check(node: &Arc<Node>, asked: &CheckVm, purpose: Purpose) -> Check
     let unreachable = crate::gateways::check(node, &asked.definition).await;
     let asked_id = asked.definition.id;
     let (looking, asked) = (node.clone(), asked.clone());
-    // Boot files are hashed.
+    // Boot files are read, where they are not known.
     let mut report = tokio::task::spawn_blocking(move || look(&looking, &asked, purpose)).await.unwrap_or_default();
     report.blockers.extend(unreachable);
     if let Err(error) = node.quarantine().check(asked_id) {
@@ -129,7 +128,7 @@ fn look(node: &Node, asked: &CheckVm, purpose: Purpose) -> CheckReport {
         }
     }
     for file in &definition.boot_files {
-        if let Err(message) = same_file(&node.config().images, file) {
+        if let Err(message) = node.boot_files().is_same(&node.config().images, file) {
             add(
                 "boot-file",
                 format!("{name}: {message}"),
@@ -186,57 +185,9 @@ fn has_interface(name: &str) -> bool {
         .is_ok_and(|socket| rustix::net::netdevice::name_to_index(&socket, name).is_ok())
 }
 
-/// The files that a VM boots from, by content.
-///
-/// # Errors
-/// When one is not there.
-pub fn boot_files(images: &Path, boot: &Boot) -> Result<Vec<BootFile>, String> {
-    let Boot::Kernel { kernel, initrd, .. } = boot else { return Ok(vec![]) };
-    let names = std::iter::once(kernel).chain(initrd);
-    names.map(|name| Ok(BootFile { name: name.clone(), blake3: hash(images, name)? })).collect()
-}
-
-fn same_file(images: &Path, file: &BootFile) -> Result<(), String> {
-    let here = hash(images, &file.name)?;
-    if here == file.blake3 {
-        Ok(())
-    } else {
-        Err(format!("the boot file `{}` is another one than on the VM's host", file.name))
-    }
-}
-
-fn hash(images: &Path, name: &str) -> Result<String, String> {
-    // The name comes from the network: it must not lead out of the folder.
-    if name.contains('/') || name.starts_with('.') || name.is_empty() {
-        return Err(format!("`{name}` is no file name"));
-    }
-    let path = images.join(name);
-    let mut hasher = blake3::Hasher::new();
-    hasher
-        .update_reader(
-            std::fs::File::open(&path).map_err(|e| format!("there is no boot file {}: {e}", path.display()))?,
-        )
-        .map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(hasher.finalize().to_hex().to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_boot_file_is_named_by_its_content_and_only_inside_the_folder() {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("vmlinuz"), "one").expect("writes");
-        let boot = Boot::Kernel { kernel: "vmlinuz".into(), initrd: None, cmdline: String::new() };
-        let files = boot_files(folder.path(), &boot).expect("is there");
-        assert_eq!(same_file(folder.path(), &files[0]), Ok(()));
-        std::fs::write(folder.path().join("vmlinuz"), "two").expect("writes");
-        assert!(same_file(folder.path(), &files[0]).is_err());
-        for bad in ["../vmlinuz", "/etc/passwd", "", ".hidden", "missing"] {
-            assert!(hash(folder.path(), bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn an_interface_is_found_by_its_name() {

@@ -12,7 +12,7 @@ use crate::neighbours::Here;
 use crate::neighbours::resident::Shown;
 use crate::node::Node;
 use crate::parts::{Moving, Parts};
-use crate::proto::{self, Note, Secret, Stage};
+use crate::proto::{self, Note, Secret, Stage, Staged};
 use anyhow::{Context, Result, anyhow};
 use godwit_api::host::MoveRole;
 use godwit_api::progress::Outcome;
@@ -59,7 +59,7 @@ async fn await_end_of_earlier(node: &Node, vm: VmId, ticket: Ticket) {
 ///
 /// # Errors
 /// What keeps the VM from coming here.
-pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), ApiError> {
+pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<Staged, ApiError> {
     if stage.source.name.as_str() != from {
         return Err(ApiError::new(Problem::Forbidden, format!("{from} asks in the name of {}", stage.source.name)));
     }
@@ -97,7 +97,8 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<(), Api
     if let Some(signed) = &stage.capability {
         crate::covered::keep(&parts, signed).map_err(failed)?;
     }
-    parts.keeper().ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply }).await
+    parts.keeper().ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply }).await?;
+    Ok(Staged { keeps_pages: crate::kept::may_be(&parts) })
 }
 
 /// Makes the place: replicas, endpoints, an incoming QEMU that waits for its stream.

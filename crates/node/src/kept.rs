@@ -133,6 +133,11 @@ async fn answer(ticket: Ticket, session: &Session, key: CheckpointKey, ram: u64)
     Ok(Holding::decode(&bytes, ram)?)
 }
 
+/// Destination: whether any may be, also while an earlier try's stream or a guest that has just left may still be on its way into the file.
+pub fn may_be(parts: &Parts) -> bool {
+    pages_path(&parts.folder).exists() || parts.keeping.try_lock().is_err()
+}
+
 /// Destination: tells which pages are kept.
 pub fn tell(parts: &Arc<Parts>, moving: Arc<Moving>, key: CheckpointKey, stream: Stream) {
     let parts = parts.clone();

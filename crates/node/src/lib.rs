@@ -3,6 +3,7 @@
 pub mod activity;
 pub mod actor;
 mod aside;
+mod boot_files;
 pub mod capture;
 pub mod check;
 pub mod claim;

@@ -1,6 +1,7 @@
 //! The node: everything that belongs to the host rather than to one VM.
 
 use crate::actor::Actor;
+use crate::boot_files::BootFiles;
 use crate::components::Components;
 use crate::disk::Disk;
 use crate::gateways::{self, Gateways};
@@ -56,6 +57,7 @@ pub struct Node {
     lending: Lending,
     pace: crate::scrub::Pace,
     images: crate::image::Images,
+    boot_files: BootFiles,
     /// VMs that are being made.
     defining: Mutex<BTreeSet<VmId>>,
 }
@@ -77,6 +79,10 @@ const DEFINING: Duration = Duration::from_millis(100);
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 impl Node {
+    pub(crate) const fn boot_files(&self) -> &BootFiles {
+        &self.boot_files
+    }
+
     pub(crate) const fn first_seen(&self) -> &FirstSeen {
         &self.first_seen
     }
@@ -294,6 +300,7 @@ impl Node {
             lending: Lending::default(),
             pace: crate::scrub::Pace::default(),
             images: crate::image::Images::default(),
+            boot_files: BootFiles::default(),
             defining: Mutex::default(),
         });
         // Before a wire could send anything.
@@ -737,8 +744,8 @@ impl Node {
         let machine = self.qemu.resolve(&definition.spec.machine);
         definition.spec.machine = machine.unwrap_or(definition.spec.machine);
         definition.spec.max_vcpus = definition.spec.max_vcpus.max(definition.spec.vcpus);
-        let (images, boot) = (self.config.images.clone(), definition.spec.boot.clone());
-        let files = tokio::task::spawn_blocking(move || check::boot_files(&images, &boot)).await;
+        let (node, boot) = (self.clone(), definition.spec.boot.clone());
+        let files = tokio::task::spawn_blocking(move || node.boot_files.of(&node.config.images, &boot)).await;
         definition.boot_files = files
             .unwrap_or_else(|_| Err("hashing ended in a bug of the node".into()))
             .map_err(|e| ApiError::new(Problem::Invalid, e))?;
@@ -954,7 +961,14 @@ impl Node {
     /// Another node asks something; the answer.
     pub async fn asked(self: &Arc<Self>, from: &str, bytes: &[u8]) -> bytes::Bytes {
         let answer: proto::Answer = match proto::decode::<proto::Request>(bytes) {
-            Ok(proto::Request::Stage(stage)) => crate::incoming::stage(self, from, *stage).await,
+            Ok(proto::Request::Stage(stage)) => {
+                let tells = stage.tells;
+                let staged = crate::incoming::stage(self, from, *stage).await;
+                if tells {
+                    return proto::encode(&staged);
+                }
+                staged.map(drop)
+            }
             Ok(proto::Request::StandBy(asked)) => crate::precache::stand_by(self, from, *asked).await,
             Ok(proto::Request::Released(asked)) => crate::lend::released(self, from, &asked),
             Ok(proto::Request::Scrub(ask)) => return crate::scrub::asked(self, from, *ask).await,

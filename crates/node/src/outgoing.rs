@@ -18,7 +18,7 @@ use crate::node::Node;
 use crate::parts::{Moving, Parts};
 use crate::peers::carried;
 use crate::processors;
-use crate::proto::{self, Hello, Request, Stage};
+use crate::proto::{self, Hello, Request, Stage, Staged};
 use crate::settle::{self, Settling};
 use anyhow::{Context, Result, anyhow, bail};
 use godwit_api::host::{DiskStrategy, MoveOrder, MoveRole};
@@ -116,12 +116,17 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
         vcpus: order.vcpus,
         capability: order.capability.clone(),
         postcopy: order.memory_postcopy.is_some(),
+        tells: true,
     }));
     let answer = node.peers().request(&order.to, proto::encode(&request), STAGING).await?;
-    let answer = proto::decode::<proto::Answer>(&answer).unwrap_or_else(|e| {
+    let answer = proto::decode::<Result<Option<Staged>, ApiError>>(&answer).unwrap_or_else(|e| {
         Err(ApiError::new(Problem::Failed, format!("{} answers what we do not know: {e}", order.to.name)))
     });
-    answer?;
+    let staged = answer?;
+    if let Some(moving) = parts.moving().filter(|moving| moving.ticket == ticket) {
+        let keeps_nothing = staged.is_some_and(|staged| !staged.keeps_pages);
+        moving.keeps_nothing.store(keeps_nothing, Ordering::Release);
+    }
     crate::wired::staged(node, parts, &order.to, order.capability.as_ref()).await?;
     marks.are_answered(&order.to.name).await
 }
@@ -215,13 +220,14 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             });
         }
         reach_async(Point::CopyDisk, parts.id).await;
-        // Asked while the disks go, so that nothing waits for the answer.
+        // Asked while the disks go, so that nothing waits for the answer; but where no disk goes, memory would.
         let keys = Keys::read(&parts.folder, SystemTime::now());
         let key = crate::kept::key(&parts.folder, &keys, &moving.peer.name).inspect_err(|error| {
             tracing::warn!(vm = parts.name, %error, "no key for what the destination keeps of memory; it keeps nothing");
         });
         let key = key.ok();
-        let asking = key.clone().map(|key| {
+        let is_of_use = !moving.keeps_nothing.load(Ordering::Acquire);
+        let asking = key.clone().filter(|_| is_of_use).map(|key| {
             let (parts, moving, session) = (parts.clone(), moving.clone(), session.clone());
             let ram = parts.definition().spec.memory.0.saturating_add(crate::incoming::FIRMWARE);
             crate::trace::spawn(async move {

@@ -93,6 +93,8 @@ pub struct Moving {
     pub(crate) handed: CancellationToken,
     /// Source: the guest runs at the destination, and needs its pages from here; there is no way back.
     pub(crate) gone: CancellationToken,
+    /// Source: the destination has said that it keeps nothing of the guest's memory.
+    pub(crate) keeps_nothing: AtomicBool,
     /// Source: how much of what nobody waits for may go behind the guest's back in a second; zero where that is not known.
     pub(crate) behind: AtomicU64,
     /// Source: where QEMU's migration socket ends, so that a stream that fails does not break it: it could not be gone back to then.
@@ -133,6 +135,7 @@ impl Moving {
             follows: AtomicBool::new(false),
             handed: CancellationToken::new(),
             gone: CancellationToken::new(),
+            keeps_nothing: AtomicBool::new(false),
             behind: AtomicU64::new(0),
             socket: Mutex::default(),
             stands: AtomicBool::new(false),

@@ -110,6 +110,16 @@ pub struct Stage {
     /// The number of the marks that the source has left with its disks on shared storage: whoever sees the same storage finds them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<u64>,
+    /// Whether the source wants to hear what is there: answered by `Result<Staged, ApiError>` then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tells: bool,
+}
+
+/// What a destination says of a place that it has made, to a source that asks for it. One of an earlier version says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Staged {
+    /// Whether it may keep pages of the guest's memory, of an earlier try or of its last stay.
+    pub keeps_pages: bool,
 }
 
 /// Holders that a destination is told of: a hand-off adds one while fills go on.

@@ -118,6 +118,7 @@ async fn a_node_that_was_taken_over_reads_no_volume_and_brings_no_vm_of_its_own(
             holders: vec![],
             mark: None,
             postcopy: false,
+            tells: false,
         }
     };
     let mut tries = vec![

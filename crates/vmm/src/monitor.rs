@@ -24,7 +24,7 @@ const RELINK: Duration = Duration::from_secs(1);
 /// How long a connection waits for QEMU's greeting. Longer than a stop takes as a rule: who hangs up loses their place.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The first wait between two connections.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(4);
 /// The longest, and how long a connection has to last before the first is in order again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often a wait looks whether the process is still there.
@@ -234,8 +234,8 @@ fn keep(weak: &Weak<Shared>, process: Process, socket: &Path) {
             }
         });
         drop(shared);
-        process.wait_gone_looking(pause, LOOK);
-        pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+        process.wait_gone_looking(pause, LOOK.min(pause));
+        pause = (pause * 5 / 4).min(LONGEST_PAUSE);
     }
 }
 
