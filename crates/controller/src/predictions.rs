@@ -269,18 +269,21 @@ impl Known {
         let at = wanted.at_unix_s.unwrap_or_else(now_s);
         let has_disks = vm.definition.spec.disks.iter().any(|disk| disk.shared().is_none());
         let left = past::left(&moves, id, &journey.to.name, now_s());
-        let asked = node.path(&asked).await;
         // Of a link of which not even the round trip is known nothing is kept with a move.
-        let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
+        let path = async {
+            let asked = node.path(&asked).await;
+            if may == Measure::Never { asked.map(Some) } else { Ok(asked.ok()) }
+        };
+        // What was watched of a guest before is known to each host that it has been on, and takes the longest to be heard of.
+        let watched = async { Ok(profile(c, vm, at).await) };
+        let (mut path, watched) = tokio::try_join!(path, watched)?;
         let is_on = journey.local.as_ref().is_some_and(|local| local.run == RunState::Running);
         let profile = async {
-            match profile(c, vm, at).await {
-                None if may == Measure::IfNeeded && is_on => {
-                    watch_shortly(&node, id).await;
-                    profile(c, vm, at).await
-                }
-                found => found,
+            if watched.is_some() || may != Measure::IfNeeded || !is_on {
+                return watched;
             }
+            watch_shortly(&node, id).await;
+            profile(c, vm, at).await
         };
         let packs = async {
             let wanted = has_disks && left.is_none();
