@@ -4,7 +4,7 @@
 //! die at any time: the record says where the saga was, and the next controller goes on from there.
 
 use crate::failpoint::{Point, reach};
-use crate::predictions::Ahead;
+use crate::predictions::{Ahead, Watched};
 use crate::record::{MoveRecord, Step, VmRecord};
 use crate::rights::Caller;
 use crate::saga::{Next, Said, Seen, is_owner_after, merge, next};
@@ -158,21 +158,22 @@ async fn check_source(
 }
 
 /// What a destination has against a move, and what is foretold of it where that is nothing. `known`: its facts, where it has been asked for them; then
-/// both are found out at the same time.
+/// both are found out at the same time. `guest`: what its host and the hosts before say of it, where it may go.
 async fn check_destination(
     c: &Controller,
     (vm, order): (&VmRecord, &StartMove),
     to: &HostRecord,
     known: Option<Result<HostFacts, ApiError>>,
-    (check, local): (&CheckVm, Option<&LocalVm>),
+    check: &CheckVm,
+    guest: Option<(&LocalVm, Option<&Watched>)>,
 ) -> (Vec<Blocker>, Option<(HostFacts, Ahead)>) {
     if to.name == vm.host {
         let message = format!("`{}` is on `{}` already", vm.definition.name, to.name);
         return (vec![blocker(&to.name, "vm", message, "name another host")], None);
     }
     let node = c.node(to);
-    let foretell = async |facts: &HostFacts| match local {
-        Some(local) => crate::predictions::before(c, vm, (to, facts), local, order).await,
+    let foretell = async |facts: &HostFacts| match guest {
+        Some(guest) => crate::predictions::before(c, vm, (to, facts), guest, order).await,
         None => Ahead::default(),
     };
     let (facts, report, ahead) = match known {
@@ -243,7 +244,8 @@ async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
         let is_other = first.name != vm.host;
         if is_other { Some(c.node(&first).facts().await) } else { None }
     };
-    let (source, mut known) = tokio::join!(check_source(c, &vm, order.vcpus), asking);
+    let watched = crate::predictions::watched(c, &vm);
+    let (source, mut known, watched) = tokio::join!(check_source(c, &vm, order.vcpus), asking, watched);
     let (mut blockers, local) = source?;
     if order.disk == DiskStrategy::Shared {
         let own = vm.definition.spec.disks.iter().filter(|disk| disk.shared().is_none());
@@ -259,7 +261,8 @@ async fn plan(c: &Controller, order: &StartMove) -> Result<Plan, ApiError> {
         }
         // A move that its source does not let go is foretold nothing.
         let may_go = local.as_ref().filter(|_| blockers.iter().all(|b| b.host != vm.host));
-        let (found, seen) = check_destination(c, (&vm, order), &to, known.take(), (&check, may_go)).await;
+        let guest = may_go.map(|local| (local, watched.as_ref()));
+        let (found, seen) = check_destination(c, (&vm, order), &to, known.take(), &check, guest).await;
         if found.is_empty() {
             // What other candidates had does not matter now; what the source has does.
             blockers.retain(|b| b.host == vm.host);

@@ -111,11 +111,12 @@ pub async fn show(
     let vm = c.vm_record(&name)?;
     let to = destination(&c, &vm, &wanted.to)?;
     let node = c.node_of(&vm.host)?;
-    let facts = c.node(&to).facts().await?;
+    let (there, watched) = (c.node(&to), profile(&c, &vm, wanted.at_unix_s));
+    let (facts, local, watched) = tokio::join!(there.facts(), node.vm(vm.definition.id), watched);
+    let (facts, local) = (facts?, local.ok());
     let peer = PeerHost { name: to.name.clone(), link: facts.link, underlay: facts.underlay };
-    let local = node.vm(vm.definition.id).await.ok();
     let journey = Journey { vm, to, peer, local };
-    let known = Known::gather(&c, &journey, &wanted, Measure::IfNeeded).await?;
+    let known = Known::gather(&c, &journey, &wanted, Measure::IfNeeded, watched).await?;
     let when = if wanted.when { Some(logs(&c, &journey.vm).await?) } else { None };
     // Simulations of large guests take a while.
     let answer = tokio::task::spawn_blocking(move || known.predict(&journey, &wanted, when.as_deref())).await;
@@ -158,7 +159,7 @@ pub async fn before(
     c: &Controller,
     vm: &VmRecord,
     (to, facts): (&HostRecord, &HostFacts),
-    local: &LocalVm,
+    (local, watched): (&LocalVm, Option<&Watched>),
     order: &StartMove,
 ) -> Ahead {
     let peer = PeerHost { name: to.name.clone(), link: facts.link, underlay: facts.underlay };
@@ -172,7 +173,7 @@ pub async fn before(
     };
     let disk = order.disk;
     let work = async {
-        let known = Known::gather(c, &journey, &wanted, Measure::Never).await.ok()?;
+        let known = Known::gather(c, &journey, &wanted, Measure::Never, watched.cloned()).await.ok()?;
         tokio::task::spawn_blocking(move || known.ordered(disk, wanted.policy)).await.ok()
     };
     let found = timeout(PATIENCE, work).await.ok().flatten().unwrap_or_default();
@@ -249,6 +250,7 @@ impl Known {
         journey: &Journey,
         wanted: &WantedPrediction,
         may: Measure,
+        watched: Option<Watched>,
     ) -> Result<Self, ApiError> {
         let (vm, id) = (&journey.vm, journey.vm.definition.id);
         let moves = c.move_records()?;
@@ -266,24 +268,18 @@ impl Known {
         let measure = may == Measure::IfNeeded && open.is_empty() && needed;
         let node = c.node_of(&vm.host)?;
         let asked = AskPath { peer: journey.peer.clone(), measure };
-        let at = wanted.at_unix_s.unwrap_or_else(now_s);
         let has_disks = vm.definition.spec.disks.iter().any(|disk| disk.shared().is_none());
         let left = past::left(&moves, id, &journey.to.name, now_s());
+        let asked = node.path(&asked).await;
         // Of a link of which not even the round trip is known nothing is kept with a move.
-        let path = async {
-            let asked = node.path(&asked).await;
-            if may == Measure::Never { asked.map(Some) } else { Ok(asked.ok()) }
-        };
-        // What was watched of a guest before is known to each host that it has been on, and takes the longest to be heard of.
-        let watched = async { Ok(profile(c, vm, at).await) };
-        let (mut path, watched) = tokio::try_join!(path, watched)?;
+        let mut path = if may == Measure::Never { Some(asked?) } else { asked.ok() };
         let is_on = journey.local.as_ref().is_some_and(|local| local.run == RunState::Running);
         let profile = async {
             if watched.is_some() || may != Measure::IfNeeded || !is_on {
                 return watched;
             }
             watch_shortly(&node, id).await;
-            profile(c, vm, at).await
+            profile(c, vm, wanted.at_unix_s).await
         };
         let packs = async {
             let wanted = has_disks && left.is_none();
@@ -598,10 +594,19 @@ pub(crate) fn pause(of: &Pair, assumed: Span, moves: usize) -> Span {
     Span::holding(likely, seen.lower, seen.upper)
 }
 
-/// The profile that is nearest to a time of day, of those the newest, with its log.
-async fn profile(c: &Controller, vm: &VmRecord, at_unix_s: u64) -> Option<(Profile, Log)> {
+/// What was watched of a guest, and what it did then.
+pub type Watched = (Profile, Log);
+
+/// As [`profile`], of now; none where it takes too long. Each host that the guest has been on is asked: who foretells a move has that begun before
+/// it is known where the guest is to go.
+pub async fn watched(c: &Controller, vm: &VmRecord) -> Option<Watched> {
+    timeout(PATIENCE, profile(c, vm, None)).await.ok().flatten()
+}
+
+/// The profile that is nearest to a time of day, now if none is given, of those the newest, with its log.
+async fn profile(c: &Controller, vm: &VmRecord, at_unix_s: Option<u64>) -> Option<Watched> {
     let all = crate::profiles::all(c, vm.definition.id, &vm.host).await.ok()?;
-    let best = nearest(all, at_unix_s)?;
+    let best = nearest(all, at_unix_s.unwrap_or_else(now_s))?;
     let log = log(c, vm.definition.id, &best).await?;
     Some((best, log))
 }

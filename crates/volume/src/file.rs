@@ -153,6 +153,10 @@ impl SlottedFile {
     pub fn new(path: PathBuf) -> Self {
         Self { path, sure: AtomicBool::new(false) }
     }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 impl Description for SlottedFile {

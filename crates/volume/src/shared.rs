@@ -76,8 +76,10 @@ pub(crate) struct Shared {
     lock: Mutex<Option<FolderLock>>,
 }
 
-fn holder_of(place: &Path) -> DescriptionFile {
-    DescriptionFile(place.join("holder"))
+/// Written while the guest stands: in its place, which costs no more than its own bytes, where another file under its name waits for all that
+/// the file system has to make durable.
+fn holder_of(place: &Path) -> SlottedFile {
+    SlottedFile::new(place.join("holder"))
 }
 
 /// Who had the shared volume in this folder last; none: nobody yet.
@@ -89,9 +91,9 @@ pub fn having(place: &Path) -> Result<Option<Having>, VolumeError> {
     match holder.load() {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .map(Some)
-            .map_err(|e| VolumeError::Damaged { path: holder.0, why: e.to_string() }),
+            .map_err(|e| VolumeError::Damaged { path: holder.path().to_owned(), why: e.to_string() }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(io_error("read", &holder.0)(e)),
+        Err(e) => Err(io_error("read", holder.path())(e)),
     }
 }
 

@@ -138,17 +138,18 @@ fn a_write_that_comes_after_the_detaching_is_never_made_also_when_another_host_h
     });
 }
 
+fn refused(replica: &Replica, lineage: Lineage, generation: u64) {
+    let error = replica.attach(lineage, Generation(generation)).unwrap_err();
+    assert!(matches!(error, VolumeError::Outranked { .. }), "{error}");
+    assert!(replica.is_detached());
+}
+
 #[test]
 fn an_older_owner_or_the_same_at_another_host_gets_nothing_and_a_later_one_after_a_crash_does() {
     let world = World::new();
     let (a, b, c) = (world.host("a"), world.host("b"), world.host("c"));
     World::open(&a, FIRST, 2).unwrap();
     a.detach().unwrap();
-    let refused = |replica: &Replica, lineage, generation| {
-        let error = replica.attach(lineage, Generation(generation)).unwrap_err();
-        assert!(matches!(error, VolumeError::Outranked { .. }), "{error}");
-        assert!(replica.is_detached());
-    };
     refused(&b, FIRST, 1);
     refused(&b, FIRST, 2);
     // The same owner at the same host: a node that was started again.
@@ -166,6 +167,27 @@ fn an_older_owner_or_the_same_at_another_host_gets_nothing_and_a_later_one_after
     c.detach().unwrap();
     refused(&b, FIRST, 99);
     assert_eq!(having(&world.place()).unwrap().unwrap().who, "c");
+}
+
+#[test]
+fn who_had_it_last_is_written_in_its_place_and_read_as_earlier_versions_wrote_it() {
+    use std::os::unix::fs::MetadataExt;
+    let world = World::new();
+    let (a, b) = (world.host("a"), world.host("b"));
+    let path = world.place().join("holder");
+    let earlier = Having { who: "c".into(), lineage: FIRST, generation: Generation(4) };
+    std::fs::write(&path, serde_json::to_vec(&earlier).unwrap()).unwrap();
+    assert_eq!(having(&world.place()).unwrap(), Some(earlier));
+    refused(&a, FIRST, 3);
+    World::open(&a, FIRST, 5).unwrap();
+    a.detach().unwrap();
+    let file = std::fs::metadata(&path).unwrap().ino();
+    World::open(&b, FIRST, 6).unwrap();
+    b.detach().unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().ino(), file, "another file has taken its place");
+    let now = Having { who: "b".into(), lineage: FIRST, generation: Generation(6) };
+    assert_eq!(having(&world.place()).unwrap(), Some(now));
+    refused(&a, FIRST, 5);
 }
 
 #[test]
