@@ -28,6 +28,11 @@
 //! that seals and writes it ([`CheckpointWriter`]). Where that is full no more is kept, as with a full disk. And where the guest stands nothing is,
 //! and what is queued is dropped ([`Checkpoint::rest`]): its pause is not to share the disk with what is of no use once it has come.
 //!
+//! *It costs more than it is worth.* To seal and write what comes takes a seventh of a move over a fast link whose hosts' processors are busy, and most
+//! moves are not cut short. So nothing is kept of a stream's beginning ([`Checkpoint::later`]) until the stream has gone on for a while
+//! ([`Decoder::keep_now`](crate::Decoder::keep_now)) or breaks off: then the pages that came are read out of the incoming guest's RAM. What is there may
+//! be older than what came, or half of it, where QEMU has yet to read that; then the next try finds that the guest has another page.
+//!
 //! *A page is named that is queued, or was not kept.* The encoder names only what was in the file when the stream began, and nothing of which it
 //! has sent other contents since. So the slots that it names are none that this stream writes: reading one waits for no write. And a page that was
 //! not kept leaves in its slot what lay there, under its own seal: the next try tells the mark of just that, and it is named only if the guest has
@@ -76,6 +81,8 @@ const RUN: usize = 16;
 const QUEUE: usize = 32 << 20;
 /// So many bytes are to be there before it is woken: not for each run.
 const WAKE: usize = 256 << 10;
+/// What of a stream's beginning is still read out of RAM, at most, once the stream has broken off: who tries again waits for it.
+const LEFT: u64 = 256 << 20;
 
 /// The key of a VM's checkpoints. Whoever owns the VM makes it, keeps it, and says it to the destination for a try.
 #[derive(Clone, PartialEq, Eq)]
@@ -134,6 +141,8 @@ pub struct Checkpoint {
     trouble: Option<io::Error>,
     /// The guest stands: nothing more is kept.
     rests: bool,
+    /// What comes of RAM now is kept later.
+    later: Option<Later>,
     slot: Vec<u8>,
     run: Run,
 }
@@ -145,6 +154,75 @@ enum To {
     Here(Box<Sealer>),
     /// Another thread.
     Beside(Arc<Queue>),
+}
+
+/// A guest's RAM, of which what has come is not kept yet.
+#[derive(Debug)]
+struct Later {
+    ram: Witness,
+    /// Which block of the stream it is; none before one has begun.
+    block: Option<usize>,
+    came: Came,
+}
+
+/// Pages of a block that came: a bit each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Came(Vec<u64>);
+
+impl Came {
+    fn of(pages: u64) -> Self {
+        Self(vec![0; usize::try_from(pages.div_ceil(64)).unwrap_or(0)])
+    }
+
+    fn add(&mut self, page: u64) {
+        if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.0.get_mut(at)) {
+            *word |= 1 << (page % 64);
+        }
+    }
+
+    /// Takes out up to 64 pages that are near each other, from this word on; none when there are no more.
+    fn take(&mut self, from: &mut usize) -> Option<(u64, u64)> {
+        let rest = self.0.get_mut(*from..)?;
+        let skipped = rest.iter().position(|word| *word != 0)?;
+        let word = std::mem::take(&mut rest[skipped]);
+        *from += skipped;
+        Some((*from as u64 * 64, word))
+    }
+}
+
+/// Pages that came before they were kept, to be read where the guest has them.
+#[derive(Debug)]
+struct Earlier {
+    ram: Witness,
+    /// The slot of the block's first page.
+    first: u64,
+    came: Came,
+    /// Where to go on.
+    at: usize,
+}
+
+impl Earlier {
+    /// The next pages that are neighbours of each other, as they are now; none: there are no more. Of 64 pages none may have come as anything but
+    /// zeroes; then there is nothing in the run.
+    fn next(&mut self) -> io::Result<Option<Vec<Run>>> {
+        let Some((from, bits)) = self.came.take(&mut self.at) else { return Ok(None) };
+        let (mut runs, mut page) = (vec![], [0; PAGE_SIZE]);
+        let mut run = Run::default();
+        for number in (0..64).filter(|bit| bits & (1 << bit) != 0).map(|bit| from + bit) {
+            self.ram.read(number, &mut page)?;
+            if page.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            if !run.takes(self.first + number) {
+                runs.push(std::mem::take(&mut run));
+                run.first = self.first + number;
+            }
+            run.add(&page);
+        }
+        runs.push(run);
+        runs.retain(|run| !run.slots.is_empty());
+        Ok(Some(runs))
+    }
 }
 
 /// Slots one after another that are still to be sealed and written.
@@ -160,6 +238,12 @@ impl Run {
     fn takes(&self, number: u64) -> bool {
         self.slots.len() < RUN * SLOT && number == self.first + (self.slots.len() / SLOT) as u64
     }
+
+    fn add(&mut self, content: &PageBytes) {
+        let slot = self.slots.len();
+        self.slots.resize(slot + NONCE_LEN + TAG, 0);
+        self.slots.extend_from_slice(content);
+    }
 }
 
 /// What is to be written.
@@ -169,6 +253,8 @@ enum Piece {
     Table(Vec<u8>),
     /// Pages.
     Pages(Run),
+    /// Pages that came before. They are written while nothing else is to be.
+    Earlier(Box<Earlier>),
 }
 
 impl Piece {
@@ -176,6 +262,8 @@ impl Piece {
         match self {
             Self::Table(table) => table.len(),
             Self::Pages(run) => run.slots.len(),
+            // They are in the guest's RAM.
+            Self::Earlier(_) => 0,
         }
     }
 }
@@ -197,7 +285,22 @@ impl Sealer {
         match piece {
             Piece::Table(table) => self.table(table),
             Piece::Pages(run) => self.pages(run),
+            Piece::Earlier(earlier) => {
+                while self.some(earlier)?.is_some() {}
+                Ok(())
+            }
         }
+    }
+
+    /// Some of the pages that came before, and how many bytes; none: there are no more.
+    fn some(&mut self, earlier: &mut Earlier) -> io::Result<Option<u64>> {
+        let Some(mut runs) = earlier.next()? else { return Ok(None) };
+        let mut bytes = 0;
+        for run in &mut runs {
+            bytes += run.slots.len() as u64;
+            self.pages(run)?;
+        }
+        Ok(Some(bytes))
     }
 
     fn table(&mut self, table: &mut [u8]) -> io::Result<()> {
@@ -258,6 +361,8 @@ struct Queued {
     waits: bool,
     /// Nothing more comes, or nothing more is taken.
     ended: bool,
+    /// Nobody wants what came before.
+    dropped: bool,
     /// Why that is so, until somebody has heard of it.
     trouble: Option<io::Error>,
 }
@@ -286,16 +391,20 @@ impl Queue {
         Ok(())
     }
 
-    /// The next piece, once so much is written of what was taken before; `None`: there is no more.
-    fn take(&self, written: usize) -> Option<Piece> {
+    /// What is to be written next, once so much is written of what was taken before. Where there is nothing somebody who has `else_to_do` does not
+    /// wait for it.
+    fn take(&self, written: usize, else_to_do: bool) -> Next {
         let mut queued = self.queued();
         queued.bytes -= written;
         loop {
             if let Some(piece) = queued.pieces.pop_front() {
-                return Some(piece);
+                return Next::Piece(piece);
+            }
+            if else_to_do && !queued.dropped {
+                return Next::Else { ended: queued.ended };
             }
             if queued.ended {
-                return None;
+                return Next::Nothing;
             }
             queued.waits = true;
             queued = self.come.wait(queued).unwrap_or_else(PoisonError::into_inner);
@@ -313,7 +422,19 @@ impl Queue {
         let mut queued = self.queued();
         let dropped: usize = queued.pieces.drain(..).map(|piece| piece.bytes()).sum();
         queued.bytes -= dropped;
+        queued.dropped = true;
     }
+}
+
+/// What is to be done next by whoever writes.
+enum Next {
+    Piece(Piece),
+    /// What came before. Whether nothing more comes.
+    Else {
+        ended: bool,
+    },
+    /// There is no more.
+    Nothing,
 }
 
 /// Seals and writes what a [`Decoder`](crate::Decoder) keeps, on a thread of its own. Nothing is kept unless it runs.
@@ -328,10 +449,29 @@ impl CheckpointWriter {
     /// Until the decoder is dropped and what it has kept is written, or that fails, which the decoder hears of. Who reads the file or removes it
     /// waits for this first.
     pub fn run(mut self) {
-        let mut written = 0;
-        while let Some(mut piece) = self.queue.take(written) {
-            written = piece.bytes();
-            if let Err(error) = self.sealer.write(&mut piece) {
+        let (mut written, mut earlier, mut left) = (0, None::<Box<Earlier>>, LEFT);
+        loop {
+            let done = match (self.queue.take(written, earlier.is_some()), &mut earlier) {
+                (Next::Piece(Piece::Earlier(pages)), _) => {
+                    written = 0;
+                    earlier = Some(pages);
+                    Ok(())
+                }
+                (Next::Piece(mut piece), _) => {
+                    written = piece.bytes();
+                    self.sealer.write(&mut piece)
+                }
+                (Next::Else { ended }, Some(pages)) if left > 0 => {
+                    written = 0;
+                    self.sealer.some(pages).map(|some| match some {
+                        Some(bytes) if ended => left = left.saturating_sub(bytes),
+                        Some(_) => {}
+                        None => earlier = None,
+                    })
+                }
+                (Next::Else { .. } | Next::Nothing, _) => return,
+            };
+            if let Err(error) = done {
                 self.queue.queued().trouble = Some(error);
                 return;
             }
@@ -392,6 +532,7 @@ impl Checkpoint {
             to: To::Here(Box::new(sealer)),
             trouble: None,
             rests: false,
+            later: None,
             slot: vec![0; SLOT],
             run: Run::default(),
         };
@@ -417,6 +558,25 @@ impl Checkpoint {
     pub fn read_only(mut self, why: io::Error) -> Self {
         self.note(Err(why));
         self
+    }
+
+    /// What comes of this RAM of the incoming guest is kept when [`Checkpoint::keep_now`] is called, or what feeds this breaks off.
+    #[must_use]
+    pub fn later(mut self, ram: Witness) -> Self {
+        self.later = Some(Later { ram, block: None, came: Came::default() });
+        self
+    }
+
+    /// What has come by now of the RAM of which nothing was kept is, and what comes is from now on.
+    pub(crate) fn keep_now(&mut self) {
+        let Some(Later { ram, block, came }) = self.later.take() else { return };
+        let Some(block) = block.filter(|_| self.trouble.is_none() && !self.rests) else { return };
+        let earlier = Piece::Earlier(Box::new(Earlier { ram, first: self.firsts[block], came, at: 0 }));
+        let result = match (&mut self.to, earlier) {
+            (To::Here(sealer), mut earlier) => sealer.write(&mut earlier),
+            (To::Beside(queue), earlier) => queue.push(earlier),
+        };
+        self.note(result);
     }
 
     /// From now on what is kept is sealed and written by whoever runs what is returned. `None`: somebody does already.
@@ -527,6 +687,10 @@ impl Checkpoint {
 
     /// A stream with these blocks begins: what is kept of others is dropped.
     pub(crate) fn begin(&mut self, blocks: &[Block]) {
+        if let Some(later) = &mut self.later {
+            later.block = blocks.iter().position(|block| later.ram.is_of(&block.name));
+            later.came = Came::of(later.block.map_or(0, |at| blocks[at].pages));
+        }
         if self.blocks == blocks {
             return;
         }
@@ -547,14 +711,15 @@ impl Checkpoint {
         if self.trouble.is_some() || self.rests {
             return;
         }
+        if let Some(later) = self.later.as_mut().filter(|later| later.block == Some(place.block)) {
+            return later.came.add(place.page);
+        }
         let number = self.number(place);
         if !self.run.takes(number) {
             self.write_run();
             self.run.first = number;
         }
-        let slot = self.run.slots.len();
-        self.run.slots.resize(slot + NONCE_LEN + TAG, 0);
-        self.run.slots.extend_from_slice(content);
+        self.run.add(content);
     }
 
     fn write_run(&mut self) {
@@ -572,7 +737,7 @@ impl Checkpoint {
     /// Nothing more is kept of this stream: the guest stands, or what came is damaged. What a writer beside has not written by now is dropped:
     /// another try brings it again.
     pub(crate) fn rest(&mut self) {
-        self.rests = true;
+        (self.rests, self.later) = (true, None);
         match &self.to {
             To::Here(_) => self.write_run(),
             To::Beside(queue) => {
@@ -666,6 +831,7 @@ impl Checkpoint {
 impl Drop for Checkpoint {
     fn drop(&mut self) {
         self.write_run();
+        self.keep_now();
         if let To::Beside(queue) = &self.to {
             queue.end();
         }
@@ -922,6 +1088,95 @@ mod tests {
             let lay = (page < 50).then(|| content(page + 1));
             assert_eq!(checkpoint.page(Place { block: 0, page }).unwrap(), lay, "{page}");
         }
+    }
+
+    #[test]
+    fn what_came_before_it_was_kept_is_read_out_of_ram_once_it_is_to_be_or_the_stream_breaks_off_and_not_when_the_guest_stands()
+     {
+        const PAGES: u64 = 1000;
+        let folder = tempfile::tempdir().unwrap();
+        let key = CheckpointKey::random();
+        let blocks = [Block { name: b"rom".to_vec(), pages: 10 }, Block { name: b"ram0".to_vec(), pages: PAGES }];
+        let (rom, ram) = (|page| Place { block: 0, page }, |page| Place { block: 1, page });
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        enum Then {
+            Kept,
+            BrokenOff,
+            Stands,
+        }
+        let ways = [(false, Then::Kept), (true, Then::Kept), (true, Then::BrokenOff), (true, Then::Stands)];
+        for (n, (beside, then)) in ways.into_iter().enumerate() {
+            let (path, memory) = (folder.path().join(n.to_string()), folder.path().join(format!("ram{n}")));
+            let guest = File::options().create_new(true).read(true).write(true).open(&memory).unwrap();
+            guest.set_len(PAGES * PAGE_SIZE as u64).unwrap();
+            let has = |page: u64, n: u64| guest.write_all_at(&content(n), page * PAGE_SIZE as u64).unwrap();
+            // Page 700 is in RAM, and of no stream; of what an earlier one brought, page 300 stays.
+            has(700, 1);
+            let mut before = Checkpoint::open(&path, &key).unwrap();
+            before.begin(&blocks);
+            before.keep(ram(300), &content(77));
+            before.keep(ram(5), &content(77));
+            drop(before);
+            let witness = Witness::new("ram0", File::open(&memory).unwrap());
+            let mut checkpoint = Checkpoint::open(&path, &key).unwrap().later(witness);
+            let writer = beside.then(|| checkpoint.beside().unwrap());
+            checkpoint.begin(&blocks);
+            checkpoint.keep(rom(3), &content(3));
+            // Page 8 comes as something else again, page 9 as zeroes, and page 990 is not in RAM yet.
+            for page in (0..200).chain([8, 990]) {
+                checkpoint.keep(ram(page), &content(page + 1));
+                has(page, page + 10);
+            }
+            has(9, 0);
+            has(990, 0);
+            assert_eq!(checkpoint.page(ram(5)).unwrap(), Some(content(77)), "nothing is kept yet");
+            match then {
+                Then::Kept => {
+                    checkpoint.keep_now();
+                    checkpoint.keep(ram(500), &content(500));
+                }
+                Then::BrokenOff => {}
+                Then::Stands => checkpoint.rest(),
+            }
+            assert!(checkpoint.trouble().is_none());
+            drop(checkpoint);
+            if let Some(writer) = writer {
+                writer.run();
+            }
+            let mut checkpoint = Checkpoint::open(&path, &key).unwrap();
+            let kept: BTreeSet<u64> =
+                (0..PAGES).filter(|page| checkpoint.page(ram(*page)).unwrap().is_some()).collect();
+            let mut expected: BTreeSet<u64> = [5, 300].into();
+            if then != Then::Stands {
+                expected.extend((0..200).filter(|page| *page != 9));
+            }
+            if then == Then::Kept {
+                expected.insert(500);
+            }
+            assert_eq!(kept, expected, "{beside} {then:?}");
+            let five = if then == Then::Stands { 77 } else { 15 };
+            assert_eq!(checkpoint.page(ram(5)).unwrap(), Some(content(five)), "{beside} {then:?}");
+            assert_eq!(checkpoint.page(rom(3)).unwrap().is_some(), then != Then::Stands, "{beside} {then:?}");
+        }
+    }
+
+    #[test]
+    fn no_more_than_some_of_what_came_is_read_out_of_ram_once_the_stream_has_broken_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, memory) = (folder.path().join("checkpoint"), folder.path().join("ram"));
+        let pages = LEFT / SLOT as u64 + 5000;
+        let guest = File::create_new(&memory).unwrap();
+        let same = vec![7; 1000 * PAGE_SIZE];
+        (0..pages.div_ceil(1000)).for_each(|n| guest.write_all_at(&same, n * same.len() as u64).unwrap());
+        let witness = Witness::new("ram0", File::open(&memory).unwrap());
+        let mut checkpoint = Checkpoint::open(&path, &CheckpointKey::random()).unwrap().later(witness);
+        let writer = checkpoint.beside().unwrap();
+        checkpoint.begin(&[Block { name: b"ram0".to_vec(), pages }]);
+        (0..pages).for_each(|page| checkpoint.keep(Place { block: 0, page }, &content(1)));
+        drop(checkpoint);
+        writer.run();
+        let written = std::fs::metadata(&path).unwrap().len();
+        assert!((LEFT..LEFT + (1 << 20)).contains(&written), "{written}");
     }
 
     #[test]

@@ -225,6 +225,13 @@ impl Decoder {
         self.checkpoint.as_mut()?.beside()
     }
 
+    /// What has come of the RAM of which nothing was kept is kept now, and what comes is from now on ([`Checkpoint::later`]).
+    pub fn keep_now(&mut self) {
+        if let Some(checkpoint) = &mut self.checkpoint {
+            checkpoint.keep_now();
+        }
+    }
+
     /// Takes differences against the incoming guest's RAM itself, instead of keeping a copy of what came last. To be called before the first
     /// push, and then to be driven by [`Decoder::push_some`], whose output goes to QEMU through a socket of at most
     /// [`MOST_UNREAD`](crate::MOST_UNREAD) bytes before the next call.

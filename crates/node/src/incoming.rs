@@ -236,7 +236,7 @@ async fn feed(
     // What was said of a page lies in there: no copy is kept for differences.
     let ram = qemu.ram(parts.definition().spec.memory).and_then(|ram| {
         rustix::net::sockopt::set_socket_send_buffer_size(&writer, UNREAD)?;
-        Ok(Witness::new(Qemu::RAM, ram))
+        Ok((Witness::new(Qemu::RAM, ram.try_clone()?), Witness::new(Qemu::RAM, ram)))
     });
     let ram = ram.inspect_err(|error| tracing::info!(vm = parts.name, %error, "a copy of what comes last is kept"));
     // The source has been told what is kept here, or has given up asking.
@@ -248,10 +248,15 @@ async fn feed(
         let _keeping = keeping;
         let here = Here::new(Replicas::new(into.disks()), others, shown.clone());
         let mut decoder = Decoder::new(limits)?.with_disks(Box::new(here));
-        if let Ok(ram) = ram {
+        let mut later = None;
+        if let Ok((ram, of_checkpoint)) = ram {
             decoder = decoder.with_ram(ram);
+            later = Some(of_checkpoint);
         }
-        if let Some(checkpoint) = key.and_then(|key| crate::kept::open(&into, &CheckpointKey(key.0))) {
+        if let Some(mut checkpoint) = key.and_then(|key| crate::kept::open(&into, &CheckpointKey(key.0))) {
+            if let Some(ram) = later {
+                checkpoint = checkpoint.later(ram);
+            }
             decoder = decoder.with_checkpoint(checkpoint);
         }
         let result = memory_in::write(&writer, decoder, &counted, pieces, &feedback);

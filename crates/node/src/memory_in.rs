@@ -7,7 +7,7 @@ use godwit_memory::{Checkpoint, Decoder, Feedback};
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// How much the decoder is given at once, and how long that may wait for more: its thread is woken for each.
@@ -18,6 +18,10 @@ pub const GATHER: Duration = Duration::from_millis(1);
 pub const PIECES: usize = 4;
 /// What the decoder says that may wait for its way back. It says little, and what it asks for stops it.
 pub const FEEDBACKS: usize = 16;
+
+/// For how long of a stream nothing is kept for another try, unless it breaks off: that costs a move over a fast link a seventh of its time where
+/// processors are few, and a try after this process was killed brings it again in as long.
+const KEPT_AFTER: Duration = Duration::from_secs(5);
 
 /// How much of the rebuilt stream was given to QEMU, and how much of that was verified against the source's digest.
 #[derive(Debug, Default)]
@@ -86,8 +90,11 @@ fn rebuild(
     back: &mpsc::Sender<Feedback>,
 ) -> Result<()> {
     let mut out = Vec::with_capacity(1 << 20);
-    let mut told = false;
+    let (mut told, mut began) = (false, None);
     while let Some(piece) = from.blocking_recv() {
+        if began.get_or_insert_with(Instant::now).elapsed() >= KEPT_AFTER {
+            decoder.keep_now();
+        }
         let mut rest = &piece[..];
         let mut more = true;
         // A few bytes may mean a great many pages: no more is made at once than QEMU takes at once.
