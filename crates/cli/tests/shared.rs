@@ -64,8 +64,8 @@ fn lies(pair: &Pair) -> Vec<u8> {
 }
 
 fn holder(pair: &Pair) -> String {
-    let text = std::fs::read(pair.path("nfs/web/holder")).unwrap();
-    serde_json::from_slice::<serde_json::Value>(&text).unwrap()["who"].as_str().unwrap().to_owned()
+    let had = godwit_volume::shared::having(&pair.path("nfs/web")).unwrap();
+    had.expect("somebody has had it").who
 }
 
 fn moved(pair: &Pair, to: &str) {

@@ -121,6 +121,13 @@ pub fn reach(level: Level) -> Reach {
     if level < Level::One { Reach::Near } else { Reach::Far }
 }
 
+/// What is said of how a stream is packed at such a level.
+#[must_use]
+pub fn told(level: Level) -> String {
+    let near = if reach(level) == Reach::Near { ", looking back a mebibyte" } else { "" };
+    format!("memory is packed with zstd's level {}{near}", level.number())
+}
+
 impl Levels {
     /// From now on. With level 1, but for a policy that says itself what is wanted.
     #[must_use]

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use godwit_api::progress::NoteKind;
 use godwit_link::{Flow, Session};
 use godwit_memory::levels::{self, Carried, Level};
-use godwit_memory::{Encoder, Levels, Progress, Reach, ReturnPath, StreamError};
+use godwit_memory::{Encoder, Levels, Progress, ReturnPath, StreamError};
 use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
@@ -209,11 +209,7 @@ pub(crate) fn read(
                     let reach = levels::reach(level);
                     packing(&mut levels, || encoder.set_level(level.number(), reach, &mut wire))?;
                     seen.level.store(level.number(), Ordering::Relaxed);
-                    let near = if reach == Reach::Near { ", looking back a mebibyte" } else { "" };
-                    let text = format!(
-                        "memory is packed with zstd's level {}{near}: that is what the link and the processors allow",
-                        level.number()
-                    );
+                    let text = format!("{}: that is what the link and the processors allow", levels::told(level));
                     moving.note(NoteKind::Decision, text);
                 }
                 let progress = encoder.progress();

@@ -340,14 +340,11 @@ async fn memory(
     let glances = (policy == Policy::LeastBytes).then(glances);
     let mut glances = glances.and_then(|glances| glances.inspect_err(cannot_see).ok());
     if policy == Policy::LeastBytes {
-        moving.note(
-            NoteKind::Decision,
-            format!("memory is packed with zstd's level {level}: the fewest bytes are wanted"),
-        );
+        moving.note(NoteKind::Decision, format!("{}: the fewest bytes are wanted", levels::told(levels.level())));
     } else if levels.level() < Level::One {
         moving.note(
             NoteKind::Decision,
-            format!("memory is packed with zstd's level {level}, looking back a mebibyte: the last guest's that went there ended below level 1"),
+            format!("{}: the last guest's that went there ended below level 1", levels::told(levels.level())),
         );
     }
     let mut encoder = Encoder::new(Config { level, reach, beside: Some(processors::clock), ..Config::default() })?;
