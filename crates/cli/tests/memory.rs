@@ -150,6 +150,20 @@ fn a_vm_that_comes_back_by_way_of_another_host_finds_the_memory_that_it_left() {
 }
 
 #[test]
+fn a_move_that_is_given_up_in_its_first_seconds_leaves_what_had_come_for_the_next_one() {
+    let Some((_machine, pair)) = hosts("memagain", &["a", "b"]) else { return };
+    create(&pair, "web", (128 << 20) + 8192);
+    pair.ok(&["move", "web", "--to", "b", "--limit", "800k", "--detach"]);
+    let sent = || pair.json(&["move", "show", "web"])["progress"]["bytes"]["memory"].as_u64().unwrap_or_default();
+    pair.until("some of its memory has gone", || sent() > 192 << 10);
+    pair.ok(&["move", "web", "--cancel"]);
+    pair.until("it is given up", || pair.json(&["move", "show", "web"])["progress"]["outcome"] == "cancelled");
+    pair.until("its place is gone", || pair.guests("b").is_empty());
+    let there = moved(&pair, "b", &[]);
+    assert!(there.progress.held_memory.0 >= 32 << 10, "{:?}", there.progress);
+}
+
+#[test]
 fn several_vms_in_one_order_go_one_after_another_and_one_that_waits_can_be_taken_back() {
     let Some((_machine, mut pair)) = hosts("together", &["a", "b"]) else { return };
     create(&pair, "web", (128 << 20) + 8192);
