@@ -166,7 +166,7 @@ struct Later {
 }
 
 /// Pages of a block that came: a bit each.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 struct Came(Vec<u64>);
 
 impl Came {
@@ -199,30 +199,6 @@ struct Earlier {
     came: Came,
     /// Where to go on.
     at: usize,
-}
-
-impl Earlier {
-    /// The next pages that are neighbours of each other, as they are now; none: there are no more. Of 64 pages none may have come as anything but
-    /// zeroes; then there is nothing in the run.
-    fn next(&mut self) -> io::Result<Option<Vec<Run>>> {
-        let Some((from, bits)) = self.came.take(&mut self.at) else { return Ok(None) };
-        let (mut runs, mut page) = (vec![], [0; PAGE_SIZE]);
-        let mut run = Run::default();
-        for number in (0..64).filter(|bit| bits & (1 << bit) != 0).map(|bit| from + bit) {
-            self.ram.read(number, &mut page)?;
-            if page.iter().all(|byte| *byte == 0) {
-                continue;
-            }
-            if !run.takes(self.first + number) {
-                runs.push(std::mem::take(&mut run));
-                run.first = self.first + number;
-            }
-            run.add(&page);
-        }
-        runs.push(run);
-        runs.retain(|run| !run.slots.is_empty());
-        Ok(Some(runs))
-    }
 }
 
 /// Slots one after another that are still to be sealed and written.
@@ -292,14 +268,23 @@ impl Sealer {
         }
     }
 
-    /// Some of the pages that came before, and how many bytes; none: there are no more.
-    fn some(&mut self, earlier: &mut Earlier) -> io::Result<Option<u64>> {
-        let Some(mut runs) = earlier.next()? else { return Ok(None) };
-        let mut bytes = 0;
-        for run in &mut runs {
-            bytes += run.slots.len() as u64;
-            self.pages(run)?;
+    /// Some of the pages that came before, as they are now, and how many bytes that were; none: there are no more. Zeroes are not kept.
+    fn some(&mut self, Earlier { ram, first, came, at }: &mut Earlier) -> io::Result<Option<u64>> {
+        let Some((from, bits)) = came.take(at) else { return Ok(None) };
+        let (mut run, mut page, mut bytes) = (Run::default(), [0; PAGE_SIZE], 0);
+        for number in (0..64).filter(|bit| bits & (1 << bit) != 0).map(|bit| from + bit) {
+            ram.read(number, &mut page)?;
+            if page.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            if !run.takes(*first + number) {
+                self.pages(&mut run)?;
+                run = Run { first: *first + number, slots: vec![] };
+            }
+            run.add(&page);
+            bytes += SLOT as u64;
         }
+        self.pages(&mut run)?;
         Ok(Some(bytes))
     }
 
@@ -359,10 +344,10 @@ struct Queued {
     bytes: usize,
     /// Whether the writer waits for more.
     waits: bool,
-    /// Nothing more comes, or nothing more is taken.
-    ended: bool,
     /// Nobody wants what came before.
     dropped: bool,
+    /// Nothing more comes, or nothing more is taken.
+    ended: bool,
     /// Why that is so, until somebody has heard of it.
     trouble: Option<io::Error>,
 }
@@ -451,9 +436,9 @@ impl CheckpointWriter {
     pub fn run(mut self) {
         let (mut written, mut earlier, mut left) = (0, None::<Box<Earlier>>, LEFT);
         loop {
-            let done = match (self.queue.take(written, earlier.is_some()), &mut earlier) {
+            let next = self.queue.take(std::mem::take(&mut written), earlier.is_some());
+            let done = match (next, &mut earlier) {
                 (Next::Piece(Piece::Earlier(pages)), _) => {
-                    written = 0;
                     earlier = Some(pages);
                     Ok(())
                 }
@@ -461,14 +446,11 @@ impl CheckpointWriter {
                     written = piece.bytes();
                     self.sealer.write(&mut piece)
                 }
-                (Next::Else { ended }, Some(pages)) if left > 0 => {
-                    written = 0;
-                    self.sealer.some(pages).map(|some| match some {
-                        Some(bytes) if ended => left = left.saturating_sub(bytes),
-                        Some(_) => {}
-                        None => earlier = None,
-                    })
-                }
+                (Next::Else { ended }, Some(pages)) if left > 0 => self.sealer.some(pages).map(|some| match some {
+                    Some(bytes) if ended => left = left.saturating_sub(bytes),
+                    Some(_) => {}
+                    None => earlier = None,
+                }),
                 (Next::Else { .. } | Next::Nothing, _) => return,
             };
             if let Err(error) = done {

@@ -248,10 +248,9 @@ async fn feed(
         let _keeping = keeping;
         let here = Here::new(Replicas::new(into.disks()), others, shown.clone());
         let mut decoder = Decoder::new(limits)?.with_disks(Box::new(here));
-        let mut later = None;
-        if let Ok((ram, of_checkpoint)) = ram {
+        let (ram, later) = ram.ok().unzip();
+        if let Some(ram) = ram {
             decoder = decoder.with_ram(ram);
-            later = Some(of_checkpoint);
         }
         if let Some(mut checkpoint) = key.and_then(|key| crate::kept::open(&into, &CheckpointKey(key.0))) {
             if let Some(ram) = later {
