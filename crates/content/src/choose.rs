@@ -2,7 +2,7 @@
 //!
 //! Packing and sending go on side by side, so a stream moves as many plain bytes a second as the slower of the two: what a core packs, or two, or
 //! what the link carries once it is packed. Where no core is free, sending takes what packing would. Of zstd's levels the cheapest is taken that comes within 3 % of the best, and it is kept
-//! while it is within 5 %. [`Level::Raw`] is always among them: by the figures nothing that is chosen is slower than plain by more.
+//! while it is within 5 %. Of memory, up to level 1, bytes count beside time. [`Level::Raw`] is always among them: by the figures nothing that is chosen is slower than plain by more.
 //!
 //! Contents that do not compress need no sampling of their own: on them zstd's level 1 runs at a third of the speed of copying
 //! (`content_speed` in `make bench`); where that is too slow the cheapest level is chosen, since none brings anything.
@@ -22,6 +22,8 @@ pub enum Level {
     Fast,
     /// Level 1 of a stream of memory, without the matches over long distances and the second table that it has otherwise, and with pages as they lie.
     Near,
+    /// Level 1 of a stream of memory, without the matches over long distances that it has otherwise: a twentieth more.
+    Middle,
     /// zstd's level 1: several Gbit/s.
     One,
     /// Level 3: half as fast as 1, a tenth smaller. For disks.
@@ -58,21 +60,18 @@ impl Rung {
         Self { zstd, ..self }
     }
 
-    /// What can be done at once of its work, as a part of it.
-    fn beside(&self) -> f64 {
-        self.zstd.min(1.0 - self.zstd)
-    }
-
-    /// The part of its work that is done one after the other, where so much of what can be done at once is.
-    fn longest(&self, overlap: f64) -> f64 {
-        1.0 - overlap * self.beside()
+    /// Work on a byte, in level 1's: all of it, and what is done one after the other where so much of what can be done at once is. `aside`: what comes
+    /// to it at any level.
+    fn work(&self, aside: f64, overlap: f64) -> (f64, f64) {
+        let (zstd, rest) = (self.zstd / self.speed, (1.0 - self.zstd) / self.speed + aside);
+        (zstd + rest, zstd + rest - overlap * zstd.min(rest))
     }
 
     /// Plain bytes a second over a link of so many, where all of level 1's work takes a second for `speed` of them, and it spares that part: what is
     /// slower, packing or the link. To send a byte that is left takes `wire` of level 1's work on one, for whoever packs.
-    fn rate(&self, link: f64, (speed, overlap): (f64, f64), spared: f64, wire: f64) -> f64 {
+    fn rate(&self, link: f64, speed: f64, (aside, overlap): (f64, f64), spared: f64, wire: f64) -> f64 {
         let left = self.left(spared);
-        (link / left).min(speed / (self.longest(overlap) / self.speed + wire * left))
+        (link / left).min(speed / (self.work(aside, overlap).1 + wire * left))
     }
 
     /// What it leaves of contents of which level 1 spares that part.
@@ -104,11 +103,12 @@ static DISKS: [Rung; 6] = [
 ///
 /// Of the bytes that level 1 makes 6 leaves 0.95 and 0.96, and 9 0.91 and 0.93. Level 3 makes as much as 1, which has its two tables here; 5 leaves 0.97 and 7 a
 /// hundredth less than 6, too near to be worth a rung. zstd's part of the work is that of both streams, in the mean.
-static MEMORY: [Rung; 7] = [
+static MEMORY: [Rung; 8] = [
     rung(Level::Raw, 4.4, 0.05).zstd(0.38),
     rung(Level::Faster, 3.3, 0.645).zstd(0.53),
     rung(Level::Fast, 2.8, 0.81).zstd(0.61),
     rung(Level::Near, 2.05, 0.956).zstd(0.7),
+    rung(Level::Middle, 1.3, 0.985).zstd(0.58),
     rung(Level::One, 1.0, 1.0).zstd(0.68),
     rung(Level::Six, 0.6, 1.0).again(0.063).zstd(0.84),
     rung(Level::Nine, 0.37, 1.0).again(0.107).zstd(0.79),
@@ -119,7 +119,7 @@ static MEMORY: [Rung; 7] = [
 #[must_use]
 pub fn memory_share(from: i32, to: i32) -> Option<f64> {
     const SPARED: f64 = 0.75;
-    // Two have the number 1, and leave as good as the same.
+    // Three have the number 1, and leave as good as the same.
     let rung = |number| MEMORY.iter().rev().find(|rung| rung.level.number() == number && rung.level != Level::Raw);
     Some(rung(to)?.left(SPARED) / rung(from)?.left(SPARED))
 }
@@ -143,10 +143,21 @@ const BOTH: f64 = 1.9;
 const CROWDED: f64 = 0.1;
 /// What comes so near to the best is as good.
 const NEAR: f64 = 0.97;
+/// Of memory, up to level 1, what leaves a hundredth fewer bytes is as good as what is faster by so many: both ends handle what is sent, and somebody pays for
+/// it. Where guests, codecs and both hosts had two processors between them a move by [`Level::Near`] took an eighth less time than one by level 1, for
+/// an eighth more bytes.
+const BYTES_COUNT: f64 = 1.5;
+/// And another level has to be so much better than the one in force: it begins with an empty window. [`Level::One`] is not, on any link, than
+/// [`Level::Middle`], and is than [`Level::Near`].
+const BETTER: f64 = 1.15;
+/// As long as little is known of the link a level below the one in force, if that is below level 1, has to be so much faster.
+const FIND_OUT: f64 = 1.06;
 /// What is so near to the best, and takes so little of a core, is kept: another level begins with an empty window.
 const KEEP: (f64, f64) = (0.95, 0.1);
 /// Where more of the time was spent packing, the link was not what held it up, and may be faster than it looked.
 const BUSY: f64 = 0.8;
+/// And where no more was, it certainly was: flows that began over 500 and 1000 Mbit/s were packing for half of the time.
+const HELD_UP: f64 = 0.35;
 /// A link that carries so much more than it did when it was the one that was waited for has become another one.
 const ANOTHER: f64 = 1.1;
 /// Raw for so many figures on end, level 1 is tried once more: the contents may have changed.
@@ -162,7 +173,7 @@ impl Level {
             Self::Raw => -(1 << 17),
             Self::Faster => -20,
             Self::Fast => -5,
-            Self::Near | Self::One => 1,
+            Self::Near | Self::Middle | Self::One => 1,
             Self::Three => 3,
             Self::Six => 6,
             Self::Nine => 9,
@@ -191,12 +202,15 @@ impl Now {
 /// What was measured since the last time, with one level.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
-    /// Packed.
+    /// Packed: what was given to zstd.
     pub plain: Bytes,
     /// What became of it, and was sent.
     pub packed: Bytes,
     /// How much work it was to pack.
     pub packing: Duration,
+    /// What of it was zstd's, where that is known. Where it is a smaller part than a level's work has by itself, the rest was spent on something that any
+    /// level leaves as it is: pages that are looked up, and named instead.
+    pub zstd: Duration,
     /// How long that took: as long, or less where zstd worked beside the rest.
     pub longest: Duration,
     /// How long all of it took, while there was always something to send.
@@ -211,16 +225,22 @@ pub struct Chooser {
     ladder: &'static [Rung],
     /// What sending a byte takes beside level 1's work on one, where no core is free.
     wire: f64,
+    /// Whether levels up to level 1 are held against each other by what they leave, too ([`BYTES_COUNT`]).
+    weighs: bool,
     level: Level,
     /// What level 1 packs in a second of work, in bytes, and which part of them it spares, as far as is known.
     speed: f64,
     spared: f64,
+    /// What comes to the work on each of these bytes at any level, in level 1's work on one.
+    aside: f64,
     /// How much was done at once of what can be.
     overlap: f64,
     /// Whether these were measured: what comes next is as much like the last figures as like those before.
     learnt: bool,
     /// What the link carries in a second, in bytes, if it was waited for.
     link: Option<f64>,
+    /// Whether that was known before, or seen where the link was what held the stream up: a flow that only begins looks like a slow link.
+    sure: bool,
     raw_for: u32,
 }
 
@@ -228,25 +248,28 @@ impl Chooser {
     /// For a stream of disks' blocks.
     #[must_use]
     pub const fn for_disks() -> Self {
-        Self::of(&DISKS, 0.0)
+        Self::of(&DISKS, 0.0, false)
     }
 
     /// For a stream of a guest's memory.
     #[must_use]
     pub const fn for_memory() -> Self {
-        Self::of(&MEMORY, WIRE)
+        Self::of(&MEMORY, WIRE, true)
     }
 
-    const fn of(ladder: &'static [Rung], wire: f64) -> Self {
+    const fn of(ladder: &'static [Rung], wire: f64, weighs: bool) -> Self {
         Self {
             ladder,
             wire,
+            weighs,
             level: Level::One,
             speed: 300e6,
             spared: 0.5,
+            aside: 0.0,
             overlap: 0.0,
             learnt: false,
             link: None,
+            sure: false,
             raw_for: 0,
         }
     }
@@ -262,6 +285,18 @@ impl Chooser {
         self.level = level;
     }
 
+    /// It is known of the link that it carries so much: what is seen of it where packing is what is waited for is less.
+    pub fn knows(&mut self, link: BitRate) {
+        (self.link, self.sure) = (Some(link.0 as f64 / 8.0), true);
+    }
+
+    /// What the link carries, if it is known, or was seen to hold the stream up.
+    #[must_use]
+    pub fn link(&self) -> Option<BitRate> {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate that was measured")]
+        self.link.filter(|_| self.sure).map(|bytes| BitRate((bytes * 8.0) as u64))
+    }
+
     /// Takes what was measured with that level; the one to go on with.
     pub fn measured(&mut self, measured: &Measured) -> Level {
         let (plain, packed) = (measured.plain.0 as f64, measured.packed.0 as f64);
@@ -270,13 +305,17 @@ impl Chooser {
             return self.level;
         }
         if let Some(rung) = self.ladder.iter().find(|rung| rung.level == self.level && self.level != Level::Raw) {
-            let (spared, speed) = (rung.spared(packed / plain), plain / packing / rung.speed);
             let mean = |before: f64, now: f64| if self.learnt { f64::midpoint(before, now) } else { now };
-            let at_once = 1.0 - measured.longest.as_secs_f64() / packing;
-            // Of one whose work has no parts nothing is learnt.
-            let overlap = if rung.beside() > 0.0 { (at_once / rung.beside()).clamp(0.0, 1.0) } else { self.overlap };
+            let zstd = measured.zstd.as_secs_f64().min(packing);
+            // Of one whose work has no parts, or was not measured so, nothing is learnt of them.
+            let own = if zstd > 0.0 && rung.zstd > 0.0 { packing.min(zstd / rung.zstd) } else { packing };
+            let (spared, speed) = (rung.spared(packed / plain), plain / own / rung.speed);
+            let side = zstd.min(packing - zstd);
+            let at_once = packing - measured.longest.as_secs_f64();
+            let overlap = if side > 0.0 { (at_once / side).clamp(0.0, 1.0) } else { self.overlap };
             (self.spared, self.speed) = (mean(self.spared, spared), mean(self.speed, speed));
-            self.overlap = mean(self.overlap, overlap);
+            (self.aside, self.overlap) =
+                (mean(self.aside, (packing - own) / plain * speed), mean(self.overlap, overlap));
             self.learnt = true;
         }
         let seen = packed / time;
@@ -285,6 +324,7 @@ impl Chooser {
         } else {
             self.link.filter(|known| seen <= known * ANOTHER)
         };
+        self.sure = self.link.is_some() && (self.sure || measured.longest.as_secs_f64() <= HELD_UP * time);
         let link = self.link.unwrap_or(seen * 2.0);
         let (free, taken) = (measured.free.max(0.0), packing / time);
         let (may, wire) = if free < CROWDED { (taken / 2.0, self.wire) } else { (taken + OF_FREE * free, 0.0) };
@@ -299,17 +339,17 @@ impl Chooser {
     /// The level for a link of so many bytes a second; those above 1 may take so many cores, and two at once if there are `two`. Sending a byte
     /// holds up packing by so much (`wire`).
     fn best(&self, link: f64, cores: f64, two: bool, wire: f64) -> Level {
-        let (speed, overlap) = (self.speed, self.overlap);
+        let (speed, aside, overlap) = (self.speed, self.aside, self.overlap);
         let at_once = if two { overlap } else { 0.0 };
         // Plain bytes a second, and the cores that they take.
         let rate = |rung: &Rung| {
-            let rate = rung.rate(link, (speed, overlap), self.spared, wire);
-            (rate, rate / (speed * rung.speed))
+            let rate = rung.rate(link, speed, (aside, overlap), self.spared, wire);
+            (rate, rate / speed * rung.work(aside, 0.0).0)
         };
         let may = |rung: &&Rung| {
-            let takes = rate(rung).1;
+            let (rate, takes) = rate(rung);
             let most = if rung.level == self.level { STAYS } else { MOST };
-            rung.level <= Level::One || (takes <= cores && takes * rung.longest(at_once) <= most)
+            rung.level <= Level::One || (takes <= cores && rate / speed * rung.work(aside, at_once).1 <= most)
         };
         let ladder = || self.ladder.iter().filter(may);
         let most = ladder().map(|rung| rate(rung).0).fold(0.0, f64::max);
@@ -317,7 +357,22 @@ impl Chooser {
         if kept.is_some_and(|(kept, takes)| kept >= KEEP.0 * most && takes <= KEEP.1) {
             return self.level;
         }
-        ladder().find(|rung| rate(rung).0 >= NEAR * most).map_or(Level::One, |rung| rung.level)
+        let chosen = ladder().find(|rung| rate(rung).0 >= NEAR * most).map_or(Level::One, |rung| rung.level);
+        if !self.weighs || chosen > Level::One {
+            return chosen;
+        }
+        if !self.sure {
+            // Packing less finds out more of the link, where it brings something.
+            let stays = self.level < Level::One && kept.is_some_and(|(kept, _)| kept * FIND_OUT >= most);
+            return if stays { self.level } else { chosen };
+        }
+        let plain = self.ladder.first().map_or(0.0, |raw| rate(raw).0);
+        let worth = |rung: &Rung| {
+            let stays = if rung.level == self.level { BETTER } else { 1.0 };
+            stays * rate(rung).0 / rung.left(self.spared).powf(BYTES_COUNT)
+        };
+        let up_to_one = self.ladder.iter().filter(|rung| rung.level <= Level::One && rate(rung).0 >= KEEP.0 * plain);
+        up_to_one.max_by(|a, b| worth(a).total_cmp(&worth(b))).map_or(chosen, |rung| rung.level)
     }
 }
 
@@ -351,6 +406,7 @@ mod tests {
             plain: Bytes(plain as u64),
             packed: Bytes(packed as u64),
             packing: Duration::from_secs_f64(packing),
+            zstd: Duration::from_secs_f64(packing * rung.zstd),
             longest: Duration::from_secs_f64(packing),
             time: Duration::from_secs_f64(time),
             free: 0.0,
@@ -426,7 +482,7 @@ mod tests {
             let mut chooser = Chooser::for_memory();
             let figures = figures(&chooser, mbit, 0.78, 200.0);
             let one = MEMORY.iter().find(|rung| rung.level == Level::One).expect("it is there");
-            let longest = figures.packing.mul_f64(one.longest(overlap));
+            let longest = figures.packing.mul_f64(one.work(0.0, overlap).1);
             // What the link takes, or what has to be done one after the other.
             let link = Duration::from_secs_f64(figures.packed.0 as f64 * 8.0 / (mbit * 1e6));
             chooser.measured(&Measured { longest, time: link.max(longest), free, ..figures })
@@ -440,6 +496,45 @@ mod tests {
         assert_eq!(links(2.5), [Level::Nine, Level::Nine, Level::Nine, Level::One, Level::Near]);
         // Where others want the processors, too, one waits for the other.
         assert_eq!(beside(100.0, 2.5, 0.1), Level::Six);
+    }
+
+    /// A stream of which a second's work at level 1 is 40 MB where others want the processors, too, and as much again or more is spent beside that; what
+    /// is chosen where it is known of the link that it carries 100 Mbit/s, or nothing is.
+    fn waited_for(aside: f64, known: bool) -> Level {
+        let mut chooser = Chooser::for_memory();
+        if known {
+            chooser.knows(BitRate::from_mbit(100.0));
+        }
+        let (plain, own) = (16e6, 16e6 / 40e6);
+        let packing = Duration::from_secs_f64(own * (1.0 + aside));
+        chooser.measured(&Measured {
+            plain: Bytes(plain as u64),
+            packed: Bytes((plain * 0.22) as u64),
+            packing,
+            zstd: Duration::from_secs_f64(own * 0.68),
+            longest: packing,
+            time: packing.mul_f64(1.05),
+            free: 0.3,
+        })
+    }
+
+    #[test]
+    fn where_the_encoder_is_waited_for_a_link_that_is_known_is_not_taken_for_a_faster_one() {
+        assert_eq!([waited_for(0.0, false), waited_for(0.0, true)], [Level::Near, Level::Middle]);
+    }
+
+    #[test]
+    fn time_that_any_level_takes_is_no_reason_for_another_one() {
+        // Most of it went into pages that were looked up, and named.
+        assert_eq!([waited_for(0.0, true), waited_for(2.0, true)], [Level::Middle, Level::One]);
+    }
+
+    #[test]
+    fn of_levels_that_are_as_fast_the_one_that_leaves_less_is_kept() {
+        let mut chooser = Chooser::for_memory();
+        // Enough for level 1, and one below it would be within 3 %.
+        let mut look = |mbit: f64| chooser.measured(&figures(&chooser.clone(), mbit, 0.75, 180.0));
+        assert_eq!([look(150.0), look(150.0)], [Level::One; 2]);
     }
 
     #[test]
@@ -487,7 +582,7 @@ mod tests {
                 assert!((found - spared).abs() < 1e-9, "{rung:?}: {found} for {spared}");
             }
         }
-        assert_eq!(MEMORY[6].spared(1.2), 0.0);
+        assert_eq!(MEMORY[7].spared(1.2), 0.0);
     }
 
     #[test]
@@ -524,34 +619,34 @@ mod tests {
         #[test]
         fn by_the_figures_nothing_that_is_chosen_is_slower_than_plain(
             link in 1e5f64..1e10, speed in 1e6f64..1e10, spared in 0.0f64..1.0, cores in SHARE..2.0,
-            now in 0usize..8, memory in any::<bool>(), overlap in 0.0f64..1.0, two in any::<bool>(),
-            wire in 0.0f64..1.0,
+            now in 0usize..9, memory in any::<bool>(), overlap in 0.0f64..1.0, two in any::<bool>(),
+            wire in 0.0f64..1.0, aside in 0.0f64..10.0,
         ) {
             let mut chooser = if memory { Chooser::for_memory() } else { Chooser::for_disks() };
             let ladder = chooser.ladder;
             (chooser.level, chooser.speed, chooser.spared) = (ladder[now % ladder.len()].level, speed, spared);
-            chooser.overlap = overlap;
+            (chooser.aside, chooser.overlap) = (aside, overlap);
             let chosen = chooser.best(link, cores, two, wire);
             let rung = ladder.iter().find(|rung| rung.level == chosen).expect("one of its own");
-            let of = |rung: &Rung| rung.rate(link, (speed, overlap), spared, wire);
+            let of = |rung: &Rung| rung.rate(link, speed, (aside, overlap), spared, wire);
             let (rate, plain) = (of(rung), of(&ladder[0]));
             prop_assert!(rate >= KEEP.0 * plain, "{rate} < {plain}");
-            let takes = rate / (speed * rung.speed);
+            let takes = rate / speed * rung.work(aside, 0.0).0;
             prop_assert!(chosen <= Level::One || takes <= cores, "{chosen:?} takes {takes} of {cores} cores");
-            let busy = takes * rung.longest(if two { overlap } else { 0.0 });
+            let busy = rate / speed * rung.work(aside, if two { overlap } else { 0.0 }).1;
             let most = if chosen == ladder[now % ladder.len()].level { STAYS } else { MOST };
             prop_assert!(chosen <= Level::One || busy <= most, "{chosen:?} takes {busy} of a thread");
         }
 
         #[test]
         fn any_figures_are_taken(
-            plain in any::<u64>(), packed in any::<u64>(), times in any::<[u64; 3]>(), free in any::<f64>(),
+            plain in any::<u64>(), packed in any::<u64>(), times in any::<[u64; 4]>(), free in any::<f64>(),
             memory in any::<bool>(),
         ) {
             let mut chooser = if memory { Chooser::for_memory() } else { Chooser::for_disks() };
-            let [packing, longest, time] = times.map(Duration::from_nanos);
+            let [packing, zstd, longest, time] = times.map(Duration::from_nanos);
             for _ in 0..3 {
-                chooser.measured(&Measured { plain: Bytes(plain), packed: Bytes(packed), packing, longest, time, free });
+                chooser.measured(&Measured { plain: Bytes(plain), packed: Bytes(packed), packing, zstd, longest, time, free });
             }
         }
     }

@@ -53,6 +53,7 @@ fn main() {
         ("godwit", default()),
         ("godwit, no differences", Config { versions: 0, ..default() }),
         ("godwit, 32 MiB kept", Config { versions: 32 << 20, ..default() }),
+        ("godwit, middle", Config { reach: Reach::Middle, ..default() }),
         ("godwit, near", Config { reach: Reach::Near, ..default() }),
         ("godwit, level -5, far", Config { level: -5, ..default() }),
         ("godwit, level -5, near", Config { level: -5, reach: Reach::Near, ..default() }),

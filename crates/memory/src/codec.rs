@@ -142,6 +142,11 @@ pub trait Encode {
         None
     }
 
+    /// Bytes that zstd was given so far, if that is not all that was pushed.
+    fn given(&self) -> Option<u64> {
+        None
+    }
+
     /// Goes on with another of zstd's levels ([`Levels`](crate::Levels)). Those that have none go on as they are.
     ///
     /// # Errors
@@ -312,6 +317,10 @@ impl Encode for Ours {
 
     fn beside(&self) -> Option<Beside> {
         self.0.beside()
+    }
+
+    fn given(&self) -> Option<u64> {
+        Some(self.0.progress().given_bytes)
     }
 
     fn set_level(&mut self, level: i32, reach: Reach, out: &mut Vec<u8>) -> Result<(), StreamError> {

@@ -45,6 +45,8 @@ pub struct Progress {
     pub raw_bytes: u64,
     /// Bytes that were given out for the wire. What zstd still holds is not in it: see [`Encoder::flush`].
     pub wire_bytes: u64,
+    /// Bytes that zstd was given: what is left of those, where pages are named, left out or differences.
+    pub given_bytes: u64,
     /// Bytes of the stream that the decoder rebuilds.
     pub rebuilt_bytes: u64,
     /// RAM that QEMU announced, in pages; 0 before it did.
@@ -312,6 +314,7 @@ impl Encoder {
             this.pages.shuffler = Shuffler::of(level, reach);
             this.pages.config.reach = reach;
             this.pages.keep_firsts(&mut this.wire);
+            this.wire.progress.given_bytes += this.wire.ops.len() as u64;
             this.wire.packing.pack_last(&mut this.wire.ops, (level, reach), out)
         })
     }
@@ -525,7 +528,7 @@ impl Pages {
     /// Whether what is sent of a page for the first time is kept, from here on. Where the encoder is what the stream waits for it is not: to clear and fill
     /// memory that nobody has touched yet takes longer than the differences of the few pages spare that come again.
     fn keep_firsts(&mut self, wire: &mut Wire) {
-        let firsts = self.config.reach == Reach::Far;
+        let firsts = self.config.reach != Reach::Near;
         if self.versions.keep_firsts(firsts) {
             wire.ops.extend_from_slice(&[format::FIRSTS, u8::from(firsts)]);
         }
@@ -823,6 +826,7 @@ impl Wire {
 
     fn pack(&mut self, after: After, out: &mut Vec<u8>) -> Result<(), StreamError> {
         let then = self.meter.now();
+        self.progress.given_bytes += self.ops.len() as u64;
         let result = self.packing.pack(&mut self.ops, after, out);
         self.meter.stages.zstd += self.meter.since(then);
         result

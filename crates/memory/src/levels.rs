@@ -14,13 +14,15 @@ use crate::encoder::Encoder;
 use crate::packing::Beside;
 use godwit_content::choose::{Chooser, Measured};
 pub use godwit_content::choose::{Level, Now, memory_share};
-use godwit_units::{Bytes, Policy};
+use godwit_units::{BitRate, Bytes, Policy};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Raw bytes between two looks: some tenths of a second of a gigabit.
+/// Bytes that zstd is given between two looks: some tenths of a second of a gigabit. What goes as a name, or not at all, is no part of it: of pages that
+/// lie on a disk at the destination 16 MiB became half a megabyte there, in a moment that told nothing of the rest, and a database's move with its disk
+/// pre-cached went to [`Level::Near`] and back twice, each time to an empty window.
 const LOOK: u64 = 16 << 20;
-/// Once so much has come, a level above 1 is left for no higher one: what that spares of the rest, a twentieth, its empty window takes.
+/// Once zstd was given so much, a level above 1 is left for no higher one: what that spares of the rest, a twentieth, its empty window takes.
 const EARLY: u64 = 64 << 20;
 /// A window is worth more than a better level by the third time.
 const CHANGES: u32 = 2;
@@ -56,7 +58,7 @@ pub struct Levels {
     packing: Duration,
     beside: Beside,
     waiting: Duration,
-    raw: u64,
+    given: u64,
     wire: u64,
     arrived: u64,
     left: u32,
@@ -79,8 +81,8 @@ pub struct Carried {
 /// What an encoder has made of a stream so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Made {
-    /// Bytes of QEMU's stream.
-    pub raw: u64,
+    /// Bytes that zstd was given.
+    pub given: u64,
     /// What became of them.
     pub wire: u64,
     /// What zstd took on a thread of its own.
@@ -90,42 +92,86 @@ pub struct Made {
 impl From<&Encoder> for Made {
     fn from(encoder: &Encoder) -> Self {
         let progress = encoder.progress();
-        Self { raw: progress.raw_bytes, wire: progress.wire_bytes, beside: encoder.beside().unwrap_or_default() }
+        Self { given: progress.given_bytes, wire: progress.wire_bytes, beside: encoder.beside().unwrap_or_default() }
     }
 }
 
 /// How long it is of use to know how a stream to a host was packed: in an hour both the link and who has the processors may be others.
 pub const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// What streams to other hosts were found to be packed by best ([`Levels::found`]): a host that is emptied moves one guest after the other. As many entries as there are
-/// hosts.
+/// How long it counts for more than a lower figure what something that gives way was seen to have of a link: a pre-cache's epoch and a half.
+const LATELY: Duration = Duration::from_secs(15);
+
+/// What is known of streams to a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// What the last one was packed by in the end.
+    pub level: Option<Level>,
+    /// What the link carries.
+    pub link: Option<BitRate>,
+}
+
+/// What was found of streams to other hosts ([`Levels::found`]), and of the links to them: a host that is emptied moves one guest after the other. As many
+/// entries as there are hosts.
 #[derive(Debug, Default)]
-pub struct Found(BTreeMap<String, (Level, Duration)>);
+pub struct Found(BTreeMap<String, Told>);
+
+/// What of it was found when.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    level: Option<(Level, Duration)>,
+    link: Option<(BitRate, Duration)>,
+}
+
+/// What was found not longer ago than that.
+fn since<T>(found: Option<(T, Duration)>, now: Duration, ago: Duration) -> Option<T> {
+    found.filter(|(_, at)| now.saturating_sub(*at) < ago).map(|(what, _)| what)
+}
 
 impl Found {
-    /// That was found for that host, at `now` of a clock of the caller's.
-    pub fn keep(&mut self, host: &str, level: Level, now: Duration) {
-        self.0.insert(host.to_owned(), (level, now));
+    /// That was found for that host, at `now` of a clock of the caller's; what it does not say stays as it was.
+    pub fn keep(&mut self, host: &str, found: Known, now: Duration) {
+        let told = self.0.entry(host.to_owned()).or_default();
+        told.level = found.level.map(|level| (level, now)).or(told.level);
+        told.link = found.link.map(|link| (link, now)).or(told.link);
     }
 
-    /// The last that was found for it, if that is not longer ago than [`REMEMBERED`].
+    /// Something that gives way to all others has had so much of the link to it. It has less where others want it, and while it begins: the most of the last
+    /// moments counts.
+    pub fn carries(&mut self, host: &str, rate: BitRate, now: Duration) {
+        let link = self.0.get(host).and_then(|told| told.link);
+        if since(link, now, LATELY).is_none_or(|lately| lately <= rate) {
+            self.keep(host, Known { level: None, link: Some(rate) }, now);
+        }
+    }
+
+    /// The last that was found for it, as far as that is not longer ago than [`REMEMBERED`].
     #[must_use]
-    pub fn of(&self, host: &str, now: Duration) -> Option<Level> {
-        self.0.get(host).filter(|(_, at)| now.saturating_sub(*at) < REMEMBERED).map(|(level, _)| *level)
+    pub fn of(&self, host: &str, now: Duration) -> Known {
+        let Some(told) = self.0.get(host) else { return Known::default() };
+        Known { level: since(told.level, now, REMEMBERED), link: since(told.link, now, REMEMBERED) }
     }
 }
 
 /// How far back such a level looks: where the encoder is what the stream waits for, not over long distances.
 #[must_use]
 pub fn reach(level: Level) -> Reach {
-    if level < Level::One { Reach::Near } else { Reach::Far }
+    match level {
+        Level::Middle => Reach::Middle,
+        level if level < Level::One => Reach::Near,
+        _ => Reach::Far,
+    }
 }
 
 /// What is said of how a stream is packed at such a level.
 #[must_use]
 pub fn told(level: Level) -> String {
-    let near = if reach(level) == Reach::Near { ", looking back a mebibyte" } else { "" };
-    format!("memory is packed with zstd's level {}{near}", level.number())
+    let reach = match reach(level) {
+        Reach::Near => ", looking back a mebibyte",
+        Reach::Middle => ", looking back 16 MiB",
+        Reach::Far => "",
+    };
+    format!("memory is packed with zstd's level {}{reach}", level.number())
 }
 
 impl Levels {
@@ -140,7 +186,7 @@ impl Levels {
             packing: Duration::ZERO,
             beside: Beside::default(),
             waiting: Duration::ZERO,
-            raw: 0,
+            given: 0,
             wire: 0,
             arrived: 0,
             left: if fixed.is_some() { 0 } else { CHANGES },
@@ -153,17 +199,23 @@ impl Levels {
     /// Begins with the level that another stream over the same link ended with not long ago, if that is below 1: the first looks of this one need not find
     /// that out again. What is higher has to be found worth its time anew, and so has [`Level::Raw`], which on a link that has become slow would cost most.
     #[must_use]
-    pub fn beginning_at(mut self, before: Option<Level>) -> Self {
-        if let Some(level) = before.filter(|level| *level < Level::One) {
+    ///
+    /// What the link carries, where that is known, is what it carries as long as nothing else is seen.
+    pub fn knowing(mut self, before: Known) -> Self {
+        if let Some(level) = before.level.filter(|level| *level < Level::One) {
             self.chooser.keep(level.max(Level::Faster));
+        }
+        if let Some(link) = before.link {
+            self.chooser.knows(link);
         }
         self
     }
 
-    /// The level that is in force, if it is one that was measured: what another stream may begin with ([`Levels::beginning_at`]).
+    /// The level that is in force, if it is one that was measured, and what the link was seen to carry: what another stream may begin with
+    /// ([`Levels::knowing`]).
     #[must_use]
-    pub fn found(&self) -> Option<Level> {
-        self.looked.then(|| self.level())
+    pub fn found(&self) -> Known {
+        if self.looked { Known { level: Some(self.level()), link: self.chooser.link() } } else { Known::default() }
     }
 
     /// The level that is in force.
@@ -186,7 +238,7 @@ impl Levels {
     /// The level to go on with, if it is another one. `seen` is asked for only where there is something to be learnt.
     pub fn look(&mut self, made: Made, seen: impl FnOnce() -> (Now, Carried)) -> Option<Level> {
         let may_return = self.returns > 0 && self.level() < Level::One;
-        if (self.left == 0 && !may_return) || made.raw - self.raw < LOOK {
+        if (self.left == 0 && !may_return) || made.given - self.given < LOOK {
             return None;
         }
         let (now, carried) = seen();
@@ -194,9 +246,10 @@ impl Levels {
         let zstd = made.beside.spent.saturating_sub(self.beside.spent);
         let rest = self.packing.saturating_sub(made.beside.waited.saturating_sub(self.beside.waited));
         let measured = Measured {
-            plain: Bytes(made.raw - self.raw),
+            plain: Bytes(made.given - self.given),
             packed: Bytes(made.wire - self.wire),
             packing: rest + zstd,
+            zstd,
             longest: self.packing.min(rest + zstd),
             time: self.packing + self.waiting,
             free: now.free_since(self.since),
@@ -204,7 +257,7 @@ impl Levels {
         let on_its_way = made.wire.saturating_sub(carried.arrived);
         let carries = carried.arrived.saturating_sub(self.arrived) as f64 / time.as_secs_f64().max(0.001);
         let waits = on_its_way as f64 > carries * (carried.round_trip + LATE).as_secs_f64();
-        (self.raw, self.wire, self.beside, self.arrived) = (made.raw, made.wire, made.beside, carried.arrived);
+        (self.given, self.wire, self.beside, self.arrived) = (made.given, made.wire, made.beside, carried.arrived);
         let held_up = self.waiting.as_secs_f64() >= HELD_UP * measured.time.as_secs_f64();
         (self.packing, self.waiting, self.since) = (Duration::ZERO, Duration::ZERO, now);
         if measured.time.as_secs_f64() < OURS * time.as_secs_f64() {
@@ -225,7 +278,7 @@ impl Levels {
         // Zero-filled or often repeated contents make any level too slow for a moment, and the window is worth more than that.
         let leaves = now < before && before > Level::One;
         let returns = now > before && before < Level::One;
-        let climbs = now > before && before > Level::One && made.raw > EARLY;
+        let climbs = now > before && before > Level::One && made.given > EARLY;
         let doubts = (leaves || (returns && !held_up)) && !self.doubted;
         self.doubted = doubts;
         let left = if returns { &mut self.returns } else { &mut self.left };
@@ -268,16 +321,16 @@ mod tests {
             self.looks([17e6, 17e6 / 4.0, took, packing, waiting, 0.0, 0.0], free, (on_its_way, 50))
         }
 
-        /// A look: bytes of QEMU's stream since the one before and what became of them, seconds since then, of packing and of waiting for the link, and of
+        /// A look: bytes that zstd was given since the one before and what became of them, seconds since then, of packing and of waiting for the link, and of
         /// zstd's thread and of waiting for it. Meanwhile so many processors were free; so much is on its way, and a round trip takes so many ms.
         fn looks(
             &mut self,
-            [raw, wire, time, packing, waiting, spent, waited]: [f64; 7],
+            [given, wire, time, packing, waiting, spent, waited]: [f64; 7],
             free: f64,
             (on_its_way, rtt_ms): (u64, u64),
         ) -> Option<Level> {
             let time = Duration::from_secs_f64(time);
-            self.made.raw += raw as u64;
+            self.made.given += given as u64;
             self.made.wire += wire as u64;
             self.made.beside.spent += Duration::from_secs_f64(spent);
             self.made.beside.waited += Duration::from_secs_f64(waited);
@@ -321,19 +374,21 @@ mod tests {
 
     #[test]
     fn a_stream_begins_as_another_one_ended_and_is_not_bound_to_it() {
-        let begins = |before| Levels::new(Policy::LeastTotal, Now::default()).beginning_at(before);
+        let begins =
+            |before| Levels::new(Policy::LeastTotal, Now::default()).knowing(Known { level: before, link: None });
         let at = |before| begins(Some(before)).level();
         assert_eq!([at(Level::Raw), at(Level::Faster), at(Level::Near)], [Level::Faster, Level::Faster, Level::Near]);
         assert_eq!([at(Level::One), at(Level::Six), begins(None).level()], [Level::One; 3]);
-        let least = Levels::new(Policy::LeastBytes, Now::default()).beginning_at(Some(Level::Faster));
+        let least =
+            Levels::new(Policy::LeastBytes, Now::default()).knowing(Known { level: Some(Level::Faster), link: None });
         assert_eq!(least.level(), LEAST);
         // Nothing is waited for at the link: it stays one of those. Where the link is what is waited for, the first look says so.
         let mut stream = Stream::new();
         stream.levels = begins(Some(Level::Faster));
-        assert_eq!(stream.levels.found(), None, "nothing was measured yet");
+        assert_eq!(stream.levels.found(), Known::default(), "nothing was measured yet");
         for _ in 0..4 {
             stream.looks([17e6, 8e6, 0.05, 0.05, 0.0, 0.0, 0.0], 0.0, (0, 50));
-            assert!(stream.levels.found().is_some_and(|level| level < Level::One), "{:?}", stream.levels.found());
+            assert!(stream.levels.found().level.is_some_and(|level| level < Level::One), "{:?}", stream.levels.found());
         }
         let mut stream = Stream::new();
         stream.levels = begins(Some(Level::Faster));
@@ -344,15 +399,36 @@ mod tests {
     #[test]
     fn what_was_found_is_that_hosts_and_forgotten_after_an_hour() {
         let (mut found, minutes) = (Found::default(), |n: u64| Duration::from_secs(60 * n));
-        found.keep("b", Level::Fast, minutes(1));
-        found.keep("c", Level::Six, minutes(1));
-        found.keep("b", Level::Faster, minutes(10));
+        let level = |level| Known { level: Some(level), link: None };
+        let link = |mbit| Known { level: None, link: Some(BitRate::from_mbit(mbit)) };
+        found.keep("b", level(Level::Fast), minutes(1));
+        found.keep("c", level(Level::Six), minutes(1));
+        found.keep("b", level(Level::Faster), minutes(10));
+        let none = Known::default();
         assert_eq!(
             ["b", "c", "d"].map(|host| found.of(host, minutes(60))),
-            [Some(Level::Faster), Some(Level::Six), None]
+            [level(Level::Faster), level(Level::Six), none]
         );
-        assert_eq!(["b", "c"].map(|host| found.of(host, minutes(62))), [Some(Level::Faster), None]);
-        assert_eq!(found.of("b", minutes(70)), None);
+        assert_eq!(["b", "c"].map(|host| found.of(host, minutes(62))), [level(Level::Faster), none]);
+        assert_eq!(found.of("b", minutes(70)), none);
+        // What is found of one leaves the other.
+        found.keep("c", link(100.0), minutes(62));
+        found.keep("b", link(200.0), minutes(69));
+        found.keep("c", level(Level::One), minutes(63));
+        let both = Known { level: Some(Level::One), ..link(100.0) };
+        assert_eq!(["b", "c"].map(|host| found.of(host, minutes(70))), [link(200.0), both]);
+    }
+
+    #[test]
+    fn what_gives_way_has_had_of_a_link_what_the_most_of_the_last_moments_is() {
+        let (mut found, seconds) = (Found::default(), Duration::from_secs);
+        let mut carries = |mbit, at| {
+            found.carries("b", BitRate::from_mbit(mbit), seconds(at));
+            found.of("b", seconds(at)).link.map(BitRate::mbit)
+        };
+        let seen = [(400.0, 0), (90.0, 10), (90.0, 20), (40.0, 30), (95.0, 31), (20.0, 60)];
+        let told = seen.map(|(mbit, at)| carries(mbit, at));
+        assert_eq!(told, [400.0, 400.0, 90.0, 90.0, 95.0, 20.0].map(Some));
     }
 
     #[test]

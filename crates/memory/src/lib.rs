@@ -83,7 +83,8 @@ mod witness;
 
 pub use checkpoint::{Checkpoint, CheckpointKey, CheckpointWriter, Holding, HoldingError};
 pub use config::{
-    Config, DEFAULT_MAX_RAM, DEFAULT_VERSIONS, DEFAULT_WINDOW_LOG, Limits, NEAR_WINDOW_LOG, PageKey, Reach, Resends,
+    Config, DEFAULT_MAX_RAM, DEFAULT_VERSIONS, DEFAULT_WINDOW_LOG, Limits, MIDDLE_WINDOW_LOG, NEAR_WINDOW_LOG, PageKey,
+    Reach, Resends,
 };
 pub use decoder::{Decoded, Decoder, ENOUGH, WireError};
 pub use disks::{Blocks, Feedback, Finder, NEIGHBOURS, Spot, SpotTable};

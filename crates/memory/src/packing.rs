@@ -7,7 +7,7 @@
 //! What is on its way is not counted as given out yet, a piece's worth; whoever wants to know what there is, and has nothing else to do, collects it or asks for a flush.
 
 use crate::StreamError;
-use crate::config::{Config, NEAR_WINDOW_LOG, Reach};
+use crate::config::{Config, MIDDLE_WINDOW_LOG, NEAR_WINDOW_LOG, Reach};
 use crate::meter::Clock;
 use crate::record::PAGE_SIZE;
 use std::io;
@@ -20,7 +20,7 @@ use zstd::stream::raw::{CParameter, InBuffer, Operation, OutBuffer};
 /// records: with these, 256 KiB, which stay in a core's cache, 4.3 % fewer bytes for a tenth more time (a guest with PostgreSQL; `examples/ratio.rs`).
 const HASH_LOG: u32 = 16;
 const MIN_MATCH: u32 = 5;
-/// Where it looks over all of the window it has a second table of as many places, for 8 bytes (zstd's `dfast`), as its level 3 has: 2.1 % fewer
+/// Where it looks further than [`Reach::Near`] it has a second table of as many places, for 8 bytes (zstd's `dfast`), as its level 3 has: 2.1 % fewer
 /// bytes of a kernel compile, 1.6 % of a database, for an eighth more of zstd's time.
 const CHAIN_LOG: u32 = 16;
 /// Level 9 looks for 5 bytes, too, and with 4 makes 0.3 % less in the same time.
@@ -60,7 +60,7 @@ impl Frame {
         if level == 1 {
             zstd.set_parameter(CParameter::HashLog(HASH_LOG)).map_err(doing("take a larger table"))?;
             zstd.set_parameter(CParameter::MinMatch(MIN_MATCH)).map_err(doing("take shorter matches"))?;
-            if reach == Reach::Far {
+            if reach != Reach::Near {
                 let strategy = CParameter::Strategy(zstd::zstd_safe::Strategy::ZSTD_dfast);
                 zstd.set_parameter(strategy).map_err(doing("look in two tables"))?;
                 zstd.set_parameter(CParameter::ChainLog(CHAIN_LOG)).map_err(doing("take a second table"))?;
@@ -71,6 +71,7 @@ impl Frame {
         }
         let (window_log, long) = match reach {
             Reach::Far => (window_log, true),
+            Reach::Middle => (window_log.min(MIDDLE_WINDOW_LOG), false),
             Reach::Near => (window_log.min(NEAR_WINDOW_LOG), false),
         };
         zstd.set_parameter(CParameter::WindowLog(window_log)).map_err(doing("take the window's size"))?;

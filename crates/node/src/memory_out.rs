@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use godwit_api::progress::NoteKind;
 use godwit_link::{Flow, Session};
-use godwit_memory::levels::{self, Carried, Level};
+use godwit_memory::levels::{self, Carried, Known};
 use godwit_memory::{Encoder, Levels, Progress, ReturnPath, StreamError};
 use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -132,7 +132,7 @@ impl Seen {
 /// Reads QEMU's stream until it ends, on a thread of its own. Ends early, and by that closes the socket, when the receiver is dropped.
 /// Out of `heard` comes what the decoder says, as messages of a return path.
 ///
-/// Answers how the stream was packed in the end, if that was measured.
+/// Answers how the stream was packed in the end, and what the link carried, as far as that was measured.
 ///
 /// # Errors
 /// When the stream cannot be read or parsed.
@@ -143,7 +143,7 @@ pub(crate) fn read(
     moving: &Moving,
     (mut encoder, mut levels): (Encoder, Levels),
     out: &mpsc::Sender<Bytes>,
-) -> Result<Option<Level>> {
+) -> Result<Known> {
     // QEMU pauses between its chunks; then what was said so far has to become readable at the other end.
     qemu.set_nonblocking(true).context("cannot read without waiting")?;
     heard.set_nonblocking(true).context("cannot listen without waiting")?;

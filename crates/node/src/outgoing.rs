@@ -319,7 +319,7 @@ async fn memory(
     let (flow, session) = (out.flow(), out.session());
     let now = processors::now();
     let before = node.peers().found().of(moving.peer.name.as_str(), now.at);
-    let levels = Levels::new(policy, now).beginning_at(before);
+    let levels = Levels::new(policy, now).knowing(before);
     let (level, reach) = (levels.level().number(), levels::reach(levels.level()));
     let seen = Arc::new(Seen::new(flow.clone(), session.clone(), level));
     let counted = seen.clone();
@@ -737,9 +737,7 @@ async fn memory(
     };
     let reading = async {
         let found = reading.await.map_err(|_| anyhow!("the reader of QEMU's stream panicked"))??;
-        if let Some(level) = found {
-            node.peers().found().keep(moving.peer.name.as_str(), level, processors::clock());
-        }
+        node.peers().found().keep(moving.peer.name.as_str(), found, processors::clock());
         anyhow::Ok(())
     };
     // The rounds end with the move; the pipes may end before them without harm once QEMU has finished.

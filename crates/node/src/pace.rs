@@ -75,6 +75,7 @@ impl Paced {
                     plain,
                     packed,
                     packing: self.packing,
+                    zstd: Duration::ZERO,
                     longest: self.packing,
                     time,
                     free,

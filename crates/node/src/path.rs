@@ -5,11 +5,13 @@
 
 use crate::forecast::Goodput;
 use crate::node::Node;
+use crate::processors;
 use crate::proto::{self, Hello};
 use bytes::Bytes;
 use godwit_api::ApiError;
 use godwit_api::predict::{AskPath, PathFacts};
 use godwit_link::{Flow, Lane, Priority, SendHalf, Session, Stream};
+use godwit_memory::levels::Known;
 use godwit_units::{BitRate, Bytes as Amount};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +42,8 @@ const PACKET: u64 = 1200;
 pub async fn ask(node: &Arc<Node>, asked: AskPath) -> Result<PathFacts, ApiError> {
     let session = node.peers().session(&asked.peer).await?;
     let goodput = if asked.measure { measure(&session).await } else { None };
+    let link = Known { level: None, link: goodput };
+    node.peers().found().keep(asked.peer.name.as_str(), link, processors::clock());
     let (mut lost, mut acknowledged) = (0, 0);
     for path in Lane::ALL.iter().filter_map(|lane| session.path(*lane)) {
         (lost, acknowledged) = (lost + path.lost, acknowledged + path.acknowledged);

@@ -56,6 +56,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Between two looks at whether the VM is here and at rest.
 const LOOK: Duration = Duration::from_millis(500);
+/// Where something has waited for its turn for so long, what was acknowledged meanwhile is what the path carries.
+const WAITED: Duration = Duration::from_millis(700);
 /// How often a session looks at the clock and at the path while something goes.
 const TICK: Duration = Duration::from_millis(50);
 /// Where nothing does it looks whether an epoch should end, so many times an interval: each look takes some of a guest's processor.
@@ -688,6 +690,7 @@ async fn send(
         let (mut eager, mut waiting) = (true, bytes::BytesMut::new());
         // What the secondary has not been sent, as it was counted last: when, and whether it was being compared then.
         let (mut backlog, mut counted) = (Amount(0), None::<(Instant, bool)>);
+        let mut carries = Waiting::default();
         loop {
             let several = tokio::select! {
                 several = messages.recv() => Some(several.context("the secondary closed the session")?),
@@ -733,6 +736,9 @@ async fn send(
             let path = link.path(Lane::Disk);
             if let Some(path) = path {
                 pace.measured(path, order.limit, !waiting.is_empty());
+                if let Some(rate) = carries.seen(path.acknowledged, !waiting.is_empty()) {
+                    node.peers().found().carries(key.1.as_str(), rate, crate::processors::clock());
+                }
             }
             machine.path_is(pace.allowed(), path.and_then(|path| path.least).unwrap_or_default());
             let group = node.precaches().as_ordered(&order, disk, id);
@@ -782,6 +788,23 @@ async fn send(
     tokio::select! {
         result = receiving => result,
         result = driving => result,
+    }
+}
+
+/// What a path carries while something waits to go all the time.
+#[derive(Default)]
+struct Waiting(Option<(Instant, u64)>);
+
+impl Waiting {
+    /// So many bytes were acknowledged by now, and something waits, or nothing does: what the path carries, if that can be told.
+    fn seen(&mut self, acknowledged: u64, waits: bool) -> Option<BitRate> {
+        self.0 = waits.then(|| self.0.unwrap_or_else(|| (Instant::now(), acknowledged)));
+        let (since, before) = self.0?;
+        let passed = Some(since.elapsed()).filter(|passed| *passed >= WAITED)?;
+        self.0 = Some((Instant::now(), acknowledged));
+        // Another connection counts from nought.
+        let bytes = acknowledged.checked_sub(before)?;
+        Some(BitRate((bytes as f64 * 8.0 / passed.as_secs_f64()) as u64))
     }
 }
 

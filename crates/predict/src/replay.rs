@@ -230,7 +230,7 @@ impl Way<'_> {
         self.mover.encoder.push(&self.stream.bytes, &mut self.out)?;
         let raw = Bytes(self.stream.bytes.len() as u64);
         self.stream.bytes.clear();
-        self.made.raw += raw.0;
+        self.made.given = self.mover.encoder.given().unwrap_or(self.made.given + raw.0);
         let wire = self.went(begun);
         Ok((wire + self.level()?, raw))
     }
