@@ -147,8 +147,8 @@ const NEAR: f64 = 0.97;
 /// it. Where guests, codecs and both hosts had two processors between them a move by [`Level::Near`] took an eighth less time than one by level 1, for
 /// an eighth more bytes.
 const BYTES_COUNT: f64 = 1.5;
-/// And another level has to be so much better than the one in force: it begins with an empty window. [`Level::One`] is not, on any link, than
-/// [`Level::Middle`], and is than [`Level::Near`].
+/// And another level has to be so much better than the one in force: it begins with an empty window. Where the link is waited for [`Level::One`] is not by so
+/// much, of contents of which it spares three quarters, than [`Level::Middle`], and is than [`Level::Near`].
 const BETTER: f64 = 1.15;
 /// As long as little is known of the link a level below the one in force, if that is below level 1, has to be so much faster.
 const FIND_OUT: f64 = 1.06;
@@ -533,8 +533,11 @@ mod tests {
     fn of_levels_that_are_as_fast_the_one_that_leaves_less_is_kept() {
         let mut chooser = Chooser::for_memory();
         // Enough for level 1, and one below it would be within 3 %.
-        let mut look = |mbit: f64| chooser.measured(&figures(&chooser.clone(), mbit, 0.75, 180.0));
-        assert_eq!([look(150.0), look(150.0)], [Level::One; 2]);
+        let mut look = || {
+            let figures = figures(&chooser, 150.0, 0.75, 180.0);
+            chooser.measured(&figures)
+        };
+        assert_eq!([look(), look()], [Level::One; 2]);
     }
 
     #[test]

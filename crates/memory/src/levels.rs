@@ -101,6 +101,9 @@ pub const REMEMBERED: Duration = Duration::from_secs(3600);
 
 /// How long it counts for more than a lower figure what something that gives way was seen to have of a link: a pre-cache's epoch and a half.
 const LATELY: Duration = Duration::from_secs(15);
+/// And where it is less than such a part of what was known, it only began: epochs of a pre-cache that had little to send went at a three-hundredth of what the link
+/// carried. A link that has become so slow is found out by the first stream that waits for it.
+const BEGINS: u64 = 8;
 
 /// What is known of streams to a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,10 +140,12 @@ impl Found {
     }
 
     /// Something that gives way to all others has had so much of the link to it. It has less where others want it, and while it begins: the most of the last
-    /// moments counts.
+    /// moments counts, and what is a small part of what was known does not ([`BEGINS`]).
     pub fn carries(&mut self, host: &str, rate: BitRate, now: Duration) {
         let link = self.0.get(host).and_then(|told| told.link);
-        if since(link, now, LATELY).is_none_or(|lately| lately <= rate) {
+        let lately = since(link, now, LATELY).is_some_and(|lately| rate < lately);
+        let begins = since(link, now, REMEMBERED).is_some_and(|known| rate.0 < known.0 / BEGINS);
+        if !lately && !begins {
             self.keep(host, Known { level: None, link: Some(rate) }, now);
         }
     }
@@ -426,9 +431,9 @@ mod tests {
             found.carries("b", BitRate::from_mbit(mbit), seconds(at));
             found.of("b", seconds(at)).link.map(BitRate::mbit)
         };
-        let seen = [(400.0, 0), (90.0, 10), (90.0, 20), (40.0, 30), (95.0, 31), (20.0, 60)];
+        let seen = [(400.0, 0), (90.0, 10), (90.0, 20), (40.0, 30), (95.0, 31), (20.0, 60), (2.0, 80), (2.0, 4000)];
         let told = seen.map(|(mbit, at)| carries(mbit, at));
-        assert_eq!(told, [400.0, 400.0, 90.0, 90.0, 95.0, 20.0].map(Some));
+        assert_eq!(told, [400.0, 400.0, 90.0, 90.0, 95.0, 20.0, 20.0, 2.0].map(Some));
     }
 
     #[test]

@@ -736,7 +736,7 @@ async fn send(
             let path = link.path(Lane::Disk);
             if let Some(path) = path {
                 pace.measured(path, order.limit, !waiting.is_empty());
-                if let Some(rate) = carries.seen(path.acknowledged, !waiting.is_empty()) {
+                if let Some(rate) = carries.seen(Instant::now(), path.acknowledged, !waiting.is_empty()) {
                     node.peers().found().carries(key.1.as_str(), rate, crate::processors::clock());
                 }
             }
@@ -796,12 +796,12 @@ async fn send(
 struct Waiting(Option<(Instant, u64)>);
 
 impl Waiting {
-    /// So many bytes were acknowledged by now, and something waits, or nothing does: what the path carries, if that can be told.
-    fn seen(&mut self, acknowledged: u64, waits: bool) -> Option<BitRate> {
-        self.0 = waits.then(|| self.0.unwrap_or_else(|| (Instant::now(), acknowledged)));
+    /// So many bytes were acknowledged by then, and something waits, or nothing does: what the path carries, if that can be told.
+    fn seen(&mut self, now: Instant, acknowledged: u64, waits: bool) -> Option<BitRate> {
+        self.0 = waits.then(|| self.0.unwrap_or((now, acknowledged)));
         let (since, before) = self.0?;
-        let passed = Some(since.elapsed()).filter(|passed| *passed >= WAITED)?;
-        self.0 = Some((Instant::now(), acknowledged));
+        let passed = Some(now.duration_since(since)).filter(|passed| *passed >= WAITED)?;
+        self.0 = Some((now, acknowledged));
         // Another connection counts from nought.
         let bytes = acknowledged.checked_sub(before)?;
         Some(BitRate((bytes as f64 * 8.0 / passed.as_secs_f64()) as u64))
@@ -1193,6 +1193,21 @@ mod tests {
     fn where_nothing_goes_an_epoch_ends_a_twentieth_of_its_interval_late_at_the_most() {
         let late = |s: f64| idles(Duration::from_secs_f64(s)).as_millis();
         assert_eq!([1.0, 4.0, 10.0, 3600.0].map(late), [50, 200, 500, 500]);
+    }
+
+    #[test]
+    fn what_a_path_carries_is_told_only_of_a_time_in_which_something_waited() {
+        let (mut waiting, began) = (Waiting::default(), Instant::now());
+        let mut seen =
+            |ms, bytes, waits| waiting.seen(began + Duration::from_millis(ms), bytes, waits).map(BitRate::mbit);
+        // An epoch that is short, and one that goes on.
+        let short = [(0, 0, true), (500, 5_000_000, true), (600, 5_100_000, false)];
+        let long = [(5000, 5_100_000, true), (5500, 11_350_000, true), (5800, 15_100_000, true)];
+        assert_eq!(short.map(|(ms, bytes, waits)| seen(ms, bytes, waits)), [None; 3]);
+        assert_eq!(long.map(|(ms, bytes, waits)| seen(ms, bytes, waits)), [None, None, Some(100.0)]);
+        // From there on anew; and another connection counts from nought.
+        assert_eq!(seen(6800, 40_100_000, true), Some(200.0));
+        assert_eq!(seen(7800, 1000, true), None);
     }
 
     #[test]
