@@ -314,7 +314,6 @@ impl Encoder {
             this.pages.shuffler = Shuffler::of(level, reach);
             this.pages.config.reach = reach;
             this.pages.keep_firsts(&mut this.wire);
-            this.wire.progress.given_bytes += this.wire.ops.len() as u64;
             this.wire.packing.pack_last(&mut this.wire.ops, (level, reach), out)
         })
     }
@@ -385,6 +384,7 @@ impl Encoder {
             format::close_segment(out, head);
         }
         self.wire.progress.wire_bytes += (out.len() - before) as u64;
+        self.wire.progress.given_bytes = self.wire.packing.given();
         self.spent = result.is_err();
         result
     }
@@ -826,7 +826,6 @@ impl Wire {
 
     fn pack(&mut self, after: After, out: &mut Vec<u8>) -> Result<(), StreamError> {
         let then = self.meter.now();
-        self.progress.given_bytes += self.ops.len() as u64;
         let result = self.packing.pack(&mut self.ops, after, out);
         self.meter.stages.zstd += self.meter.since(then);
         result

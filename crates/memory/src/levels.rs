@@ -203,9 +203,9 @@ impl Levels {
 
     /// Begins with the level that another stream over the same link ended with not long ago, if that is below 1: the first looks of this one need not find
     /// that out again. What is higher has to be found worth its time anew, and so has [`Level::Raw`], which on a link that has become slow would cost most.
-    #[must_use]
     ///
     /// What the link carries, where that is known, is what it carries as long as nothing else is seen.
+    #[must_use]
     pub fn knowing(mut self, before: Known) -> Self {
         if let Some(level) = before.level.filter(|level| *level < Level::One) {
             self.chooser.keep(level.max(Level::Faster));

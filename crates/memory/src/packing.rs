@@ -255,6 +255,7 @@ enum Place {
 pub(crate) struct Packing {
     place: Place,
     window_log: u32,
+    given: u64,
 }
 
 impl Packing {
@@ -266,7 +267,7 @@ impl Packing {
             Some(clock) => Thread::new(frame, clock).map_or_else(Place::Here, Place::Beside),
             None => Place::Here(frame),
         };
-        Ok(Self { place, window_log: config.window_log })
+        Ok(Self { place, window_log: config.window_log, given: 0 })
     }
 
     /// Takes operations, and leaves none; what is packed is appended to `out`.
@@ -292,6 +293,7 @@ impl Packing {
         next: Option<Frame>,
         out: &mut Vec<u8>,
     ) -> Result<(), StreamError> {
+        self.given += ops.len() as u64;
         match &mut self.place {
             Place::Here(frame) => frame.pack(ops, after, next, out),
             Place::Beside(thread) => thread.pack(ops, after, next, out),
@@ -304,6 +306,11 @@ impl Packing {
             Place::Here(_) => Ok(()),
             Place::Beside(thread) => thread.collect(out),
         }
+    }
+
+    /// Bytes of operations so far.
+    pub(crate) const fn given(&self) -> u64 {
+        self.given
     }
 
     /// What its thread took; none where it has none.

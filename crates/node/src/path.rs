@@ -42,8 +42,10 @@ const PACKET: u64 = 1200;
 pub async fn ask(node: &Arc<Node>, asked: AskPath) -> Result<PathFacts, ApiError> {
     let session = node.peers().session(&asked.peer).await?;
     let goodput = if asked.measure { measure(&session).await } else { None };
-    let link = Known { level: None, link: goodput };
-    node.peers().found().keep(asked.peer.name.as_str(), link, processors::clock());
+    if goodput.is_some() {
+        let found = Known { level: None, link: goodput };
+        node.peers().found().keep(asked.peer.name.as_str(), found, processors::clock());
+    }
     let (mut lost, mut acknowledged) = (0, 0);
     for path in Lane::ALL.iter().filter_map(|lane| session.path(*lane)) {
         (lost, acknowledged) = (lost + path.lost, acknowledged + path.acknowledged);
