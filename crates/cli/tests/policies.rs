@@ -110,11 +110,12 @@ fn a_guest_whose_pause_would_be_too_long_stays_and_one_that_is_slowed_goes_and_i
     let notes: Vec<&str> = mv.progress.trace.notes.iter().map(|note| note.text.as_str()).collect();
     println!("{notes:#?}");
     assert!(notes.iter().any(|note| note.contains("the guest's CPUs are slowed by 40 %")), "{notes:?}");
-    // In rounds over all that it writes nothing less would ever be left; and nothing at all is where QEMU has stopped it by itself, as it does where
-    // little is left. On a busy machine that may come at once.
+    // In rounds over all that it writes nothing less would ever be left. On a busy machine a guest that is slowed may be held for a whole round: then
+    // nothing is left at once, and QEMU stops it by itself.
     let is_less = |left: u64| left > 0 && left < u64::from(WRITTEN) * 256 / 2;
     let less = mv.progress.rounds.iter().any(|round| is_less(round.dirtied));
-    assert!(less || notes.iter().any(|note| note.contains("is short enough")), "{:?}", mv.progress.rounds);
+    let is_little = |note: &&str| note.contains("is short enough") || note.starts_with("stop: nothing is left to send");
+    assert!(less || notes.iter().any(is_little), "{notes:?} {:?}", mv.progress.rounds);
     goes_on(&pair, "b", 2);
     let there = goes_on(&pair, "b", 20);
     println!("passes in a second: {alone:.1} before, {there:.1} there; pause {:?} ms", mv.progress.downtime_ms);
