@@ -59,6 +59,9 @@ my %order = map { $first[$_] => $_ - @first } 0 .. $#first;
 my @measuring = grep { $alone{$_->{name}} } @programs;
 my @others = grep { !$alone{$_->{name}} } @programs;
 
+# Of what a test that failed has said, so much is said once more at the end, where it is found without reading all.
+my $panic_lines = 8;
+
 my $outputs = tempdir(CLEANUP => 1);
 my ($root, $began, $started, %running, @failed) = (getcwd(), time, 0);
 # Whoever is interrupted ends the programs that it started; what those leave the next tests remove.
@@ -95,7 +98,12 @@ sub ended {
     return unless $it;
     printf "     Running %s (%.1f s, after %.0f s)\n", $it->{name}, time - $it->{began}, time - $began;
     open(my $said, '<', $it->{output}) or die;
-    print while <$said>;
+    my $lines = 0;
+    while (<$said>) {
+        print;
+        $lines = $panic_lines if / panicked at /;
+        push @{$it->{panics}}, '        ' . substr($_, 0, 400) . (length > 400 ? "...\n" : '') if $lines-- > 0;
+    }
     close $said;
     unlink $it->{output};
     push @failed, $it if $status;
@@ -112,6 +120,7 @@ for my $queue ([1, @measuring], [$jobs, @others]) {
 }
 printf "%d programs of tests in %.0f s\n", scalar @programs, time - $began;
 if (@failed) {
-    print STDERR "failed: @{[scalar @failed]}\n", map { "    cargo test --profile tested $_->{select}\n" } @failed;
+    print STDERR "failed: @{[scalar @failed]}\n",
+        map {; "    cargo test --profile tested $_->{select}\n", @{$_->{panics} // []} } @failed;
     exit 1;
 }

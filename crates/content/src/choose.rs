@@ -150,8 +150,9 @@ const BYTES_COUNT: f64 = 1.5;
 /// And another level has to be so much better than the one in force: it begins with an empty window. Where the link is waited for [`Level::One`] is not by so
 /// much, of contents of which it spares three quarters, than [`Level::Middle`], and is than [`Level::Near`].
 const BETTER: f64 = 1.15;
-/// As long as little is known of the link a level below the one in force, if that is below level 1, has to be so much faster.
-const FIND_OUT: f64 = 1.06;
+/// As long as little is known of the link a level below the one in force has to be so much faster: one that is as good as that would be left for what
+/// only makes more bytes.
+const FIND_OUT: f64 = 1.05;
 /// What is so near to the best, and takes so little of a core, is kept: another level begins with an empty window.
 const KEEP: (f64, f64) = (0.95, 0.1);
 /// Where more of the time was spent packing, the link was not what held it up, and may be faster than it looked.
@@ -239,7 +240,7 @@ pub struct Chooser {
     learnt: bool,
     /// What the link carries in a second, in bytes, if it was waited for.
     link: Option<f64>,
-    /// Whether that was known before, or seen where the link was what held the stream up: a flow that only begins looks like a slow link.
+    /// Whether that was known before, seen where the link was what held the stream up, or seen twice: a flow that only begins looks like a slow link.
     sure: bool,
     raw_for: u32,
 }
@@ -318,13 +319,13 @@ impl Chooser {
                 (mean(self.aside, (packing - own) / plain * speed), mean(self.overlap, overlap));
             self.learnt = true;
         }
-        let seen = packed / time;
-        self.link = if measured.longest.as_secs_f64() <= BUSY * time {
-            Some(seen)
-        } else {
-            self.link.filter(|known| seen <= known * ANOTHER)
-        };
-        self.sure = self.link.is_some() && (self.sure || measured.longest.as_secs_f64() <= HELD_UP * time);
+        let (seen, before, longest) = (packed / time, self.link, measured.longest.as_secs_f64());
+        let waited = longest <= BUSY * time;
+        self.link = if waited { Some(seen) } else { before.filter(|known| seen <= known * ANOTHER) };
+        // A flow that only begins has more of the link from one look to the next. At lower levels what is seen twice may be what both ends can take.
+        let again = |known: f64| waited && seen <= known * ANOTHER && known <= seen * ANOTHER;
+        let held_up = longest <= HELD_UP * time || (self.level >= Level::One && before.is_some_and(again));
+        self.sure = self.link.is_some() && (self.sure || held_up);
         let link = self.link.unwrap_or(seen * 2.0);
         let (free, taken) = (measured.free.max(0.0), packing / time);
         let (may, wire) = if free < CROWDED { (taken / 2.0, self.wire) } else { (taken + OF_FREE * free, 0.0) };
@@ -363,7 +364,7 @@ impl Chooser {
         }
         if !self.sure {
             // Packing less finds out more of the link, where it brings something.
-            let stays = self.level < Level::One && kept.is_some_and(|(kept, _)| kept * FIND_OUT >= most);
+            let stays = self.level <= Level::One && kept.is_some_and(|(kept, _)| kept * FIND_OUT >= most);
             return if stays { self.level } else { chosen };
         }
         let plain = self.ladder.first().map_or(0.0, |raw| rate(raw).0);
@@ -538,6 +539,34 @@ mod tests {
             chooser.measured(&figures)
         };
         assert_eq!([look(), look()], [Level::One; 2]);
+    }
+
+    #[test]
+    fn a_level_is_not_left_for_what_is_as_fast_and_leaves_more_before_the_link_is_known() {
+        // A database's first look over 100 Mbit/s: it packed badly, and for half of the time.
+        let looks = |mbit, spared, speed| {
+            let mut chooser = Chooser::for_memory();
+            let level = chooser.measured(&figures(&chooser, mbit, spared, speed));
+            assert_eq!(chooser.link(), None, "nothing is known yet");
+            level
+        };
+        assert_eq!(looks(95.0, 0.63, 70.0), Level::One);
+        assert!(looks(95.0, 0.63, 20.0) < Level::One, "one that is slower is left");
+    }
+
+    #[test]
+    fn a_link_that_is_seen_twice_is_known_and_one_that_is_found_faster_is_not() {
+        let sees = |mbit: [f64; 2]| {
+            let mut chooser = Chooser::for_memory();
+            for mbit in mbit {
+                // Half of the time goes into packing.
+                let figures = figures(&chooser, mbit, 0.63, 0.6 * mbit);
+                chooser.measured(&figures);
+                assert_eq!(chooser.level(), Level::One);
+            }
+            chooser.link().map(|link| link.0.div_ceil(1_000_000))
+        };
+        assert_eq!([sees([95.0, 100.0]), sees([60.0, 100.0]), sees([100.0, 60.0])], [Some(100), None, None]);
     }
 
     #[test]
