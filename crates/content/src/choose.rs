@@ -150,8 +150,7 @@ const BYTES_COUNT: f64 = 1.5;
 /// And another level has to be so much better than the one in force: it begins with an empty window. Where the link is waited for [`Level::One`] is not by so
 /// much, of contents of which it spares three quarters, than [`Level::Middle`], and is than [`Level::Near`].
 const BETTER: f64 = 1.15;
-/// As long as little is known of the link a level below the one in force has to be so much faster: one that is as good as that would be left for what
-/// only makes more bytes.
+/// As long as little is known of the link a level below the one in force has to be so much faster: it makes more bytes, and begins with an empty window.
 const FIND_OUT: f64 = 1.05;
 /// What is so near to the best, and takes so little of a core, is kept: another level begins with an empty window.
 const KEEP: (f64, f64) = (0.95, 0.1);
