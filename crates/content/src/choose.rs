@@ -147,9 +147,10 @@ const NEAR: f64 = 0.97;
 /// it. Where guests, codecs and both hosts had two processors between them a move by [`Level::Near`] took an eighth less time than one by level 1, for
 /// an eighth more bytes.
 const BYTES_COUNT: f64 = 1.5;
-/// And another level has to be so much better than the one in force: it begins with an empty window. Where the link is waited for [`Level::One`] is not by so
-/// much, of contents of which it spares three quarters, than [`Level::Middle`], and is than [`Level::Near`].
+/// And another level has to be so much better than the one in force: it begins with an empty window.
 const BETTER: f64 = 1.15;
+/// The windows of those below level 1 are a sixteenth of its, and less: there is not much to be lost with them.
+const BETTER_BELOW: f64 = 1.05;
 /// As long as little is known of the link a level below the one in force has to be so much faster: it makes more bytes, and begins with an empty window.
 const FIND_OUT: f64 = 1.05;
 /// What is so near to the best, and takes so little of a core, is kept: another level begins with an empty window.
@@ -321,9 +322,9 @@ impl Chooser {
         let (seen, before, longest) = (packed / time, self.link, measured.longest.as_secs_f64());
         let waited = longest <= BUSY * time;
         self.link = if waited { Some(seen) } else { before.filter(|known| seen <= known * ANOTHER) };
-        // A flow that only begins has more of the link from one look to the next. At lower levels what is seen twice may be what both ends can take.
+        // A flow that only begins has more of the link from one look to the next. At the lowest levels what is seen twice may be what both ends can take.
         let again = |known: f64| waited && seen <= known * ANOTHER && known <= seen * ANOTHER;
-        let held_up = longest <= HELD_UP * time || (self.level >= Level::One && before.is_some_and(again));
+        let held_up = longest <= HELD_UP * time || (self.level >= Level::Near && before.is_some_and(again));
         self.sure = self.link.is_some() && (self.sure || held_up);
         let link = self.link.unwrap_or(seen * 2.0);
         let (free, taken) = (measured.free.max(0.0), packing / time);
@@ -368,7 +369,8 @@ impl Chooser {
         }
         let plain = self.ladder.first().map_or(0.0, |raw| rate(raw).0);
         let worth = |rung: &Rung| {
-            let stays = if rung.level == self.level { BETTER } else { 1.0 };
+            let better = if self.level < Level::One { BETTER_BELOW } else { BETTER };
+            let stays = if rung.level == self.level { better } else { 1.0 };
             stays * rate(rung).0 / rung.left(self.spared).powf(BYTES_COUNT)
         };
         let up_to_one = self.ladder.iter().filter(|rung| rung.level <= Level::One && rate(rung).0 >= KEEP.0 * plain);
@@ -566,6 +568,22 @@ mod tests {
             chooser.link().map(|link| link.0.div_ceil(1_000_000))
         };
         assert_eq!([sees([95.0, 100.0]), sees([60.0, 100.0]), sees([100.0, 60.0])], [Some(100), None, None]);
+    }
+
+    #[test]
+    fn a_link_that_a_level_with_a_short_window_sees_twice_is_known_and_worth_the_long_one() {
+        let sees = |level, speed| {
+            let mut chooser = Chooser::for_memory();
+            let chosen = [(); 2].map(|()| {
+                chooser.keep(level);
+                let figures = figures(&chooser, 110.0, 0.8, speed);
+                chooser.measured(&figures)
+            });
+            (chooser.link().is_some(), chosen[1])
+        };
+        assert_eq!([Level::Near, Level::Middle].map(|level| sees(level, 70.0)), [(true, Level::One); 2]);
+        // Of the lowest ones that may be what both ends can take.
+        assert!(!sees(Level::Fast, 30.0).0);
     }
 
     #[test]

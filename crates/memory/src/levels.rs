@@ -285,7 +285,7 @@ impl Levels {
         let leaves = now < before && before >= Level::One;
         let returns = now > before && before < Level::One;
         let climbs = now > before && before > Level::One && made.given > EARLY;
-        let doubts = (leaves || (returns && !held_up)) && !self.doubted;
+        let doubts = (leaves || (returns && !held_up && self.chooser.link().is_none())) && !self.doubted;
         self.doubted = doubts;
         let left = if returns { &mut self.returns } else { &mut self.left };
         if climbs || doubts || *left == 0 {
