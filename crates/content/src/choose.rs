@@ -368,8 +368,8 @@ impl Chooser {
             return if stays { self.level } else { chosen };
         }
         let plain = self.ladder.first().map_or(0.0, |raw| rate(raw).0);
+        let better = if self.level < Level::One { BETTER_BELOW } else { BETTER };
         let worth = |rung: &Rung| {
-            let better = if self.level < Level::One { BETTER_BELOW } else { BETTER };
             let stays = if rung.level == self.level { better } else { 1.0 };
             stays * rate(rung).0 / rung.left(self.spared).powf(BYTES_COUNT)
         };

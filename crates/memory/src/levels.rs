@@ -34,7 +34,7 @@ const RETURNS: u32 = 2;
 /// buffers that take some megabytes before anybody is made to wait: then it is not the encoder that holds the stream up, whatever it took.
 const LATE: Duration = Duration::from_millis(50);
 
-/// Where the link was waited for so much of the time, a level below 1 is left for a higher one at once; otherwise where two looks on end say so. What the
+/// Where the link was waited for so much of the time, or is known, a level below 1 is left for a higher one at once; otherwise where two looks on end say so. What the
 /// first look takes for the link may be a flow that only begins, and pages that pack well make any level fast enough for a moment: idle guests of which one
 /// look sent them back to level 1 took 4.5 s over 1000 Mbit/s, and others 3.0.
 const HELD_UP: f64 = 0.5;
@@ -505,6 +505,19 @@ mod tests {
         assert!(matches!(again[..], [level] if level < Level::One), "{again:?}");
         assert_eq!(slow(&mut stream), Some(Level::One));
         assert_eq!((busy(&mut stream), slow(&mut stream)), (vec![], None), "there is an end to it");
+    }
+
+    #[test]
+    fn a_link_that_is_known_takes_a_stream_back_at_once_and_one_that_is_not_needs_two_looks() {
+        let looks = |link| {
+            let mut stream = Stream::new();
+            stream.levels = stream.levels.knowing(Known { level: Some(Level::Near), link });
+            // It is waited for, though for less than half of the time.
+            [(); 2].map(|()| stream.looks([17e6, 4.2e6, 0.34, 0.18, 0.16, 0.0, 0.0], 0.0, (0, 50)))
+        };
+        let back = |level: Option<Level>| level.is_some_and(|level| level > Level::Near);
+        assert!(back(looks(Some(BitRate::from_mbit(100.0)))[0]));
+        assert_eq!(looks(None).map(back), [false, true]);
     }
 
     #[test]
