@@ -147,6 +147,10 @@ const NEAR: f64 = 0.97;
 /// it. Where guests, codecs and both hosts had two processors between them a move by [`Level::Near`] took an eighth less time than one by level 1, for
 /// an eighth more bytes.
 const BYTES_COUNT: f64 = 1.5;
+/// And by so many where the link is shown to carry less than [`SCARCE`]: it is what is scarce then, and a stream's beginning, which packs well, keeps the encoder busy for a moment.
+const BYTES_COUNT_SCARCE: f64 = 3.0;
+/// An encoder on a core of its own makes about as much of a guest's memory at level 1.
+const SCARCE: BitRate = BitRate(200_000_000);
 /// And another level has to be so much better than the one in force: it begins with an empty window.
 const BETTER: f64 = 1.15;
 /// The windows of those below level 1 are a sixteenth of its, and less: there is not much to be lost with them.
@@ -220,6 +224,15 @@ pub struct Measured {
     pub free: f64,
 }
 
+/// What bursts show of a link, for all that goes over it together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// It carries so much.
+    pub link: BitRate,
+    /// And no more.
+    pub all: bool,
+}
+
 /// Chooses levels from one figure to the next.
 #[derive(Clone, Debug)]
 pub struct Chooser {
@@ -228,6 +241,8 @@ pub struct Chooser {
     wire: f64,
     /// Whether levels up to level 1 are held against each other by what they leave, too ([`BYTES_COUNT`]).
     weighs: bool,
+    /// And for no more over a scarce one ([`BYTES_COUNT_SCARCE`]).
+    hurries: bool,
     level: Level,
     /// What level 1 packs in a second of work, in bytes, and which part of them it spares, as far as is known.
     speed: f64,
@@ -242,6 +257,8 @@ pub struct Chooser {
     link: Option<f64>,
     /// Whether that was known before, seen where the link was what held the stream up, or seen twice: a flow that only begins looks like a slow link.
     sure: bool,
+    /// [`Chooser::shows`].
+    shown: Option<Shown>,
     raw_for: u32,
 }
 
@@ -263,6 +280,7 @@ impl Chooser {
             ladder,
             wire,
             weighs,
+            hurries: false,
             level: Level::One,
             speed: 300e6,
             spared: 0.5,
@@ -271,8 +289,15 @@ impl Chooser {
             learnt: false,
             link: None,
             sure: false,
+            shown: None,
             raw_for: 0,
         }
+    }
+
+    /// For who wants the shortest time above all: bytes count for no more over a scarce link than over others.
+    #[must_use]
+    pub const fn hurrying(self) -> Self {
+        Self { hurries: true, ..self }
     }
 
     /// The level that is in force.
@@ -289,6 +314,23 @@ impl Chooser {
     /// It is known of the link that it carries so much: what is seen of it where packing is what is waited for is less.
     pub fn knows(&mut self, link: BitRate) {
         (self.link, self.sure) = (Some(link.0 as f64 / 8.0), true);
+    }
+
+    /// What the next figure's time showed of the link, if something did.
+    pub const fn shows(&mut self, shown: Option<Shown>) {
+        self.shown = shown;
+    }
+
+    /// Whether the link is shown to be what is scarce: bytes count for more then.
+    #[must_use]
+    pub fn is_scarce(&self) -> bool {
+        self.shown.is_some_and(|shown| shown.all && shown.link < SCARCE)
+    }
+
+    /// Whether it is shown to be no such link.
+    #[must_use]
+    pub fn is_ample(&self) -> bool {
+        self.shown.is_some_and(|shown| shown.link >= SCARCE)
     }
 
     /// What the link carries, if it is known, or was seen to hold the stream up.
@@ -326,7 +368,13 @@ impl Chooser {
         let again = |known: f64| waited && seen <= known * ANOTHER && known <= seen * ANOTHER;
         let held_up = longest <= HELD_UP * time || (self.level >= Level::Near && before.is_some_and(again));
         self.sure = self.link.is_some() && (self.sure || held_up);
-        let link = self.link.unwrap_or(seen * 2.0);
+        let shown = self.shown.map(|shown| shown.link.0 as f64 / 8.0);
+        let guess = match shown {
+            Some(shown) if self.is_scarce() => (seen * 2.0).min(shown.max(seen)),
+            Some(shown) if self.is_ample() => shown.max(seen * 2.0),
+            _ => seen * 2.0,
+        };
+        let link = self.link.unwrap_or(guess);
         let (free, taken) = (measured.free.max(0.0), packing / time);
         let (may, wire) = if free < CROWDED { (taken / 2.0, self.wire) } else { (taken + OF_FREE * free, 0.0) };
         self.level = self.best(link, may.max(SHARE), free + taken >= BOTH, wire);
@@ -362,16 +410,17 @@ impl Chooser {
         if !self.weighs || chosen > Level::One {
             return chosen;
         }
-        if !self.sure {
+        if !self.sure && !self.is_scarce() {
             // Packing less finds out more of the link, where it brings something.
             let stays = self.level <= Level::One && kept.is_some_and(|(kept, _)| kept * FIND_OUT >= most);
             return if stays { self.level } else { chosen };
         }
         let plain = self.ladder.first().map_or(0.0, |raw| rate(raw).0);
         let better = if self.level < Level::One { BETTER_BELOW } else { BETTER };
+        let bytes_count = if self.is_scarce() && !self.hurries { BYTES_COUNT_SCARCE } else { BYTES_COUNT };
         let worth = |rung: &Rung| {
             let stays = if rung.level == self.level { better } else { 1.0 };
-            stays * rate(rung).0 / rung.left(self.spared).powf(BYTES_COUNT)
+            stays * rate(rung).0 / rung.left(self.spared).powf(bytes_count)
         };
         let up_to_one = self.ladder.iter().filter(|rung| rung.level <= Level::One && rate(rung).0 >= KEEP.0 * plain);
         up_to_one.max_by(|a, b| worth(a).total_cmp(&worth(b))).map_or(chosen, |rung| rung.level)
@@ -523,6 +572,25 @@ mod tests {
     #[test]
     fn where_the_encoder_is_waited_for_a_link_that_is_known_is_not_taken_for_a_faster_one() {
         assert_eq!([waited_for(0.0, false), waited_for(0.0, true)], [Level::Near, Level::Middle]);
+    }
+
+    #[test]
+    fn where_the_link_is_shown_to_be_what_is_scarce_bytes_count_for_more() {
+        // Level 1 packs what has that part to be spared so fast, on a host that others keep busy, and is what is waited for.
+        let chosen = |spared, speed, shown: Option<u64>| {
+            let mut chooser = Chooser::for_memory();
+            chooser.shows(shown.map(|mbit| Shown { link: BitRate(mbit * 1_000_000), all: true }));
+            let figures = figures(&chooser, 1000.0, spared, speed);
+            chooser.measured(&figures)
+        };
+        // A guest's first pages, which pack to a seventh, and others to a quarter: 8.4 and 8.1 MB/s of packed bytes.
+        for (spared, speed) in [(0.86, 60.0), (0.75, 32.5)] {
+            let levels = [None, Some(1000), Some(100), Some(50)].map(|shown| chosen(spared, speed, shown));
+            assert!(levels[..2].iter().all(|level| *level < Level::One), "{levels:?}");
+            assert_eq!(levels[2..], [Level::One; 2]);
+        }
+        // Where it makes a third of what the link carries, what is faster is better all the same.
+        assert!(chosen(0.75, 16.0, Some(100)) < Level::One);
     }
 
     #[test]

@@ -36,6 +36,7 @@ mod samples;
 pub mod scavenger;
 mod session;
 mod stream;
+mod trains;
 mod transport;
 mod windows;
 mod wire;
@@ -47,6 +48,7 @@ pub use error::{Closed, LinkError, RequestError, StreamError};
 pub use samples::Path;
 pub use session::{Asked, MAX_MESSAGE, MAX_REQUEST, Responder, Session, State};
 pub use stream::{Flow, RecvHalf, SendHalf, Stream};
+pub use trains::Shown;
 #[doc(hidden)]
 pub use wire::read_anything;
 pub use wire::{MAX_HELLO, MAX_STREAMS};

@@ -6,6 +6,7 @@
 //! a queue that costs it packets is empty for a moment.
 
 use crate::Lane;
+use crate::trains::{Shown, Trains};
 use crate::windows::Windows;
 use quinn::congestion::{Controller, ControllerFactory, ControllerMetrics, CubicConfig};
 use std::any::Any;
@@ -39,6 +40,8 @@ pub struct Path {
     pub acknowledged: u64,
     /// Bytes that may be on their way.
     pub window: u64,
+    /// What the link carries of this lane's packets, as far as those of the last second show it that were sent close together.
+    pub shown: Option<Shown>,
     /// Which connection it is: another one has counted from nought.
     pub connection: usize,
 }
@@ -61,6 +64,7 @@ struct Inner {
     least: Option<Duration>,
     acknowledged: u64,
     window: u64,
+    trains: Trains,
 }
 
 /// The round trips of a connection's last second.
@@ -89,6 +93,7 @@ impl Samples {
         inner.acknowledged += bytes;
         inner.window = window;
         inner.least = Some(inner.least.map_or(rtt, |least| least.min(rtt)));
+        inner.trains.put(now, now.checked_sub(rtt).unwrap_or(now), bytes);
         inner.recent.push_back((now, rtt));
         if inner.recent.len() > MOST {
             inner.recent.pop_front();
@@ -111,6 +116,7 @@ impl Samples {
             lost,
             acknowledged: inner.acknowledged,
             window: inner.window,
+            shown: inner.trains.shown(now),
             ..Path::default()
         }
     }

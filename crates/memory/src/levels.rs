@@ -13,7 +13,7 @@ use crate::config::Reach;
 use crate::encoder::Encoder;
 use crate::packing::Beside;
 use godwit_content::choose::{Chooser, Measured};
-pub use godwit_content::choose::{Level, Now, memory_share};
+pub use godwit_content::choose::{Level, Now, Shown, memory_share};
 use godwit_units::{BitRate, Bytes, Policy};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -76,6 +76,8 @@ pub struct Carried {
     pub arrived: u64,
     /// How long one takes to be, where nothing waits.
     pub round_trip: Duration,
+    /// What bursts show of the link, which nobody need have waited for.
+    pub shown: Option<Shown>,
 }
 
 /// What an encoder has made of a stream so far.
@@ -184,9 +186,10 @@ impl Levels {
     #[must_use]
     pub fn new(policy: Policy, now: Now) -> Self {
         let fixed = (policy == Policy::LeastBytes).then_some(LEAST);
+        let chooser = Chooser::for_memory();
         Self {
             fixed,
-            chooser: Chooser::for_memory(),
+            chooser: if policy == Policy::LeastTotal { chooser.hurrying() } else { chooser },
             since: now,
             packing: Duration::ZERO,
             beside: Beside::default(),
@@ -270,6 +273,7 @@ impl Levels {
         }
         self.looked = true;
         let (before, chooser) = (self.chooser.level(), self.chooser.clone());
+        self.chooser.shows(carried.shown);
         let now = self.chooser.measured(&measured);
         // On a stream that is short of what is raw for a while, a probe would only cost the window.
         if (waits && now < before) || (before == Level::Raw && self.left < CHANGES) {
@@ -285,7 +289,10 @@ impl Levels {
         let leaves = now < before && before >= Level::One;
         let returns = now > before && before < Level::One;
         let climbs = now > before && before > Level::One && made.given > EARLY;
-        let doubts = (leaves || (returns && !held_up && self.chooser.link().is_none())) && !self.doubted;
+        // Where bursts show what there is, no second look is waited for.
+        let unseen = |shown: bool| !shown && !self.doubted;
+        let doubts = (leaves && unseen(self.chooser.is_ample()))
+            || (returns && !held_up && self.chooser.link().is_none() && unseen(self.chooser.is_scarce()));
         self.doubted = doubts;
         let left = if returns { &mut self.returns } else { &mut self.left };
         if climbs || doubts || *left == 0 {
@@ -309,6 +316,8 @@ mod tests {
         levels: Levels,
         made: Made,
         now: Now,
+        /// What bursts show of the link.
+        shown: Option<Shown>,
     }
 
     impl Stream {
@@ -317,7 +326,8 @@ mod tests {
         }
 
         fn of(policy: Policy) -> Self {
-            Self { levels: Levels::new(policy, Now::default()), made: Made::default(), now: Now::default() }
+            let levels = Levels::new(policy, Now::default());
+            Self { levels, made: Made::default(), now: Now::default(), shown: None }
         }
 
         /// 17 MB more, which became a quarter: packing them and waiting for the link took so long, and QEMU was waited for. Meanwhile so many
@@ -344,7 +354,8 @@ mod tests {
             self.levels.waited(Duration::from_secs_f64(waiting));
             self.now.at += time;
             self.now.idle += time.mul_f64(free);
-            let carried = Carried { arrived: self.made.wire - on_its_way, round_trip: Duration::from_millis(rtt_ms) };
+            let (arrived, round_trip) = (self.made.wire - on_its_way, Duration::from_millis(rtt_ms));
+            let carried = Carried { arrived, round_trip, shown: self.shown };
             self.levels.look(self.made, || (self.now, carried))
         }
     }
@@ -362,6 +373,41 @@ mod tests {
             }
         }
         changed
+    }
+
+    #[test]
+    fn what_bursts_show_of_a_link_is_not_found_out_by_lower_levels() {
+        // Level 1 packs 17 MB into a seventh, and then as much into a quarter, and is what is waited for.
+        let looks = |shown: Option<(u64, bool)>| {
+            let shown = shown.map(|(mbit, all)| Shown { link: BitRate(mbit * 1_000_000), all });
+            let mut stream = Stream { shown, ..Stream::new() };
+            [2.4e6, 4e6].map(|wire| stream.looks([17e6, wire, 0.34, 0.3, 0.04, 0.27, 0.17], 0.0, (100_000, 20)))
+        };
+        let leaves = |level: Option<Level>| level.is_some_and(|level| level < Level::One);
+        // That it carries no less than little says nothing.
+        for shown in [None, Some((40, false))] {
+            assert_eq!(looks(shown).map(leaves), [false, true], "{shown:?}");
+        }
+        assert_eq!(looks(Some((100, true))), [None, None]);
+        assert!(leaves(looks(Some((400, false)))[0]) && leaves(looks(Some((900, true)))[0]));
+        // Where level 1 makes two thirds of what it carries, who wants the shortest time packs less, and nobody else does.
+        let slow = |policy| {
+            let shown = Some(Shown { link: BitRate(100_000_000), all: true });
+            let mut stream = Stream { shown, ..Stream::of(policy) };
+            [(); 2].map(|()| stream.looks([17e6, 4.25e6, 0.53, 0.51, 0.01, 0.34, 0.34], 0.0, (100_000, 20)))
+        };
+        assert_eq!(slow(Policy::LeastDowntime), [None, None]);
+        assert!(leaves(slow(Policy::LeastTotal)[1]), "{:?}", slow(Policy::LeastTotal));
+        // A level with a short window is left at once for a scarce link.
+        let returns = |shown| {
+            let mut stream = Stream { shown, ..Stream::new() };
+            stream.levels = Levels::new(Policy::LeastDowntime, Now::default())
+                .knowing(Known { level: Some(Level::Near), link: None });
+            stream.looks([17e6, 4.5e6, 0.38, 0.17, 0.2, 0.14, 0.1], 0.0, (100_000, 20))
+        };
+        let scarce = Shown { link: BitRate(100_000_000), all: true };
+        assert_eq!(returns(Some(scarce)), Some(Level::One));
+        assert!(leaves(returns(None)), "it may be a fast one");
     }
 
     #[test]

@@ -18,8 +18,8 @@ use crate::processors;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use godwit_api::progress::NoteKind;
-use godwit_link::{Flow, Session};
-use godwit_memory::levels::{self, Carried, Known};
+use godwit_link::{Flow, Lane, Session};
+use godwit_memory::levels::{self, Carried, Known, Shown};
 use godwit_memory::{Encoder, Levels, Progress, ReturnPath, StreamError};
 use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -80,7 +80,12 @@ impl Seen {
 
     /// What the link has made of the stream so far.
     fn carried(&self) -> Carried {
-        Carried { arrived: self.flow.counters().acknowledged.0, round_trip: self.session.rtt().unwrap_or_default() }
+        let lane = self.session.path(Lane::Memory);
+        Carried {
+            arrived: self.flow.counters().acknowledged.0,
+            round_trip: self.session.rtt().unwrap_or_default(),
+            shown: lane.and_then(|lane| lane.shown).map(|shown| Shown { link: shown.rate, all: shown.spread }),
+        }
     }
 
     /// How many of them there may be while more is taken from QEMU. Where that is `little`, what was taken goes at once, and does not wait for

@@ -17,7 +17,7 @@ use crate::recorded::{Recorded, RecordedError};
 use crate::rules::{Condition, Judge, Judged, Redirtied, Rules, Seen};
 use crate::whole::{SETTLED, ahead, is_worth_settling};
 use godwit_memory::codec::Encode;
-use godwit_memory::levels::{self, Carried, Levels, Made, Now};
+use godwit_memory::levels::{self, Carried, Levels, Made, Now, Shown};
 use godwit_memory::{Beside, Clock, StreamError};
 use godwit_units::{BitRate, Bytes};
 use std::io::Read;
@@ -238,7 +238,10 @@ impl Way<'_> {
     /// Another level, if that is better; what it took on the link.
     fn level(&mut self) -> Result<Bytes, ReplayError> {
         let waits = self.road.rate.bytes_in(self.sent.saturating_sub(self.encoded));
-        let carried = Carried { arrived: self.made.wire.saturating_sub(waits.0), round_trip: self.road.round_trip };
+        let arrived = self.made.wire.saturating_sub(waits.0);
+        // A real stream goes in bursts, which show it.
+        let shown = Some(Shown { link: self.road.rate, all: true });
+        let carried = Carried { arrived, round_trip: self.road.round_trip, shown };
         let now = Now { at: self.encoded, idle: (self.encoded * PROCESSORS).saturating_sub(self.encoding) };
         let other = self.mover.levels.as_mut().and_then(|levels| levels.look(self.made, || (now, carried)));
         let Some(level) = other else { return Ok(Bytes(0)) };
