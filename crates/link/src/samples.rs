@@ -40,8 +40,6 @@ pub struct Path {
     pub acknowledged: u64,
     /// Bytes that may be on their way.
     pub window: u64,
-    /// What the link carries of this lane's packets, as far as those of the last second show it that were sent close together.
-    pub shown: Option<Shown>,
     /// Which connection it is: another one has counted from nought.
     pub connection: usize,
 }
@@ -88,16 +86,22 @@ impl Samples {
     }
 
     /// A packet was acknowledged.
-    fn put(&self, now: Instant, rtt: Duration, bytes: u64, window: u64) {
+    fn put(&self, now: Instant, sent: Instant, bytes: u64, window: u64) {
+        let rtt = now.saturating_duration_since(sent);
         let mut inner = self.lock();
         inner.acknowledged += bytes;
         inner.window = window;
         inner.least = Some(inner.least.map_or(rtt, |least| least.min(rtt)));
-        inner.trains.put(now, now.checked_sub(rtt).unwrap_or(now), bytes);
+        inner.trains.put(now, sent, bytes);
         inner.recent.push_back((now, rtt));
         if inner.recent.len() > MOST {
             inner.recent.pop_front();
         }
+    }
+
+    /// What the link carries of this connection's packets, as far as those of the last second show it that were sent close together.
+    pub fn shown(&self, now: Instant) -> Option<Shown> {
+        self.lock().trains.shown(now)
     }
 
     /// How the path was in the last moments, by a connection that the caller names.
@@ -116,7 +120,6 @@ impl Samples {
             lost,
             acknowledged: inner.acknowledged,
             window: inner.window,
-            shown: inner.trains.shown(now),
             ..Path::default()
         }
     }
@@ -185,7 +188,7 @@ impl Controller for Sampled {
         {
             self.go_on_with(taken, now);
         }
-        self.samples.put(now, now.saturating_duration_since(sent), bytes, self.cubic.window());
+        self.samples.put(now, sent, bytes, self.cubic.window());
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
@@ -237,16 +240,16 @@ mod tests {
         let seen = |now: u64| samples.path(at(now), 3).rtt;
         assert_eq!(seen(0), None);
         for n in 0..100 {
-            samples.put(at(n * 2), ms(if n % 2 == 0 { 40 } else { 70 }), 1000, 7);
+            samples.put(at(n * 2), at(n * 2) - ms(if n % 2 == 0 { 40 } else { 70 }), 1000, 7);
         }
         assert_eq!(seen(200), Some(ms(40)));
         // A queue makes all of them late, and is seen when the moments before it are over.
         for n in 100..160 {
-            samples.put(at(n * 2), ms(50), 1000, 7);
+            samples.put(at(n * 2), at(n * 2) - ms(50), 1000, 7);
         }
         assert_eq!(seen(320), Some(ms(50)));
         // Of few answers older ones count, too; of those of long ago none.
-        samples.put(at(900), ms(90), 1000, 7);
+        samples.put(at(900), at(900) - ms(90), 1000, 7);
         assert_eq!(seen(900), Some(ms(50)));
         let path = Path { least: Some(ms(40)), lost: 3, acknowledged: 161_000, window: 7, ..Path::default() };
         assert_eq!(samples.path(at(2000), 3), path);

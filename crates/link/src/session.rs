@@ -2,7 +2,9 @@
 
 use crate::limiter::Limiter;
 use crate::resume::MAX_CHUNK;
+use crate::samples::{Path, Sampled};
 use crate::stream::{Carrier, Shared, Stream};
+use crate::trains::Shown;
 use crate::transport::{FOR_BACKGROUND, FOR_BULK};
 use crate::windows::Windows;
 use crate::wire::{self, Attach, Kind, MAX_HELLO, MAX_STREAMS, code};
@@ -263,7 +265,7 @@ impl Inner {
             self.forget(shared.id);
             shared.forgotten();
         }
-        if let Some(samples) = crate::samples::Sampled::of(&connection) {
+        if let Some(samples) = Sampled::of(&connection) {
             samples.join(&self.windows, lane);
         }
         let slot = &self.slots[lane.index()];
@@ -443,12 +445,19 @@ impl Session {
 
     /// A lane's path as its last acknowledgements tell; `None` while it is down.
     #[must_use]
-    pub fn path(&self, lane: Lane) -> Option<crate::samples::Path> {
+    pub fn path(&self, lane: Lane) -> Option<Path> {
         let connection = self.inner().slots[lane.index()].connection.borrow();
         let connection = connection.as_ref()?;
-        let samples = crate::samples::Sampled::of(connection)?;
-        let path = samples.path(Instant::now(), connection.stats().path.lost_packets);
-        Some(crate::samples::Path { connection: connection.stable_id(), ..path })
+        let path = Sampled::of(connection)?.path(Instant::now(), connection.stats().path.lost_packets);
+        Some(Path { connection: connection.stable_id(), ..path })
+    }
+
+    /// What the link carries of a lane's packets, as far as those of the last second show it that were sent close together; `None` where there were too few, and
+    /// while the lane is down.
+    #[must_use]
+    pub fn shown(&self, lane: Lane) -> Option<Shown> {
+        let connection = self.inner().slots[lane.index()].connection.borrow();
+        Sampled::of(connection.as_ref()?)?.shown(Instant::now())
     }
 
     /// What was carried so far.

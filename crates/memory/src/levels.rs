@@ -34,7 +34,7 @@ const RETURNS: u32 = 2;
 /// buffers that take some megabytes before anybody is made to wait: then it is not the encoder that holds the stream up, whatever it took.
 const LATE: Duration = Duration::from_millis(50);
 
-/// Where the link was waited for so much of the time, or is known, a level below 1 is left for a higher one at once; otherwise where two looks on end say so. What the
+/// Where the link was waited for so much of the time, or is known, or shown to be scarce, a level below 1 is left for a higher one at once; otherwise where two looks on end say so. What the
 /// first look takes for the link may be a flow that only begins, and pages that pack well make any level fast enough for a moment: idle guests of which one
 /// look sent them back to level 1 took 4.5 s over 1000 Mbit/s, and others 3.0.
 const HELD_UP: f64 = 0.5;
@@ -290,9 +290,9 @@ impl Levels {
         let returns = now > before && before < Level::One;
         let climbs = now > before && before > Level::One && made.given > EARLY;
         // Where bursts show what there is, no second look is waited for.
-        let unseen = |shown: bool| !shown && !self.doubted;
-        let doubts = (leaves && unseen(self.chooser.is_ample()))
-            || (returns && !held_up && self.chooser.link().is_none() && unseen(self.chooser.is_scarce()));
+        let unsure = (leaves && !self.chooser.is_ample())
+            || (returns && !held_up && self.chooser.link().is_none() && !self.chooser.is_scarce());
+        let doubts = unsure && !self.doubted;
         self.doubted = doubts;
         let left = if returns { &mut self.returns } else { &mut self.left };
         if climbs || doubts || *left == 0 {

@@ -80,11 +80,11 @@ impl Seen {
 
     /// What the link has made of the stream so far.
     fn carried(&self) -> Carried {
-        let lane = self.session.path(Lane::Memory);
+        let shown = self.session.shown(Lane::Memory);
         Carried {
             arrived: self.flow.counters().acknowledged.0,
             round_trip: self.session.rtt().unwrap_or_default(),
-            shown: lane.and_then(|lane| lane.shown).map(|shown| Shown { link: shown.rate, all: shown.spread }),
+            shown: shown.map(|shown| Shown { link: shown.rate, all: shown.spread }),
         }
     }
 
