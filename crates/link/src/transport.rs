@@ -6,6 +6,7 @@ use crate::{Config, Lane, LinkError};
 use godwit_trust::{Credentials, Identity, PeerCertificate, PeerError, Role};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{AckFrequencyConfig, ConnectionError, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn_proto::RandomConnectionIdGenerator;
 use rustls::pki_types::CertificateDer;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -27,6 +28,10 @@ const SEND_WINDOW: u64 = 64 << 20;
 /// After so many packets memory's are acknowledged, not after every second: each answer is a packet that both hosts handle. The other lanes
 /// keep QUIC's way: what gives way lives by the times of single answers. At 10 Mbit/s this is 8 ms.
 const ACKNOWLEDGED_EVERY: u32 = 8;
+
+/// Bytes of a connection's id, which every packet carries; quinn's own has 8. An endpoint gives out some hundreds at the most, and draws again where
+/// it has one already.
+const CONNECTION_ID: usize = 4;
 
 /// What may go before the first acknowledgement: a tenth of a second at 10 Mbit/s.
 const INITIAL_WINDOW: u64 = 128 << 10;
@@ -54,8 +59,9 @@ pub fn bind(config: &Config, credentials: &Credentials, lane: Lane) -> Result<qu
         .or_else(|_| rustix::net::sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER));
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
     let runtime = Arc::new(quinn::TokioRuntime);
-    let mut endpoint =
-        quinn::Endpoint::new(quinn::EndpointConfig::default(), Some(server), socket, runtime).map_err(failed)?;
+    let mut shared = quinn::EndpointConfig::default();
+    shared.cid_generator(|| Box::new(RandomConnectionIdGenerator::new(CONNECTION_ID)));
+    let mut endpoint = quinn::Endpoint::new(shared, Some(server), socket, runtime).map_err(failed)?;
     endpoint.set_default_client_config(client);
     Ok(endpoint)
 }

@@ -181,12 +181,9 @@ impl Decoder {
     /// # Errors
     /// [`WireError::Zstd`] when the window is out of zstd's bounds.
     pub fn new(limits: Limits) -> Result<Self, WireError> {
-        let bad = |doing| move |source| WireError::Zstd { doing, window_log: limits.window_log, source };
-        let mut zstd = zstd::stream::raw::Decoder::new().map_err(bad("begin"))?;
-        zstd.set_parameter(DParameter::WindowLogMax(limits.window_log)).map_err(bad("bound its window"))?;
         Ok(Self {
             limits,
-            zstd,
+            zstd: unpacker(limits.window_log)?,
             magic: vec![],
             head: vec![],
             segment: None,
@@ -462,7 +459,8 @@ impl Decoder {
             if self.so_far.complete {
                 return Err(self.damaged("it goes on behind its end"));
             }
-            // With another level.
+            // With another level. One that looked further back would go on to use all of its window, which is memory that nobody has touched yet.
+            self.zstd = unpacker(self.limits.window_log)?;
             self.frame_ended = false;
         }
         self.plain.drain(..self.at);
@@ -820,6 +818,14 @@ impl Before {
         }
         meter.stages.deltas += meter.since(then);
     }
+}
+
+/// For one frame.
+fn unpacker(window_log: u32) -> Result<zstd::stream::raw::Decoder<'static>, WireError> {
+    let bad = |doing| move |source| WireError::Zstd { doing, window_log, source };
+    let mut zstd = zstd::stream::raw::Decoder::new().map_err(bad("begin"))?;
+    zstd.set_parameter(DParameter::WindowLogMax(window_log)).map_err(bad("bound its window"))?;
+    Ok(zstd)
 }
 
 /// A group of pages that lie on disks.
