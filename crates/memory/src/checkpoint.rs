@@ -82,7 +82,7 @@ const QUEUE: usize = 32 << 20;
 /// So many bytes are to be there before it is woken: not for each run.
 const WAKE: usize = 256 << 10;
 /// What of a stream's beginning is still read out of RAM, at most, once the stream has broken off: who tries again waits for it.
-const LEFT: u64 = 512 << 20;
+const LEFT: u64 = 256 << 20;
 
 /// The key of a VM's checkpoints. Whoever owns the VM makes it, keeps it, and says it to the destination for a try.
 #[derive(Clone, PartialEq, Eq)]

@@ -21,7 +21,7 @@ pub const FEEDBACKS: usize = 16;
 
 /// For how long of a stream nothing is kept for another try, unless it breaks off: that costs a move over a fast link a seventh of its time where
 /// processors are few, and a try after this process was killed brings it again in as long.
-const KEPT_AFTER: Duration = Duration::from_secs(10);
+const KEPT_AFTER: Duration = Duration::from_secs(5);
 
 /// How much of the rebuilt stream was given to QEMU, and how much of that was verified against the source's digest.
 #[derive(Debug, Default)]
