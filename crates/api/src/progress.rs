@@ -85,6 +85,10 @@ pub struct Round {
     /// zstd's level by which pages were packed at its end; below 0 the faster the lower. None: from a node of an earlier version, which does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<i32>,
+    /// How far back zstd looked for what is alike, at its end: level 1 has three windows, and the shorter are the faster. None: from a node of an
+    /// earlier version, which does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<Bytes>,
 }
 
 /// Bytes of a move by what they were for, as the link counted them: both directions, UDP payload.

@@ -8,6 +8,7 @@ use godwit_api::precache::{Precache, PrecacheFigures};
 use godwit_api::progress::{Outcome, PhaseName, Round};
 use godwit_api::public::{Component, DryRun, Host, Move, Site, Vm, Volume};
 use godwit_api::vm::{ComponentSpec, OnCut};
+use godwit_units::Bytes;
 use std::fmt::Display;
 
 /// A word of the API's own, such as `hand-off`.
@@ -122,7 +123,7 @@ pub fn vms(vms: &[Vm]) -> String {
             doing(vm),
             vm.spec.vcpus.to_string(),
             vm.spec.memory.to_string(),
-            vm.spec.disks.iter().map(|d| d.size).sum::<godwit_units::Bytes>().to_string(),
+            vm.spec.disks.iter().map(|d| d.size).sum::<Bytes>().to_string(),
             or_nothing(vm.mv.map(|m| m.0)),
         ]);
     }
@@ -277,10 +278,13 @@ pub fn moves(moves: &[Move]) -> String {
 
 /// What zstd's levels were at the ends of rounds.
 fn levels(rounds: &[Round]) -> String {
-    let mut levels: Vec<i32> = rounds.iter().filter_map(|round| round.level).collect();
+    let mut levels: Vec<_> = rounds.iter().filter_map(|round| Some((round.level?, round.window))).collect();
     levels.dedup();
-    // Below this one it is next to not at all.
-    let shown = |level: &i32| if *level < -1000 { "none".to_owned() } else { level.to_string() };
+    let shown = |(level, window): &(i32, Option<Bytes>)| {
+        // Below this one it is next to not at all.
+        let level = if *level < -1000 { "none".to_owned() } else { level.to_string() };
+        window.map_or_else(|| level.clone(), |window| format!("{level} over {window}"))
+    };
     let levels: Vec<String> = levels.iter().map(shown).collect();
     if levels.is_empty() { String::new() } else { format!(", packed by zstd's level {}", levels.join(", then ")) }
 }
@@ -380,5 +384,7 @@ mod tests {
         assert_eq!(levels(&[round(Some(1))]), ", packed by zstd's level 1");
         let all = [1, 9, 9, 6].map(|level| round(Some(level)));
         assert_eq!(levels(&all), ", packed by zstd's level 1, then 9, then 6");
+        let one = [20, 20, 28].map(|log| Round { window: Some(Bytes(1 << log)), ..round(Some(1)) });
+        assert_eq!(levels(&one), ", packed by zstd's level 1 over 1.0 MiB, then 1 over 256.0 MiB");
     }
 }

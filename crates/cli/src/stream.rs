@@ -5,7 +5,9 @@ use crate::failure::{Code, Failure};
 use crate::quantity::size;
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_memory::codec::{self, Codec, Decode};
-use godwit_memory::{Blocks, Clock, Config, Finder, Limits, PAGE_SIZE, PageBytes, Resends, Spot, SpotTable, Stages};
+use godwit_memory::{
+    Blocks, Clock, Config, Finder, Limits, PAGE_SIZE, PageBytes, Reach, Resends, Spot, SpotTable, Stages,
+};
 use godwit_units::Bytes;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -43,6 +45,9 @@ pub struct EncodeArgs {
     /// zstd's level
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
     pub level: i32,
+    /// How far back zstd looks for what is alike: far (256 MiB), middle (16 MiB) or near (1 MiB), as moves do where packing is what they wait for. For `zstd` and `full`
+    #[arg(long, value_enum, default_value_t = LookBack::Far)]
+    pub reach: LookBack,
     /// zstd on a thread of its own beside the one that takes the stream apart, as in a move. For `zstd` and `full`
     #[arg(long)]
     pub beside: bool,
@@ -86,6 +91,16 @@ pub enum Again {
     Elide,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum LookBack {
+    /// Over 256 MiB.
+    Far,
+    /// Over 16 MiB, without a look for matches over long distances.
+    Middle,
+    /// Over 1 MiB.
+    Near,
+}
+
 /// What is read at once, as from a socket.
 const PIECE: usize = 256 << 10;
 
@@ -114,10 +129,15 @@ fn encode(args: &EncodeArgs) -> Result<(), Failure> {
         Again::Keep => Resends::Keep,
         Again::Elide => Resends::Elide,
     };
+    let reach = match args.reach {
+        LookBack::Far => Reach::Far,
+        LookBack::Middle => Reach::Middle,
+        LookBack::Near => Reach::Near,
+    };
     let clock = args.stats.map(|_| clock as Clock);
     let (level, versions) = (args.level, args.versions.0);
     let beside = args.beside.then_some(self::clock as Clock);
-    let config = Config { level, beside, resends, versions, clock, ..Config::default() };
+    let config = Config { level, reach, beside, resends, versions, clock, ..Config::default() };
     let mut encoder = codec::encoder(args.codec, config, disks, slots).map_err(failure)?;
     let mut pipe = Pipe::open(&args.input, &args.output)?;
     let mut out = vec![];

@@ -5,6 +5,7 @@ use crate::common::checker;
 use crate::common::pair::{Pair, can_run};
 use godwit_api::progress::Outcome;
 use godwit_api::public::Move;
+use godwit_units::Bytes;
 use serde_json::{Value, json};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -159,7 +160,7 @@ fn a_deadline_ends_rounds_that_would_go_on_and_who_wants_the_fewest_bytes_has_on
 
     let mv = moved_to(&pair, "a", &["--limit", LIMIT, "--policy", "least-bytes"]);
     let rounds = &mv.progress.rounds;
-    assert!(rounds.iter().all(|round| round.level == Some(9)), "{rounds:#?}");
+    assert!(rounds.iter().all(|it| (it.level, it.window) == (Some(9), Some(Bytes(256 << 20)))), "{rounds:#?}");
     assert!(said_of(&mv, "stop: "), "{:#?}", mv.progress.trace.notes);
     println!("{:#?}\n{rounds:#?}", mv.progress.trace.notes);
     goes_on(&pair, "a", 2);

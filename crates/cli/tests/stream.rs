@@ -64,6 +64,44 @@ fn every_codec_of_the_command_line_gives_back_the_file_that_went_in() {
 }
 
 #[test]
+fn a_stream_is_packed_by_each_window_that_moves_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let noise = recorded(folder.path()).1;
+    let mut stream = Stream::begin(&[("pc.ram", 8192)]);
+    // What lies apart from its like by 1.25 MiB, and by 20: too far for a mebibyte, and for 16.
+    let (one, other, filler) = (&noise[..32 * PAGE], &noise[32 * PAGE..], |n: usize| {
+        let mut x = n as u64;
+        let next = |_| {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (x >> 33) as u8
+        };
+        (0..n * PAGE).map(next).collect::<Vec<u8>>()
+    });
+    let mut first = 0;
+    for part in [one, &filler(320), one, other, &filler(5000), other] {
+        stream.part_of(first, part);
+        first += (part.len() / PAGE) as u64;
+    }
+    let raw = stream.end(&[(0, 8191, None)]);
+    std::fs::write(folder.path().join("raw"), &raw).unwrap();
+    let size = |reach: &str| {
+        let encoded = godwit(folder.path(), &format!("encode raw small --codec zstd{reach} --stats json"));
+        assert!(encoded.status.success(), "{encoded:?}");
+        let decoded = godwit(folder.path(), "decode small back");
+        assert!(decoded.status.success(), "{decoded:?}");
+        assert!(std::fs::read(folder.path().join("back")).unwrap() == raw, "{reach}");
+        let stats: Value = serde_json::from_slice(&encoded.stdout).unwrap();
+        // All of it is pages that zstd is given.
+        assert!(stats["given_bytes"].as_u64().unwrap() >= first * PAGE as u64, "{stats}");
+        stats["wire_bytes"].as_u64().unwrap()
+    };
+    let [far, middle, near] = [" --reach far", " --reach middle", " --reach near"].map(size);
+    assert_eq!(size(""), far);
+    assert!(middle > far + (other.len() * 3 / 4) as u64, "{far} {middle}");
+    assert!(near > middle + (one.len() * 3 / 4) as u64, "{middle} {near}");
+}
+
+#[test]
 fn what_cannot_be_done_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let (_, mut disk) = recorded(folder.path());

@@ -83,7 +83,7 @@ fn sample_move(seed: u64, scale: f64) -> MoveReport {
             let zero = if i == 0 { 19_200 } else { 37 };
             let bytes = BTreeMap::from([("normal".to_owned(), sent * 4104), ("zero".to_owned(), zero * 9)]);
             let dirtied = seconds.get(i + 1).map_or(900.0, |next| next * LINK_MBIT * 0.94e6 / 8.0 / 4150.0) as u64;
-            Round { sent: sent + zero, dirtied, bytes_by_encoding: bytes, seconds: *s, level: None }
+            Round { sent: sent + zero, dirtied, bytes_by_encoding: bytes, seconds: *s, level: None, window: None }
         })
         .collect();
     let phases = [

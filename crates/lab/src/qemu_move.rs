@@ -456,6 +456,7 @@ fn close_round(figures: &mut Figures, qmp: &Qmp, at: Instant) -> Result<()> {
         bytes_by_encoding,
         seconds: (at.saturating_duration_since(figures.began).as_secs_f64() - started - spent).max(0.0),
         level: None,
+        window: None,
     });
     figures.zero_pages = number("duplicate");
     figures.note_disk(&said);

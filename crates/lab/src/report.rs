@@ -543,6 +543,9 @@ pub struct Round {
     /// zstd's level by which Godwit packed pages at its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<i32>,
+    /// How many bytes zstd looked back over at its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
 }
 
 /// A named stretch of a move.

@@ -308,6 +308,7 @@ impl Encode for Ours {
             ("unchanged_pages", p.unchanged_pages),
             ("reference_bytes", p.disk_bytes),
             ("other_bytes", p.other_bytes),
+            ("given_bytes", p.given_bytes),
         ])
     }
 

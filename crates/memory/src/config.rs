@@ -63,6 +63,18 @@ pub enum Reach {
     Near,
 }
 
+impl Reach {
+    /// Logarithm of the window in bytes, of a stream whose [`Config::window_log`] is this one.
+    #[must_use]
+    pub fn window_log(self, whole: u32) -> u32 {
+        match self {
+            Self::Far => whole,
+            Self::Middle => whole.min(MIDDLE_WINDOW_LOG),
+            Self::Near => whole.min(NEAR_WINDOW_LOG),
+        }
+    }
+}
+
 /// How an [`Encoder`](crate::Encoder) works. The default has a fresh random key.
 #[derive(Clone, Debug)]
 pub struct Config {

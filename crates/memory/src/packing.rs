@@ -7,7 +7,7 @@
 //! What is on its way is not counted as given out yet, a piece's worth; whoever wants to know what there is, and has nothing else to do, collects it or asks for a flush.
 
 use crate::StreamError;
-use crate::config::{Config, MIDDLE_WINDOW_LOG, NEAR_WINDOW_LOG, Reach};
+use crate::config::{Config, Reach};
 use crate::meter::Clock;
 use crate::record::PAGE_SIZE;
 use std::io;
@@ -75,11 +75,7 @@ impl Frame {
         if level == 9 {
             zstd.set_parameter(CParameter::MinMatch(MIN_MATCH_AT_9)).map_err(doing("take shorter matches"))?;
         }
-        let (window_log, long) = match reach {
-            Reach::Far => (window_log, true),
-            Reach::Middle => (window_log.min(MIDDLE_WINDOW_LOG), false),
-            Reach::Near => (window_log.min(NEAR_WINDOW_LOG), false),
-        };
+        let (window_log, long) = (reach.window_log(window_log), reach == Reach::Far);
         zstd.set_parameter(CParameter::WindowLog(window_log)).map_err(doing("take the window's size"))?;
         zstd.set_parameter(CParameter::EnableLongDistanceMatching(long)).map_err(doing("match over long distances"))?;
         if long && level == 1 {

@@ -19,13 +19,13 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use godwit_api::progress::NoteKind;
 use godwit_link::{Flow, Lane, Session};
-use godwit_memory::levels::{self, Carried, Known, Shown};
+use godwit_memory::levels::{self, Carried, Known, Level, Shown};
 use godwit_memory::{Encoder, Levels, Progress, ReturnPath, StreamError};
 use godwit_units::Bytes as Amount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -51,14 +51,14 @@ pub struct Seen {
     little: AtomicBool,
     /// Nothing is taken from QEMU for now.
     held: AtomicBool,
-    /// zstd's level that is in force.
-    level: AtomicI32,
+    /// The level that is in force.
+    level: Mutex<Level>,
 }
 
 impl Seen {
-    /// Of a stream that goes on the link there, and is packed by that level of zstd's at first.
+    /// Of a stream that goes on the link there, and is packed by that level at first.
     #[must_use]
-    pub fn new(flow: Flow, session: Session, level: i32) -> Self {
+    pub fn new(flow: Flow, session: Session, level: Level) -> Self {
         Self {
             progress: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -67,7 +67,7 @@ impl Seen {
             most: AtomicU64::new(u64::MAX),
             little: AtomicBool::new(false),
             held: AtomicBool::new(false),
-            level: AtomicI32::new(level),
+            level: Mutex::new(level),
         }
     }
 
@@ -118,10 +118,10 @@ impl Seen {
         crate::parts::lock(&self.progress).clone()
     }
 
-    /// zstd's level that is in force.
+    /// The level that is in force.
     #[must_use]
-    pub fn level(&self) -> i32 {
-        self.level.load(Ordering::Relaxed)
+    pub fn level(&self) -> Level {
+        *crate::parts::lock(&self.level)
     }
 
     /// The guest is about to be stopped: from now on nothing is sent that the destination might have to ask about.
@@ -213,7 +213,7 @@ pub(crate) fn read(
                 if let Some(level) = looked.flatten() {
                     let reach = levels::reach(level);
                     packing(&mut levels, || encoder.set_level(level.number(), reach, &mut wire))?;
-                    seen.level.store(level.number(), Ordering::Relaxed);
+                    *crate::parts::lock(&seen.level) = level;
                     let text = format!("{}: that is what the link and the processors allow", levels::told(level));
                     moving.note(NoteKind::Decision, text);
                 }

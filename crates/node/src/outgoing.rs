@@ -32,7 +32,7 @@ use godwit_memory::smart_stop::{
     BETWEEN_LOOKS, Ended, Instead, LEAST_FOLLOWING, Look, Reason, Rest, SmartStop, Verdict, beside, instead,
 };
 use godwit_memory::watcher::Glances;
-use godwit_memory::{CheckpointKey, Config, Encoder, Holding, Levels, Witness, levels};
+use godwit_memory::{CheckpointKey, Config, DEFAULT_WINDOW_LOG, Encoder, Holding, Levels, Witness, levels};
 use godwit_units::{Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
@@ -321,7 +321,7 @@ async fn memory(
     let before = node.peers().found().of(moving.peer.name.as_str(), now.at);
     let levels = Levels::new(policy, now).knowing(before);
     let (level, reach) = (levels.level().number(), levels::reach(levels.level()));
-    let seen = Arc::new(Seen::new(flow.clone(), session.clone(), level));
+    let seen = Arc::new(Seen::new(flow.clone(), session.clone(), levels.level()));
     let counted = seen.clone();
     moving.tracker.metered(move |p| {
         let now = counted.progress();
@@ -922,6 +922,7 @@ fn close_round(
     let wire = now.wire_bytes - last.1.wire_bytes;
     let pages = now.pages() - last.1.pages();
     let dirtied = remaining.0 / 4096;
+    let level = seen.level();
     moving.tracker.update(|p| p.memory_remaining = remaining);
     #[allow(clippy::cast_precision_loss)]
     let each = if pages == 0 { 0.0 } else { seconds / pages as f64 };
@@ -937,7 +938,8 @@ fn close_round(
         dirtied,
         wire: Amount(wire),
         seconds,
-        level: Some(seen.level()),
+        level: Some(level.number()),
+        window: Some(Amount(1 << levels::reach(level).window_log(DEFAULT_WINDOW_LOG))),
     };
     *last = (Instant::now(), now);
     (round, left)

@@ -561,6 +561,7 @@ impl Journey<'_> {
                 .into(),
                 seconds: round.seconds,
                 level: round.level,
+                window: round.window.map(|window| window.0),
             })
             .collect();
         figures.predicted = told.prediction.as_ref().map(|told| Predicted {
