@@ -88,6 +88,8 @@ pub struct Disk {
     pub(crate) trouble: Mutex<Option<String>>,
     /// In which order the guest came to its blocks.
     accesses: Mutex<FirstAccess>,
+    /// Whether that has in it what was recorded before the volume was this host's: on shared storage it lies with the volume.
+    inherits: AtomicBool,
     /// What pre-caches have to know of the guest's writes.
     recorder: Recorder,
     /// Told of the guest's writes while a move's memory refers to blocks.
@@ -222,6 +224,7 @@ impl Disk {
             name: name.to_owned(),
             socket,
             accesses: Mutex::new(FirstAccess::load(folder)),
+            inherits: AtomicBool::new(replica.shared_place().is_some()),
             replica,
             order: Mutex::new(None),
             attempts: AtomicU64::new(0),
@@ -308,9 +311,38 @@ impl Disk {
         self.store_order();
     }
 
+    /// Where the order of first accesses is kept, if anybody here may write there now.
+    fn place_of_order(&self) -> Option<&Path> {
+        match self.replica.shared_place() {
+            Some(_) if self.replica.is_detached() => None,
+            Some(place) => Some(place),
+            None => Some(self.replica.folder()),
+        }
+    }
+
+    /// Puts what was recorded of a shared volume elsewhere before what is recorded here. Reads a file of up to a mebibyte, once for each time that
+    /// the volume is this host's.
+    fn inherit_order(&self) {
+        let Some(place) = self.place_of_order() else {
+            // Another host records what comes next.
+            self.inherits.store(true, Ordering::Release);
+            return;
+        };
+        if !self.inherits.load(Ordering::Acquire) {
+            return;
+        }
+        let before = FirstAccess::load(place);
+        let mut mine = lock(&self.accesses);
+        if self.inherits.swap(false, Ordering::AcqRel) {
+            *mine = std::mem::take(&mut *mine).after(before);
+        }
+    }
+
     fn store_order(&self) {
+        self.inherit_order();
+        let Some(place) = self.place_of_order() else { return };
         let fresh = lock(&self.accesses).take_fresh();
-        if let Some(Err(error)) = fresh.map(|fresh| fresh.store(self.replica.folder())) {
+        if let Some(Err(error)) = fresh.map(|fresh| fresh.store(place)) {
             // A hint: what is lost costs time.
             tracing::debug!(volume = self.name, %error, "the order of first accesses is not stored");
         }
@@ -859,6 +891,7 @@ impl Disk {
             if disk.is_shared() {
                 // Nothing comes: it is opened when it is granted. Until then QEMU sees zeroes.
                 disk.replica.detach()?;
+                disk.inherits.store(true, Ordering::Release);
                 disk.replica.read_blank();
                 disk.forget_precaches();
                 *lock(&disk.complete) = Some(ticket);
@@ -1065,6 +1098,13 @@ impl Disk {
     /// The order in which the guest came to its blocks.
     pub(crate) fn first_accesses(&self) -> Vec<std::ops::Range<u64>> {
         lock(&self.accesses).runs().to_vec()
+    }
+
+    /// The same, and whether it has them all, as far as anybody recorded them. Whoever asks may wait for storage.
+    pub(crate) fn all_accesses(&self) -> (Vec<std::ops::Range<u64>>, bool) {
+        self.inherit_order();
+        let accesses = lock(&self.accesses);
+        (accesses.runs().to_vec(), accesses.is_whole() && !accesses.runs().is_empty())
     }
 
     /// The guest has read or written here.

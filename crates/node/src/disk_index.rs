@@ -2,18 +2,21 @@
 //!
 //! A thread of the source's node reads the disks from the beginning of a move on, what the guest has used first, and remembers a
 //! hash for each block (`godwit_memory::disks` says how that is used, and what happens when a block has changed since). Only
-//! disks that are at the destination are looked at: those that go before the VM, and those that were pre-cached there ([`At`]).
+//! disks that are at the destination are looked at: those that go before the VM, those that were pre-cached there, and those on storage
+//! that it reaches as well ([`At`]).
 //!
 //! # What it costs
 //!
-//! Eight bytes of memory for a block of contents, up to 128 MiB for a VM, given back when memory has been read. Reading the disks
-//! once, while the move goes on; it ends with the move's memory, or when it has read as much as it can remember. What it has not read
-//! travels as it would without.
+//! Eight bytes of memory for a block of contents, up to 128 MiB for a VM, given back when memory has been read. Reading what the guest has ever read or
+//! written of the disks, once, while the move goes on: its memory has files only from there. Where that is not all known
+//! ([`godwit_volume::order::MOST_RUNS`]) the rest is read as well. It ends with the move's memory, or when it has read as much as it can
+//! remember. What it has not read travels as it would without.
 //!
 //! # What can go wrong
 //!
 //! *The guest writes a block that was read.* Then the page that held its old contents is not found there any more, because what
-//! is found is compared; the new contents are learnt some seconds after the last write, when the other side has them as well.
+//! is found is compared; the new contents are learnt some seconds after the last write, when the other side has them as well. On shared
+//! storage nobody knows when that is, and a block that was written since the move began is not named at all.
 
 use crate::disk::Disk;
 use crate::parts::lock;
@@ -52,6 +55,12 @@ impl Touched {
     fn take(&self) -> BlockSet {
         std::mem::take(&mut lock(&self.0))
     }
+
+    /// Whether this one may be among them. Where more were written than are kept, any may.
+    fn may_have(&self, block: BlockIndex) -> bool {
+        let touched = lock(&self.0);
+        touched.len() >= MOST_TOUCHED || touched.contains(block)
+    }
 }
 
 /// A VM's disks at one place of a move, in the order of its definition.
@@ -66,17 +75,15 @@ impl Replicas {
     }
 }
 
-impl Replicas {
-    /// Whether the destination may have this block as it is here.
-    fn is_there(&self, spot: Spot) -> bool {
-        self.0.get(usize::from(spot.disk)).is_some_and(|disk| disk.is_there(BlockIndex(u64::from(spot.block))))
-    }
-}
-
 impl Blocks for Replicas {
+    /// What is on shared storage is read there also where it is another host's still: whoever asks compares.
     fn read(&self, first: Spot, into: &mut [u8]) -> bool {
         let Some(disk) = self.0.get(usize::from(first.disk)) else { return false };
-        disk.replica().read(u64::from(first.block) * BLOCK, into).is_ok()
+        let (replica, at) = (disk.replica(), u64::from(first.block) * BLOCK);
+        match replica.is_detached() {
+            true => replica.glance(at, into).is_ok(),
+            false => replica.read(at, into).is_ok(),
+        }
     }
 }
 
@@ -87,14 +94,38 @@ pub enum At {
     Mirrored,
     /// What it held when the move began, or nearly; what is written from then on follows the VM.
     Cached,
+    /// It lies on storage that both reach, and what was durable when the move began is read there.
+    Shared,
     /// Nothing that is known of.
     Nowhere,
+}
+
+/// Where the guest has ever read or written a disk.
+struct Used {
+    runs: Vec<Range<u64>>,
+    /// Whether that is all, as far as anybody can know.
+    is_all: bool,
+    /// How many blocks there are to be read.
+    blocks: u64,
+}
+
+impl Used {
+    fn of(disk: &Disk) -> Self {
+        let (runs, is_all) = disk.all_accesses();
+        let blocks = match is_all {
+            true => runs.iter().map(|run| run.end - run.start).sum(),
+            false => disk.allocated().0 / BLOCK,
+        };
+        Self { runs, is_all, blocks }
+    }
 }
 
 /// What is known so far; shared with the thread that reads.
 #[derive(Clone)]
 pub struct DiskIndex {
     disks: Replicas,
+    /// What was written since to disks on storage that both reach, and their places.
+    written: Vec<(u8, Arc<Touched>)>,
     table: Arc<Mutex<SpotTable>>,
     /// Cancelled when the disks have been read once.
     ready: CancellationToken,
@@ -114,11 +145,21 @@ impl Finder for DiskIndex {
     fn holds(&self, spot: Spot, content: &PageBytes) -> bool {
         let mut block = [0; BLOCK as usize];
         // A reference to what is not there costs the other side a round trip, in which it can do nothing else.
-        self.disks.is_there(spot) && self.read(spot, &mut block) && block == *content
+        self.is_there(spot) && self.read(spot, &mut block) && block == *content
     }
 }
 
 impl DiskIndex {
+    /// Whether the destination may have this block as it is here.
+    fn is_there(&self, spot: Spot) -> bool {
+        let block = BlockIndex(u64::from(spot.block));
+        let Some(disk) = self.disks.0.get(usize::from(spot.disk)) else { return false };
+        match self.written.iter().find(|(n, _)| *n == spot.disk) {
+            Some((_, written)) => !written.may_have(block),
+            None => disk.is_there(block),
+        }
+    }
+
     /// Begins to read `disks`, but for those that are [`At::Nowhere`]; until one of `ends`.
     #[must_use]
     pub fn start(disks: Vec<Arc<Disk>>, at: impl Fn(&Disk) -> At, ends: [CancellationToken; 2]) -> Self {
@@ -129,27 +170,42 @@ impl DiskIndex {
             .filter(|(.., at)| *at != At::Nowhere)
             .filter_map(|(n, disk, at)| Some((u8::try_from(n).ok()?, disk.clone(), Arc::new(Touched::default()), at)))
             .collect();
-        let blocks: u64 = read.iter().map(|(_, disk, ..)| disk.allocated().0 / BLOCK).sum();
-        let table = SpotTable::new(blocks.min(MOST), u64::from_le_bytes(seed));
-        let index =
-            Self { disks: Replicas::new(disks), table: Arc::new(Mutex::new(table)), ready: CancellationToken::new() };
-        // What follows the VM is not learnt after it was written.
-        let learns = |at: At| at == At::Mirrored;
-        for (_, disk, touched, _) in read.iter().filter(|(.., at)| learns(*at)) {
+        let seed = u64::from_le_bytes(seed);
+        // What follows the VM is not learnt after it was written; what is on shared storage is not named any more.
+        for (_, disk, touched, _) in read.iter().filter(|(.., at)| *at != At::Cached) {
             disk.watch(touched.clone());
         }
+        let shared = read.iter().filter(|(.., at)| *at == At::Shared);
+        let index = Self {
+            disks: Replicas::new(disks),
+            written: shared.map(|(n, _, touched, _)| (*n, touched.clone())).collect(),
+            table: Arc::new(Mutex::new(SpotTable::new(0, seed))),
+            ready: CancellationToken::new(),
+        };
         let reading = index.clone();
         let is_over = move || ends.iter().any(CancellationToken::is_cancelled);
         crate::trace::spawn_blocking(move || {
+            let used: Vec<_> = read.iter().map(|(_, disk, ..)| Used::of(disk)).collect();
+            *lock(&reading.table) = SpotTable::new(used.iter().map(|used| used.blocks).sum::<u64>().min(MOST), seed);
             let mut left = MOST;
-            for (n, disk, ..) in &read {
-                reading.all(*n, disk, &mut left, &is_over);
+            for ((n, disk, _, at), used) in read.iter().zip(used) {
+                // What this host's kernel has of it nobody else can read.
+                if *at == At::Shared
+                    && let Err(error) = disk.replica().flush()
+                {
+                    tracing::warn!(volume = disk.name, %error, "no memory is named from it");
+                    continue;
+                }
+                reading.all(*n, disk, used, &mut left, &is_over);
             }
             reading.ready.cancel();
             let mut before: Vec<_> = read.iter().map(|_| BlockSet::default()).collect();
+            let learns = |at: At| at == At::Mirrored;
             while !is_over() {
                 std::thread::sleep(QUIET);
-                for ((n, disk, touched, _), before) in read.iter().zip(&mut before) {
+                for ((n, disk, touched, _), before) in
+                    read.iter().zip(&mut before).filter(|((.., at), _)| learns(*at))
+                {
                     let now = touched.take();
                     for run in before.runs() {
                         // Written again: not yet.
@@ -170,11 +226,14 @@ impl DiskIndex {
         let _ = tokio::time::timeout(patience, self.ready.cancelled()).await;
     }
 
-    /// A whole disk, what the guest has used first.
-    fn all(&self, n: u8, disk: &Disk, left: &mut u64, is_over: &dyn Fn() -> bool) {
+    /// What the guest has used; and the rest of the disk, where nobody knows all of that.
+    fn all(&self, n: u8, disk: &Disk, used: Used, left: &mut u64, is_over: &dyn Fn() -> bool) {
         let blocks = disk.size().0 / BLOCK;
-        for run in disk.first_accesses() {
+        for run in used.runs {
             self.run(n, disk, run.start..run.end.min(blocks), left, is_over);
+        }
+        if used.is_all {
+            return;
         }
         let mut at = 0;
         while at < disk.size().0 && *left > 0 && !is_over() {
@@ -213,8 +272,8 @@ impl DiskIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use godwit_handoff::{Generation, Lineage};
-    use godwit_units::{Bytes, VolumeId};
+    use godwit_handoff::{Generation, Lineage, Ticket};
+    use godwit_units::{Bytes, MoveId, VmId, VolumeId};
 
     fn page(fill: u64) -> PageBytes {
         let mut page = [0; 4096];
@@ -292,5 +351,93 @@ mod tests {
         disk.touched(5..6);
         tokio::time::sleep(3 * QUIET).await;
         assert_eq!(index.find(&page(9)), None, "it follows the VM, and is not there yet");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn where_all_that_the_guest_has_used_is_known_nothing_else_is_read() {
+        const BLOCKS: u64 = 1000;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (replica, socket) = (folder.path().join("replica"), folder.path().join("disk.sock"));
+        let disk = Disk::open_or_create(&replica, None, socket, VolumeId(1), "root", Bytes(BLOCKS * BLOCK)).expect("opens");
+        disk.open(Lineage::FIRST, Generation(1)).await.expect("opens");
+        for block in 0..BLOCKS {
+            disk.replica().write(block * BLOCK, &page(1 + block)).expect("writes");
+        }
+        disk.read(7 * BLOCK, 100 * BLOCK as u32).expect("reads");
+        disk.read(700 * BLOCK, BLOCK as u32).expect("reads");
+        let over = CancellationToken::new();
+        let _ends = over.clone().drop_guard();
+        let index = DiskIndex::start(vec![disk.clone()], |_| At::Mirrored, [over.clone(), over.clone()]);
+        index.ready(Duration::from_secs(60)).await;
+        for block in 0..BLOCKS {
+            let is_used = (7..107).contains(&block) || block == 700;
+            assert_eq!(index.find(&page(1 + block)).is_some(), is_used, "block {block}");
+        }
+    }
+
+    /// A volume on storage that two hosts reach, as each of them sees it; it is the first one's.
+    async fn shared(folder: &std::path::Path) -> [Arc<Disk>; 2] {
+        let (place, size) = (folder.join("shared"), Bytes(64 * BLOCK));
+        godwit_volume::Replica::create_shared(&place, VolumeId(1), size).expect("creates");
+        let disks = ["a", "b"].map(|host| {
+            let (own, socket) = (folder.join(host), folder.join(format!("{host}.sock")));
+            Disk::open_shared(&place, &own, socket, VolumeId(1), "root", size, host).expect("opens")
+        });
+        disks[0].open(Lineage::FIRST, Generation(1)).await.expect("opens");
+        disks
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_lay_on_shared_storage_is_named_and_read_by_the_other_host_and_what_was_written_since_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [here, there] = shared(folder.path()).await;
+        for block in [3, 4, 5] {
+            here.replica().write(block * BLOCK, &page(block)).expect("writes");
+        }
+        let over = CancellationToken::new();
+        let _ends = over.clone().drop_guard();
+        let index = DiskIndex::start(vec![here.clone()], |_| At::Shared, [over.clone(), over.clone()]);
+        index.ready(Duration::from_secs(60)).await;
+        let (there, mut read) = (Replicas::new(vec![there]), [0; 4096]);
+        for block in [3, 4, 5] {
+            let spot = Spot { disk: 0, block };
+            assert_eq!(index.find(&page(block.into())), Some(spot));
+            assert!(index.holds(spot, &page(block.into())));
+            assert!(there.read(spot, &mut read) && read == page(block.into()));
+        }
+        // The same contents, written once more: nobody knows when the other host reads them.
+        here.touched(4..5);
+        assert!(!index.holds(Spot { disk: 0, block: 4 }, &page(4)));
+        assert!(index.holds(Spot { disk: 0, block: 3 }, &page(3)));
+        tokio::time::sleep(3 * QUIET).await;
+        assert!(!index.holds(Spot { disk: 0, block: 4 }, &page(4)), "however long ago");
+        assert!(!there.read(Spot { disk: 0, block: 64 }, &mut read), "behind its end");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_a_guest_has_used_of_shared_storage_is_known_wherever_it_used_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [one, other] = shared(folder.path()).await;
+        one.read(9 * BLOCK, 2 * BLOCK as u32).expect("reads");
+        let used = |disk: &Arc<Disk>| disk.all_accesses().0;
+        let stored = || godwit_volume::order::FirstAccess::load(&folder.path().join("shared")).runs().to_vec();
+        while stored() != [9..11] {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        one.freeze().await.expect("lets go");
+        let (lineage, generation) = (Lineage::FIRST, Generation(2));
+        let ticket = Ticket { vm: VmId(1), lineage, generation, mv: MoveId(1) };
+        other.receive(ticket).await.expect("waits");
+        assert!(used(&other).is_empty(), "not before it is its own");
+        other.open(Lineage::FIRST, Generation(2)).await.expect("opens");
+        other.read(3 * BLOCK, BLOCK as u32).expect("reads");
+        assert_eq!(used(&other), [9..11, 3..4]);
+        while stored() != [9..11, 3..4] {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        // And back.
+        other.freeze().await.expect("lets go");
+        one.open(Lineage::FIRST, Generation(3)).await.expect("opens");
+        assert_eq!(used(&one), [9..11, 3..4]);
     }
 }

@@ -20,7 +20,7 @@ use godwit_api::{ApiError, Problem};
 use godwit_handoff::{Event, Record, Ticket};
 use godwit_link::{RecvHalf, SendHalf, Stream};
 use godwit_memory::{CheckpointKey, Decoder, Feedback, Limits, Message, ReturnPath, Witness};
-use godwit_units::{VmId, VolumeId};
+use godwit_units::{BitRate, VmId, VolumeId};
 use godwit_vmm::{MigrationStatus, Qemu, QemuEvent};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -98,7 +98,25 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<Staged,
         crate::covered::keep(&parts, signed).map_err(failed)?;
     }
     parts.keeper().ask(|reply| Input::Stage { ticket: stage.ticket, source: Box::new(stage.source), reply }).await?;
-    Ok(Staged { keeps_pages: crate::kept::may_be(&parts) })
+    let reads_shared = if stage.tells { reads_shared(&parts).await } else { None };
+    Ok(Staged { keeps_pages: crate::kept::may_be(&parts), reads_shared })
+}
+
+/// How fast this host reads those of the VM's disks that lie on shared storage, of several the slowest.
+async fn reads_shared(parts: &Parts) -> Option<BitRate> {
+    let shared: Vec<_> = parts.disks().into_iter().filter(|disk| disk.is_shared()).collect();
+    let tried = tokio::task::spawn_blocking(move || {
+        shared.iter().map(|disk| disk.replica().glance_rate()).try_fold(None, |slowest: Option<u64>, rate| {
+            rate.map(|rate| Some(slowest.map_or(rate, |slowest| slowest.min(rate))))
+        })
+    });
+    match tried.await.ok()? {
+        Ok(slowest) => slowest.map(|bytes| BitRate(bytes.saturating_mul(8))),
+        Err(error) => {
+            tracing::info!(vm = parts.name, %error, "memory is not named from its disks");
+            None
+        }
+    }
 }
 
 /// Makes the place: replicas, endpoints, an incoming QEMU that waits for its stream.

@@ -33,7 +33,7 @@ use godwit_memory::smart_stop::{
 };
 use godwit_memory::watcher::Glances;
 use godwit_memory::{CheckpointKey, Config, DEFAULT_WINDOW_LOG, Encoder, Holding, Levels, Witness, levels};
-use godwit_units::{Bytes as Amount, Lineage, Policy};
+use godwit_units::{BitRate, Bytes as Amount, Lineage, Policy};
 use godwit_vmm::{MigrationInfo, MigrationStatus, Qemu, QemuEvent};
 use godwit_volume::Holder;
 use std::os::fd::AsFd;
@@ -55,6 +55,10 @@ const DISK_WINDOW: Amount = Amount(24 << 20);
 const SPOILT: u32 = 8;
 /// How long memory waits for the disks to have been read: what is not known yet travels.
 const INDEXING: Duration = Duration::from_secs(1);
+/// What a link is taken for while nobody has seen it.
+const UNKNOWN_LINK: BitRate = BitRate(100_000_000);
+/// What zstd's level 1 packs on one processor.
+const PACKED: BitRate = BitRate(1_000_000_000);
 /// A stopped guest stands for what is left of its memory so many times as long as was foreseen, and this: then the link is another than it
 /// was, and the guest goes on at the source.
 const LONGER_THAN_FORESEEN: u32 = 3;
@@ -126,6 +130,8 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
     if let Some(moving) = parts.moving().filter(|moving| moving.ticket == ticket) {
         let keeps_nothing = staged.is_some_and(|staged| !staged.keeps_pages);
         moving.keeps_nothing.store(keeps_nothing, Ordering::Release);
+        let reads = staged.and_then(|staged| staged.reads_shared).unwrap_or_default();
+        moving.reads_shared.store(reads.0, Ordering::Release);
     }
     crate::wired::staged(node, parts, &order.to, order.capability.as_ref()).await?;
     marks.are_answered(&order.to.name).await
@@ -134,6 +140,13 @@ pub async fn reserve(node: &Arc<Node>, parts: &Arc<Parts>, order: &MoveOrder, ti
 /// Whether a disk follows its VM rather than going before it: because that was ordered, or because it is not all here itself.
 fn follows(order: &MoveOrder, disk: &Disk) -> bool {
     !disk.is_shared() && (order.disk == DiskStrategy::Postcopy || disk.is_shadow())
+}
+
+/// Whether memory's pages are named by where they lie on shared storage, which the destination reads as fast as this, rather than sent over the link. Packed they
+/// are a third as long: storage that is three times as fast as the link, or as fast as they are packed, brings them as soon. One that is not
+/// may lie behind the same link.
+fn is_worth_reading(reads: BitRate, link: Option<BitRate>) -> bool {
+    reads >= PACKED.min(BitRate(link.unwrap_or(UNKNOWN_LINK).0.saturating_mul(3)))
 }
 
 /// Starts what the machine calls `Migrate`.
@@ -190,8 +203,11 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
             parts.change(|file| file.lent = volumes).context("cannot write down what is needed here")?;
         }
         let ends = [moving.over.clone(), moving.ram_ended.clone()];
+        let reads = BitRate(moving.reads_shared.load(Ordering::Acquire));
+        let now = processors::now();
+        let is_read = is_worth_reading(reads, node.peers().found().of(moving.peer.name.as_str(), now.at).link);
         let at = |disk: &Disk| match following.contains(&disk.id) {
-            // What is handed over is not read over there before that.
+            _ if disk.is_shared() && is_read => At::Shared,
             _ if disk.is_shared() => At::Nowhere,
             true if node.precaches().nearly_has(disk, &order.to.name) => At::Cached,
             true => At::Nowhere,
@@ -246,6 +262,9 @@ async fn run(node: &Arc<Node>, parts: &Arc<Parts>, moving: &Arc<Moving>) -> Resu
         moving.note(
             NoteKind::Decision,
             match following.is_empty() {
+                _ if shared > 0 && shared == parts.disks().len() && is_read => {
+                    "the disks lie on storage that both hosts reach: nothing is copied, and what memory has of them is read there"
+                }
                 _ if shared > 0 && shared == parts.disks().len() => {
                     "the disks lie on storage that both hosts reach: nothing is copied"
                 }
@@ -943,4 +962,20 @@ fn close_round(
     };
     *last = (Instant::now(), now);
     (round, left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_storage_is_read_where_it_is_three_times_as_fast_as_the_link_or_as_packing() {
+        let mbit = |mbit: u64| BitRate(mbit * 1_000_000);
+        assert!(!is_worth_reading(mbit(0), None), "it is not read at all");
+        assert!(is_worth_reading(mbit(300), None) && !is_worth_reading(mbit(290), None));
+        assert!(is_worth_reading(mbit(150), Some(mbit(50))) && !is_worth_reading(mbit(150), Some(mbit(100))));
+        // Behind the same link.
+        assert!(!is_worth_reading(mbit(800), Some(mbit(800))));
+        assert!(is_worth_reading(mbit(1000), Some(mbit(10_000))));
+    }
 }

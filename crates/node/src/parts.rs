@@ -95,6 +95,8 @@ pub struct Moving {
     pub(crate) gone: CancellationToken,
     /// Source: the destination has said that it keeps nothing of the guest's memory.
     pub(crate) keeps_nothing: AtomicBool,
+    /// Source: how fast the destination reads the disks that lie on shared storage, bit/s; zero where it does not.
+    pub(crate) reads_shared: AtomicU64,
     /// Source: how much of what nobody waits for may go behind the guest's back in a second; zero where that is not known.
     pub(crate) behind: AtomicU64,
     /// Source: where QEMU's migration socket ends, so that a stream that fails does not break it: it could not be gone back to then.
@@ -136,6 +138,7 @@ impl Moving {
             handed: CancellationToken::new(),
             gone: CancellationToken::new(),
             keeps_nothing: AtomicBool::new(false),
+            reads_shared: AtomicU64::new(0),
             behind: AtomicU64::new(0),
             socket: Mutex::default(),
             stands: AtomicBool::new(false),

@@ -8,7 +8,7 @@ use godwit_api::vm::VmDefinition;
 use godwit_api::wire::WireOrder;
 use godwit_handoff::{Message, Ticket};
 use godwit_trust::SignedCapability;
-use godwit_units::{Generation, Lineage, VmId, VolumeId};
+use godwit_units::{BitRate, Generation, Lineage, VmId, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
@@ -120,6 +120,9 @@ pub struct Stage {
 pub struct Staged {
     /// Whether it may keep pages of the guest's memory, of an earlier try or of its last stay.
     pub keeps_pages: bool,
+    /// How fast it reads the VM's disks on shared storage, of several the slowest. None: there are none, or it does not read what is not its own yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads_shared: Option<BitRate>,
 }
 
 /// Holders that a destination is told of: a hand-off adds one while fills go on.

@@ -42,6 +42,7 @@ pub mod fet;
 pub mod fetch;
 mod file;
 mod flight;
+mod glance;
 mod guards;
 mod has;
 mod journal;

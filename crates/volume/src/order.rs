@@ -99,6 +99,20 @@ impl FirstAccess {
     pub fn runs(&self) -> &[Range<u64>] {
         &self.runs
     }
+
+    /// Whether there was room for all that was touched. What was touched before anybody recorded it is not known.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.runs.len() < MOST_RUNS
+    }
+
+    /// What was recorded elsewhere comes before what was recorded here.
+    #[must_use]
+    pub fn after(self, mut before: Self) -> Self {
+        before.fresh |= self.fresh;
+        self.runs.into_iter().for_each(|run| before.touched(run));
+        before
+    }
 }
 
 /// Runs, for a file or for messages.

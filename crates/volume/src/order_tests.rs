@@ -70,10 +70,19 @@ fn first_accesses_are_recorded_once_kept_with_the_volume_and_bounded() {
     first.take_fresh().expect("something was added").store(folder.path()).expect("writes");
     assert!(first.take_fresh().is_none());
     assert_eq!(FirstAccess::load(folder.path()).runs(), first.runs());
+    assert!(first.is_whole());
+    // What the next host recorded comes behind it, and is to be stored.
+    let mut next = FirstAccess::default();
+    next.touched(11..16);
+    let mut both = next.after(FirstAccess::load(folder.path()));
+    assert_eq!(both.runs(), [9..12, 3..5, 12..16]);
+    assert!(both.take_fresh().is_some());
+    assert!(FirstAccess::default().after(FirstAccess::load(folder.path())).take_fresh().is_none(), "nothing is new");
     for block in 0..MOST_RUNS as u64 + 10 {
         first.touched(block * 2 + 100..block * 2 + 101);
     }
     assert_eq!(first.runs().len(), MOST_RUNS);
+    assert!(!first.is_whole(), "there was no room for all");
     std::fs::write(folder.path().join("order"), [255; 100]).expect("writes");
     assert!(FirstAccess::load(folder.path()).runs().is_empty(), "what makes no sense is no order");
 }

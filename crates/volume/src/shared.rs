@@ -35,9 +35,11 @@
 
 use crate::error::{VolumeError, io_error};
 use crate::file::{Description, DescriptionFile, Media, Medium, SlottedFile};
+use crate::glance::Glance;
 use crate::guards::Guards;
 use crate::journal::Journal;
 use crate::meta::Meta;
+use crate::order::FirstAccess;
 use crate::replica::Replica;
 use crate::stamps::REGION;
 use godwit_units::{Bytes, Generation, Lineage, VolumeId};
@@ -74,6 +76,28 @@ pub(crate) struct Shared {
     /// Detached, it reads as zeroes: nobody believes what is read then.
     blank: AtomicBool,
     lock: Mutex<Option<FolderLock>>,
+    /// How it is looked at while it is another host's.
+    glance: Mutex<Option<Arc<Glance>>>,
+}
+
+impl Shared {
+    fn forget_glance(&self) {
+        *self.glance.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn glance(&self, size: Bytes) -> io::Result<Arc<Glance>> {
+        let mut glance = self.glance.lock().unwrap_or_else(PoisonError::into_inner);
+        // Asked with that lock: who attaches says so before it takes what is there.
+        if self.attached.load(Ordering::Acquire) {
+            return Err(io::Error::other("the volume is this host's own"));
+        }
+        if let Some(open) = &*glance {
+            return Ok(open.clone());
+        }
+        let open = Arc::new(Glance::open(&self.place.join("data"), size.0)?);
+        *glance = Some(open.clone());
+        Ok(open)
+    }
 }
 
 /// Written while the guest stands: in its place, which costs no more than its own bytes, where another file under its name waits for all that
@@ -267,6 +291,7 @@ impl Replica {
             attached: AtomicBool::new(false),
             blank: AtomicBool::new(false),
             lock: Mutex::default(),
+            glance: Mutex::default(),
         });
         Ok(replica)
     }
@@ -299,6 +324,33 @@ impl Replica {
             }
             _ => Ok(false),
         }
+    }
+
+    /// Reads whole blocks of a shared volume that another host has, as they lie there. They may be of any moment: whoever asks has to know what they ought to
+    /// be, and to compare ([`mod@crate::glance`] says why nothing old is read later).
+    ///
+    /// # Errors
+    /// When it is not shared, is attached here, or lies where it cannot be read so: in a pool, for one; when they lie outside; when storage
+    /// fails.
+    pub fn glance(&self, at: u64, into: &mut [u8]) -> Result<(), VolumeError> {
+        self.glanced(|glance| glance.read(at, into))
+    }
+
+    /// How many bytes of it can be read so in a second, tried for some milliseconds where its guest has read and written.
+    ///
+    /// # Errors
+    /// Those of [`Replica::glance`].
+    pub fn glance_rate(&self) -> Result<u64, VolumeError> {
+        let used = self.shared_place().map(FirstAccess::load).unwrap_or_default();
+        self.glanced(|glance| glance.rate(used.runs()))
+    }
+
+    fn glanced<T>(&self, what: impl FnOnce(&Glance) -> io::Result<T>) -> Result<T, VolumeError> {
+        let failed = || io_error("look at", self.folder());
+        let Some(shared) = &self.shared else {
+            return Err(failed()(io::Error::other("it is this host's own")));
+        };
+        what(&*shared.glance(self.size()).map_err(failed())?).map_err(failed())
     }
 
     /// Opens a shared volume, because its VM is this host's as this owner. Nothing where it is attached, or not shared.
@@ -348,6 +400,7 @@ impl Replica {
             self.note_partial(&mine);
             shared.attached.store(true, Ordering::Release);
         }
+        shared.forget_glance();
         *kept = Some(lock);
         Ok(())
     }
@@ -362,6 +415,8 @@ impl Replica {
         let _one = self.settling();
         let mut kept = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
         if !shared.attached.load(Ordering::Acquire) {
+            // Of a move that came to nothing.
+            shared.forget_glance();
             return Ok(());
         }
         let nothing = stand_in(self.folder(), shared.volume, self.size())?.into_parts().1;

@@ -100,6 +100,38 @@ fn a_detached_replica_reads_nothing_and_writes_nothing_whatever_is_asked_of_it()
 }
 
 #[test]
+fn what_another_host_has_is_looked_at_as_it_lies_until_it_is_ones_own_and_nothing_is_touched() {
+    let world = World::new();
+    let (a, b) = (world.host("a"), world.host("b"));
+    World::open(&a, FIRST, 1).unwrap();
+    a.write(3 * BLOCK, &[[1; BLOCK as usize], [2; BLOCK as usize]].concat()).unwrap();
+    let before = world.all();
+    let look = |replica: &Replica, at: u64, blocks: usize| {
+        let mut bytes = vec![9; blocks * BLOCK as usize];
+        replica.glance(at, &mut bytes).map(|()| bytes)
+    };
+    assert_eq!(look(&b, 3 * BLOCK, 2).unwrap(), [[1; BLOCK as usize], [2; BLOCK as usize]].concat());
+    assert_eq!(look(&b, SIZE - BLOCK, 1).unwrap(), [0; BLOCK as usize]);
+    assert!(b.glance_rate().unwrap() > 0);
+    assert!(matches!(b.read(0, &mut [0; 8]), Err(VolumeError::Frozen)), "a guest would wait all the same");
+    for (at, blocks) in [(1, 1), (SIZE, 1), (SIZE - BLOCK, 2), (u64::MAX - BLOCK + 1, 1)] {
+        assert!(look(&b, at, blocks).is_err(), "{blocks} blocks at {at}");
+    }
+    assert!(b.glance(0, &mut [0; 8]).is_err(), "a part of a block");
+    assert!(look(&a, 0, 1).is_err(), "its own it reads otherwise");
+    assert!(world.all() == before, "nothing was touched");
+    // As it lies at the moment.
+    a.write(3 * BLOCK, &[3; BLOCK as usize]).unwrap();
+    assert_eq!(look(&b, 3 * BLOCK, 1).unwrap(), [3; BLOCK as usize]);
+    a.detach().unwrap();
+    World::open(&b, FIRST, 2).unwrap();
+    assert!(look(&b, 0, 1).is_err(), "its own now");
+    assert_eq!(look(&a, 3 * BLOCK, 1).unwrap(), [3; BLOCK as usize], "and the former owner looks at another's");
+    let own = Replica::create(&world.0.path().join("own"), VolumeId(2), Bytes(SIZE)).unwrap();
+    assert!(own.glance(0, &mut [0; BLOCK as usize]).is_err() && own.glance_rate().is_err(), "it is not shared");
+}
+
+#[test]
 fn a_write_that_comes_after_the_detaching_is_never_made_also_when_another_host_has_it() {
     let world = World::new();
     let (a, b) = (world.host("a"), world.host("b"));
