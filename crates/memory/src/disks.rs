@@ -250,6 +250,11 @@ impl Referring {
         }
     }
 
+    /// What lies there now, on this side.
+    pub(crate) fn read(&self, spot: Spot, into: &mut PageBytes) -> bool {
+        self.finder.read(spot, into)
+    }
+
     pub(crate) fn key(&self) -> &[u8; 32] {
         &self.key
     }

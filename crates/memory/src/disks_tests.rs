@@ -281,6 +281,43 @@ fn a_block_that_is_another_at_the_source_by_now_is_not_referred_to() {
 }
 
 #[test]
+fn a_named_page_that_comes_again_is_left_out_or_goes_as_a_difference_while_its_block_is_what_it_was() {
+    let (here, there) = (Disk::noise(8), Disk::noise(8));
+    let changed = |n: u32| {
+        let mut page = noise(n);
+        page[99] ^= 1;
+        page
+    };
+    let mut stream = Stream::begin(RAM);
+    stream.part_of(0, &(0..8).flat_map(noise).collect::<Vec<_>>());
+    let first = stream.bytes.len();
+    // As it was; changed a little; the same, and its block was written meanwhile, and cannot be read.
+    stream.part_of(0, &[noise(0), changed(1), changed(2), changed(3)].concat());
+    let second = stream.bytes.len();
+    // And again, from what is kept by now.
+    stream.part_of(0, &[changed(0), noise(1), noise(2), noise(3)].concat());
+    let third = stream.bytes.len();
+    let raw = stream.end(&[]);
+    let mut pair = Pair::new(encoder(Resends::Elide).with_disks(Seen::of(&here)), decoder(&there));
+    let mut sends = |pair: &mut Pair, bytes: std::ops::Range<usize>| {
+        pair.sends(|encoder, out| encoder.push(&raw[bytes], out));
+        let p = pair.encoder.progress();
+        (p.disk_pages, p.unchanged_pages, p.delta_pages, p.data_pages)
+    };
+    assert_eq!(sends(&mut pair, 0..first), (8, 0, 0, 0));
+    here.set(2, Some([1; PAGE_SIZE]));
+    here.set(3, None);
+    assert_eq!(sends(&mut pair, first..second), (8, 1, 1, 2));
+    // The first is on its disk still, and the others are kept.
+    assert_eq!(sends(&mut pair, second..third), (8, 1, 5, 2));
+    pair.sends(|encoder, out| encoder.push(&raw[third..], out));
+    pair.sends(|encoder, out| encoder.finish(out).map(drop));
+    pair.settle().unwrap();
+    assert!(pair.decoder.decoded().complete);
+    assert!(load(&pair.out).0 == load(&raw).0);
+}
+
+#[test]
 fn where_the_ring_is_full_pages_go_in_full_until_the_decoder_says_that_it_is_past_some() {
     let disk = Disk::noise(512);
     let encoder = encoder(Resends::Keep).with_disks_and_room(Seen::of(&disk), 100 * PAGE_SIZE);

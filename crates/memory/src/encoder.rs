@@ -584,6 +584,9 @@ impl Pages {
             sums[place.page as usize] = Sum::of(content);
         }
         let elide = self.config.resends == Resends::Elide;
+        if let Some(content) = content {
+            self.recall(place, content);
+        }
         let then = self.meter.now();
         let differing = content.and_then(|content| Some(Differing::between(self.versions.get(place)?, content)));
         self.meter.stages.deltas += self.meter.since(then);
@@ -644,7 +647,7 @@ impl Pages {
             }
             _ => {}
         }
-        self.remember(place, content, mark);
+        self.remember(place, content, mark, spot);
         let (counter, is_run) = match kind {
             format::ZERO => (&mut wire.progress.zero_pages, true),
             format::HELD => (&mut wire.progress.held_pages, true),
@@ -673,11 +676,27 @@ impl Pages {
         self.meter.stages.deltas += self.meter.since(then);
     }
 
-    /// This is what the destination will have. `mark`: [`NEVER_SENT`] if it was not computed.
-    fn remember(&mut self, place: Place, content: Option<&PageBytes>, mark: Mark) {
+    /// What was sent of a page that comes again now, if it was left where it lay on a disk, and lies there still. Most of these never come again.
+    fn recall(&mut self, place: Place, content: &PageBytes) {
+        let (Some(spot), Some(referring)) = (self.versions.on_disk(place), &self.referring) else { return };
+        let last = self.marks[place.block][place.page as usize];
+        let mut was = [0; PAGE_SIZE];
+        if hash(&self.config.key, content) != last
+            && referring.read(spot, &mut was)
+            && hash(&self.config.key, &was) == last
+        {
+            self.versions.recall(place, &was);
+            self.marks[place.block][place.page as usize] = KEPT;
+        }
+    }
+
+    /// This is what the destination will have. `mark`: [`NEVER_SENT`] if it was not computed; `spot`: where it was told to find it.
+    fn remember(&mut self, place: Place, content: Option<&PageBytes>, mark: Mark, spot: Option<disks::Spot>) {
         let elide = self.config.resends == Resends::Elide;
         let then = self.meter.now();
         let mut gone = None;
+        // What is not kept here is known again by its mark. Of neighbours nothing can be read on this side.
+        let spot = spot.filter(|spot| elide && spot.disk < disks::NEIGHBOURS);
         let kept = match content {
             None => {
                 self.versions.clear(place);
@@ -685,9 +704,16 @@ impl Pages {
             }
             Some(content) => {
                 let key = &self.config.key;
-                self.versions.put(place, content, |page, content| {
+                let is_gone = |page, content: &PageBytes| {
                     gone = elide.then(|| (page, hash(key, content)));
-                })
+                };
+                match spot {
+                    Some(spot) => {
+                        self.versions.put_on_disk(place, spot, is_gone);
+                        false
+                    }
+                    None => self.versions.put(place, content, is_gone),
+                }
             }
         };
         self.meter.stages.deltas += self.meter.since(then);

@@ -15,6 +15,9 @@
 //! not come again since the hand was there last (a clock with second chances). So the first pass over a guest larger than the store
 //! evicts nothing, and what is written in every round stays in.
 //!
+//! A page that the source has named by where it lies on a disk has a slot as any other, so that both sides have the same ones; but its contents are left
+//! where they lie, and read again when the page comes again ([`Versions::recall`]). That is half of a guest's memory, as a rule.
+//!
 //! # What can go wrong
 //!
 //! *RAM is read before QEMU has loaded what it was given.* What was given lies in the socket and in QEMU's buffer, until QEMU reads on. So the
@@ -25,6 +28,7 @@
 //! *The two disagree all the same.* Then the stream's digest does not hold, as with any damage; the move fails before the guest is
 //! stopped for good, and can be made again.
 
+use crate::disks::Spot;
 use crate::record::{Block, PAGE_SIZE, PageBytes, Place};
 use memmap2::{Advice, MmapMut};
 use std::alloc::Layout;
@@ -56,6 +60,18 @@ struct Slot {
     page: u64,
     /// Whether it came again since the hand passed.
     again: bool,
+    content: Content,
+}
+
+/// Where a slot's contents are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// Nowhere yet.
+    Nowhere,
+    /// In this place of [`Versions::contents`].
+    Here(u32),
+    /// Where they were seen last.
+    OnDisk(Spot),
 }
 
 /// Pages as they were last sent. It has at most as many bytes as it is told, and 4 for each page of the block.
@@ -65,8 +81,12 @@ pub(crate) struct Versions {
     /// By page: [`NEVER`], [`GONE`], or its slot.
     index: Vec<u32>,
     slots: Vec<Slot>,
-    /// Contents of the slots, [`CHUNK`] of them each.
+    /// Contents of slots, [`CHUNK`] of them each.
     contents: Vec<MmapMut>,
+    /// How many places of it were ever used, and which of them nobody uses now.
+    used: u32,
+    unused: Vec<u32>,
+    /// Slots that nobody uses now.
     free: Vec<u32>,
     hand: usize,
     /// Whether what comes for the first time is kept.
@@ -85,6 +105,8 @@ impl Versions {
             index: if most == 0 { vec![] } else { vec![NEVER; pages as usize] },
             slots: vec![],
             contents: vec![],
+            used: 0,
+            unused: vec![],
             free: vec![],
             hand: 0,
             firsts: true,
@@ -101,52 +123,110 @@ impl Versions {
         if place.block == self.block { self.index.get_mut(place.page as usize) } else { None }
     }
 
-    /// What was last sent, if it is kept.
-    pub(crate) fn get(&self, place: Place) -> Option<&PageBytes> {
+    /// The slot of a page that is kept.
+    fn slot(&self, place: Place) -> Option<usize> {
         let entry = self.index.get(place.page as usize).filter(|_| place.block == self.block)?;
-        let slot = entry.checked_sub(FIRST)? as usize;
-        self.contents[slot / CHUNK].as_chunks().0.get(slot % CHUNK)
+        entry.checked_sub(FIRST).map(|slot| slot as usize)
+    }
+
+    /// What was last sent, if it is kept here.
+    pub(crate) fn get(&self, place: Place) -> Option<&PageBytes> {
+        match self.slots[self.slot(place)?].content {
+            Content::Here(at) => self.contents[at as usize / CHUNK].as_chunks().0.get(at as usize % CHUNK),
+            Content::Nowhere | Content::OnDisk(_) => None,
+        }
+    }
+
+    /// Where what was last sent lay, if that is all that is kept of it.
+    pub(crate) fn on_disk(&self, place: Place) -> Option<Spot> {
+        match self.slots[self.slot(place)?].content {
+            Content::OnDisk(spot) => Some(spot),
+            Content::Nowhere | Content::Here(_) => None,
+        }
     }
 
     /// This was sent. Whether it is kept; `gone` is told what is not any more because of it.
     pub(crate) fn put(&mut self, place: Place, content: &PageBytes, gone: impl FnOnce(u64, &PageBytes)) -> bool {
-        let Some(&mut entry) = self.entry(place) else { return false };
+        let Some(slot) = self.take(place, gone) else { return false };
+        self.fill(slot, content);
+        true
+    }
+
+    /// This was sent, and lies there. As [`Versions::put`]; of what lies on a disk as well `gone` is not told.
+    pub(crate) fn put_on_disk(&mut self, place: Place, spot: Spot, gone: impl FnOnce(u64, &PageBytes)) -> bool {
+        let Some(slot) = self.take(place, gone) else { return false };
+        if let Content::Here(at) = std::mem::replace(&mut self.slots[slot].content, Content::OnDisk(spot)) {
+            self.unused.push(at);
+        }
+        true
+    }
+
+    /// What was left on a disk is kept here from now on. Nothing for a page that has no slot.
+    pub(crate) fn recall(&mut self, place: Place, content: &PageBytes) {
+        if let Some(slot) = self.slot(place) {
+            self.fill(slot, content);
+        }
+    }
+
+    /// A slot for what is sent of a page.
+    fn take(&mut self, place: Place, gone: impl FnOnce(u64, &PageBytes)) -> Option<usize> {
+        let &mut entry = self.entry(place)?;
         if let Some(slot) = entry.checked_sub(FIRST) {
             self.slots[slot as usize].again = true;
-            self.content(slot).copy_from_slice(content);
-            return true;
+            return Some(slot as usize);
         }
         if entry == NEVER && !self.firsts {
             self.index[place.page as usize] = GONE;
-            return false;
+            return None;
         }
         let slot = if let Some(slot) = self.free.pop() {
             slot
         } else if self.slots.len() < self.capacity {
-            if self.slots.len() == self.contents.len() * CHUNK {
-                let pages = CHUNK.min(self.capacity - self.slots.len());
-                self.contents.push(room(pages));
-            }
-            self.slots.push(Slot { page: place.page, again: false });
+            self.slots.push(Slot { page: place.page, again: false, content: Content::Nowhere });
             self.slots.len() as u32 - 1
         } else if entry == NEVER {
             self.index[place.page as usize] = GONE;
-            return false;
+            return None;
         } else {
             let slot = self.victim();
-            let page = self.slots[slot as usize].page;
-            gone(page, self.content(slot));
+            let Slot { page, content, .. } = self.slots[slot as usize];
+            if let Content::Here(at) = content {
+                gone(page, self.content(at));
+            }
             self.index[page as usize] = GONE;
             slot
         };
-        self.slots[slot as usize] = Slot { page: place.page, again: false };
-        self.content(slot).copy_from_slice(content);
+        let taken = &mut self.slots[slot as usize];
+        (taken.page, taken.again) = (place.page, false);
         self.index[place.page as usize] = slot + FIRST;
-        true
+        Some(slot as usize)
     }
 
-    fn content(&mut self, slot: u32) -> &mut PageBytes {
-        &mut self.contents[slot as usize / CHUNK].as_chunks_mut().0[slot as usize % CHUNK]
+    fn fill(&mut self, slot: usize, content: &PageBytes) {
+        let at = match self.slots[slot].content {
+            Content::Here(at) => at,
+            Content::Nowhere | Content::OnDisk(_) => {
+                let at = self.unused.pop().unwrap_or_else(|| self.another());
+                self.slots[slot].content = Content::Here(at);
+                at
+            }
+        };
+        self.content(at).copy_from_slice(content);
+    }
+
+    /// A place that was never used.
+    fn another(&mut self) -> u32 {
+        let at = self.used;
+        if at as usize == self.contents.len() * CHUNK {
+            // Never more than there are slots.
+            self.contents.push(room(CHUNK.min(self.capacity - at as usize)));
+        }
+        self.used += 1;
+        at
+    }
+
+    fn content(&mut self, at: u32) -> &mut PageBytes {
+        &mut self.contents[at as usize / CHUNK].as_chunks_mut().0[at as usize % CHUNK]
     }
 
     /// A slot whose page did not come again. All are taken: there is one, at the latest when the hand has been everywhere.
@@ -275,6 +355,49 @@ mod tests {
     }
 
     proptest! {
+        /// What the source leaves on disks has a slot as at a destination that keeps all, and no more memory than there are slots.
+        #[test]
+        fn what_is_left_on_disks_is_kept_where_it_is_kept_at_the_other_end(
+            room in 0..14u64,
+            sent in proptest::collection::vec((0..PAGES, 0..5u8), 0..200),
+        ) {
+            let bytes = room * PAGE_SIZE as u64;
+            let (mut here, mut there) = (Versions::new(bytes, &blocks()), Versions::new(bytes, &blocks()));
+            let mut said = [0; PAGES as usize];
+            for (n, (page, what)) in sent.into_iter().enumerate() {
+                let (place, fill) = (at(page), n as u8);
+                let content = [fill; PAGE_SIZE];
+                let spot = Spot { disk: 0, block: n as u32 };
+                match what {
+                    0 => {
+                        here.clear(place);
+                        there.clear(place);
+                    }
+                    1 | 2 => {
+                        let kept = here.put_on_disk(place, spot, |page, was| assert_eq!(was[7], said[page as usize]));
+                        prop_assert_eq!(kept, there.put(place, &content, |_, _| {}));
+                        prop_assert_eq!(here.on_disk(place), kept.then_some(spot));
+                    }
+                    // It lies there still, and is kept here from now on.
+                    3 if here.on_disk(place).is_some() => {
+                        here.recall(place, &[said[page as usize]; PAGE_SIZE]);
+                        prop_assert!(here.get(place) == there.get(place));
+                        continue;
+                    }
+                    _ => {
+                        let kept = here.put(place, &content, |page, was| assert_eq!(was[7], said[page as usize]));
+                        prop_assert_eq!(kept, there.put(place, &content, |_, _| {}));
+                    }
+                }
+                said[page as usize] = fill;
+                for page in (0..PAGES).map(at) {
+                    prop_assert_eq!(here.get(page).is_some() || here.on_disk(page).is_some(), there.get(page).is_some());
+                    prop_assert!(here.get(page).is_none_or(|content| Some(content) == there.get(page)));
+                }
+                prop_assert!(u64::from(here.used) <= room);
+            }
+        }
+
         /// Against a map of everything: what is kept is what was last put, and what is not kept any more was said.
         #[test]
         fn what_is_kept_is_what_was_last_sent(
