@@ -203,8 +203,7 @@ impl DiskIndex {
             let learns = |at: At| at == At::Mirrored;
             while !is_over() {
                 std::thread::sleep(QUIET);
-                for ((n, disk, touched, _), before) in
-                    read.iter().zip(&mut before).filter(|((.., at), _)| learns(*at))
+                for ((n, disk, touched, _), before) in read.iter().zip(&mut before).filter(|((.., at), _)| learns(*at))
                 {
                     let now = touched.take();
                     for run in before.runs() {
@@ -358,7 +357,8 @@ mod tests {
         const BLOCKS: u64 = 1000;
         let folder = tempfile::tempdir().expect("a folder");
         let (replica, socket) = (folder.path().join("replica"), folder.path().join("disk.sock"));
-        let disk = Disk::open_or_create(&replica, None, socket, VolumeId(1), "root", Bytes(BLOCKS * BLOCK)).expect("opens");
+        let disk =
+            Disk::open_or_create(&replica, None, socket, VolumeId(1), "root", Bytes(BLOCKS * BLOCK)).expect("opens");
         disk.open(Lineage::FIRST, Generation(1)).await.expect("opens");
         for block in 0..BLOCKS {
             disk.replica().write(block * BLOCK, &page(1 + block)).expect("writes");

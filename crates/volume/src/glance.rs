@@ -54,7 +54,9 @@ impl Glance {
     /// Whole blocks, all of them inside.
     pub fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let length = into.len() as u64;
-        if !(at.is_multiple_of(BLOCK) && length.is_multiple_of(BLOCK)) || at.checked_add(length).is_none_or(|end| end > self.size) {
+        if !(at.is_multiple_of(BLOCK) && length.is_multiple_of(BLOCK))
+            || at.checked_add(length).is_none_or(|end| end > self.size)
+        {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "these are no blocks of the volume's"));
         }
         if !self.direct {
@@ -115,7 +117,9 @@ mod tests {
         let size = BLOCKS * BLOCK;
         let glance = match Glance::opened(&path, size, true) {
             // Memory itself, with a kernel before 6.6.
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => return println!("nothing can be read past memory here"),
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => {
+                return println!("nothing can be read past memory here");
+            }
             glance => glance.unwrap(),
         };
         for (at, blocks, shift) in [(0, 1, 0), (5, 16, 1), (BLOCKS - 3, 3, 4095)] {
