@@ -299,7 +299,7 @@ fn a_named_page_that_comes_again_is_left_out_or_goes_as_a_difference_while_its_b
     let third = stream.bytes.len();
     let raw = stream.end(&[]);
     let mut pair = Pair::new(encoder(Resends::Elide).with_disks(Seen::of(&here)), decoder(&there));
-    let mut sends = |pair: &mut Pair, bytes: std::ops::Range<usize>| {
+    let sends = |pair: &mut Pair, bytes: std::ops::Range<usize>| {
         pair.sends(|encoder, out| encoder.push(&raw[bytes], out));
         let p = pair.encoder.progress();
         (p.disk_pages, p.unchanged_pages, p.delta_pages, p.data_pages)
