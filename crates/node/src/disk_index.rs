@@ -1,6 +1,6 @@
 //! Which contents lie where on the VM's disks, so that a move's memory need not carry what the destination has on its copies of them.
 //!
-//! A thread of the source's node reads the disks from the beginning of a move on, what the guest has used first, and remembers a
+//! A thread of the source's node reads from the beginning of a move on what the guest has used of the disks, in that order, and remembers a
 //! hash for each block (`godwit_memory::disks` says how that is used, and what happens when a block has changed since). Only
 //! disks that are at the destination are looked at: those that go before the VM, those that were pre-cached there, and those on storage
 //! that it reaches as well ([`At`]).

@@ -106,12 +106,10 @@ pub async fn stage(node: &Arc<Node>, from: &str, stage: Stage) -> Result<Staged,
 async fn reads_shared(parts: &Parts) -> Option<BitRate> {
     let shared: Vec<_> = parts.disks().into_iter().filter(|disk| disk.is_shared()).collect();
     let tried = tokio::task::spawn_blocking(move || {
-        shared.iter().map(|disk| disk.replica().glance_rate()).try_fold(None, |slowest: Option<u64>, rate| {
-            rate.map(|rate| Some(slowest.map_or(rate, |slowest| slowest.min(rate))))
-        })
+        shared.iter().map(|disk| disk.replica().glance_rate()).collect::<Result<Vec<u64>, _>>()
     });
     match tried.await.ok()? {
-        Ok(slowest) => slowest.map(|bytes| BitRate(bytes.saturating_mul(8))),
+        Ok(rates) => rates.into_iter().min().map(|bytes| BitRate(bytes.saturating_mul(8))),
         Err(error) => {
             tracing::info!(vm = parts.name, %error, "memory is not named from its disks");
             None

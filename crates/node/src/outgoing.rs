@@ -146,7 +146,7 @@ fn follows(order: &MoveOrder, disk: &Disk) -> bool {
 /// are a third as long: storage that is three times as fast as the link, or as fast as they are packed, brings them as soon. One that is not
 /// may lie behind the same link.
 fn is_worth_reading(reads: BitRate, link: Option<BitRate>) -> bool {
-    reads >= PACKED.min(BitRate(link.unwrap_or(UNKNOWN_LINK).0.saturating_mul(3)))
+    reads.0 > 0 && reads >= PACKED.min(BitRate(link.unwrap_or(UNKNOWN_LINK).0.saturating_mul(3)))
 }
 
 /// Starts what the machine calls `Migrate`.
@@ -971,7 +971,7 @@ mod tests {
     #[test]
     fn shared_storage_is_read_where_it_is_three_times_as_fast_as_the_link_or_as_packing() {
         let mbit = |mbit: u64| BitRate(mbit * 1_000_000);
-        assert!(!is_worth_reading(mbit(0), None), "it is not read at all");
+        assert!(!is_worth_reading(mbit(0), None) && !is_worth_reading(mbit(0), Some(mbit(0))), "it is not read at all");
         assert!(is_worth_reading(mbit(300), None) && !is_worth_reading(mbit(290), None));
         assert!(is_worth_reading(mbit(150), Some(mbit(50))) && !is_worth_reading(mbit(150), Some(mbit(100))));
         // Behind the same link.

@@ -6,8 +6,9 @@
 //!
 //! # Why two hosts never both write
 //!
-//! A host's [`Replica`] of such a volume is *attached* or it is not. Detached it has none of the files open, reads nothing, and takes no
-//! write: there is nothing that it could write to.
+//! A host's [`Replica`] of such a volume is *attached* or it is not. Detached it has none of the files open, reads nothing for a guest, and takes no
+//! write: there is nothing that it could write to. For memory that comes it may look at the blocks ([`Replica::glance`]), by a file of its own that is open
+//! for reading only.
 //!
 //! 1. *It is born detached* ([`Replica::shared`]), also when a host is started again, and attaches when its host's record of the VM
 //!    says that it is the owner's ([`Replica::attach`], by the hand-off's `Open`) and never else. A replica of its own a host opens at once, and
@@ -327,7 +328,7 @@ impl Replica {
     }
 
     /// Reads whole blocks of a shared volume that another host has, as they lie there. They may be of any moment: whoever asks has to know what they ought to
-    /// be, and to compare ([`mod@crate::glance`] says why nothing old is read later).
+    /// be, and to compare (`glance.rs` says why nothing old is read later).
     ///
     /// # Errors
     /// When it is not shared, is attached here, or lies where it cannot be read so: in a pool, for one; when they lie outside; when storage

@@ -1,7 +1,7 @@
 //! CloudNet, table 1 and figures 12 and 13, live: memory of three guests and of one that rests, by plain QEMU, by its several connections with zstd, and by
 //! Godwit. The [replay](crate::replays) has the paper's mechanisms on the same guests.
 //!
-//! Disks are on storage that all sites reach: memory alone travels, and nothing is known of the guest where it goes. For the table a guest goes on and on,
+//! Disks are on storage that all sites reach: memory alone travels, and Godwit names what of it lies there. For the table a guest goes on and on,
 //! each time to a site that has never seen it; and once more by Godwit to sites that its disk was brought to before, as it is without such storage. For the
 //! figures it goes there and back between two, over one link after the other: nothing is kept of a guest that has left, which is looked at.
 
